@@ -25,11 +25,11 @@ import torch
 from benchmarks.intake import GROUP_SIZE, as_a_process
 from benchmarks.machine import rss
 from learner.config import LearnerConfig
-from learner.event_loop import Parts, ledger_config
+from learner.event_loop import EventLoopParts, ledger_config
 from learner.journal.journal import FOLDER, Journal
 from learner.recovery import recover
 from learner.reports.run_records import Records
-from learner.reports.status import Measures
+from learner.reports.status import LearnerMetrics
 from learner.weights import broadcast
 from learner.weights.probe import Probe
 from learner.weights.process_group import BroadcastGroup, Meeting, lay_out
@@ -138,7 +138,7 @@ def config_of(folder: Path, *, in_flight: int) -> LearnerConfig:
 class Side:
     """A learner without ranks. `asked` answers the parent's questions."""
 
-    def __init__(self, parts: Parts, watch: Watch) -> None:
+    def __init__(self, parts: EventLoopParts, watch: Watch) -> None:
         self._parts = parts
         self._watch = watch
         self._published = -1
@@ -201,10 +201,10 @@ async def serve(folder: Path, *, in_flight: int) -> dict[str, Any]:
     run = config.run.folder
     run.mkdir(parents=True)
     metrics = Metrics("learner", run=config.run.name)
-    measures = Measures(metrics)
+    measures = LearnerMetrics(metrics)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(Listener(host="127.0.0.1", port=0))
-        parts = Parts(
+        parts = EventLoopParts(
             config=config, metrics=metrics, measures=measures, incarnation=1,
             socket=await stack.enter_async_context(RouterSocket.bind("tcp://127.0.0.1:*")),
             client=await stack.enter_async_context(HttpClient()),

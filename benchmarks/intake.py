@@ -208,13 +208,15 @@ def intake_of(router: Any, journal: Any, folder: Path) -> Any:
 
 def fleet() -> Any:
     """A fleet of one generator, which has proven what it serves."""
-    from learner.weights.fleet import Fleet
-    from learner.weights.provenance import Loaded
+    from learner.weights.fleet import FleetMembers
+    from learner.weights.provenance import LoadedWeights
     from protocol.fleet import Announcement, Fingerprints
     from protocol.model import PROTOCOL_VERSION, PolicyVersion
 
     fingerprints = Fingerprints(model="m", tokenizer="t", chat_template="c")
-    made = Fleet(fingerprints=fingerprints, incarnation=1, announce_every_s=1.0, silence_s=3600.0, changed=lambda: None)
+    made = FleetMembers(
+        fingerprints=fingerprints, incarnation=1, announce_every_s=1.0, silence_s=3600.0, changed=lambda: None
+    )
     made.announce(
         Announcement(
             generator_id="g",
@@ -232,7 +234,7 @@ def fleet() -> Any:
     )
     version = PolicyVersion(1, 0)
     made.committed("g", version=version, fingerprint="f")
-    made.provenance.prove(INSTANCE, Loaded(version, digest="", fingerprint=""))
+    made.provenance.prove(INSTANCE, LoadedWeights(version, digest="", fingerprint=""))
     return made
 
 

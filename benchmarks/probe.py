@@ -35,7 +35,7 @@ from learner.training.batch import sequences_of
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.ranks import Ranks, close_process_group, open_process_group
 from learner.training.trainer import Trainer
-from learner.weights.fleet import Member
+from learner.weights.fleet import FleetMember
 from learner.weights.probe import Probe, ProbeGap, Texts, texts_of
 from learner.weights.process_group import pack_buckets
 from learner.weights.proofs import Proof, Proofs
@@ -307,7 +307,7 @@ def _proof(name: str, answer: NDArray[np.float64], packed: Packed, dtype: Dtype)
     )  # fmt: skip
     said = tuple(map(float, answer))
     committed = Committed(version=str(packed.version), fingerprint="", probe_logprobs=said, load_s=0, pause_s=0)
-    member = Member(announcement=announcement, last_seen=0.0)
+    member = FleetMember(announcement=announcement, last_seen=0.0)
     return Proof(member=member, answer=committed, gap=ProbeGap.of(packed.probe, said))
 
 

@@ -25,7 +25,7 @@ import uvloop
 
 from headway.supervisor import children
 from reward_service.sandbox.pool import SandboxPool, open_sandboxes
-from reward_service.verifier.program import ExecutionConfig, Limits, Program
+from reward_service.verifier.program import ExecutionConfig, Program, RunLimits
 
 RESULTS = Path(__file__).with_name("results")
 PAUSE_S = 0.1
@@ -34,12 +34,12 @@ PRINT = Program(argv=("python", "-c", "print(1)"))
 PYTEST = Program(
     argv=("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_case.py"),
     files={"test_case.py": b"def test_sum():\n    assert 1 + 1 == 2\n"},
-    limits=Limits(wall_s=60.0),
+    limits=RunLimits(wall_s=60.0),
 )
 
 # Programs and their limits.
-HOSTILE: Sequence[tuple[str, Limits]] = tuple(
-    (source, Limits(wall_s=1.0, cpu_s=1.0, memory_mib=128, processes=16, disk_mib=4))
+HOSTILE: Sequence[tuple[str, RunLimits]] = tuple(
+    (source, RunLimits(wall_s=1.0, cpu_s=1.0, memory_mib=128, processes=16, disk_mib=4))
     for source in (
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
         "x = []\nwhile True: x.append(bytearray(1 << 20))",

@@ -71,7 +71,7 @@ async def serve(model: Path) -> None:
     from fastapi import Response
 
     from generator.routes import add_token_routes
-    from generator.serving import Measures, Serving
+    from generator.serving import GeneratorMetrics, Serving
     from protocol.status import Readiness
     from services.http.app import create_app
     from services.http.metrics import Metrics
@@ -83,7 +83,7 @@ async def serve(model: Path) -> None:
     )
     serving = Serving(
         engine=engine, generator_id="g", vocabulary_size=64, max_model_len=2100, max_waiting_requests=1024,
-        measures=Measures(metrics, engine=engine),
+        measures=GeneratorMetrics(metrics, engine=engine),
     )  # fmt: skip
     serving.holds("0.0")
     unused: Any = None

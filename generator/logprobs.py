@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from generator.engine.engine import Engine, EngineGone
 from generator.engine.gated_llm import HandedBack
 from generator.engine.options import ScoredSequence
-from generator.serving import Measures, Serving
+from generator.serving import GeneratorMetrics, Serving
 from protocol.generation import LogprobsAnswer, LogprobsRequest, SequenceLogprobs
 from services.http.app import RequestRefused
 
@@ -28,7 +28,7 @@ class Scoring:
         *,
         engine: Engine,
         serving: Serving,
-        measures: Measures,
+        measures: GeneratorMetrics,
         generator_id: str,
         tokenizer: str,
         vocabulary_size: int,

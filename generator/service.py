@@ -21,7 +21,7 @@ from generator.engine.options import EngineOptions, in_settings
 from generator.logprobs import Scoring
 from generator.openai_routes import mount_openai_routes
 from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
-from generator.serving import Measures, Serving
+from generator.serving import GeneratorMetrics, Serving
 from generator.weight_sync import Puller, WeightSync
 from protocol.fleet import PROBE_TIMEOUT_S, Announcement, fingerprint_directory, vocabulary_size, with_size
 from protocol.model import PROTOCOL_VERSION
@@ -129,7 +129,7 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                 engine = await _engine_unless_stopped(options, stop)
             if engine is not None:
                 stack.push_async_callback(engine.shutdown)
-                measures = Measures(metrics, engine=engine)
+                measures = GeneratorMetrics(metrics, engine=engine)
                 serving = _serving(config, engine=engine, measures=measures, name=announcement.generator_id)
                 status.serving = serving
                 scoring = _scoring(config, engine=engine, serving=serving, measures=measures, announcement=announcement)
@@ -182,7 +182,7 @@ async def _engine_unless_stopped(options: EngineOptions, stop: Stop) -> Engine |
 
 
 def _scoring(
-    config: GeneratorConfig, *, engine: Engine, serving: Serving, measures: Measures, announcement: Announcement
+    config: GeneratorConfig, *, engine: Engine, serving: Serving, measures: GeneratorMetrics, announcement: Announcement
 ) -> Scoring:
     return Scoring(
         engine=engine,
@@ -195,7 +195,7 @@ def _scoring(
     )
 
 
-def _serving(config: GeneratorConfig, *, engine: Engine, measures: Measures, name: str) -> Serving:
+def _serving(config: GeneratorConfig, *, engine: Engine, measures: GeneratorMetrics, name: str) -> Serving:
     return Serving(
         engine=engine,
         generator_id=name,
@@ -207,7 +207,7 @@ def _serving(config: GeneratorConfig, *, engine: Engine, measures: Measures, nam
 
 
 def _weight_sync(
-    config: GeneratorConfig, *, engine: Engine, serving: Serving, measures: Measures, client: HttpClient
+    config: GeneratorConfig, *, engine: Engine, serving: Serving, measures: GeneratorMetrics, client: HttpClient
 ) -> WeightSync | None:
     """None for a generator that serves alone: nobody changes its weights."""
     learner = config.join.learner

@@ -22,7 +22,7 @@ _NO_WEIGHTS = "it sends them when it has loaded its own model, which its log tel
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
-class Measures:
+class GeneratorMetrics:
     """Counters of tokens and completions, gauges of load, and what weight syncs took."""
 
     def __init__(self, metrics: Metrics, *, engine: Engine) -> None:
@@ -97,7 +97,7 @@ class Serving:
         vocabulary_size: int,
         max_model_len: int,
         max_waiting_requests: int,
-        measures: Measures,
+        measures: GeneratorMetrics,
     ) -> None:
         self._engine = engine
         self._generator_id = generator_id

@@ -16,7 +16,7 @@ import xxhash
 
 from generator.engine.engine import Engine
 from generator.engine.gated_llm import HandedBack
-from generator.serving import Measures, Serving
+from generator.serving import GeneratorMetrics, Serving
 from generator.weights.plan import WeightSyncError
 from protocol.fleet import (
     CHUNK_HASH_HEADER,
@@ -111,7 +111,7 @@ class WeightSync:
         *,
         engine: Engine,
         serving: Serving,
-        measures: Measures,
+        measures: GeneratorMetrics,
         puller: Puller,
         folder: Path | None,
         probe_s: float = PROBE_TIMEOUT_S,

@@ -37,7 +37,7 @@ from headway.file_commands import compare_runs, convert_data, export_checkpoint,
 from headway.keys_command import make_keys
 from headway.new_project import make_project
 from headway.own_options import as_given, config_model, named_processes, own_options, split_options, usage
-from headway.supervisor import Limits, ProcessCommand, RestartPolicy, Supervisor
+from headway.supervisor import ProcessCommand, RestartPolicy, StopLimits, Supervisor
 from services.config.agreements import disagreements, on_one_machine
 from services.config.devices import VISIBLE, Need, enough, shared_out, visible
 from services.config.made_with import handed_over
@@ -193,7 +193,7 @@ def up(
         for name, one in configs.items()
     ]
     bar = Bar.where_possible(_progress(configs[_LEADER])) if _LEADER in configs else None
-    supervisor = Supervisor(commands, limits=Limits(restarts=restarts), bar=bar)
+    supervisor = Supervisor(commands, limits=StopLimits(restarts=restarts), bar=bar)
     code = supervisor.run()
     unfinished = supervisor.was_stopped or (code not in (0, 2) and not supervisor.is_hopeless)
     if unfinished and _LEADER in configs and (configs[_LEADER].run.folder / "incarnation").exists():

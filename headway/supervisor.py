@@ -151,7 +151,7 @@ class ProcessCommand:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StopLimits:
     """Stopping takes `stop_s` seconds at most, each stage of it `stage_s`, and a leader's results `leader_s` more."""
 
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
@@ -170,9 +170,9 @@ class Supervisor:
     """
 
     def __init__(
-        self, commands: Sequence[ProcessCommand], *, limits: Limits | None = None, bar: Bar | None = None
+        self, commands: Sequence[ProcessCommand], *, limits: StopLimits | None = None, bar: Bar | None = None
     ) -> None:
-        self._limits = limits or Limits()
+        self._limits = limits or StopLimits()
         self._due = dict.fromkeys(commands, 0.0)
         self._restarts = Restarts(self._limits.restarts)
         self._children: list[_Child] = []

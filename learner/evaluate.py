@@ -19,7 +19,7 @@ from learner.config import LearnerConfig
 from learner.evaluation.config import EvaluationConfig
 from learner.evaluation.judging import Answers, check_judge, judged, opponents_of, read_against
 from learner.evaluation.results import Evaluation, EvaluationReport, compare, table, write_report
-from learner.event_loop import Parts, ledger_config
+from learner.event_loop import EventLoopParts, ledger_config
 from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.journal.journal import NoJournal
 from learner.recovery import recover
@@ -113,13 +113,13 @@ async def _evaluate(config: LearnerConfig, stop: Stop, *, checkpoint: Checkpoint
     return evaluation
 
 
-def _parts(config: LearnerConfig, links: Links, stack: AsyncExitStack, *, folder: Path) -> Parts:
+def _parts(config: LearnerConfig, links: Links, stack: AsyncExitStack, *, folder: Path) -> EventLoopParts:
     """The learner's event loop, with its files in `folder`."""
     run = config.run.model_copy(update={"directory": folder})
     run.folder.mkdir()
     # Drawn, since no run may have the same: generators and env_services tell the work of two learners apart by it.
     incarnation = 10**8 + secrets.randbelow(9 * 10**8)
-    parts = Parts(
+    parts = EventLoopParts(
         config=config.model_copy(update={"run": run}),
         metrics=links.metrics,
         measures=links.measures,
@@ -136,7 +136,7 @@ def _parts(config: LearnerConfig, links: Links, stack: AsyncExitStack, *, folder
 
 
 async def _evaluation(
-    parts: Parts, thread: TrainerThread, trainer: Trainer, *, checkpoint: Checkpoint | None
+    parts: EventLoopParts, thread: TrainerThread, trainer: Trainer, *, checkpoint: Checkpoint | None
 ) -> Evaluation:
     config = parts.config
     if checkpoint is not None:

@@ -27,9 +27,9 @@ from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, shown_processes
 from learner.page.store import TrajectoryStore
 from learner.recovery import Recovered
 from learner.reports.run_records import Records
-from learner.reports.status import LearnerStatus, Measures
+from learner.reports.status import LearnerMetrics, LearnerStatus
 from learner.teachers.teachers import Teachers
-from learner.weights.fleet import Fleet, IdleWatch, TrustedUrls
+from learner.weights.fleet import FleetMembers, IdleWatch, TrustedUrls
 from learner.weights.published import JoinReport, PublisherOptions, PublishReport, Shelf, add_routes
 from learner.weights.publisher import Publisher
 from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size, with_size
@@ -180,7 +180,7 @@ def lease_terms(config: LearnerConfig) -> LeaseTerms:
     )
 
 
-class Parts:
+class EventLoopParts:
     """The objects of the event loop, made in the order of who needs whom."""
 
     def __init__(
@@ -188,7 +188,7 @@ class Parts:
         *,
         config: LearnerConfig,
         metrics: Metrics,
-        measures: Measures,
+        measures: LearnerMetrics,
         incarnation: int,
         socket: RouterSocket,
         client: HttpClient,
@@ -259,8 +259,8 @@ class Parts:
             may_write=self.records.may_write,
         )
 
-    def _make_fleet(self, incarnation: int) -> Fleet:
-        return Fleet(
+    def _make_fleet(self, incarnation: int) -> FleetMembers:
+        return FleetMembers(
             fingerprints=fingerprint_directory(
                 self.config.model, self.config.run.chat_template, self.config.run.chat_template_kwargs
             ),

@@ -23,7 +23,7 @@ from learner.leases.intake import Intake, TakenBatch
 from learner.page.store import Place, TakenStep, TrajectoryStore
 from learner.recovery import LoggedStep
 from learner.reports.run_records import Records
-from learner.reports.status import Measures
+from learner.reports.status import LearnerMetrics
 from learner.reports.tally import StepRecord, Timing, step_record
 from learner.teachers.config import index_of
 from learner.teachers.teachers import Teachers
@@ -64,7 +64,7 @@ class OnlineTraining:
         intake: Intake,
         publisher: Publisher,
         records: Records,
-        measures: Measures,
+        measures: LearnerMetrics,
         idle: IdleWatch,
         teachers: Teachers,
         checkpoints: Checkpoints,

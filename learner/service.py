@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from learner.config import LearnerConfig, LeaseConfig
-from learner.event_loop import Parts, ledger_config
+from learner.event_loop import EventLoopParts, ledger_config
 from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal, NoJournal, RunLog
 from learner.journal.manifest import Signer
@@ -31,7 +31,7 @@ from learner.online import OnlineTraining
 from learner.page.store import keep_tokenizer
 from learner.recovery import expected_signer, recover
 from learner.reports.run_records import Records
-from learner.reports.status import Measures
+from learner.reports.status import LearnerMetrics
 from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
 from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe
@@ -89,7 +89,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         if config.resume is True:
             progress = {} if recovered.checkpoint is None else recovered.checkpoint.progress()
             records.take_up(version=recovered.replayed_version, incarnation=incarnation, progress=progress)
-        parts = Parts(
+        parts = EventLoopParts(
             config=config, metrics=links.metrics, measures=measures, incarnation=incarnation, socket=links.socket,
             client=links.client, records=records, recovered=recovered, journal=_journal(config, stack, lock, measures),
             failures=stack.enter_context(recent_failures()),
@@ -114,7 +114,7 @@ class Links:
 
     listener: Listener
     metrics: Metrics
-    measures: Measures
+    measures: LearnerMetrics
     socket: RouterSocket
     client: HttpClient
 
@@ -123,7 +123,7 @@ async def open_links(config: LearnerConfig, stack: AsyncExitStack) -> Links:
     """Opens them; `stack` closes them, in the opposite order."""
     listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
     metrics = Metrics("learner", run=config.run.name)
-    measures = Measures(metrics)
+    measures = LearnerMetrics(metrics)
     return Links(
         listener=listener,
         metrics=metrics,
@@ -154,7 +154,7 @@ async def beside_loops(
             task.cancel()
 
 
-async def _train(parts: Parts, trainer: Trainer, thread: TrainerThread, stop: Stop) -> None:
+async def _train(parts: EventLoopParts, trainer: Trainer, thread: TrainerThread, stop: Stop) -> None:
     """The trainer's thread from its first publish to the exported model, then the summary; so too after a stop."""
     config, recovered = parts.config, parts.recovered
     if recovered.trainer_folder is not None:
@@ -206,7 +206,7 @@ async def _ended_early_on(stop: Stop, training: OnlineTraining, thread: TrainerT
         ending.cancel()
 
 
-def _close(parts: Parts, *, train_wall_s: float) -> None:
+def _close(parts: EventLoopParts, *, train_wall_s: float) -> None:
     """Summary and curves of the whole run, over all starts of the learner."""
     config, records = parts.config, parts.records
     folder = config.run.folder
@@ -230,7 +230,7 @@ def _close(parts: Parts, *, train_wall_s: float) -> None:
     parts.closing_words = f"\n{table(summary, folder=folder)}\n"
 
 
-def _lease_socket(config: LeaseConfig, measures: Measures) -> RouterSocket:
+def _lease_socket(config: LeaseConfig, measures: LearnerMetrics) -> RouterSocket:
     return RouterSocket.bind(
         config.address,
         keys=ServerKeys.read(secret_key_file=config.secret_key_file, authorized_keys=config.authorized_keys),
@@ -239,7 +239,7 @@ def _lease_socket(config: LeaseConfig, measures: Measures) -> RouterSocket:
     )
 
 
-def _journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock, measures: Measures) -> RunLog:
+def _journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock, measures: LearnerMetrics) -> RunLog:
     if not config.checkpoint.journal:
         log.warning("checkpoint.journal is false: nothing of this run can be resumed")
         return NoJournal()

@@ -76,7 +76,7 @@ Frame = bytes | memoryview
 
 
 @dataclass(frozen=True)
-class Limits:
+class MessageLimits:
     """Limits of what a receiver takes from one peer in one message."""
 
     header_bytes: int = 4 << 20
@@ -84,7 +84,7 @@ class Limits:
     total_bytes: int = 256 << 20
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = MessageLimits()
 
 
 def encode(message: Message) -> list[Frame]:
@@ -117,7 +117,7 @@ def sealed(frames: Sequence[Frame]) -> list[Frame]:
     return [*frames, _checksum(frames)]
 
 
-def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS, stored: bool = False) -> Message:
+def decode(frames: Sequence[Frame], *, limits: MessageLimits = DEFAULT_LIMITS, stored: bool = False) -> Message:
     """The message that the frames hold. Its arrays are read-only.
 
     One that was `stored` may be of a former version of the protocol. Raises a ProtocolError that says what does not
@@ -248,7 +248,7 @@ def _version_in(header: Frame) -> object:
         return None
 
 
-def _check_limits(frames: Sequence[Frame], limits: Limits) -> None:
+def _check_limits(frames: Sequence[Frame], limits: MessageLimits) -> None:
     if not frames:
         raise MalformedMessage("a message has at least one frame, got none")
     if len(frames) > limits.frames:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Job(Protocol):
+class BatchJob(Protocol):
     """A job that is sent together with others, unless it is over before."""
 
     @property
@@ -25,7 +25,7 @@ class Job(Protocol):
         ...
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=BatchJob)
 
 
 @dataclass(frozen=True, eq=False)

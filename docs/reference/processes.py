@@ -17,8 +17,8 @@ from env_service.rollouts.outcomes import RolloutMetrics
 from generator.engine.options import EngineCounters
 from generator.routes import add_token_routes
 from generator.routes import add_weight_routes as add_sync_routes
-from generator.serving import Measures as GeneratorMeasures
-from learner.reports.status import Measures as LearnerMeasures
+from generator.serving import GeneratorMetrics
+from learner.reports.status import LearnerMetrics
 from learner.teachers.teachers import TeacherMeasures
 from learner.weights.published import add_routes as add_learner_routes
 from protocol.status import Kind, Readiness, Report
@@ -108,7 +108,7 @@ def described() -> Mapping[str, Described]:
 
 def _learner() -> Described:
     metrics = _Noted("learner")
-    LearnerMeasures(metrics)
+    LearnerMetrics(metrics)
     TeacherMeasures(metrics)
     app = _app("learner", metrics)
     add_learner_routes(app, fleet=_ABSENT, shelf=_ABSENT)
@@ -118,7 +118,7 @@ def _learner() -> Described:
 def _generator() -> Described:
     metrics = _Noted("generator")
     engine: Any = SimpleNamespace(counters=lambda: _STILL)
-    GeneratorMeasures(metrics, engine=engine)
+    GeneratorMetrics(metrics, engine=engine)
     app = _app("generator", metrics)
     add_token_routes(app, serving=_ABSENT, scoring=_ABSENT)
     add_sync_routes(app, sync=_ABSENT)

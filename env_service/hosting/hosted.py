@@ -49,7 +49,7 @@ _SOONER = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class CallLimits:
     """Longest times of a call, in seconds."""
 
     step_s: float
@@ -59,7 +59,7 @@ class Limits:
 class HostedEnvironment:
     """A conversation with an environment in a child process. It leaves the process as soon as it is over."""
 
-    def __init__(self, name: str, pool: Pool, limits: Limits) -> None:
+    def __init__(self, name: str, pool: Pool, limits: CallLimits) -> None:
         self._name = name
         self._pool = pool
         self._limits = limits
@@ -144,7 +144,9 @@ class Hosting:
         described = description_of_entry(entry)
         pool = self._pool_of(entry)
         timeout_s = self._environment_timeout_s
-        limits = Limits(step_s=_SOONER * (described.rules.step_timeout_s or timeout_s), opening_s=_SOONER * timeout_s)
+        limits = CallLimits(
+            step_s=_SOONER * (described.rules.step_timeout_s or timeout_s), opening_s=_SOONER * timeout_s
+        )
         numbered = NumberedTasks(
             seed=entry.seed, train_tasks=entry.train_tasks, evaluation_tasks=entry.evaluation_tasks
         )

@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class TextPart:
     """A stretch of text; `trained`: it was written by the assistant, and is trained on."""
 
     text: str
@@ -71,7 +71,7 @@ class Tokenized:
         return Tokenized(token_ids=self.token_ids[:length], loss_mask=self.loss_mask[:length])
 
 
-def tokenize(parts: Iterable[Part], tokenizer: Tokenizer) -> Tokenized:
+def tokenize(parts: Iterable[TextPart], tokenizer: Tokenizer) -> Tokenized:
     """The parts end to end, with an end token after the last one if it is trained. Raises RecordError."""
     end = tokenizer.eos_token_id
     token_ids: list[int] = []
@@ -90,19 +90,19 @@ def tokenize(parts: Iterable[Part], tokenizer: Tokenizer) -> Tokenized:
     return Tokenized(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=np.array(mask, dtype=np.bool_))
 
 
-def text_parts(*, prompt: str, completion: str) -> list[Part]:
+def text_parts(*, prompt: str, completion: str) -> list[TextPart]:
     """A prompt and its completion, as they stand. Raises RecordError for an empty completion."""
     if not completion:
         raise RecordError("the completion is empty, which leaves nothing to train on")
-    return [Part(prompt, False), Part(completion, True)]
+    return [TextPart(prompt, False), TextPart(completion, True)]
 
 
-def conversation_parts(messages: Sequence[Message], tokenizer: Tokenizer, *, trained_from: int = 0) -> list[Part]:
+def conversation_parts(messages: Sequence[Message], tokenizer: Tokenizer, *, trained_from: int = 0) -> list[TextPart]:
     """The template's text, cut so that what the assistant wrote in `messages[trained_from:]` is trained, and no more.
 
     Ends with the last assistant's turn. Raises RecordError.
     """
-    parts: list[Part] = []
+    parts: list[TextPart] = []
     done = ""
     for index in range(trained_from, len(messages)):
         if messages[index]["role"] != "assistant":
@@ -111,14 +111,14 @@ def conversation_parts(messages: Sequence[Message], tokenizer: Tokenizer, *, tra
         after = _template(messages[: index + 1], tokenizer, open_turn=False)
         if not before.startswith(done) or not after.startswith(before):
             raise RecordError("the chat template rewrites earlier turns, so that they cannot be told apart")
-        parts += [Part(before[len(done) :], False), Part(after[len(before) :], True)]
+        parts += [TextPart(before[len(done) :], False), TextPart(after[len(before) :], True)]
         done = after
     if not parts:
         raise RecordError("a conversation without an assistant's turn has nothing to train on")
     return parts
 
 
-def reply_parts(prompt: object, completion: object, tokenizer: Tokenizer) -> list[Part] | None:
+def reply_parts(prompt: object, completion: object, tokenizer: Tokenizer) -> list[TextPart] | None:
     """A prompt and completion in any of their forms; None if they have none of them. Raises RecordError."""
     match prompt, completion:
         case str(prompt_text), str(text):
@@ -138,7 +138,7 @@ def read_messages(messages: Sequence[object]) -> list[Message]:
     return [_message(message) for message in messages]
 
 
-def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: Tokenizer) -> list[Part]:
+def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: Tokenizer) -> list[TextPart]:
     """Of all turns only the reply's are trained."""
     if not prompt:
         raise RecordError("the prompt has no messages")
@@ -191,9 +191,9 @@ def batches(examples: Sequence[Example], *, size: int, seed: int, first: int = 0
         del queue[:size]
 
 
-def example_parts(record: object, tokenizer: Tokenizer) -> list[Part]:
+def example_parts(record: object, tokenizer: Tokenizer) -> list[TextPart]:
     """The parts of one record. Raises RecordError."""
-    parts: list[Part] | None = None
+    parts: list[TextPart] | None = None
     match record:
         case {"prompt": prompt, "completion": completion} if prompt is not None:
             parts = reply_parts(prompt, completion, tokenizer)

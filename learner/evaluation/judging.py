@@ -37,7 +37,7 @@ _BATCH = 16
 
 
 @dataclass(frozen=True)
-class Opponent:
+class ComparisonOpponent:
     """The other side of a comparison of one of our tasks: the prompt as the judge is to read it, and at least one
     completion.
     """
@@ -91,12 +91,12 @@ def _lines(file: Collection[str] | Iterator[str], path: Path) -> Iterator[_Line]
             ) from error
 
 
-def opponents_of(tasks: Sequence[TaskSamples], against: Answers | EvaluationReport) -> Mapping[int, Opponent]:
+def opponents_of(tasks: Sequence[TaskSamples], against: Answers | EvaluationReport) -> Mapping[int, ComparisonOpponent]:
     """By the index of each of our tasks that `against` has, too. The environments must be the same."""
     if isinstance(against, EvaluationReport):
         theirs = {task.task_index: tuple(sample.completion for sample in task.samples) for task in against.tasks}
         return {
-            task.task_index: Opponent(task.prompt, theirs[task.task_index])
+            task.task_index: ComparisonOpponent(task.prompt, theirs[task.task_index])
             for task in tasks
             if theirs.get(task.task_index)
         }
@@ -107,7 +107,7 @@ def opponents_of(tasks: Sequence[TaskSamples], against: Answers | EvaluationRepo
             continue
         prompt = task.prompt[len(before) : len(task.prompt) - len(after)]
         if prompt in against:
-            found[task.task_index] = Opponent(prompt, tuple(against[prompt]))
+            found[task.task_index] = ComparisonOpponent(prompt, tuple(against[prompt]))
     return found
 
 
@@ -178,7 +178,7 @@ def _takes_a_baseline(verifier: VerifierInfo) -> bool:
 
 async def judged(
     tasks: Sequence[TaskSamples],
-    opponents: Mapping[int, Opponent],
+    opponents: Mapping[int, ComparisonOpponent],
     *,
     config: JudgingConfig,
     against: Path,
@@ -197,7 +197,7 @@ async def judged(
     return comparison_of(pairs, scored, verifier=config.verifier, against=against)
 
 
-def _pairs(task: TaskSamples, opponent: Opponent) -> list[_Pair]:
+def _pairs(task: TaskSamples, opponent: ComparisonOpponent) -> list[_Pair]:
     theirs = opponent.completions
     return [
         _Pair(task.task_index, opponent.prompt, ours=sample.completion, theirs=theirs[number % len(theirs)])

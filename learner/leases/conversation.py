@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from learner.leases.admission import admissible, failure_of
-from learner.leases.env_services import Peer
+from learner.leases.env_services import ConnectedEnvService
 from learner.leases.flow import GroupFlow
 from learner.leases.options import IntakeOptions
-from learner.weights.fleet import Fleet
+from learner.weights.fleet import FleetMembers
 from learner.weights.provenance import Standing
 from protocol.codec import Frame
 from protocol.fleet import TOLD_ALIKE
@@ -59,7 +59,7 @@ _TAKEN_TOGETHER = 16
 class _Held:
     """A group that is there, and is not acknowledged: a generator still owes the proof of what it sampled of it."""
 
-    holder: Peer
+    holder: ConnectedEnvService
     group: TrajectoryGroup
     frames: Sequence[Frame]
 
@@ -72,7 +72,7 @@ class EnvServiceConversation:
         *,
         socket: RouterSocket,
         flow: GroupFlow,
-        fleet: Fleet,
+        fleet: FleetMembers,
         options: IntakeOptions,
         refused: Callable[[str], None],
         clock: Callable[[], float],
@@ -89,7 +89,7 @@ class EnvServiceConversation:
         self._clock = clock
         self._may_complain = Occasionally(every_s=_COMPLAIN_EVERY_S)
         self._held: dict[tuple[str, int, int, int], _Held] = {}
-        self._recorded: list[tuple[Peer, Acknowledged]] = []
+        self._recorded: list[tuple[ConnectedEnvService, Acknowledged]] = []
 
     async def receive(self) -> None:
         """Takes messages until cancelled."""
@@ -119,7 +119,7 @@ class EnvServiceConversation:
             holder.last_seen = self._clock()
             await self._on_message(holder, message, frames)
 
-    async def _on_message(self, holder: Peer, message: Message, frames: Sequence[Frame]) -> None:
+    async def _on_message(self, holder: ConnectedEnvService, message: Message, frames: Sequence[Frame]) -> None:
         match message:
             case Heartbeat():
                 await self._hear(holder, message.running)
@@ -139,7 +139,7 @@ class EnvServiceConversation:
         await self._env_services.answer(peer, Refused(reason=reason, message=message))
 
     async def _on_hello(self, peer: str, hello: Hello) -> None:
-        candidate = Peer(peer=peer, hello=hello, last_seen=self._clock())
+        candidate = ConnectedEnvService(peer=peer, hello=hello, last_seen=self._clock())
         fault = self._fault_of(candidate)
         if fault is not None:
             log.warning("env_service %s is refused: %s", hello.env_id, fault)
@@ -167,12 +167,12 @@ class EnvServiceConversation:
         self._flow.wake()
         await self._flow.grant_all()
 
-    async def _replace(self, former: Peer) -> None:
+    async def _replace(self, former: ConnectedEnvService) -> None:
         """Another process has the name of an env_service that is gone."""
         log.info("env_service %s was started afresh: what it held goes to others", former.name)
         await self._flow.peer_left(former)
 
-    async def _is_there(self, known: Peer, *, namesake: Hello) -> bool:
+    async def _is_there(self, known: ConnectedEnvService, *, namesake: Hello) -> bool:
         """Tells the holder of a name that another process wants it, which also shows whether it is still connected."""
         silence_s = self._clock() - known.last_seen
         if silence_s > MISSED_HEARTBEATS * self._options.heartbeat_every_s:
@@ -180,7 +180,7 @@ class EnvServiceConversation:
         text = f"another env_service, at {namesake.address or 'an unknown address'}, uses this one's name {known.name}"
         return await self._env_services.answer(known.peer, Refused(reason="namesake", message=text))
 
-    async def _refuse_namesake(self, peer: str, hello: Hello, known: Peer) -> None:
+    async def _refuse_namesake(self, peer: str, hello: Hello, known: ConnectedEnvService) -> None:
         first = known.hello.address or "an unknown address"
         fault = (
             f"the name {hello.env_id} is taken: an env_service at {first} uses it, "
@@ -190,7 +190,7 @@ class EnvServiceConversation:
             log.warning("an env_service at %s is refused: %s", hello.address or "an unknown address", fault)
         await self._refuse(peer, "name_taken", fault)
 
-    def _fault_of(self, holder: Peer) -> str | None:
+    def _fault_of(self, holder: ConnectedEnvService) -> str | None:
         options, hello = self._options, holder.hello
         for what, ours, theirs, remedy in (
             ("tokenizer", options.tokenizer, hello.tokenizer, ""),
@@ -224,7 +224,7 @@ class EnvServiceConversation:
             )
         return None
 
-    async def _hear(self, holder: Peer, running: Sequence[RunningLease]) -> None:
+    async def _hear(self, holder: ConnectedEnvService, running: Sequence[RunningLease]) -> None:
         """These attempts are alive at an env_service; those that nobody wants are cancelled."""
         now = self._clock()
         training = [lease for lease in running if lease.purpose == "train"]
@@ -240,7 +240,9 @@ class EnvServiceConversation:
         leases = (*heard.unwanted, *self._not_evaluated(evaluated, now=now, holder=holder))
         await self._env_services.tell_cancelled(holder, leases)
 
-    def _not_evaluated(self, leases: Sequence[RunningLease], *, now: float, holder: Peer) -> list[RunningLease]:
+    def _not_evaluated(
+        self, leases: Sequence[RunningLease], *, now: float, holder: ConnectedEnvService
+    ) -> list[RunningLease]:
         ours = {lease.lease_id: lease for lease in leases if self._incarnations.is_ours(lease)}
         nobody_serves = self._fleet.served is None
         excused = {number for number, lease in ours.items() if nobody_serves or lease.waits_for in OTHERS}
@@ -256,7 +258,7 @@ class EnvServiceConversation:
                 await self._on_finished(held.holder, held.group, held.frames)
         await self._answer()
 
-    async def _on_finished(self, holder: Peer, group: TrajectoryGroup, frames: Sequence[Frame]) -> None:
+    async def _on_finished(self, holder: ConnectedEnvService, group: TrajectoryGroup, frames: Sequence[Frame]) -> None:
         provenance = self._fleet.provenance
         match provenance.standing(group):
             case Standing.PROVEN:
@@ -268,7 +270,7 @@ class EnvServiceConversation:
                 self._refused("unproven")
                 await self._on_failed(holder, failure_of(group, reason=provenance.fault(group), data_fault=False))
 
-    async def _on_proven(self, holder: Peer, group: TrajectoryGroup, frames: Sequence[Frame]) -> None:
+    async def _on_proven(self, holder: ConnectedEnvService, group: TrajectoryGroup, frames: Sequence[Frame]) -> None:
         if group.purpose == "evaluate":
             if self._incarnations.is_ours(group):
                 self._evaluator.finished(group)
@@ -281,14 +283,14 @@ class EnvServiceConversation:
                 return
         self._acknowledge(holder, group)
 
-    async def _on_failed(self, holder: Peer, failed: Failed) -> None:
+    async def _on_failed(self, holder: ConnectedEnvService, failed: Failed) -> None:
         if failed.purpose == "train":
             self._flow.fail(failed)
         elif self._incarnations.is_ours(failed):
             self._evaluator.failed(failed.lease_id, reason=failed.reason)
         self._acknowledge(holder, failed)
 
-    def _acknowledge(self, holder: Peer, outcome: TrajectoryGroup | Failed) -> None:
+    def _acknowledge(self, holder: ConnectedEnvService, outcome: TrajectoryGroup | Failed) -> None:
         attempt = self._incarnations.attempt_of(outcome) if outcome.purpose == "train" else None
         self._env_services.ended(holder, () if attempt is None else (attempt,))
         message = Acknowledged(

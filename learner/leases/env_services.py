@@ -29,7 +29,7 @@ _LONGEST_QUIET_S = 5.0
 
 
 @dataclass
-class Peer:
+class ConnectedEnvService:
     """An env_service under its socket's address. `running` are its training leases, `evaluated_last` tells that its
     last grant was of an evaluation.
     """
@@ -76,36 +76,36 @@ class EnvServices:
         self._fleet = Fleet(generators=())
         self._all_told = True
         self._quiet_until = -math.inf
-        self._by_name: dict[str, Peer] = {}
+        self._by_name: dict[str, ConnectedEnvService] = {}
         self._names: dict[str, str] = {}
         self._may_have_room: dict[str, None] = {}
 
-    def __iter__(self) -> Iterator[Peer]:
+    def __iter__(self) -> Iterator[ConnectedEnvService]:
         return iter(list(self._by_name.values()))
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def at(self, peer: str) -> Peer | None:
+    def at(self, peer: str) -> ConnectedEnvService | None:
         """Who speaks from this address."""
         return self._by_name.get(self._names.get(peer, ""))
 
-    def named(self, env_id: str) -> Peer | None:
+    def named(self, env_id: str) -> ConnectedEnvService | None:
         """Who goes by this name."""
         return self._by_name.get(env_id)
 
-    def has(self, holder: Peer) -> bool:
+    def has(self, holder: ConnectedEnvService) -> bool:
         """True if it is still there, under the same address."""
         return self._by_name.get(holder.name) is holder
 
-    def with_room(self) -> Iterator[Peer]:
+    def with_room(self) -> Iterator[ConnectedEnvService]:
         """Env_services that may have room for more leases: all not known to be full."""
         for name in list(self._may_have_room):
             holder = self._by_name.get(name)
             if holder is not None:  # it may have left while another one's grant was sent
                 yield holder
 
-    def full(self, holder: Peer) -> None:
+    def full(self, holder: ConnectedEnvService) -> None:
         """It has no room for a lease, as was just seen."""
         self._may_have_room.pop(holder.name, None)
 
@@ -113,24 +113,24 @@ class EnvServices:
         """Any of them may have room."""
         self._may_have_room = dict.fromkeys(self._by_name)
 
-    def ended(self, holder: Peer, attempts: Iterable[AttemptId] = ()) -> None:
+    def ended(self, holder: ConnectedEnvService, attempts: Iterable[AttemptId] = ()) -> None:
         """This one does not run these training attempts any more, or has ended one of an evaluation."""
         holder.running.difference_update(attempts)
         if holder.name in self._by_name:
             self._may_have_room[holder.name] = None
 
-    def welcome(self, *, peer: str, hello: Hello, now: float) -> tuple[Peer, bool]:
+    def welcome(self, *, peer: str, hello: Hello, now: float) -> tuple[ConnectedEnvService, bool]:
         """Takes an env_service in; also says whether it is a new one. One that comes again keeps its leases."""
         known = self._by_name.get(hello.env_id)
         if known is not None:
             self._names.pop(known.peer, None)
-        holder = Peer(peer=peer, hello=hello, last_seen=now, running=known.running if known else set())
+        holder = ConnectedEnvService(peer=peer, hello=hello, last_seen=now, running=known.running if known else set())
         self._by_name[hello.env_id] = holder
         self._names[peer] = hello.env_id
         self._may_have_room[hello.env_id] = None
         return holder, known is None
 
-    def part(self, holder: Peer) -> None:
+    def part(self, holder: ConnectedEnvService) -> None:
         """Forgets an env_service."""
         self._by_name.pop(holder.name, None)
         self._names.pop(holder.peer, None)
@@ -155,7 +155,7 @@ class EnvServices:
             if not unheld.isdisjoint(holder.running):
                 self.ended(holder, unheld)
 
-    async def send(self, holder: Peer, message: Message) -> None:
+    async def send(self, holder: ConnectedEnvService, message: Message) -> None:
         """Sends, or notes that the peer is gone: its leases then expire."""
         await self.answer(holder.peer, message)
 
@@ -190,7 +190,7 @@ class EnvServices:
             ended = self._clock()
             self._quiet_until = ended + min((ended - began) / _TELLING_SHARE, _LONGEST_QUIET_S)
 
-    async def tell_fleet_to(self, holder: Peer) -> None:
+    async def tell_fleet_to(self, holder: ConnectedEnvService) -> None:
         """Tells one that has come what the others were told last."""
         await self.send(holder, self._fleet)
 
@@ -208,7 +208,7 @@ class EnvServices:
             if holder is not None:
                 await self.tell_cancelled(holder, leases)
 
-    async def tell_cancelled(self, holder: Peer, leases: Sequence[RunningLease]) -> None:
+    async def tell_cancelled(self, holder: ConnectedEnvService, leases: Sequence[RunningLease]) -> None:
         """Nobody waits for these any more."""
         for start in range(0, len(leases), MOST_LEASES):
             await self.send(holder, Cancelled(leases=tuple(leases[start : start + MOST_LEASES])))

@@ -12,7 +12,7 @@ from functools import partial
 
 from learner.journal.journal import DiskRoom, JournalFull, RunLog
 from learner.leases.dead_letters import DeadLetters, RunFailed
-from learner.leases.env_services import EnvServices, Peer
+from learner.leases.env_services import ConnectedEnvService, EnvServices
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.filters import FilterReason, FilterRounds
 from learner.leases.granting import Granting, LeaseTerms
@@ -172,7 +172,7 @@ class GroupFlow:
         self.failure = self.failure or self._dead_letters.verdict(self._ledger)
         self.wake()
 
-    async def peer_left(self, holder: Peer) -> None:
+    async def peer_left(self, holder: ConnectedEnvService) -> None:
         """Passes on to others what an env_service held."""
         self.env_services.part(holder)
         self.forget(self._ledger.holder_gone(holder.name), why="holder_gone")

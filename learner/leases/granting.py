@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
-from learner.leases.env_services import Peer
+from learner.leases.env_services import ConnectedEnvService
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.pacing import Pacing, PacingRule
 from learner.leases.task_order import TaskOrder
@@ -103,11 +103,11 @@ class Granting:
             return False
         return self._evaluator.has_waiting or min(self._still_needed(), self._ledger.places()) > 0
 
-    def room_of(self, holder: Peer) -> int:
+    def room_of(self, holder: ConnectedEnvService) -> int:
         """For how many more leases an env_service has room."""
         return holder.hello.capacity - len(holder.running) - self._evaluator.running(holder.name)
 
-    def leases_for(self, holder: Peer, *, environment: str) -> list[Lease]:
+    def leases_for(self, holder: ConnectedEnvService, *, environment: str) -> list[Lease]:
         """The leases that an env_service is granted now; it holds them from here on."""
         if self.order is None or self._ledger.served is None:
             return []
@@ -128,7 +128,7 @@ class Granting:
             holder.evaluated_last = holder.evaluated_last and not grants
         return leases
 
-    def _evaluation_room(self, holder: Peer, *, room: int, evaluating: int) -> int:
+    def _evaluation_room(self, holder: ConnectedEnvService, *, room: int, evaluating: int) -> int:
         """Beside training an evaluation has a share of the places; of a single one it has every other turn."""
         capacity = holder.hello.capacity
         if self._evaluator.is_beside and capacity == 1 and holder.evaluated_last:

@@ -17,7 +17,7 @@ from learner.evaluation.results import Evaluation
 from learner.journal.journal import JournalFull, RunLog
 from learner.leases.conversation import MISSED_HEARTBEATS, EnvServiceConversation
 from learner.leases.dead_letters import DeadLetters
-from learner.leases.env_services import Peer
+from learner.leases.env_services import ConnectedEnvService
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.flow import GroupFlow
 from learner.leases.granting import LeaseTerms
@@ -31,7 +31,7 @@ from learner.ledger import (
     Verdict,
     Waiting,
 )
-from learner.weights.fleet import Fleet
+from learner.weights.fleet import FleetMembers
 from protocol.messages import Goodbye
 from protocol.trajectories import TrajectoryGroup
 from services.http.waiting import QUIET_S
@@ -75,7 +75,7 @@ class Intake:
         socket: RouterSocket,
         ledger: Ledger,
         journal: RunLog,
-        fleet: Fleet,
+        fleet: FleetMembers,
         evaluator: Evaluator,
         terms: LeaseTerms,
         dead_letters: DeadLetters,
@@ -165,7 +165,7 @@ class Intake:
         """Says goodbye to all env_services: they wait for the next learner, and miss this one no more."""
         await self._env_services.broadcast(Goodbye(reason=reason))
 
-    def env_services(self) -> tuple[Peer, ...]:
+    def env_services(self) -> tuple[ConnectedEnvService, ...]:
         """The env_services that said hello and are still there."""
         return tuple(self._env_services)
 

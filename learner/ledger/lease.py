@@ -21,7 +21,7 @@ from itertools import accumulate
 from learner.ledger.records import Books, EndedAttempt, FailureKind, LedgerSnapshot
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """Where an attempt is, or how it ended."""
 
     RUNNING = "running"
@@ -40,11 +40,11 @@ class Closed(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Lease:
+class OpenLease:
     """A lease that is not closed. `attempts[i]` is the outcome of attempt i; `expiries` are those of this life."""
 
     lease_id: int
-    attempts: list[Outcome] = field(default_factory=list)
+    attempts: list[AttemptOutcome] = field(default_factory=list)
     drops: int = 0
     expiries: int = 0
     failures: dict[FailureKind, int] = field(default_factory=lambda: {"infrastructure": 0, "data": 0})
@@ -84,7 +84,7 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self.cursor = 0
-        self.leases: dict[int, Lease] = {}
+        self.leases: dict[int, OpenLease] = {}
         self.pending: dict[int, float] = {}  # lease id -> not to be granted before
         # The same in order, beside entries that do not hold any more: to look through all for each grant would take
         # minutes after a restart with a hundred thousand of them.
@@ -94,12 +94,12 @@ class LeaseTable:
         self.buffered: dict[int, BufferedGroup] = {}
         self.untrained: deque[tuple[int, ...]] = deque()  # batches taken or replayed whose step has not ended
         self.closed: Counter[Closed] = Counter()
-        self.outcomes: Counter[Outcome] = Counter()
+        self.outcomes: Counter[AttemptOutcome] = Counter()
 
     def open_up_to(self, cursor: int) -> None:
         """Opens the leases below `cursor` that do not exist yet, as pending."""
         for lease_id in range(self.cursor, cursor):
-            self.leases[lease_id] = Lease(lease_id=lease_id)
+            self.leases[lease_id] = OpenLease(lease_id=lease_id)
             self._make_pending(lease_id)
         self.cursor = max(self.cursor, cursor)
 
@@ -125,7 +125,7 @@ class LeaseTable:
     def start(self, lease_id: int, *, holder: str, version: int, now: float, timeout_s: float, longest_s: float) -> int:
         """Pending to running. Returns the number of the new attempt."""
         del self.pending[lease_id]
-        attempt = self._new_attempt(lease_id, Outcome.RUNNING)
+        attempt = self._new_attempt(lease_id, AttemptOutcome.RUNNING)
         self.running[lease_id] = RunningAttempt(
             attempt=attempt,
             holder=holder,
@@ -136,7 +136,7 @@ class LeaseTable:
         )
         return attempt
 
-    def stop(self, lease_id: int, outcome: Outcome, *, not_before: float = 0.0) -> EndedAttempt:
+    def stop(self, lease_id: int, outcome: AttemptOutcome, *, not_before: float = 0.0) -> EndedAttempt:
         """Running to pending, and not to be granted before `not_before`."""
         running = self.running.pop(lease_id)
         self._make_pending(lease_id, not_before=not_before)
@@ -147,27 +147,27 @@ class LeaseTable:
         """Running or buffered to pending, counted among the lease's drops."""
         self.leases[lease_id].drops += 1
         if lease_id in self.running:
-            return self.stop(lease_id, Outcome.DROPPED)
+            return self.stop(lease_id, AttemptOutcome.DROPPED)
         group = self.buffered.pop(lease_id)
         self._make_pending(lease_id)
-        self._settle(lease_id, group.attempt, Outcome.DROPPED)
+        self._settle(lease_id, group.attempt, AttemptOutcome.DROPPED)
         return EndedAttempt(lease_id=lease_id, attempt=group.attempt, holder=None, size=group.size)
 
     def buffer(self, lease_id: int, group: BufferedGroup) -> tuple[EndedAttempt, ...]:
         """Running or pending to buffered. Returns the running attempt if it was another than the group's."""
         cancelled: tuple[EndedAttempt, ...] = ()
         if lease_id in self.running:
-            ended = self.stop(lease_id, Outcome.DROPPED)
+            ended = self.stop(lease_id, AttemptOutcome.DROPPED)
             cancelled = (ended,) if ended.attempt != group.attempt else ()
         del self.pending[lease_id]
-        self._settle(lease_id, group.attempt, Outcome.ACCEPTED)
+        self._settle(lease_id, group.attempt, AttemptOutcome.ACCEPTED)
         self.buffered[lease_id] = group
         return cancelled
 
     def newest_attempt(self, lease_id: int) -> int:
         """The number of the lease's newest attempt. One that has none gets one that counts as expired."""
         if not self.leases[lease_id].attempts:
-            return self._new_attempt(lease_id, Outcome.EXPIRED)
+            return self._new_attempt(lease_id, AttemptOutcome.EXPIRED)
         return len(self.leases[lease_id].attempts) - 1
 
     def take(self, lease_ids: tuple[int, ...]) -> None:
@@ -202,10 +202,10 @@ class LeaseTable:
             running=len(self.running),
             pending=len(self.pending),
             attempts=self.outcomes.total(),
-            accepted=outcomes(Outcome.ACCEPTED, 0),
-            failed=outcomes(Outcome.FAILED, 0),
-            expired=outcomes(Outcome.EXPIRED, 0),
-            dropped=outcomes(Outcome.DROPPED, 0),
+            accepted=outcomes(AttemptOutcome.ACCEPTED, 0),
+            failed=outcomes(AttemptOutcome.FAILED, 0),
+            expired=outcomes(AttemptOutcome.EXPIRED, 0),
+            dropped=outcomes(AttemptOutcome.DROPPED, 0),
         )
 
     def snapshot(self, *, version: int, reasons: dict[str, int]) -> LedgerSnapshot:
@@ -229,12 +229,12 @@ class LeaseTable:
         table = cls()
         table.cursor = snapshot.cursor
         table.closed.update({Closed(how): count for how, count in snapshot.closed.items()})
-        table.outcomes.update({Outcome(outcome): count for outcome, count in snapshot.outcomes.items()})
+        table.outcomes.update({AttemptOutcome(outcome): count for outcome, count in snapshot.outcomes.items()})
         columns = (snapshot.attempts, snapshot.drops, snapshot.infrastructure_failures, snapshot.data_failures)
         for lease_id, attempts, drops, infrastructure, data in zip(snapshot.lease_ids, *columns, strict=True):
-            table.leases[lease_id] = Lease(
+            table.leases[lease_id] = OpenLease(
                 lease_id=lease_id,
-                attempts=[Outcome(outcome) for outcome in attempts],
+                attempts=[AttemptOutcome(outcome) for outcome in attempts],
                 drops=drops,
                 failures={"infrastructure": infrastructure, "data": data},
             )
@@ -244,16 +244,16 @@ class LeaseTable:
 
     def _forget_unfinished(self, lease_id: int) -> None:
         for attempt, outcome in enumerate(self.leases[lease_id].attempts):
-            if outcome in (Outcome.RUNNING, Outcome.ACCEPTED):
-                self._settle(lease_id, attempt, Outcome.EXPIRED)
+            if outcome in (AttemptOutcome.RUNNING, AttemptOutcome.ACCEPTED):
+                self._settle(lease_id, attempt, AttemptOutcome.EXPIRED)
 
-    def _new_attempt(self, lease_id: int, outcome: Outcome) -> int:
+    def _new_attempt(self, lease_id: int, outcome: AttemptOutcome) -> int:
         attempts = self.leases[lease_id].attempts
         attempts.append(outcome)
         self.outcomes[outcome] += 1
         return len(attempts) - 1
 
-    def _settle(self, lease_id: int, attempt: int, outcome: Outcome) -> None:
+    def _settle(self, lease_id: int, attempt: int, outcome: AttemptOutcome) -> None:
         attempts = self.leases[lease_id].attempts
         self.outcomes[attempts[attempt]] -= 1
         self.outcomes[outcome] += 1

@@ -7,11 +7,11 @@ from itertools import chain
 
 from learner.ledger.lease import (
     NOT_BLOCKED,
+    AttemptOutcome,
     Blockage,
     BufferedGroup,
     Closed,
     LeaseTable,
-    Outcome,
     Remaining,
     blockage,
     last_without_a_place,
@@ -249,7 +249,7 @@ class Ledger:
         failures[kind] += 1
         infrastructure = kind == "infrastructure"
         backoff_s = self._backoff_s(failures[kind]) if infrastructure else 0.0
-        self._table.stop(lease_id, Outcome.FAILED, not_before=now + backoff_s)
+        self._table.stop(lease_id, AttemptOutcome.FAILED, not_before=now + backoff_s)
         if failures[kind] <= (self.config.infrastructure_retries if infrastructure else self.config.data_retries):
             return FailureResult.RETRIED
         self._table.close(lease_id, Closed.DEAD_LETTERED)
@@ -314,7 +314,7 @@ class Ledger:
         """A task that takes its holder down each time must not come back for ever."""
         lease = self._table.leases[lease_id]
         lease.expiries += 1
-        ended = self._table.stop(lease_id, Outcome.EXPIRED)
+        ended = self._table.stop(lease_id, AttemptOutcome.EXPIRED)
         if lease.expiries <= self.config.infrastructure_retries:
             return ended
         self._table.close(lease_id, Closed.DEAD_LETTERED)
@@ -507,7 +507,7 @@ class Ledger:
         running = self._table.running.get(lease_id)
         ended: tuple[EndedAttempt, ...] = ()
         if running is not None:
-            ended = (self._table.stop(lease_id, Outcome.DROPPED),)
+            ended = (self._table.stop(lease_id, AttemptOutcome.DROPPED),)
         attempt = self._table.newest_attempt(lease_id)
         self._table.buffer(lease_id, BufferedGroup(attempt=attempt, version=oldest_version, size=size))
         return DeliveryAnswer(verdict=Verdict.ACCEPTED, cancelled=ended)

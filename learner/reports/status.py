@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import get_args
 
 from learner.journal.journal import FOLDER as JOURNAL
-from learner.leases.env_services import Peer
+from learner.leases.env_services import ConnectedEnvService
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books, Ledger
 from learner.reports.history import CURVES, figure_of
 from learner.reports.tally import StepRecord
 from learner.training.guard import GuardChange, Measure
 from learner.training.step import StepMetrics
-from learner.weights.fleet import Fleet, Member
+from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.published import PublishReport
 from protocol.model import PolicyVersion
 from protocol.status import DiskStatus, EventStatus, PeerStatus, ProgressStatus, QueueStatus, Report
@@ -46,7 +46,7 @@ _GENERATOR_STATES = ("serving", "behind", "joining")
 _LEAST_FREE_BYTES = 64 << 20
 
 
-class Measures:
+class LearnerMetrics:
     """Counts of the learner: steps, publishes, waits, leases, its disk. Sums and histograms hold what lies between
     two scrapes; gauges of the newest batch do not.
     """
@@ -316,9 +316,9 @@ class LearnerStatus:
         total_steps: int,
         incarnation: int,
         ledger: Ledger,
-        fleet: Fleet,
-        env_services: Callable[[], Iterable[Peer]],
-        measures: Measures,
+        fleet: FleetMembers,
+        env_services: Callable[[], Iterable[ConnectedEnvService]],
+        measures: LearnerMetrics,
         teachers: Callable[[], tuple[PeerStatus, ...]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -373,7 +373,7 @@ class LearnerStatus:
             f"the guard bounds the lag by {bound} instead of {configured}: the log says which measure made it do so",
         )
 
-    def _generator(self, member: Member) -> PeerStatus:
+    def _generator(self, member: FleetMember) -> PeerStatus:
         return PeerStatus(
             name=member.generator_id,
             kind="generator",
@@ -387,12 +387,12 @@ class LearnerStatus:
         """Of each member of the fleet: serving, behind, joining."""
         return map(self._state, self._fleet.members())
 
-    def _state(self, member: Member) -> str:
+    def _state(self, member: FleetMember) -> str:
         if member.serving is None:
             return "joining"
         return "behind" if self._lags(member.serving) else "serving"
 
-    def _env_service(self, holder: Peer) -> PeerStatus:
+    def _env_service(self, holder: ConnectedEnvService) -> PeerStatus:
         return PeerStatus(
             name=holder.name,
             kind="env-service",

@@ -24,7 +24,7 @@ from functools import partial
 from itertools import accumulate
 from urllib.parse import urlsplit
 
-from learner.weights.fleet import Fleet, Member
+from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.process_group import (
     BroadcastGroup,
     Meeting,
@@ -64,23 +64,23 @@ class _Reached:
     Those without staging have committed when they are through, and have given their proof.
     """
 
-    through: Mapping[Member, Proof | None]
-    victims: Sequence[Member]
-    failed: Mapping[Member, str]
-    silent: Mapping[Member, str]
+    through: Mapping[FleetMember, Proof | None]
+    victims: Sequence[FleetMember]
+    failed: Mapping[FleetMember, str]
+    silent: Mapping[FleetMember, str]
 
 
 class _Asked:
     """A request to each member of a collective."""
 
-    def __init__(self, requests: Mapping[Member, Coroutine[object, object, object]]) -> None:
-        self.answers: dict[Member, asyncio.Future[object]] = {}
-        self._first_to_fail: Member | None = None
+    def __init__(self, requests: Mapping[FleetMember, Coroutine[object, object, object]]) -> None:
+        self.answers: dict[FleetMember, asyncio.Future[object]] = {}
+        self._first_to_fail: FleetMember | None = None
         for member, request in requests.items():
             self.answers[member] = asyncio.ensure_future(request)
             self.answers[member].add_done_callback(partial(self._note, member))
 
-    def _note(self, member: Member, answer: "asyncio.Future[object]") -> None:
+    def _note(self, member: FleetMember, answer: "asyncio.Future[object]") -> None:
         if self._first_to_fail is None and not answer.cancelled() and answer.exception() is not None:
             self._first_to_fail = member
 
@@ -89,9 +89,9 @@ class _Asked:
 
         If nobody is silent and all fail, the first has failed by itself, and the others for want of it.
         """
-        well: list[Member] = []
-        refused: dict[Member, str] = {}
-        silent: dict[Member, str] = {}
+        well: list[FleetMember] = []
+        refused: dict[FleetMember, str] = {}
+        silent: dict[FleetMember, str] = {}
         for member, answer in self.answers.items():
             if not answer.done() or answer.cancelled():
                 silent[member] = f"{member.url} did not answer in time"
@@ -118,7 +118,7 @@ class Rounds:
     def __init__(
         self,
         *,
-        fleet: Fleet,
+        fleet: FleetMembers,
         commits: Commits,
         options: PublisherOptions,
         tasks: asyncio.TaskGroup,
@@ -132,22 +132,22 @@ class Rounds:
         self._epoch = 0
         self._place: MeetingPlace | None = None
         self._group: BroadcastGroup | None = None
-        self._group_members: tuple[Member, ...] = ()
+        self._group_members: tuple[FleetMember, ...] = ()
         self._failures: Remembered[int] = Remembered()
-        self._late: set[Member] = set()
-        self.busy: set[Member] = set()
+        self._late: set[FleetMember] = set()
+        self.busy: set[FleetMember] = set()
         """Members that are within a round, or still commit what one brought them."""
 
-    def takes(self, member: Member) -> bool:
+    def takes(self, member: FleetMember) -> bool:
         """True if a member is broadcast to. Not while it catches up, nor after failures in a row."""
         failures = self._failures.get(_process(member)) or 0
         return member.able and member.serving is not None and failures < _FAILURES_TO_LEAVE
 
-    def takes_joiner(self, member: Member) -> bool:
+    def takes_joiner(self, member: FleetMember) -> bool:
         """True if one that waits for its download may be broadcast to instead. A failure would cost the others time."""
         return member.able and member not in self.busy and not self._failures.get(_process(member))
 
-    async def run(self, members: Sequence[Member], packed: Packed) -> RoundResult:
+    async def run(self, members: Sequence[FleetMember], packed: Packed) -> RoundResult:
         """Brings `packed` to as many of `members` as take it."""
         self.busy.update(members)
         try:
@@ -155,7 +155,7 @@ class Rounds:
         finally:
             self.busy.difference_update(member for member in members if member not in self._late)
 
-    def part_with(self, members: Sequence[Member]) -> None:
+    def part_with(self, members: Sequence[FleetMember]) -> None:
         """These are about to download, and leave the process group by that."""
         if not set(members).isdisjoint(self._group_members):
             self.close()
@@ -166,7 +166,7 @@ class Rounds:
             self._threads.start(self._group.close)
         self._group, self._group_members = None, ()
 
-    async def _round(self, members: Sequence[Member], packed: Packed, *, last: bool) -> RoundResult:
+    async def _round(self, members: Sequence[FleetMember], packed: Packed, *, last: bool) -> RoundResult:
         start = time.monotonic()
         reached = await self._broadcast(members, packed)
         prepared, epoch = time.monotonic(), self._epoch
@@ -180,21 +180,21 @@ class Rounds:
         commit_s = time.monotonic() - prepared
         return RoundResult(proofs=[*committed, *retried], prepare_s=prepared - start, commit_s=commit_s)
 
-    async def _once_more(self, victims: Sequence[Member], packed: Packed) -> Sequence[Proof]:
+    async def _once_more(self, victims: Sequence[FleetMember], packed: Packed) -> Sequence[Proof]:
         return (await self._round(victims, packed, last=True)).proofs if victims else []
 
-    async def _broadcast(self, members: Sequence[Member], packed: Packed) -> _Reached:
+    async def _broadcast(self, members: Sequence[FleetMember], packed: Packed) -> _Reached:
         if self._group is None or not self._is_group_of(members):
             met = await self._meet(members)
             if self._group is None:
                 return met
         return await self._prepare(self._group, members, packed)
 
-    def _is_group_of(self, members: Sequence[Member]) -> bool:
+    def _is_group_of(self, members: Sequence[FleetMember]) -> bool:
         """By identity: a generator that was started afresh is another member under the same name."""
         return len(members) == len(self._group_members) and all(map(operator.is_, members, self._group_members))
 
-    async def _meet(self, members: Sequence[Member]) -> _Reached:
+    async def _meet(self, members: Sequence[FleetMember]) -> _Reached:
         """Builds the process group of exactly these members, or tells who was in the way."""
         self.close()
         self._epoch += 1
@@ -232,7 +232,7 @@ class Rounds:
             self._place = MeetingPlace(host=host, port=options.port, timeout_s=options.meet_timeout_s)
         return self._place
 
-    async def _address_towards(self, members: Sequence[Member]) -> str:
+    async def _address_towards(self, members: Sequence[FleetMember]) -> str:
         """In a thread, and not for longer than the meeting: it may look names up."""
         hosts = [urlsplit(member.url).hostname or LOOPBACK for member in members]
         try:
@@ -242,7 +242,7 @@ class Rounds:
             log.warning("found no address of this machine that generators at %s reach: %s", ", ".join(hosts), error)
             return LOOPBACK
 
-    async def _invite(self, member: Member, meeting: Meeting, rank_offset: int) -> object:
+    async def _invite(self, member: FleetMember, meeting: Meeting, rank_offset: int) -> object:
         options = self._options
         body = JoinGroup(
             epoch=meeting.epoch,
@@ -257,7 +257,7 @@ class Rounds:
         deadline_s = 2 * options.meet_timeout_s + _GRACE_S
         return await self._commits.ask(member, "group", body, JoinedGroup, deadline_s=deadline_s)
 
-    async def _prepare(self, group: BroadcastGroup, members: Sequence[Member], packed: Packed) -> _Reached:
+    async def _prepare(self, group: BroadcastGroup, members: Sequence[FleetMember], packed: Packed) -> _Reached:
         timeout_s = self._options.bucket_timeout_s
         specs = tuple(bucket.spec for bucket in packed.buckets)
         body = Prepare(version=str(packed.version), epoch=self._epoch, buckets=specs)
@@ -281,10 +281,10 @@ class Rounds:
             self.close()
         return asked.sorted_out(whole=True)
 
-    async def _ask_to_prepare(self, member: Member, body: Prepare, *, deadline_s: float) -> object:
+    async def _ask_to_prepare(self, member: FleetMember, body: Prepare, *, deadline_s: float) -> object:
         return await self._commits.ask(member, "prepare", body, Prepared, deadline_s=deadline_s)
 
-    async def _ask_to_load(self, member: Member, body: Prepare, packed: Packed, *, deadline_s: float) -> object:
+    async def _ask_to_load(self, member: FleetMember, body: Prepare, packed: Packed, *, deadline_s: float) -> object:
         """For a member without staging: its commit receives what is sent meanwhile."""
         await self._ask_to_prepare(member, body, deadline_s=deadline_s)
         return await self._commits.commit(member, packed, epoch=body.epoch, receive_s=deadline_s)
@@ -303,7 +303,7 @@ class Rounds:
             self._count(member)
             self._fleet.suspend(member)
 
-    def _count(self, member: Member) -> None:
+    def _count(self, member: FleetMember) -> None:
         failures = (self._failures.get(_process(member)) or 0) + 1
         self._failures[_process(member)] = failures
         if failures == _FAILURES_TO_LEAVE:
@@ -333,7 +333,7 @@ class Rounds:
         proofs = (*reached.through.values(), *(task.result() for task in done))
         return self._commits.accept([proof for proof in proofs if proof is not None], packed)
 
-    async def _await_straggler(self, member: Member, task: "asyncio.Task[Proof | None]", packed: Packed) -> None:
+    async def _await_straggler(self, member: FleetMember, task: "asyncio.Task[Proof | None]", packed: Packed) -> None:
         log.warning("generator %s is late with its commit of version %s", member.generator_id, packed.version)
         self._late.add(member)
         self._fleet.suspend(member)
@@ -357,15 +357,15 @@ def _raise_unless_expected(result: object) -> None:
         raise result
 
 
-def _names(members: Sequence[Member]) -> str:
+def _names(members: Sequence[FleetMember]) -> str:
     return ", ".join(member.generator_id for member in members)
 
 
-def _process(member: Member) -> tuple[str, str]:
+def _process(member: FleetMember) -> tuple[str, str]:
     return member.generator_id, member.announcement.instance
 
 
-def _rank_offsets(members: Sequence[Member]) -> list[int]:
+def _rank_offsets(members: Sequence[FleetMember]) -> list[int]:
     """The first rank of each member's workers; the learner is rank 0."""
     sizes = [member.announcement.world_size for member in members]
     return list(accumulate(sizes, initial=1))[:-1]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from learner.weights.fleet import Fleet, Member
+from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.proofs import Commits, Proof
 from learner.weights.provenance import Remembered
 from learner.weights.published import Packed, PublisherOptions, Shelf
@@ -53,7 +53,7 @@ class Joins:
     def __init__(
         self,
         *,
-        fleet: Fleet,
+        fleet: FleetMembers,
         shelf: Shelf,
         commits: Commits,
         options: PublisherOptions,
@@ -70,21 +70,21 @@ class Joins:
         self._ended = ended
         self._past: Remembered[_Past] = Remembered()
         self._at_once = options.parallel_pulls
-        self._downloading: dict[Member, asyncio.Task[None]] = {}
-        self._resting: set[Member] = set()
-        self._waiting: dict[Member, None] = {}
+        self._downloading: dict[FleetMember, asyncio.Task[None]] = {}
+        self._resting: set[FleetMember] = set()
+        self._waiting: dict[FleetMember, None] = {}
 
     @property
-    def busy(self) -> set[Member]:
+    def busy(self) -> set[FleetMember]:
         """Members that download, or rest after a failure."""
         return self._resting.union(self._downloading)
 
     @property
-    def waiting(self) -> Sequence[Member]:
+    def waiting(self) -> Sequence[FleetMember]:
         """The members whose turn to download has not come, and who have not failed by themselves."""
         return [member for member in self._waiting if self._fleet.holds(member) and not self._past_of(member).failures]
 
-    def begin(self, members: Sequence[Member]) -> None:
+    def begin(self, members: Sequence[FleetMember]) -> None:
         """Has exactly these members catch up with the newest version, beside those that do so already.
 
         A download by one that has left the fleet is given up: its place is another's.
@@ -98,7 +98,7 @@ class Joins:
         self._waiting |= dict.fromkeys(member for member in members if member in wanted)
         self._start_next()
 
-    def hand_over(self, members: Sequence[Member]) -> None:
+    def hand_over(self, members: Sequence[FleetMember]) -> None:
         """A broadcast takes these, who wait."""
         for member in members:
             self._waiting.pop(member, None)
@@ -111,7 +111,7 @@ class Joins:
                 work = self._join(member, self._shelf.newest)
                 self._downloading[member] = self._tasks.create_task(work, name=f"join {member.generator_id}")
 
-    async def _join(self, member: Member, packed: Packed) -> None:
+    async def _join(self, member: FleetMember, packed: Packed) -> None:
         alone = self._at_once == 1
         rest_s = 0.0
         try:
@@ -136,7 +136,7 @@ class Joins:
                 self._resting.discard(member)
                 self._ended()
 
-    async def _attempt(self, member: Member, packed: Packed) -> None:
+    async def _attempt(self, member: FleetMember, packed: Packed) -> None:
         start = time.monotonic()
         deadline_s = self._deadline_s(member, packed)
         body = Pull(version=str(packed.version), deadline_s=deadline_s)
@@ -147,17 +147,17 @@ class Joins:
         if self._commits.accept([proof], packed):
             self._joined(Joined(proof=proof, packed=packed, pull_s=pulled - start, commit_s=ended - pulled))
 
-    def _deadline_s(self, member: Member, packed: Packed) -> float:
+    def _deadline_s(self, member: FleetMember, packed: Packed) -> float:
         """Enough for a slow link that is shared by all that may download at once."""
         options = self._options
         size = sum(bucket.spec.nbytes for bucket in packed.buckets)
         seconds = options.pull_timeout_s + options.parallel_pulls * size / options.slowest_pull_bytes_per_s
         return seconds * 2.0 ** min(self._past_of(member).slow, _MOST_DOUBLINGS)
 
-    def _past_of(self, member: Member) -> _Past:
+    def _past_of(self, member: FleetMember) -> _Past:
         return self._past.get(_process(member)) or _Past()
 
-    def _failed(self, member: Member, packed: Packed, error: ServiceError, *, alone: bool) -> float:
+    def _failed(self, member: FleetMember, packed: Packed, error: ServiceError, *, alone: bool) -> float:
         """Out of service; the seconds until it may try again. Expelled if that goes on, by its own fault."""
         name = member.generator_id
         self._fleet.suspend(member)
@@ -178,7 +178,7 @@ class Joins:
             return 0.0
         return min(self._options.pull_backoff_s * 2.0 ** min(past.failures, 10), _LONGEST_REST_S)
 
-    def _others_serve(self, member: Member) -> bool:
+    def _others_serve(self, member: FleetMember) -> bool:
         """Otherwise the fault may be one that all share, and the run has nobody to go on with."""
         return any(other.serving is not None and other is not member for other in self._fleet.members())
 
@@ -191,5 +191,5 @@ def _is_unavailable(error: ServiceError) -> bool:
     return isinstance(error, ServiceFailed) and error.status == _UNAVAILABLE
 
 
-def _process(member: Member) -> tuple[str, str]:
+def _process(member: FleetMember) -> tuple[str, str]:
     return member.generator_id, member.announcement.instance

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from learner.weights.provenance import Loaded, Provenance, Remembered
+from learner.weights.provenance import LoadedWeights, Provenance, Remembered
 from protocol.fleet import TOLD_ALIKE, Announcement, AnnouncementAnswer, Fingerprints
 from protocol.generation import GeneratorState
 from protocol.messages import MOST_GENERATORS, ServingGenerator
@@ -42,7 +42,7 @@ class JoinRefused(Exception):
 
 
 @dataclass(eq=False)
-class Member:
+class FleetMember:
     """A process that announces itself. `serving` is what it serves, None while it has to catch up."""
 
     announcement: Announcement
@@ -71,7 +71,7 @@ class Member:
 
 
 @dataclass
-class Fleet:
+class FleetMembers:
     """Members by id. `changed` is called after every change of members, of what one serves or is able to."""
 
     fingerprints: Fingerprints
@@ -84,7 +84,7 @@ class Fleet:
     """Who has proven which version; it is told of every commit, proof and departure."""
     expulsions: int = 0
     """How many generators were expelled so far."""
-    _members: dict[str, Member] = field(default_factory=dict)
+    _members: dict[str, FleetMember] = field(default_factory=dict)
     _expelled: Remembered[str] = field(default_factory=Remembered)
     _superseded: Remembered[str] = field(default_factory=Remembered)
 
@@ -119,14 +119,14 @@ class Fleet:
                 kind="fleet_full",
             )
 
-    def _take_in(self, announcement: Announcement, *, instead_of: Member | None, now: float) -> None:
+    def _take_in(self, announcement: Announcement, *, instead_of: FleetMember | None, now: float) -> None:
         if instead_of is not None and instead_of.instance != announcement.instance:
             self._superseded[instead_of.generator_id, instead_of.instance] = announcement.instance
             self.provenance.leave(instead_of.instance)
-        self._members[announcement.generator_id] = Member(announcement=announcement, last_seen=now)
+        self._members[announcement.generator_id] = FleetMember(announcement=announcement, last_seen=now)
         self.changed()
 
-    def _heard_of(self, member: Member, announcement: Announcement, *, now: float) -> None:
+    def _heard_of(self, member: FleetMember, announcement: Announcement, *, now: float) -> None:
         before, member.announcement, member.last_seen = member.announcement, announcement, now
         if announcement.serving_version is None and member.serving is not None:
             # It holds no whole weights, or cannot use them: what was sent to it has to be sent again.
@@ -158,11 +158,11 @@ class Fleet:
                     f"the learner's is {ours}. Start both from the same model directory{told}."
                 )
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[FleetMember]:
         """Everybody who is there, by id."""
         return [self._members[name] for name in sorted(self._members)]
 
-    def holds(self, member: Member) -> bool:
+    def holds(self, member: FleetMember) -> bool:
         """True if this very process is still a member; a later one under its id is another."""
         return self._members.get(member.generator_id) is member
 
@@ -179,12 +179,12 @@ class Fleet:
         """The oldest policy version number that a serving generator holds; None if nobody serves."""
         return min((member.serving.number for member in self._members.values() if member.serving), default=None)
 
-    def asked_to_commit(self, member: Member, version: PolicyVersion) -> None:
+    def asked_to_commit(self, member: FleetMember, version: PolicyVersion) -> None:
         """The generator may stamp `version` from now on; whether rightly is known when its proof is judged."""
         if self.holds(member):
             self.provenance.expect(member.instance, version)
 
-    def not_committed(self, member: Member, version: PolicyVersion) -> None:
+    def not_committed(self, member: FleetMember, version: PolicyVersion) -> None:
         """Its commit failed, or its proof is not good: what it stamped with `version` since does not count."""
         self.provenance.give_up(member.instance, version)
         self.changed()
@@ -193,12 +193,12 @@ class Fleet:
         """The generator has proven that it serves `version` now, whose weights have this digest."""
         member = self._members.get(generator_id)
         if member is not None:
-            self.provenance.prove(member.instance, Loaded(version, digest, fingerprint))
+            self.provenance.prove(member.instance, LoadedWeights(version, digest, fingerprint))
             member.serving = version
             member.fingerprint = fingerprint
             self.changed()
 
-    def suspend(self, member: Member) -> None:
+    def suspend(self, member: FleetMember) -> None:
         """The member missed new weights: it serves nothing until it has caught up."""
         if self.holds(member) and member.serving is not None:
             member.serving = None
@@ -266,7 +266,7 @@ def _process(announcement: Announcement) -> tuple[str, str, str, int]:
 class IdleWatch:
     """Sums idle and passed seconds over all serving generators, between `begin` and `end`."""
 
-    def __init__(self, *, fleet: Fleet, client: HttpClient) -> None:
+    def __init__(self, *, fleet: FleetMembers, client: HttpClient) -> None:
         self._fleet = fleet
         self._client = client
         self._last: dict[str, GeneratorState] = {}

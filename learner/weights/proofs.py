@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from learner.weights.fleet import Fleet, Member
+from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.probe import HIGH_QUANTILE, ProbeGap
 from learner.weights.provenance import Provenance, Remembered
 from learner.weights.published import Packed
@@ -50,7 +50,7 @@ _VERSIONS_KEPT = 4
 class Proof:
     """A member's answer to a commit, and how far its logprobs of the probe are from the learner's."""
 
-    member: Member
+    member: FleetMember
     answer: Committed
     gap: ProbeGap
 
@@ -69,7 +69,7 @@ class Proof:
         return self.name, self.member.announcement.instance
 
 
-def proof_of(member: Member, answer: Committed, packed: Packed) -> Proof:
+def proof_of(member: FleetMember, answer: Committed, packed: Packed) -> Proof:
     """The gap is infinite if the answer is not one of this probe."""
     probe = packed.probe.within(member.announcement.max_model_len)
     if answer.version != str(packed.version):
@@ -86,8 +86,8 @@ class ProbeVerdict:
     and by process the version since which each of them may do so.
     """
 
-    outliers: Mapping[Member, str]
-    doubted: Mapping[Member, str]
+    outliers: Mapping[FleetMember, str]
+    doubted: Mapping[FleetMember, str]
     since: Mapping[str, PolicyVersion]
 
 
@@ -166,7 +166,7 @@ class Proofs:
             )
         return None
 
-    def _probe_faults(self, proofs: Sequence[Proof], packed: Packed) -> dict[Member, str]:
+    def _probe_faults(self, proofs: Sequence[Proof], packed: Packed) -> dict[FleetMember, str]:
         if not packed.probe.usable:
             log.error(
                 "the learner's own logprobs of the probe are not finite at version %s: its weights are broken, and no "
@@ -218,7 +218,7 @@ class Proofs:
     def _floor(self, proof: Proof) -> float:
         return max(_FLOORS.get(t, _FLOORS[""]) for t in self._types(proof))
 
-    def _other_gaps(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[Member, str]:
+    def _other_gaps(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[FleetMember, str]:
         """The generators that are much further from the learner than like generators are at this version."""
         kind = alike[0].likeness
         all_alike = {proof.process: proof.gap for proof in (*seen.good.values(), *alike) if proof.likeness == kind}
@@ -240,7 +240,7 @@ class Proofs:
                 )
         return found
 
-    def _other_checksums(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[Member, str]:
+    def _other_checksums(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[FleetMember, str]:
         """The generators whose checksum is not the one that is believed; they may have proven this version before."""
         kind = alike[0].likeness
         all_alike = [*(proof for proof in seen.good.values() if proof.likeness == kind), *alike]
@@ -278,18 +278,18 @@ def median_of_others(ordered: Sequence[float], left_out: float | None) -> float:
 class Commits:
     """Asks members to commit, and takes those whose proofs are good into service."""
 
-    def __init__(self, *, fleet: Fleet, client: HttpClient, proofs: Proofs, timeout_s: float) -> None:
+    def __init__(self, *, fleet: FleetMembers, client: HttpClient, proofs: Proofs, timeout_s: float) -> None:
         self._fleet = fleet
         self._client = client
         self._proofs = proofs
         self._timeout_s = timeout_s
 
-    async def ask(self, member: Member, what: str, body: BaseModel, answer: type[R], *, deadline_s: float) -> R:
+    async def ask(self, member: FleetMember, what: str, body: BaseModel, answer: type[R], *, deadline_s: float) -> R:
         """Takes a step of a weight sync. Raises ServiceError, which names the member's address."""
         url = f"{member.url}/v1/weights/{what}"
         return await self._client.post(url, body, answer, deadline_s=deadline_s, retries=0)
 
-    async def commit(self, member: Member, packed: Packed, *, epoch: int, receive_s: float = 0.0) -> Proof:
+    async def commit(self, member: FleetMember, packed: Packed, *, epoch: int, receive_s: float = 0.0) -> Proof:
         """The member loads and serves this version; its proof is not judged yet. Raises ServiceError.
 
         `receive_s` is what it may take beside, for one that receives within its commit.
@@ -304,7 +304,7 @@ class Commits:
             raise
         return proof_of(member, answer, packed)
 
-    async def proof(self, member: Member, packed: Packed, *, epoch: int) -> Proof | None:
+    async def proof(self, member: FleetMember, packed: Packed, *, epoch: int) -> Proof | None:
         """As `commit`, for one of many: a failure takes the member out of service, and None is returned."""
         try:
             return await self.commit(member, packed, epoch=epoch)

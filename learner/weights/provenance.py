@@ -83,7 +83,7 @@ class LoggedDistrust:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedWeights:
     """The last proof of a process: the version, the digest of what was sent, the checksum of what it loaded."""
 
     version: PolicyVersion
@@ -95,8 +95,8 @@ class Provenance:
     """By process, as its spans are signed, and by version."""
 
     def __init__(self) -> None:
-        self._proven: dict[PolicyVersion, dict[str, Loaded]] = {}
-        self._last: Remembered[Loaded] = Remembered()
+        self._proven: dict[PolicyVersion, dict[str, LoadedWeights]] = {}
+        self._last: Remembered[LoadedWeights] = Remembered()
         self._awaited: set[tuple[str, PolicyVersion]] = set()
         self._distrusted: Remembered[PolicyVersion] = Remembered()
         self._recall_due = False
@@ -111,18 +111,18 @@ class Provenance:
         """Its commit came to nothing, or its proof is not good."""
         self._awaited.discard((instance, version))
 
-    def prove(self, instance: str, loaded: Loaded) -> None:
+    def prove(self, instance: str, loaded: LoadedWeights) -> None:
         """Its proof is good."""
         self.give_up(instance, loaded.version)
         self._distrusted.forget((instance,))
         self._note(instance, loaded)
         self._news.append(_logged(loaded, instance))
 
-    def _note(self, instance: str, loaded: Loaded) -> None:
+    def _note(self, instance: str, loaded: LoadedWeights) -> None:
         self._proven.setdefault(loaded.version, {})[instance] = loaded
         self._last[instance,] = loaded
 
-    def last(self, instance: str) -> Loaded | None:
+    def last(self, instance: str) -> LoadedWeights | None:
         """The last proof of a process, to this life of the learner or to a former one."""
         return self._last.get((instance,))
 
@@ -195,7 +195,7 @@ class Provenance:
         """Takes in what former lives of the learner knew, in the order in which they were told it."""
         for proof in proofs:
             for instance, fingerprint in proof.fingerprints.items():
-                self._note(instance, Loaded(proof.version, proof.digest, fingerprint))
+                self._note(instance, LoadedWeights(proof.version, proof.digest, fingerprint))
 
 
 def is_recalled(group: TrajectoryGroup, since_of: Callable[[str], PolicyVersion | None]) -> bool:
@@ -209,7 +209,7 @@ def _signed(group: TrajectoryGroup) -> set[tuple[str, PolicyVersion]]:
     return {(instance, PolicyVersion.parse(version)) for instance, version in signed}
 
 
-def _logged(loaded: Loaded, instance: str) -> LoggedProof:
+def _logged(loaded: LoadedWeights, instance: str) -> LoggedProof:
     return LoggedProof(loaded.version, loaded.digest, {instance: loaded.fingerprint})
 
 

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from fastapi import Depends, FastAPI, Query, Response
 
-from learner.weights.fleet import Fleet, JoinRefused
+from learner.weights.fleet import FleetMembers, JoinRefused
 from learner.weights.probe import Probe
 from learner.weights.process_group import Bucket, LaidOut, NamedTensors, in_thread
 from protocol.fleet import CHUNK_HASH_HEADER, Announcement, Backend, PullPlan
@@ -203,7 +203,7 @@ class Shelf:
         }
 
 
-def add_routes(app: FastAPI, *, fleet: Fleet, shelf: Shelf) -> None:
+def add_routes(app: FastAPI, *, fleet: FleetMembers, shelf: Shelf) -> None:
     """`POST /v1/generators`, which refuses with 409 a generator that does not fit the run; the published weights."""
 
     @app.post("/v1/generators")

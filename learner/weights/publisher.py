@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from learner.weights.broadcast import RoundResult, Rounds
 from learner.weights.catch_up import Joined, Joins
-from learner.weights.fleet import Fleet, Member
+from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.proofs import Commits, Proof, Proofs
 from learner.weights.published import JoinReport, Packed, PublisherOptions, PublishReport, Shelf, Snapshot, pack
 from services.http.client import HttpClient
@@ -36,7 +36,7 @@ _NONE_SERVES = (
 class NoGeneratorIsRight(RuntimeError):
     """All generators serve something else than the learner's weights, as far as their logprobs tell."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[FleetMember]) -> None:
         each = "; ".join(f"{member.generator_id}: {member.doubted}" for member in members)
         super().__init__(
             f"of {len(members)} generators none serves the learner's weights by its logprobs of the probe, so that the "
@@ -51,7 +51,7 @@ class Publisher:
     def __init__(
         self,
         *,
-        fleet: Fleet,
+        fleet: FleetMembers,
         client: HttpClient,
         options: PublisherOptions,
         shelf: Shelf,
@@ -158,11 +158,11 @@ class Publisher:
         finally:
             rounds.close()
 
-    def _may_begin_with(self, waiting: Sequence[Member]) -> bool:
+    def _may_begin_with(self, waiting: Sequence[FleetMember]) -> bool:
         """While nobody serves, a broadcast to those that wait for their download delays nobody."""
         return bool(waiting) and self._fleet.served is None
 
-    def _to_be_told(self, packed: Packed, rounds: Rounds, joins: Joins) -> list[Member]:
+    def _to_be_told(self, packed: Packed, rounds: Rounds, joins: Joins) -> list[FleetMember]:
         """The generators that serve an older version, if it has not been broadcast yet."""
         if packed is self._broadcast:
             return []
@@ -196,14 +196,14 @@ class Publisher:
         self._rounds_rest = True
         self._wake()
 
-    def _has_to_catch_up(self, member: Member, rounds: Rounds) -> bool:
+    def _has_to_catch_up(self, member: FleetMember, rounds: Rounds) -> bool:
         """It serves nothing; or it is behind, and no round will bring it the newest version."""
         newest = self._shelf.newest
         if newest is None or not member.able or member.serving == newest.version:
             return False
         return member.serving is None or self._rounds_rest or not rounds.takes(member)
 
-    def _report(self, packed: Packed, result: RoundResult, *, joiners: Sequence[Member]) -> None:
+    def _report(self, packed: Packed, result: RoundResult, *, joiners: Sequence[FleetMember]) -> None:
         seconds = result.prepare_s + result.commit_s
         for proof in result.proofs:
             if proof.member in joiners:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from reward_service.code.arguments import CodeArguments, Verdict
 from reward_service.code.inside.channel import Message
-from reward_service.verifier.program import ExecutionConfig, Limits, Program, Running, Sandbox
+from reward_service.verifier.program import ExecutionConfig, Program, RunLimits, Running, Sandbox
 from reward_service.verifier.submission import InfrastructureError
 
 # A case that timed out with less than this share of its time spent computing may have waited for us.
@@ -120,7 +120,7 @@ class Harness:
     ) -> Program:
         """A process that runs a module of the harness, beside which it finds `files`. Its cases have `seconds`."""
         most = self.execution
-        limits = Limits(
+        limits = RunLimits(
             wall_s=min(START_S + seconds, most.max_wall_s),
             cpu_s=min(whole_seconds(START_S + seconds), most.max_cpu_s),
             memory_mib=memory_mib,
@@ -160,7 +160,7 @@ class Solution:
     def program(self, *, stdin: bytes, wall_s: float, output_bytes: int) -> Program:
         """The whole program, run once."""
         name = f"{_FILE}.py" if self.language == "python" else _FILE
-        limits = Limits(
+        limits = RunLimits(
             wall_s=wall_s, cpu_s=whole_seconds(wall_s), memory_mib=self.memory_mib, output_bytes=output_bytes
         )
         files = {name: self._source()}

@@ -32,7 +32,7 @@ from reward_service.sandbox.pool import (
     check_language,
     check_limits,
 )
-from reward_service.verifier.program import Ended, ExecutionConfig, Limits, Program, Running
+from reward_service.verifier.program import Ended, ExecutionConfig, Program, RunLimits, Running
 from reward_service.verifier.submission import InfrastructureError, UserError, VerifierError
 from services.http.app import RequestRefused, json_answer, json_body
 
@@ -55,7 +55,7 @@ class CallEnded:
 @dataclass(frozen=True, kw_only=True)
 class _SessionCall:
     request: ExecuteRequest
-    limits: Limits
+    limits: RunLimits
     starts: bool
     answer: asyncio.Future[CallEnded]
 
@@ -109,7 +109,7 @@ class Sessions:
         """Sessions that live."""
         return len(self._sessions)
 
-    async def execute(self, name: str, request: ExecuteRequest, *, limits: Limits) -> CallEnded:
+    async def execute(self, name: str, request: ExecuteRequest, *, limits: RunLimits) -> CallEnded:
         """Run code in the session of that name, which is started if there is none.
 
         Raises UserError, InfrastructureError, and TooManySessions.
@@ -139,14 +139,14 @@ class Sessions:
         await asyncio.wait([session.task])
         return True
 
-    def _start(self, name: str, request: ExecuteRequest, *, limits: Limits) -> _Session:
+    def _start(self, name: str, request: ExecuteRequest, *, limits: RunLimits) -> _Session:
         if len(self._sessions) >= self._config.max_sessions:
             raise TooManySessions(f"{len(self._sessions)} sessions live already (execution.max_sessions)")
         session = self._sessions[name] = _Session(language=request.language)
         session.task = self._group.create_task(self._live(name, session, limits), name=f"session {name}")
         return session
 
-    async def _live(self, name: str, session: _Session, limits: Limits) -> None:
+    async def _live(self, name: str, session: _Session, limits: RunLimits) -> None:
         reason: Exception = InfrastructureError(f"session {name!r} has ended; its state is lost")
         try:
             async with self._sandbox.open(self._program(session.language, limits)) as running:
@@ -192,13 +192,13 @@ class Sessions:
             if not call.answer.done():
                 call.answer.set_result(CallEnded(ended=ended, started=call.starts, over=over))
 
-    def _program(self, language: str, limits: Limits) -> Program:
+    def _program(self, language: str, limits: RunLimits) -> Program:
         source = Path(str(session_inside.__file__)).read_bytes()
         command = self._commands.get(language, "")
         return Program(
             argv=("python", _FILE, language, command, str(self._config.max_output_bytes)),
             files={_FILE: source},
-            limits=Limits(
+            limits=RunLimits(
                 wall_s=self._config.session_s,
                 cpu_s=self._config.session_s,
                 memory_mib=limits.memory_mib,
@@ -239,7 +239,7 @@ async def _exchange(call: _SessionCall, running: Running) -> tuple[Ended, bool]:
     return ended, reply.over
 
 
-def _killed(limits: Limits, *, timed_out: bool) -> Ended:
+def _killed(limits: RunLimits, *, timed_out: bool) -> Ended:
     wall_s = limits.wall_s if timed_out else 0.0
     return Ended(exit_code=None, signal=9, stdout=b"", stderr=b"", timed_out=timed_out, wall_s=wall_s)
 
@@ -308,10 +308,10 @@ def execution_routes(execution: Execution | None) -> APIRouter:
     return routes
 
 
-def usual_limits(asked: ExecutionLimits, config: ExecutionConfig) -> Limits:
+def usual_limits(asked: ExecutionLimits, config: ExecutionConfig) -> RunLimits:
     """The limits that were asked for, and for what was not, the usual ones as far as the service grants them."""
-    usual = Limits()
-    return Limits(
+    usual = RunLimits()
+    return RunLimits(
         wall_s=asked.wall_s or min(usual.wall_s, config.max_wall_s),
         cpu_s=asked.cpu_s or min(usual.cpu_s, config.max_cpu_s),
         memory_mib=asked.memory_mib or min(usual.memory_mib, config.max_memory_mib),
@@ -327,7 +327,7 @@ def _present(execution: Execution | None) -> Execution:
     return execution
 
 
-def _program(request: ExecuteRequest, limits: Limits) -> Program:
+def _program(request: ExecuteRequest, limits: RunLimits) -> Program:
     files = {path: content.encode() for path, content in request.files.items()}
     argv = request.argv
     if request.code is not None:

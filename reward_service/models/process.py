@@ -63,7 +63,7 @@ def read_model_to_load(text: str) -> ModelToLoad:
     return _TO_LOAD.validate_json(text)
 
 
-class Message(WireModel):
+class ModelMessage(WireModel):
     """A turn of a conversation."""
 
     role: str
@@ -76,7 +76,7 @@ class ModelJob(WireModel):
     format: RewardFormat
     tokenize: Tokenize
     max_tokens: int | None
-    messages: tuple[Message, ...]
+    messages: tuple[ModelMessage, ...]
     prompt: str
     completion: str
 

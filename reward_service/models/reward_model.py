@@ -19,7 +19,7 @@ from protocol.fleet import template_digest
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.models.config import RewardModelConfig
 from reward_service.models.folder import RewardModel, open_reward_model
-from reward_service.models.process import Message, ModelBatch, ModelJob, ModelProcess, RewardModelToLoad, Rewards
+from reward_service.models.process import ModelBatch, ModelJob, ModelMessage, ModelProcess, RewardModelToLoad, Rewards
 from reward_service.verifier.lanes import Lane, Surroundings, Verifier
 from reward_service.verifier.submission import (
     InfrastructureError,
@@ -86,15 +86,15 @@ def job_of(item: ScoreItem, model: RewardModel) -> ModelJob:
     )
 
 
-def _messages(item: ScoreItem, arguments: RewardModelArguments) -> tuple[Message, ...]:
+def _messages(item: ScoreItem, arguments: RewardModelArguments) -> tuple[ModelMessage, ...]:
     if arguments.messages is not None:
-        return tuple(Message(role=message.role, content=message.content) for message in arguments.messages)
+        return tuple(ModelMessage(role=message.role, content=message.content) for message in arguments.messages)
     if not item.prompt:
         raise UserError("the item has neither a prompt nor the argument `messages`: what does the completion answer?")
-    return (Message(role="user", content=item.prompt),)
+    return (ModelMessage(role="user", content=item.prompt),)
 
 
-def _no_messages(arguments: RewardModelArguments) -> tuple[Message, ...]:
+def _no_messages(arguments: RewardModelArguments) -> tuple[ModelMessage, ...]:
     if arguments.messages is not None:
         raise UserError("`messages` are for the format chat, and this model's input is plain; send a prompt")
     return ()

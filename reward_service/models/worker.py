@@ -335,7 +335,7 @@ def _refused(message: str) -> Encoded:
     return Encoded(error=ScoreError(kind="data", message=message))
 
 
-class Loaded(Protocol):
+class LoadedModel(Protocol):
     """A model that is loaded."""
 
     def answer(self, line: bytes) -> bytes:
@@ -349,7 +349,7 @@ def main() -> None:
     serve_lines(parent=parent, load=lambda: _load(given), answer=lambda model, line: model.answer(line))
 
 
-def _load(given: ModelToLoad) -> Loaded:
+def _load(given: ModelToLoad) -> LoadedModel:
     return load_encoder(given) if isinstance(given, EncoderToLoad) else load_reward_model(given)
 
 

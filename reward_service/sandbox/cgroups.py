@@ -30,7 +30,7 @@ class Parents:
     unified: bool
 
 
-class Group:
+class ControlGroup:
     """A group for one sandbox and its keeper. Raises OSError if it cannot be made."""
 
     def __init__(self, parents: Parents, *, name: str) -> None:

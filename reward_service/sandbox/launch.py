@@ -37,7 +37,7 @@ from reward_service.sandbox.python_inside import (
 )
 from reward_service.sandbox.slot import Launch
 from reward_service.sandbox.supervisor import DISK_BYTES, FOLDER
-from reward_service.verifier.program import ExecutionConfig, Limits
+from reward_service.verifier.program import ExecutionConfig, RunLimits
 from reward_service.verifier.submission import UserError
 
 logger = logging.getLogger(__name__)
@@ -260,7 +260,7 @@ def bubblewrap_launch(config: ExecutionConfig, *, uid: int | None) -> Iterator[t
 
 
 def _disk_mib(config: ExecutionConfig) -> int:
-    return min(Limits().disk_mib, config.max_disk_mib)
+    return min(RunLimits().disk_mib, config.max_disk_mib)
 
 
 def _reachable(inside: Interior, *, folder: Path, uid: int | None) -> tuple[Interior, list[tuple[str, str]]]:

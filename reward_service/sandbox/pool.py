@@ -18,7 +18,7 @@ from reward_service.sandbox.cgroups import Parents, open_parents
 from reward_service.sandbox.launch import bubblewrap_launch, end_orphans, unsafe_launch
 from reward_service.sandbox.slot import Launch, Place, RunningProgram
 from reward_service.sandbox.streams import close_all
-from reward_service.verifier.program import Ended, ExecutionConfig, Limits, Program, Running, SandboxKind
+from reward_service.verifier.program import Ended, ExecutionConfig, Program, RunLimits, Running, SandboxKind
 from reward_service.verifier.submission import InfrastructureError, UserError
 
 logger = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ def check_language(name: str, config: ExecutionConfig) -> None:
         raise UserError(f"no interpreter is named {name!r} (execution.interpreters); there are: {', '.join(known)}")
 
 
-def check_limits(limits: Limits, config: ExecutionConfig) -> None:
+def check_limits(limits: RunLimits, config: ExecutionConfig) -> None:
     """Raises UserError for limits above the operator's maxima."""
     for name, got, most in (
         ("wall_s", limits.wall_s, config.max_wall_s),
@@ -228,7 +228,7 @@ def check_limits(limits: Limits, config: ExecutionConfig) -> None:
             )
 
 
-def check_files(files: Mapping[str, bytes], limits: Limits) -> None:
+def check_files(files: Mapping[str, bytes], limits: RunLimits) -> None:
     """Raises UserError for files that cannot be put into a sandbox."""
     if len(files) > _MOST_FILES:
         raise UserError(f"{len(files)} files: a program may bring {_MOST_FILES}")
@@ -301,8 +301,8 @@ async def open_sandboxes(*, kind: SandboxKind, config: ExecutionConfig) -> Async
 
 async def _try_walls(programs: SandboxPool, config: ExecutionConfig) -> None:
     """Raises UserError unless a program runs, and finds every wall that it tries to stand."""
-    usual = Limits()
-    limits = Limits(
+    usual = RunLimits()
+    limits = RunLimits(
         wall_s=min(60.0, config.max_wall_s),
         cpu_s=min(60.0, config.max_cpu_s),
         memory_mib=min(usual.memory_mib, config.max_memory_mib),

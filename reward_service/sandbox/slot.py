@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import reward_service.sandbox.supervisor as keeper
-from reward_service.sandbox.cgroups import Group, Parents
-from reward_service.sandbox.streams import Feed, Intake, close_all, received
+from reward_service.sandbox.cgroups import ControlGroup, Parents
+from reward_service.sandbox.streams import PipeReader, PipeWriter, close_all, received
 from reward_service.verifier.program import Ended, NeverBegan, Program
 from reward_service.verifier.submission import InfrastructureError
 from services.process import seal_descriptors
@@ -64,7 +64,7 @@ class Place:
         self._name = name
         self._uid = uid
         self._parents = parents
-        self._group: Group | None = None
+        self._group: ControlGroup | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
         self._offer: asyncio.Future[list[int]] | None = None
@@ -83,7 +83,7 @@ class Place:
         ours.setblocking(False)
         try:
             if self._parents is not None and self._group is None:
-                self._group = Group(self._parents, name=self._name)
+                self._group = ControlGroup(self._parents, name=self._name)
             seal_descriptors()
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", _path_of(keeper.__file__), self._settings(its.fileno()),
@@ -266,9 +266,9 @@ class RunningProgram:
         command, stdin, stdout, stderr = handles
         self._place = place
         self._limits = program.limits
-        self._command, self._stdin = Feed(command), Feed(stdin)
-        self._stdout = Intake(stdout, most=self._limits.output_bytes, drain=False)
-        self._stderr = Intake(stderr, most=self._limits.output_bytes, drain=True)
+        self._command, self._stdin = PipeWriter(command), PipeWriter(stdin)
+        self._stdout = PipeReader(stdout, most=self._limits.output_bytes, drain=False)
+        self._stderr = PipeReader(stderr, most=self._limits.output_bytes, drain=True)
         self._timed_out = False
         self._command.send(
             _command(program, interpreters=interpreters, environment=environment, counts_processes=counts_processes)

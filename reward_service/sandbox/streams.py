@@ -9,7 +9,7 @@ from contextlib import suppress
 _PART = 1 << 16
 
 
-class Feed:
+class PipeWriter:
     """Writes to a pipe. What its reader does not take is dropped when it is closed."""
 
     def __init__(self, handle: int) -> None:
@@ -67,7 +67,7 @@ class Feed:
             self.close()
 
 
-class Intake:
+class PipeReader:
     """Reads from a pipe and keeps up to `most` bytes.
 
     More is left in the pipe, so that its writer waits, until `drain`: then it is read and dropped.

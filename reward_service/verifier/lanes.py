@@ -31,7 +31,7 @@ from reward_service.verifier.submission import (
     to_score,
     validate_arguments,
 )
-from reward_service.verifier.worker_pool import Job, PoolSettings, WorkerPool
+from reward_service.verifier.worker_pool import PoolSettings, VerifierJob, WorkerPool
 from services.http.metrics import Metrics
 from services.user_code import LetOut
 from services.user_loop import HeldUp, TookTooLong, user_loop
@@ -440,8 +440,8 @@ class WorkerLane(Lane):
         return self._pool.busy, self._pool.size
 
 
-def _job(item: ScoreItem) -> Job:
-    return Job(completion=item.completion, prompt=item.prompt, arguments=item.arguments)
+def _job(item: ScoreItem) -> VerifierJob:
+    return VerifierJob(completion=item.completion, prompt=item.prompt, arguments=item.arguments)
 
 
 def in_workers(path: str, *, unsafe: str | None = None, trusted: bool = False, takes_groups: bool = False) -> Opener:

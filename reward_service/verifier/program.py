@@ -13,7 +13,7 @@ from services.config.models import ConfigModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RunLimits:
     """Limits of one run.
 
     `wall_s` counts from the program's start; then all of its processes are killed. `cpu_s` is for each process.
@@ -43,7 +43,7 @@ class Program:
     files: Mapping[str, bytes] = field(default_factory=dict)
     stdin: bytes = b""
     environment: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = Limits()
+    limits: RunLimits = RunLimits()
     fresh: bool = False
 
 

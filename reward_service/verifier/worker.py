@@ -22,7 +22,7 @@ from reward_service.verifier.submission import (
     to_score,
     validate_arguments,
 )
-from reward_service.verifier.worker_pool import Job, Reply
+from reward_service.verifier.worker_pool import Reply, VerifierJob
 from services.worker_process import MAX_LINE_BYTES, serve_lines
 
 
@@ -35,7 +35,7 @@ def main() -> None:
         return load_function(path)
 
     def answered(verifier: VerifierFunction, line: bytes) -> bytes:
-        job = Job.model_validate_json(line)
+        job = VerifierJob.model_validate_json(line)
         return _line(answer(verifier=verifier, job=job), job)
 
     serve_lines(
@@ -46,7 +46,7 @@ def main() -> None:
     )
 
 
-def answer(*, verifier: VerifierFunction, job: Job) -> Reply:
+def answer(*, verifier: VerifierFunction, job: VerifierJob) -> Reply:
     """The verifier's score of the job, or its error. Never raises what the verifier raises."""
     try:
         first, *others = map(_reply, _judged(verifier, (job, *job.beside)))
@@ -57,7 +57,7 @@ def answer(*, verifier: VerifierFunction, job: Job) -> Reply:
     return first.model_copy(update={"beside": tuple(others)})
 
 
-def _judged(verifier: VerifierFunction, jobs: Sequence[Job]) -> Sequence[Outcome]:
+def _judged(verifier: VerifierFunction, jobs: Sequence[VerifierJob]) -> Sequence[Outcome]:
     """Raises what the verifier raises."""
     submissions = [Submission(completion=job.completion, prompt=job.prompt) for job in jobs]
     arguments = [validate_arguments(model=verifier.arguments, arguments=job.arguments) for job in jobs]
@@ -75,11 +75,11 @@ def _reply(outcome: Outcome) -> Reply:
             return Reply(reward=score.reward, components=dict(score.components), explanation=score.explanation)
 
 
-def _failed(job: Job, error: ScoreError) -> Reply:
+def _failed(job: VerifierJob, error: ScoreError) -> Reply:
     return Reply(error=error, beside=tuple(Reply(error=error) for _ in job.beside))
 
 
-def _line(reply: Reply, job: Job) -> bytes:
+def _line(reply: Reply, job: VerifierJob) -> bytes:
     line = reply.model_dump_json().encode()
     if len(line) < MAX_LINE_BYTES:
         return line

@@ -24,7 +24,7 @@ from services.worker_process import WorkerDied, WorkerProcess, WorkerUnavailable
 logger = logging.getLogger(__name__)
 
 
-class Job(WireModel):
+class VerifierJob(WireModel):
     """A submission to be judged, with the verifier's arguments as they came; of a group, the first, and `beside` it
     the others.
     """
@@ -32,7 +32,7 @@ class Job(WireModel):
     completion: str
     prompt: str
     arguments: dict[str, JsonValue]
-    beside: "tuple[Job, ...]" = ()
+    beside: "tuple[VerifierJob, ...]" = ()
 
 
 class Reply(WireModel):
@@ -93,12 +93,12 @@ class WorkerPool:
         for worker in self._workers:
             await worker.start()
 
-    async def run(self, *, job: Job, deadline: float) -> Outcome:
+    async def run(self, *, job: VerifierJob, deadline: float) -> Outcome:
         """The outcome of a job. `deadline` is on the event loop's clock; a job that kills its worker is tried again."""
         (outcome,) = await self.run_together(job=job, deadline=deadline)
         return outcome
 
-    async def run_together(self, *, job: Job, deadline: float) -> Sequence[Outcome]:
+    async def run_together(self, *, job: VerifierJob, deadline: float) -> Sequence[Outcome]:
         """The outcomes of a job and of those beside it, as `run`."""
         for attempt in range(1, self._settings.max_attempts + 1):
             try:
@@ -114,7 +114,7 @@ class WorkerPool:
         failed = Outcome(result=ScoreError(kind="infrastructure", message=why), attempts=attempt)
         return [failed] * (1 + len(job.beside))
 
-    async def _attempt(self, *, job: Job, deadline: float) -> Reply:
+    async def _attempt(self, *, job: VerifierJob, deadline: float) -> Reply:
         try:
             async with asyncio.timeout_at(deadline):
                 worker = await self._idle.get()
@@ -127,7 +127,7 @@ class WorkerPool:
         finally:
             self._idle.put_nowait(worker)
 
-    async def _judge(self, *, worker: WorkerProcess, job: Job, deadline: float) -> Reply:
+    async def _judge(self, *, worker: WorkerProcess, job: VerifierJob, deadline: float) -> Reply:
         try:
             async with asyncio.timeout_at(deadline):
                 await worker.ready()

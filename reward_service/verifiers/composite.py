@@ -43,7 +43,7 @@ class Gate(BaseModel):
     )
 
 
-class Part(BaseModel):
+class WeightedVerifier(BaseModel):
     """A verifier with its arguments, and what its reward counts for."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -78,7 +78,7 @@ class CompositeArguments(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    parts: tuple[Part, ...] = Field(
+    parts: tuple[WeightedVerifier, ...] = Field(
         min_length=1, max_length=MAX_PARTS, strict=False, description="what the reward is made of"
     )
     combine: Combination = Field(
@@ -101,7 +101,7 @@ class CompositeArguments(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class _Judged:
-    part: Part
+    part: WeightedVerifier
     outcome: Outcome
 
     @property
@@ -137,7 +137,7 @@ class CompositeLane(Lane):
         names = dict.fromkeys(part.verifier for part in arguments.parts)
         return ", ".join(f"{name} {self._version_of(name)}" for name in names)
 
-    async def _judge_part(self, item: ScoreItem, part: Part, *, deadline: float) -> _Judged:
+    async def _judge_part(self, item: ScoreItem, part: WeightedVerifier, *, deadline: float) -> _Judged:
         asked = item.model_copy(update={"verifier": part.verifier, "arguments": part.arguments})
         outcome = self._judge(asked, deadline=deadline)
         return _Judged(part=part, outcome=outcome if isinstance(outcome, Outcome) else await outcome)

@@ -242,7 +242,7 @@ class HttpClient:
         deadline_s: float,
         idle_timeout_s: float,
         headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator["Parts[P]"]:
+    ) -> AsyncIterator["StreamedLines[P]"]:
         """Send `body` and read the answer line by line, each a `part`; leaving the block early closes the connection.
 
         `async with client.stream(...) as parts: async for part in parts: ...`. The whole must end within `deadline_s`,
@@ -257,7 +257,9 @@ class HttpClient:
                 with self._noting(url), self._naming(url):
                     async with asyncio.timeout_at(ends_at):
                         raise _error_of(url, answer.status, await self._read(url, answer), answer.headers)
-            yield Parts(url, answer, part, ends_at=ends_at, idle_timeout_s=idle_timeout_s, limit=self._max_answer_bytes)
+            yield StreamedLines(
+                url, answer, part, ends_at=ends_at, idle_timeout_s=idle_timeout_s, limit=self._max_answer_bytes
+            )
 
     @property
     def _open_session(self) -> aiohttp.ClientSession:
@@ -341,7 +343,7 @@ def _unreachable(url: str, error: aiohttp.ClientError, *, tls: TlsContext | None
     return ServiceUnreachable(url, f"the connection broke: {str(error) or type(error).__name__}{hint}", sent=True)
 
 
-class Parts(Generic[P]):
+class StreamedLines(Generic[P]):
     """The lines of a streamed answer, parsed."""
 
     def __init__(

@@ -26,7 +26,7 @@ from services.http.faults import fault_of, is_busy, is_too_large
 from services.http.metrics import Metrics
 from services.http.tls import TlsContext, TlsFiles, client_tls
 from services.http.waiting import Waiting
-from services.rewards.items import Entry, Part, RewardMetrics, Scored
+from services.rewards.items import CallPart, Entry, RewardMetrics, Scored
 from services.rewards.routes import Route, Routes
 from services.rewards.settings import ClientSettings, RewardService
 
@@ -63,7 +63,7 @@ class Settling:
         tried: list[str] = []
         failures = 0
         while pending:
-            part = Part(pending)
+            part = CallPart(pending)
             await route.ask(part, verifier=verifier, merge=merge, avoid=tried)
             pending = [entry for entry in pending if entry.scored is None]
             failure = part.failure
@@ -106,7 +106,7 @@ class Settling:
             for half in (entries[:middle], entries[middle:]):
                 tasks.create_task(self._piece(route, half, verifier=verifier, merge=False))
 
-    def _is_hopeless(self, part: Part, pending: Sequence[Entry]) -> bool:
+    def _is_hopeless(self, part: CallPart, pending: Sequence[Entry]) -> bool:
         """Gives up an item that took so many attempts' time alone, of services that were well."""
         if not part.hung:
             return False

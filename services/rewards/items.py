@@ -108,7 +108,7 @@ class Entry:
         return self.scored
 
 
-class Part:
+class CallPart:
     """The entries of one call in one round. `over` ends when no answer is to be expected any more.
 
     `asked` are the addresses of the requests that held them, `failure` is the last error of such a request,

@@ -27,7 +27,7 @@ from services.http.endpoints import Endpoints
 from services.http.faults import is_busy, see_alive
 from services.http.tls import TlsContext
 from services.http.waiting import Waiting
-from services.rewards.items import Entry, Part, RewardMetrics
+from services.rewards.items import CallPart, Entry, RewardMetrics
 from services.rewards.settings import ClientSettings, Hedges, RewardService
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class Rounds:
         self._answered_at: dict[str, float] = {}
         self._answered: dict[str, ScoreItem] = {}
 
-    async def run(self, parts: Sequence[Part], *, avoid: Collection[str] = ()) -> None:
+    async def run(self, parts: Sequence[CallPart], *, avoid: Collection[str] = ()) -> None:
         """Returns when all parts are over; those in `avoid` are asked only if there is no other."""
         round = _Round(parts, is_hedged=self._hedges is not None)
         async with asyncio.TaskGroup() as tasks:
@@ -238,7 +238,7 @@ class _Round:
     Answers are streamed where one that comes early is of use: to the first of several parts, or to a second request.
     """
 
-    def __init__(self, parts: Sequence[Part], *, is_hedged: bool) -> None:
+    def __init__(self, parts: Sequence[CallPart], *, is_hedged: bool) -> None:
         self._part_of = {entry: part for part in parts for entry in part.awaited}
         self.is_streamed = len(parts) > 1 or (is_hedged and len(self._part_of) > 1)
         self.begun = asyncio.Event()
@@ -320,7 +320,7 @@ class Route:
             name="shared request to a reward service",
         )
 
-    async def ask(self, part: Part, *, verifier: str, merge: bool, avoid: Collection[str]) -> None:
+    async def ask(self, part: CallPart, *, verifier: str, merge: bool, avoid: Collection[str]) -> None:
         """Asks one round for a part, whose items are all for `verifier`; with `merge` together with those of other
         calls.
 
@@ -335,7 +335,7 @@ class Route:
         finally:
             part.close()
 
-    async def _run(self, parts: Sequence[Part]) -> None:
+    async def _run(self, parts: Sequence[CallPart]) -> None:
         """Runs one round for the parts of several calls; it goes on while anybody waits for one of them."""
         for part in parts:
             part.is_shared = len(parts) > 1

@@ -25,7 +25,7 @@ from protocol.codec import (
     DEFAULT_LIMITS,
     ConnectionRefused,
     Frame,
-    Limits,
+    MessageLimits,
     MessageTooLarge,
     ProtocolError,
     decode,
@@ -71,7 +71,7 @@ class SocketLimits:
     """
 
     queued_messages: int = 256
-    message: Limits = DEFAULT_LIMITS
+    message: MessageLimits = DEFAULT_LIMITS
     heartbeat_every_s: float = 2.0
     heartbeat_timeout_s: float = 10.0
 

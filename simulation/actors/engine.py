@@ -190,7 +190,7 @@ class Worker:
         self.paused_since: float | None = None
         self._staged: list[tuple[BucketSpec, torch.Tensor]] = []
         self._plan: Prepare | None = None
-        self._member: collective.Member | None = None
+        self._member: collective.CollectiveMember | None = None
         self._bucket_timeout_s = 10.0
         self._operation: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -307,7 +307,7 @@ class Worker:
             await asyncio.sleep(spec.meet_timeout_s)
             raise RuntimeError("the store of the meeting was not reached")
         await asyncio.sleep(network.delay(self._process.host, group.owner.host))
-        member = collective.Member(group, self._process)
+        member = collective.CollectiveMember(group, self._process)
         group.members.append(member)
         self._process.deaths.append(group.break_off)
         group.tell()
@@ -325,11 +325,11 @@ class Worker:
             self._begin(self._receive_all(self._member, prepare))
         return ""
 
-    async def _receive_all(self, member: collective.Member, plan: Prepare) -> None:
+    async def _receive_all(self, member: collective.CollectiveMember, plan: Prepare) -> None:
         for spec in plan.buckets:
             self._staged.append((spec, await self._receive(member)))
 
-    async def _receive(self, member: collective.Member) -> torch.Tensor:
+    async def _receive(self, member: collective.CollectiveMember) -> torch.Tensor:
         member.waiting = True
         member.group.tell()
         came = await collective.wait(member.group, lambda: member.bucket is not None, timeout_s=self._bucket_timeout_s)

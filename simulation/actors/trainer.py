@@ -47,7 +47,7 @@ class TrainerScript:
 
 
 @dataclass(frozen=True)
-class NamedTensor:
+class StubTensor:
     """See learner.training.policy."""
 
     name: str
@@ -55,10 +55,10 @@ class NamedTensor:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StubSnapshot:
     """See learner.training.policy."""
 
-    tensors: tuple[NamedTensor, ...]
+    tensors: tuple[StubTensor, ...]
     buckets: tuple[LaidOut, ...]
 
 
@@ -163,13 +163,13 @@ class ScriptedTrainer:
             if lease in trained:
                 self._trainers.broken("trained twice", f"lease {lease} is in the history of the weights already")
 
-    def host_copy(self, *, bucket_bytes: int = 0) -> Snapshot:
+    def host_copy(self, *, bucket_bytes: int = 0) -> StubSnapshot:
         """See Trainer."""
         number = self._truth.number_of(self.history)
         tensors = tensors_of(self.history, number, finite=self.finite, size=self._script.body)
         writer = BucketWriter(bucket_bytes=bucket_bytes)
-        copies = tuple(NamedTensor(name, writer.add(name, value, dtype=value.dtype)) for name, value in tensors)
-        return Snapshot(copies, writer.buckets())
+        copies = tuple(StubTensor(name, writer.add(name, value, dtype=value.dtype)) for name, value in tensors)
+        return StubSnapshot(copies, writer.buckets())
 
     def probe_logprobs(self, texts: Sequence[Any]) -> NDArray[np.float32]:
         """See Trainer: of one text or of several."""

@@ -22,25 +22,25 @@ class Collectives:
     def __init__(self, network: Network, *, bucket_s: float = 0.01) -> None:
         self.network = network
         self.bucket_s = bucket_s
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, CollectiveGroup] = {}
         self._next_port = _FIRST_PORT
 
-    def open(self, owner: Process, *, world_size: int) -> "Group":
+    def open(self, owner: Process, *, world_size: int) -> "CollectiveGroup":
         """A place to meet, of which the caller is rank 0."""
         self._next_port += 1
-        group = self.groups[self._next_port] = Group(self, owner, world_size=world_size, port=self._next_port)
+        group = self.groups[self._next_port] = CollectiveGroup(self, owner, world_size=world_size, port=self._next_port)
         return group
 
 
 @dataclass(eq=False)
-class Group:
+class CollectiveGroup:
     """Rank 0 and the workers that came. It breaks for all when one of them dies or is out of reach for too long."""
 
     collectives: Collectives
     owner: Process
     world_size: int
     port: int
-    members: list["Member"] = field(default_factory=list)
+    members: list["CollectiveMember"] = field(default_factory=list)
     sent: int = 0
     broken: bool = False
     changed: list[Callable[[], object]] = field(default_factory=list)
@@ -65,10 +65,10 @@ class Group:
 
 
 @dataclass(eq=False)
-class Member:
+class CollectiveMember:
     """A worker's end. `bucket` is the one that has arrived, `taken` how many it has had."""
 
-    group: Group
+    group: CollectiveGroup
     process: Process
     bucket: torch.Tensor | None = None
     waiting: bool = False
@@ -81,7 +81,7 @@ class Member:
         return here and self.group.collectives.network.connected(self.group.owner.host, self.process.host)
 
 
-async def wait(group: Group, condition: Callable[[], bool], *, timeout_s: float) -> bool:
+async def wait(group: CollectiveGroup, condition: Callable[[], bool], *, timeout_s: float) -> bool:
     """In an event loop: whether the condition came true in time, with the group whole."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + timeout_s
@@ -101,7 +101,7 @@ def _settle(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
-def block(group: Group, condition: Callable[[], bool], *, timeout_s: float) -> bool:
+def block(group: CollectiveGroup, condition: Callable[[], bool], *, timeout_s: float) -> bool:
     """The same in a thread."""
     thread, world = current_thread(), active()
     assert thread is not None, "a collective blocks"
@@ -149,7 +149,7 @@ class FakeMeeting:
 class FakeBroadcastGroup:
     """Stands for learner.weights.plane.BroadcastGroup."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: CollectiveGroup) -> None:
         self._group = group
 
     def __enter__(self) -> Self:

@@ -54,10 +54,10 @@ async def served(
 ) -> AsyncIterator[ServedRig]:
     """The routes of weight syncs, on a port of their own."""
     from generator.routes import add_weight_routes
-    from generator.serving import Measures, Serving
+    from generator.serving import GeneratorMetrics, Serving
     from generator.weight_sync import Puller, WeightSync
 
-    measures = Measures(Metrics("generator"), engine=rig.engine)
+    measures = GeneratorMetrics(Metrics("generator"), engine=rig.engine)
     serving = Serving(
         engine=rig.engine, generator_id=name, vocabulary_size=32, max_model_len=1024, max_waiting_requests=100,
         measures=measures,

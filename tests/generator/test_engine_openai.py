@@ -154,10 +154,10 @@ async def test_a_request_waits_while_the_gate_is_closed(rig: Rig, client: httpx.
 
 async def test_the_prefix_cache_is_not_shared_between_versions(rig: Rig, client: httpx.AsyncClient) -> None:
     body = {"model": "policy", "prompt": [3 + i % 20 for i in range(300)], "max_tokens": 1}
-    from generator.serving import Measures  # as above
+    from generator.serving import GeneratorMetrics  # as above
 
     metrics = Metrics("generator")
-    Measures(metrics, engine=rig.engine)
+    GeneratorMetrics(metrics, engine=rig.engine)
 
     def shown(what: str) -> float:
         return metrics.registry.get_sample_value(f"headway_generator_prefix_cache_{what}_total") or 0.0

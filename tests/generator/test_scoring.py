@@ -30,12 +30,12 @@ SEQUENCES = ((3, 4, 5, 9, 11, 2, 30), (7, 7), tuple(3 + number % 20 for number i
 
 def scoring_of(rig: Rig) -> "Scoring":
     from generator.logprobs import Scoring
-    from generator.serving import Measures
+    from generator.serving import GeneratorMetrics
 
     return Scoring(
         engine=rig.engine,
         serving=held(rig),
-        measures=Measures(Metrics("generator"), engine=rig.engine),
+        measures=GeneratorMetrics(Metrics("generator"), engine=rig.engine),
         generator_id="g",
         tokenizer="70ken1",
         vocabulary_size=32,

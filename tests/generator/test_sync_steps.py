@@ -16,7 +16,7 @@ from services.http.metrics import Metrics
 
 with warnings.catch_warnings():  # those of vLLM
     warnings.simplefilter("ignore")
-    from generator.serving import Measures, Serving
+    from generator.serving import GeneratorMetrics, Serving
     from generator.weight_sync import WeightSync
 
 
@@ -79,7 +79,7 @@ class Generator:
 def generator() -> Generator:
     engine = ScriptedEngine()
     given = cast("Any", engine)
-    measures = Measures(Metrics("generator"), engine=given)
+    measures = GeneratorMetrics(Metrics("generator"), engine=given)
     serving = Serving(
         engine=given, generator_id="g", vocabulary_size=8, max_model_len=8, max_waiting_requests=2, measures=measures
     )

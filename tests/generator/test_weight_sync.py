@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def serving_of(rig: Rig) -> "Serving":
-    from generator.serving import Measures, Serving
+    from generator.serving import GeneratorMetrics, Serving
 
     return Serving(
         engine=rig.engine,
@@ -47,13 +47,13 @@ def serving_of(rig: Rig) -> "Serving":
         vocabulary_size=32,
         max_model_len=1024,
         max_waiting_requests=100,
-        measures=Measures(Metrics("generator"), engine=rig.engine),
+        measures=GeneratorMetrics(Metrics("generator"), engine=rig.engine),
     )
 
 
 @asynccontextmanager
 async def sync_with(rig: Rig, learner: ScriptedLearner) -> AsyncIterator["tuple[WeightSync, Serving]"]:
-    from generator.serving import Measures
+    from generator.serving import GeneratorMetrics
     from generator.weight_sync import Puller, WeightSync
 
     serving = serving_of(rig)
@@ -63,7 +63,7 @@ async def sync_with(rig: Rig, learner: ScriptedLearner) -> AsyncIterator["tuple[
             WeightSync(
                 engine=rig.engine,
                 serving=serving,
-                measures=Measures(Metrics("generator"), engine=rig.engine),
+                measures=GeneratorMetrics(Metrics("generator"), engine=rig.engine),
                 puller=Puller(client=client, learner=learner.url),
                 folder=None,
             ),

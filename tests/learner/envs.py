@@ -18,8 +18,8 @@ from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
 from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.ledger import Ledger, LedgerConfig
-from learner.weights.fleet import Fleet
-from learner.weights.provenance import Loaded
+from learner.weights.fleet import FleetMembers
+from learner.weights.provenance import LoadedWeights
 from protocol.generation import Sampling
 from protocol.messages import (
     Acknowledged,
@@ -128,7 +128,7 @@ class Learner:
 
     intake: Intake
     ledger: Ledger
-    fleet: Fleet
+    fleet: FleetMembers
     router: RouterSocket
     clock: Clock
     folder: Path
@@ -193,7 +193,7 @@ async def learner(
         left_out[reason] += 1
 
     ledger = Ledger(ledger_config)
-    fleet = Fleet(
+    fleet = FleetMembers(
         fingerprints=FINGERPRINTS, incarnation=INCARNATION, announce_every_s=1.0, silence_s=60.0, changed=lambda: None
     )
     waits = Waiting()
@@ -242,7 +242,7 @@ async def learner(
             )
             for version in range(_VERSIONS * INCARNATION):
                 proven = PolicyVersion(1 + version // _VERSIONS, version % _VERSIONS)
-                fleet.provenance.prove(INSTANCE, Loaded(proven, digest="", fingerprint=""))
+                fleet.provenance.prove(INSTANCE, LoadedWeights(proven, digest="", fingerprint=""))
             for _ in fleet.provenance.untold():
                 pass  # the journal is to hold what a test brings about
             if serves:

@@ -13,7 +13,7 @@ from learner import service
 from learner.config import LearnerConfig
 from learner.journal.journal import FOLDER, LoggedFilter, RunLog, read_journal
 from learner.journal.run_folder import hold_run_folder
-from learner.reports.status import Measures
+from learner.reports.status import LearnerMetrics
 from learner.trainer_thread import TrainerThread
 from services.http.server import AddressInUse
 from services.http.waiting import Waiting
@@ -46,7 +46,7 @@ def test_what_the_trainers_thread_writes_to_is_closed_after_it(
     working: list[asyncio.Task[None]] = []
     really_open = service._journal
 
-    def open_journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock, measures: Measures) -> RunLog:
+    def open_journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock, measures: LearnerMetrics) -> RunLog:
         opened.append(really_open(config, stack, lock, measures))
         return opened[0]
 

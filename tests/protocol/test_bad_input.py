@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from protocol.codec import (
     DamagedMessage,
     Frame,
-    Limits,
     MalformedMessage,
+    MessageLimits,
     MessageTooLarge,
     ProtocolError,
     WrongProtocolVersion,
@@ -139,19 +139,19 @@ def test_a_message_without_frames_is_refused() -> None:
 @pytest.mark.parametrize(
     ("limits", "complaint"),
     [
-        (Limits(frames=5), "6 frames in one message; at most 5"),
-        (Limits(header_bytes=100), "a header of .* bytes; at most 100"),
-        (Limits(total_bytes=500), "a message of .* bytes; at most 500"),
+        (MessageLimits(frames=5), "6 frames in one message; at most 5"),
+        (MessageLimits(header_bytes=100), "a header of .* bytes; at most 100"),
+        (MessageLimits(total_bytes=500), "a message of .* bytes; at most 500"),
     ],
 )
-def test_a_message_over_a_limit_is_refused_with_the_limit(limits: Limits, complaint: str) -> None:
+def test_a_message_over_a_limit_is_refused_with_the_limit(limits: MessageLimits, complaint: str) -> None:
     with pytest.raises(MessageTooLarge, match=complaint):
         decode(finished(), limits=limits)
 
 
 def test_a_message_at_the_limits_is_taken() -> None:
     frames = finished()
-    exact = Limits(frames=6, header_bytes=len(frames[0]), total_bytes=sum(map(len, frames)))
+    exact = MessageLimits(frames=6, header_bytes=len(frames[0]), total_bytes=sum(map(len, frames)))
     decode(frames, limits=exact)
 
 

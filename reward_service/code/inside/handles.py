@@ -31,7 +31,7 @@ def is_reserved(name: str) -> bool:
     return name.startswith(_LOOKED_FOR) and name not in _READABLE
 
 
-class Peer(Protocol):
+class SolutionProcess(Protocol):
     """The solution's process."""
 
     def do(self, name: str, *args: object, **keywords: object) -> object:
@@ -42,13 +42,13 @@ class Peer(Protocol):
 class Handle:
     """An object of the solution."""
 
-    def __init__(self, *, peer: Peer, number: int) -> None:
+    def __init__(self, *, peer: SolutionProcess, number: int) -> None:
         state = vars(self)
         state["_hw_peer"], state["_hw_number"] = peer, number
         # A class that the tests read by its name, or made by one / made by an operator with a plain operand.
         state["_hw_declared"], state["_hw_derived"] = False, False
 
-    _hw_peer: Peer
+    _hw_peer: SolutionProcess
     _hw_number: int
     _hw_declared: bool
     _hw_derived: bool
@@ -236,7 +236,7 @@ class Patches:
     Whoever patches an attribute finds it in no `__dict__` here, takes it for inherited, and deletes it in the end.
     """
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: SolutionProcess) -> None:
         self._peer = peer
         self._originals: dict[str, object] = {}
 
@@ -321,7 +321,7 @@ class GeneratorHandle(IteratorHandle):
 class ValueHandle:
     """A value of a subclass of a builtin type (a named tuple, say): plain, by its content, with further attributes."""
 
-    _hw_peer: Peer
+    _hw_peer: SolutionProcess
     _hw_number: int
 
     def __getattr__(self, name: str) -> object:
@@ -330,7 +330,7 @@ class ValueHandle:
         return self._hw_peer.do("get", self, name)
 
 
-def value_handle(*, content: object, name: str, peer: Peer, number: int) -> object:
+def value_handle(*, content: object, name: str, peer: SolutionProcess, number: int) -> object:
     """An instance of a class that is made here, of the content's type, that knows the solution's object.
 
     Raises NotPlain for content of a type that cannot have subclasses.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.evaluation.judging import Opponent, opponents_of, read_answers, surroundings
+from learner.evaluation.judging import ComparisonOpponent, opponents_of, read_answers, surroundings
 from learner.evaluation.results import NotComparable, Sample, TaskSamples
 
 
@@ -52,13 +52,19 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_prompts_of_a_file_are_found_inside_the_chat_template() -> None:
     answers = {"2 + 2": ["4"], "2 + 20": ["22"], "other": ["?"]}
     tasks = [task(0, chat("2 + 2")), task(3, chat("2 + 20")), task(4, chat("12 + 25"))]
-    assert opponents_of(tasks, answers) == {0: Opponent("2 + 2", ("4",)), 3: Opponent("2 + 20", ("22",))}
+    assert opponents_of(tasks, answers) == {
+        0: ComparisonOpponent("2 + 2", ("4",)),
+        3: ComparisonOpponent("2 + 20", ("22",)),
+    }
 
 
 def test_prompts_without_a_template_are_found_as_they_are() -> None:
     answers = {"2 + 2=": ["4", "four"], "12 + 2=": ["14"]}
     tasks = [task(0, "12 + 2="), task(1, "2 + 2="), task(2, "22 + 2=")]
-    assert opponents_of(tasks, answers) == {0: Opponent("12 + 2=", ("14",)), 1: Opponent("2 + 2=", ("4", "four"))}
+    assert opponents_of(tasks, answers) == {
+        0: ComparisonOpponent("12 + 2=", ("14",)),
+        1: ComparisonOpponent("2 + 2=", ("4", "four")),
+    }
 
 
 def test_without_a_common_prompt_there_is_no_opponent() -> None:

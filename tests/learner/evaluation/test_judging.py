@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.evaluation.judging import Opponent, check_judge, judged, opponents_of
+from learner.evaluation.judging import ComparisonOpponent, check_judge, judged, opponents_of
 from learner.evaluation.results import EvaluationReport, NotComparable, result_of, table
 from tests.learner.evaluation.judged_pairs import judging, longer_wins, tasks
 from tests.reward_service.judges.scripted_judge import Asked
@@ -15,7 +15,11 @@ AGAINST = Path("b.json")
 
 async def test_win_and_tie_rates_are_means_over_tasks() -> None:
     ours = tasks({0: ("aaa", "a"), 1: ("a",), 2: ("bb",), 7: ("a",)})
-    theirs = {0: Opponent("p", ("bb",)), 1: Opponent("q", ("bb",)), 2: Opponent("r", ("cc",))}
+    theirs = {
+        0: ComparisonOpponent("p", ("bb",)),
+        1: ComparisonOpponent("q", ("bb",)),
+        2: ComparisonOpponent("r", ("cc",)),
+    }
     async with judging() as (config, api):
         found = await judged(ours, theirs, config=config, against=AGAINST)
     # Task 0: won and lost; 1: lost; 2: tied.
@@ -30,7 +34,7 @@ async def test_win_and_tie_rates_are_means_over_tasks() -> None:
 
 async def test_samples_meet_the_opponents_in_turn() -> None:
     async with judging() as (config, api):
-        opponents = {0: Opponent("the prompt", ("x", "y"))}
+        opponents = {0: ComparisonOpponent("the prompt", ("x", "y"))}
         await judged(tasks({0: ("a", "b", "c")}), opponents, config=config, against=AGAINST)
     asked = [Asked.model_validate(body) for body in api.bodies]
     shown = {frozenset((one.text(1), one.text(2))) for one in asked}
@@ -42,7 +46,7 @@ async def test_pairs_without_a_verdict_are_counted_and_in_no_number() -> None:
     def script(number: int, asked: Asked) -> Answer:
         return Refusal(400, "too long") if "endless" in asked.user else longer_wins(number, asked)
 
-    theirs = {0: Opponent("?", ("a",)), 1: Opponent("?", ("b",))}
+    theirs = {0: ComparisonOpponent("?", ("a",)), 1: ComparisonOpponent("?", ("b",))}
     async with judging(script) as (config, _):
         found = await judged(tasks({0: ("endless",), 1: ("bb",)}), theirs, config=config, against=AGAINST)
     assert (found.tasks, found.pairs, found.failed, found.win_rate) == (1, 1, 1, 1.0)
@@ -51,7 +55,7 @@ async def test_pairs_without_a_verdict_are_counted_and_in_no_number() -> None:
 async def test_a_judge_that_judges_nothing_is_told_with_its_reason() -> None:
     async with judging(lambda number, asked: Refusal(401, "no key")) as (config, _):
         with pytest.raises(NotComparable, match=r"'pairs' could judge none of 1 pairs: .*no key"):
-            await judged(tasks({0: ("a",)}), {0: Opponent("?", ("b",))}, config=config, against=AGAINST)
+            await judged(tasks({0: ("a",)}), {0: ComparisonOpponent("?", ("b",))}, config=config, against=AGAINST)
 
 
 async def test_without_a_common_task_there_is_nothing_to_judge() -> None:
@@ -107,4 +111,4 @@ def test_an_earlier_evaluation_is_an_opponent_on_its_tasks() -> None:
             "comparison": None, "tasks": tasks({1: ("x", "y"), 2: ("z",)}),
         }
     )  # fmt: skip
-    assert opponents_of(tasks({0: ("a",), 1: ("b",)}), theirs) == {1: Opponent("task 1", ("x", "y"))}
+    assert opponents_of(tasks({0: ("a",), 1: ("b",)}), theirs) == {1: ComparisonOpponent("task 1", ("x", "y"))}

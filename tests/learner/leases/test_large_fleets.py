@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.evaluation.config import EvaluationConfig
-from learner.leases.env_services import Peer
+from learner.leases.env_services import ConnectedEnvService
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.granting import Granting
 from learner.ledger import ledger as ledger_module
@@ -95,7 +95,7 @@ async def test_a_finished_group_asks_its_env_service_for_room_and_not_all_others
     asked: list[str] = []
     leases_for = Granting.leases_for
 
-    def counted(self: Granting, holder: Peer, *, environment: str) -> list[Lease]:
+    def counted(self: Granting, holder: ConnectedEnvService, *, environment: str) -> list[Lease]:
         asked.append(holder.name)
         return leases_for(self, holder, environment=environment)
 

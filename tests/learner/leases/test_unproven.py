@@ -7,7 +7,7 @@ from pathlib import Path
 
 from learner.evaluation.config import EvaluationConfig
 from learner.journal.journal import LoggedDistrust, LoggedGroup
-from learner.weights.provenance import Loaded, Provenance, Standing
+from learner.weights.provenance import LoadedWeights, Provenance, Standing
 from protocol.messages import Acknowledged, Failed, Finished, Granted
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
@@ -117,7 +117,7 @@ async def test_what_a_process_sampled_since_it_is_distrusted_leaves_the_buffer_a
         await ours.train()
         await env.leases(2)
         for version in (0, 1):
-            ours.fleet.provenance.prove(OTHER, Loaded(PolicyVersion(INCARNATION, version), "", ""))
+            ours.fleet.provenance.prove(OTHER, LoadedWeights(PolicyVersion(INCARNATION, version), "", ""))
         await env.finish(group(2, version=1), sampled_by(OTHER, 3, version=0), sampled_by(OTHER, 4, version=1))
         ours.fleet.distrust(OTHER, since=PolicyVersion(INCARNATION, 1))
         batch = await ours.intake.take()  # before anybody else heard of it

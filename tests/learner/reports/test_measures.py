@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from learner.journal.journal import FOLDER, Journal
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Ledger
 from learner.reports.run_records import Records
-from learner.reports.status import Measures
+from learner.reports.status import LearnerMetrics
 from learner.reports.tally import Timing, step_record
 from learner.training.guard import GuardChange, Reading
 from learner.training.step import StepMetrics
@@ -22,7 +22,7 @@ from tests.learner.samples import LEDGER, group, trajectory
 
 def test_the_books_are_shown_as_they_are_when_somebody_looks_and_they_balance() -> None:
     metrics, ledger = Metrics("learner"), Ledger(LEDGER)
-    Measures(metrics).books(ledger.books)
+    LearnerMetrics(metrics).books(ledger.books)
     ledger.served_changed(0)
     ledger.grant(now=0.0, holder="a", room=3)
     ledger.accept(lease_id=0, attempt=0, oldest_version=0, size=1)
@@ -36,7 +36,7 @@ def test_the_books_are_shown_as_they_are_when_somebody_looks_and_they_balance() 
 
 def test_the_bound_in_use_and_what_the_guard_did_are_shown() -> None:
     metrics, ledger = Metrics("learner"), Ledger(LEDGER)
-    measures = Measures(metrics)
+    measures = LearnerMetrics(metrics)
     measures.lag_bound(lambda: ledger.max_lag, configured=LEDGER.max_lag)
     ledger.bound_lag(0)
     reading = Reading(measure="behavior_kl", value=1.5, limit=1.0, beyond=True, well_within=False)
@@ -51,7 +51,7 @@ def test_the_bound_in_use_and_what_the_guard_did_are_shown() -> None:
 
 def test_the_level_is_shown_as_it_is_when_somebody_looks() -> None:
     metrics, levels = Metrics("learner"), [None, 2]
-    Measures(metrics).level(lambda: levels.pop(0))
+    LearnerMetrics(metrics).level(lambda: levels.pop(0))
     shown = [generate_latest(metrics.registry).decode() for _ in range(2)]
     assert "headway_learner_curriculum_level 0.0" in shown[0], "no levels are one"
     assert "headway_learner_curriculum_level 2.0" in shown[1]
@@ -103,7 +103,7 @@ SCRAPED_OF_ALL_PUBLISHES = {
 
 def test_what_is_scraped_agrees_with_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     metrics = Metrics("learner")
-    measures = Measures(metrics)
+    measures = LearnerMetrics(metrics)
     with Records(folder=tmp_path, total_steps=3) as records:
         for step in range(3):
             groups = [group(2 * step, trajectory(0, step, reward=0.5), trajectory(step)), group(2 * step + 1)]
@@ -151,7 +151,7 @@ def test_what_is_scraped_agrees_with_what_metrics_jsonl_holds(tmp_path: Path) ->
 
 def test_the_disk_and_the_journal_are_shown_and_each_sync_is_timed(tmp_path: Path) -> None:
     metrics = Metrics("learner")
-    measures = Measures(metrics)
+    measures = LearnerMetrics(metrics)
     measures.folder(tmp_path, unseen=lambda: 17)
     assert value(metrics, "samples_left_out_total") == 17
     with Journal.open(tmp_path / FOLDER, synced=measures.synced) as journal:
@@ -167,7 +167,7 @@ def test_the_disk_and_the_journal_are_shown_and_each_sync_is_timed(tmp_path: Pat
 
 def test_generators_and_expulsions_are_shown_as_they_are_when_somebody_looks() -> None:
     metrics, expulsions = Metrics("learner"), [0, 1]
-    measures = Measures(metrics)
+    measures = LearnerMetrics(metrics)
     measures.fleet(lambda: ("serving", "serving", "behind"), expulsions=lambda: expulsions.pop(0))
     measures.env_services(lambda: 3)
 
@@ -180,7 +180,7 @@ def test_generators_and_expulsions_are_shown_as_they_are_when_somebody_looks() -
 
 def test_the_labels_of_waits_are_few_whatever_is_waited_for() -> None:
     metrics = Metrics("learner")
-    measures = Measures(metrics)
+    measures = LearnerMetrics(metrics)
     for whom in ("groups: 1 of 2 are there", "a generator that serves version 3", "room on the disk of /runs", "Ada"):
         measures.waited(whom, 2.0)
 

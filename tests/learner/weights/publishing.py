@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from learner.weights.fleet import Fleet
+from learner.weights.fleet import FleetMembers
 from learner.weights.probe import Probe
 from learner.weights.process_group import lay_out
 from learner.weights.published import JoinReport, PublisherOptions, PublishReport, Shelf, Snapshot, add_weight_routes
@@ -65,7 +65,7 @@ class Learner:
     publishing: "asyncio.Future[None]" = field(default_factory=asyncio.Future)
 
     def __post_init__(self) -> None:
-        self.fleet = Fleet(
+        self.fleet = FleetMembers(
             fingerprints=FINGERPRINTS,
             incarnation=1,
             announce_every_s=1.0,

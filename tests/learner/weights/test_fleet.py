@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from learner.weights.fleet import Fleet, IdleWatch, JoinRefused, TrustedUrls
+from learner.weights.fleet import FleetMembers, IdleWatch, JoinRefused, TrustedUrls
 from protocol.fleet import Condition, Fingerprints
 from protocol.generation import GeneratorState
 from protocol.messages import Fleet as FleetMessage
@@ -24,8 +24,8 @@ class Changes:
         self.count += 1
 
 
-def make_fleet(changes: Changes | None = None) -> Fleet:
-    return Fleet(
+def make_fleet(changes: Changes | None = None) -> FleetMembers:
+    return FleetMembers(
         fingerprints=FINGERPRINTS,
         incarnation=3,
         announce_every_s=2.0,
@@ -34,7 +34,7 @@ def make_fleet(changes: Changes | None = None) -> Fleet:
     )
 
 
-def serve(fleet: Fleet, name: str, number: int) -> None:
+def serve(fleet: FleetMembers, name: str, number: int) -> None:
     fleet.committed(name, version=PolicyVersion(3, number), fingerprint="f")
 
 

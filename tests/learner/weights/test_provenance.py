@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.journal.journal import Journal, LoggedProof, read_journal
-from learner.weights.fleet import Fleet, Member
+from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.probe import Probe
 from learner.weights.proofs import Commits, Proofs, proof_of
 from learner.weights.provenance import Provenance, Standing
@@ -22,8 +22,8 @@ SIX_TEXTS = Probe(texts=tuple((number, number + 1) for number in range(6)), logp
 class Weights:
     """A learner's fleet and its proofs, without the network."""
 
-    fleet: Fleet = field(
-        default_factory=lambda: Fleet(
+    fleet: FleetMembers = field(
+        default_factory=lambda: FleetMembers(
             fingerprints=FINGERPRINTS, incarnation=1, announce_every_s=1.0, silence_s=60.0, changed=lambda: None
         )
     )
@@ -33,12 +33,12 @@ class Weights:
         nobody: Any = None
         self.commits = Commits(fleet=self.fleet, client=nobody, proofs=proofs, timeout_s=1.0)
 
-    def member(self, name: str) -> Member:
+    def member(self, name: str) -> FleetMember:
         self.fleet.announce(announcement(name, "http://127.0.0.1:1"), now=0.0)
         return next(member for member in self.fleet.members() if member.generator_id == name)
 
     def proves(
-        self, member: Member, version: PolicyVersion, *, checksum: str, gap: float = 0.0, age: float | None = None
+        self, member: FleetMember, version: PolicyVersion, *, checksum: str, gap: float = 0.0, age: float | None = None
     ) -> bool:
         """A commit is answered, and judged: whether the proof is good. `age`: logprobs of the version before."""
         before = () if age is None else tuple(each - age for each in SIX_TEXTS.logprobs)
@@ -136,7 +136,7 @@ def test_news_that_the_journal_did_not_take_are_told_again() -> None:
 
 def test_what_is_too_old_to_be_trained_is_forgotten() -> None:
     provenance = Provenance()
-    ours = Weights(Fleet(
+    ours = Weights(FleetMembers(
         fingerprints=FINGERPRINTS, incarnation=1, announce_every_s=1.0, silence_s=60.0, changed=lambda: None,
         provenance=provenance,
     ))  # fmt: skip

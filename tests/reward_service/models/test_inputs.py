@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from learner.data.preferences import read_pairs
 from protocol.rewards import RewardFormat, Tokenize
-from reward_service.models.process import Message, ModelJob
+from reward_service.models.process import ModelJob, ModelMessage
 from reward_service.models.worker import chunks_by_length, input_ids, unused_token
 from reward_service.verifier.submission import DataError
 from tests.learner.data.character_tokenizer import END, CharacterTokenizer
 
-HI = (Message(role="user", content="hi"),)
+HI = (ModelMessage(role="user", content="hi"),)
 
 
 def job(
@@ -23,7 +23,7 @@ def job(
     format: RewardFormat = "plain",
     tokenize: Tokenize = "apart",
     prompt: str = "2+2=",
-    messages: tuple[Message, ...] = HI,
+    messages: tuple[ModelMessage, ...] = HI,
     max_tokens: int | None = None,
 ) -> ModelJob:
     return ModelJob(
@@ -75,7 +75,7 @@ def test_an_input_is_tokenized_as_the_pairs_that_the_model_was_trained_on(tmp_pa
     ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     plain, chat = read_pairs(tmp_path / "pairs.jsonl", CharacterTokenizer())
-    messages = tuple(Message(role=turn["role"], content=turn["content"]) for turn in conversation[:3])
+    messages = tuple(ModelMessage(role=turn["role"], content=turn["content"]) for turn in conversation[:3])
     for text, trained in (("4", plain.chosen), ("5", plain.rejected)):
         assert input_ids(job(text), CharacterTokenizer()) == trained.token_ids.tolist()
     for text, trained in (("yes", chat.chosen), ("no", chat.rejected)):

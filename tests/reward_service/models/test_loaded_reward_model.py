@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from protocol.rewards import Tokenize
 from reward_service.models.config import RewardModelConfig
 from reward_service.models.folder import fingerprint, open_reward_model
-from reward_service.models.process import Message, ModelJob, RewardModelToLoad
+from reward_service.models.process import ModelJob, ModelMessage, RewardModelToLoad
 from reward_service.models.worker import LoadedRewardModel, input_ids, load_reward_model
 from reward_service.verifier.submission import UserError
 from reward_service.verifier.worker_pool import Reply
@@ -61,7 +61,7 @@ def job(completion: str, *, tokenize: Tokenize = "whole", max_tokens: int | None
         format="chat",
         tokenize=tokenize,
         max_tokens=max_tokens,
-        messages=(Message(role="user", content="hi"),),
+        messages=(ModelMessage(role="user", content="hi"),),
         prompt="",
         completion=completion,
     )

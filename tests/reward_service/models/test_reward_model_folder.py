@@ -11,7 +11,7 @@ from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
 from reward_service.models.config import RewardModelConfig
 from reward_service.models.folder import RewardModel, open_reward_model
-from reward_service.models.process import Message
+from reward_service.models.process import ModelMessage
 from reward_service.models.reward_model import job_of
 from reward_service.verifier.submission import UserError
 from tests.reward_service.models.tiny_reward_model import CHAT, LONGEST, edit_settings, write_reward_model
@@ -127,8 +127,8 @@ def test_the_prompt_is_a_users_message_unless_messages_are_given(tmp_path: Path)
     turn: JsonValue = {"role": "system", "content": "s"}
     plain = ScoreItem(id="a", verifier="reward_model", completion="c", prompt="p")
     told = ScoreItem(id="a", verifier="reward_model", completion="c", arguments={"messages": [turn]})
-    assert job_of(plain, model).messages == (Message(role="user", content="p"),)
-    assert job_of(told, model).messages == (Message(role="system", content="s"),)
+    assert job_of(plain, model).messages == (ModelMessage(role="user", content="p"),)
+    assert job_of(told, model).messages == (ModelMessage(role="system", content="s"),)
 
 
 @pytest.mark.parametrize(

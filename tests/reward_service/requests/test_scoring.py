@@ -14,7 +14,7 @@ from reward_service.requests.scoring import Scorer
 from reward_service.verifier.config import WorkerConfig
 from reward_service.verifier.lanes import pool_settings
 from reward_service.verifier.submission import Score, UserError
-from reward_service.verifier.worker_pool import Job, WorkerPool
+from reward_service.verifier.worker_pool import VerifierJob, WorkerPool
 from services.http.app import RequestRefused
 
 OpenScorer = Callable[..., Awaitable[Scorer]]
@@ -232,7 +232,7 @@ async def test_only_the_workers_of_a_trusted_verifier_see_the_environment(
     monkeypatch.setenv("HEADWAY_TEST_SECRET", "token")
     settings = pool_settings(RewardServiceConfig(), trusted=trusted)
     async with WorkerPool(path="sample_verifiers:sees_variable", settings=settings, on_kill=lambda: None) as pool:
-        job = Job(completion="", prompt="", arguments={})
+        job = VerifierJob(completion="", prompt="", arguments={})
         outcome = await pool.run(job=job, deadline=asyncio.get_running_loop().time() + 30)
     assert outcome.result == Score(reward=float(trusted))
 

@@ -8,7 +8,7 @@ environment: TCP, UDP (ports), ABSTRACT (a socket's name), SECRET_FILE, SERVICE_
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from reward_service.verifier.program import Ended, Limits
+from reward_service.verifier.program import Ended, RunLimits
 
 SECRET = "s3cr3t-of-the-service"
 
@@ -30,7 +30,7 @@ def call(name, *arguments):
 """
 
 
-USUAL = Limits(wall_s=90.0, cpu_s=60.0, memory_mib=256, processes=16, disk_mib=8)
+USUAL = RunLimits(wall_s=90.0, cpu_s=60.0, memory_mib=256, processes=16, disk_mib=8)
 BRIEF = replace(USUAL, wall_s=3.0)
 
 
@@ -39,7 +39,7 @@ class Attack:
     """A program, its limits, and whether its end is one that it may have."""
 
     source: str
-    limits: Limits = USUAL
+    limits: RunLimits = USUAL
     fails: Callable[[Ended], bool]
 
     @property

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from reward_service.sandbox.pool import SandboxPool, open_sandboxes
-from reward_service.verifier.program import ExecutionConfig, InterpreterConfig, Limits, Program, SandboxKind
+from reward_service.verifier.program import ExecutionConfig, InterpreterConfig, Program, RunLimits, SandboxKind
 from reward_service.verifier.submission import UserError
 
 KINDS = tuple(kind for kind in get_args(SandboxKind) if kind != "off")
@@ -30,9 +30,9 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
         yield opened.programs
 
 
-def python(source: str, *arguments: str, stdin: bytes = b"", limits: Limits | None = None) -> Program:
+def python(source: str, *arguments: str, stdin: bytes = b"", limits: RunLimits | None = None) -> Program:
     argv = ("python", "main.py", *arguments)
-    return Program(argv=argv, files={"main.py": source.encode()}, stdin=stdin, limits=limits or Limits(wall_s=60.0))
+    return Program(argv=argv, files={"main.py": source.encode()}, stdin=stdin, limits=limits or RunLimits(wall_s=60.0))
 
 
 async def test_a_program_reads_its_input_and_files_and_its_output_comes_back(sandbox: SandboxPool) -> None:
@@ -41,7 +41,7 @@ async def test_a_program_reads_its_input_and_files_and_its_output_comes_back(san
 
 
 async def test_a_program_is_killed_at_its_deadline(sandbox: SandboxPool) -> None:
-    ended = await sandbox.run(python("import time; time.sleep(600)", limits=Limits(wall_s=2.0)))
+    ended = await sandbox.run(python("import time; time.sleep(600)", limits=RunLimits(wall_s=2.0)))
     assert (ended.timed_out, ended.signal, ended.exit_code) == (True, 9, None)
 
 
@@ -61,7 +61,7 @@ async def test_a_program_can_be_talked_to(sandbox: SandboxPool) -> None:
 
 async def test_a_line_that_is_too_long_comes_in_parts_and_nothing_is_lost(sandbox: SandboxPool) -> None:
     deadline = asyncio.get_running_loop().time() + 60
-    program = python("print('x' * 5000); print('end')", limits=Limits(wall_s=60.0, output_bytes=2000))
+    program = python("print('x' * 5000); print('end')", limits=RunLimits(wall_s=60.0, output_bytes=2000))
     async with sandbox.open(program) as running:
         parts = []
         while part := await running.readline(deadline=deadline):
@@ -157,12 +157,12 @@ async def test_files_cannot_be_put_elsewhere(sandbox: SandboxPool, name: str) ->
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (Limits(wall_s=1e6), r"limit wall_s: got 1e\+06, expected more than 0 and at most 120"),
-        (Limits(memory_mib=100_000), "execution.max_memory_mib"),
-        (Limits(processes=0), "execution.max_processes"),
+        (RunLimits(wall_s=1e6), r"limit wall_s: got 1e\+06, expected more than 0 and at most 120"),
+        (RunLimits(memory_mib=100_000), "execution.max_memory_mib"),
+        (RunLimits(processes=0), "execution.max_processes"),
     ],
 )
-async def test_limits_above_the_operators_are_refused(sandbox: SandboxPool, limits: Limits, message: str) -> None:
+async def test_limits_above_the_operators_are_refused(sandbox: SandboxPool, limits: RunLimits, message: str) -> None:
     with pytest.raises(UserError, match=message):
         await sandbox.run(python("", limits=limits))
 

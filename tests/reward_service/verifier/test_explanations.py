@@ -6,7 +6,7 @@ from protocol.rewards import ScoreResult
 from reward_service.code.arguments import NOTHING_EXTRACTED, Case, Verdict, score_of
 from reward_service.verifier.submission import Score, Submission, load_function, to_score
 from reward_service.verifier.worker import answer
-from reward_service.verifier.worker_pool import Job
+from reward_service.verifier.worker_pool import VerifierJob
 from reward_service.verifiers.arguments import MathArguments
 from reward_service.verifiers.mathematics.math_answer import math_answer
 from reward_service.verifiers.numeric import NumericArguments, numeric
@@ -59,5 +59,5 @@ def test_an_explanation_is_bounded_and_can_be_sent_and_leaves_old_answers_as_the
 
 def test_a_worker_passes_it_on() -> None:
     verifier = load_function("tests.reward_service.sample_verifiers:explained")
-    reply = answer(verifier=verifier, job=Job(completion="abc", prompt="", arguments={}))
+    reply = answer(verifier=verifier, job=VerifierJob(completion="abc", prompt="", arguments={}))
     assert (reply.reward, reply.explanation) == (3.0, "3 characters")

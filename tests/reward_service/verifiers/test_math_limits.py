@@ -12,7 +12,7 @@ from reward_service.config import RewardServiceConfig
 from reward_service.verifier.config import WorkerConfig
 from reward_service.verifier.lanes import pool_settings
 from reward_service.verifier.submission import DataError, Outcome, Score, Submission
-from reward_service.verifier.worker_pool import Job, WorkerPool
+from reward_service.verifier.worker_pool import VerifierJob, WorkerPool
 from reward_service.verifiers.arguments import MathArguments
 from reward_service.verifiers.mathematics.math_answer import TooManyCalls, at_most_calls, math_answer
 
@@ -147,8 +147,8 @@ def _called_back(phase: str, info: object) -> None:
     _nothing()
 
 
-def job(answer: str, completion: str) -> Job:
-    return Job(completion=completion, prompt="", arguments={"answer": answer})
+def job(answer: str, completion: str) -> VerifierJob:
+    return VerifierJob(completion=completion, prompt="", arguments={"answer": answer})
 
 
 async def test_an_expression_that_burns_delays_no_neighbour_and_ends_as_an_error() -> None:

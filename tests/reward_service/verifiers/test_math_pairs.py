@@ -16,7 +16,7 @@ from protocol.rewards import ScoreError
 from reward_service.config import RewardServiceConfig
 from reward_service.verifier.config import WorkerConfig
 from reward_service.verifier.lanes import pool_settings
-from reward_service.verifier.worker_pool import Job, WorkerPool
+from reward_service.verifier.worker_pool import VerifierJob, WorkerPool
 
 # Several times the default, as tests may share a slow machine with others.
 DEADLINE_S = 100.0
@@ -48,7 +48,7 @@ async def test_math_agrees_with_the_labels_and_no_pair_is_over_its_deadline() ->
 
 async def judge(pair: Pair, *, pool: WorkerPool) -> Judged:
     golds: JsonValue = pair.gold if isinstance(pair.gold, str) else list(pair.gold)
-    job = Job(completion=pair.completion, prompt="", arguments={"answer": golds, **pair.arguments})
+    job = VerifierJob(completion=pair.completion, prompt="", arguments={"answer": golds, **pair.arguments})
     outcome = await pool.run(job=job, deadline=asyncio.get_running_loop().time() + 1000)
     result = outcome.result
     return Judged(pair=pair, verdict=str(result) if isinstance(result, ScoreError) else result.reward)

@@ -10,7 +10,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from protocol.codec import Frame, Limits, ProtocolError, encode
+from protocol.codec import Frame, MessageLimits, ProtocolError, encode
 from protocol.messages import Fleet, Goodbye, Message, Refused, ServingGenerator, Welcome
 from services.zmq.sockets import DealerSocket, PeerGone, RouterSocket, SendTimeout, SocketLimits
 
@@ -98,7 +98,7 @@ async def test_a_dealer_outlives_garbage_of_the_router() -> None:
 
 
 async def test_a_message_over_the_limit_is_refused_and_the_socket_goes_on() -> None:
-    limits = SocketLimits(message=Limits(header_bytes=500, total_bytes=500))
+    limits = SocketLimits(message=MessageLimits(header_bytes=500, total_bytes=500))
     async with (
         RouterSocket.bind("tcp://127.0.0.1:*", limits=limits) as router,
         DealerSocket.connect(router.address, identity="loud") as loud,
@@ -182,7 +182,7 @@ async def test_a_taken_address_says_so(router: RouterSocket) -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 async def test_a_message_of_endless_parts_is_cut_off_before_it_fills_the_memory(busy: bool) -> None:
-    limits = SocketLimits(message=Limits(header_bytes=1 << 20, total_bytes=8 << 20))
+    limits = SocketLimits(message=MessageLimits(header_bytes=1 << 20, total_bytes=8 << 20))
     seen: list[str] = []
     flood = asyncio.create_subprocess_exec(
         sys.executable, "-c", FLOOD, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
