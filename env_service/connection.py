@@ -207,7 +207,7 @@ class LearnerLink:
         if welcome.run != self._run:
             self._begin_run(welcome.run, running)
         if known is None or known.incarnation != welcome.incarnation:
-            logger.info("welcomed by the learner, incarnation %d", welcome.incarnation)
+            logger.info("connected to the learner (incarnation %d)", welcome.incarnation)
             self._outbox.make_due()
 
     def _begin_run(self, run: str, running: RunningLeases) -> None:
@@ -241,7 +241,7 @@ class LearnerLink:
         elif refused.reason != _UNKNOWN_PEER:
             logger.warning("the learner refused a message (%s): %s", refused.reason, refused.message)
         elif self._welcome is not None:  # not said of every message that was under way to a learner that has restarted
-            logger.info("the learner does not know this process: greeting it again")
+            logger.info("the learner does not know this process: saying hello again")
             self._forget_welcome()
 
     def _forget_welcome(self) -> None:

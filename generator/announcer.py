@@ -85,7 +85,7 @@ async def announce_leave(*, learner: str, client: HttpClient, announcement: Anno
     except ServiceError as error:
         # Where it ended first, as at the end of a run, nobody is left to hear it.
         level = logging.DEBUG if isinstance(error, ServiceUnreachable) else logging.INFO
-        log.log(level, "the learner did not hear that this generator leaves: %s", error)
+        log.log(level, "could not tell the learner that this generator leaves: %s", error)
 
 
 async def _announce_once(
@@ -101,7 +101,7 @@ async def _announce_once(
             raise _Expelled(error.message) from error
         if error.status in _FINAL:
             raise JoinRefusedByLearner(error.message) from error
-        log.info("the learner did not take the announcement of this generator, which tries again: %s", error)
+        log.info("the learner did not take this generator's announcement, retrying: %s", error)
         return None
     except ServiceError as error:
         log.debug("the learner does not answer: %s", error)

@@ -83,11 +83,11 @@ class Puller:
             except ServiceRefused as error:
                 raise WeightSyncError(f"the learner refused a chunk: {error}") from error
             except ServiceError as error:
-                log.info("a chunk is asked for again: %s", error)
+                log.info("requesting a chunk again: %s", error)
             else:
                 if len(chunk) == length and headers.get(CHUNK_HASH_HEADER) == xxhash.xxh3_64_hexdigest(chunk):
                     return chunk
-                log.warning("a chunk is asked for again: %s: it arrived damaged, %d bytes", url, len(chunk))
+                log.warning("requesting a chunk again: %s: it arrived damaged, %d bytes", url, len(chunk))
             await asyncio.sleep(rest_s)
             rest_s = min(2 * rest_s, LONGEST_REST_S)
 

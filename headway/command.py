@@ -128,7 +128,7 @@ def examined_apart(configs: Configs, *, patience_s: float = 60.0) -> None:
     text = _text_of(reader, patience_s=patience_s)
     if text is None:
         os.kill(child, signal.SIGKILL)
-        log.warning("what the settings name could not be looked at within %g s: starting all the same", patience_s)
+        log.warning("what the settings name could not be checked within %g s: starting all the same", patience_s)
     os.waitpid(child, 0)
     said = json.loads(text or "{}")
     for note in said.get("notes", ()):
@@ -143,7 +143,7 @@ def _examine_in_child(configs: Configs, writer: int) -> NoReturn:
         with os.fdopen(writer, "w") as pipe:
             json.dump({"faults": found.faults, "notes": found.notes}, pipe)
     except Exception:
-        log.exception("what the settings name could not be looked at")
+        log.exception("what the settings name could not be checked")
     finally:
         os._exit(0)
 

@@ -224,7 +224,7 @@ class Supervisor:
             return True
         is_restart = self._restarts.count(command.name) > 0
         if is_restart and not self._kill_orphans():
-            log.warning("%s is not started yet: processes of one that has ended are still there", command.name)
+            log.warning("%s is not started yet: processes of its former start are still running", command.name)
             self._due[command] = now + _KILL_S
             return True
         del self._due[command]
@@ -253,7 +253,7 @@ class Supervisor:
         if command.is_leader and code >= 0 and code != START_AGAIN:
             return code
         if self._died_so_before(child, code):
-            log.error("%s has died twice of the same, and has never served: stopping all", command.name)
+            log.error("%s died twice of the same error before it ever served: stopping all", command.name)
             self._last_sentence, self.is_hopeless = child.complaint(), True
             return 1
         return self._again(child, code)

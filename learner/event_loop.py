@@ -391,4 +391,8 @@ class EventLoopParts:
             if away_s > _SILENCE_TICK_S:  # this process stood still: what others said meanwhile is unread
                 self.fleet.stood_still(away_s)
             for name in self.fleet.expire(now=time.monotonic()):
-                log.warning("generator %s is silent for %.0f s and leaves", name, self.config.weights.silence_s)
+                log.warning(
+                    "no heartbeat from generator %s for %.0f s: removed from the fleet",
+                    name,
+                    self.config.weights.silence_s,
+                )

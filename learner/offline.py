@@ -293,7 +293,9 @@ class _End:
         if late or asked:
             why = "stopped" if asked else f"time_limit_s is {self._limit_s:g} s"
             how = made_with.to_go_on()
-            log.info("ending after step %d, as after the last one (%s); to go on: %s", step, why, how)
+            log.info(
+                "stopping early after step %d (%s); saving the model as at a normal end; to go on: %s", step, why, how
+            )
         return late or asked
 
 

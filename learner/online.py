@@ -148,7 +148,12 @@ class OnlineTraining:
             raise EndedEarly
         if self._ending:
             how = "" if made_with.is_handed_over() else f"; to go on: {made_with.to_go_on()}"
-            log.info("ending after step %d of %d, as after the last one%s", self._version, config.steps, how)
+            log.info(
+                "stopping early after step %d of %d; saving the model as at a normal end%s",
+                self._version,
+                config.steps,
+                how,
+            )
         self._records.may_write()
         self._trainer.export(config.exported_model)
         log.info("the trained model is in %s", config.exported_model)

@@ -124,7 +124,9 @@ def with_packages() -> Iterable[Verifier]:
             parts = [f"{package}-{importlib.metadata.version(package)}" for package in verifier.packages]
         except importlib.metadata.PackageNotFoundError as error:
             logger.warning(
-                "verifier %s is not offered: %s is missing; pip install 'headway[reward]'", verifier.name, error.name
+                "verifier %s is unavailable: package %s is missing; pip install 'headway[reward]'",
+                verifier.name,
+                error.name,
             )
             continue
         yield replace(verifier, version="+".join([verifier.version, *parts]))

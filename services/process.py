@@ -272,7 +272,7 @@ async def _supervise(name: str, main: Main, *, finish_s: float, watchdog: _Watch
 def _asked_to_stop(stop: Stop, number: signal.Signals) -> None:
     """By a signal; who presses Ctrl-C a second time wants no order."""
     if stop.requested and number == signal.SIGINT:
-        logger.warning("ended at once")
+        logger.warning("second interrupt: exiting at once")
         logging.shutdown()
         os._exit(128 + number)
     stop.request(number.name)

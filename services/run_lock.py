@@ -313,7 +313,7 @@ async def _outwait(claim: _Claim, pace: Pace, sleep: Callable[[float], Awaitable
     holder = _holder(path)
     if claim.kernel_locks and holder.place == Holder.here(claim.folder).place:
         return newest  # its lock is gone, so it is dead
-    logger.info("%s was held by %s: seeing for %g s whether it lives", claim.folder, holder, pace.silence_s)
+    logger.info("%s is locked by %s: checking for %g s whether it is alive", claim.folder, holder, pace.silence_s)
     before = _content(path)
     for _ in range(max(1, round(pace.silence_s / pace.beat_s))):
         await sleep(pace.beat_s)

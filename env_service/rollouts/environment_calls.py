@@ -115,7 +115,7 @@ class EnvironmentCalls:
     def _replace_stuck(self) -> None:
         worker = self._worker
         if worker is not None and worker.busy and _now() >= worker.due:
-            logger.warning("an environment does not come back: its thread is left to itself, and a new one goes on")
+            logger.warning("a call of an environment does not return: its thread is abandoned, a new one takes over")
             worker.left = True
             self._worker = None
 

@@ -93,12 +93,14 @@ def cached_reference_logprobs(
         try:
             return load_cache(file, key=key, sequences=sequences)
         except CacheUnusable as fault:
-            logger.warning("%s is not used, and made anew: %s", file, fault)
+            logger.warning("%s is not used and is rebuilt: %s", file, fault)
     logprobs = [_masked(values, sequence) for values, sequence in zip(compute(sequences), sequences, strict=True)]
     try:
         store_cache(file, key=key, sequences=sequences, logprobs=logprobs)
     except OSError as error:
-        logger.warning("reference logprobs cannot be kept in %s, and are computed again next time: %s", file, error)
+        logger.warning(
+            "reference logprobs cannot be kept in %s, they will be computed again next time: %s", file, error
+        )
     return logprobs
 
 

@@ -121,7 +121,7 @@ def _check_there_is_something(folder: Path, marker: Path, *, journal: bool) -> N
             f"{marker} is missing, though {folder} holds {kept[0].name}: write the number of the run's starts so far "
             "into that file, or start without --resume"
         )
-    log.info("the run in %s was ended before it had begun: it begins now", folder)
+    log.info("the run in %s was stopped before its first step: it begins now", folder)
 
 
 def _history(folder: Path) -> list[Path]:

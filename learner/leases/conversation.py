@@ -154,7 +154,9 @@ class EnvServiceConversation:
         holder, is_new = self._env_services.welcome(peer=peer, hello=hello, now=self._clock())
         info = holder.agreed(self._options.environment)
         if is_new:
-            log.info("env_service %s offers %s, %d groups at once", holder.name, info.name, hello.capacity)
+            log.info(
+                "env_service %s connected: environment %s, room for %d groups", holder.name, info.name, hello.capacity
+            )
         self._granting.know_tasks(info.train_tasks, levels=info.levels, chat_template=info.chat_template)
         options = self._options
         await self._env_services.send(
@@ -169,7 +171,7 @@ class EnvServiceConversation:
 
     async def _replace(self, former: ConnectedEnvService) -> None:
         """Another process has the name of an env_service that is gone."""
-        log.info("env_service %s was started afresh: what it held goes to others", former.name)
+        log.info("env_service %s was restarted: its leases go to others", former.name)
         await self._flow.peer_left(former)
 
     async def _is_there(self, known: ConnectedEnvService, *, namesake: Hello) -> bool:
@@ -232,7 +234,7 @@ class EnvServiceConversation:
             now=now, holder=holder.name, running=training, disk_is_full=self._flow.room.is_missing()
         )
         if heard.adopted:
-            log.info("env_service %s goes on with %d leases of a former life", holder.name, len(heard.adopted))
+            log.info("env_service %s goes on with %d leases from before the restart", holder.name, len(heard.adopted))
         holder.running.update(heard.adopted)
         if heard.unwanted:
             self._env_services.ended(holder, filter(None, map(self._incarnations.attempt_of, heard.unwanted)))

@@ -250,7 +250,9 @@ class Intake:
             limit_s = max(MISSED_HEARTBEATS * self._options.heartbeat_every_s, self._options.lease_timeout_s)
             for holder in self._env_services:
                 if now - holder.last_seen > limit_s:
-                    log.warning("env_service %s is silent for %.0f s: its leases go to others", holder.name, limit_s)
+                    log.warning(
+                        "no heartbeat from env_service %s for %.0f s: its leases go to others", holder.name, limit_s
+                    )
                     await self._flow.peer_left(holder)
             expired = self._ledger.expire(now=now)
             self._flow.forget(expired, why="expired")

@@ -205,7 +205,7 @@ class Rounds:
             host=host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s,
             place=self._kept_place(host) if options.port else None,
         )  # fmt: skip
-        log.info("connecting to %s, to send new weights to all at once (connection %d)", _names(members), self._epoch)
+        log.info("opening the weight broadcast group with %s (group %d)", _names(members), self._epoch)
         asked = _Asked(
             {
                 member: self._invite(member, meeting, rank_offset)
@@ -277,7 +277,7 @@ class Rounds:
         )  # fmt: skip
         _raise_unless_expected(sent)
         if sent is not None:
-            log.debug("connection %d: version %s was not sent to all: %s", self._epoch, packed.version, sent)
+            log.debug("broadcast group %d: version %s was not sent to all: %s", self._epoch, packed.version, sent)
             self.close()
         return asked.sorted_out(whole=True)
 

@@ -48,7 +48,7 @@ class CacheFile:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except sqlite3.Error as error:
-            logger.warning("the file of kept answers fails, answers are paid again: %s", error)
+            logger.warning("the answer cache fails, judges will be asked (and paid) again: %s", error)
             return None
 
     def _read(self, key: str) -> str | None:

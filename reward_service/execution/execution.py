@@ -158,7 +158,7 @@ class Sessions:
         except VerifierError as error:
             reason = error
         except TimeoutError:
-            logger.info("session %s has ended: its time is over", name)
+            logger.info("session %s reached its time limit and is closed", name)
         finally:
             self._forget(name, session)
             while not session.calls.empty():

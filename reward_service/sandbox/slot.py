@@ -178,7 +178,7 @@ class Place:
                 async with asyncio.timeout(_STOP_S):
                     await self._process.wait()
             except TimeoutError:
-                logger.error("the keeper %s does not end, and is killed", self._name)
+                logger.error("the keeper %s does not stop and is killed", self._name)
                 with suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()

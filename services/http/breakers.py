@@ -106,7 +106,7 @@ class Breaker:
         level = logging.DEBUG if self._rest_s else logging.WARNING
         self._rest_s = min(self._settings.rest_max_s, 2 * self._rest_s or self._settings.rest_s)
         self._open_until = self._clock() + self._rest_s
-        logger.log(level, "%s is left alone for %g s: %s", self._name, self._rest_s, why)
+        logger.log(level, "circuit open for %s, next probe in %g s: %s", self._name, self._rest_s, why)
         self._on_change()
 
 

@@ -80,6 +80,6 @@ class LimitedConnection(HttpToolsProtocol):
             del self._waiting[self._peer]
 
     def _give_up(self, limit_s: float) -> None:
-        logger.debug("a connection of %s sent no head of a request in %g s", self.client, limit_s)
+        logger.debug("a connection from %s sent no complete request header in %g s", self.client, limit_s)
         self._end_head()
         self.transport.close()

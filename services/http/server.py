@@ -93,7 +93,9 @@ class Acceptor:
                 )
         except OSError as error:
             level = logging.WARNING if isinstance(error, ssl.SSLError) and self._may_complain() else logging.DEBUG
-            logger.log(level, "a connection of %s broke before it began: %s", caller[0] if caller else "?", error)
+            logger.log(
+                level, "a connection from %s broke before its first request: %s", caller[0] if caller else "?", error
+            )
             connection.close()
 
 

@@ -121,7 +121,7 @@ class Waiting:
     def _end(self, current: Wait) -> None:
         waited_s = self._clock() - current.since
         if current.said:
-            logger.info("no longer waiting for %s after %.1f s", current.whom, waited_s)
+            logger.info("waited %.1f s for %s: there now", waited_s, current.whom)
         if self._on_waited is not None:
             self._on_waited(current.whom, waited_s)
 

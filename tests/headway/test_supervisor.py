@@ -315,7 +315,7 @@ def test_the_same_death_twice_before_it_ever_served_ends_all_with_its_sentence(
     code, output = start(cleaned, dying(tmp_path, *deaths), leader(IDLE)).end()
     assert code == 1
     assert output.count("started again in 0 s") == 1
-    assert "ERROR helper has died twice of the same, and has never served: stopping all" in output
+    assert "ERROR helper died twice of the same error before it ever served: stopping all" in output
     assert output.strip().endswith("ERROR helper: the engine's process has died: no head_dim=16 at 0x2")
 
 

@@ -69,7 +69,7 @@ def test_work_that_can_finish_has_its_time_and_a_second_ctrl_c_ends_it_at_once()
     assert "results written" in log
     code, log = run_child(finishing.format(more="os.kill(os.getpid(), signal.SIGINT); await asyncio.sleep(40)"))
     assert code == 130
-    assert "ended at once" in log
+    assert "exiting at once" in log
     assert "results written" not in log
 
 

@@ -86,7 +86,7 @@ def test_a_damaged_cache_is_named_and_made_anew(tmp_path: Path, caplog: pytest.L
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert ask(tmp_path, reference) == EXPECTED
-        assert f"{file} is not used, and made anew: damaged" in caplog.text
+        assert f"{file} is not used and is rebuilt: damaged" in caplog.text
         assert reference.asked == count
     ask(tmp_path, reference)
     assert reference.asked == 5, "what was made anew is good"

@@ -30,7 +30,7 @@ def test_a_wait_is_said_at_its_beginning_again_and_at_its_end(caplog: pytest.Log
     assert caplog.messages == [
         "waiting for a generator: start one",
         "waiting for a generator since 21 s: start one",
-        "no longer waiting for a generator after 21.0 s",
+        "waited 21.0 s for a generator: there now",
     ]
     assert waited == [("a generator", 21.0)]
 
@@ -81,7 +81,7 @@ def test_a_short_wait_of_normal_work_is_not_said(caplog: pytest.LogCaptureFixtur
     with waiting.wait("a batch", quiet_s=2):
         clock.now += 3
         waiting.remind()
-    assert caplog.messages == ["waiting for a batch since 3 s", "no longer waiting for a batch after 3.0 s"]
+    assert caplog.messages == ["waiting for a batch since 3 s", "waited 3.0 s for a batch: there now"]
 
 
 def test_readiness_names_whom_the_process_waits_for_and_how_long() -> None:
