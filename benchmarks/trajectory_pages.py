@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.machine import described_machine
 from learner.page.reading import Filter, Key, group, overview, page, parts_of
-from learner.page.store import Place, TakenStep, TrajectoryStore
+from learner.page.store import SequencePlace, TakenStep, TrajectoryStore
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from tests.learner.page.made_run import step_line, write_lines
 
@@ -71,7 +71,7 @@ def _step(drawn: np.random.Generator, step: int) -> TakenStep:
                 trajectories=made,
             )
         )
-    places = [Place(g, t, 0, TOKENS) for g in range(GROUPS) for t in range(GROUP)]
+    places = [SequencePlace(g, t, 0, TOKENS) for g in range(GROUPS) for t in range(GROUP)]
     values = {
         name: drawn.random(TOKENS * len(places), dtype=np.float32)
         for name in ("learner_logprobs", "entropies", "advantages")

@@ -30,7 +30,7 @@ from env_service.leases.outbox import Outbox
 from env_service.leases.running import RunningLeases, Slow
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds
 from env_service.rollouts.generation import Generation, GeneratorFleet
-from env_service.rollouts.judging import Scoring
+from env_service.rollouts.judging import GroupScoring
 from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
@@ -166,7 +166,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             environments=environments,
             tokenization=tokenization,
             generation=generation_of(config, http=generators, fleet=fleet, metrics=counted),
-            scoring=Scoring(rewards),
+            scoring=GroupScoring(rewards),
             timeout_s=config.retry.rollout_timeout_s,
             environment_timeout_s=config.retry.environment_timeout_s,
             opening_attempts=config.retry.environment_attempts,

@@ -59,7 +59,7 @@ class RoutedRewardService(ConfigModel):
     token: SecretStr | None = Field(None, description="its bearer token; `reward_token` if not given")
 
 
-class ScoringConfig(ConfigModel):
+class RewardCallsConfig(ConfigModel):
     """How completions are sent to the reward services."""
 
     batch_items: int = Field(256, ge=1, le=4096, description="most completions in one request")
@@ -164,7 +164,7 @@ class EnvServiceConfig(ProcessConfig):
     resend_s: float = Field(5.0, gt=0, description="an unacknowledged group is sent again after so long")
     drain_s: float = Field(2.0, ge=0, le=60, description="time for acknowledgements when stopping")
     retry: RetryConfig = RetryConfig()
-    scoring: ScoringConfig = ScoringConfig()
+    scoring: RewardCallsConfig = RewardCallsConfig()
     concurrency: ConcurrencyConfig = ConcurrencyConfig()
     agents: AgentsConfig = AgentsConfig()
     environments: tuple[Tasks, ...] = Field(

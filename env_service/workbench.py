@@ -41,11 +41,11 @@ from env_service.environments.interface import (
 )
 from env_service.environments.task_configs import BUILT_IN, ClassTasks
 from env_service.environments.tokenization import Tokenization
-from env_service.environments.tool_formats import Reading, read
-from env_service.rollouts.completions import Progress
+from env_service.environments.tool_formats import ParsedTurn, read
+from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.conversation import checked
 from env_service.rollouts.generation import GeneratorFleet
-from env_service.rollouts.judging import Scoring
+from env_service.rollouts.judging import GroupScoring
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
 from env_service.rollouts.speech import value_in
@@ -191,7 +191,7 @@ async def _play(environment: OfferedEnvironment, index: int, out: TextIO, answer
 
 
 def _action(text: str, form: str, opening: Opening, *, last: bool = False) -> Action:
-    reading = read(text, tools=opening.tools) if form == "tools" else Reading(text)
+    reading = read(text, tools=opening.tools) if form == "tools" else ParsedTurn(text)
     return Action(text, value=value_in(text, form), calls=reading.calls, fault=reading.fault, last=last)
 
 
@@ -230,13 +230,13 @@ async def _try(
             environments={environment.name: environment},
             tokenization=tokenization,
             generation=generation_of(config, http=http, fleet=fleet, metrics=counted),
-            scoring=Scoring(rewards),
+            scoring=GroupScoring(rewards),
             timeout_s=config.retry.rollout_timeout_s,
             metrics=counted,
             opponents=await opponents_of(config, stack, tokenization=tokenization, metrics=counted),
             agents=attempts_in(await stack.enter_async_context(sessions_alone())),
         )
-        outcome = await rollout.run(_lease(environment, index), Progress())
+        outcome = await rollout.run(_lease(environment, index), RolloutProgress())
     if not isinstance(outcome, Finished):
         raise ValueError(outcome.reason)
     _tell(outcome.group, tokenization, out)

@@ -16,7 +16,7 @@ from services.http.app import RequestRefused
 _ROUNDS = 4
 
 
-class Scoring:
+class LogprobScoring:
     """Answers `POST /v1/logprobs`. A request falls wholly under one version.
 
     Sequences that a commit met on their way are scored again, and so are those that are under an older version than

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, FastAPI, Request, Response
 from starlette.routing import Route
 
-from generator.logprobs import Scoring
+from generator.logprobs import LogprobScoring
 from generator.serving import Serving
 from generator.weight_sync import WeightSync
 from protocol.fleet import Commit, JoinGroup, Prepare, Pull
@@ -18,7 +18,7 @@ from services.http.app import RequestRefused, json_answer, json_body, streamed_a
 T = TypeVar("T")
 
 
-def add_token_routes(app: FastAPI, *, serving: Serving, scoring: Scoring) -> None:
+def add_token_routes(app: FastAPI, *, serving: Serving, scoring: LogprobScoring) -> None:
     """`POST /v1/generate`, which answers with NDJSON, `POST /v1/logprobs`, and `GET /v1/state`."""
 
     @app.post("/v1/generate")

@@ -18,7 +18,7 @@ from generator.announcer import announce, announce_leave
 from generator.config import GeneratorConfig
 from generator.engine.engine import Engine
 from generator.engine.options import EngineOptions, in_settings
-from generator.logprobs import Scoring
+from generator.logprobs import LogprobScoring
 from generator.openai_routes import mount_openai_routes
 from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
 from generator.serving import GeneratorMetrics, Serving
@@ -183,8 +183,8 @@ async def _engine_unless_stopped(options: EngineOptions, stop: Stop) -> Engine |
 
 def _scoring(
     config: GeneratorConfig, *, engine: Engine, serving: Serving, measures: GeneratorMetrics, announcement: Announcement
-) -> Scoring:
-    return Scoring(
+) -> LogprobScoring:
+    return LogprobScoring(
         engine=engine,
         serving=serving,
         measures=measures,
@@ -231,7 +231,7 @@ async def _add_routes(
     config: GeneratorConfig,
     engine: Engine,
     serving: Serving,
-    scoring: Scoring,
+    scoring: LogprobScoring,
     sync: WeightSync | None,
 ) -> None:
     add_token_routes(app, serving=serving, scoring=scoring)

@@ -42,7 +42,7 @@ _ECHO = 3  # cells that stay free for the `^C` that a terminal shows
 _LONGEST_BAR, _SHORTEST_BAR = 40, 8
 
 
-class Progress:
+class RunProgress:
     """How far a run is, read from its `metrics.jsonl` as this grows: step, mean reward, mean lag, time left.
 
     `total` is the number of its steps, None where nobody knows it. What the file holds at the start is of former lives.
@@ -112,7 +112,7 @@ class Bar:
     come above it. Nothing of it stays when it is closed. A terminal that takes nothing is not waited for.
     """
 
-    def __init__(self, progress: Progress, *, descriptor: int = 1) -> None:
+    def __init__(self, progress: RunProgress, *, descriptor: int = 1) -> None:
         self._progress = progress
         self._descriptor = descriptor
         self._is_shown = False
@@ -122,7 +122,7 @@ class Bar:
         self._done, self._rest = ("━", "─") if encoding == "utf8" else ("#", "-")
 
     @classmethod
-    def where_possible(cls, progress: Progress) -> Self | None:
+    def where_possible(cls, progress: RunProgress) -> Self | None:
         """None where standard output is no terminal, or one that moves no cursor."""
         can = os.isatty(1) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
         return cls(progress) if can else None

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
-from headway.child_output import Bar, Progress
+from headway.child_output import Bar, RunProgress
 from headway.file_commands import compare_runs, convert_data, export_checkpoint, fetch, view_runs
 from headway.keys_command import make_keys
 from headway.new_project import make_project
@@ -202,10 +202,12 @@ def up(
     return code
 
 
-def _progress(learner: ProcessConfig) -> Progress:
+def _progress(learner: ProcessConfig) -> RunProgress:
     """Of passes over examples nobody here knows how many steps they are."""
     in_passes = getattr(getattr(learner, "data", None), "epochs", None) is not None
-    return Progress(learner.run.folder / "metrics.jsonl", total=None if in_passes else getattr(learner, "steps", None))
+    return RunProgress(
+        learner.run.folder / "metrics.jsonl", total=None if in_passes else getattr(learner, "steps", None)
+    )
 
 
 def _devices(configs: Configs, *, elsewhere: bool = False) -> dict[str, tuple[tuple[str, str], ...]]:

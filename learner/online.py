@@ -20,7 +20,7 @@ from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, Evaluated
 from learner.leases.intake import Intake, TakenBatch
-from learner.page.store import Place, TakenStep, TrajectoryStore
+from learner.page.store import SequencePlace, TakenStep, TrajectoryStore
 from learner.recovery import LoggedStep
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics
@@ -229,7 +229,7 @@ class OnlineTraining:
             return
         tokens = self._trainer.tokens
         origins = [(one.origin, len(one.token_ids)) for one in sequences]
-        places = [Place(at.group, at.trajectory, at.start, count) for at, count in origins if at is not None]
+        places = [SequencePlace(at.group, at.trajectory, at.start, count) for at, count in origins if at is not None]
         self._samples.put(
             TakenStep(
                 step=batch.version + 1,

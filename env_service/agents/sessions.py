@@ -19,7 +19,7 @@ from env_service.agents.messages import MadeCall, Said, call_id_of
 from env_service.agents.results import MOST_COMPLETIONS
 from env_service.environments.interface import AgentClient, AgentResult, Task, Tool
 from env_service.environments.tokenization import ChatTemplateError, TemplateArguments
-from env_service.environments.tool_formats import Reading, shown_until
+from env_service.environments.tool_formats import ParsedTurn, shown_until
 from env_service.rollouts.completions import Completion
 from env_service.rollouts.conversation import Speaker
 from env_service.rollouts.outcomes import RequestTooLong, RolloutFailure
@@ -152,7 +152,7 @@ class PendingTurn:
         ids = completion.token_ids[:-1] if language.ended_itself(completion) else completion.token_ids
         whole = cut_at_stop(language.text(ids, special=True), self.asked.stop)
         wanted = self.asked.tools and self.asked.calls_wanted
-        reading = language.reading(whole, tools=self.asked.tools) if wanted else Reading(whole)
+        reading = language.reading(whole, tools=self.asked.tools) if wanted else ParsedTurn(whole)
         self.branch.invalid = bool(reading.fault)
         if reading.fault or not reading.calls:
             return Said("assistant", self.text)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from env_service.builtin.toolboxes import Sandbox, SandboxConfig, cut
+from env_service.builtin.toolboxes import SandboxClient, SandboxConfig, cut
 from env_service.builtin.toolboxes import told as told_of
 from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task, Verification
 from env_service.environments.jsonl import TaskFileError
@@ -99,7 +99,7 @@ class CodeRepairEnvironment:
 
     def __init__(self, options: RepairOptions) -> None:
         self._options = options
-        self._sandbox = Sandbox(options.sandbox)
+        self._sandbox = SandboxClient(options.sandbox)
         self._task = Task()
         self._tests: list[str] = []
 
@@ -119,7 +119,7 @@ class CodeRepairEnvironment:
         return Opening((*system, ChatMessage("user", task.prompt)))
 
     async def step(self, action: Action) -> Step:
-        """Runs the tests. Raises as `Sandbox.run`."""
+        """Runs the tests. Raises as `SandboxClient.run`."""
         code = code_in(action.text)
         if code is None:
             return self._answer(

@@ -216,7 +216,7 @@ def _bounded(value: Fraction) -> Fraction:
     return value
 
 
-class Sandbox:
+class SandboxClient:
     """Runs Python in a reward service. Its connections are opened by the first call."""
 
     def __init__(self, config: SandboxConfig) -> None:
@@ -285,7 +285,7 @@ class PythonToolbox:
     """An interpreter in the sandbox, which begins with the first call."""
 
     def __init__(self, config: PythonTool) -> None:
-        self._sandbox = Sandbox(config)
+        self._sandbox = SandboxClient(config)
         self._session = f"conversation-{secrets.token_hex(12)}"
         self._lives = False
 
@@ -294,7 +294,7 @@ class PythonToolbox:
         return (described("python", told, _Code),)
 
     async def call(self, call: ToolCall) -> str:
-        """The output of the code, with the traceback of its exception. Raises SessionLost, and as `Sandbox.run`."""
+        """The output of the code with any traceback. Raises SessionLost, and as `SandboxClient.run`."""
         code = read_arguments(_Code, call.arguments).code
         answer = await self._sandbox.run(code, session=self._session)
         if answer.session_started and self._lives:

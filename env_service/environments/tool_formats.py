@@ -85,7 +85,7 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
 
 
 @dataclass(frozen=True)
-class Reading:
+class ParsedTurn:
     """A parsed turn of the policy: the text before its calls, and the calls, those of tools that are not there as well.
 
     `fault` says why what began as a call is none, or is one of no tool; empty if there is nothing wrong.
@@ -106,12 +106,12 @@ class _Found:
     marked: bool = True
 
 
-def read(text: str, *, tools: Sequence[Tool], formats: Sequence[ToolFormat] = ALL_FORMATS) -> Reading:
+def read(text: str, *, tools: Sequence[Tool], formats: Sequence[ToolFormat] = ALL_FORMATS) -> ParsedTurn:
     """The text and its calls in the first of the formats that reads them. `tools` are those that are offered; without
     any, every name will do.
     """
     schemas = _schemas(tools)
-    faults: list[Reading] = []
+    faults: list[ParsedTurn] = []
     thought = _thought_until(text)
     for name in formats:
         found = _READERS[name](text[thought:], schemas)
@@ -119,12 +119,12 @@ def read(text: str, *, tools: Sequence[Tool], formats: Sequence[ToolFormat] = AL
             continue
         fault = _fault(found, name, schemas)
         before = text[: thought + found.start].rstrip()
-        reading = Reading(before if found.calls else text, tuple(found.calls), fault)
+        reading = ParsedTurn(before if found.calls else text, tuple(found.calls), fault)
         if found.calls and not fault:
             return reading
         if found.marked and fault:
             faults.append(reading)
-    return next((each for each in faults if each.calls), faults[0] if faults else Reading(text))
+    return next((each for each in faults if each.calls), faults[0] if faults else ParsedTurn(text))
 
 
 def shown_until(text: str, *, formats: Sequence[ToolFormat] = ALL_FORMATS) -> int:

@@ -18,7 +18,7 @@ from env_service.environments.interface import Environment, OfferedEnvironment
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.messages import (
     HostCall,
-    Reply,
+    HostReply,
     description_of,
     fault_of,
     line_of,
@@ -54,31 +54,31 @@ class Stage:
         try:
             reply = self._runner.run(self._reply(HostCall.model_validate_json(line)))
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - code of others, here and below
-            reply = Reply(fault=fault_of(error))
+            reply = HostReply(fault=fault_of(error))
         return line_of(reply, most_bytes=MAX_LINE_BYTES)
 
-    async def _reply(self, call: HostCall) -> Reply:
+    async def _reply(self, call: HostCall) -> HostReply:
         environment = self._offered[call.name]
         match call.kind:
             case "describe":
-                return Reply(description=description_of(environment, own_tasks=self._own_tasks[call.name]))
+                return HostReply(description=description_of(environment, own_tasks=self._own_tasks[call.name]))
             case "task":
                 assert call.task is not None, "a call for a task says which"
-                return Reply(task=await resolved(environment.tasks.task(call.task.purpose, call.task.index)))
+                return HostReply(task=await resolved(environment.tasks.task(call.task.purpose, call.task.index)))
             case "reset":
                 return await self._reset(environment, call)
             case "step":
                 return await self._step(call)
             case "close":
                 await self._close(call.about)
-                return Reply()
+                return HostReply()
 
-    async def _reset(self, environment: OfferedEnvironment, call: HostCall) -> Reply:
+    async def _reset(self, environment: OfferedEnvironment, call: HostCall) -> HostReply:
         assert call.reset is not None, "a call to reset says with what"
         made = self._conversations[call.about] = environment.start()
         return opening_reply(await resolved(made.reset(call.reset.task, call.reset.seed)))
 
-    async def _step(self, call: HostCall) -> Reply:
+    async def _step(self, call: HostCall) -> HostReply:
         assert call.action is not None, "a call to step says what was done"
         return step_reply(await resolved(self._conversations[call.about].step(call.action)))
 

@@ -28,7 +28,7 @@ from env_service.environments.interface import (
 )
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.hosted import HostedTasks, Hosting
-from env_service.hosting.messages import HostCall, HostUnavailable, Reply, description_of, fault_of, resolved
+from env_service.hosting.messages import HostCall, HostReply, HostUnavailable, description_of, fault_of, resolved
 from env_service.hosting.remote import PATH
 from services.config.models import HttpConfig
 from services.http.app import create_app, json_answer, json_body
@@ -57,12 +57,12 @@ class Conversations:
         self._idle_s = idle_s
         self._kept: dict[str, _Kept] = {}
 
-    async def reply(self, call: HostCall) -> Reply:
+    async def reply(self, call: HostCall) -> HostReply:
         """The reply to a call; failures of the environment are in it."""
         try:
             return await self._reply(call)
         except (EnvironmentFailed, EnvironmentUnavailable) as error:
-            return Reply(fault=fault_of(error))
+            return HostReply(fault=fault_of(error))
 
     async def forget_idle(self) -> None:
         """Close conversations that nobody asks any more, until cancelled."""
@@ -72,23 +72,23 @@ class Conversations:
             for about in [key for key, kept in self._kept.items() if kept.used_at < before and not kept.under_way]:
                 await self.reply(HostCall(kind="close", about=about))
 
-    async def _reply(self, call: HostCall) -> Reply:
+    async def _reply(self, call: HostCall) -> HostReply:
         match call.kind:
             case "describe":
                 own = isinstance(self._offered.tasks, HostedTasks)
-                return Reply(description=description_of(self._offered, own_tasks=own))
+                return HostReply(description=description_of(self._offered, own_tasks=own))
             case "task":
                 assert call.task is not None, "a call for a task says which"
-                return Reply(task=await resolved(self._offered.tasks.task(call.task.purpose, call.task.index)))
+                return HostReply(task=await resolved(self._offered.tasks.task(call.task.purpose, call.task.index)))
             case "reset":
                 return await self._reset(call)
             case "step":
                 return await self._step(call)
             case "close":
                 await self._close(call.about)
-                return Reply()
+                return HostReply()
 
-    async def _reset(self, call: HostCall) -> Reply:
+    async def _reset(self, call: HostCall) -> HostReply:
         if call.reset is None or call.about in self._kept:
             raise EnvironmentFailed("nonsense", "a conversation is begun once, with its task")
         if len(self._kept) >= self._most:
@@ -96,21 +96,21 @@ class Conversations:
         kept = self._kept[call.about] = _Kept(self._offered.start(), time.monotonic(), under_way=1)
         environment: Any = kept.environment
         try:
-            return Reply(opening=await environment.reset(call.reset.task, call.reset.seed))
+            return HostReply(opening=await environment.reset(call.reset.task, call.reset.seed))
         except BaseException:
             self._kept.pop(call.about, None)
             raise
         finally:
             kept.under_way -= 1
 
-    async def _step(self, call: HostCall) -> Reply:
+    async def _step(self, call: HostCall) -> HostReply:
         kept = self._kept.get(call.about)
         if kept is None or call.action is None:
             raise HostUnavailable("the host does not know this conversation: it was started again, or forgot it")
         kept.used_at, kept.under_way = time.monotonic(), kept.under_way + 1
         environment: Any = kept.environment
         try:
-            return Reply(step=await environment.step(call.action))
+            return HostReply(step=await environment.step(call.action))
         finally:
             kept.used_at, kept.under_way = time.monotonic(), kept.under_way - 1
 
@@ -124,7 +124,7 @@ class Conversations:
 def add_environment_route(app: FastAPI, conversations: Conversations) -> None:
     """Add the one route that there is."""
 
-    @app.post(PATH, response_model=Reply)
+    @app.post(PATH, response_model=HostReply)
     async def environment(body: Annotated[HostCall, Depends(json_body(HostCall))]) -> Response:
         """A call to the environment; what goes wrong in it is in the reply."""
         return json_answer(await conversations.reply(body))

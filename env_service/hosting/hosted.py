@@ -32,8 +32,8 @@ from env_service.environments.interface import (
     TaskSource,
 )
 from env_service.environments.task_configs import ClassTasks
-from env_service.hosting.messages import Description, HostCall, MakeTask, Reply, Reset, raise_fault, reply_of
-from env_service.hosting.pool import Pool, PoolSettings
+from env_service.hosting.messages import Description, HostCall, HostReply, MakeTask, Reset, raise_fault, reply_of
+from env_service.hosting.pool import HostPoolSettings, Pool
 from env_service.hosting.processes import Seat, command_of, environment_of_a_child
 from protocol.trajectories import Purpose
 from services.worker_process import Loading
@@ -90,7 +90,7 @@ class HostedEnvironment:
         finally:
             await self._pool.give_back(seat)
 
-    async def _ask(self, call: HostCall, limit_s: float) -> Reply:
+    async def _ask(self, call: HostCall, limit_s: float) -> HostReply:
         if self._seat is None:
             raise EnvironmentFailed("nonsense", f"the environment was asked to {call.kind} after its end")
         try:
@@ -135,7 +135,7 @@ class Hosting:
     def __init__(self, *, workers: int, environment_timeout_s: float) -> None:
         self._environment_timeout_s = environment_timeout_s
         self._sharing: list[ClassTasks] = []
-        self._workers = Pool(self._sharing, PoolSettings(most=workers, shared=True))
+        self._workers = Pool(self._sharing, HostPoolSettings(most=workers, shared=True))
         self._pools: dict[str, Pool] = {}
         self._stack = AsyncExitStack()
 
@@ -182,7 +182,7 @@ class Hosting:
         if entry.isolation == "workers":
             self._sharing.append(alone)
             return self._workers
-        settings = PoolSettings(most=entry.processes, shared=False, spares=entry.spares, fresh=entry.fresh)
+        settings = HostPoolSettings(most=entry.processes, shared=False, spares=entry.spares, fresh=entry.fresh)
         self._pools[entry.name] = Pool((alone,), settings)
         return self._pools[entry.name]
 

@@ -88,7 +88,7 @@ class HostedFault(WireModel):
     traceback: str = ""
 
 
-class Reply(WireModel):
+class HostReply(WireModel):
     """The answer to a call: what its kind wants, nothing for `close`, or a fault."""
 
     description: Description | None = None
@@ -106,7 +106,7 @@ class HostUnavailable(EnvironmentFull):
         self.kind = kind
 
 
-def raise_fault(reply: Reply) -> None:
+def raise_fault(reply: HostReply) -> None:
     """Raises the fault of a reply, if it holds one, as EnvironmentFailed or EnvironmentUnavailable."""
     fault = reply.fault
     if fault is None:
@@ -155,12 +155,12 @@ def sendable(text: str, *, most: int = _MOST_CHARS) -> str:
     return text[:most].encode("utf-8", errors="replace").decode()
 
 
-def nonsense(text: str) -> Reply:
+def nonsense(text: str) -> HostReply:
     """The reply for an answer that no environment may give."""
-    return Reply(fault=HostedFault(kind="nonsense", text=sendable(text)))
+    return HostReply(fault=HostedFault(kind="nonsense", text=sendable(text)))
 
 
-def line_of(reply: Reply, *, most_bytes: int) -> bytes:
+def line_of(reply: HostReply, *, most_bytes: int) -> bytes:
     """A reply as one line of JSON, or that it cannot be one."""
     try:
         line = reply.model_dump_json(warnings="error").encode()
@@ -172,25 +172,25 @@ def line_of(reply: Reply, *, most_bytes: int) -> bytes:
     return line
 
 
-def reply_of(line: bytes | str) -> Reply:
+def reply_of(line: bytes | str) -> HostReply:
     """Raises EnvironmentFailed for what is no reply."""
     try:
-        return Reply.model_validate_json(line)
+        return HostReply.model_validate_json(line)
     except ValidationError as error:
         raise EnvironmentFailed("nonsense", f"the environment's process answers nonsense: {describe(error)}") from error
 
 
-def opening_reply(given: object) -> Reply:
+def opening_reply(given: object) -> HostReply:
     """The reply to `reset`."""
     match given:
         case Opening():
-            return Reply(opening=given)
+            return HostReply(opening=given)
         case str() | tuple():
-            return Reply(opening=Opening(given))
+            return HostReply(opening=Opening(given))
     return nonsense(f"the environment's reset returned {type(given).__name__}, expected an Opening, text or messages")
 
 
-def step_reply(step: object) -> Reply:
+def step_reply(step: object) -> HostReply:
     """The reply to `step`; numbers of numpy's become plain ones."""
     if not isinstance(step, Step):
         return nonsense(f"the environment's step returned {type(step).__name__}, expected a Step")
@@ -199,7 +199,7 @@ def step_reply(step: object) -> Reply:
         if number_of(number) is None:
             return nonsense(f"the environment's step gives {number!r} as its {name}, expected a finite number")
     plain = {name: checked_number(number) for name, number in step.metrics.items()}
-    return Reply(
+    return HostReply(
         step=Step(
             observation=step.observation,
             verification=step.verification,

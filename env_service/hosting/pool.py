@@ -13,7 +13,7 @@ from typing import Self
 
 from env_service.environments.interface import EnvironmentFull
 from env_service.environments.task_configs import ClassTasks
-from env_service.hosting.messages import HostCall, Reply
+from env_service.hosting.messages import HostCall, HostReply
 from env_service.hosting.processes import Child, Seat
 from services.worker_process import WorkerUnavailable
 
@@ -23,7 +23,7 @@ _WAIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolSettings:
+class HostPoolSettings:
     """How many processes there are at `most`, and how they are used.
 
     `shared`: each runs many conversations. Else each runs one after the other, or, `fresh`, one in its life; and
@@ -40,7 +40,7 @@ class PoolSettings:
 class Pool:
     """The processes for the environments of `entries`, which may grow until the pool is entered."""
 
-    def __init__(self, entries: Sequence[ClassTasks], settings: PoolSettings) -> None:
+    def __init__(self, entries: Sequence[ClassTasks], settings: HostPoolSettings) -> None:
         self._entries = entries
         self._settings = settings
         self._free = asyncio.Semaphore(settings.most)
@@ -102,7 +102,7 @@ class Pool:
             self._free.release()
             self._warm()
 
-    async def ask_for_tasks(self, call: HostCall, *, limit_s: float) -> Reply:
+    async def ask_for_tasks(self, call: HostCall, *, limit_s: float) -> HostReply:
         """The reply of a process that makes tasks alone: the others may all be taken."""
         if self._tasks is None or not self._tasks.is_there:
             self._tasks = Seat(self._tasks.child if self._tasks else self._new())

@@ -18,7 +18,7 @@ from pathlib import Path
 from env_service.environments.interface import EnvironmentFailed
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.child import ENTRIES
-from env_service.hosting.messages import HostCall, HostUnavailable, Reply, raise_fault, reply_of
+from env_service.hosting.messages import HostCall, HostReply, HostUnavailable, raise_fault, reply_of
 from services.worker_process import WorkerDied, WorkerProcess, WorkerUnavailable, worker_environment
 
 _OURS = f'File "{Path(__file__).parent}/'
@@ -75,7 +75,7 @@ class Child:
         self.life += 1
         await self._worker.stop()
 
-    async def ask(self, call: HostCall, seat: "Seat", *, limit_s: float) -> Reply:
+    async def ask(self, call: HostCall, seat: "Seat", *, limit_s: float) -> HostReply:
         """The reply to a call. Raises EnvironmentFailed and EnvironmentUnavailable: what the environment did, or that
         its process is away.
         """
@@ -92,7 +92,7 @@ class Child:
         raise_fault(reply)
         return reply
 
-    async def _exchange(self, call: HostCall, seat: "Seat", *, limit_s: float, ends: float) -> Reply:
+    async def _exchange(self, call: HostCall, seat: "Seat", *, limit_s: float, ends: float) -> HostReply:
         await self._loaded(seat, ends)
         sent, completed = asyncio.get_running_loop().time(), False
         try:
@@ -169,7 +169,7 @@ class Seat:
     child: Child
     life: int | None = None
 
-    async def ask(self, call: HostCall, *, limit_s: float) -> Reply:
+    async def ask(self, call: HostCall, *, limit_s: float) -> HostReply:
         """As `Child.ask`."""
         return await self.child.ask(call, self, limit_s=limit_s)
 

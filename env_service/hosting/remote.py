@@ -28,7 +28,7 @@ from env_service.environments.interface import (
     TaskSource,
 )
 from env_service.hosting.hosted import expected
-from env_service.hosting.messages import Description, HostCall, MakeTask, Reply, Reset, raise_fault
+from env_service.hosting.messages import Description, HostCall, HostReply, MakeTask, Reset, raise_fault
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
 from services.http.client import HttpClient, ServiceError, ServiceTimeout
@@ -135,7 +135,7 @@ class _Host:
         self._urls = [url.rstrip("/") for url in (*options.urls[first:], *options.urls[:first])]
         self._client: HttpClient | None = None
 
-    async def begin(self, call: HostCall) -> Reply:
+    async def begin(self, call: HostCall) -> HostReply:
         """The reply of the first host that is there, which is asked from here on. Raises what `ask` raises."""
         for _ in self._urls[1:]:
             try:
@@ -144,7 +144,7 @@ class _Host:
                 self._urls = [*self._urls[1:], self._urls[0]]
         return await self.ask(call)
 
-    async def ask(self, call: HostCall) -> Reply:
+    async def ask(self, call: HostCall) -> HostReply:
         """The reply to a call. Raises EnvironmentFailed; EnvironmentUnavailable for a host that is away, or shows no
         sign of life while it is waited for; EnvironmentFull for one that died of the call, or is alive and silent.
         """
@@ -153,14 +153,14 @@ class _Host:
             await self._client.__aenter__()
         try:
             # Not tried again: a step that arrived must not be made twice.
-            asked = self._client.post(self._urls[0] + PATH, call, Reply, deadline_s=self._options.timeout_s)
+            asked = self._client.post(self._urls[0] + PATH, call, HostReply, deadline_s=self._options.timeout_s)
             reply = await self._while_alive(asked, self._client)
         except ServiceError as error:
             raise EnvironmentFull(f"the environment's host: {error}") from error
         raise_fault(reply)
         return reply
 
-    async def _while_alive(self, asked: Coroutine[object, object, Reply], client: HttpClient) -> Reply:
+    async def _while_alive(self, asked: Coroutine[object, object, HostReply], client: HttpClient) -> HostReply:
         """The answer. Raises _HostAway where nobody takes the call up, or its host, asked for a sign of life, says
         nothing several times.
         """
@@ -219,7 +219,7 @@ def _described(options: RemoteOptions) -> Description:
     with urllib.request.urlopen(request, timeout=10, context=context) as answer:
         raw = answer.read()
     try:
-        reply = Reply.model_validate_json(raw)
+        reply = HostReply.model_validate_json(raw)
     except ValidationError as error:
         raise ValueError(f"{options.urls[0]} is no host of environments: {error}") from error
     raise_fault(reply)

@@ -9,21 +9,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from env_service.leases.keys import LeaseKey, key_of
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.messages import Failed, Lease, RunningLease, WaitsFor
 
 _QUEUE_FACTOR = 4
 """Leases held at most, by capacity: a restarted learner grants without knowing what still runs here."""
 
-RunLease = Callable[[Lease, Progress], Awaitable[Outcome]]
+RunLease = Callable[[Lease, RolloutProgress], Awaitable[Outcome]]
 Report = Callable[[Outcome], Awaitable[None]]
 
 
 @dataclass
 class _Running:
     lease: Lease
-    progress: Progress
+    progress: RolloutProgress
     task: asyncio.Task[None] | None = None
     begun: bool = False
 
@@ -110,7 +110,7 @@ class RunningLeases:
         if len(self._running) >= self._limit:
             await self._report(_no_room(lease, self._limit))
             return
-        entry = self._running[key] = _Running(lease, Progress(rank=_rank(lease)))
+        entry = self._running[key] = _Running(lease, RolloutProgress(rank=_rank(lease)))
         entry.task = self._tasks.create_task(self._hold(key, entry), name=f"lease {lease.lease_id}")
 
     def cancel(self, keys: Iterable[LeaseKey]) -> None:

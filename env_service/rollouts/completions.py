@@ -186,7 +186,7 @@ def _age(version: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CompletionPiece:
     """Completions asked for in one request: several that have no token yet, or one that goes on."""
 
     completions: tuple[Completion, ...]
@@ -226,7 +226,7 @@ class Piece:
         self.completions[part.index].extend(part, generator_id=generator_id)
 
 
-def rest_of(piece: Piece, sampling: Sampling) -> list[Piece]:
+def rest_of(piece: CompletionPiece, sampling: Sampling) -> list[CompletionPiece]:
     """The request for what is still missing; empty if all is finished."""
     if not continues(sampling) and not all(completion.finish_reason for completion in piece.completions):
         for completion in piece.completions:
@@ -240,7 +240,7 @@ def rest_of(piece: Piece, sampling: Sampling) -> list[Piece]:
     open_ones = [completion for completion in piece.completions if completion.finish_reason is None]
     empty = [completion for completion in open_ones if not completion.token_ids]
     return _together(empty, seeded=sampling.seed is not None) + [
-        Piece((completion,)) for completion in open_ones if completion.token_ids
+        CompletionPiece((completion,)) for completion in open_ones if completion.token_ids
     ]
 
 
@@ -256,7 +256,7 @@ def _reason_to_end(token_ids: Sequence[int], sampling: Sampling) -> FinishReason
     return "length" if len(token_ids) >= sampling.max_tokens else None
 
 
-def _together(empty: Sequence[Completion], *, seeded: bool) -> list[Piece]:
+def _together(empty: Sequence[Completion], *, seeded: bool) -> list[CompletionPiece]:
     """A single request for all; with a seed, which counts up within a request, one for each row of neighbours."""
     rows: list[list[Completion]] = []
     for completion in empty:
@@ -264,7 +264,7 @@ def _together(empty: Sequence[Completion], *, seeded: bool) -> list[Piece]:
             rows[-1].append(completion)
         else:
             rows.append([completion])
-    return [Piece(tuple(row)) for row in rows]
+    return [CompletionPiece(tuple(row)) for row in rows]
 
 
 def _sampling(whole: Sampling, *, index: int, prefix: int) -> Sampling:
@@ -279,7 +279,7 @@ def _sampling(whole: Sampling, *, index: int, prefix: int) -> Sampling:
     )
 
 
-class Progress:
+class RolloutProgress:
     """How far a rollout has come: written by its conversations, read when a heartbeat is due. `rank` is that of its
     lease, the lowest first.
     """
@@ -364,7 +364,7 @@ class _Wait(AbstractContextManager[None]):
 
     __slots__ = ("_progress", "_whom")
 
-    def __init__(self, progress: Progress, whom: WaitsFor) -> None:
+    def __init__(self, progress: RolloutProgress, whom: WaitsFor) -> None:
         self._progress, self._whom = progress, whom
 
     def __enter__(self) -> None:

@@ -38,7 +38,7 @@ from env_service.environments.interface import (
     text_of,
 )
 from env_service.environments.tokenization import ChatTemplateError, characters_of
-from env_service.rollouts.completions import Completion, Progress
+from env_service.rollouts.completions import Completion, RolloutProgress
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls
 from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics
 from env_service.rollouts.speech import Language, Speech, Transcript
@@ -120,7 +120,7 @@ class Speaker:
     request: GenerateRequest
     sample: Callable[[GenerateRequest, Sequence[Completion]], Awaitable[None]]
     calls: EnvironmentCalls
-    progress: Progress
+    progress: RolloutProgress
     metrics: RolloutMetrics
 
 

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from env_service.rollouts.completions import BadAnswer, Completion, Piece, rest_of
+from env_service.rollouts.completions import BadAnswer, Completion, CompletionPiece, rest_of
 from env_service.rollouts.outcomes import InfrastructureFailure, RolloutMetrics, Unavailable, rollout_failures
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import ServingGenerator
@@ -123,9 +123,9 @@ class Generation:
         """
         assert len(completions) == request.n, f"{len(completions)} completions of a request for {request.n}"
         with span("turn", completions=request.n):
-            await self._settle(Piece(tuple(completions)), request)
+            await self._settle(CompletionPiece(tuple(completions)), request)
 
-    async def _settle(self, piece: Piece, request: GenerateRequest, *, avoid: Sequence[str] = ()) -> None:
+    async def _settle(self, piece: CompletionPiece, request: GenerateRequest, *, avoid: Sequence[str] = ()) -> None:
         """Ask until all completions of a piece are finished. The generators in `avoid` have just failed."""
         setbacks = _Setbacks(tried=list(avoid))
         while True:
@@ -150,7 +150,7 @@ class Generation:
                 await self._backoff.pause(len(setbacks.tried))
 
     async def _ask(
-        self, generator: ServingGenerator, piece: Piece, request: GenerateRequest
+        self, generator: ServingGenerator, piece: CompletionPiece, request: GenerateRequest
     ) -> InfrastructureFailure | None:
         """Sends a request for a piece, and says why it did not finish all of it. Raises DataFailure."""
         try:
@@ -161,7 +161,7 @@ class Generation:
             return failure
         return None
 
-    async def _attempt(self, generator: ServingGenerator, piece: Piece, request: GenerateRequest) -> None:
+    async def _attempt(self, generator: ServingGenerator, piece: CompletionPiece, request: GenerateRequest) -> None:
         whom = f"generator {generator.generator_id}"
         asked = piece.begin(request)
         with rollout_failures(whom), self._fleet.occupy(generator, completions=asked.n) as call:
@@ -186,7 +186,7 @@ class Generation:
             raise InfrastructureFailure(f"{whom} handed completions back")
 
 
-def _take(piece: Piece, part: GeneratePart, generator: ServingGenerator) -> None:
+def _take(piece: CompletionPiece, part: GeneratePart, generator: ServingGenerator) -> None:
     try:
         piece.take(part, generator_id=generator.generator_id)
     except BadAnswer as error:

@@ -13,7 +13,7 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from env_service.environments.interface import Task, Verification, text_of
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.conversation import Conversation, Fault
 from env_service.rollouts.outcomes import (
     DataFailure,
@@ -47,7 +47,7 @@ _MOST_CHARS = 1 << 20
 _MOST_ERROR_CHARS = 4096
 
 
-class Scoring:
+class GroupScoring:
     """The scoring of groups. It waits for as long as no service answers: the rollout's own time bounds it."""
 
     def __init__(self, client: RewardClient) -> None:
@@ -138,12 +138,12 @@ class Judged(Protocol):
 class Judging:
     """Rewards of a group's conversations, those that a verifier judges in one request."""
 
-    def __init__(self, *, scoring: Scoring, metrics: RolloutMetrics) -> None:
+    def __init__(self, *, scoring: GroupScoring, metrics: RolloutMetrics) -> None:
         self._scoring = scoring
         self._metrics = metrics
 
     async def trajectories(
-        self, conversations: Sequence[Judged], *, prompt: str, progress: Progress
+        self, conversations: Sequence[Judged], *, prompt: str, progress: RolloutProgress
     ) -> tuple[Trajectory, ...]:
         """Of every conversation in which a turn was sampled; one that its environment spoilt holds an error and no
         reward. `prompt` is what a verifier is told of how they began; of a player of a game, it is that player's own.
@@ -162,7 +162,7 @@ class Judging:
         return tuple(self._trajectory(each, judged.get(each.index)) for each in begun)
 
     async def _judged(
-        self, conversations: Sequence[Judged], *, prompt: str, progress: Progress
+        self, conversations: Sequence[Judged], *, prompt: str, progress: RolloutProgress
     ) -> Mapping[int, RewardRecord]:
         """The verdicts of verifiers, by the conversation's index."""
         asked = [

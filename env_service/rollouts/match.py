@@ -31,7 +31,7 @@ from env_service.environments.interface import (
     TurnOf,
 )
 from env_service.environments.tokenization import ChatTemplateError, Tokenization, characters_of
-from env_service.rollouts.completions import Completion, EndOf, Progress
+from env_service.rollouts.completions import Completion, EndOf, RolloutProgress
 from env_service.rollouts.conversation import (
     Conversation,
     Fault,
@@ -98,10 +98,10 @@ class Opponent:
         )
 
 
-class _Untold(Progress):
+class _Untold(RolloutProgress):
     """Of a frozen player: it is waited for like any other, and the versions that sampled its tokens are nobody's."""
 
-    def __init__(self, policy: Progress) -> None:
+    def __init__(self, policy: RolloutProgress) -> None:
         super().__init__()
         self._policy = policy
 

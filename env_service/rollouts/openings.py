@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import TypeVar
 
 from env_service.environments.interface import EnvironmentFull, EnvironmentUnavailable
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from services.http.backoff import Backoff
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Openings:
         self._attempts = attempts
         self._backoff = backoff
 
-    async def opened(self, open_it: Callable[[], Awaitable[T]], *, name: str, progress: Progress) -> T:
+    async def opened(self, open_it: Callable[[], Awaitable[T]], *, name: str, progress: RolloutProgress) -> T:
         """Returns what `open_it` returns, once it does not raise EnvironmentUnavailable. Whatever it had it lets go of
         before, or two leases that each hold half of what there is would wait for each other.
 

@@ -35,11 +35,11 @@ from env_service.environments.interface import (
     text_of,
 )
 from env_service.environments.tokenization import Tokenization, characters_of
-from env_service.rollouts.completions import Progress, continues
+from env_service.rollouts.completions import RolloutProgress, continues
 from env_service.rollouts.conversation import LET_OUT, Conversation, Speaker, as_opening, blame_unless_over
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed
 from env_service.rollouts.generation import Generation, beside_each_other
-from env_service.rollouts.judging import Judged, Judging, Scoring, text_of_task
+from env_service.rollouts.judging import GroupScoring, Judged, Judging, text_of_task
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens, sides_of_the_policy
 from env_service.rollouts.openings import Openings
 from env_service.rollouts.outcomes import DataFailure, Outcome, RequestTooLong, RolloutFailure, RolloutMetrics
@@ -109,7 +109,7 @@ class Rollout:
         environments: Mapping[str, OfferedEnvironment],
         tokenization: Tokenization,
         generation: Generation,
-        scoring: Scoring,
+        scoring: GroupScoring,
         timeout_s: float,
         metrics: RolloutMetrics,
         environment_timeout_s: float = 300.0,
@@ -134,7 +134,7 @@ class Rollout:
         for name in environments:
             metrics.know(name)
 
-    async def run(self, lease: Lease, progress: Progress) -> Outcome:
+    async def run(self, lease: Lease, progress: RolloutProgress) -> Outcome:
         """The lease's outcome: never raises but for cancellation."""
         started = time.monotonic()
         try:
@@ -163,7 +163,7 @@ class Rollout:
             logger.warning("task %s of %s raised", lease.task_index, lease.environment, exc_info=error)
             return self._failed(lease, progress, data_fault=True, reason=f"{type(error).__name__}: {error}")
 
-    async def _roll_out(self, lease: Lease, progress: Progress, started: float) -> TrajectoryGroup:
+    async def _roll_out(self, lease: Lease, progress: RolloutProgress, started: float) -> TrajectoryGroup:
         own = self._own(lease)
         roll_out = self._with_agents if self._offered(own).agent else self._with_environments
         prompt_text, trajectories = await roll_out(own, progress)
@@ -181,7 +181,7 @@ class Rollout:
             rollout_s=seconds,
         )
 
-    async def _with_environments(self, lease: Lease, progress: Progress) -> tuple[str, tuple[Trajectory, ...]]:
+    async def _with_environments(self, lease: Lease, progress: RolloutProgress) -> tuple[str, tuple[Trajectory, ...]]:
         opened = await self._openings.opened(
             partial(self._open, lease, progress), name=lease.environment, progress=progress
         )
@@ -195,7 +195,7 @@ class Rollout:
         finally:
             await self._close(opened.environments, opened.offered)
 
-    async def _with_agents(self, lease: Lease, progress: Progress) -> tuple[str, tuple[Trajectory, ...]]:
+    async def _with_agents(self, lease: Lease, progress: RolloutProgress) -> tuple[str, tuple[Trajectory, ...]]:
         offered = self._offered(lease)
         if self._agents is None or offered.agent is None:
             raise DataFailure(f"{lease.environment} is an agent, and nothing here gives agents sessions")
@@ -237,7 +237,7 @@ class Rollout:
             raise DataFailure(f"there is no environment {lease.environment!r} here; there are {names}")
         return offered
 
-    async def _open(self, lease: Lease, progress: Progress) -> _Opened:
+    async def _open(self, lease: Lease, progress: RolloutProgress) -> _Opened:
         offered = self._offered(lease)
         task = await self._task(lease, offered, progress)
         redundant = offered.rules.redundant if lease.purpose == "train" else 0
@@ -255,7 +255,7 @@ class Rollout:
         makes: list[Call[T]] = [make] * count
         return await self._calls.all(makes, what="the environment's constructor")
 
-    async def _task(self, lease: Lease, offered: OfferedEnvironment, progress: Progress) -> Task:
+    async def _task(self, lease: Lease, offered: OfferedEnvironment, progress: RolloutProgress) -> Task:
         count = offered.task_count(lease.purpose)
         if lease.task_index >= count:
             raise DataFailure(f"{lease.environment} has {count} tasks to {lease.purpose}, got index {lease.task_index}")
@@ -336,7 +336,9 @@ class Rollout:
         )
         return language.with_arguments(offered.template_arguments)
 
-    def _speaker(self, lease: Lease, offered: OfferedEnvironment, language: Language, progress: Progress) -> Speaker:
+    def _speaker(
+        self, lease: Lease, offered: OfferedEnvironment, language: Language, progress: RolloutProgress
+    ) -> Speaker:
         return Speaker(
             offered=offered,
             language=language,
@@ -394,7 +396,7 @@ class Rollout:
         self._metrics.continued.inc(sum(len(turn.generator_ids) > 1 for turn in turns))
         self._metrics.rollout_s.observe(seconds)
 
-    def _failed(self, lease: Lease, progress: Progress, *, data_fault: bool, reason: str) -> Failed:
+    def _failed(self, lease: Lease, progress: RolloutProgress, *, data_fault: bool, reason: str) -> Failed:
         self._metrics.failures.labels(kind="data" if data_fault else "infrastructure").inc()
         which = lease.model_dump(include={"incarnation", "lease_id", "attempt", "purpose"})
         task = "" if progress.task is None else text_of_task(progress.task)

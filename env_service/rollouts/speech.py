@@ -26,7 +26,7 @@ from env_service.environments.bridges import Bridges
 from env_service.environments.interface import Action, ChatMessage, Opening, Prompt, Tool, text_of
 from env_service.environments.rules import ActionForm, Rules, ToolFormat
 from env_service.environments.tokenization import TemplateArguments, Tokenization
-from env_service.environments.tool_formats import ALL_FORMATS, Reading, read
+from env_service.environments.tool_formats import ALL_FORMATS, ParsedTurn, read
 from env_service.rollouts.completions import Completion, EndOf
 from protocol.trajectories import MAX_STATE_CHARS, TOGETHER, FinishReason, RewardRecord, Trajectory, Turn, VersionSpan
 
@@ -244,7 +244,7 @@ class Language:
         own = self.tokenization.call_format
         return ALL_FORMATS if own is None else (own,)
 
-    def reading(self, text: str, *, tools: Sequence[Tool]) -> Reading:
+    def reading(self, text: str, *, tools: Sequence[Tool]) -> ParsedTurn:
         """The calls in a text that has its special tokens."""
         return read(text, tools=tools, formats=self.tool_formats)
 
@@ -261,7 +261,7 @@ class Language:
         text = cut_at_stop(self.text(completion.token_ids), self.rules.stop)
         # Tags and calls are special tokens in some vocabularies.
         whole = text if form == "text" else cut_at_stop(self.text(completion.token_ids, special=True), self.rules.stop)
-        reading = self.reading(whole, tools=self.opening.tools) if form == "tools" else Reading(text)
+        reading = self.reading(whole, tools=self.opening.tools) if form == "tools" else ParsedTurn(text)
         return Action(
             text=text,
             value=value_in(whole, form),

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from protocol.fleet import model_bytes
 from protocol.model import PROTOCOL_VERSION
-from services.config.agreements import ModelFolder, Place, Reaches, disagreements, listened_on, places_of
+from services.config.agreements import FieldPlace, ModelFolder, Reaches, disagreements, listened_on, places_of
 from services.config.devices import visible
 from services.config.models import ProcessConfig
 from services.local_processes import is_here, listener_of
@@ -350,7 +350,7 @@ def _settings(configs: Configs) -> Iterator[Finding]:
         yield good("settings", "the tables fit together; models, tokenizers and chat templates agree")
 
 
-async def _check_reachable(places: Sequence[Place]) -> list[Finding]:
+async def _check_reachable(places: Sequence[FieldPlace]) -> list[Finding]:
     """Connections to what runs on other machines; what is to be started here need not be there yet."""
     addresses = [
         (str(place), address)
@@ -365,7 +365,7 @@ async def _check_reachable(places: Sequence[Place]) -> list[Finding]:
     return [check.result() for check in checks]
 
 
-def _meeting(places: Sequence[Place]) -> Iterator[tuple[str, str]]:
+def _meeting(places: Sequence[FieldPlace]) -> Iterator[tuple[str, str]]:
     """Where a generator of this machine meets a learner of another one, if that has a port for it."""
     at = {(place.process, place.key): place.value for place in places}
     port, learner = at.get(("learner", "weights.port")), at.get(("generator", "join.learner"))
@@ -392,32 +392,32 @@ async def _check_connection(what: str, address: str, *, begins_later: bool = Fal
     return good(what, f"{address} can be reached")
 
 
-def _folders(places: Iterable[Place]) -> Iterator[tuple[Place, Path]]:
+def _folders(places: Iterable[FieldPlace]) -> Iterator[tuple[FieldPlace, Path]]:
     for place in places:
         if any(isinstance(mark, ModelFolder) for mark in place.marks) and isinstance(place.value, Path):
             yield place, place.value
 
 
-def _keys(places: Iterable[Place]) -> Iterator[tuple[Place, Path]]:
+def _keys(places: Iterable[FieldPlace]) -> Iterator[tuple[FieldPlace, Path]]:
     """Paths of keys, by the names of their settings."""
     for place in places:
         if isinstance(place.value, Path) and "key" in place.key:
             yield place, place.value
 
 
-def _check_disks(configs: Configs, places: Iterable[Place]) -> Iterator[Finding]:
+def _check_disks(configs: Configs, places: Iterable[FieldPlace]) -> Iterator[Finding]:
     if "learner" in configs:
         yield check_disk("disk of the run", configs["learner"].run.folder, need_bytes=_disk_need(configs, places))
 
 
-def _disk_need(configs: Configs, places: Iterable[Place]) -> int:
+def _disk_need(configs: Configs, places: Iterable[FieldPlace]) -> int:
     sizes = {place.process: model_bytes(folder) for place, folder in _folders(places)}
     keep = _number(configs["learner"], "checkpoint.keep", default=2)
     # A checkpoint holds weights and two moments in float32; one more is written before the oldest goes.
     return 256 * _MIB + int(6 * sizes.get("learner", 0) * (keep + 1))
 
 
-def _memory_needs(configs: Configs, places: Iterable[Place]) -> dict[str, int]:
+def _memory_needs(configs: Configs, places: Iterable[FieldPlace]) -> dict[str, int]:
     """Bytes by process; rough, and for a machine whose models are in its main memory."""
     sizes = {place.process: model_bytes(folder) for place, folder in _folders(places)}
     needs = {}

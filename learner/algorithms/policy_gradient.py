@@ -170,8 +170,8 @@ def proximal_of(correction: CorrectionKnobs | None, *, recomputed: Tensor, behav
     return ratios.interpolated_proximal(behavior_logprobs=behavior, policy_logprobs=recomputed, lags=lags)
 
 
-def _rules(knobs: CorrectionKnobs) -> ratios.Rules:
-    return ratios.Rules(
+def _rules(knobs: CorrectionKnobs) -> ratios.RatioRules:
+    return ratios.RatioRules(
         weight=knobs.correction,
         cap=knobs.correction_cap,
         floor=knobs.correction_floor,

@@ -206,7 +206,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Rules:
+class RatioRules:
     """The corrections that apply, together.
 
     `weight`: `truncate`, `sequence` and `geometric` as the functions of these names, within `floor` and `cap`; `none`
@@ -322,7 +322,7 @@ def mask_divergence(gap: Gap, *, advantages: Tensor, limit: float) -> Tensor:
     return ~(far & (advantages < 0))
 
 
-def kept_tokens(gap: Gap, rules: Rules) -> Tensor:
+def kept_tokens(gap: Gap, rules: RatioRules) -> Tensor:
     """True at the tokens that pass those filters of `rules` that look at no advantage, bool [N].
 
     For the whole step, from logprobs before its first update.
@@ -337,7 +337,7 @@ def kept_tokens(gap: Gap, rules: Rules) -> Tensor:
     return kept
 
 
-def kept_for(gap: Gap, rules: Rules, *, advantages: Tensor) -> Tensor:
+def kept_for(gap: Gap, rules: RatioRules, *, advantages: Tensor) -> Tensor:
     """True at the tokens that pass all filters of `rules`, bool [N]."""
     kept = kept_tokens(gap, rules)
     if rules.divergence_limit is not None:
@@ -345,7 +345,7 @@ def kept_for(gap: Gap, rules: Rules, *, advantages: Tensor) -> Tensor:
     return kept
 
 
-def correct(gap: Gap, rules: Rules, *, advantages: Tensor) -> Corrected:
+def correct(gap: Gap, rules: RatioRules, *, advantages: Tensor) -> Corrected:
     """All corrections of `rules` at once: the weight that `rules.weight` names, 0 for filtered tokens."""
     kept = kept_for(gap, rules, advantages=advantages)
     plain = _plain_weights(gap, rules)
@@ -374,7 +374,7 @@ def interpolated_proximal(*, behavior_logprobs: Tensor, policy_logprobs: Tensor,
     return alpha * finite(behavior_logprobs.detach()) + (1.0 - alpha) * finite(policy_logprobs.detach())
 
 
-def _plain_weights(gap: Gap, rules: Rules) -> Tensor:
+def _plain_weights(gap: Gap, rules: RatioRules) -> Tensor:
     if rules.weight == "none":
         return torch.ones_like(gap.logs) if rules.token_window is None else gap.ratios
     return {"truncate": truncate, "sequence": sequence, "geometric": geometric}[rules.weight](gap)

@@ -18,7 +18,7 @@ DEAD_LETTERS = "dead_letters.jsonl"
 _FEWEST_FINISHED = 20
 
 
-class RunFailed(RuntimeError):
+class RunAborted(RuntimeError):
     """The run cannot go on; the text names the reason and what to do."""
 
 
@@ -60,14 +60,14 @@ class DeadLetters:
             self.write_later()
         self._lines.close()
 
-    def verdict(self, ledger: Ledger) -> RunFailed | None:
+    def verdict(self, ledger: Ledger) -> RunAborted | None:
         """Why the run must stop, if too large a share of the leases was given up; None if it may go on."""
         books = ledger.books()
         finished = books.trained + books.filtered + books.dead_lettered
         if finished < _FEWEST_FINISHED or books.dead_lettered <= self._largest_share * finished:
             return None
         ((reason, count),) = ledger.commonest_reasons(1) or (("none stands out", 1),)
-        return RunFailed(
+        return RunAborted(
             f"{books.dead_lettered} of {finished} leases were given up; the commonest reason ({count} times) is: "
             f"{reason}. See {self._path}"
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from learner.leases.dead_letters import RunFailed
+from learner.leases.dead_letters import RunAborted
 from protocol.trajectories import TrajectoryGroup
 
 
@@ -65,7 +65,7 @@ class FilterRounds:
         self._reasons.clear()
         self._rewards = 0.0
 
-    def left_out(self, group: TrajectoryGroup, reason: FilterReason, *, buffered: int) -> RunFailed | None:
+    def left_out(self, group: TrajectoryGroup, reason: FilterReason, *, buffered: int) -> RunAborted | None:
         """Counts a group, unless a whole batch is `buffered` already. Returns why the run must stop, if it must."""
         if buffered >= self._groups_per_step:
             return None
@@ -75,10 +75,10 @@ class FilterRounds:
         most = self._rules.rounds * self._groups_per_step
         return self._failure(most, buffered=buffered) if self._reasons.total() > most else None
 
-    def _failure(self, most: int, *, buffered: int) -> RunFailed:
+    def _failure(self, most: int, *, buffered: int) -> RunAborted:
         count = self._reasons.total()
         found = ", ".join(f"{self._described(reason)}: {number}" for reason, number in self._reasons.most_common())
-        return RunFailed(
+        return RunAborted(
             f"{count} groups were filtered since the last batch, and {buffered} of {self._groups_per_step} are there; "
             f"at most {most} may be ({self._rules.rounds} rounds of {self._groups_per_step}). {found}. The mean reward "
             f"of these groups is {self._rewards / count:.3g}. Choose tasks that the policy solves sometimes, not "

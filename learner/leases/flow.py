@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from learner.journal.journal import DiskRoom, JournalFull, RunLog
-from learner.leases.dead_letters import DeadLetters, RunFailed
+from learner.leases.dead_letters import DeadLetters, RunAborted
 from learner.leases.env_services import ConnectedEnvService, EnvServices
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.filters import FilterReason, FilterRounds
@@ -67,7 +67,7 @@ class GroupFlow:
         self.room = DiskRoom(waits=waits, clock=clock, failed=events.failed_write)
         self.buffer: dict[int, TrajectoryGroup] = {}
         self.woken = asyncio.Event()
-        self.failure: RunFailed | None = None
+        self.failure: RunAborted | None = None
         self.evaluator = evaluator
         self._ledger = ledger
         self._journal = journal

@@ -76,7 +76,7 @@ _ROWS_AT_ONCE = 500
 """SQLite takes at most 32,766 values. Each statement lets go of the GIL, and may wait for it behind the trainer."""
 
 
-class Place(NamedTuple):
+class SequencePlace(NamedTuple):
     """Where the tokens of a sequence belong: in a group of the step, in its trajectory, from the token `start` on."""
 
     group: int
@@ -93,7 +93,7 @@ class TakenStep:
 
     step: int
     groups: Sequence[TrajectoryGroup]
-    places: Sequence[Place] = ()
+    places: Sequence[SequencePlace] = ()
     values: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     why: str = ""
     spent_s: float = 0.0
@@ -398,7 +398,7 @@ def _only(taken: TakenStep, kept: int) -> TakenStep:
         for name, whole in taken.values.items()
     }
     places = [taken.places[each] for each in chosen]
-    moved = [Place(0, place.trajectory, place.start, place.length) for place in places]
+    moved = [SequencePlace(0, place.trajectory, place.start, place.length) for place in places]
     return TakenStep(step=taken.step, groups=(taken.groups[kept],), places=moved, values=values, why=taken.why)
 
 

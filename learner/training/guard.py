@@ -48,7 +48,7 @@ class StepMeasures(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class MeasureReading:
     """A measure of a step. `beyond`: outside its limit, or no number. `well_within`: by more than the margin."""
 
     measure: Measure
@@ -90,7 +90,7 @@ class GuardChange:
     after: int
     configured: int
     steps: int
-    reading: Reading | None = None
+    reading: MeasureReading | None = None
 
     @property
     def text(self) -> str:
@@ -139,7 +139,7 @@ class Guard:
         self._state = replace(self._state, beyond=0, healthy=0)
         return None
 
-    def _beyond(self, crossed: Reading, *, lag: int) -> GuardChange | None:
+    def _beyond(self, crossed: MeasureReading, *, lag: int) -> GuardChange | None:
         self._state = state = replace(self._state, beyond=self._state.beyond + 1, healthy=0)
         if state.beyond < self._config.patience:
             return None
@@ -182,14 +182,14 @@ class Guard:
         before: int,
         *,
         steps: int,
-        reading: Reading | None = None,
+        reading: MeasureReading | None = None,
     ) -> GuardChange:
         return GuardChange(
             kind=kind, before=before, after=self.max_lag, configured=self._configured, steps=steps, reading=reading
         )
 
 
-def readings_of(measures: StepMeasures, config: GuardConfig) -> Iterator[Reading]:
+def readings_of(measures: StepMeasures, config: GuardConfig) -> Iterator[MeasureReading]:
     """The measures that have a limit and a value, the one that is looked at first before the others."""
     share, ratio = measures.effective_sample_share, measures.importance_ratio_max
     if share is not None and (limit := config.min_effective_sample_share) is not None:
@@ -204,16 +204,18 @@ def readings_of(measures: StepMeasures, config: GuardConfig) -> Iterator[Reading
         yield _reading("importance_ratio_max", ratio, limit, beyond=ratio > limit, within=within)
 
 
-def _kl(measure: Measure, value: float, limit: float) -> Reading:
+def _kl(measure: Measure, value: float, limit: float) -> MeasureReading:
     return _reading(measure, value, limit, beyond=value > limit, within=value <= (1 - _MARGIN) * limit)
 
 
-def _reading(measure: Measure, value: float, limit: float, *, beyond: bool, within: bool) -> Reading:
+def _reading(measure: Measure, value: float, limit: float, *, beyond: bool, within: bool) -> MeasureReading:
     lost = not math.isfinite(value)
-    return Reading(measure=measure, value=value, limit=limit, beyond=beyond or lost, well_within=within and not lost)
+    return MeasureReading(
+        measure=measure, value=value, limit=limit, beyond=beyond or lost, well_within=within and not lost
+    )
 
 
-def _crossed(reading: Reading) -> str:
+def _crossed(reading: MeasureReading) -> str:
     side = "under" if reading.measure == "effective_sample_share" else "over"
     side = side if math.isfinite(reading.value) else "no number beside"
     return f"{reading.measure} is {reading.value:.3g}, {side} its limit of {reading.limit:g}"

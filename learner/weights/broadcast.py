@@ -112,7 +112,7 @@ class _Asked:
         )
 
 
-class Rounds:
+class WeightBroadcast:
     """Owns the process group. One round at a time; `tasks` holds the commits that outlast theirs."""
 
     def __init__(

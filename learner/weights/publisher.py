@@ -16,7 +16,7 @@ Every wait but those in the table has a deadline; none of them is the trainer's.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from learner.weights.broadcast import RoundResult, Rounds
+from learner.weights.broadcast import RoundResult, WeightBroadcast
 from learner.weights.catch_up import Joined, Joins
 from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.proofs import Commits, Proof, Proofs
@@ -111,7 +111,7 @@ class Publisher:
     async def run(self) -> None:
         """Publishes until cancelled. Raises NoGeneratorIsRight."""
         async with asyncio.TaskGroup() as tasks:
-            rounds = Rounds(
+            rounds = WeightBroadcast(
                 fleet=self._fleet, commits=self._commits, options=self._options, tasks=tasks, threads=self._threads
             )
             joins = Joins(
@@ -137,7 +137,7 @@ class Publisher:
             self._shelf.put(packed)
             self._wake()
 
-    async def _run_rounds(self, rounds: Rounds, joins: Joins) -> None:
+    async def _run_rounds(self, rounds: WeightBroadcast, joins: Joins) -> None:
         try:
             while True:
                 await self._round_due.wait()
@@ -162,14 +162,14 @@ class Publisher:
         """While nobody serves, a broadcast to those that wait for their download delays nobody."""
         return bool(waiting) and self._fleet.served is None
 
-    def _to_be_told(self, packed: Packed, rounds: Rounds, joins: Joins) -> list[FleetMember]:
+    def _to_be_told(self, packed: Packed, rounds: WeightBroadcast, joins: Joins) -> list[FleetMember]:
         """The generators that serve an older version, if it has not been broadcast yet."""
         if packed is self._broadcast:
             return []
         elsewhere = joins.busy | rounds.busy
         return [member for member in self._fleet.members() if rounds.takes(member) and member not in elsewhere]
 
-    async def _run_joins(self, rounds: Rounds, joins: Joins) -> None:
+    async def _run_joins(self, rounds: WeightBroadcast, joins: Joins) -> None:
         while True:
             await self._joins_due.wait()
             self._joins_due.clear()
@@ -196,7 +196,7 @@ class Publisher:
         self._rounds_rest = True
         self._wake()
 
-    def _has_to_catch_up(self, member: FleetMember, rounds: Rounds) -> bool:
+    def _has_to_catch_up(self, member: FleetMember, rounds: WeightBroadcast) -> bool:
         """It serves nothing; or it is behind, and no round will bring it the newest version."""
         newest = self._shelf.newest
         if newest is None or not member.able or member.serving == newest.version:

@@ -49,7 +49,7 @@ class TestsEnded(Exception):
 
 
 @dataclass(kw_only=True)
-class Round:
+class CheckedRound:
     """Results of one run of the tests. `left`: how it ended before all cases had; None if it ran to its end."""
 
     verdicts: dict[int, Verdict] = field(default_factory=dict)
@@ -66,12 +66,12 @@ class Relay:
         self._tests = tests
         self._report_prefix = f"R {nonce} ".encode()
         self._budget = budget
-        self._round = Round()
+        self._round = CheckedRound()
         self._touched = False
         # When the solution began to be charged: with a case, or with the first request outside of one.
         self._charged_from: float | None = None
 
-    async def run(self) -> Round:
+    async def run(self) -> CheckedRound:
         """Relay until the tests are done, or a case has outlived its time or a process.
 
         Raises DataError where the tests themselves are broken, InfrastructureError.
@@ -289,15 +289,15 @@ async def _round(
     budget: TimeBudget,
     verdicts: Mapping[int, Verdict],
     known: list[str],
-) -> Round:
+) -> CheckedRound:
     """Runs the tests once over the cases without a verdict."""
     try:
         with budget.case() as deadline:
             names: list[Json] = [*await served.names(deadline=deadline)]
     except TimeoutError:
-        return Round(left=Verdict.TIMEOUT)
+        return CheckedRound(left=Verdict.TIMEOUT)
     except SolutionEnded as error:
-        return Round(left=error.verdict)
+        return CheckedRound(left=error.verdict)
     nonce = secrets.token_hex(16)
     first = max(verdicts, default=-1) + 1
     start: Message = {**suite.start, "nonce": nonce, "names": names, "first": first, "known": [*known]}
@@ -307,7 +307,7 @@ async def _round(
     return done
 
 
-def _renumbered(done: Round, names: list[str] | None) -> Mapping[int, Verdict]:
+def _renumbered(done: CheckedRound, names: list[str] | None) -> Mapping[int, Verdict]:
     """The verdicts of a round by the numbers of the first one: a later round may collect in another order."""
     if names is None or done.collected is None:
         return done.verdicts

@@ -5,7 +5,7 @@
 
 `ask` waits for the batch before it, for the process to load at most `start_timeout_s` and for its batch at most
 `compute_timeout_s`. The process first says whether it has loaded, as every worker does; then it answers each
-`ModelBatch` with `Rewards`, or each `Texts` with `Encoded`.
+`ModelBatch` with `RewardReplies`, or each `Texts` with `Encoded`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from protocol.model import WireModel
 from protocol.rewards import RewardFormat, ScoreError, Tokenize
 from reward_service.models.config import LocalModelConfig
 from reward_service.verifier.submission import InfrastructureError, UserError
-from reward_service.verifier.worker_pool import Reply
+from reward_service.verifier.worker_pool import WorkerReply
 from services.worker_process import WorkerDied, WorkerProcess, WorkerUnavailable, worker_environment
 
 A = TypeVar("A", bound=BaseModel)
@@ -87,10 +87,10 @@ class ModelBatch(WireModel):
     jobs: tuple[ModelJob, ...]
 
 
-class Rewards(WireModel):
+class RewardReplies(WireModel):
     """A reply to each job, in order."""
 
-    replies: tuple[Reply, ...]
+    replies: tuple[WorkerReply, ...]
 
 
 class Texts(WireModel):

@@ -19,7 +19,14 @@ from protocol.fleet import template_digest
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.models.config import RewardModelConfig
 from reward_service.models.folder import RewardModel, open_reward_model
-from reward_service.models.process import ModelBatch, ModelJob, ModelMessage, ModelProcess, RewardModelToLoad, Rewards
+from reward_service.models.process import (
+    ModelBatch,
+    ModelJob,
+    ModelMessage,
+    ModelProcess,
+    RewardModelToLoad,
+    RewardReplies,
+)
 from reward_service.verifier.lanes import Lane, Surroundings, Verifier
 from reward_service.verifier.submission import (
     InfrastructureError,
@@ -29,7 +36,7 @@ from reward_service.verifier.submission import (
     error_of,
     validate_arguments,
 )
-from reward_service.verifier.worker_pool import Reply
+from reward_service.verifier.worker_pool import WorkerReply
 from services.batching import AskedJob, Batches
 from services.worker_process import WorkerDied
 
@@ -125,7 +132,7 @@ class RewardModelLane(Lane):
         self.process = ModelProcess(
             _to_load(model),
             config=model.config,
-            answer=Rewards,
+            answer=RewardReplies,
             name=f"reward model {self._name!r} at {self._config.path}",
             too_long="deadline: the reward model took too long, and was killed",
             on_kill=events.killed,
@@ -201,7 +208,7 @@ class RewardModelLane(Lane):
         for asked, reply in zip(batch, replies, strict=True):
             asked.settle(_outcome(reply, attempts=number))
 
-    async def _ask(self, batch: Sequence[_Asked]) -> Sequence[Reply]:
+    async def _ask(self, batch: Sequence[_Asked]) -> Sequence[WorkerReply]:
         jobs = tuple(asked.job for asked in batch)
         replies = (await self.process.ask(ModelBatch(jobs=jobs), sent=lambda: self._events.batch(len(jobs)))).replies
         if len(replies) != len(jobs):
@@ -239,7 +246,7 @@ def _to_load(model: RewardModel) -> RewardModelToLoad:
     )
 
 
-def _outcome(reply: Reply, *, attempts: int) -> Outcome:
+def _outcome(reply: WorkerReply, *, attempts: int) -> Outcome:
     if reply.error is not None:
         return Outcome(result=reply.error, attempts=attempts)
     if reply.reward is None:

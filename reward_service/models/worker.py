@@ -28,12 +28,12 @@ from reward_service.models.process import (
     ModelJob,
     ModelToLoad,
     RewardModelToLoad,
-    Rewards,
+    RewardReplies,
     Texts,
     read_model_to_load,
 )
 from reward_service.verifier.submission import DataError, UserError, error_of, to_score
-from reward_service.verifier.worker_pool import Reply
+from reward_service.verifier.worker_pool import WorkerReply
 from services.worker_process import serve_lines
 
 
@@ -208,9 +208,9 @@ class LoadedRewardModel:
 
     def answer(self, line: bytes) -> bytes:
         """The replies to a batch, in its order."""
-        return Rewards(replies=self.score(ModelBatch.model_validate_json(line).jobs)).model_dump_json().encode()
+        return RewardReplies(replies=self.score(ModelBatch.model_validate_json(line).jobs)).model_dump_json().encode()
 
-    def score(self, jobs: Sequence[ModelJob]) -> tuple[Reply, ...]:
+    def score(self, jobs: Sequence[ModelJob]) -> tuple[WorkerReply, ...]:
         """A reward or an error for each job, in order."""
         replies = [self._tokenized(job) for job in jobs]
         for tokenize, pad in (("apart", None), ("whole", self._pad)):
@@ -218,13 +218,13 @@ class LoadedRewardModel:
             rows = {index: row for index in chosen if isinstance(row := replies[index], list)}
             for index, reward in zip(rows, self._rewards(list(rows.values()), pad=pad), strict=True):
                 replies[index] = _reply(reward)
-        return tuple(reply for reply in replies if isinstance(reply, Reply))
+        return tuple(reply for reply in replies if isinstance(reply, WorkerReply))
 
-    def _tokenized(self, job: ModelJob) -> list[int] | Reply:
+    def _tokenized(self, job: ModelJob) -> list[int] | WorkerReply:
         try:
             return input_ids(job, self._tokenizer)
         except Exception as error:  # noqa: BLE001  a template raises anything; it becomes an error of this item alone
-            return Reply(error=error_of(error))
+            return WorkerReply(error=error_of(error))
 
     def _rewards(self, rows: Sequence[list[int]], *, pad: int | None) -> list[float]:
         rewards = [0.0] * len(rows)
@@ -261,11 +261,11 @@ class LoadedRewardModel:
         return rewards
 
 
-def _reply(reward: float) -> Reply:
+def _reply(reward: float) -> WorkerReply:
     try:
-        return Reply(reward=to_score(reward).reward)
+        return WorkerReply(reward=to_score(reward).reward)
     except Exception as error:  # noqa: BLE001  a reward that is not finite is an error of its item
-        return Reply(error=ScoreError(kind="data", message=f"the reward model: {error}"))
+        return WorkerReply(error=ScoreError(kind="data", message=f"the reward model: {error}"))
 
 
 class _EncoderOutput(Protocol):

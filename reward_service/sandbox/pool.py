@@ -16,7 +16,7 @@ from typing import Self
 
 from reward_service.sandbox.cgroups import Parents, open_parents
 from reward_service.sandbox.launch import bubblewrap_launch, end_orphans, unsafe_launch
-from reward_service.sandbox.slot import Launch, Place, RunningProgram
+from reward_service.sandbox.slot import Launch, RunningProgram, SandboxSlot
 from reward_service.sandbox.streams import close_all
 from reward_service.verifier.program import Ended, ExecutionConfig, Program, RunLimits, Running, SandboxKind
 from reward_service.verifier.submission import InfrastructureError, UserError
@@ -92,11 +92,11 @@ class SandboxPool:
         self._interpreters = {given.name: str(given.path) for given in config.interpreters}
         self._eager = eager
         self._places = tuple(
-            Place(launch=launch, name=f"place-{number}", uid=users.of(number), parents=parents)
+            SandboxSlot(launch=launch, name=f"place-{number}", uid=users.of(number), parents=parents)
             for number in range(first_place, first_place + size + spare)
         )
         # First in, first out: the longer a place has been idle, the surer its sandbox stands.
-        self._idle = asyncio.Queue[Place](maxsize=size + spare)
+        self._idle = asyncio.Queue[SandboxSlot](maxsize=size + spare)
         for place in self._places:
             self._idle.put_nowait(place)
         self._waiting = self._running = 0
@@ -166,7 +166,7 @@ class SandboxPool:
             self._running -= 1
             self._turns.release()
 
-    async def _start(self, place: Place, program: Program) -> RunningProgram:
+    async def _start(self, place: SandboxSlot, program: Program) -> RunningProgram:
         limits = program.limits
         disk_mib = limits.disk_mib if self._launch.isolated else self._launch.disk_mib
         handles = await place.offered(disk_mib=disk_mib, fresh=program.fresh)
@@ -189,7 +189,7 @@ class SandboxPool:
         await _finished(_stop_all(self._places))
 
 
-async def _stop_all(places: tuple[Place, ...]) -> None:
+async def _stop_all(places: tuple[SandboxSlot, ...]) -> None:
     async with asyncio.TaskGroup() as group:
         for place in places:
             group.create_task(place.stop())

@@ -56,7 +56,7 @@ class Launch:
     mounts: Sequence[tuple[str, str]] = ()
 
 
-class Place:
+class SandboxSlot:
     """A place, used by one program at a time. `uid` is the user that it drops to, of None stays the service's."""
 
     def __init__(self, *, launch: Launch, name: str, uid: int | None, parents: Parents | None) -> None:
@@ -68,7 +68,7 @@ class Place:
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
         self._offer: asyncio.Future[list[int]] | None = None
-        self._end: asyncio.Future[keeper.Report] | None = None
+        self._end: asyncio.Future[keeper.SandboxReport] | None = None
         self._memory_kills = 0
 
     async def start(self) -> None:
@@ -141,7 +141,7 @@ class Place:
         """Kill what runs; it has ended a little later."""
         self._say(keeper.KILL)
 
-    async def ended(self) -> keeper.Report:
+    async def ended(self) -> keeper.SandboxReport:
         """How the sandbox ended, when nothing of it is left. Raises InfrastructureError if the keeper has died in
         between; if that was for lack of memory, the program's end is that it was killed."""
         assert self._end is not None
@@ -149,7 +149,7 @@ class Place:
             return await asyncio.shield(self._end)
         except InfrastructureError:
             if self._group is not None and self._group.memory_kills() > self._memory_kills:
-                return keeper.Report(status=int(signal.SIGKILL), cpu_s=0.0, began=True)
+                return keeper.SandboxReport(status=int(signal.SIGKILL), cpu_s=0.0, began=True)
             raise
 
     async def clear(self) -> None:
@@ -230,7 +230,7 @@ class Place:
         elif message == keeper.READY and not self._offer.done():
             self._offer.set_result(handles)
         elif message.startswith(keeper.ENDED) and not self._end.done():
-            self._end.set_result(keeper.Report(*json.loads(message[len(keeper.ENDED) :])))
+            self._end.set_result(keeper.SandboxReport(*json.loads(message[len(keeper.ENDED) :])))
         else:
             close_all(handles)
             said = message.removeprefix(keeper.FAILED).decode(errors="replace")
@@ -256,7 +256,7 @@ class RunningProgram:
     def __init__(
         self,
         *,
-        place: Place,
+        place: SandboxSlot,
         program: Program,
         handles: list[int],
         interpreters: Mapping[str, str],

@@ -77,7 +77,7 @@ class Settings(NamedTuple):
     disk_mib: int
 
 
-class Report(NamedTuple):
+class SandboxReport(NamedTuple):
     """How a sandbox ended: the wait status of the launched process, the CPU time of all that ran in it, and whether the
     program had begun. That is told by what is there before the program, and nobody else can tell it.
     """
@@ -116,7 +116,7 @@ class Launched:
         while self.pipes:
             os.close(self.pipes.pop())
 
-    def end(self) -> Report:
+    def end(self) -> SandboxReport:
         """Kill it and all that it started."""
         self.close_pipes()
         for handle in (self.handle, self.first):
@@ -131,7 +131,7 @@ class Launched:
             shutil.rmtree(self.folder, ignore_errors=True)
         began = _read(self._ready, deadline=time.monotonic(), until=_BEGINS) == _BEGINS
         os.close(self._ready)
-        return Report(status=status, cpu_s=_children_cpu_s() - self._cpu_s, began=began)
+        return SandboxReport(status=status, cpu_s=_children_cpu_s() - self._cpu_s, began=began)
 
 
 def main() -> None:

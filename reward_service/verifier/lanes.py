@@ -31,7 +31,7 @@ from reward_service.verifier.submission import (
     to_score,
     validate_arguments,
 )
-from reward_service.verifier.worker_pool import PoolSettings, VerifierJob, WorkerPool
+from reward_service.verifier.worker_pool import VerifierJob, WorkerPool, WorkerPoolSettings
 from services.http.metrics import Metrics
 from services.user_code import LetOut
 from services.user_loop import HeldUp, TookTooLong, user_loop
@@ -465,9 +465,9 @@ def in_workers(path: str, *, unsafe: str | None = None, trusted: bool = False, t
     return opened
 
 
-def pool_settings(config: ScoringConfig, *, trusted: bool) -> PoolSettings:
+def pool_settings(config: ScoringConfig, *, trusted: bool) -> WorkerPoolSettings:
     """The limits of one verifier's workers. Only a trusted one's see the service's environment variables."""
-    return PoolSettings(
+    return WorkerPoolSettings(
         workers=config.workers.count,
         compute_timeout_s=config.workers.compute_timeout_s,
         start_timeout_s=config.workers.start_timeout_s,

@@ -22,7 +22,7 @@ from reward_service.verifier.submission import (
     to_score,
     validate_arguments,
 )
-from reward_service.verifier.worker_pool import Reply, VerifierJob
+from reward_service.verifier.worker_pool import VerifierJob, WorkerReply
 from services.worker_process import MAX_LINE_BYTES, serve_lines
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     )
 
 
-def answer(*, verifier: VerifierFunction, job: VerifierJob) -> Reply:
+def answer(*, verifier: VerifierFunction, job: VerifierJob) -> WorkerReply:
     """The verifier's score of the job, or its error. Never raises what the verifier raises."""
     try:
         first, *others = map(_reply, _judged(verifier, (job, *job.beside)))
@@ -67,19 +67,19 @@ def _judged(verifier: VerifierFunction, jobs: Sequence[VerifierJob]) -> Sequence
     return [outcome_of(value) for value in verifier.together(submissions, arguments)]
 
 
-def _reply(outcome: Outcome) -> Reply:
+def _reply(outcome: Outcome) -> WorkerReply:
     match outcome.result:
         case ScoreError() as error:
-            return Reply(error=error)
+            return WorkerReply(error=error)
         case Score() as score:
-            return Reply(reward=score.reward, components=dict(score.components), explanation=score.explanation)
+            return WorkerReply(reward=score.reward, components=dict(score.components), explanation=score.explanation)
 
 
-def _failed(job: VerifierJob, error: ScoreError) -> Reply:
-    return Reply(error=error, beside=tuple(Reply(error=error) for _ in job.beside))
+def _failed(job: VerifierJob, error: ScoreError) -> WorkerReply:
+    return WorkerReply(error=error, beside=tuple(WorkerReply(error=error) for _ in job.beside))
 
 
-def _line(reply: Reply, job: VerifierJob) -> bytes:
+def _line(reply: WorkerReply, job: VerifierJob) -> bytes:
     line = reply.model_dump_json().encode()
     if len(line) < MAX_LINE_BYTES:
         return line

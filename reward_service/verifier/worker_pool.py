@@ -35,18 +35,18 @@ class VerifierJob(WireModel):
     beside: "tuple[VerifierJob, ...]" = ()
 
 
-class Reply(WireModel):
+class WorkerReply(WireModel):
     """A worker's answer to a job; of a group, that to the first, and `beside` it those to the others."""
 
     reward: float | None = None
     components: dict[str, float] = Field(default_factory=dict)
     error: ScoreError | None = None
     explanation: str = ""
-    beside: "tuple[Reply, ...]" = ()
+    beside: "tuple[WorkerReply, ...]" = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolSettings:
+class WorkerPoolSettings:
     """Limits of the workers of one verifier. `inherit_environment`: they see the service's environment variables."""
 
     workers: int
@@ -60,7 +60,7 @@ class PoolSettings:
 class WorkerPool:
     """The workers of one verifier. A context manager: leaving it kills them all."""
 
-    def __init__(self, *, path: str, settings: PoolSettings, on_kill: Callable[[], None]) -> None:
+    def __init__(self, *, path: str, settings: WorkerPoolSettings, on_kill: Callable[[], None]) -> None:
         self._path = path
         self._settings = settings
         self._on_kill = on_kill
@@ -114,7 +114,7 @@ class WorkerPool:
         failed = Outcome(result=ScoreError(kind="infrastructure", message=why), attempts=attempt)
         return [failed] * (1 + len(job.beside))
 
-    async def _attempt(self, *, job: VerifierJob, deadline: float) -> Reply:
+    async def _attempt(self, *, job: VerifierJob, deadline: float) -> WorkerReply:
         try:
             async with asyncio.timeout_at(deadline):
                 worker = await self._idle.get()
@@ -127,7 +127,7 @@ class WorkerPool:
         finally:
             self._idle.put_nowait(worker)
 
-    async def _judge(self, *, worker: WorkerProcess, job: VerifierJob, deadline: float) -> Reply:
+    async def _judge(self, *, worker: WorkerProcess, job: VerifierJob, deadline: float) -> WorkerReply:
         try:
             async with asyncio.timeout_at(deadline):
                 await worker.ready()
@@ -149,7 +149,7 @@ class WorkerPool:
                 await worker.start()
 
 
-def _worker(path: str, settings: PoolSettings) -> WorkerProcess:
+def _worker(path: str, settings: WorkerPoolSettings) -> WorkerProcess:
     return WorkerProcess(
         command=("reward_service.verifier.worker", path, str(settings.memory_limit_mib)),
         environment=worker_environment(inherit=settings.inherit_environment),
@@ -158,9 +158,9 @@ def _worker(path: str, settings: PoolSettings) -> WorkerProcess:
     )
 
 
-def _reply_of(line: bytes, *, count: int) -> Reply:
+def _reply_of(line: bytes, *, count: int) -> WorkerReply:
     try:
-        reply = Reply.model_validate_json(line)
+        reply = WorkerReply.model_validate_json(line)
     except ValueError as error:  # no reply of ours
         raise WorkerDied("its answer is none of ours") from error
     if 1 + len(reply.beside) != count:
@@ -168,7 +168,7 @@ def _reply_of(line: bytes, *, count: int) -> Reply:
     return reply
 
 
-def _result_of(reply: Reply) -> Score | ScoreError:
+def _result_of(reply: WorkerReply) -> Score | ScoreError:
     if reply.error is not None:
         return reply.error
     if reply.reward is None:

@@ -100,7 +100,7 @@ _FINDERS: Mapping[Place, Callable[[str], Iterator[str]]] = {
 }
 
 
-class Schema:
+class CheckedSchema:
     """A schema that is known to be good. Raises UserError if it is not."""
 
     def __init__(self, schema: JsonSchema, *, draft: Draft) -> None:
@@ -142,9 +142,9 @@ class Schema:
 
 
 @lru_cache(maxsize=256)
-def open_schema(text: str, *, draft: Draft) -> Schema:
+def open_schema(text: str, *, draft: Draft) -> CheckedSchema:
     """The schema that the JSON text is. Raises UserError."""
-    return Schema(json.loads(text), draft=draft)
+    return CheckedSchema(json.loads(text), draft=draft)
 
 
 def _validator_class(schema: JsonSchema, *, draft: Draft) -> type[Validator]:
@@ -207,7 +207,7 @@ def json_schema(submission: Submission, arguments: JsonSchemaArguments) -> Score
     return Score(reward=_part(schema, value) if arguments.partial else 0.0, components={"parsed": 1.0, "valid": 0.0})
 
 
-def _part(schema: Schema, value: JsonValue) -> float:
+def _part(schema: CheckedSchema, value: JsonValue) -> float:
     """The whole counts as one more than its required properties: so what is not valid never earns 1."""
     return len(schema.valid_required(value)) / (len(schema.required) + 1)
 

@@ -54,7 +54,7 @@ class ModelFolder:
 
 
 @dataclass(frozen=True)
-class Place:
+class FieldPlace:
     """A field of a process's config, its value and its marks."""
 
     process: str
@@ -87,7 +87,7 @@ def disagreements(configs: Configs) -> list[str]:
     ]
 
 
-def places_of(configs: Configs) -> list[Place]:
+def places_of(configs: Configs) -> list[FieldPlace]:
     """Every field of every config with its marks, groups included."""
     return [place for process, config in configs.items() for place in _places(process, config, "")]
 
@@ -99,7 +99,7 @@ def on_one_machine(configs: Configs) -> bool:
     return all(is_loopback(urlsplit(one).hostname or "localhost") for one in addresses if isinstance(one, str))
 
 
-def listened_on(places: Sequence[Place]) -> Iterator[tuple[str, str, int]]:
+def listened_on(places: Sequence[FieldPlace]) -> Iterator[tuple[str, str, int]]:
     """Tells what listens, where, and on which port."""
     at = {(place.process, place.key): place.value for place in places}
     for place in places:
@@ -115,16 +115,16 @@ def listened_on(places: Sequence[Place]) -> Iterator[tuple[str, str, int]]:
                 yield str(place), "0.0.0.0" if parts.hostname == "*" else parts.hostname, parts.port
 
 
-def _places(process: str, group: BaseModel, prefix: str) -> Iterator[Place]:
+def _places(process: str, group: BaseModel, prefix: str) -> Iterator[FieldPlace]:
     for name, info in type(group).model_fields.items():
         value, key = getattr(group, name), f"{prefix}{name}"
-        yield Place(process, key, value, tuple(info.metadata))
+        yield FieldPlace(process, key, value, tuple(info.metadata))
         if isinstance(value, BaseModel):
             yield from _places(process, value, f"{key}.")
 
 
-def _port_clashes(places: list[Place]) -> Iterator[str]:
-    taken: dict[int, Place] = {}
+def _port_clashes(places: list[FieldPlace]) -> Iterator[str]:
+    taken: dict[int, FieldPlace] = {}
     for place in places:
         if not isinstance(place.value, HttpConfig) and not any(isinstance(mark, Listens) for mark in place.marks):
             continue
@@ -136,7 +136,7 @@ def _port_clashes(places: list[Place]) -> Iterator[str]:
         taken.setdefault(address.port, place)
 
 
-def _unmet(place: Place, mark: object, configs: Configs) -> Iterator[str]:
+def _unmet(place: FieldPlace, mark: object, configs: Configs) -> Iterator[str]:
     match mark:
         case Reaches(process, key) if process in configs:
             yield from _unreached(place, f"[{process}] {key}", _at(configs[process], key))
@@ -150,7 +150,7 @@ def _unmet(place: Place, mark: object, configs: Configs) -> Iterator[str]:
             pass
 
 
-def _key_problems(place: Place, mark: KeyFile | PublicKeyOf | AuthorizedBy, configs: Configs) -> Iterator[str]:
+def _key_problems(place: FieldPlace, mark: KeyFile | PublicKeyOf | AuthorizedBy, configs: Configs) -> Iterator[str]:
     path = place.value if isinstance(place.value, Path) else None
     if isinstance(mark, KeyFile):
         yield from unreadable_key(str(place), path, mark)
@@ -160,7 +160,7 @@ def _key_problems(place: Place, mark: KeyFile | PublicKeyOf | AuthorizedBy, conf
         yield from unlike_keys(str(place), path, f"[{mark.process}] {mark.key}", other, mark)
 
 
-def _unreached(place: Place, other: str, target: object) -> Iterator[str]:
+def _unreached(place: FieldPlace, other: str, target: object) -> Iterator[str]:
     given = place.value if isinstance(place.value, tuple) else (place.value,)
     wanted = _address(target)
     if wanted is None:
@@ -178,7 +178,7 @@ def _unreached(place: Place, other: str, target: object) -> Iterator[str]:
         yield f"{place} is {shown}, but {other} listens on {_written(wanted)}: make them agree"
 
 
-def _other_scheme(place: Place, given: Iterable[object], other: str, target: object) -> Iterator[str]:
+def _other_scheme(place: FieldPlace, given: Iterable[object], other: str, target: object) -> Iterator[str]:
     """HTTPS is spoken with by an https:// address, and plain HTTP by an http:// one."""
     if not isinstance(target, HttpConfig):
         return
@@ -228,7 +228,7 @@ def _written(address: _Address) -> str:
     return address.host if address.port is None else f"{address.host}:{address.port}"
 
 
-def _model_problems(places: list[Place]) -> Iterator[str]:
+def _model_problems(places: list[FieldPlace]) -> Iterator[str]:
     """Folders that are missing or incomplete, then what differs between those that are there."""
     templates = {place.process: place.value for place in places if place.key == "run.chat_template"}
     told = {
@@ -238,7 +238,7 @@ def _model_problems(places: list[Place]) -> Iterator[str]:
     }
     fault = {given: _template_fault(given) for given in templates.values() if isinstance(given, Path)}
     yield from (f"[run] chat_template: {said}" for said in fault.values() if said)
-    first: dict[str, tuple[Place, str]] = {}
+    first: dict[str, tuple[FieldPlace, str]] = {}
     for place in places:
         for mark in place.marks:
             if not isinstance(mark, ModelFolder) or not isinstance(place.value, Path):

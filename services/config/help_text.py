@@ -19,7 +19,7 @@ from services.config.options import (
     REQUIRED,
     Choice,
     Option,
-    Schema,
+    OptionSchema,
     environment_name_of,
     flag_of,
     idle_reason,
@@ -42,7 +42,7 @@ class HelpRequest:
     whole: bool = False
     every_type: bool = False
 
-    def of(self, option: Option, schema: Schema) -> tuple[str, ...]:
+    def of(self, option: Option, schema: OptionSchema) -> tuple[str, ...]:
         """The types whose key it is, of those that are asked about; one without a name for a key of no choice."""
         choice = schema.choice_of(option.key)
         if choice is None or not option.variants:
@@ -52,7 +52,7 @@ class HelpRequest:
         return tuple(name for name in (self.picked.get(choice.key, ""),) if name in option.variants)
 
 
-def asked_of(schema: Schema, argv: Sequence[str]) -> HelpRequest:
+def asked_of(schema: OptionSchema, argv: Sequence[str]) -> HelpRequest:
     """By `--algo NAME` or `--algo.type=NAME`, `--all`, and words that are keys or groups of keys."""
     words = [word for argument in argv for word in argument.split("=", 1)]
     named, picked = [], {}
@@ -118,7 +118,13 @@ def _head(process: str, description: str, asked: HelpRequest) -> Iterator[str]:
 
 
 def _in_short(
-    options: Sequence[Option], process: str, usual: Sequence[str], asked: HelpRequest, schema: Schema, *, room: int
+    options: Sequence[Option],
+    process: str,
+    usual: Sequence[str],
+    asked: HelpRequest,
+    schema: OptionSchema,
+    *,
+    room: int,
 ) -> Iterator[str]:
     """The process's own keys and those of the usual groups, a line each, as far as there is room; then other groups."""
     groups: dict[str, list[Option]] = {}
@@ -173,7 +179,7 @@ def _value_of(option: Option, variant: str) -> str:
     return f"{kind_name(kind)}, {_default_text(default)}"
 
 
-def _at_length(options: Sequence[Option], schema: Schema, asked: HelpRequest, process: str) -> Iterator[str]:
+def _at_length(options: Sequence[Option], schema: OptionSchema, asked: HelpRequest, process: str) -> Iterator[str]:
     """A paragraph for each option: flag, kind, default, and what it means; a list's tables after it."""
     for option in options:
         choice = schema.choice_of(option.key)

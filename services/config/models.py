@@ -34,7 +34,7 @@ from protocol.fleet import template_digest, template_in
 from services.config import help_text as helping
 from services.config.devices import use_devices
 from services.config.numbers import truths_for_numbers
-from services.config.options import Choice, Schema, idle_reason, schema_of
+from services.config.options import Choice, OptionSchema, idle_reason, schema_of
 from services.config.run_paths import Written, import_code_beside
 from services.config.sources import (
     PROCESSES,
@@ -276,7 +276,7 @@ def _idle(model: type[ProcessConfig], settings: Mapping[str, Setting], process: 
     return [f"{origin} is set but has no effect: {reason}" for origin, reason in reasons.items() if reason]
 
 
-def _follow_seed(settings: dict[str, Setting], schema: Schema) -> None:
+def _follow_seed(settings: dict[str, Setting], schema: OptionSchema) -> None:
     """Every seed that is not set is that of the run, if it has one."""
     run = settings.get("run.seed")
     if run is None or run.value is None:
@@ -358,7 +358,7 @@ def _fields_set(instance: BaseModel, prefix: str) -> dict[str, Setting]:
 
 
 def _merged(
-    defaults: Mapping[str, Setting], sources: Sequence[Found], schema: Schema
+    defaults: Mapping[str, Setting], sources: Sequence[Found], schema: OptionSchema
 ) -> tuple[dict[str, Setting], list[str]]:
     """Later sources over earlier ones, and the keys that do not belong to the type that is picked."""
     merged = dict(defaults)
@@ -373,7 +373,9 @@ def _merged(
     return merged, problems
 
 
-def _drop_other_type(merged: dict[str, Setting], picked: Setting | None, choice: Choice, schema: Schema) -> list[str]:
+def _drop_other_type(
+    merged: dict[str, Setting], picked: Setting | None, choice: Choice, schema: OptionSchema
+) -> list[str]:
     """Where a later source picks another type: forget what was said for the one before, after checking it."""
     before = merged.get(choice.type_key)
     if picked is None or before is None or picked.value == before.value:
@@ -392,7 +394,7 @@ def _drop_other_type(merged: dict[str, Setting], picked: Setting | None, choice:
     return problems
 
 
-def _strays(merged: Mapping[str, Setting], choice: Choice, schema: Schema) -> list[str]:
+def _strays(merged: Mapping[str, Setting], choice: Choice, schema: OptionSchema) -> list[str]:
     picked = merged.get(choice.type_key)
     if picked is None or picked.value not in choice.variants:
         return []

@@ -168,7 +168,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Schema:
+class OptionSchema:
     """Every option of a config model by dotted key, its groups, and its choices by group key."""
 
     options: Mapping[str, Option]
@@ -180,7 +180,7 @@ class Schema:
         return next((choice for name, choice in self.choices.items() if key.startswith(f"{name}.")), None)
 
 
-def schema_of(model: type[BaseModel]) -> Schema:
+def schema_of(model: type[BaseModel]) -> OptionSchema:
     """The schema of a config model. Defaults come from the default instances of its groups.
 
     Beside each secret there is an option of the same name with `_file` after it, for a file that holds it.
@@ -195,7 +195,7 @@ def schema_of(model: type[BaseModel]) -> Schema:
             options,
             Option(key, Path | None, None, f"file, for its owner's eyes only, that holds {option.key}", variants),
         )
-    return Schema(options=options, groups=frozenset(groups), choices=choices)
+    return OptionSchema(options=options, groups=frozenset(groups), choices=choices)
 
 
 _Collected = tuple[dict[str, Option], set[str], dict[str, Choice]]
@@ -362,7 +362,7 @@ def environment_name_of(key: str, *, process: str) -> str:
     return "HEADWAY_" + path.replace("-", "_").replace(".", "__").upper()
 
 
-def called_elsewhere(key: str, schema: Schema) -> str | None:
+def called_elsewhere(key: str, schema: OptionSchema) -> str | None:
     """Advice on a key that other trainers have: its name here, or why it is not there; None for any other."""
     name = key.rpartition(".")[2]
     meant = _ELSEWHERE.get(name)

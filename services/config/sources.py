@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from services.config.options import (
     FILE_SUFFIX,
     Option,
-    Schema,
+    OptionSchema,
     called_elsewhere,
     environment_name_of,
     flag_of,
@@ -61,7 +61,7 @@ class Found:
     problems: tuple[str, ...]
 
 
-def from_file(path: Path, schema: Schema, *, process: str) -> Found:
+def from_file(path: Path, schema: OptionSchema, *, process: str) -> Found:
     """The settings in the tables `[run]` and `[<process>]`; other processes' tables are left to them."""
     tables = read_tables(path)
     problems = [
@@ -86,7 +86,7 @@ def from_file(path: Path, schema: Schema, *, process: str) -> Found:
     return Found(tuple(settings), tuple(problems))
 
 
-def from_environment(environ: Mapping[str, str], schema: Schema, *, process: str) -> Found:
+def from_environment(environ: Mapping[str, str], schema: OptionSchema, *, process: str) -> Found:
     """The settings in variables like HEADWAY_LEARNER__ALGO__CLIP_LOW and HEADWAY_RUN__NAME."""
     targets = {environment_name_of(key, process=process): key for key in [*schema.options, *schema.choices]}
     former = {environment_name_of(old, process=process): new for old, new in renamed_options(process).items()}
@@ -107,7 +107,7 @@ def from_environment(environ: Mapping[str, str], schema: Schema, *, process: str
     return Found(tuple(settings), tuple(problems))
 
 
-def from_command_line(arguments: Sequence[str], schema: Schema, *, process: str = "") -> Found:
+def from_command_line(arguments: Sequence[str], schema: OptionSchema, *, process: str = "") -> Found:
     """The settings in flags like `--algo.clip-low 0.3`; a repeated flag of a list option adds to the list.
 
     `--learner.algo.clip-low`, as `headway up` has it, is understood by the learner, too.
@@ -150,7 +150,7 @@ def of_place(path: Path) -> Found:
     return Found(tuple(Setting(key, value, "default") for key, value in given.items() if value), ())
 
 
-def with_paths(found: Found, schema: Schema, beside: Path | None) -> Found:
+def with_paths(found: Found, schema: OptionSchema, beside: Path | None) -> Found:
     """The same, with paths as the process finds them; `beside` is the folder of the file that was read, if one was."""
 
     def found_at(each: Setting) -> Setting:
@@ -160,7 +160,7 @@ def with_paths(found: Found, schema: Schema, beside: Path | None) -> Found:
     return replace(found, settings=tuple(map(found_at, found.settings)))
 
 
-def with_secrets_read(found: Found, schema: Schema) -> Found:
+def with_secrets_read(found: Found, schema: OptionSchema) -> Found:
     """The same, with each setting of a secret's file exchanged for the secret that the file holds."""
     given = {setting.key: setting for setting in found.settings}
     settings, problems = [], list(found.problems)
@@ -263,7 +263,7 @@ def _without_short_forms(text: str) -> tuple[str, dict[tuple[str, str], str]]:
     return _NAMED.sub(blank, text), picked
 
 
-def _leaves(table: Mapping[str, object], prefix: str, schema: Schema) -> Iterator[tuple[str, object]]:
+def _leaves(table: Mapping[str, object], prefix: str, schema: OptionSchema) -> Iterator[tuple[str, object]]:
     """The keys below `prefix` in a table, nested groups flattened; a table of an unknown name is one leaf."""
     for name, value in table.items():
         if isinstance(value, dict) and f"{prefix}{name}" in schema.groups:
@@ -272,7 +272,7 @@ def _leaves(table: Mapping[str, object], prefix: str, schema: Schema) -> Iterato
             yield name, value
 
 
-def _target(key: str, value: object, schema: Schema) -> str | None:
+def _target(key: str, value: object, schema: OptionSchema) -> str | None:
     """The option that `key` sets; the name of a choice alone (`--algo grpo`) sets its type."""
     choice = schema.choices.get(key)
     if choice is not None and isinstance(value, str):
@@ -307,13 +307,13 @@ def _joined(before: Setting | None, value: object, option: Option) -> object:
     return value
 
 
-def _unknown_flag(flag: str, targets: Mapping[str, str], schema: Schema, process: str) -> str:
+def _unknown_flag(flag: str, targets: Mapping[str, str], schema: OptionSchema, process: str) -> str:
     key = flag.removeprefix("--").removeprefix(f"{process}.").replace("-", "_")
     hint = called_elsewhere(key, schema) or _hint(nearest(flag, [*targets, "--config", "--help"]))
     return f"command line: unknown flag {flag}{hint}"
 
 
-def _hint_for(key: str, schema: Schema, process: str) -> str:
+def _hint_for(key: str, schema: OptionSchema, process: str) -> str:
     """A guess at what an unknown key means: what other trainers call so, or what is spelled nearly so."""
     if (known := called_elsewhere(key, schema)) is not None:
         return known
@@ -330,7 +330,7 @@ def _tables() -> str:
 
 
 def explained(
-    error: ValidationError, settings: Mapping[str, Setting], schema: Schema, process: str, *, known: bool
+    error: ValidationError, settings: Mapping[str, Setting], schema: OptionSchema, process: str, *, known: bool
 ) -> list[str]:
     """If problems are known already, without those that follow from them: what is missing may be what is misspelled."""
     follow = ("missing", "union_tag_not_found", "extra_forbidden") if known else ()
@@ -351,7 +351,7 @@ def _follows(item: ErrorDetails, broken: Mapping[tuple[str | int, ...], str]) ->
     return item["type"] == "too_short" and any(len(other) > len(loc) and other[: len(loc)] == loc for other in broken)
 
 
-def _explained_one(item: ErrorDetails, settings: Mapping[str, Setting], schema: Schema, process: str) -> str:
+def _explained_one(item: ErrorDetails, settings: Mapping[str, Setting], schema: OptionSchema, process: str) -> str:
     key = _key_of(item["loc"], schema)
     setting = _setting_at(key, settings)
     entry = _entry_of(item["loc"], setting, process)
@@ -421,7 +421,7 @@ def _in_entry(item: ErrorDetails, entry: _Entry, annotation: object) -> str:
     return f"{entry.place}:{got}{':' if got else ''} {_reason(item)}".replace("::", ":")
 
 
-def _key_of(loc: Sequence[str | int], schema: Schema) -> str:
+def _key_of(loc: Sequence[str | int], schema: OptionSchema) -> str:
     """The dotted key of an error; the tag of a choice, which pydantic puts into the path, is left out."""
     parts: list[str] = []
     for part in loc:
@@ -439,7 +439,7 @@ def _setting_at(key: str, settings: Mapping[str, Setting]) -> Setting | None:
     return settings.get(key)
 
 
-def _missing(key: str, schema: Schema, process: str) -> str:
+def _missing(key: str, schema: OptionSchema, process: str) -> str:
     table, _, name = f"{'' if key.startswith('run.') else process + '.'}{key}".rpartition(".")
     option = schema.options.get(key)
     meaning = f" ({option.description})" if option is not None and option.description else ""
@@ -449,7 +449,7 @@ def _missing(key: str, schema: Schema, process: str) -> str:
     )
 
 
-def _shown(value: object, key: str, schema: Schema) -> str:
+def _shown(value: object, key: str, schema: OptionSchema) -> str:
     option = schema.options.get(key)
     if option is not None and "Secret" in str(option.annotation):
         return "a secret"

@@ -107,7 +107,7 @@ class RewardExchange:
         return [(response.service_id, result) for result in response.results]
 
 
-class Rounds:
+class ScoreRounds:
     """The rounds at one set of endpoints, `requests` of them at once. Without `hedges` nothing is asked twice for being
     slow.
 
@@ -308,7 +308,7 @@ class Route:
     """Some services that are asked for the same verifiers. Requests that calls share are tasks of `tasks`."""
 
     def __init__(
-        self, *, endpoints: Endpoints, rounds: Rounds, tasks: asyncio.TaskGroup, settings: ClientSettings
+        self, *, endpoints: Endpoints, rounds: ScoreRounds, tasks: asyncio.TaskGroup, settings: ClientSettings
     ) -> None:
         self.endpoints = endpoints
         self._rounds = rounds
@@ -443,7 +443,7 @@ class Routes:
     def _route(self, urls: Sequence[str], tasks: asyncio.TaskGroup) -> Route:
         settings = self._settings
         endpoints = Endpoints(urls, breakers=self._breakers)
-        rounds = Rounds(
+        rounds = ScoreRounds(
             endpoints=endpoints,
             exchange=RewardExchange(http=self._http, deadline_s=settings.deadline_s, margin_s=settings.margin_s),
             requests=settings.requests,

@@ -135,7 +135,7 @@ def reward_of(*, task: int, completion: str, uniform: float) -> float:
     return round(zlib.crc32(f"{task} {completion}".encode()) / (1 << 32), 6)
 
 
-class RewardService:
+class StubRewardService:
     """`/readyz` and `/v1/score`, over the wire."""
 
     def __init__(self, script: RewardScript, *, service_id: str) -> None:
@@ -328,7 +328,7 @@ class Cluster:
     def reward_service(self, index: int, script: RewardScript) -> Service:
         """A reward service."""
         name = f"rewards-{index}"
-        return Service(name=name, host=name, make=lambda again: RewardService(script, service_id=name).serve)
+        return Service(name=name, host=name, make=lambda again: StubRewardService(script, service_id=name).serve)
 
     # Their configurations
 

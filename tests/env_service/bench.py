@@ -10,9 +10,9 @@ from env_service.environments import catalog
 from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.task_configs import AdditionTasks
 from env_service.environments.tokenization import Tokenization
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.generation import Generation, GeneratorFleet
-from env_service.rollouts.judging import Scoring
+from env_service.rollouts.judging import GroupScoring
 from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Attempts, Rollout
@@ -60,7 +60,7 @@ class Bench:
 
     async def run(self, granted: Lease) -> Finished | Failed:
         async with asyncio.timeout(20):
-            return await self.rollout.run(granted, Progress())
+            return await self.rollout.run(granted, RolloutProgress())
 
     async def finished(self, granted: Lease) -> Finished:
         outcome = await self.run(granted)
@@ -128,7 +128,7 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
                     backoff=backoff,
                     metrics=metrics,
                 ),
-                scoring=Scoring(client),
+                scoring=GroupScoring(client),
                 timeout_s=timeout_s,
                 environment_timeout_s=environment_timeout_s,
                 agents=agents,

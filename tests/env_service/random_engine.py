@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from env_service.rollouts.completions import Completion, Piece, rest_of
+from env_service.rollouts.completions import Completion, CompletionPiece, rest_of
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.trajectories import VersionSpan
 
@@ -35,14 +35,14 @@ class RandomEngine:
 
     async def sample(self, request: GenerateRequest, completions: Sequence[Completion]) -> None:
         """As `Generation.sample`."""
-        pieces = [Piece((completion,)) for completion in completions]
+        pieces = [CompletionPiece((completion,)) for completion in completions]
         while pieces:
             piece = pieces.pop()
             asked = piece.begin(request.model_copy(update={"n": 1}))
             self._answer(request, asked, piece)
             pieces += rest_of(piece, request.sampling)
 
-    def _answer(self, whole: GenerateRequest, asked: GenerateRequest, piece: Piece) -> None:
+    def _answer(self, whole: GenerateRequest, asked: GenerateRequest, piece: CompletionPiece) -> None:
         name = f"{whole.request_id}:{piece.completions[0].index}"
         shown = self.turns.setdefault(name, Shown(whole.prompt_token_ids))
         assert asked.prompt_token_ids == (*shown.prompt, *shown.sampled), "another prompt than what was shown before"

@@ -12,7 +12,7 @@ from env_service.connection import LearnerLink
 from env_service.leases.keys import LeaseKey, key_of
 from env_service.leases.outbox import Outbox
 from env_service.leases.running import RunningLeases
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.generation import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.codec import DamagedMessage
@@ -53,7 +53,7 @@ class ManualRollouts:
     started: asyncio.Queue[LeaseKey] = field(default_factory=asyncio.Queue)
     cancelled: asyncio.Queue[LeaseKey] = field(default_factory=asyncio.Queue)
 
-    async def run(self, granted: Lease, progress: Progress) -> Outcome:
+    async def run(self, granted: Lease, progress: RolloutProgress) -> Outcome:
         key = key_of(granted)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.outcomes[key] = future

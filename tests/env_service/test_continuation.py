@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from env_service.rollouts.completions import Completion, Piece, Progress, rest_of
+from env_service.rollouts.completions import Completion, CompletionPiece, RolloutProgress, rest_of
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
 from protocol.messages import Finished
 from protocol.trajectories import VersionSpan
@@ -156,7 +156,7 @@ async def test_with_the_only_generator_gone_the_tokens_wait_for_one_that_serves(
     made = await bench(lambda r: 503 if prefix_of(r) else [part(0, [0, 8], last=False), None], newer)
     first, second = made.fleet.serving
     made.fleet.replace([first])
-    progress = Progress()
+    progress = RolloutProgress()
     rollout = asyncio.create_task(made.rollout.run(lease(group_size=1), progress))
     await eventually(lambda: made.generators[0].requests)
     made.fleet.replace([])
@@ -174,7 +174,7 @@ async def test_with_the_only_generator_gone_the_tokens_wait_for_one_that_serves(
 async def test_a_cancelled_rollout_does_not_wait_on(bench: MakeBench) -> None:
     made = await bench()
     made.fleet.replace([])
-    rollout = asyncio.create_task(made.rollout.run(lease(), Progress()))
+    rollout = asyncio.create_task(made.rollout.run(lease(), RolloutProgress()))
     await asyncio.sleep(0.01)
     rollout.cancel()
     async with asyncio.timeout(10):
@@ -211,8 +211,8 @@ async def test_after_every_kind_of_end_nothing_that_was_received_is_lost(bench: 
     assert second.turns[0].generator_ids == ("g1",)
 
 
-def completions(*tokens: Sequence[int]) -> Piece:
-    made = Piece(tuple(Completion(index) for index in range(len(tokens))))
+def completions(*tokens: Sequence[int]) -> CompletionPiece:
+    made = CompletionPiece(tuple(Completion(index) for index in range(len(tokens))))
     for index, row in enumerate(tokens):
         if row:
             made.take(part(index, row, last=False), generator_id="g")

@@ -12,7 +12,7 @@ from env_service.app import watch_rollouts
 from env_service.config import EnvServiceConfig
 from env_service.leases.keys import key_of
 from env_service.leases.running import RunningLeases
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds, Window
 from env_service.rollouts.generation import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
@@ -233,7 +233,7 @@ async def test_the_oldest_lease_has_the_next_place_whenever_it_came() -> None:
     begun: list[int] = []
     go_on = asyncio.Event()
 
-    async def run(granted: Lease, progress: Progress) -> Outcome:
+    async def run(granted: Lease, progress: RolloutProgress) -> Outcome:
         begun.append(granted.lease_id)
         await go_on.wait()
         return Failed(
@@ -261,7 +261,7 @@ async def test_the_oldest_lease_has_the_next_place_whenever_it_came() -> None:
 async def test_rollouts_that_wait_for_a_verifier_that_hangs_are_said_and_shown_with_what_to_do() -> None:
     judged = asyncio.Event()
 
-    async def run(granted: Lease, progress: Progress) -> Outcome:
+    async def run(granted: Lease, progress: RolloutProgress) -> Outcome:
         with progress.waiting_for("rewards"):
             await judged.wait()
         return Failed(
@@ -300,7 +300,7 @@ async def test_rollouts_that_wait_for_a_verifier_that_hangs_are_said_and_shown_w
 
 
 async def test_a_wait_that_was_cancelled_is_over_and_the_next_one_is_named() -> None:
-    progress = Progress()
+    progress = RolloutProgress()
 
     async def wait() -> None:
         with progress.waiting_for("generators"):
@@ -317,7 +317,7 @@ async def test_a_wait_that_was_cancelled_is_over_and_the_next_one_is_named() -> 
 
 
 async def test_whom_a_rollout_waited_for_when_its_time_was_over_stays_named() -> None:
-    progress = Progress()
+    progress = RolloutProgress()
 
     with suppress(TimeoutError):
         async with progress.within(0.01):

@@ -10,7 +10,7 @@ from env_service.environments.bridges import Bridges
 from env_service.environments.interface import Action, ChatMessage, OfferedEnvironment, Round, Task, TurnOf
 from env_service.environments.rules import History, Rules
 from env_service.environments.tokenization import Tokenization
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.conversation import Speaker
 from env_service.rollouts.environment_calls import EnvironmentCalls
 from env_service.rollouts.match import Match, Table
@@ -67,7 +67,7 @@ async def test_every_player_is_exact_to_the_token(template: str, history: Histor
                 stop_ids=frozenset(stops), now=now,
             ),
             request=GenerateRequest(request_id="r", prompt_token_ids=tuple(ids), sampling=Sampling(max_tokens=12)),
-            sample=engine.sample, calls=EnvironmentCalls(timeout_s=30), progress=Progress(),
+            sample=engine.sample, calls=EnvironmentCalls(timeout_s=30), progress=RolloutProgress(),
             metrics=RolloutMetrics(Metrics("env-service")),
         )  # fmt: skip
         table = Table(first=first, players=PLAYERS, frozen=frozenset(), policy=speaker, opponent=None, games=1)

@@ -23,7 +23,7 @@ from env_service.environments.interface import (
 from env_service.environments.jsonl import SingleTurn
 from env_service.environments.task_configs import AdditionTasks, JsonlTasks, LevelTasks, Tasks
 from env_service.environments.tokenization import Tokenization
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import Finished
@@ -427,7 +427,7 @@ async def test_the_thread_of_a_cancelled_rollout_that_is_stuck_is_left_to_itself
     _Stuck.begun.clear()
     made = await bench(extra=[_offered("odd", _OneTask(), _Stuck)], environment_timeout_s=1.0)
     try:
-        stuck = asyncio.create_task(made.rollout.run(lease(environment="odd"), Progress()))
+        stuck = asyncio.create_task(made.rollout.run(lease(environment="odd"), RolloutProgress()))
         assert await asyncio.to_thread(_Stuck.begun.wait, 20)
         stuck.cancel()
         assert (await made.finished(lease(lease_id=4))).group.lease_id == 4

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from env_service.rollouts.judging import Scoring, given_text
+from env_service.rollouts.judging import GroupScoring, given_text
 from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
 from services.http.backoff import Backoff
@@ -56,8 +56,8 @@ async def client_of(
 
 async def scoring_of(
     stack: AsyncExitStack, urls: Sequence[str], settings: BreakerSettings = SHORT_REST, *, deadline_s: float = 20.0
-) -> Scoring:
-    return Scoring(await client_of(stack, urls, settings, deadline_s=deadline_s))
+) -> GroupScoring:
+    return GroupScoring(await client_of(stack, urls, settings, deadline_s=deadline_s))
 
 
 async def test_a_score_says_who_made_it_where_and_at_which_attempt(stack: AsyncExitStack) -> None:
@@ -158,7 +158,7 @@ async def test_services_that_are_all_away_are_waited_for_and_named(stack: AsyncE
     client, waits = await client_of(stack, [url]), Waiting()
     waits.started()
     watching = asyncio.create_task(client.watch(waits))
-    scoring = asyncio.create_task(Scoring(client).score(items("a")))
+    scoring = asyncio.create_task(GroupScoring(client).score(items("a")))
     await eventually(lambda: not waits.readiness().ready)
     assert url in waits.readiness().waiting_for[0]
     async with asyncio.timeout(30):

@@ -27,7 +27,7 @@ from env_service.environments.interface import (
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import ClassTasks, OpponentConfig
 from env_service.environments.tokenization import Tokenization
-from env_service.rollouts.completions import Completion, Progress
+from env_service.rollouts.completions import Completion, RolloutProgress
 from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
@@ -178,7 +178,7 @@ async def test_the_oldest_version_is_that_of_any_player_whom_the_policy_plays(
 ) -> None:
     lines = Lines(chat_model, lambda index, turn: "x", members=1)
     made = await bench(lines, extra=[offered()])
-    progress = Progress()
+    progress = RolloutProgress()
     outcome = await made.rollout.run(lease(environment="countdown", group_size=1), progress)
 
     assert isinstance(outcome, Finished)
@@ -257,7 +257,7 @@ async def test_a_frozen_player_is_asked_elsewhere_and_never_trained(
     lines = Lines(chat_model, lambda index, turn: f"move {index}.{turn}", members=2)
     frozen = opponent(other_model, "b", heard=heard)
     made = await bench(lines, extra=[offered()], opponents={"countdown": frozen})
-    progress = Progress()
+    progress = RolloutProgress()
     outcome = await made.rollout.run(lease(environment="countdown"), progress)
 
     assert isinstance(outcome, Finished)

@@ -24,7 +24,7 @@ from env_service.environments.interface import (
 )
 from env_service.environments.rules import History, Rules
 from env_service.environments.tokenization import Tokenization
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import Finished
@@ -324,7 +324,7 @@ async def test_environments_are_closed_at_the_end_however_it_came(bench: MakeBen
 
 async def test_a_heartbeat_tells_the_oldest_version_of_all_turns(bench: MakeBench, chat_model: Path) -> None:
     made = await bench(Words(chat_model, "one two three hang"), extra=[offered()], environment_timeout_s=30.0)
-    progress = Progress()
+    progress = RolloutProgress()
 
     running = asyncio.create_task(made.rollout.run(lease(environment="counting", group_size=1), progress))
     await eventually(lambda: len(made.generators[0].requests) == 4 and progress.waits_for == "environment")

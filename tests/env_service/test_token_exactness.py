@@ -24,7 +24,7 @@ from env_service.environments.interface import (
 )
 from env_service.environments.rules import History, Rules
 from env_service.environments.tokenization import ChatTemplateError, Tokenization, numbered
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.conversation import Conversation, Speaker
 from env_service.rollouts.environment_calls import EnvironmentCalls
 from env_service.rollouts.outcomes import RolloutMetrics
@@ -141,7 +141,7 @@ class World:
             request=request,
             sample=self.engine.sample,
             calls=EnvironmentCalls(timeout_s=30),
-            progress=Progress(),
+            progress=RolloutProgress(),
             metrics=RolloutMetrics(Metrics("env-service")),
         )
         conversation = Conversation(0, environment, speaker)

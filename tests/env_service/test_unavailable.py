@@ -17,7 +17,7 @@ from env_service.environments.interface import (
     Task,
 )
 from env_service.environments.rules import Rules
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from protocol.messages import Finished
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
@@ -31,7 +31,7 @@ class Full:
     refusals: ClassVar[int] = 0
     refusal: ClassVar[type[EnvironmentUnavailable]] = EnvironmentUnavailable
     closed: ClassVar[int] = 0
-    seen_by: ClassVar[Progress | None] = None
+    seen_by: ClassVar[RolloutProgress | None] = None
     waits: ClassVar[list[str]] = []
 
     def reset(self, task: Task, seed: int) -> Opening:
@@ -83,7 +83,7 @@ async def test_an_opening_is_tried_again_and_lets_go_of_what_it_had(bench: MakeB
 async def test_an_opening_that_finds_nobody_waits_and_says_for_whom(bench: MakeBench, chat_model: Path) -> None:
     Full.refusals = 100
     made = await bench(Words(chat_model, "well", "well"), extra=[FULL])
-    Full.seen_by = progress = Progress()
+    Full.seen_by = progress = RolloutProgress()
 
     outcome = await made.rollout.run(lease(environment="full"), progress)
 

@@ -4,7 +4,7 @@ from contextlib import aclosing
 
 import pytest
 
-from env_service.rollouts.completions import Completion, Piece, Progress, rest_of
+from env_service.rollouts.completions import Completion, CompletionPiece, RolloutProgress, rest_of
 from protocol.generation import GenerateRequest, Sampling
 from tests.generator.conftest import PROMPT, Rig
 
@@ -15,7 +15,7 @@ SAMPLING = Sampling(max_tokens=100)
 REQUEST = GenerateRequest(request_id="r", prompt_token_ids=PROMPT, n=4, sampling=SAMPLING)
 
 
-async def ask(rig: Rig, piece: Piece, *, name: str, most_parts: int = 1000) -> None:
+async def ask(rig: Rig, piece: CompletionPiece, *, name: str, most_parts: int = 1000) -> None:
     """The request for a piece, broken off after some parts."""
     asked = piece.begin(REQUEST)
     parts = rig.engine.generate(
@@ -43,8 +43,8 @@ def gap(rig: Rig, completion: Completion, *, version: str) -> float:
 
 async def test_it_agrees_with_a_score_of_the_whole_sequence_also_under_newer_weights(rig: Rig) -> None:
     older = await rig.publish()
-    completions = Progress().completions(REQUEST.n)
-    whole = Piece(tuple(completions))
+    completions = RolloutProgress().completions(REQUEST.n)
+    whole = CompletionPiece(tuple(completions))
     await ask(rig, whole, name="g0", most_parts=6)
     snapshot = rig.policy.snapshot()
     rig.policy.change(seed=11)

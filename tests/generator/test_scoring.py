@@ -20,7 +20,7 @@ from tests.generator.test_engine import TOLERANCE
 from tests.generator.test_weight_sync import serving_of, until
 
 if TYPE_CHECKING:
-    from generator.logprobs import Scoring
+    from generator.logprobs import LogprobScoring
     from generator.serving import Serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -28,11 +28,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 SEQUENCES = ((3, 4, 5, 9, 11, 2, 30), (7, 7), tuple(3 + number % 20 for number in range(300)))
 
 
-def scoring_of(rig: Rig) -> "Scoring":
-    from generator.logprobs import Scoring
+def scoring_of(rig: Rig) -> "LogprobScoring":
+    from generator.logprobs import LogprobScoring
     from generator.serving import GeneratorMetrics
 
-    return Scoring(
+    return LogprobScoring(
         engine=rig.engine,
         serving=held(rig),
         measures=GeneratorMetrics(Metrics("generator"), engine=rig.engine),

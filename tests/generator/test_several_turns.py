@@ -14,7 +14,7 @@ from env_service.environments.bridges import Bridges
 from env_service.environments.interface import Action, OfferedEnvironment, Opening, Step, Task
 from env_service.environments.rules import Rules
 from env_service.environments.tokenization import Tokenization
-from env_service.rollouts.completions import Completion, Piece, Progress
+from env_service.rollouts.completions import Completion, CompletionPiece, RolloutProgress
 from env_service.rollouts.conversation import Conversation, Speaker
 from env_service.rollouts.environment_calls import EnvironmentCalls
 from env_service.rollouts.outcomes import RolloutMetrics
@@ -69,7 +69,7 @@ def conversation_with(
     _, ids = words.encode(opening.prompt)
 
     async def sample(request: GenerateRequest, completions: Sequence[Completion]) -> None:
-        piece = Piece(tuple(completions))
+        piece = CompletionPiece(tuple(completions))
         asked = piece.begin(request)
         async for parts in rig.engine.generate(
             request_id=rig.next_request(),
@@ -90,7 +90,7 @@ def conversation_with(
         request=GenerateRequest(request_id="r", prompt_token_ids=tuple(ids), sampling=Sampling(max_tokens=most)),
         sample=sample,
         calls=EnvironmentCalls(timeout_s=60),
-        progress=Progress(),
+        progress=RolloutProgress(),
         metrics=RolloutMetrics(Metrics("env-service")),
     )
     return Conversation(0, talk, speaker)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.child_output import Bar, Progress
+from headway.child_output import Bar, RunProgress
 
 ROOT = Path(__file__).parents[2]
 SUPERVISOR = """
@@ -186,7 +186,7 @@ def test_no_colour_where_none_is_wanted_and_no_bar_where_the_terminal_is_dumb(
 @pytest.mark.parametrize("columns", [1, 10, 20, 40, 60, 100, 300])
 def test_a_bar_is_narrower_than_its_terminal_and_keeps_what_matters_most(tmp_path: Path, columns: int) -> None:
     path = tmp_path / "metrics.jsonl"
-    progress = Progress(path, total=700)
+    progress = RunProgress(path, total=700)
     path.write_text("".join(step(number, reward_mean=0.25, lag_mean=2.0) for number in range(1, 36)))
     progress.look()
     shown = re.sub(r"\x1b\[\d*m", "", Bar(progress).line(columns))
@@ -199,7 +199,7 @@ def test_a_bar_is_narrower_than_its_terminal_and_keeps_what_matters_most(tmp_pat
 def test_a_resume_takes_steps_back_and_a_new_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(step(90))
-    progress = Progress(path, total=100)
+    progress = RunProgress(path, total=100)
     progress.look()
     assert progress.step is None, "of a former life"
     with path.open("a") as file:
@@ -215,7 +215,7 @@ def test_a_resume_takes_steps_back_and_a_new_file_is_read_from_its_beginning(tmp
 
 
 def test_of_an_offline_run_in_passes_the_bar_has_a_loss_and_no_end(tmp_path: Path) -> None:
-    progress = Progress(tmp_path / "metrics.jsonl", total=None)
+    progress = RunProgress(tmp_path / "metrics.jsonl", total=None)
     (tmp_path / "metrics.jsonl").write_text(step(3, loss=0.12345))
     progress.look()
     assert progress.words() == ["step 3", "loss 0.1235"]

@@ -153,18 +153,18 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Interval:
     """An interval; a point has the same closed end twice."""
 
     low: End
     high: End
 
 
-Region = tuple[Piece, ...]
+Region = tuple[Interval, ...]
 
 _TOP = End(constant(_INFINITY), closed=False)
 _BOTTOM = End(constant(FunctionCall("neg", (_INFINITY,))), closed=False)
-ALL_REALS: Region = (Piece(_BOTTOM, _TOP),)
+ALL_REALS: Region = (Interval(_BOTTOM, _TOP),)
 
 
 def same_region(one: Region, other: Region, *, tolerance: float | None) -> bool:
@@ -206,12 +206,12 @@ def _region(answer: Answer) -> Region:
     raise Unreadable("no set of real numbers")
 
 
-def _interval(answer: Ordered) -> Piece:
+def _interval(answer: Ordered) -> Interval:
     """Raises Unreadable if it would be empty: `(2, 1)` and `(1, 1)` are tuples."""
     low, high = (_end_of(item, closed=False) for item in answer.items)
     if not less(low.value, high.value):
         raise Unreadable("an interval that ends before it starts")
-    return Piece(
+    return Interval(
         End(low.value, answer.opening == "[" and not low.value.is_infinite, low.decimal),
         End(high.value, answer.closing == "]" and not high.value.is_infinite, high.decimal),
     )
@@ -276,9 +276,9 @@ def _solutions(left: Node, operator: str, right: Node) -> Region:
     slope, end = _linear(difference, next(iter(names)))
     bound = End(end, closed=operator in ("<=", ">="), decimal=has_decimal(difference))
     if operator == "!=":
-        return (Piece(_BOTTOM, bound), Piece(bound, _TOP))
+        return (Interval(_BOTTOM, bound), Interval(bound, _TOP))
     upward = operator in (">", ">=")
-    return (Piece(bound, _TOP),) if upward == less(rational(0), slope) else (Piece(_BOTTOM, bound),)
+    return (Interval(bound, _TOP),) if upward == less(rational(0), slope) else (Interval(_BOTTOM, bound),)
 
 
 def _is_absolute(node: Node) -> bool:
@@ -297,9 +297,9 @@ def _linear(node: Node, name: str) -> tuple[Value, Value]:
     return slope, arithmetic("/", (arithmetic("neg", (start,)), slope))
 
 
-def _point(answer: Scalar) -> Piece:
+def _point(answer: Scalar) -> Interval:
     end = _end_of(answer, closed=True)
-    return Piece(end, end)
+    return Interval(end, end)
 
 
 def _end_of(answer: Answer, *, closed: bool) -> End:
@@ -315,22 +315,22 @@ def _piece(low: End, high: End) -> Region:
     """The interval, unless it holds nothing."""
     if less(high.value, low.value) or (same(low.value, high.value) and not (low.closed and high.closed)):
         return ()
-    return (Piece(low, high),)
+    return (Interval(low, high),)
 
 
-def merged(pieces: Sequence[Piece]) -> Region:
+def merged(pieces: Sequence[Interval]) -> Region:
     """In order, and as one where they touch."""
     ordered = sorted(pieces, key=functools.cmp_to_key(_order))
-    found: list[Piece] = []
+    found: list[Interval] = []
     for piece in ordered:
         if found and _touches(found[-1].high, piece.low):
             last = found.pop()
-            piece = Piece(last.low, _higher(last.high, piece.high))
+            piece = Interval(last.low, _higher(last.high, piece.high))
         found.append(piece)
     return tuple(found)
 
 
-def _order(left: Piece, right: Piece) -> int:
+def _order(left: Interval, right: Interval) -> int:
     one, other = left.low, right.low
     if same(one.value, other.value):
         return other.closed - one.closed
@@ -372,8 +372,8 @@ def _intersection(one: Region, other: Region) -> Region:
 def _difference(one: Region, other: Region) -> Region:
     rest: Region = one
     for piece in other:
-        below = (Piece(_BOTTOM, End(piece.low.value, not piece.low.closed, piece.low.decimal)),)
-        above = (Piece(End(piece.high.value, not piece.high.closed, piece.high.decimal), _TOP),)
+        below = (Interval(_BOTTOM, End(piece.low.value, not piece.low.closed, piece.low.decimal)),)
+        above = (Interval(End(piece.high.value, not piece.high.closed, piece.high.decimal), _TOP),)
         rest = (*_intersection(rest, below), *_intersection(rest, above))
     return rest
 

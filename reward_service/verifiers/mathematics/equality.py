@@ -35,7 +35,7 @@ from reward_service.verifiers.mathematics.conditions import (
     solved_value,
 )
 from reward_service.verifiers.mathematics.quantities import (
-    Rules,
+    QuantityRules,
     expanded,
     members,
     nodes_of,
@@ -49,7 +49,7 @@ from reward_service.verifiers.mathematics.values import Setting, evaluate
 from reward_service.verifiers.mathematics.words import number_of
 
 
-def same_answer(gold: Answer, given: Answer, rules: Rules) -> bool:
+def same_answer(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
     """True if the answers are the same. Raises OverLimits; Unreadable where that cannot be said."""
     return _same(expanded(gold), expanded(with_names_of(gold, given)), rules)
 
@@ -63,7 +63,7 @@ def check(answer: Answer) -> None:
             continue
 
 
-def _same(gold: Answer, given: Answer, rules: Rules) -> bool:
+def _same(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
     if gold == given:
         return True
     if isinstance(gold, Relation) or isinstance(given, Relation):
@@ -77,7 +77,7 @@ def _same(gold: Answer, given: Answer, rules: Rules) -> bool:
     return _same_collection(gold, given, rules)
 
 
-def _same_collection(gold: Answer, given: Answer, rules: Rules) -> bool:
+def _same_collection(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
     if isinstance(gold, Grid) or isinstance(given, Grid):
         return _same_matrix(gold, given, rules)
     if isinstance(gold, Listing) and isinstance(given, Listing):
@@ -101,7 +101,7 @@ def _same_collection(gold: Answer, given: Answer, rules: Rules) -> bool:
     return _same_numbers(gold, given, rules)
 
 
-def _same_matrix(gold: Answer, given: Answer, rules: Rules) -> bool:
+def _same_matrix(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
     """True if one of them is a matrix, and the other its rows in brackets, or the entries of its one row or column."""
     ours, theirs = (_rows(one) if isinstance(one, Ordered) else one for one in (gold, given))
     if isinstance(ours, Grid) and isinstance(theirs, Grid):
@@ -112,13 +112,13 @@ def _same_matrix(gold: Answer, given: Answer, rules: Rules) -> bool:
     return right is not None and answer is not None and _pairwise(right, answer, rules)
 
 
-def _pairwise(gold: Sequence[Answer], given: Sequence[Answer], rules: Rules) -> bool:
+def _pairwise(gold: Sequence[Answer], given: Sequence[Answer], rules: QuantityRules) -> bool:
     return len(gold) == len(given) and all(
         same_answer(right, answer, rules) for right, answer in zip(gold, given, strict=True)
     )
 
 
-def _same_parts(gold: Combination, given: Combination, rules: Rules) -> bool:
+def _same_parts(gold: Combination, given: Combination, rules: QuantityRules) -> bool:
     """True if they put the same parts together, as those of sets that are only names."""
     if gold.operator != given.operator:
         return False
@@ -127,7 +127,7 @@ def _same_parts(gold: Combination, given: Combination, rules: Rules) -> bool:
     return _each_in_the_other(gold.items, given.items, rules)
 
 
-def _each_in_the_other(gold: Sequence[Answer], given: Sequence[Answer], rules: Rules) -> bool:
+def _each_in_the_other(gold: Sequence[Answer], given: Sequence[Answer], rules: QuantityRules) -> bool:
     return all(any(same_answer(right, answer, rules) for answer in given) for right in gold) and all(
         any(same_answer(right, answer, rules) for right in gold) for answer in given
     )
@@ -174,7 +174,7 @@ def _brackets_agree(gold: Ordered, given: Ordered) -> bool:
     return plain[0] == plain[1]
 
 
-def _same_listing(gold: Listing, given: Listing, rules: Rules) -> bool:
+def _same_listing(gold: Listing, given: Listing, rules: QuantityRules) -> bool:
     ours, theirs = gold.items, given.items
     if _names(gold) and not _names(given):
         return _pairwise(ours, theirs, rules)
@@ -183,7 +183,7 @@ def _same_listing(gold: Listing, given: Listing, rules: Rules) -> bool:
     return alike or _same_numbers_if_conditions(gold, given, rules)
 
 
-def _matched(gold: Sequence[Answer], given: Sequence[Answer], rules: Rules) -> bool:
+def _matched(gold: Sequence[Answer], given: Sequence[Answer], rules: QuantityRules) -> bool:
     """True if each is equal to one of the other, and none is left: `2, 2, 3` is not `2, 3`."""
     left = list(given)
     for right in gold:
@@ -206,11 +206,11 @@ def _is_condition(answer: Answer) -> bool:
     return any(isinstance(item, Ordered) or (isinstance(item, Relation) and item.operators != ("=",)) for item in items)
 
 
-def _same_numbers_if_conditions(gold: Listing, given: Listing, rules: Rules) -> bool:
+def _same_numbers_if_conditions(gold: Listing, given: Listing, rules: QuantityRules) -> bool:
     return (_is_condition(gold) or _is_condition(given)) and _same_numbers(gold, given, rules)
 
 
-def _same_numbers(gold: Answer, given: Answer, rules: Rules) -> bool:
+def _same_numbers(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
     """True if the answers are one set of real numbers. A point in no braces is not taken for one."""
     if not any(isinstance(one, Combination | RealLine | Ordered | Relation | Listing) for one in (gold, given)):
         return False
@@ -220,7 +220,7 @@ def _same_numbers(gold: Answer, given: Answer, rules: Rules) -> bool:
         return False
 
 
-def _same_relation(gold: Answer, given: Answer, rules: Rules) -> bool:
+def _same_relation(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
     if isinstance(gold, Relation) and isinstance(given, Relation):
         return _same_relations(gold, given, rules)
     relation, other = (gold, given) if isinstance(gold, Relation) else (given, gold)
@@ -233,7 +233,7 @@ def _same_relation(gold: Answer, given: Answer, rules: Rules) -> bool:
     return not isinstance(other, Scalar) and _same_numbers(gold, given, rules)
 
 
-def _same_relations(gold: Relation, given: Relation, rules: Rules) -> bool:
+def _same_relations(gold: Relation, given: Relation, rules: QuantityRules) -> bool:
     right, answer = (solved_value(one, lambda a, b: same_answer(a, b, rules)) for one in (gold, given))
     if right is not None and answer is not None:
         if names_agree(gold, given):
@@ -268,7 +268,7 @@ def _factors(node: Node) -> Sequence[str]:
     return ("",)
 
 
-def _same_text(gold: Answer, given: Answer, rules: Rules) -> bool:
+def _same_text(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
     if isinstance(gold, Text) and isinstance(given, Text):
         return gold.words == given.words
     text, other = (gold, given) if isinstance(gold, Text) else (given, gold)
@@ -280,7 +280,7 @@ def _same_text(gold: Answer, given: Answer, rules: Rules) -> bool:
     return same_quantity(scalar, other, rules) if text is gold else same_quantity(other, scalar, rules)
 
 
-def _same_ratio(gold: Answer, given: Answer, rules: Rules) -> bool:
+def _same_ratio(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
     if isinstance(gold, Ratio) and isinstance(given, Ratio) and gold.clock and given.clock and _same_time(gold, given):
         return True
     ours, theirs = _ratio_parts(gold), _ratio_parts(given)

@@ -46,7 +46,7 @@ from reward_service.verifiers.mathematics.answers import (
 )
 from reward_service.verifiers.mathematics.equality import check, same_answer
 from reward_service.verifiers.mathematics.final_answer import final_answers, words_of
-from reward_service.verifiers.mathematics.quantities import Rules
+from reward_service.verifiers.mathematics.quantities import QuantityRules
 from reward_service.verifiers.mathematics.reading import read
 from reward_service.verifiers.mathematics.tokens import tokenise
 
@@ -142,7 +142,7 @@ def math_answer(submission: Submission, arguments: MathArguments) -> Score:
 
     Raises DataError if a right answer is no mathematics, or too large to be computed.
     """
-    rules = Rules(tolerance=arguments.tolerance, convert_units=arguments.convert_units)
+    rules = QuantityRules(tolerance=arguments.tolerance, convert_units=arguments.convert_units)
     answers = (arguments.answer,) if isinstance(arguments.answer, str) else arguments.answer
     golds = [_read_gold(answer) for answer in answers]
     guesses, boxes = final_answers(submission.completion)
@@ -196,7 +196,7 @@ def _first_readable(guesses: Sequence[str], golds: Sequence[_Gold]) -> str | Non
     return guesses[0] if guesses else None
 
 
-def _is_right(gold: _Gold, given: str, boxes: Sequence[str], rules: Rules) -> bool:
+def _is_right(gold: _Gold, given: str, boxes: Sequence[str], rules: QuantityRules) -> bool:
     """Raises OverLimits if the completion's answer is beyond the limits, DataError if the right one is."""
     if len(given) <= MAX_CHARS and _alike(gold.text, given):
         return True
@@ -217,7 +217,7 @@ def _alike(one: str, other: str) -> bool:
     return left == right and bool(left)
 
 
-def _equals(gold: _Gold, given: str, rules: Rules) -> bool:
+def _equals(gold: _Gold, given: str, rules: QuantityRules) -> bool:
     try:
         readings = read(given, lenient=True)
     except Unreadable:

@@ -180,14 +180,14 @@ def _draw(name: str, trial: int) -> Fraction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class QuantityRules:
     """`tolerance`: relative, for decimals. `convert_units`: 50 cm is 0.5 m, and 180 degrees are pi."""
 
     tolerance: float | None = None
     convert_units: bool = False
 
 
-def same_quantity(gold: Scalar, given: Scalar, rules: Rules) -> bool:
+def same_quantity(gold: Scalar, given: Scalar, rules: QuantityRules) -> bool:
     """True if the values and what both say of their units are the same. Raises Unreadable, OverLimits."""
     if gold.digits_base is not None and given.digits_base is not None and gold.digits_base != given.digits_base:
         return False
@@ -214,7 +214,7 @@ def _residue(node: Node, modulus: int) -> Node:
     return FunctionCall("mod", (node, Number(Fraction(modulus))))
 
 
-def _same_percent(gold: Node, given: Node, *, gold_is_percent: bool, rules: Rules) -> bool:
+def _same_percent(gold: Node, given: Node, *, gold_is_percent: bool, rules: QuantityRules) -> bool:
     """50 % is one half; it is also 50 where that asks for percent, as no share above 1 does."""
     shares = [FunctionCall("*", (node, _HUNDREDTH)) for node in (gold, given)]
     ours, theirs = (shares[0], given) if gold_is_percent else (gold, shares[1])
@@ -230,7 +230,7 @@ def _is_above_one(node: Node) -> bool:
         return False
 
 
-def _same_converted(gold: Scalar, given: Scalar, rules: Rules) -> bool | None:
+def _same_converted(gold: Scalar, given: Scalar, rules: QuantityRules) -> bool | None:
     """True if the quantities are equal in one unit; None if there is nothing to convert."""
     angles = [unit is not None and unit.is_only(DEGREE) for unit in (gold.unit, given.unit)]
     if angles[0] != angles[1] and all(

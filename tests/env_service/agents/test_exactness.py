@@ -16,7 +16,7 @@ from env_service.environments.bridges import Bridges
 from env_service.environments.interface import OfferedEnvironment, Opening, Task, Tool
 from env_service.environments.rules import Rules
 from env_service.environments.tokenization import TemplateArguments, Tokenization
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.conversation import Speaker
 from env_service.rollouts.environment_calls import EnvironmentCalls
 from env_service.rollouts.outcomes import RolloutMetrics
@@ -54,7 +54,7 @@ def session_of(folder: Path, name: str, chance: random.Random) -> tuple[Session,
         request=GenerateRequest(request_id="r", prompt_token_ids=(0,), sampling=Sampling(max_tokens=8)),
         sample=engine.sample,
         calls=EnvironmentCalls(timeout_s=5),
-        progress=Progress(),
+        progress=RolloutProgress(),
         metrics=RolloutMetrics(Metrics("test")),
     )
     return Sessions(url="http://here").open(task=Task(), speaker=speaker, index=0), engine, tokenization

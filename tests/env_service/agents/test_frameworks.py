@@ -15,7 +15,7 @@ import pytest
 
 from env_service.agents.program import AgentOptions, AgentProgram
 from env_service.environments.tokenization import Tokenization
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from protocol.messages import Finished
 from tests.env_service.agents.served import MakeAgentBench, Saying
 from tests.env_service.peers import lease
@@ -61,7 +61,7 @@ async def test_an_agent_of_a_framework_goes_on_from_its_tokens(
     saying = Saying(chat_model, adds, size=3)
     made = await agents(saying, start=lambda: AgentProgram(options), timeout_s=150.0)
     async with asyncio.timeout(160):
-        outcome = await made.rollout.run(lease(environment="agent", group_size=1), Progress())
+        outcome = await made.rollout.run(lease(environment="agent", group_size=1), RolloutProgress())
 
     assert isinstance(outcome, Finished), outcome
     (trajectory,) = outcome.group.trajectories

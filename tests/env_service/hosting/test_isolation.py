@@ -16,7 +16,7 @@ from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import Action, EnvironmentFailed, EnvironmentUnavailable, OfferedEnvironment
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.hosted import Hosting
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from protocol.trajectories import Trajectory
 from tests.env_service.bench import Bench, MakeBench, benches
 from tests.env_service.chat_models import model_with
@@ -58,7 +58,7 @@ async def rolled_out(
 ) -> tuple[Bench, tuple[Trajectory, ...]]:
     made = await bench(Words(model, *said), extra=[offered], environment_timeout_s=60.0, timeout_s=100.0)
     async with asyncio.timeout(120):
-        outcome: Any = await made.rollout.run(lease(environment="naughty", group_size=len(said)), Progress())
+        outcome: Any = await made.rollout.run(lease(environment="naughty", group_size=len(said)), RolloutProgress())
     assert outcome.kind == "finished", outcome
     return made, outcome.group.trajectories
 

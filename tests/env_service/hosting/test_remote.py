@@ -23,7 +23,7 @@ from env_service.environments.interface import (
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting import remote
 from env_service.hosting.remote import description_at
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.hosting.other_environments import free_port
@@ -88,7 +88,7 @@ async def test_an_environment_elsewhere_plays_and_its_misdeeds_are_named_here(
     async with asyncio.timeout(120):
         granted = lease(environment="naughty", group_size=len(said))
         for _ in range(2):
-            outcome: Any = await made.rollout.run(granted, Progress())
+            outcome: Any = await made.rollout.run(granted, RolloutProgress())
 
     raised, crashed, killed, well = outcome.group.trajectories
     assert well.reward.reward == 1.25
@@ -129,7 +129,7 @@ async def test_a_host_that_is_away_is_waited_for_by_name_until_it_is_back(bench:
         process.kill()
         process.wait()
     made = await bench(Words(chat_model, "well"), extra=[environment], environment_timeout_s=90.0, timeout_s=100.0)
-    progress = Progress()
+    progress = RolloutProgress()
     rolling = asyncio.ensure_future(made.rollout.run(lease(environment="naughty", group_size=1), progress))
     async with asyncio.timeout(90):
         while len(made.pauses) < 20:  # noqa: ASYNC110 - far more than the attempts of an opening

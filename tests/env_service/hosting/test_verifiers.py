@@ -20,7 +20,7 @@ from env_service.environments.interface import (
     OfferedEnvironment,
 )
 from env_service.environments.task_configs import ClassTasks
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from protocol.messages import Failed, Finished
 from tests.env_service.agents.served import AgentBench, MakeAgentBench, Saying, agent_benches
 from tests.env_service.chat_models import model_with
@@ -82,7 +82,7 @@ async def rolled_out(
     async with asyncio.timeout(120):
         granted = lease(index, environment="sums", task_index=index)
         granted = granted.model_copy(update={"sampling": granted.sampling.model_copy(update={"max_tokens": 16})})
-        return bench, await bench.rollout.run(granted, Progress())
+        return bench, await bench.rollout.run(granted, RolloutProgress())
 
 
 async def test_leases_become_trajectories_with_the_tokens_that_were_sampled(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from env_service.leases.keys import key_of
 from env_service.leases.running import RunningLeases
-from env_service.rollouts.completions import Progress
+from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.generation import GeneratePart
 from protocol.messages import Failed, Lease
@@ -25,7 +25,7 @@ class OnePlace:
     started: "asyncio.Queue[tuple[Purpose, int]]" = field(default_factory=asyncio.Queue)
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self, each: Lease, progress: Progress) -> Outcome:
+    async def run(self, each: Lease, progress: RolloutProgress) -> Outcome:
         self.started.put_nowait((each.purpose, each.lease_id))
         await self.released.wait()
         self.released.clear()
@@ -76,7 +76,7 @@ async def test_a_lease_that_is_cancelled_at_the_moment_it_gets_the_place_passes_
 
 
 def test_a_heartbeat_names_the_oldest_version_that_sampled_a_token_in_any_turn() -> None:
-    progress = Progress()
+    progress = RolloutProgress()
     for version in ("1.7", "1.4", "1.9"):
         (completion,) = progress.completions(1)
         spans = (VersionSpan(version=version, start=0, end=1),)

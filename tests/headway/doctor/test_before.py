@@ -26,7 +26,7 @@ from headway.doctor.before import (
 from headway.memory_table import memory_table
 from learner.config import LearnerConfig
 from protocol.fleet import model_bytes
-from services.config.agreements import Listens, ModelFolder, Place, Reaches, disagreements, listened_on, places_of
+from services.config.agreements import FieldPlace, Listens, ModelFolder, Reaches, disagreements, listened_on, places_of
 from services.config.models import HttpConfig, ProcessConfig, RunConfig
 
 
@@ -164,8 +164,8 @@ def test_keys_must_be_there_and_secret(tmp_path: Path) -> None:
     assert check_key("keys", tmp_path).level is Level.OK
 
 
-def at(process: str, key: str, value: object, *marks: object) -> Place:
-    return Place(process, key, value, marks)
+def at(process: str, key: str, value: object, *marks: object) -> FieldPlace:
+    return FieldPlace(process, key, value, marks)
 
 
 def test_a_port_of_its_own_is_looked_at_where_its_group_says() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learner.algorithms import ratios
 from learner.algorithms.policy_loss import token_weights
-from learner.algorithms.ratios import Gap, Rules, Weight, Window
+from learner.algorithms.ratios import Gap, RatioRules, Weight, Window
 from tests.learner.algorithms.differences import doubles, gradient, logs
 
 ICEPOP = Window(low=0.5, high=5.0)
@@ -23,13 +23,13 @@ GAP = Gap(PROXIMAL, BEHAVIOR, SEQUENCES, 3)
 ADVANTAGES = doubles(1, 1, 1, -1, -1, -1)
 
 
-def correct(rules: Rules, part: Tensor | None = None) -> ratios.Corrected:
+def correct(rules: RatioRules, part: Tensor | None = None) -> ratios.Corrected:
     index = torch.arange(len(RATIOS)) if part is None else part
     gap = Gap(PROXIMAL[index], BEHAVIOR[index], SEQUENCES[index], 3)
     return ratios.correct(gap, rules, advantages=ADVANTAGES[index])
 
 
-def kept_lengths(rules: Rules) -> NDArray[np.int64]:
+def kept_lengths(rules: RatioRules) -> NDArray[np.int64]:
     """How many tokens of each trajectory pass the filters, [3]."""
     return np.bincount(SEQUENCES[ratios.kept_tokens(GAP, rules)], minlength=3).astype(np.int64)
 
@@ -37,7 +37,7 @@ def kept_lengths(rules: Rules) -> NDArray[np.int64]:
 def test_truncation_weights_a_token_by_how_much_likelier_the_learner_finds_it_up_to_the_cap() -> None:
     # Learner against behavior: 0.2 / 0.4 = 0.5; 0.3 / 0.2 = 1.5; 0.9 / 0.1 = 9, capped.
     gap = Gap(logs(0.2, 0.3, 0.9), logs(0.4, 0.2, 0.1), torch.tensor([0, 0, 0]), 1)
-    corrected = ratios.correct(gap, Rules(), advantages=doubles(1, 1, 1))
+    corrected = ratios.correct(gap, RatioRules(), advantages=doubles(1, 1, 1))
     assert corrected.weights.tolist() == pytest.approx([0.5, 1.5, 2.0])
     assert corrected.bounded.tolist() == [False, False, True]
 
@@ -68,7 +68,7 @@ def test_the_sequence_mask_means_the_same_for_a_long_trajectory_as_for_a_short_o
 def test_the_sequence_weight_is_the_product_of_a_trajectorys_ratios_up_to_the_cap() -> None:
     # 4 x 0.3 = 1.2; 2 x 2 x 2 = 8, capped at 5; 0.9.
     assert ratios.sequence(GAP).tolist() == pytest.approx([1.2, 1.2, 8, 8, 8, 0.9])
-    capped = correct(Rules(weight="sequence", cap=5.0))
+    capped = correct(RatioRules(weight="sequence", cap=5.0))
     assert capped.weights.tolist() == pytest.approx([1.2, 1.2, 5, 5, 5, 0.9])
     assert capped.bounded.tolist() == [False, False, True, True, True, False]
 
@@ -76,18 +76,20 @@ def test_the_sequence_weight_is_the_product_of_a_trajectorys_ratios_up_to_the_ca
 def test_the_geometric_weight_is_a_trajectorys_mean_ratio_whatever_its_length() -> None:
     # sqrt(4 x 0.3) = sqrt(1.2); the cube root of 8; 0.9.
     root = math.sqrt(1.2)
-    assert correct(Rules(weight="geometric", cap=5.0)).weights.tolist() == pytest.approx([root, root, 2, 2, 2, 0.9])
-    assert correct(Rules(weight="geometric", cap=1.5)).weights.tolist() == pytest.approx(
+    assert correct(RatioRules(weight="geometric", cap=5.0)).weights.tolist() == pytest.approx(
+        [root, root, 2, 2, 2, 0.9]
+    )
+    assert correct(RatioRules(weight="geometric", cap=1.5)).weights.tolist() == pytest.approx(
         [root, root, 1.5, 1.5, 1.5, 0.9]
     )
 
 
 def test_a_floor_leaves_no_token_without_a_gradient_and_raises_no_filtered_one() -> None:
-    two_sided = correct(Rules(cap=3.0, floor=0.5))
+    two_sided = correct(RatioRules(cap=3.0, floor=0.5))
     # 4 to 3 and 0.3 to 0.5; the others are within.
     assert two_sided.weights.tolist() == pytest.approx([3, 0.5, 2, 2, 2, 0.9])
     assert two_sided.bounded.tolist() == [True, True, False, False, False, False]
-    filtered = correct(Rules(cap=3.0, floor=0.5, token_window=ICEPOP))
+    filtered = correct(RatioRules(cap=3.0, floor=0.5, token_window=ICEPOP))
     assert filtered.weights.tolist() == pytest.approx([3, 0, 2, 2, 2, 0.9])
     assert filtered.bounded.tolist() == [True, False, False, False, False, False]
 
@@ -96,7 +98,7 @@ def test_one_extreme_token_vetoes_its_whole_trajectory_and_no_other() -> None:
     # 0.3 is below 0.5 and takes 4 along; 0.9 is not below.
     vetoed = ratios.veto(GAP, 0.5)
     assert vetoed.tolist() == [False, False, True, True, True, True]
-    assert correct(Rules(token_veto=0.5)).weights.tolist() == pytest.approx([0, 0, 2, 2, 2, 0.9])
+    assert correct(RatioRules(token_veto=0.5)).weights.tolist() == pytest.approx([0, 0, 2, 2, 2, 0.9])
     assert ratios.veto(GAP, 0.3 - 1e-9).all()
 
 
@@ -107,31 +109,31 @@ def test_the_off_policy_mask_takes_out_what_is_bad_where_the_policy_has_left_it(
     assert ratios.mask_divergence(GAP, advantages=ADVANTAGES, limit=0.1).tolist() == [True] * 5 + [False]
     assert ratios.mask_divergence(GAP, advantages=-ADVANTAGES, limit=0.1).all()
     assert ratios.mask_divergence(GAP, advantages=ADVANTAGES, limit=0.106).all()
-    assert correct(Rules(divergence_limit=0.1)).weights.tolist() == pytest.approx([2, 0.3, 2, 2, 2, 0])
+    assert correct(RatioRules(divergence_limit=0.1)).weights.tolist() == pytest.approx([2, 0.3, 2, 2, 2, 0])
 
 
 def test_self_normalised_weights_have_a_mean_of_1_over_what_is_kept() -> None:
     # 4, 2, 2, 2, 0.9 capped at 3: 3 + 2 + 2 + 2 + 0.9 = 9.9 over five kept tokens.
-    corrected = correct(Rules(cap=3.0, token_window=ICEPOP))
+    corrected = correct(RatioRules(cap=3.0, token_window=ICEPOP))
     assert ratios.self_normalising_scale(corrected) == pytest.approx(5 / 9.9)
-    nothing = correct(Rules(token_window=Window(low=100, high=101)))
+    nothing = correct(RatioRules(token_window=Window(low=100, high=101)))
     assert ratios.self_normalising_scale(nothing) == 1.0
 
 
 @pytest.mark.parametrize(
     ("rules", "weights"),
     [
-        (Rules(), [2, 0.3, 2, 2, 2, 0.9]),
-        (Rules(cap=3.0), [3, 0.3, 2, 2, 2, 0.9]),
-        (Rules(weight="none"), [1, 1, 1, 1, 1, 1]),
-        (Rules(weight="none", token_window=ICEPOP), [4, 0, 2, 2, 2, 0.9]),
-        (Rules(cap=3.0, token_window=ICEPOP), [3, 0, 2, 2, 2, 0.9]),
-        (Rules(weight="none", sequence_window=Window(low=0.8, high=1.5)), [1, 1, 0, 0, 0, 1]),
-        (Rules(weight="sequence", cap=5.0, token_window=ICEPOP), [1.2, 0, 5, 5, 5, 0.9]),
-        (Rules(token_window=ICEPOP, sequence_window=Window(low=0.8, high=1.5)), [2, 0, 0, 0, 0, 0.9]),
+        (RatioRules(), [2, 0.3, 2, 2, 2, 0.9]),
+        (RatioRules(cap=3.0), [3, 0.3, 2, 2, 2, 0.9]),
+        (RatioRules(weight="none"), [1, 1, 1, 1, 1, 1]),
+        (RatioRules(weight="none", token_window=ICEPOP), [4, 0, 2, 2, 2, 0.9]),
+        (RatioRules(cap=3.0, token_window=ICEPOP), [3, 0, 2, 2, 2, 0.9]),
+        (RatioRules(weight="none", sequence_window=Window(low=0.8, high=1.5)), [1, 1, 0, 0, 0, 1]),
+        (RatioRules(weight="sequence", cap=5.0, token_window=ICEPOP), [1.2, 0, 5, 5, 5, 0.9]),
+        (RatioRules(token_window=ICEPOP, sequence_window=Window(low=0.8, high=1.5)), [2, 0, 0, 0, 0, 0.9]),
     ],
 )
-def test_corrections_compose_into_one_weight(rules: Rules, weights: list[float]) -> None:
+def test_corrections_compose_into_one_weight(rules: RatioRules, weights: list[float]) -> None:
     corrected = correct(rules)
     assert corrected.weights.tolist() == pytest.approx(weights)
     assert corrected.kept.tolist() == [weight > 0 for weight in weights]
@@ -139,7 +141,7 @@ def test_corrections_compose_into_one_weight(rules: Rules, weights: list[float])
 
 
 def test_a_filtered_token_leaves_the_numerator_and_the_denominator() -> None:
-    rules = Rules(cap=3.0, token_window=ICEPOP)
+    rules = RatioRules(cap=3.0, token_window=ICEPOP)
     lengths = kept_lengths(rules)
     assert lengths.tolist() == [1, 3, 1]
     token_losses = doubles(1, 100, 2, 3, 4, 5)
@@ -152,13 +154,13 @@ def test_a_filtered_token_leaves_the_numerator_and_the_denominator() -> None:
 @pytest.mark.parametrize(
     "rules",
     [
-        Rules(cap=3.0, token_window=ICEPOP),
-        Rules(sequence_window=Window(low=0.8, high=1.5)),
-        Rules(weight="sequence", token_window=ICEPOP, sequence_window=Window(low=0.95, high=3.0)),
-        Rules(weight="geometric", floor=0.5, token_veto=0.5),
+        RatioRules(cap=3.0, token_window=ICEPOP),
+        RatioRules(sequence_window=Window(low=0.8, high=1.5)),
+        RatioRules(weight="sequence", token_window=ICEPOP, sequence_window=Window(low=0.95, high=3.0)),
+        RatioRules(weight="geometric", floor=0.5, token_veto=0.5),
     ],
 )
-def test_with_counts_of_the_whole_step_a_filtered_loss_does_not_depend_on_the_split(rules: Rules) -> None:
+def test_with_counts_of_the_whole_step_a_filtered_loss_does_not_depend_on_the_split(rules: RatioRules) -> None:
     lengths = kept_lengths(rules)
     token_losses = doubles(1, 100, 2, 3, 4, 5)
     whole = _step_loss(rules, token_losses, lengths, [SEQUENCES >= 0])
@@ -167,7 +169,7 @@ def test_with_counts_of_the_whole_step_a_filtered_loss_does_not_depend_on_the_sp
         assert _step_loss(rules, token_losses, lengths, parts) == pytest.approx(whole)
 
 
-def _step_loss(rules: Rules, token_losses: Tensor, lengths: NDArray[np.int64], parts: list[Tensor]) -> float:
+def _step_loss(rules: RatioRules, token_losses: Tensor, lengths: NDArray[np.int64], parts: list[Tensor]) -> float:
     """The token mean of a step, microbatch by microbatch, each a mask over the tokens."""
     aggregation = token_weights(trained_lengths=lengths, aggregation="token", constant_length=1)
     weights = torch.from_numpy(aggregation)[SEQUENCES]
@@ -178,7 +180,7 @@ def _step_loss(rules: Rules, token_losses: Tensor, lengths: NDArray[np.int64], p
 
 
 def test_a_trajectory_that_is_filtered_whole_counts_for_nothing() -> None:
-    lengths = kept_lengths(Rules(sequence_window=Window(low=0.8, high=1.5)))
+    lengths = kept_lengths(RatioRules(sequence_window=Window(low=0.8, high=1.5)))
     # The mean over trajectories is over two of them, not three.
     weights = token_weights(trained_lengths=lengths, aggregation="sequence_mean", constant_length=1)
     assert weights.tolist() == pytest.approx([1 / 4, 0, 1 / 2])
@@ -186,8 +188,8 @@ def test_a_trajectory_that_is_filtered_whole_counts_for_nothing() -> None:
 
 def test_no_correction_passes_a_gradient() -> None:
     leaf = PROXIMAL.clone().requires_grad_()
-    everything = Rules(weight="sequence", token_window=ICEPOP, sequence_window=Window(low=0.5, high=2.0))
-    for rules in (Rules(), Rules(weight="none", token_window=ICEPOP), everything):
+    everything = RatioRules(weight="sequence", token_window=ICEPOP, sequence_window=Window(low=0.5, high=2.0))
+    for rules in (RatioRules(), RatioRules(weight="none", token_window=ICEPOP), everything):
         corrected = ratios.correct(Gap(leaf, BEHAVIOR, SEQUENCES, 3), rules, advantages=ADVANTAGES)
         assert not corrected.weights.requires_grad
 
@@ -198,8 +200,8 @@ def test_weights_stay_finite_for_impossible_and_far_apart_logprobs(weight: Weigh
     proximal, behavior = (torch.tensor(side) for side in zip(*itertools.product(wild, wild), strict=True))
     for sequences in (torch.zeros(25, dtype=torch.int64), torch.arange(25)):
         gap, bad = Gap(proximal, behavior, sequences, 25), torch.full((25,), -1.0)
-        filters = Rules(weight=weight, token_window=ICEPOP, sequence_window=ICEPOP)
-        for rules in (filters, Rules(weight=weight, floor=0.1, token_veto=1e-4, divergence_limit=0.5)):
+        filters = RatioRules(weight=weight, token_window=ICEPOP, sequence_window=ICEPOP)
+        for rules in (filters, RatioRules(weight=weight, floor=0.1, token_veto=1e-4, divergence_limit=0.5)):
             corrected = ratios.correct(gap, rules, advantages=bad)
             assert torch.isfinite(corrected.weights).all()
             assert math.isfinite(ratios.self_normalising_scale(corrected))

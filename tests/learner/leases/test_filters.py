@@ -7,7 +7,7 @@ import pytest
 
 from learner.journal.journal import LoggedFilter
 from learner.leases.admission import GroupRules, admissible
-from learner.leases.dead_letters import RunFailed
+from learner.leases.dead_letters import RunAborted
 from learner.leases.filters import FilterReason, FilterRounds, GroupFilter
 from protocol.messages import Failed
 from protocol.trajectories import TrajectoryGroup
@@ -89,7 +89,7 @@ def test_more_than_the_allowed_rounds_on_the_way_to_one_batch_end_the_run() -> N
     rounds = FilterRounds(GroupFilter(drop_uniform=True, rounds=2), groups_per_step=3)
     out = [rounds.left_out(rewarded(0.0, 0.0), FilterReason.UNIFORM, buffered=1) for _ in range(7)]
     assert out[:6] == [None] * 6
-    assert isinstance(out[6], RunFailed)
+    assert isinstance(out[6], RunAborted)
 
 
 def test_a_batch_begins_the_count_anew() -> None:
@@ -154,7 +154,7 @@ async def test_a_trainer_that_waits_for_groups_which_are_all_filtered_is_told_so
             (lease,) = await env.leases(1)
             assert (lease.lease_id, waiting.done()) == (lease_id, False)
             await env.finish(rewarded(1.0, 1.0, lease_id=lease_id))
-        with pytest.raises(RunFailed, match="3 groups were filtered since the last batch, and 0 of 2 are there"):
+        with pytest.raises(RunAborted, match="3 groups were filtered since the last batch, and 0 of 2 are there"):
             async with asyncio.timeout(5):
                 await waiting
 

@@ -14,7 +14,7 @@ from learner.evaluation.config import EvaluationConfig
 from learner.journal.checkpoints import Evaluated
 from learner.journal.journal import LoggedBatch, LoggedFilter, LoggedGroup
 from learner.leases.admission import GroupRules, admissible
-from learner.leases.dead_letters import RunFailed
+from learner.leases.dead_letters import RunAborted
 from learner.leases.filters import GroupFilter
 from learner.ledger import Books
 from learner.online import _credit
@@ -524,7 +524,7 @@ async def test_a_run_in_which_too_many_leases_fail_stops_and_names_the_commonest
             await env.send(failed(lease_id, reason="no such book" if lease_id % 4 else "no pencil"))
             await env.next(Acknowledged)
         with pytest.raises(
-            RunFailed, match=r"20 of 20 leases were given up.*\(15 times\) is: data: no such book.*See "
+            RunAborted, match=r"20 of 20 leases were given up.*\(15 times\) is: data: no such book.*See "
         ):
             async with asyncio.timeout(5):
                 await taking

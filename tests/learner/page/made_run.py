@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.page.store import Place, TakenStep, TrajectoryStore
+from learner.page.store import SequencePlace, TakenStep, TrajectoryStore
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 
 TOKENIZER: dict[str, object] = {
@@ -70,7 +70,7 @@ def taken(step: int, *groups: TrajectoryGroup) -> TakenStep:
     places, parts = [], []
     for number, one in enumerate(groups):
         for index, trajectory in enumerate(one.trajectories):
-            places.append(Place(number, index, 0, len(trajectory.token_ids)))
+            places.append(SequencePlace(number, index, 0, len(trajectory.token_ids)))
             parts.append(trajectory.behavior_logprobs)
     behavior = np.concatenate(parts)
     values = {

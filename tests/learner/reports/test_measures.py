@@ -13,7 +13,7 @@ from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Ledger
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics
 from learner.reports.tally import Timing, step_record
-from learner.training.guard import GuardChange, Reading
+from learner.training.guard import GuardChange, MeasureReading
 from learner.training.step import StepMetrics
 from learner.weights.published import PublishReport
 from services.http.metrics import Metrics
@@ -39,7 +39,7 @@ def test_the_bound_in_use_and_what_the_guard_did_are_shown() -> None:
     measures = LearnerMetrics(metrics)
     measures.lag_bound(lambda: ledger.max_lag, configured=LEDGER.max_lag)
     ledger.bound_lag(0)
-    reading = Reading(measure="behavior_kl", value=1.5, limit=1.0, beyond=True, well_within=False)
+    reading = MeasureReading(measure="behavior_kl", value=1.5, limit=1.0, beyond=True, well_within=False)
     measures.guard(GuardChange(kind="tightened", before=1, after=0, configured=1, steps=3, reading=reading))
     measures.guard(GuardChange(kind="loosened", before=0, after=1, configured=1, steps=20))
     shown = generate_latest(metrics.registry).decode()

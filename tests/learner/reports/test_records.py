@@ -14,7 +14,7 @@ from learner.ledger import Books
 from learner.reports.run_records import Doubts, Records
 from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.reports.tally import RewardsSeen, StepRecord, Tally, Timing, step_record
-from learner.training.guard import GuardChange, Reading
+from learner.training.guard import GuardChange, MeasureReading
 from learner.training.step import StepMetrics
 from learner.weights.published import PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
@@ -206,7 +206,7 @@ def test_a_run_by_hand(tmp_path: Path) -> None:
 def test_the_bound_of_each_step_and_what_the_guard_did_are_in_metrics_jsonl(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reading = Reading(measure="behavior_kl", value=1.5, limit=1.0, beyond=True, well_within=False)
+    reading = MeasureReading(measure="behavior_kl", value=1.5, limit=1.0, beyond=True, well_within=False)
     change = GuardChange(kind="tightened", before=4, after=2, configured=4, steps=3, reading=reading)
     began = time.time()
     with Records(folder=tmp_path, total_steps=2) as records:

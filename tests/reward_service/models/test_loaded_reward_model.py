@@ -15,7 +15,7 @@ from reward_service.models.folder import fingerprint, open_reward_model
 from reward_service.models.process import ModelJob, ModelMessage, RewardModelToLoad
 from reward_service.models.worker import LoadedRewardModel, input_ids, load_reward_model
 from reward_service.verifier.submission import UserError
-from reward_service.verifier.worker_pool import Reply
+from reward_service.verifier.worker_pool import WorkerReply
 from tests.reward_service.models.tiny_reward_model import (
     CHARACTERS,
     END,
@@ -67,7 +67,7 @@ def job(completion: str, *, tokenize: Tokenize = "whole", max_tokens: int | None
     )
 
 
-def rewards(replies: tuple[Reply, ...]) -> list[float]:
+def rewards(replies: tuple[WorkerReply, ...]) -> list[float]:
     assert all(reply.error is None for reply in replies), replies
     return [reply.reward for reply in replies if reply.reward is not None]
 

@@ -13,7 +13,7 @@ from reward_service.verifiers.mathematics.answers import Number, OverLimits, Sca
 from reward_service.verifiers.mathematics.equality import same_answer
 from reward_service.verifiers.mathematics.final_answer import final_answers
 from reward_service.verifiers.mathematics.math_answer import math_answer
-from reward_service.verifiers.mathematics.quantities import Rules
+from reward_service.verifiers.mathematics.quantities import QuantityRules
 from reward_service.verifiers.mathematics.reading import read
 from reward_service.verifiers.mathematics.tokens import to_latex, tokenise
 
@@ -41,7 +41,7 @@ def test_reading_and_comparing_end_in_an_answer_or_in_an_error_of_ours(one: str,
         for ours in read(one):
             for theirs in read(other, lenient=True):
                 with contextlib.suppress(Unreadable):
-                    same_answer(ours, theirs, Rules(convert_units=True))
+                    same_answer(ours, theirs, QuantityRules(convert_units=True))
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,8 +69,8 @@ def test_a_number_equals_itself_in_every_notation_and_its_neighbour_in_none(abov
     neighbour = Scalar(Number(value + Fraction(1, 10**6)))
     for form in forms:
         readings = read(form)
-        assert any(same_answer(gold, reading, Rules()) for reading in readings), form
-        assert not any(same_answer(neighbour, reading, Rules()) for reading in readings), form
+        assert any(same_answer(gold, reading, QuantityRules()) for reading in readings), form
+        assert not any(same_answer(neighbour, reading, QuantityRules()) for reading in readings), form
 
 
 def steps(text: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from env_service.rollouts.judging import Scoring
+from env_service.rollouts.judging import GroupScoring
 from protocol.rewards import ScoreItem
 from services.http.backoff import Backoff
 from services.http.breakers import BreakerSettings
@@ -366,7 +366,7 @@ async def test_an_item_that_hangs_a_service_with_nothing_else_to_do_is_found_by_
     async with client_of(service, deadline_s=0.2, margin_s=0.0, patience_s=15.0) as client:
         await client.score(items("well"))
         (bad,) = await client.score(items("hangs"))
-        scored = await Scoring(client).score(items("hangs", "well"))
+        scored = await GroupScoring(client).score(items("hangs", "well"))
 
     assert bad.error is not None
     assert (bad.reward, bad.error.kind, bad.answered) == (None, "data", False)
