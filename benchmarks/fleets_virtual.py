@@ -31,7 +31,7 @@ def measured(size: str, *, steps: int) -> dict[str, object]:
     from simulation.install import install
 
     install()
-    from simulation.actors.cluster import LEARNER, Settings
+    from simulation.actors.cluster import LEARNER, ClusterSettings
     from simulation.checking.invariants import simulate
     from simulation.checking.scenario import Scenario, ScheduledFault
     from simulation.world.process import Process
@@ -45,7 +45,7 @@ def measured(size: str, *, steps: int) -> dict[str, object]:
 
     Process.run_one = counted  # type: ignore[method-assign]
     generators, env_services, in_flight = map(int, size.split("x"))
-    settings = Settings(
+    settings = ClusterSettings(
         generators=generators,
         env_services=env_services,
         groups_per_step=max(8, in_flight // 4),

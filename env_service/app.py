@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI
 
 from env_service.agents.attempts import attempts_in
-from env_service.agents.registry import AgentLimits, Sessions
+from env_service.agents.registry import AgentLimits, AgentSessions
 from env_service.agents.routes import OPEN_FOLDER, add_session_routes
 from env_service.config import EnvServiceConfig
 from env_service.connection import LearnerLink
@@ -200,7 +200,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             http.cancel()
 
 
-def _application(config: EnvServiceConfig, *, waits: Waiting, metrics: Metrics, sessions: Sessions) -> FastAPI:
+def _application(config: EnvServiceConfig, *, waits: Waiting, metrics: Metrics, sessions: AgentSessions) -> FastAPI:
     app = create_app(
         service="env-service",
         version=version("headway"),
@@ -250,7 +250,7 @@ def tokenization_of(config: EnvServiceConfig) -> Tokenization:
     return tokenization
 
 
-def sessions_of(config: EnvServiceConfig, url: str) -> Sessions:
+def sessions_of(config: EnvServiceConfig, url: str) -> AgentSessions:
     """The sessions of agents, which reach this process at `url` if nothing else is configured."""
     given = config.agents
     limits = AgentLimits(
@@ -260,7 +260,7 @@ def sessions_of(config: EnvServiceConfig, url: str) -> Sessions:
         idle_s=given.idle_s,
         other_sampling=given.other_sampling,
     )
-    return Sessions(url=given.url or url, limits=limits)
+    return AgentSessions(url=given.url or url, limits=limits)
 
 
 def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnvironment], *, port: int) -> Hello:

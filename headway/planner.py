@@ -101,7 +101,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Split:
+class DeviceSplit:
     """So many devices for generators of `engine_devices` each, the others for the learner's ranks."""
 
     generator_devices: int
@@ -136,7 +136,7 @@ class Split:
 class Forecast:
     """Of one split. Rates in sampled tokens a second; `share` is of the slower side's rate; lag in policy versions."""
 
-    split: Split
+    split: DeviceSplit
     tokens_per_s: float
     share: float
     step_s: float
@@ -189,7 +189,7 @@ def train_seconds(plan: Plan, devices: int) -> float:
     return tokens * per_token / (devices * plan.device.tflops * 1e12 * SHARES["training"])
 
 
-def splits(plan: Plan) -> list[Split]:
+def splits(plan: Plan) -> list[DeviceSplit]:
     """All that fit into memory, the one with the highest bound first. Raises ConfigError if none does."""
     room = _USABLE * plan.device.memory_gb * 1e9
     sizes = [1 << power for power in range(plan.devices.bit_length()) if 1 << power < plan.devices]
@@ -212,10 +212,10 @@ def _too_small(who: str, needed_gb: float, plan: Plan, remedy: str) -> str:
     return f"{who} does not fit: it needs {needed_gb:.1f} GB on each device, and {have}; take {remedy}"
 
 
-def _split(plan: Plan, generator_devices: int, engine: int) -> Split:
+def _split(plan: Plan, generator_devices: int, engine: int) -> DeviceSplit:
     learner = plan.devices - generator_devices
     token_s, sequence_s = engine_times(plan, engine)
-    return Split(
+    return DeviceSplit(
         generator_devices=generator_devices, learner_devices=learner, engine_devices=engine,
         generator_gb=generator_bytes(plan, engine) / 1e9, learner_gb=learner_bytes(plan, learner) / 1e9,
         token_s=token_s, sequence_s=sequence_s, train_s=train_seconds(plan, learner),
@@ -223,7 +223,7 @@ def _split(plan: Plan, generator_devices: int, engine: int) -> Split:
     )  # fmt: skip
 
 
-def rehearsal_of(plan: Plan, split: Split) -> dict[str, Any]:
+def rehearsal_of(plan: Plan, split: DeviceSplit) -> dict[str, Any]:
     """The simulator's scenario. One token of it stands for several of a long completion, so that it stays quick."""
     scale = max(1.0, plan.length / _TOKENS_SIMULATED, max(plan.lengths) / _MOST_SIMULATED)
     dice = random.Random(1)
@@ -268,7 +268,7 @@ def lags(steps: Steps) -> list[int]:
     return sorted(int(lag) for lag, count in counts for _ in range(count))
 
 
-def forecast(plan: Plan, split: Split, steps: Steps) -> Forecast:
+def forecast(plan: Plan, split: DeviceSplit, steps: Steps) -> Forecast:
     """The meaning of the simulated steps in the planned run's tokens and hours."""
     kept = warm(steps)
     step_s, found = seconds(kept) / len(kept), lags(kept)
@@ -380,7 +380,7 @@ def lengths_of(folder: Path) -> tuple[int, ...]:
     return tuple(found[:: max(1, len(found) // 1000)])
 
 
-def as_json(plan: Plan, found: Sequence[Forecast], every: Sequence[Split]) -> str:
+def as_json(plan: Plan, found: Sequence[Forecast], every: Sequence[DeviceSplit]) -> str:
     """All of it."""
     told = {
         "plan": {**asdict(plan), "lengths": {"mean": plan.length, "max": max(plan.lengths)}},
@@ -391,7 +391,7 @@ def as_json(plan: Plan, found: Sequence[Forecast], every: Sequence[Split]) -> st
     return json.dumps(told, indent=2) + "\n"
 
 
-def as_text(plan: Plan, found: Sequence[Forecast], every: Sequence[Split]) -> str:
+def as_text(plan: Plan, found: Sequence[Forecast], every: Sequence[DeviceSplit]) -> str:
     """For people."""
     best = found[0]
     split = best.split

@@ -30,7 +30,7 @@ from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics, LearnerStatus
 from learner.teachers.teachers import Teachers
 from learner.weights.fleet import FleetMembers, IdleWatch, TrustedUrls
-from learner.weights.published import JoinReport, PublisherOptions, PublishReport, Shelf, add_routes
+from learner.weights.published import JoinReport, PublishedWeights, PublisherOptions, PublishReport, add_routes
 from learner.weights.publisher import Publisher
 from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size, with_size
 from protocol.generation import Sampling
@@ -216,7 +216,7 @@ class EventLoopParts:
             metrics=metrics,
             tls=client_tls(config.http.tls),
         )
-        self.shelf = Shelf()
+        self.shelf = PublishedWeights()
         self.samples = self._make_samples()
         self.idle = IdleWatch(fleet=self.fleet, client=client)
         self.publisher = self._make_publisher(client, incarnation)

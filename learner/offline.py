@@ -28,7 +28,7 @@ from learner.algorithms.presets.dpo_family import preference
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.algorithms.presets.rm import RmConfig
 from learner.config import LearnerConfig
-from learner.data.examples import Tokenized, Tokenizer, batches, length_statistics
+from learner.data.examples import DataTokenizer, Tokenized, batches, length_statistics
 from learner.data.reference_cache import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
 from learner.journal.files import LineFile, anyone, ignore, write_atomically
@@ -171,12 +171,12 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
             watch.cancel()
 
 
-def tokenizer_of(config: LearnerConfig) -> Tokenizer:
+def tokenizer_of(config: LearnerConfig) -> DataTokenizer:
     """That of the initial model, with the run's chat template if one is given, and with what the run tells it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
     tokenizer.chat_template = config.run.template_text or tokenizer.chat_template
     tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **config.run.chat_template_kwargs)
-    return cast(Tokenizer, tokenizer)
+    return cast(DataTokenizer, tokenizer)
 
 
 def _train(

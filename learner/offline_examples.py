@@ -14,7 +14,7 @@ from learner.algorithms.presets.rm import RmConfig
 from learner.algorithms.presets.sft import SftConfig
 from learner.config import LearnerConfig
 from learner.data.distillation import DistillationExample, read_distillation
-from learner.data.examples import Tokenized, Tokenizer, read_examples, split
+from learner.data.examples import DataTokenizer, Tokenized, read_examples, split
 from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
 from learner.data.sources import RecordError
 from learner.training.batch import Candidates, TrainSequence
@@ -43,7 +43,7 @@ class _Prompted:
     unit: Unit
 
 
-def read_units(config: LearnerConfig, tokenizer: Tokenizer) -> Examples:
+def read_units(config: LearnerConfig, tokenizer: DataTokenizer) -> Examples:
     """Reads `data.path` as the algorithm wants it. Raises RecordError, FileNotFoundError."""
     assert config.data.path is not None, "checked by the config"
     path, algo = config.data.path, config.algo
@@ -72,7 +72,7 @@ def in_step(units: Sequence[Unit]) -> list[TrainSequence]:
     ]
 
 
-def _units(algo: AlgorithmConfig, path: Path, tokenizer: Tokenizer) -> list[Unit]:
+def _units(algo: AlgorithmConfig, path: Path, tokenizer: DataTokenizer) -> list[Unit]:
     match algo:
         case DpoConfig(loss="kto"):
             return [_labelled(example) for example in read_labelled(path, tokenizer)]

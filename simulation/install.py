@@ -239,7 +239,7 @@ class _Aiohttp(types.ModuleType):
 
         from simulation.world import http
 
-        own: dict[str, object] = {"ClientSession": http.Session, "TCPConnector": http.Connector}
+        own: dict[str, object] = {"ClientSession": http.StubClientSession, "TCPConnector": http.Connector}
         return own.get(name) or getattr(aiohttp, name)
 
 

@@ -12,7 +12,7 @@ from env_service.agents.chat_route import texts_of
 from env_service.agents.fields import Fields, Terms, check_switch, positive, template_arguments, unserved
 from env_service.agents.messages import MadeCall, NotUnderstood, Said, function_tool, text_in
 from env_service.agents.responses_route import join
-from env_service.agents.sessions import AgentRequest, CallRefused, PendingTurn, Session
+from env_service.agents.sessions import AgentRequest, AgentSession, CallRefused, PendingTurn
 from env_service.environments.interface import Tool
 
 _READ = frozenset({"messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "chat_template_kwargs"})
@@ -169,7 +169,7 @@ def _tool(given: Any, *, param: str) -> Tool:
     raise NotUnderstood(f"{param}: expected a tool with name and input_schema", param=param)
 
 
-def message_answer(session: Session, answering: PendingTurn) -> dict[str, Any]:
+def message_answer(session: AgentSession, answering: PendingTurn) -> dict[str, Any]:
     """A finished turn as a message."""
     assert answering.reply is not None, "an unfinished answer"
     text, calls = answering.reply.text, answering.reply.calls
@@ -178,7 +178,7 @@ def message_answer(session: Session, answering: PendingTurn) -> dict[str, Any]:
     return {**_head(session, answering), "content": content, **_ending(answering), "usage": _usage(answering)}
 
 
-async def message_events(session: Session, answering: PendingTurn) -> AsyncIterator[dict[str, Any]]:
+async def message_events(session: AgentSession, answering: PendingTurn) -> AsyncIterator[dict[str, Any]]:
     """The same as it grows. Raises CallRefused when the turn cannot be finished."""
     begun = {**_usage(answering), "output_tokens": 0}
     unfinished: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": begun}
@@ -208,7 +208,7 @@ def anthropic_error(refusal: CallRefused) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": text}}
 
 
-def _head(session: Session, answering: PendingTurn) -> dict[str, Any]:
+def _head(session: AgentSession, answering: PendingTurn) -> dict[str, Any]:
     return {"id": f"msg_{answering.id}", "type": "message", "role": "assistant", "model": session.model}
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from env_service.agents.registry import Sessions
+from env_service.agents.registry import AgentSessions
 from env_service.agents.results import checked_result
-from env_service.agents.sessions import Session
+from env_service.agents.sessions import AgentSession
 from env_service.environments.interface import (
     Agent,
     AgentClient,
@@ -38,7 +38,7 @@ class WentSilent(Exception):
     """A session was left without a call and without its reward."""
 
 
-def attempts_in(sessions: Sessions) -> Attempts:
+def attempts_in(sessions: AgentSessions) -> Attempts:
     """Makes the attempts of a rollout's agents."""
 
     def attempt(index: int, agent: Agent, task: Task, seed: int, speaker: Speaker) -> Attempt:
@@ -50,7 +50,9 @@ def attempts_in(sessions: Sessions) -> Attempts:
 class AgentAttempt:
     """The `index`-th of its lease. When it is over, `stop_reason`, `verification`, `given` and `fault` say how."""
 
-    def __init__(self, index: int, agent: Agent, task: Task, seed: int, speaker: Speaker, sessions: Sessions) -> None:
+    def __init__(
+        self, index: int, agent: Agent, task: Task, seed: int, speaker: Speaker, sessions: AgentSessions
+    ) -> None:
         self.index = index
         self.name = speaker.offered.name
         self.fault: Fault | None = None
@@ -92,7 +94,7 @@ class AgentAttempt:
             await self._sessions.close(session)
             self._take_down(session)
 
-    async def _run(self, session: Session) -> None:
+    async def _run(self, session: AgentSession) -> None:
         try:
             with self._speaker.progress.waiting_for(self._whom):
                 returned = await self._result(session)
@@ -117,7 +119,7 @@ class AgentAttempt:
         except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever an agent raises becomes a record
             self._blame(session, fault_of_step(error, self.name))
 
-    async def _result(self, session: Session) -> object:
+    async def _result(self, session: AgentSession) -> object:
         """The agent's result, returned or posted. Raises what it raises, WentSilent, and what made sampling
         impossible.
         """
@@ -144,7 +146,7 @@ class AgentAttempt:
             return await resolved_by_others(run())
         return await user_loop().run(run)
 
-    def _returned(self, running: "asyncio.Future[AgentResult | float | None]", session: Session) -> object:
+    def _returned(self, running: "asyncio.Future[AgentResult | float | None]", session: AgentSession) -> object:
         """A reward that was posted stands, whatever the agent does afterwards."""
         if not session.posted.done():
             if running.cancelled():
@@ -163,7 +165,7 @@ class AgentAttempt:
         # The words for a limit are told by who keeps the limits alone.
         self.stop_reason = result.stop if result.stop not in CUT_OFF else "finished"
 
-    def _blame(self, session: Session, fault: Fault) -> None:
+    def _blame(self, session: AgentSession, fault: Fault) -> None:
         if session.cut_off is not None:
             self._cut_off(session.cut_off)
             return
@@ -174,7 +176,7 @@ class AgentAttempt:
         self._over = True
         self.stop_reason = reason
 
-    def _take_down(self, session: Session) -> None:
+    def _take_down(self, session: AgentSession) -> None:
         if self._found_nobody:
             return
         if self.fault is None and session.cut_off is not None:

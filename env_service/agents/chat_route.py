@@ -6,7 +6,7 @@ from typing import Any
 
 from env_service.agents.fields import NEUTRAL, Fields, Terms, check_switch, positive, template_arguments, unserved
 from env_service.agents.messages import MadeCall, NotUnderstood, chat_messages, chat_tools
-from env_service.agents.sessions import AgentRequest, PendingTurn, Session
+from env_service.agents.sessions import AgentRequest, AgentSession, PendingTurn
 from env_service.rollouts.completions import Completion
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -80,7 +80,7 @@ def texts_of(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-def chat_answer(session: Session, answering: PendingTurn, *, logprobs: bool) -> dict[str, Any]:
+def chat_answer(session: AgentSession, answering: PendingTurn, *, logprobs: bool) -> dict[str, Any]:
     """A finished turn as a chat completion."""
     assert answering.reply is not None, "an unfinished answer"
     reply = answering.reply
@@ -96,7 +96,7 @@ def chat_answer(session: Session, answering: PendingTurn, *, logprobs: bool) -> 
     return {**_head(session, answering, "chat.completion"), "choices": [choice], "usage": _usage(answering)}
 
 
-async def chat_chunks(session: Session, answering: PendingTurn, *, usage: bool) -> AsyncIterator[dict[str, Any]]:
+async def chat_chunks(session: AgentSession, answering: PendingTurn, *, usage: bool) -> AsyncIterator[dict[str, Any]]:
     """The same as it grows. Raises CallRefused when the turn cannot be finished."""
     head = _head(session, answering, "chat.completion.chunk")
     yield _chunk(head, {"role": "assistant", "content": ""})
@@ -119,7 +119,7 @@ def _chunk(head: Mapping[str, Any], delta: Mapping[str, Any], *, reason: str | N
     return {**head, "choices": [choice]}
 
 
-def _head(session: Session, answering: PendingTurn, kind: str) -> dict[str, Any]:
+def _head(session: AgentSession, answering: PendingTurn, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answering.id}", "object": kind, "created": int(time.time()), "model": session.model}
 
 

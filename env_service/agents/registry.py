@@ -6,7 +6,7 @@ import secrets
 from collections import deque
 from dataclasses import dataclass
 
-from env_service.agents.sessions import CallRefused, OtherSampling, Session
+from env_service.agents.sessions import AgentSession, CallRefused, OtherSampling
 from env_service.environments.interface import Task
 from env_service.rollouts.conversation import Speaker
 
@@ -24,15 +24,15 @@ class AgentLimits:
     other_sampling: OtherSampling = "refuse"
 
 
-class Sessions:
+class AgentSessions:
     """The sessions of a process. `url` is the address that agents reach it at."""
 
     def __init__(self, *, url: str, limits: AgentLimits | None = None, model: str = "policy") -> None:
         self.url = url.rstrip("/")
         self._model = model
         self.limits = limits or AgentLimits()
-        self._sessions: dict[str, Session] = {}
-        self._waiting: deque[Session] = deque()
+        self._sessions: dict[str, AgentSession] = {}
+        self._waiting: deque[AgentSession] = deque()
         self._news = asyncio.Event()
         self._claimed = asyncio.Event()
         self._told: set[tuple[str, str]] = set()
@@ -41,14 +41,14 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, *, task: Task, speaker: Speaker, index: int) -> Session:
+    def open(self, *, task: Task, speaker: Speaker, index: int) -> AgentSession:
         """A new session, with a key that nobody can guess."""
         name = secrets.token_hex(8)
 
         async def offer() -> None:
             await self._offer(session)
 
-        session = Session(
+        session = AgentSession(
             id=name,
             key=f"hw-{secrets.token_urlsafe(24)}",
             url=f"{self.url}/v1/sessions/{name}",
@@ -64,7 +64,7 @@ class Sessions:
         self._sessions[name] = session
         return session
 
-    async def close(self, session: Session) -> None:
+    async def close(self, session: AgentSession) -> None:
         """Forget a session."""
         self._sessions.pop(session.id, None)
         if session in self._waiting:
@@ -76,7 +76,7 @@ class Sessions:
         self.stopping = True
         self._news.set()
 
-    def find(self, name: str, key: str) -> Session:
+    def find(self, name: str, key: str) -> AgentSession:
         """The session of this id, for who shows its key. Raises CallRefused."""
         session = self._sessions.get(name)
         if session is None:
@@ -85,7 +85,7 @@ class Sessions:
             raise CallRefused(401, "invalid_api_key", "this session wants its own key: 'Authorization: Bearer <key>'")
         return session
 
-    async def _offer(self, session: Session) -> None:
+    async def _offer(self, session: AgentSession) -> None:
         """Let an agent from outside have the session; return when one has."""
         session.unclaimed = True
         self._waiting.append(session)
@@ -93,7 +93,7 @@ class Sessions:
         while session.unclaimed:
             await self._claimed.wait()
 
-    async def claim(self, *, environment: str | None, within_s: float) -> Session | None:
+    async def claim(self, *, environment: str | None, within_s: float) -> AgentSession | None:
         """The session that waits longest, of an environment if that is named; None if none comes in time, or can."""
         try:
             async with asyncio.timeout(within_s):
@@ -104,7 +104,7 @@ class Sessions:
             return None
         return None if self.stopping else session
 
-    def _next(self, environment: str | None) -> Session | None:
+    def _next(self, environment: str | None) -> AgentSession | None:
         for session in self._waiting:
             if environment is None or session.speaker.offered.name == environment:
                 self._waiting.remove(session)

@@ -20,7 +20,7 @@ from env_service.agents.fields import (
     unserved,
 )
 from env_service.agents.messages import MadeCall, NotUnderstood, Said, function_tool, role_of, text_in
-from env_service.agents.sessions import AgentRequest, CallRefused, PendingTurn, Session
+from env_service.agents.sessions import AgentRequest, AgentSession, CallRefused, PendingTurn
 from env_service.environments.interface import Tool
 
 _PASSED_OVER = {"reasoning", "item_reference"}
@@ -144,7 +144,7 @@ def _tools(given: object) -> tuple[Tool, ...]:
     return tuple(found)
 
 
-def response_answer(session: Session, answering: PendingTurn) -> dict[str, Any]:
+def response_answer(session: AgentSession, answering: PendingTurn) -> dict[str, Any]:
     """A finished turn as a response."""
     length = answering.completion.finish_reason == "length"
     return {
@@ -156,7 +156,7 @@ def response_answer(session: Session, answering: PendingTurn) -> dict[str, Any]:
     }
 
 
-async def response_events(session: Session, answering: PendingTurn) -> AsyncIterator[dict[str, Any]]:
+async def response_events(session: AgentSession, answering: PendingTurn) -> AsyncIterator[dict[str, Any]]:
     """The same as it grows: named events, each with its number. Raises CallRefused when it cannot be finished."""
     number = 0
     async for event in _events(session, answering):
@@ -164,7 +164,7 @@ async def response_events(session: Session, answering: PendingTurn) -> AsyncIter
         number += 1
 
 
-async def _events(session: Session, answering: PendingTurn) -> AsyncIterator[dict[str, Any]]:
+async def _events(session: AgentSession, answering: PendingTurn) -> AsyncIterator[dict[str, Any]]:
     unfinished = {**_head(session, answering), "status": "in_progress", "output": [], "usage": None}
     yield {"type": "response.created", "response": unfinished}
     yield {"type": "response.in_progress", "response": unfinished}
@@ -259,7 +259,7 @@ def _message_id(answering: PendingTurn) -> str:
     return f"msg_{answering.id}"
 
 
-def _head(session: Session, answering: PendingTurn) -> dict[str, Any]:
+def _head(session: AgentSession, answering: PendingTurn) -> dict[str, Any]:
     return {
         "id": f"resp_{answering.id}",
         "object": "response",

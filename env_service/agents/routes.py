@@ -30,10 +30,10 @@ from env_service.agents.chat_route import asked_of_chat, chat_answer, chat_chunk
 from env_service.agents.fields import Terms
 from env_service.agents.messages import NotUnderstood
 from env_service.agents.program import task_json
-from env_service.agents.registry import AgentLimits, Sessions
+from env_service.agents.registry import AgentLimits, AgentSessions
 from env_service.agents.responses_route import asked_of_responses, response_answer, response_events
 from env_service.agents.results import RewardPosted
-from env_service.agents.sessions import AgentRequest, CallRefused, PendingTurn, Session
+from env_service.agents.sessions import AgentRequest, AgentSession, CallRefused, PendingTurn
 from protocol.codec import describe
 from protocol.model import WireModel
 from protocol.status import Readiness
@@ -65,7 +65,7 @@ class SessionOpened(WireModel):
     task: dict[str, JsonValue]
 
 
-def add_session_routes(app: FastAPI, sessions: Sessions) -> None:
+def add_session_routes(app: FastAPI, sessions: AgentSessions) -> None:
     """Add them to the process's application."""
 
     @app.post("/v1/sessions", response_model=SessionOpened)
@@ -117,7 +117,7 @@ def add_session_routes(app: FastAPI, sessions: Sessions) -> None:
         return await _served(sessions, name, request, _reward)
 
 
-def _add_anthropic_routes(app: FastAPI, sessions: Sessions) -> None:
+def _add_anthropic_routes(app: FastAPI, sessions: AgentSessions) -> None:
     @app.post("/v1/sessions/{name}/v1/messages")
     async def messages(name: str, request: Request) -> Response:
         """Anthropic's messages, streamed or not."""
@@ -129,7 +129,7 @@ def _add_anthropic_routes(app: FastAPI, sessions: Sessions) -> None:
         return await _served(sessions, name, request, _count_tokens, error_of=anthropic_error)
 
 
-Handler = Callable[[Session, Mapping[str, Any], Request, str], Any]
+Handler = Callable[[AgentSession, Mapping[str, Any], Request, str], Any]
 
 
 def openai_error(refusal: CallRefused) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def openai_error(refusal: CallRefused) -> dict[str, Any]:
 
 
 async def _served(
-    sessions: Sessions,
+    sessions: AgentSessions,
     name: str,
     request: Request,
     handle: Handler,
@@ -222,11 +222,11 @@ def _again(request: Request) -> bool:
     return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
 
 
-def _terms(session: Session) -> Terms:
+def _terms(session: AgentSession) -> Terms:
     return Terms(sampling=session.speaker.request.sampling, other=session.other_sampling)
 
 
-async def _chat(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
+async def _chat(session: AgentSession, body: Mapping[str, Any], request: Request, digest: str) -> Response:
     asked = asked_of_chat(body, _terms(session), digest=digest, again=_again(request))
     options = body.get("stream_options") or {}
     if body.get("stream"):
@@ -242,7 +242,7 @@ async def _chat(session: Session, body: Mapping[str, Any], request: Request, dig
 
 
 async def whole(
-    session: Session, asked: AgentRequest, request: Request, form: Callable[[PendingTurn], Mapping[str, Any]]
+    session: AgentSession, asked: AgentRequest, request: Request, form: Callable[[PendingTurn], Mapping[str, Any]]
 ) -> Response:
     """The answer when it is finished. Raises CallRefused."""
     with session.serving():
@@ -257,7 +257,9 @@ async def whole(
         return answer
 
 
-def streamed(session: Session, asked: AgentRequest, events: Callable[[PendingTurn], AsyncIterator[bytes]]) -> Response:
+def streamed(
+    session: AgentSession, asked: AgentRequest, events: Callable[[PendingTurn], AsyncIterator[bytes]]
+) -> Response:
     """The answer as it grows. Raises CallRefused for what is known before anything is sampled."""
     serving = session.serving()
     serving.__enter__()
@@ -292,7 +294,7 @@ class _Events(StreamingResponse):
             self._serving.__exit__(None, None, None)
 
 
-async def _chat_events(session: Session, answering: PendingTurn, *, usage: bool) -> AsyncIterator[bytes]:
+async def _chat_events(session: AgentSession, answering: PendingTurn, *, usage: bool) -> AsyncIterator[bytes]:
     try:
         async for chunk in chat_chunks(session, answering, usage=usage):
             yield f"data: {json.dumps(chunk)}\n\n".encode()
@@ -302,7 +304,7 @@ async def _chat_events(session: Session, answering: PendingTurn, *, usage: bool)
         yield f"data: {json.dumps({'error': error})}\n\n".encode()
 
 
-async def _responses(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
+async def _responses(session: AgentSession, body: Mapping[str, Any], request: Request, digest: str) -> Response:
     asked = asked_of_responses(body, _terms(session), digest=digest, again=_again(request))
     if body.get("stream"):
         return streamed(session, asked, lambda each: _typed_events(response_events(session, each), _response_error))
@@ -314,7 +316,7 @@ def _response_error(refusal: CallRefused) -> dict[str, Any]:
     return {**error, "sequence_number": 0}
 
 
-async def _messages(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
+async def _messages(session: AgentSession, body: Mapping[str, Any], request: Request, digest: str) -> Response:
     asked = asked_of_messages(body, _terms(session), digest=digest, again=_again(request))
     if body.get("stream"):
         return streamed(session, asked, lambda each: _typed_events(message_events(session, each), anthropic_error))
@@ -332,12 +334,12 @@ async def _typed_events(
         yield f"event: error\ndata: {json.dumps(error_of(refusal))}\n\n".encode()
 
 
-async def _count_tokens(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
+async def _count_tokens(session: AgentSession, body: Mapping[str, Any], request: Request, digest: str) -> Response:
     asked = asked_of_messages(body, _terms(session), digest=digest, again=False)
     return JSONResponse({"input_tokens": session.count(asked)})
 
 
-async def _reward(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
+async def _reward(session: AgentSession, body: Mapping[str, Any], request: Request, digest: str) -> Response:
     try:
         posted = RewardPosted.model_validate(body)
     except ValidationError as error:
@@ -347,10 +349,12 @@ async def _reward(session: Session, body: Mapping[str, Any], request: Request, d
 
 
 @asynccontextmanager
-async def sessions_alone(*, limits: AgentLimits | None = None, token: str | None = None) -> AsyncIterator[Sessions]:
+async def sessions_alone(
+    *, limits: AgentLimits | None = None, token: str | None = None
+) -> AsyncIterator[AgentSessions]:
     """Sessions that are served on loopback. `token` is wanted of agents from outside."""
     with Listener(host="127.0.0.1", port=0) as listener:
-        sessions = Sessions(url=listener.url, limits=limits)
+        sessions = AgentSessions(url=listener.url, limits=limits)
         app = create_app(
             service="env-service",
             version=version("headway"),

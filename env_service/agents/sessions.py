@@ -170,7 +170,7 @@ class PendingTurn:
 
 
 @dataclass(eq=False)
-class Session:
+class AgentSession:
     """An agent's access to the policy. `limits` bound it; it is `over` when its trajectory is made, or given up.
     `told` are the environments and fields of which the log says already that they are ignored, in any session.
     """

@@ -32,7 +32,7 @@ from services.worker_process import MAX_LINE_BYTES, serve_lines
 ENTRIES = TypeAdapter(tuple[ClassTasks, ...])
 
 
-class Stage:
+class HostedEnvironments:
     """The environments of some entries, and the conversations with them."""
 
     def __init__(self, entries: Sequence[ClassTasks]) -> None:
@@ -101,7 +101,10 @@ def main() -> None:
     except ValidationError as error:
         raise SystemExit(f"the entries of environments cannot be read: {error}") from error
     serve_lines(
-        parent=parent, load=lambda: Stage(given), answer=lambda stage, line: stage.answer(line), describe=_problem
+        parent=parent,
+        load=lambda: HostedEnvironments(given),
+        answer=lambda stage, line: stage.answer(line),
+        describe=_problem,
     )
 
 

@@ -38,7 +38,7 @@ class ConcurrencyBounds:
 
 
 @dataclass
-class Window:
+class ConcurrencyWindow:
     """The bound of one generator: none, until its queue was seen."""
 
     bounds: ConcurrencyBounds
@@ -71,7 +71,7 @@ class Concurrency:
         self._fleet = fleet
         self._bounds = bounds
         self._poll_s = poll_s
-        self._windows: dict[str, Window] = {}
+        self._windows: dict[str, ConcurrencyWindow] = {}
 
     async def watch(self) -> None:
         """Ask every generator again and again, until cancelled."""
@@ -82,7 +82,7 @@ class Concurrency:
     async def look(self) -> None:
         """Ask every generator once. One that does not answer keeps its bound: its breaker tells of that."""
         serving = {generator.generator_id: generator.url for generator in self._fleet.serving}
-        self._windows = {name: self._windows.get(name) or Window(self._bounds) for name in serving}
+        self._windows = {name: self._windows.get(name) or ConcurrencyWindow(self._bounds) for name in serving}
         await asyncio.gather(*(self._ask(name, url) for name, url in serving.items()))
 
     async def _ask(self, name: str, url: str) -> None:

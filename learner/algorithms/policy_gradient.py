@@ -175,8 +175,8 @@ def _rules(knobs: CorrectionKnobs) -> ratios.RatioRules:
         weight=knobs.correction,
         cap=knobs.correction_cap,
         floor=knobs.correction_floor,
-        token_window=None if knobs.token_window is None else ratios.Window(*knobs.token_window),
-        sequence_window=None if knobs.sequence_window is None else ratios.Window(*knobs.sequence_window),
+        token_window=None if knobs.token_window is None else ratios.RatioWindow(*knobs.token_window),
+        sequence_window=None if knobs.sequence_window is None else ratios.RatioWindow(*knobs.sequence_window),
         token_veto=knobs.token_veto,
         divergence_limit=knobs.divergence_limit,
     )

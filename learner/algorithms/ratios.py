@@ -194,7 +194,7 @@ Weight = Literal["truncate", "sequence", "geometric", "none"]
 
 
 @dataclass(frozen=True)
-class Window:
+class RatioWindow:
     """The ratios that pass, `low` and `high` included. Dimensionless, 0 <= low <= high."""
 
     low: float
@@ -217,8 +217,8 @@ class RatioRules:
     weight: Weight = "truncate"
     cap: float = 2.0
     floor: float = 0.0
-    token_window: Window | None = None
-    sequence_window: Window | None = None
+    token_window: RatioWindow | None = None
+    sequence_window: RatioWindow | None = None
     token_veto: float | None = None
     divergence_limit: float | None = None
 
@@ -289,12 +289,12 @@ def geometric(gap: Gap) -> Tensor:
     return torch.exp(bounded(gap.log_means))[gap.sequences]
 
 
-def mask_token(gap: Gap, window: Window) -> Tensor:
+def mask_token(gap: Gap, window: RatioWindow) -> Tensor:
     """True at the tokens that have w within `window`. Source: IcePop (arXiv 2510.18855), 0.5 to 5."""
     return window.holds(gap.ratios)
 
 
-def mask_sequence(gap: Gap, window: Window) -> Tensor:
+def mask_sequence(gap: Gap, window: RatioWindow) -> Tensor:
     """True at the tokens of a trajectory whose geometric mean of w is within `window`.
 
     The mean is over all its trained tokens, whatever another filter does to them; being per token, it means the same

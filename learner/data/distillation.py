@@ -25,7 +25,7 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from learner.data.examples import Tokenized, Tokenizer, example_parts, tokenize
+from learner.data.examples import DataTokenizer, Tokenized, example_parts, tokenize
 from learner.data.sources import RecordError, read_records
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class _Tensors(Protocol):
     def get_slice(self, name: str) -> _Slice: ...
 
 
-def read_distillation(path: Path, tokenizer: Tokenizer) -> list[DistillationExample]:
+def read_distillation(path: Path, tokenizer: DataTokenizer) -> list[DistillationExample]:
     """All records, tokenized; all of them have cached logprobs or none. Raises RecordError, FileNotFoundError."""
     examples: list[DistillationExample] = []
     with ExitStack() as stack:
@@ -148,7 +148,7 @@ def _open_cache(file: Path) -> Iterator[_Cache]:
         yield _Cache(file, cast(_Tensors, tensors))
 
 
-def _example(record: object, tokenizer: Tokenizer, cache: _Cache | None) -> DistillationExample:
+def _example(record: object, tokenizer: DataTokenizer, cache: _Cache | None) -> DistillationExample:
     completion = tokenize(example_parts(record, tokenizer), tokenizer).without_tail()
     trained = completion.trained_length
     top = _columns(record, trained=trained)

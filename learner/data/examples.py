@@ -25,7 +25,7 @@ from learner.training.batch import TrainSequence
 Message = Mapping[str, str]
 
 
-class Tokenizer(Protocol):
+class DataTokenizer(Protocol):
     """The used part of a Hugging Face tokenizer."""
 
     eos_token_id: int | None
@@ -71,7 +71,7 @@ class Tokenized:
         return Tokenized(token_ids=self.token_ids[:length], loss_mask=self.loss_mask[:length])
 
 
-def tokenize(parts: Iterable[TextPart], tokenizer: Tokenizer) -> Tokenized:
+def tokenize(parts: Iterable[TextPart], tokenizer: DataTokenizer) -> Tokenized:
     """The parts end to end, with an end token after the last one if it is trained. Raises RecordError."""
     end = tokenizer.eos_token_id
     token_ids: list[int] = []
@@ -97,7 +97,9 @@ def text_parts(*, prompt: str, completion: str) -> list[TextPart]:
     return [TextPart(prompt, False), TextPart(completion, True)]
 
 
-def conversation_parts(messages: Sequence[Message], tokenizer: Tokenizer, *, trained_from: int = 0) -> list[TextPart]:
+def conversation_parts(
+    messages: Sequence[Message], tokenizer: DataTokenizer, *, trained_from: int = 0
+) -> list[TextPart]:
     """The template's text, cut so that what the assistant wrote in `messages[trained_from:]` is trained, and no more.
 
     Ends with the last assistant's turn. Raises RecordError.
@@ -118,7 +120,7 @@ def conversation_parts(messages: Sequence[Message], tokenizer: Tokenizer, *, tra
     return parts
 
 
-def reply_parts(prompt: object, completion: object, tokenizer: Tokenizer) -> list[TextPart] | None:
+def reply_parts(prompt: object, completion: object, tokenizer: DataTokenizer) -> list[TextPart] | None:
     """A prompt and completion in any of their forms; None if they have none of them. Raises RecordError."""
     match prompt, completion:
         case str(prompt_text), str(text):
@@ -138,7 +140,7 @@ def read_messages(messages: Sequence[object]) -> list[Message]:
     return [_message(message) for message in messages]
 
 
-def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: Tokenizer) -> list[TextPart]:
+def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: DataTokenizer) -> list[TextPart]:
     """Of all turns only the reply's are trained."""
     if not prompt:
         raise RecordError("the prompt has no messages")
@@ -155,7 +157,7 @@ def _message(message: object) -> Message:
             raise RecordError(f"expected messages with texts `role` and `content`, got {reprlib.repr(message)}")
 
 
-def _template(messages: Sequence[Message], tokenizer: Tokenizer, *, open_turn: bool) -> str:
+def _template(messages: Sequence[Message], tokenizer: DataTokenizer, *, open_turn: bool) -> str:
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=open_turn, tokenize=False)
     except jinja2.TemplateError as error:
@@ -171,7 +173,7 @@ def _until_end(tokens: Sequence[int], end: int | None) -> list[bool]:
 Example = TypeVar("Example")
 
 
-def read_examples(path: Path, tokenizer: Tokenizer) -> list[TrainSequence]:
+def read_examples(path: Path, tokenizer: DataTokenizer) -> list[TrainSequence]:
     """All examples, tokenized; completions end with the end token. Raises RecordError, FileNotFoundError."""
     examples = list(read_parsed(path, lambda record: _example(record, tokenizer)))
     if not examples:
@@ -191,7 +193,7 @@ def batches(examples: Sequence[Example], *, size: int, seed: int, first: int = 0
         del queue[:size]
 
 
-def example_parts(record: object, tokenizer: Tokenizer) -> list[TextPart]:
+def example_parts(record: object, tokenizer: DataTokenizer) -> list[TextPart]:
     """The parts of one record. Raises RecordError."""
     parts: list[TextPart] | None = None
     match record:
@@ -207,7 +209,7 @@ def example_parts(record: object, tokenizer: Tokenizer) -> list[TextPart]:
     return parts
 
 
-def _example(record: object, tokenizer: Tokenizer) -> TrainSequence:
+def _example(record: object, tokenizer: DataTokenizer) -> TrainSequence:
     tokenized = tokenize(example_parts(record, tokenizer), tokenizer)
     return TrainSequence.supervised(token_ids=tokenized.token_ids, loss_mask=tokenized.loss_mask)
 
@@ -216,14 +218,14 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split(Generic[Item]):
+class DataSplit(Generic[Item]):
     """Training and held-out examples, both in the order of the data."""
 
     training: Sequence[Item]
     held_out: Sequence[Item]
 
 
-def split(items: Sequence[Item], *, prompt: Callable[[Item], bytes], share: float, seed: int) -> Split[Item]:
+def split(items: Sequence[Item], *, prompt: Callable[[Item], bytes], share: float, seed: int) -> DataSplit[Item]:
     """Holds out `share` (0 to below 1) of the prompts, at least one if it is above 0, with all that answers them.
 
     Which ones depends on seed and prompt only: where the records stand does not matter. Raises RecordError if nothing
@@ -236,7 +238,7 @@ def split(items: Sequence[Item], *, prompt: Callable[[Item], bytes], share: floa
     training = [item for item, key in zip(items, keys, strict=True) if key not in out]
     if not training:
         raise RecordError(f"holding out {share:g} of {len(ranked)} prompts leaves nothing to train on")
-    return Split(training=training, held_out=[item for item, key in zip(items, keys, strict=True) if key in out])
+    return DataSplit(training=training, held_out=[item for item, key in zip(items, keys, strict=True) if key in out])
 
 
 def prompt_of(tokenized: Tokenized) -> bytes:

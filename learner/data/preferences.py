@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.data.examples import Message, Tokenized, Tokenizer, read_messages, reply_parts, tokenize
+from learner.data.examples import DataTokenizer, Message, Tokenized, read_messages, reply_parts, tokenize
 from learner.data.sources import RecordError, read_parsed
 from protocol.rewards import RewardFormat
 
@@ -54,7 +54,7 @@ class LabelledCompletion:
     label: bool
 
 
-def read_pairs(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
+def read_pairs(path: Path, tokenizer: DataTokenizer) -> list[PreferencePair]:
     """All pairs, tokenized; both end with their last trained token. Raises RecordError, FileNotFoundError."""
     pairs = list(read_parsed(path, lambda record: _pair(record, tokenizer)))
     if not pairs:
@@ -62,7 +62,7 @@ def read_pairs(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
     return pairs
 
 
-def read_labelled(path: Path, tokenizer: Tokenizer) -> list[LabelledCompletion]:
+def read_labelled(path: Path, tokenizer: DataTokenizer) -> list[LabelledCompletion]:
     """All unpaired records, tokenized. Raises RecordError, FileNotFoundError."""
     labelled = list(read_parsed(path, lambda record: _labelled(record, tokenizer)))
     if not labelled:
@@ -70,7 +70,7 @@ def read_labelled(path: Path, tokenizer: Tokenizer) -> list[LabelledCompletion]:
     return labelled
 
 
-def _pair(record: object, tokenizer: Tokenizer) -> PreferencePair:
+def _pair(record: object, tokenizer: DataTokenizer) -> PreferencePair:
     if not isinstance(record, Mapping):
         raise RecordError(f"{_PAIR}; got {type(record).__name__}")
     prompt, chosen, rejected = _of_one_prompt(record)
@@ -85,7 +85,7 @@ def _pair(record: object, tokenizer: Tokenizer) -> PreferencePair:
     )
 
 
-def _labelled(record: object, tokenizer: Tokenizer) -> LabelledCompletion:
+def _labelled(record: object, tokenizer: DataTokenizer) -> LabelledCompletion:
     match record:
         case {"prompt": prompt, "completion": completion, "label": bool(label)}:
             parts = reply_parts(prompt, completion, tokenizer)

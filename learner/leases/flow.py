@@ -18,7 +18,7 @@ from learner.leases.filters import FilterReason, FilterRounds
 from learner.leases.granting import Granting, LeaseTerms
 from learner.leases.incarnations import Belongs, Incarnations, oldest_of, up_to
 from learner.leases.options import IntakeEvents, IntakeOptions
-from learner.ledger import AttemptId, Batch, EndedAttempt, FailureResult, Ledger, Verdict
+from learner.ledger import AttemptId, Batch, EndedAttempt, FailureResult, GroupVerdict, Ledger
 from protocol.codec import Frame
 from protocol.messages import Failed, Granted
 from protocol.trajectories import TrajectoryGroup
@@ -88,7 +88,7 @@ class GroupFlow:
         lease_id, oldest_version = group.lease_id, oldest_of(group)
         reason = self._options.rules.filters.reason(group)
         trace = lease_trace(group.incarnation, lease_id)
-        if self.incarnations.verdict(group, oldest_version=oldest_version) is Verdict.ACCEPTED:
+        if self.incarnations.verdict(group, oldest_version=oldest_version) is GroupVerdict.ACCEPTED:
             try:
                 with span("journal", parent=trace):
                     self._journal.append_group(group, frames=frames)
@@ -98,9 +98,9 @@ class GroupFlow:
                 self.room.say(error)
                 return False
         answer = self.incarnations.admit(group, oldest_version=oldest_version)
-        if answer.verdict is Verdict.ACCEPTED:
+        if answer.verdict is GroupVerdict.ACCEPTED:
             self.granting.accepted(group)
-        if answer.verdict is not Verdict.ACCEPTED:
+        if answer.verdict is not GroupVerdict.ACCEPTED:
             self._events.left_out(answer.verdict.value)
         elif reason is not None:
             self._filter(group, reason)

@@ -11,7 +11,7 @@ A version of a former life counts if `belongs` says that its policy is an ancest
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from learner.ledger import AttemptId, DeliveryAnswer, FailureKind, FailureResult, Ledger, Verdict
+from learner.ledger import AttemptId, DeliveryAnswer, FailureKind, FailureResult, GroupVerdict, Ledger
 from protocol.messages import OTHERS, Failed, RunningLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
@@ -116,7 +116,7 @@ class Incarnations:
         self._named[attempt] = (lease.incarnation, lease.attempt)
         return attempt
 
-    def verdict(self, group: TrajectoryGroup, *, oldest_version: int) -> Verdict:
+    def verdict(self, group: TrajectoryGroup, *, oldest_version: int) -> GroupVerdict:
         """The verdict that `admit` will give; changes nothing."""
         attempt = self.attempt_of(group)
         if attempt is not None:
@@ -124,7 +124,7 @@ class Incarnations:
                 lease_id=group.lease_id, attempt=attempt.attempt, oldest_version=oldest_version
             )
         if group.incarnation > self._incarnation:
-            return Verdict.UNKNOWN
+            return GroupVerdict.UNKNOWN
         return self._ledger.would_readmit(lease_id=group.lease_id, oldest_version=oldest_version)
 
     def admit(self, group: TrajectoryGroup, *, oldest_version: int) -> DeliveryAnswer:
@@ -135,7 +135,7 @@ class Incarnations:
                 lease_id=group.lease_id, attempt=attempt.attempt, oldest_version=oldest_version, size=size
             )
         if group.incarnation > self._incarnation:
-            return DeliveryAnswer(verdict=Verdict.UNKNOWN)
+            return DeliveryAnswer(verdict=GroupVerdict.UNKNOWN)
         return self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=size)
 
     def fail(self, failed: Failed, *, now: float) -> FailureResult:

@@ -25,11 +25,11 @@ from learner.leases.incarnations import Belongs, oldest_of, tokens_of
 from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.ledger import (
     Batch,
+    BatchShortfall,
     Books,
+    GroupVerdict,
     Ledger,
     LedgerSnapshot,
-    Verdict,
-    Waiting,
 )
 from learner.weights.fleet import FleetMembers
 from protocol.messages import Goodbye
@@ -123,7 +123,7 @@ class Intake:
         groups = await self._flow.take(decision, asked_at=began)
         return TakenBatch(version=decision.version, groups=groups, lags=decision.lags)
 
-    def _decide(self) -> Batch | Waiting:
+    def _decide(self) -> Batch | BatchShortfall:
         self._flow.woken.clear()
         if self._flow.failure is not None:
             raise self._flow.failure
@@ -210,7 +210,7 @@ class Intake:
             answer = self._ledger.readmit(
                 lease_id=group.lease_id, oldest_version=oldest_of(group), size=tokens_of(group)
             )
-            if answer.verdict is Verdict.ACCEPTED:
+            if answer.verdict is GroupVerdict.ACCEPTED:
                 self._flow.keep(group)
 
     async def fleet_changed(self) -> None:
@@ -277,7 +277,7 @@ class Intake:
             self._env_services.stood_still(stood_still)
 
 
-def _whom(waiting: Waiting) -> str:
+def _whom(waiting: BatchShortfall) -> str:
     if waiting.stragglers:
         slowest = waiting.stragglers[0]
         return f"lease {slowest.lease_id} at env_service {slowest.holder}, which the next step would make too old"

@@ -19,17 +19,17 @@ from learner.ledger.lease import (
 from learner.ledger.records import (
     AttemptId,
     Batch,
+    BatchShortfall,
     Books,
     DeliveryAnswer,
     EndedAttempt,
     FailureKind,
     FailureResult,
     Grant,
+    GroupVerdict,
     LedgerConfig,
     LedgerSnapshot,
     Straggler,
-    Verdict,
-    Waiting,
 )
 
 _LIVES_REMEMBERED = 64
@@ -177,16 +177,16 @@ class Ledger:
                 known.version = max(known.version, oldest_version)
         return tuple(unwanted)
 
-    def would_accept(self, *, lease_id: int, attempt: int, oldest_version: int) -> Verdict:
+    def would_accept(self, *, lease_id: int, attempt: int, oldest_version: int) -> GroupVerdict:
         """The verdict that `accept` would give; changes nothing, so that the journal can be written in between."""
         if not self._was_granted(lease_id, attempt):
-            return Verdict.UNKNOWN
+            return GroupVerdict.UNKNOWN
         if not self._is_wanted(lease_id):
-            return Verdict.DUPLICATE
+            return GroupVerdict.DUPLICATE
         if self._is_admissible(oldest_version):
-            return Verdict.ACCEPTED
+            return GroupVerdict.ACCEPTED
         running = self._table.running.get(lease_id)
-        return Verdict.STALE if running is not None and running.attempt == attempt else Verdict.LATE
+        return GroupVerdict.STALE if running is not None and running.attempt == attempt else GroupVerdict.LATE
 
     def accept(self, *, lease_id: int, attempt: int, oldest_version: int, size: int) -> DeliveryAnswer:
         """Takes a finished group into the buffer if its lease wants it. The first admissible attempt wins.
@@ -195,10 +195,10 @@ class Ledger:
         size: the caller's measure of the group (tokens, say), handed back if the group is dropped.
         """
         verdict = self.would_accept(lease_id=lease_id, attempt=attempt, oldest_version=oldest_version)
-        if verdict is Verdict.ACCEPTED:
+        if verdict is GroupVerdict.ACCEPTED:
             group = BufferedGroup(attempt=attempt, version=oldest_version, size=size)
             return DeliveryAnswer(verdict=verdict, cancelled=self._table.buffer(lease_id, group))
-        if verdict is Verdict.STALE:
+        if verdict is GroupVerdict.STALE:
             self._table.drop(lease_id)
         return DeliveryAnswer(verdict=verdict)
 
@@ -322,7 +322,7 @@ class Ledger:
         self._note(f"infrastructure: {reason}")
         return replace(ended, given_up=reason)
 
-    def take(self, *, now: float) -> Batch | Waiting:
+    def take(self, *, now: float) -> Batch | BatchShortfall:
         """The next batch, or why there is none yet. Only between steps: after `trained` has told the last one's end.
 
         Groups are taken by rising oldest version, then by lease id: those that another step would make too old come
@@ -333,12 +333,12 @@ class Ledger:
         buffered = self._table.buffered
         if len(buffered) < need:
             self._blocked_since = None
-            return Waiting(have=len(buffered), need=need)
+            return BatchShortfall(have=len(buffered), need=need)
         ready = sorted(buffered, key=lambda lease_id: (buffered[lease_id].version, lease_id))
         blocked = self._blockage(ready[need:], after=self._version)
         if self._must_wait(blocked, now):
             stragglers = tuple(self._straggler(lease_id) for lease_id in blocked.stragglers)
-            return Waiting(have=len(ready), need=need, stragglers=stragglers, since=self._blocked_since)
+            return BatchShortfall(have=len(ready), need=need, stragglers=stragglers, since=self._blocked_since)
         self._blocked_since = None
         return self._take(tuple(ready[:need]), drop=blocked.drop)
 
@@ -484,13 +484,13 @@ class Ledger:
             return None
         return self._start(lease_id, now=now, holder=holder, version=oldest if version is None else version)
 
-    def would_readmit(self, *, lease_id: int, oldest_version: int) -> Verdict:
+    def would_readmit(self, *, lease_id: int, oldest_version: int) -> GroupVerdict:
         """The verdict that `readmit` would give; changes nothing, so that the journal can be written in between."""
         if not self._may_be_of_a_former_life(lease_id):
-            return Verdict.UNKNOWN
+            return GroupVerdict.UNKNOWN
         if lease_id < self._table.cursor and not self._is_wanted(lease_id):
-            return Verdict.DUPLICATE
-        return Verdict.ACCEPTED if self._is_admissible(oldest_version) else Verdict.LATE
+            return GroupVerdict.DUPLICATE
+        return GroupVerdict.ACCEPTED if self._is_admissible(oldest_version) else GroupVerdict.LATE
 
     def readmit(self, *, lease_id: int, oldest_version: int, size: int) -> DeliveryAnswer:
         """Accepts a group that an attempt of a former life made: from the journal, or from a holder that lived on.
@@ -500,9 +500,9 @@ class Ledger:
         up to `lease_id` that are not known become pending.
         """
         verdict = self.would_readmit(lease_id=lease_id, oldest_version=oldest_version)
-        if verdict is not Verdict.UNKNOWN:
+        if verdict is not GroupVerdict.UNKNOWN:
             self._table.open_up_to(lease_id + 1)
-        if verdict is not Verdict.ACCEPTED:
+        if verdict is not GroupVerdict.ACCEPTED:
             return DeliveryAnswer(verdict=verdict)
         running = self._table.running.get(lease_id)
         ended: tuple[EndedAttempt, ...] = ()
@@ -510,4 +510,4 @@ class Ledger:
             ended = (self._table.stop(lease_id, AttemptOutcome.DROPPED),)
         attempt = self._table.newest_attempt(lease_id)
         self._table.buffer(lease_id, BufferedGroup(attempt=attempt, version=oldest_version, size=size))
-        return DeliveryAnswer(verdict=Verdict.ACCEPTED, cancelled=ended)
+        return DeliveryAnswer(verdict=GroupVerdict.ACCEPTED, cancelled=ended)

@@ -89,7 +89,7 @@ class EndedAttempt:
     data_fault: bool = False
 
 
-class Verdict(StrEnum):
+class GroupVerdict(StrEnum):
     """The ledger's verdict on a delivered group. Every verdict but ACCEPTED is acknowledged, and the group
     forgotten.
     """
@@ -109,7 +109,7 @@ class Verdict(StrEnum):
 class DeliveryAnswer:
     """A verdict, and the running attempt (none or one) that an accepted group of another attempt has made needless."""
 
-    verdict: Verdict
+    verdict: GroupVerdict
     cancelled: tuple[EndedAttempt, ...] = ()
 
 
@@ -148,7 +148,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class BatchShortfall:
     """Why there is no batch yet: `have` of `need` groups are there, or, with enough of them, `stragglers` are awaited.
 
     since: when the ledger began to wait for stragglers; None if groups are missing.

@@ -196,7 +196,7 @@ class _Update:
     optimizer_s: float
 
 
-class Step:
+class TrainingStep:
     """Runs steps on this rank; every rank runs the same ones at the same time."""
 
     def __init__(

@@ -40,7 +40,7 @@ from learner.training.packing import pack, shared_prefixes
 from learner.training.policy import PolicyModel, TextFiles, WeightSnapshot, host_copy, write_model_directory
 from learner.training.ranks import CommandChannel, RankCommand, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
-from learner.training.step import Step, StepMetrics, TrainingStopped
+from learner.training.step import StepMetrics, TrainingStep, TrainingStopped
 from learner.weights.process_group import Rooms
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class Trainer:
         self._models = open_models(
             model_path, config=config, preset=self._preset, teachers=teachers, device=ranks.device
         )
-        self._step = Step(
+        self._step = TrainingStep(
             self._models,
             preset=self._preset,
             config=config,

@@ -29,7 +29,7 @@ from learner.weights.process_group import (
     BroadcastGroup,
     Meeting,
     MeetingPlace,
-    WeightPlaneError,
+    ProcessGroupError,
     collective_beside,
     in_thread,
 )
@@ -353,7 +353,7 @@ def _proof_in(answer: object) -> Proof | None:
 
 
 def _raise_unless_expected(result: object) -> None:
-    if isinstance(result, Exception) and not isinstance(result, WeightPlaneError | TimeoutError):
+    if isinstance(result, Exception) and not isinstance(result, ProcessGroupError | TimeoutError):
         raise result
 
 

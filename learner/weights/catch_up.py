@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.proofs import Commits, Proof
 from learner.weights.provenance import Remembered
-from learner.weights.published import Packed, PublisherOptions, Shelf
+from learner.weights.published import Packed, PublishedWeights, PublisherOptions
 from protocol.fleet import PULL_TOOK_TOO_LONG, PULLED_EPOCH, Prepared, Pull
 from services.http.client import ServiceError, ServiceFailed, ServiceRefused, ServiceTimeout, ServiceUnreachable
 
@@ -47,14 +47,14 @@ class _Past:
     slow: int = 0
 
 
-class Joins:
+class CatchUps:
     """At most one download of a member at a time; `tasks` holds them all."""
 
     def __init__(
         self,
         *,
         fleet: FleetMembers,
-        shelf: Shelf,
+        shelf: PublishedWeights,
         commits: Commits,
         options: PublisherOptions,
         tasks: asyncio.TaskGroup,

@@ -36,7 +36,7 @@ NamedTensors = Sequence[tuple[str, torch.Tensor]]
 T = TypeVar("T")
 
 
-class WeightPlaneError(RuntimeError):
+class ProcessGroupError(RuntimeError):
     """A broadcast, or the meeting before it, failed or took too long."""
 
 
@@ -222,7 +222,7 @@ class Meeting:
         )
 
     def join(self, *, backend: Backend) -> "BroadcastGroup":
-        """Blocks until all members have come. Raises WeightPlaneError after the timeout."""
+        """Blocks until all members have come. Raises ProcessGroupError after the timeout."""
         store = PrefixStore(f"headway-{self.epoch}", self._store)
         try:
             group = _process_group(store, backend, self.host, self.world_size, self._timeout)
@@ -231,7 +231,7 @@ class Meeting:
                 f"connection {self.epoch}: of the learner and its generators, {self.world_size} processes, not all "
                 f"came to {self.host}:{self.port}: {error}"
             )
-            raise WeightPlaneError(message) from error
+            raise ProcessGroupError(message) from error
         made = BroadcastGroup(group=group, device="cuda" if backend == "nccl" else "cpu", store=self._store)
         if backend == "nccl":
             with environment_of_nccl(timeout_s=self._timeout.total_seconds()):
@@ -280,7 +280,7 @@ class BroadcastGroup:
         self.close()
 
     def send(self, buckets: Sequence[Bucket], *, timeout_s: float) -> None:
-        """Broadcasts the buckets in order; blocks. Raises WeightPlaneError at the first that takes over `timeout_s`.
+        """Broadcasts the buckets in order; blocks. Raises ProcessGroupError at the first that takes over `timeout_s`.
 
         After an error the group must not be used again: its members are at different buckets.
         """
@@ -288,19 +288,21 @@ class BroadcastGroup:
             try:
                 self._broadcast(bucket.data.to(self._device), timeout_s=timeout_s)
             except RuntimeError as error:
-                raise WeightPlaneError(f"bucket {index + 1} of {len(buckets)} was not taken by all: {error}") from error
+                raise ProcessGroupError(
+                    f"bucket {index + 1} of {len(buckets)} was not taken by all: {error}"
+                ) from error
 
     def meet(self, *, timeout_s: float) -> None:
         """NCCL connects at the first broadcast, and not when the group is made: a tiny one belongs to the meeting."""
         try:
             self._broadcast(torch.zeros(MEETING_BYTES, dtype=torch.uint8, device=self._device), timeout_s=timeout_s)
         except RuntimeError as error:
-            raise WeightPlaneError(f"the members of the process group did not all meet: {error}") from error
+            raise ProcessGroupError(f"the members of the process group did not all meet: {error}") from error
 
     def _broadcast(self, data: torch.Tensor, *, timeout_s: float) -> None:
         """Raises RuntimeError."""
         if self._group is None:
-            raise WeightPlaneError("the process group was closed")
+            raise ProcessGroupError("the process group was closed")
         options = BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0

@@ -93,7 +93,7 @@ class PublisherOptions:
     """Failures in a row after which a generator is expelled."""
 
 
-class NotOnTheShelf(LookupError):
+class VersionNotPublished(LookupError):
     """The requested bytes are not kept, or lies outside of its bucket. The text says what there is."""
 
 
@@ -144,7 +144,7 @@ async def pack(snapshot: Snapshot, *, incarnation: int, threads: DaemonThreads) 
     return Packed(version=version, buckets=buckets, digest=str(digest.hexdigest()), probe=snapshot.probe)
 
 
-class Shelf:
+class PublishedWeights:
     """Keeps the newest version, and older ones for as long as somebody still downloads them."""
 
     def __init__(self) -> None:
@@ -170,19 +170,19 @@ class Shelf:
             self._clear()
 
     def plan(self, version: str) -> PullPlan:
-        """The plan of a download. Raises NotOnTheShelf."""
+        """The plan of a download. Raises VersionNotPublished."""
         packed = self._find(version)
         specs = tuple(bucket.spec for bucket in packed.buckets)
         return PullPlan(version=version, chunk_bytes=CHUNK_BYTES, buckets=specs)
 
     def chunk(self, version: str, *, index: int, offset: int, length: int) -> bytes:
-        """A part of a bucket. Raises NotOnTheShelf."""
+        """A part of a bucket. Raises VersionNotPublished."""
         buckets = self._find(version).buckets
         if not 0 <= index < len(buckets):
-            raise NotOnTheShelf(f"version {version} has no bucket {index}; it has {len(buckets)}")
+            raise VersionNotPublished(f"version {version} has no bucket {index}; it has {len(buckets)}")
         size = buckets[index].spec.nbytes
         if not (0 <= offset < size and 0 < length <= CHUNK_BYTES and offset + length <= size):
-            raise NotOnTheShelf(
+            raise VersionNotPublished(
                 f"bucket {index} of version {version} has no {length} bytes at {offset}: it has {size}, and at most "
                 f"{CHUNK_BYTES} are served at once"
             )
@@ -192,7 +192,7 @@ class Shelf:
         packed = self._kept.get(version)
         if packed is None:
             kept = ", ".join(self._kept) or "none yet"
-            raise NotOnTheShelf(f"version {version} is not kept here any more, or not yet; kept: {kept}")
+            raise VersionNotPublished(f"version {version} is not kept here any more, or not yet; kept: {kept}")
         return packed
 
     def _clear(self) -> None:
@@ -203,7 +203,7 @@ class Shelf:
         }
 
 
-def add_routes(app: FastAPI, *, fleet: FleetMembers, shelf: Shelf) -> None:
+def add_routes(app: FastAPI, *, fleet: FleetMembers, shelf: PublishedWeights) -> None:
     """`POST /v1/generators`, which refuses with 409 a generator that does not fit the run; the published weights."""
 
     @app.post("/v1/generators")
@@ -217,7 +217,7 @@ def add_routes(app: FastAPI, *, fleet: FleetMembers, shelf: Shelf) -> None:
     add_weight_routes(app, shelf=shelf)
 
 
-def add_weight_routes(app: FastAPI, *, shelf: Shelf) -> None:
+def add_weight_routes(app: FastAPI, *, shelf: PublishedWeights) -> None:
     """`GET /v1/weights/{version}/plan`, and the chunks of its buckets; 404 for what is not kept."""
 
     @app.get("/v1/weights/{version}/plan")
@@ -225,7 +225,7 @@ def add_weight_routes(app: FastAPI, *, shelf: Shelf) -> None:
         """The buckets of a published version, and their tensors and hashes."""
         try:
             return json_answer(shelf.plan(version))
-        except NotOnTheShelf as error:
+        except VersionNotPublished as error:
             raise RequestRefused(404, "not_kept", str(error)) from error
 
     @app.get("/v1/weights/{version}/buckets/{index}")
@@ -235,7 +235,7 @@ def add_weight_routes(app: FastAPI, *, shelf: Shelf) -> None:
         """A part of a bucket: `length` bytes from `offset` on."""
         try:
             data = shelf.chunk(version, index=index, offset=offset, length=length)
-        except NotOnTheShelf as error:
+        except VersionNotPublished as error:
             raise RequestRefused(404, "not_kept", str(error)) from error
         headers = {CHUNK_HASH_HEADER: xxhash.xxh3_64_hexdigest(data)}
         return Response(data, media_type="application/octet-stream", headers=headers)

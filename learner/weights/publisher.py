@@ -17,10 +17,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from learner.weights.broadcast import RoundResult, WeightBroadcast
-from learner.weights.catch_up import Joined, Joins
+from learner.weights.catch_up import CatchUps, Joined
 from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.proofs import Commits, Proof, Proofs
-from learner.weights.published import JoinReport, Packed, PublisherOptions, PublishReport, Shelf, Snapshot, pack
+from learner.weights.published import (
+    JoinReport,
+    Packed,
+    PublishedWeights,
+    PublisherOptions,
+    PublishReport,
+    Snapshot,
+    pack,
+)
 from services.http.client import HttpClient
 from services.http.waiting import QUIET_S, Waiting
 from services.process import DaemonThreads
@@ -54,7 +62,7 @@ class Publisher:
         fleet: FleetMembers,
         client: HttpClient,
         options: PublisherOptions,
-        shelf: Shelf,
+        shelf: PublishedWeights,
         waits: Waiting,
         published: Callable[[PublishReport], None],
         joined: Callable[[JoinReport], None],
@@ -114,7 +122,7 @@ class Publisher:
             rounds = WeightBroadcast(
                 fleet=self._fleet, commits=self._commits, options=self._options, tasks=tasks, threads=self._threads
             )
-            joins = Joins(
+            joins = CatchUps(
                 fleet=self._fleet, shelf=self._shelf, commits=self._commits, options=self._options, tasks=tasks,
                 joined=self._caught_up, ended=self._wake,
             )  # fmt: skip
@@ -137,7 +145,7 @@ class Publisher:
             self._shelf.put(packed)
             self._wake()
 
-    async def _run_rounds(self, rounds: WeightBroadcast, joins: Joins) -> None:
+    async def _run_rounds(self, rounds: WeightBroadcast, joins: CatchUps) -> None:
         try:
             while True:
                 await self._round_due.wait()
@@ -162,14 +170,14 @@ class Publisher:
         """While nobody serves, a broadcast to those that wait for their download delays nobody."""
         return bool(waiting) and self._fleet.served is None
 
-    def _to_be_told(self, packed: Packed, rounds: WeightBroadcast, joins: Joins) -> list[FleetMember]:
+    def _to_be_told(self, packed: Packed, rounds: WeightBroadcast, joins: CatchUps) -> list[FleetMember]:
         """The generators that serve an older version, if it has not been broadcast yet."""
         if packed is self._broadcast:
             return []
         elsewhere = joins.busy | rounds.busy
         return [member for member in self._fleet.members() if rounds.takes(member) and member not in elsewhere]
 
-    async def _run_joins(self, rounds: WeightBroadcast, joins: Joins) -> None:
+    async def _run_joins(self, rounds: WeightBroadcast, joins: CatchUps) -> None:
         while True:
             await self._joins_due.wait()
             self._joins_due.clear()

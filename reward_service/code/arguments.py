@@ -167,7 +167,7 @@ class CodeArguments(BaseModel):
     )
 
 
-class Verdict(Enum):
+class CaseVerdict(Enum):
     """How a case ended. `ERROR`: the solution raised, crashed or took too much; `KILLED`: somebody killed its process;
     `SKIPPED`: not to be counted.
     """
@@ -184,16 +184,16 @@ class Verdict(Enum):
 class Case:
     """A verdict and its share of the reward."""
 
-    verdict: Verdict
+    verdict: CaseVerdict
     weight: float = 1.0
 
 
 def score_of(cases: Sequence[Case], *, reward: Literal["fraction", "all"]) -> Score:
     """The reward and its components. Raises DataError if there is no case to count."""
-    counted = [case for case in cases if case.verdict is not Verdict.SKIPPED]
+    counted = [case for case in cases if case.verdict is not CaseVerdict.SKIPPED]
     if not counted:
         raise DataError("the tests hold no case that counts; give at least one that is not skipped")
-    passed = [case for case in counted if case.verdict is Verdict.PASSED]
+    passed = [case for case in counted if case.verdict is CaseVerdict.PASSED]
     fraction = sum(case.weight for case in passed) / sum(case.weight for case in counted)
     if len(passed) == len(counted):
         fraction = 1.0  # whatever the sum of weights has rounded to
@@ -203,20 +203,20 @@ def score_of(cases: Sequence[Case], *, reward: Literal["fraction", "all"]) -> Sc
         "cases": float(len(counted)),
         "passed": float(len(passed)),
         "fraction": fraction,
-        "wrong": _count(counted, Verdict.WRONG),
-        "errors": _count(counted, Verdict.ERROR) + _count(counted, Verdict.KILLED),
-        "timeouts": _count(counted, Verdict.TIMEOUT),
+        "wrong": _count(counted, CaseVerdict.WRONG),
+        "errors": _count(counted, CaseVerdict.ERROR) + _count(counted, CaseVerdict.KILLED),
+        "timeouts": _count(counted, CaseVerdict.TIMEOUT),
     }
     return Score(reward=value, components=components, explanation=_what_failed(cases))
 
 
 def _what_failed(cases: Sequence[Case]) -> str:
     """The cases that were not passed, numbered from 1 as the tests have them."""
-    failed = [(number, case.verdict) for number, case in enumerate(cases, 1) if case.verdict is not Verdict.PASSED]
+    failed = [(number, case.verdict) for number, case in enumerate(cases, 1) if case.verdict is not CaseVerdict.PASSED]
     shown = ", ".join(f"case {number}: {verdict.value}" for number, verdict in failed[:_SHOWN_CASES])
     more = f", and {len(failed) - _SHOWN_CASES} more" if len(failed) > _SHOWN_CASES else ""
     return shown + more or "all cases passed"
 
 
-def _count(cases: Sequence[Case], verdict: Verdict) -> float:
+def _count(cases: Sequence[Case], verdict: CaseVerdict) -> float:
     return float(sum(case.verdict is verdict for case in cases))

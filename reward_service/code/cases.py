@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from reward_service.code.arguments import CallCase, CallTests, Case, StdioCase, StdioTests, Verdict
+from reward_service.code.arguments import CallCase, CallTests, Case, CaseVerdict, StdioCase, StdioTests
 from reward_service.code.comparison import LARGE_BYTES, outputs_equal, values_equal
 from reward_service.code.inside.channel import Message
 from reward_service.code.inside.plain import Json, NotPlain, PlainEncoder
@@ -47,11 +47,11 @@ async def run_calls(
     Raises DataError for literals that cannot be read, InfrastructureError.
     """
     calls = [_call(case, tests=tests, most=harness.execution.max_output_bytes) for case in tests.cases]
-    verdicts: list[Verdict] = []
+    verdicts: list[CaseVerdict] = []
     while len(verdicts) < len(calls):
         seconds = budget.next_s()
         if seconds == 0:
-            verdicts += [Verdict.TIMEOUT] * (len(calls) - len(verdicts))
+            verdicts += [CaseVerdict.TIMEOUT] * (len(calls) - len(verdicts))
             break
         opened = open_solution(sandbox=sandbox, solution=solution, harness=harness, seconds=budget.left_s)
         async with opened as served:
@@ -60,14 +60,16 @@ async def run_calls(
     return [Case(verdict=verdict, weight=case.weight) for verdict, case in zip(verdicts, tests.cases, strict=True)]
 
 
-async def _round(served: Served, *, calls: Sequence[_Call], tests: CallTests, budget: TimeBudget) -> Sequence[Verdict]:
+async def _round(
+    served: Served, *, calls: Sequence[_Call], tests: CallTests, budget: TimeBudget
+) -> Sequence[CaseVerdict]:
     """The verdicts up to the first case that the process does not survive. One that does not load fails all cases."""
-    verdicts: list[Verdict] = []
+    verdicts: list[CaseVerdict] = []
     try:
         with budget.case() as deadline:
             await served.names(deadline=deadline)
     except TimeoutError:
-        return [Verdict.TIMEOUT] * len(calls)
+        return [CaseVerdict.TIMEOUT] * len(calls)
     except SolutionEnded as error:
         return [error.verdict] * len(calls)
     for call in calls:
@@ -79,27 +81,27 @@ async def _round(served: Served, *, calls: Sequence[_Call], tests: CallTests, bu
                 line = await served.line(deadline=deadline)
             verdicts.append(await _verdict(line, call=call, tests=tests))
         except TimeoutError:
-            return [*verdicts, Verdict.TIMEOUT]
+            return [*verdicts, CaseVerdict.TIMEOUT]
         except SolutionEnded as error:
             return [*verdicts, error.verdict]
     return verdicts
 
 
-async def _verdict(line: bytes, *, call: _Call, tests: CallTests) -> Verdict:
+async def _verdict(line: bytes, *, call: _Call, tests: CallTests) -> CaseVerdict:
     """Raises SolutionEnded for a line that is no answer."""
     if len(line) < LARGE_BYTES:
         return _judged(line, call=call, tests=tests)
     return await asyncio.to_thread(_judged, line, call=call, tests=tests)
 
 
-def _judged(line: bytes, *, call: _Call, tests: CallTests) -> Verdict:
+def _judged(line: bytes, *, call: _Call, tests: CallTests) -> CaseVerdict:
     answer = parsed(line).get("answer")
     if not isinstance(answer, dict) or "value" not in answer:
-        return Verdict.ERROR
+        return CaseVerdict.ERROR
     equal = values_equal(
         answer["value"], call.expected, tuples_are_lists=tests.tuples_are_lists, tolerance=tests.tolerance
     )
-    return Verdict.PASSED if equal else Verdict.WRONG
+    return CaseVerdict.PASSED if equal else CaseVerdict.WRONG
 
 
 def _call(case: CallCase, *, tests: CallTests, most: int) -> _Call:
@@ -188,9 +190,9 @@ async def run_stdio(
 
 async def _run_case(
     *, sandbox: Sandbox, solution: Solution, tests: StdioTests, case: StdioCase, limits: _Limits, budget: TimeBudget
-) -> Verdict:
+) -> CaseVerdict:
     if limits.seconds == 0:
-        return Verdict.TIMEOUT
+        return CaseVerdict.TIMEOUT
     program = solution.program(
         stdin=case.stdin.encode(errors="replace"),
         wall_s=limits.seconds,
@@ -204,16 +206,16 @@ async def _run_case(
     return await asyncio.to_thread(_case_verdict, ended, tests=tests, case=case)
 
 
-def _case_verdict(ended: Ended, *, tests: StdioTests, case: StdioCase) -> Verdict:
+def _case_verdict(ended: Ended, *, tests: StdioTests, case: StdioCase) -> CaseVerdict:
     if ended.timed_out or ended.signal == signal.SIGXCPU:
-        return Verdict.TIMEOUT
+        return CaseVerdict.TIMEOUT
     if ended.signal == signal.SIGKILL:
-        return Verdict.KILLED
+        return CaseVerdict.KILLED
     if ended.exit_code != 0:
-        return Verdict.ERROR
+        return CaseVerdict.ERROR
     output = ended.stdout.decode(errors="replace").replace("\r\n", "\n")
     right = outputs_equal(output, case.stdout, compare=tests.compare, tolerance=tests.tolerance)
-    return Verdict.PASSED if right and not ended.stdout_cut else Verdict.WRONG
+    return CaseVerdict.PASSED if right and not ended.stdout_cut else CaseVerdict.WRONG
 
 
 def _output_bytes(case: StdioCase, room: CaseRoom) -> int:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from reward_service.code.arguments import AssertTests, Case, CheckTests, PytestTests, Verdict
+from reward_service.code.arguments import AssertTests, Case, CaseVerdict, CheckTests, PytestTests
 from reward_service.code.inside.channel import Message
 from reward_service.code.inside.plain import Json
 from reward_service.code.solution import (
@@ -52,10 +52,10 @@ class TestsEnded(Exception):
 class CheckedRound:
     """Results of one run of the tests. `left`: how it ended before all cases had; None if it ran to its end."""
 
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    verdicts: dict[int, CaseVerdict] = field(default_factory=dict)
     collected: list[str] | None = None
     case: int | None = None
-    left: Verdict | None = None
+    left: CaseVerdict | None = None
 
 
 class Relay:
@@ -115,7 +115,7 @@ class Relay:
             case {"begin": int(case)}:
                 self._stop_charging()
                 if self._budget.next_s() == 0:
-                    self._round.left = Verdict.TIMEOUT
+                    self._round.left = CaseVerdict.TIMEOUT
                     return True
                 self._round.case, self._touched = case, False
                 self._start_charging()
@@ -128,7 +128,7 @@ class Relay:
             case {"broken": str(error), "touched": bool(touched)}:
                 if not touched:
                     raise DataError(f"the tests cannot run: {error}")
-                self._round.left = Verdict.ERROR
+                self._round.left = CaseVerdict.ERROR
                 return True
             case {"done": True}:
                 return True
@@ -152,7 +152,7 @@ class Relay:
             self._budget.charge(asyncio.get_running_loop().time() - self._charged_from)
             self._charged_from = None
 
-    async def _timed_out(self) -> Verdict:
+    async def _timed_out(self) -> CaseVerdict:
         now = asyncio.get_running_loop().time()
         if now >= self._budget.deadline:
             raise late()
@@ -164,9 +164,9 @@ class Relay:
             if self._budget.was_idle:
                 raise InfrastructureError("the tests did not get to use the solution within timeout_s")
             raise DataError("the tests took longer than timeout_s before they used the solution at all")
-        return Verdict.TIMEOUT
+        return CaseVerdict.TIMEOUT
 
-    async def _tests_ended(self, error: TestsEnded) -> Verdict:
+    async def _tests_ended(self, error: TestsEnded) -> CaseVerdict:
         """The tests' process has died. After it used the solution, that is the solution's doing: a huge result, say."""
         try:
             async with asyncio.timeout_at(min(asyncio.get_running_loop().time() + START_S, self._budget.deadline)):
@@ -176,7 +176,7 @@ class Relay:
         if ended.timed_out:
             raise InfrastructureError("the process of the tests was held up for longer than its cases may take")
         if self._touched:
-            return Verdict.KILLED if ended.signal == signal.SIGKILL else Verdict.ERROR
+            return CaseVerdict.KILLED if ended.signal == signal.SIGKILL else CaseVerdict.ERROR
         if ended.signal == signal.SIGKILL:
             raise InfrastructureError("the process of the tests was killed before it used the solution")
         text = ended.stderr.decode(errors="replace")[-500:].strip()
@@ -192,12 +192,12 @@ def _report(line: bytes) -> Message:
         raise TestsEnded("the process of the tests wrote a report that is not JSON") from error
 
 
-def _verdict(passed: Literal[True, False, None] | object, error: str) -> Verdict:
+def _verdict(passed: Literal[True, False, None] | object, error: str) -> CaseVerdict:
     if passed is None:
-        return Verdict.SKIPPED
+        return CaseVerdict.SKIPPED
     if passed is True:
-        return Verdict.PASSED
-    return Verdict.WRONG if "AssertionError" in error or "DID NOT RAISE" in error else Verdict.ERROR
+        return CaseVerdict.PASSED
+    return CaseVerdict.WRONG if "AssertionError" in error or "DID NOT RAISE" in error else CaseVerdict.ERROR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +246,7 @@ class Checker:
 
         Raises DataError where the tests are broken, InfrastructureError.
         """
-        verdicts: dict[int, Verdict] = {}
+        verdicts: dict[int, CaseVerdict] = {}
         names: list[str] | None = None
         while True:
             known = [] if names is None else [name for number, name in enumerate(names) if number in verdicts]
@@ -254,7 +254,7 @@ class Checker:
                 done = await _round(served, tests, suite=suite, budget=budget, verdicts=verdicts, known=known)
                 await end(served.running, budget)
             if done.case is not None:
-                done.verdicts[done.case] = done.left or Verdict.ERROR
+                done.verdicts[done.case] = done.left or CaseVerdict.ERROR
             names = done.collected if names is None else names
             verdicts |= _renumbered(done, names)
             if done.left is None or done.case is None:
@@ -287,7 +287,7 @@ async def _round(
     *,
     suite: Suite,
     budget: TimeBudget,
-    verdicts: Mapping[int, Verdict],
+    verdicts: Mapping[int, CaseVerdict],
     known: list[str],
 ) -> CheckedRound:
     """Runs the tests once over the cases without a verdict."""
@@ -295,7 +295,7 @@ async def _round(
         with budget.case() as deadline:
             names: list[Json] = [*await served.names(deadline=deadline)]
     except TimeoutError:
-        return CheckedRound(left=Verdict.TIMEOUT)
+        return CheckedRound(left=CaseVerdict.TIMEOUT)
     except SolutionEnded as error:
         return CheckedRound(left=error.verdict)
     nonce = secrets.token_hex(16)
@@ -307,7 +307,7 @@ async def _round(
     return done
 
 
-def _renumbered(done: CheckedRound, names: list[str] | None) -> Mapping[int, Verdict]:
+def _renumbered(done: CheckedRound, names: list[str] | None) -> Mapping[int, CaseVerdict]:
     """The verdicts of a round by the numbers of the first one: a later round may collect in another order."""
     if names is None or done.collected is None:
         return done.verdicts
@@ -319,7 +319,7 @@ def _renumbered(done: CheckedRound, names: list[str] | None) -> Mapping[int, Ver
 
 
 def _cases(
-    suite: Suite, *, names: list[str] | None, verdicts: Mapping[int, Verdict], rest: Verdict | None
+    suite: Suite, *, names: list[str] | None, verdicts: Mapping[int, CaseVerdict], rest: CaseVerdict | None
 ) -> Sequence[Case]:
     """All cases with their verdicts; those that were not reached have `rest`.
 
@@ -328,12 +328,12 @@ def _cases(
     weights = suite.weights
     if weights is None:
         if names is None:  # the solution did not let the tests be collected
-            return [Case(verdict=rest or Verdict.ERROR)]
+            return [Case(verdict=rest or CaseVerdict.ERROR)]
         weights = [_weight(name, suite.named) for name in names]
     missing = [number for number in range(len(weights)) if number not in verdicts]
     if missing and rest is None:
         raise DataError(f"the tests ended before {len(missing)} of their {len(weights)} cases were run")
-    return [Case(verdict=verdicts.get(number, rest or Verdict.ERROR), weight=w) for number, w in enumerate(weights)]
+    return [Case(verdict=verdicts.get(number, rest or CaseVerdict.ERROR), weight=w) for number, w in enumerate(weights)]
 
 
 def _weight(name: str, named: Mapping[str, float]) -> float:

@@ -18,10 +18,10 @@ from reward_service.code.arguments import (
     NOTHING_EXTRACTED,
     CallTests,
     Case,
+    CaseVerdict,
     CodeArguments,
     PytestTests,
     StdioTests,
-    Verdict,
     score_of,
 )
 from reward_service.code.cases import CaseRoom, run_calls, run_stdio
@@ -153,7 +153,7 @@ class CodeJudge:
         except NeverBegan as error:
             logger.warning("%s; run once more elsewhere", error)
             return await self._attempt(afresh, arguments, budget())
-        doubtful = {Verdict.KILLED, Verdict.TIMEOUT} if first.was_idle else {Verdict.KILLED}
+        doubtful = {CaseVerdict.KILLED, CaseVerdict.TIMEOUT} if first.was_idle else {CaseVerdict.KILLED}
         found = next((number for number, case in enumerate(cases) if case.verdict in doubtful), None)
         if found is None:
             return cases
@@ -207,7 +207,7 @@ def _alone(arguments: CodeArguments, number: int) -> CodeArguments:
     return arguments.model_copy(update={"tests": tests})
 
 
-def _without(doubtful: Set[Verdict], cases: Sequence[Case], again: Sequence[Case]) -> Sequence[Case]:
+def _without(doubtful: Set[CaseVerdict], cases: Sequence[Case], again: Sequence[Case]) -> Sequence[Case]:
     """The first verdicts, with a second one for each that is doubtful."""
     if len(cases) != len(again):  # tests that were not collected the first time
         return again

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from reward_service.code.arguments import CodeArguments, Verdict
+from reward_service.code.arguments import CaseVerdict, CodeArguments
 from reward_service.code.inside.channel import Message
 from reward_service.verifier.program import ExecutionConfig, Program, RunLimits, Running, Sandbox
 from reward_service.verifier.submission import InfrastructureError
@@ -188,7 +188,7 @@ def solution_of(code: str, *, arguments: CodeArguments) -> Solution:
 class SolutionEnded(Exception):
     """The solution's process has ended, or has broken the exchange. `verdict`: on the case that it was at."""
 
-    def __init__(self, message: str, *, verdict: Verdict = Verdict.ERROR) -> None:
+    def __init__(self, message: str, *, verdict: CaseVerdict = CaseVerdict.ERROR) -> None:
         super().__init__(message)
         self.verdict = verdict
 
@@ -217,11 +217,11 @@ class Served:
             if ended.timed_out and self.has_time:
                 raise InfrastructureError("the solution's process was held up for longer than its cases may take")
             verdict = (
-                Verdict.TIMEOUT
+                CaseVerdict.TIMEOUT
                 if ended.timed_out
-                else Verdict.KILLED
+                else CaseVerdict.KILLED
                 if ended.signal == signal.SIGKILL
-                else Verdict.ERROR
+                else CaseVerdict.ERROR
             )
             raise SolutionEnded("it ended", verdict=verdict)
         if not line.endswith(b"\n"):

@@ -82,7 +82,7 @@ class TooManySessions(Exception):
     """No more sessions, or calls of one, are taken for now."""
 
 
-class Sessions:
+class ExecutionSessions:
     """The sessions of a service by name. A context manager: leaving it ends them all."""
 
     def __init__(self, *, sandbox: SandboxPool, config: ExecutionConfig) -> None:
@@ -247,7 +247,7 @@ def _killed(limits: RunLimits, *, timed_out: bool) -> Ended:
 class Execution:
     """Runs what requests ask for. Raises RequestRefused for what cannot be run, and when there are too many."""
 
-    def __init__(self, *, sandbox: SandboxPool, sessions: Sessions, config: ExecutionConfig) -> None:
+    def __init__(self, *, sandbox: SandboxPool, sessions: ExecutionSessions, config: ExecutionConfig) -> None:
         self._sandbox = sandbox
         self._sessions = sessions
         self._config = config
@@ -287,7 +287,7 @@ async def open_execution(sandboxes: Sandboxes | None, config: ExecutionConfig) -
     if sandboxes is None:
         yield None
         return
-    async with Sessions(sandbox=sandboxes.sessions, config=config) as sessions:
+    async with ExecutionSessions(sandbox=sandboxes.sessions, config=config) as sessions:
         yield Execution(sandbox=sandboxes.programs, sessions=sessions, config=config)
 
 

@@ -67,7 +67,7 @@ def load_pretrained(
 Turn = Mapping[str, str]
 
 
-class Tokenizer(Protocol):
+class ModelTokenizer(Protocol):
     """The used part of a Hugging Face tokenizer."""
 
     eos_token_id: int | None
@@ -79,7 +79,7 @@ class Tokenizer(Protocol):
     ) -> str: ...
 
 
-def input_ids(job: ModelJob, tokenizer: Tokenizer) -> list[int]:
+def input_ids(job: ModelJob, tokenizer: ModelTokenizer) -> list[int]:
     """The input's tokens. Raises DataError for an input that is empty or too long: none is ever cut."""
     if job.tokenize == "whole":
         tokens = _whole(job, tokenizer)
@@ -114,14 +114,14 @@ def unused_token(rows: Sequence[Sequence[int]], *, vocabulary: int) -> int | Non
     return next((token for token in range(vocabulary) if token not in used), None)
 
 
-def _whole(job: ModelJob, tokenizer: Tokenizer) -> list[int]:
+def _whole(job: ModelJob, tokenizer: ModelTokenizer) -> list[int]:
     if job.format == "plain":
         return tokenizer.encode(job.prompt + job.completion, add_special_tokens=True)
     text = tokenizer.apply_chat_template(_conversation(job), add_generation_prompt=False, tokenize=False)
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def _parts(job: ModelJob, tokenizer: Tokenizer) -> tuple[str, str]:
+def _parts(job: ModelJob, tokenizer: ModelTokenizer) -> tuple[str, str]:
     if job.format == "plain":
         return job.prompt, job.completion
     conversation = _conversation(job)
@@ -173,7 +173,7 @@ def load_reward_model(given: RewardModelToLoad) -> "LoadedRewardModel":
     return LoadedRewardModel(
         model=cast(_Model, model),
         settings=cast(_TextSettings, model.config.get_text_config()),
-        tokenizer=cast(Tokenizer, tokenizer),
+        tokenizer=cast(ModelTokenizer, tokenizer),
         device=given.device,
         batch_tokens=given.batch_tokens,
     )
@@ -197,7 +197,7 @@ class LoadedRewardModel:
     """
 
     def __init__(
-        self, *, model: _Model, settings: _TextSettings, tokenizer: Tokenizer, device: str, batch_tokens: int
+        self, *, model: _Model, settings: _TextSettings, tokenizer: ModelTokenizer, device: str, batch_tokens: int
     ) -> None:
         self._model = model
         self._settings = settings

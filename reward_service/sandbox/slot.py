@@ -194,7 +194,7 @@ class SandboxSlot:
             self._group = None
 
     def _settings(self, control: int) -> str:
-        settings = keeper.Settings(
+        settings = keeper.KeeperSettings(
             parent=os.getpid(),
             control=control,
             uid=self._uid,

@@ -59,7 +59,7 @@ _HIGH = 64
 _STANDS, _BEGINS = b"r", b"b"
 
 
-class Settings(NamedTuple):
+class KeeperSettings(NamedTuple):
     """Settings from the service for its keeper. `mounts`: folders that its user could not reach, and where it sees
     them.
     """
@@ -136,7 +136,7 @@ class Launched:
 
 def main() -> None:
     """Keep the place until the service goes."""
-    settings = Settings(**json.loads(sys.argv[1]))
+    settings = KeeperSettings(**json.loads(sys.argv[1]))
     _close_all_but(settings.control)
     for file in settings.cgroups:
         with open(file, "w") as processes:
@@ -186,7 +186,7 @@ def _checked(result: int, wanted: str) -> None:
         raise OSError(ctypes.get_errno(), f"the keeper wanted {wanted}: {os.strerror(ctypes.get_errno())}")
 
 
-def _serve(control: socket.socket, settings: Settings) -> None:
+def _serve(control: socket.socket, settings: KeeperSettings) -> None:
     disk_mib = settings.disk_mib
     while True:
         launched = _launch(settings, disk_mib=disk_mib)
@@ -267,7 +267,7 @@ def _proportional(pid: int) -> int:
     return 0
 
 
-def _launch(settings: Settings, *, disk_mib: int) -> Launched | str:
+def _launch(settings: KeeperSettings, *, disk_mib: int) -> Launched | str:
     """A sandbox that waits for its program, or why there is none."""
     stdin, stdout, stderr, command, ready, info = (_pipe() for _ in range(6))
     given = [stdin[0], stdout[1], stderr[1], command[0], ready[1], info[1], *_memory_files(settings, disk_mib=disk_mib)]
@@ -326,7 +326,7 @@ def _raised(handle: int) -> int:
     return raised
 
 
-def _memory_files(settings: Settings, *, disk_mib: int) -> list[int]:
+def _memory_files(settings: KeeperSettings, *, disk_mib: int) -> list[int]:
     """The options of bubblewrap and its filter: read from memory, so that they are in no command line."""
     if not settings.isolated:
         return []

@@ -39,8 +39,8 @@ from services.config.run_paths import Written, import_code_beside
 from services.config.sources import (
     PROCESSES,
     ConfigError,
-    Found,
-    Setting,
+    SourceContent,
+    SourcedSetting,
     explained,
     from_command_line,
     from_environment,
@@ -239,7 +239,7 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     assert process in PROCESSES, process
     schema = schema_of(model)
     path, arguments = _split_off_file(argv)
-    sources: list[Found] = []
+    sources: list[SourceContent] = []
     if path is not None:
         beside = path.parent.absolute()
         sources = [of_place(path), with_paths(from_file(path, schema, process=process), schema, beside)]
@@ -267,7 +267,7 @@ def load_config_and_code(model: type[C], *, process: str, argv: Sequence[str], e
     return load_config(model, process=process, argv=argv, environ=environ)
 
 
-def _idle(model: type[ProcessConfig], settings: Mapping[str, Setting], process: str) -> list[str]:
+def _idle(model: type[ProcessConfig], settings: Mapping[str, SourcedSetting], process: str) -> list[str]:
     """A complaint about each setting that does nothing."""
     idle = model.without_effect({key: setting.value for key, setting in settings.items()})
     reasons = {
@@ -276,14 +276,14 @@ def _idle(model: type[ProcessConfig], settings: Mapping[str, Setting], process: 
     return [f"{origin} is set but has no effect: {reason}" for origin, reason in reasons.items() if reason]
 
 
-def _follow_seed(settings: dict[str, Setting], schema: OptionSchema) -> None:
+def _follow_seed(settings: dict[str, SourcedSetting], schema: OptionSchema) -> None:
     """Every seed that is not set is that of the run, if it has one."""
     run = settings.get("run.seed")
     if run is None or run.value is None:
         return
     for key in schema.options:
         if re.fullmatch(r"(?:.*[._])?seed", key) and (key not in settings or settings[key].origin == "default"):
-            settings[key] = Setting(key, run.value, "default")
+            settings[key] = SourcedSetting(key, run.value, "default")
 
 
 def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:
@@ -333,33 +333,33 @@ def _split_off_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
     return path, rest
 
 
-def _instance_defaults(model: type[BaseModel], prefix: str) -> dict[str, Setting]:
+def _instance_defaults(model: type[BaseModel], prefix: str) -> dict[str, SourcedSetting]:
     """Values that the default instances of groups set: a group that is given in part keeps them for the rest."""
-    found: dict[str, Setting] = {}
+    found: dict[str, SourcedSetting] = {}
     for name, info in model.model_fields.items():
         value = info.get_default(call_default_factory=True, validated_data={})
         if isinstance(value, BaseModel):
             found.update(_fields_set(value, f"{prefix}{name}."))
             if info.discriminator is not None:
                 key = f"{prefix}{name}.{info.discriminator}"
-                found[key] = Setting(key, getattr(value, str(info.discriminator)), "default")
+                found[key] = SourcedSetting(key, getattr(value, str(info.discriminator)), "default")
     return found
 
 
-def _fields_set(instance: BaseModel, prefix: str) -> dict[str, Setting]:
+def _fields_set(instance: BaseModel, prefix: str) -> dict[str, SourcedSetting]:
     found = _instance_defaults(type(instance), prefix)
     for name in instance.model_fields_set:
         value = getattr(instance, name)
         if isinstance(value, BaseModel):
             found.update(_fields_set(value, f"{prefix}{name}."))
         else:
-            found[f"{prefix}{name}"] = Setting(f"{prefix}{name}", value, "default")
+            found[f"{prefix}{name}"] = SourcedSetting(f"{prefix}{name}", value, "default")
     return found
 
 
 def _merged(
-    defaults: Mapping[str, Setting], sources: Sequence[Found], schema: OptionSchema
-) -> tuple[dict[str, Setting], list[str]]:
+    defaults: Mapping[str, SourcedSetting], sources: Sequence[SourceContent], schema: OptionSchema
+) -> tuple[dict[str, SourcedSetting], list[str]]:
     """Later sources over earlier ones, and the keys that do not belong to the type that is picked."""
     merged = dict(defaults)
     problems: list[str] = []
@@ -374,7 +374,7 @@ def _merged(
 
 
 def _drop_other_type(
-    merged: dict[str, Setting], picked: Setting | None, choice: Choice, schema: OptionSchema
+    merged: dict[str, SourcedSetting], picked: SourcedSetting | None, choice: Choice, schema: OptionSchema
 ) -> list[str]:
     """Where a later source picks another type: forget what was said for the one before, after checking it."""
     before = merged.get(choice.type_key)
@@ -394,7 +394,7 @@ def _drop_other_type(
     return problems
 
 
-def _strays(merged: Mapping[str, Setting], choice: Choice, schema: OptionSchema) -> list[str]:
+def _strays(merged: Mapping[str, SourcedSetting], choice: Choice, schema: OptionSchema) -> list[str]:
     picked = merged.get(choice.type_key)
     if picked is None or picked.value not in choice.variants:
         return []
@@ -407,7 +407,7 @@ def _strays(merged: Mapping[str, Setting], choice: Choice, schema: OptionSchema)
     return problems
 
 
-def _nested(settings: Mapping[str, Setting]) -> dict[str, object]:
+def _nested(settings: Mapping[str, SourcedSetting]) -> dict[str, object]:
     root: dict[str, object] = {}
     for setting in settings.values():
         *groups, name = setting.key.split(".")

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from services.config.options import OptionSchema
 from services.config.run_paths import item_of, models_of, parts_of
-from services.config.sources import Setting
+from services.config.sources import SourcedSetting
 
 
-def truths_for_numbers(settings: Mapping[str, Setting], schema: OptionSchema) -> Iterator[str]:
+def truths_for_numbers(settings: Mapping[str, SourcedSetting], schema: OptionSchema) -> Iterator[str]:
     """A complaint for each such setting, with its place; `steps = true` would be a run of one step."""
     for key, setting in settings.items():
         if key in schema.options:

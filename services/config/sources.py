@@ -45,7 +45,7 @@ class ConfigError(Exception):
 
 
 @dataclass(frozen=True)
-class Setting:
+class SourcedSetting:
     """A value for one key; `origin` names it as the user wrote it, for messages."""
 
     key: str
@@ -54,14 +54,14 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceContent:
     """The content of one source: settings for known keys, and a complaint for each unknown one."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[SourcedSetting, ...]
     problems: tuple[str, ...]
 
 
-def from_file(path: Path, schema: OptionSchema, *, process: str) -> Found:
+def from_file(path: Path, schema: OptionSchema, *, process: str) -> SourceContent:
     """The settings in the tables `[run]` and `[<process>]`; other processes' tables are left to them."""
     tables = read_tables(path)
     problems = [
@@ -82,11 +82,11 @@ def from_file(path: Path, schema: OptionSchema, *, process: str) -> Found:
         if target is None:
             problems.append(f"{path.name}: unknown key {name}" + _hint_for(key, schema, process))
         else:
-            settings.append(Setting(target, value, f"{path.name} {name}"))
-    return Found(tuple(settings), tuple(problems))
+            settings.append(SourcedSetting(target, value, f"{path.name} {name}"))
+    return SourceContent(tuple(settings), tuple(problems))
 
 
-def from_environment(environ: Mapping[str, str], schema: OptionSchema, *, process: str) -> Found:
+def from_environment(environ: Mapping[str, str], schema: OptionSchema, *, process: str) -> SourceContent:
     """The settings in variables like HEADWAY_LEARNER__ALGO__CLIP_LOW and HEADWAY_RUN__NAME."""
     targets = {environment_name_of(key, process=process): key for key in [*schema.options, *schema.choices]}
     former = {environment_name_of(old, process=process): new for old, new in renamed_options(process).items()}
@@ -103,18 +103,18 @@ def from_environment(environ: Mapping[str, str], schema: OptionSchema, *, proces
             problems.append(f"environment: unknown variable {name}" + _hint(nearest(name, targets)))
         else:
             value = parse_text(environ[name], schema.options[target])
-            settings.append(Setting(target, value, f"environment {name}"))
-    return Found(tuple(settings), tuple(problems))
+            settings.append(SourcedSetting(target, value, f"environment {name}"))
+    return SourceContent(tuple(settings), tuple(problems))
 
 
-def from_command_line(arguments: Sequence[str], schema: OptionSchema, *, process: str = "") -> Found:
+def from_command_line(arguments: Sequence[str], schema: OptionSchema, *, process: str = "") -> SourceContent:
     """The settings in flags like `--algo.clip-low 0.3`; a repeated flag of a list option adds to the list.
 
     `--learner.algo.clip-low`, as `headway up` has it, is understood by the learner, too.
     """
     targets = {flag_of(key): key for key in [*schema.options, *schema.choices]}
     former = {flag_of(old): new for old, new in renamed_options(process).items()}
-    given: dict[str, Setting] = {}
+    given: dict[str, SourcedSetting] = {}
     problems: list[str] = []
     for written, text in _flags(arguments):
         flag = _without_process(written, targets, process)
@@ -139,28 +139,28 @@ def from_command_line(arguments: Sequence[str], schema: OptionSchema, *, process
             problems.append(f"command line: {flag} needs a value")
             continue
         value = flag == flag_of(target) if text is None else parse_text(text, option)
-        given[target] = Setting(target, _joined(given.get(target), value, option), f"command line {flag}")
-    return Found(tuple(given.values()), tuple(problems))
+        given[target] = SourcedSetting(target, _joined(given.get(target), value, option), f"command line {flag}")
+    return SourceContent(tuple(given.values()), tuple(problems))
 
 
-def of_place(path: Path) -> Found:
+def of_place(path: Path) -> SourceContent:
     """Defaults from the place of a run.toml, where nobody says otherwise: its name, and where its files are."""
     folder = path.absolute().parent
     given = {"run.directory": str(folder / "runs"), "run.name": run_name(folder)}
-    return Found(tuple(Setting(key, value, "default") for key, value in given.items() if value), ())
+    return SourceContent(tuple(SourcedSetting(key, value, "default") for key, value in given.items() if value), ())
 
 
-def with_paths(found: Found, schema: OptionSchema, beside: Path | None) -> Found:
+def with_paths(found: SourceContent, schema: OptionSchema, beside: Path | None) -> SourceContent:
     """The same, with paths as the process finds them; `beside` is the folder of the file that was read, if one was."""
 
-    def found_at(each: Setting) -> Setting:
+    def found_at(each: SourcedSetting) -> SourcedSetting:
         option = schema.options[each.key]
         return replace(each, value=placed(each.value, option.annotation, written=option.is_written, beside=beside))
 
     return replace(found, settings=tuple(map(found_at, found.settings)))
 
 
-def with_secrets_read(found: Found, schema: OptionSchema) -> Found:
+def with_secrets_read(found: SourceContent, schema: OptionSchema) -> SourceContent:
     """The same, with each setting of a secret's file exchanged for the secret that the file holds."""
     given = {setting.key: setting for setting in found.settings}
     settings, problems = [], list(found.problems)
@@ -172,10 +172,10 @@ def with_secrets_read(found: Found, schema: OptionSchema) -> Found:
             problems.append(f"{setting.origin}: {given[secret].origin} is set, too; set one of them")
         else:
             try:
-                settings.append(Setting(secret, read_secret(Path(str(setting.value))), setting.origin))
+                settings.append(SourcedSetting(secret, read_secret(Path(str(setting.value))), setting.origin))
             except SecretFileError as error:
                 problems.append(f"{setting.origin}: {error}")
-    return Found(tuple(settings), tuple(problems))
+    return SourceContent(tuple(settings), tuple(problems))
 
 
 def parse_text(text: str, option: Option) -> object:
@@ -301,7 +301,7 @@ def _without_process(flag: str, known: Mapping[str, str], process: str) -> str:
     return f"--{flag.removeprefix(prefix)}" if process and flag.startswith(prefix) and flag not in known else flag
 
 
-def _joined(before: Setting | None, value: object, option: Option) -> object:
+def _joined(before: SourcedSetting | None, value: object, option: Option) -> object:
     if before is not None and option.is_list and isinstance(before.value, list) and isinstance(value, list):
         return [*before.value, *value]
     return value
@@ -330,7 +330,7 @@ def _tables() -> str:
 
 
 def explained(
-    error: ValidationError, settings: Mapping[str, Setting], schema: OptionSchema, process: str, *, known: bool
+    error: ValidationError, settings: Mapping[str, SourcedSetting], schema: OptionSchema, process: str, *, known: bool
 ) -> list[str]:
     """If problems are known already, without those that follow from them: what is missing may be what is misspelled."""
     follow = ("missing", "union_tag_not_found", "extra_forbidden") if known else ()
@@ -351,7 +351,9 @@ def _follows(item: ErrorDetails, broken: Mapping[tuple[str | int, ...], str]) ->
     return item["type"] == "too_short" and any(len(other) > len(loc) and other[: len(loc)] == loc for other in broken)
 
 
-def _explained_one(item: ErrorDetails, settings: Mapping[str, Setting], schema: OptionSchema, process: str) -> str:
+def _explained_one(
+    item: ErrorDetails, settings: Mapping[str, SourcedSetting], schema: OptionSchema, process: str
+) -> str:
     key = _key_of(item["loc"], schema)
     setting = _setting_at(key, settings)
     entry = _entry_of(item["loc"], setting, process)
@@ -386,7 +388,7 @@ class _Entry:
     rest: tuple[str | int, ...]
 
 
-def _entry_of(loc: Sequence[str | int], setting: Setting | None, process: str) -> _Entry | None:
+def _entry_of(loc: Sequence[str | int], setting: SourcedSetting | None, process: str) -> _Entry | None:
     number = next((index for index, part in enumerate(loc) if isinstance(part, int)), None)
     if setting is None or number is None or not isinstance(setting.value, list):
         return None
@@ -432,7 +434,7 @@ def _key_of(loc: Sequence[str | int], schema: OptionSchema) -> str:
     return schema.choices[key].type_key if key in schema.choices else key
 
 
-def _setting_at(key: str, settings: Mapping[str, Setting]) -> Setting | None:
+def _setting_at(key: str, settings: Mapping[str, SourcedSetting]) -> SourcedSetting | None:
     """The setting for `key`, or for the list or table that it is in."""
     while key and key not in settings:
         key = key.rpartition(".")[0]

@@ -179,7 +179,7 @@ async def _answer(send: Any, body: dict[str, object], *, status: int = 200) -> N
 
 
 @dataclass(frozen=True)
-class Settings:
+class ClusterSettings:
     """Settings of the processes; times in seconds."""
 
     generators: int = 2
@@ -233,7 +233,7 @@ class Cluster:
 
     world: World
     folder: Path
-    settings: Settings
+    settings: ClusterSettings
     exited: Callable[[Service, Process, int | None], None]
     crashed: Callable[[Process, BaseException], None] = lambda process, error: None
     thread_s: float = 0.0

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from simulation.actors.cluster import LEARNER, SECOND_LEARNER, EnvironmentScript, Settings
+from simulation.actors.cluster import LEARNER, SECOND_LEARNER, ClusterSettings, EnvironmentScript
 from simulation.actors.engine import is_finite
 from simulation.actors.trainer import TrainerScript
 from simulation.checking.scenario import Scenario, schedule, smaller
@@ -464,7 +464,7 @@ class Rehearsal:
 
 def rehearse(rehearsal: Rehearsal) -> list[dict[str, Any]]:
     """The lines of its metrics.jsonl, in virtual seconds. Raises RuntimeError if a promise is broken."""
-    settings = Settings(**rehearsal.settings)
+    settings = ClusterSettings(**rehearsal.settings)
     trainer = TrainerScript(open_s=0.1, save_s=0.0, durations=rehearsal.train_s, readings=rehearsal.readings)
     environment = EnvironmentScript(tasks=10**6, slow_s=2 * rehearsal.environment_s)
     with staged(seed=rehearsal.seed, settings=settings, trainer=trainer, environment=environment) as stage:

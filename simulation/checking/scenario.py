@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from simulation.actors.cluster import LEARNER, SECOND_LEARNER, Service, Settings
+from simulation.actors.cluster import LEARNER, SECOND_LEARNER, ClusterSettings, Service
 from simulation.checking.stage import Stage
 from simulation.world.network import LinkRates
 
@@ -341,7 +341,7 @@ class Scenario:
 
     seed: int
     profile: str
-    settings: Settings
+    settings: ClusterSettings
     rates: LinkRates = field(default_factory=LinkRates)
     paces: Paces = field(default_factory=Paces)
     doubled: float = 0.0
@@ -390,8 +390,8 @@ def scenario_of(seed: int) -> Scenario:
     return _with_older_ones(replace(base, faults=_more(base, faults)))
 
 
-def _settings(dice: random.Random) -> Settings:
-    return Settings(
+def _settings(dice: random.Random) -> ClusterSettings:
+    return ClusterSettings(
         generators=dice.choice((1, 2, 2, 3)),
         env_services=dice.choice((1, 1, 2)),
         reward_services=dice.choice((1, 1, 2)),
@@ -408,7 +408,7 @@ def _settings(dice: random.Random) -> Settings:
     )
 
 
-def _unkind_settings(settings: Settings, dice: random.Random) -> Settings:
+def _unkind_settings(settings: ClusterSettings, dice: random.Random) -> ClusterSettings:
     return replace(
         settings,
         staging=dice.choice(("staging", "staging", "none")),
@@ -417,7 +417,7 @@ def _unkind_settings(settings: Settings, dice: random.Random) -> Settings:
     )
 
 
-def _paces(dice: random.Random, settings: Settings, *, step_s: float) -> Paces:
+def _paces(dice: random.Random, settings: ClusterSettings, *, step_s: float) -> Paces:
     """A rollout lasts 0.1 to 5 steps, or as much less as it does on a fast engine."""
     lengths = () if settings.max_tokens == max(_USUAL_LENGTHS) else tuple(range(1, settings.max_tokens + 1))
     steps = dice.choice((0.0, 0.1, 0.3, 1.0, 2.0, 5.0))
@@ -431,7 +431,7 @@ def _paces(dice: random.Random, settings: Settings, *, step_s: float) -> Paces:
     )
 
 
-def _crowd(seed: int, settings: Settings) -> Scenario:
+def _crowd(seed: int, settings: ClusterSettings) -> Scenario:
     """Eight generators download at once from a learner whose uplink gives each a share: nobody is at fault."""
     settings = replace(settings, generators=8, steps=6, final_tasks=0)
     rates = LinkRates(bulk_bytes_per_s=64.0)
@@ -440,7 +440,9 @@ def _crowd(seed: int, settings: Settings) -> Scenario:
 
 def _big_crowd(seed: int) -> Scenario:
     """More generators than an HTTP client has connections."""
-    settings = Settings(generators=260, steps=8, announce_every_s=30.0, silence_s=120.0, max_lag=4, groups_per_step=8)
+    settings = ClusterSettings(
+        generators=260, steps=8, announce_every_s=30.0, silence_s=120.0, max_lag=4, groups_per_step=8
+    )
     return Scenario(seed=seed, profile="big crowd", settings=settings, step_s=30.0)
 
 
@@ -503,7 +505,9 @@ def _in_order(faults: tuple[ScheduledFault, ...]) -> tuple[ScheduledFault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
-def _fault(dice: random.Random, settings: Settings, within_s: float, *, kind: str | None = None) -> ScheduledFault:
+def _fault(
+    dice: random.Random, settings: ClusterSettings, within_s: float, *, kind: str | None = None
+) -> ScheduledFault:
     kind = kind or dice.choice((*_LEARNER_KINDS, *_GENERATOR_KINDS, *_OTHERS))
     at = round(1.0 + dice.random() * within_s, 3)
     lasts_s = round(dice.choice((3.0, 15.0, 30.0, _LONGEST_S)) * (0.5 + dice.random()), 3)
@@ -524,7 +528,7 @@ def _fault(dice: random.Random, settings: Settings, within_s: float, *, kind: st
     return ScheduledFault(at=at, kind=kind, target=target, lasts_s=lasts_s, amount=_amount(dice, kind))
 
 
-def _target(dice: random.Random, settings: Settings, kind: str) -> tuple[str, str]:
+def _target(dice: random.Random, settings: ClusterSettings, kind: str) -> tuple[str, str]:
     generator = f"gen-{dice.randrange(settings.generators)}"
     rewards = f"rewards-{dice.randrange(settings.reward_services)}"
     env = f"env-{dice.randrange(settings.env_services)}"
@@ -581,8 +585,8 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield replace(scenario, faults=(*faults[:index], shorter, *faults[index + 1 :]))
 
 
-def _smaller_settings(settings: Settings, faults: tuple[ScheduledFault, ...]) -> Iterator[Settings]:
-    plain = Settings()
+def _smaller_settings(settings: ClusterSettings, faults: tuple[ScheduledFault, ...]) -> Iterator[ClusterSettings]:
+    plain = ClusterSettings()
     for name in ("env_services", "reward_services", "generators"):
         fewer = getattr(settings, name) - 1
         if fewer > 0 and not _names(faults, name, fewer):

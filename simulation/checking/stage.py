@@ -16,10 +16,10 @@ from pathlib import Path
 from simulation.actors.cluster import (
     LEARNER,
     Cluster,
+    ClusterSettings,
     EnvironmentScript,
     RewardScript,
     Service,
-    Settings,
     write_model,
 )
 from simulation.actors.engine import EngineScript, EngineScripts, History, Truth
@@ -144,7 +144,7 @@ def _folder() -> Iterator[Path]:
 def staged(
     *,
     seed: int,
-    settings: Settings,
+    settings: ClusterSettings,
     rates: LinkRates | None = None,
     trainer: TrainerScript | None = None,
     environment: EnvironmentScript | None = None,
@@ -175,7 +175,7 @@ def staged(
 def _stage(
     world: World,
     root: Path,
-    settings: Settings,
+    settings: ClusterSettings,
     rates: LinkRates | None,
     trainer: TrainerScript | None,
     environment: EnvironmentScript | None,

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from learner.weights.process_group import WeightPlaneError
+from learner.weights.process_group import ProcessGroupError
 from simulation.world.clock import active
 from simulation.world.network import Network
 from simulation.world.process import Process
@@ -142,7 +142,7 @@ class FakeMeeting:
         if not block(self._group, lambda: self._group.complete, timeout_s=self._timeout_s):
             came = len(self._group.members)
             self._group.break_off()
-            raise WeightPlaneError(f"epoch {self.epoch}: {came} of {self.world_size - 1} members met")
+            raise ProcessGroupError(f"epoch {self.epoch}: {came} of {self.world_size - 1} members met")
         return FakeBroadcastGroup(self._group)
 
 
@@ -168,7 +168,7 @@ class FakeBroadcastGroup:
             number = group.sent
             if not block(group, lambda: self._taken(bucket.data, number), timeout_s=timeout_s):  # noqa: B023 - done with by then
                 group.break_off()
-                raise WeightPlaneError(f"bucket {index + 1} of {len(buckets)} was not taken by all")
+                raise ProcessGroupError(f"bucket {index + 1} of {len(buckets)} was not taken by all")
             group.sent += 1
 
     def _taken(self, data: torch.Tensor, number: int) -> bool:

@@ -34,7 +34,7 @@ class Server:
     port: int
     process: Process
     app: App | None = None
-    waiting: list["Exchange"] = field(default_factory=list)
+    waiting: list["HttpExchange"] = field(default_factory=list)
     closed: bool = False
 
     @property
@@ -71,7 +71,7 @@ class Directory:
 
 
 @dataclass(eq=False)
-class Exchange:
+class HttpExchange:
     """A request and its answer, seen from both ends."""
 
     network: Network
@@ -202,7 +202,7 @@ class Exchange:
 
 
 class _Receiver:
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: HttpExchange) -> None:
         self._exchange = exchange
         self._given = False
 
@@ -215,7 +215,7 @@ class _Receiver:
 
 
 class _Sender:
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: HttpExchange) -> None:
         self._exchange = exchange
         self._bulk = False
         self.finished = False
@@ -247,7 +247,7 @@ class Connector:
         self.limit = limit
 
 
-class Session:
+class StubClientSession:
     """Stands for aiohttp.ClientSession."""
 
     def __init__(
@@ -299,7 +299,7 @@ class Session:
         if self._places is not None:
             self._places.release()
 
-    async def _connect(self, method: str, url: str, body: bytes, headers: Mapping[str, str]) -> Exchange:
+    async def _connect(self, method: str, url: str, body: bytes, headers: Mapping[str, str]) -> HttpExchange:
         directory = self._world.part(Directory)
         directory.requests += 1
         network, parts = directory.network, urlsplit(url)
@@ -314,7 +314,7 @@ class Session:
         if server is None:
             await asyncio.sleep(network.delay(self._process.host, host))
             raise _refused(parts.hostname or "", parts.port or 80)
-        exchange = Exchange(network, self._process, server, method, url, body, headers)
+        exchange = HttpExchange(network, self._process, server, method, url, body, headers)
         exchange.begin()
         return exchange
 
@@ -327,7 +327,9 @@ def _refused(host: str, port: int) -> aiohttp.ClientConnectorError:
 class Request:
     """A request of session.request: to be awaited, or entered."""
 
-    def __init__(self, session: Session, method: str, url: str, body: bytes, headers: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, session: StubClientSession, method: str, url: str, body: bytes, headers: Mapping[str, str] | None
+    ) -> None:
         self._send: Callable[[], Coroutine[Any, Any, StubResponse]] = lambda: session.send(method, url, body, headers)
         self._answer: StubResponse | None = None
 
@@ -349,7 +351,7 @@ class StubResponse:
     """Stands for aiohttp.ClientResponse."""
 
     def __init__(
-        self, exchange: Exchange, *, status: int, headers: dict[str, str], release: Callable[[], object]
+        self, exchange: HttpExchange, *, status: int, headers: dict[str, str], release: Callable[[], object]
     ) -> None:
         self._exchange = exchange
         self._release: Callable[[], object] | None = release

@@ -13,7 +13,7 @@ from env_service.config import EnvServiceConfig
 from env_service.leases.keys import key_of
 from env_service.leases.running import RunningLeases
 from env_service.rollouts.completions import RolloutProgress
-from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds, Window
+from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds, ConcurrencyWindow
 from env_service.rollouts.generation import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.generation import GeneratorState
@@ -166,7 +166,7 @@ async def test_one_who_no_longer_waits_lets_the_others_pass() -> None:
 
 
 def test_a_queue_that_stays_makes_the_bound_smaller_and_none_makes_it_larger() -> None:
-    window = Window(ConcurrencyBounds(least=8, most=110, queue_share=0.1))
+    window = ConcurrencyWindow(ConcurrencyBounds(least=8, most=110, queue_share=0.1))
     assert window.told(running=200, waiting=100, outstanding=200) == inf, "a group that has just come is no queue"
     assert window.told(running=200, waiting=100, outstanding=200) == 160
     assert window.told(running=160, waiting=0, outstanding=50) == 110, "no more than the most"
@@ -178,7 +178,7 @@ def test_a_queue_that_stays_makes_the_bound_smaller_and_none_makes_it_larger() -
 
 
 def test_short_completions_of_which_some_are_always_read_in_get_their_places_back() -> None:
-    window = Window(ConcurrencyBounds(least=64, most=4096, queue_share=0.5))
+    window = ConcurrencyWindow(ConcurrencyBounds(least=64, most=4096, queue_share=0.5))
     for _ in range(60):  # a start: all come at once
         window.told(running=2048, waiting=2000, outstanding=int(min(window.allowed, 2048)))
     assert window.allowed == 64

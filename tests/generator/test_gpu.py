@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from learner.weights.process_group import Meeting, WeightPlaneError, pack_buckets
+from learner.weights.process_group import Meeting, ProcessGroupError, pack_buckets
 from protocol.fleet import JoinGroup
 
 pytestmark = [
@@ -69,20 +69,20 @@ def test_the_death_of_a_member_fails_the_send_in_time_and_ends_no_other_process(
     with meeting.join(backend="nccl") as group:
         assert pipe.recv() == "met"
         process.join(TIMEOUT_S)
-        with pytest.raises(WeightPlaneError, match="was not taken by all"):
+        with pytest.raises(ProcessGroupError, match="was not taken by all"):
             group.send(pack_buckets(TENSORS, bucket_bytes=64 << 20), timeout_s=3.0)
     assert torch.ones(3, device="cuda").sum().item() == 3, "this process computes on"
 
 
 def test_one_that_does_not_come_makes_the_meeting_end_by_its_timeout() -> None:
     alone = Meeting(host="127.0.0.1", epoch=1, world_size=2, timeout_s=3.0)
-    with pytest.raises(WeightPlaneError, match="not all came"):
+    with pytest.raises(ProcessGroupError, match="not all came"):
         alone.join(backend="nccl")
 
 
 def test_a_second_rank_on_the_same_gpu_is_an_error_and_no_hang(meeting: Meeting) -> None:
     _, process = met_with(meeting, device=0, dies=False)
-    with pytest.raises(WeightPlaneError):
+    with pytest.raises(ProcessGroupError):
         meeting.join(backend="nccl")
     process.join(TIMEOUT_S)
     process.kill()

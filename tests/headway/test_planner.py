@@ -9,8 +9,8 @@ import pytest
 from headway.model_shape import Shape
 from headway.planner import (
     DEVICES,
+    DeviceSplit,
     Plan,
-    Split,
     engine_times,
     forecast,
     generator_bytes,
@@ -114,7 +114,7 @@ _WELL = {"behavior_kl": 0.0, "effective_sample_share": 1.0}
 
 
 @pytest.fixture(scope="module")
-def forecasts() -> list[tuple[Plan, Split, list[dict[str, object]]]]:
+def forecasts() -> list[tuple[Plan, DeviceSplit, list[dict[str, object]]]]:
     """Plans with the same devices: a slow learner; one that waits for whole batches of its own version; and the slow
     one in a run whose policy came too far from those that sampled in its third and fourth step.
     """
@@ -132,7 +132,7 @@ def forecasts() -> list[tuple[Plan, Split, list[dict[str, object]]]]:
 
 
 def test_a_slow_learner_bounds_the_run_and_its_tokens_are_old(
-    forecasts: list[tuple[Plan, Split, list[dict[str, object]]]],
+    forecasts: list[tuple[Plan, DeviceSplit, list[dict[str, object]]]],
 ) -> None:
     plan, split, steps = forecasts[0]
     found = forecast(replace(plan, price=2.0), split, steps)
@@ -141,14 +141,14 @@ def test_a_slow_learner_bounds_the_run_and_its_tokens_are_old(
     assert found.cost == pytest.approx(found.hours * 4 * 2.0)
 
 
-def test_without_lag_the_sides_take_turns(forecasts: list[tuple[Plan, Split, list[dict[str, object]]]]) -> None:
+def test_without_lag_the_sides_take_turns(forecasts: list[tuple[Plan, DeviceSplit, list[dict[str, object]]]]) -> None:
     plan, split, steps = forecasts[1]
     assert set(lags(steps)) == {0}
     assert forecast(plan, split, steps).share < 0.75
 
 
 def test_a_guard_lowers_and_raises_the_bound_in_the_rehearsal_as_it_would_in_the_run(
-    forecasts: list[tuple[Plan, Split, list[dict[str, object]]]],
+    forecasts: list[tuple[Plan, DeviceSplit, list[dict[str, object]]]],
 ) -> None:
     plan, _, steps = forecasts[2]
     bounds = [step["lag_bound"] for step in steps]

@@ -15,7 +15,7 @@ from learner.journal.checkpoints import Checkpoints, checkpoints_of
 from learner.journal.journal import FOLDER, Journal, JournalUnknown, LoggedDistrust, LoggedProof
 from learner.journal.run_folder import History, NothingToResume
 from learner.journal.segments import read_segment, segments_of
-from learner.ledger import Batch, Ledger, Verdict
+from learner.ledger import Batch, GroupVerdict, Ledger
 from learner.recovery import Recovered, recover
 from learner.training.guard import NEW_GUARD, GuardState
 from protocol.model import PolicyVersion
@@ -61,7 +61,7 @@ class Life:
             self.journal.append_group(done)
             self.buffer[grant.lease_id] = done
             answer = self.ledger.accept(lease_id=grant.lease_id, attempt=grant.attempt, oldest_version=version, size=1)
-            assert answer.verdict is Verdict.ACCEPTED
+            assert answer.verdict is GroupVerdict.ACCEPTED
 
     def take(self) -> Batch:
         batch = self.ledger.take(now=0.0)
@@ -126,7 +126,7 @@ class Lives:
         for one in recovered.spare_groups():
             assert one.oldest_version is not None
             answer = life.ledger.readmit(lease_id=one.lease_id, oldest_version=one.oldest_version, size=1)
-            if answer.verdict is Verdict.ACCEPTED:
+            if answer.verdict is GroupVerdict.ACCEPTED:
                 life.buffer[one.lease_id] = one
         for batch in recovered.batches:
             assert batch.version == life.ledger.version

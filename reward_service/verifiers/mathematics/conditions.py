@@ -28,7 +28,15 @@ from reward_service.verifiers.mathematics.answers import (
 from reward_service.verifiers.mathematics.expressions import parse_expression
 from reward_service.verifiers.mathematics.quantities import constant, has_decimal, points, same_number, symbols
 from reward_service.verifiers.mathematics.tokens import tokenise
-from reward_service.verifiers.mathematics.values import Setting, Value, arithmetic, evaluate, less, rational, same
+from reward_service.verifiers.mathematics.values import (
+    EvaluationSettings,
+    Value,
+    arithmetic,
+    evaluate,
+    less,
+    rational,
+    same,
+)
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", r"\in": r"\in"}
 _INEQUALITIES = frozenset(("<", ">", "<=", ">="))
@@ -129,7 +137,7 @@ def _factor(gold: Relation, given: Relation) -> Value | None:
     factors: list[Value] = []
     for point in points(symbols(ours)):
         try:
-            factors.append(evaluate(quotient, Setting(variables=point)))
+            factors.append(evaluate(quotient, EvaluationSettings(variables=point)))
         except (Undefined, Unreadable):
             continue
     alike = len(factors) >= _MIN_POINTS and all(same(factors[0], factor) for factor in factors[1:])
@@ -287,7 +295,7 @@ def _is_absolute(node: Node) -> bool:
 
 def _linear(node: Node, name: str) -> tuple[Value, Value]:
     """The slope, and where the function is zero. Raises Unreadable if it is not linear."""
-    start, *others = (evaluate(node, Setting(variables={name: Fraction(place)})) for place in (0, 1, 2, 7))
+    start, *others = (evaluate(node, EvaluationSettings(variables={name: Fraction(place)})) for place in (0, 1, 2, 7))
     rises = [arithmetic("-", (other, start)) for other in others]
     slope = rises[0]
     if not all(same(rise, arithmetic("*", (slope, rational(by)))) for rise, by in zip(rises, (1, 2, 7), strict=True)):

@@ -45,7 +45,7 @@ from reward_service.verifiers.mathematics.quantities import (
     symbols,
     with_names_of,
 )
-from reward_service.verifiers.mathematics.values import Setting, evaluate
+from reward_service.verifiers.mathematics.values import EvaluationSettings, evaluate
 from reward_service.verifiers.mathematics.words import number_of
 
 
@@ -58,7 +58,7 @@ def check(answer: Answer) -> None:
     """Raises OverLimits if a part of the answer is beyond the limits."""
     for node in nodes_of(answer):
         try:
-            evaluate(node, Setting(variables=next(iter(points(symbols(node))))))
+            evaluate(node, EvaluationSettings(variables=next(iter(points(symbols(node))))))
         except (Undefined, Unreadable):
             continue
 

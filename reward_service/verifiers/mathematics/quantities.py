@@ -35,7 +35,7 @@ from reward_service.verifiers.mathematics.answers import (
     Unit,
     Unreadable,
 )
-from reward_service.verifiers.mathematics.values import Setting, Value, evaluate, less, near, rational, same
+from reward_service.verifiers.mathematics.values import EvaluationSettings, Value, evaluate, less, near, rational, same
 
 # A decimal stands for a value that has no finite decimal if it is as near as this: six digits of 1/3 or of pi.
 DECIMAL_TOLERANCE = 1.000001e-6
@@ -53,7 +53,7 @@ _FUNCTION = re.compile(r"([A-Za-z])\(([a-z])\)")
 
 def constant(node: Node, *, log_base: int | None = 10) -> Value:
     """The value of an expression without variables. Raises Unreadable, Undefined, OverLimits."""
-    return evaluate(node, Setting(variables={}, log_base=log_base))
+    return evaluate(node, EvaluationSettings(variables={}, log_base=log_base))
 
 
 def symbols(node: Node) -> frozenset[str]:
@@ -132,7 +132,7 @@ def _same_functions(
     of_wholes = calls(gold, *_OF_WHOLES) or calls(given, *_OF_WHOLES)
     fault: Unreadable | None = None
     for point in points(names, whole=of_wholes):
-        setting = Setting(variables=point, log_base=log_base)
+        setting = EvaluationSettings(variables=point, log_base=log_base)
         try:
             right, answer = _value_or_none(gold, setting), _value_or_none(given, setting)
         except Unreadable as error:  # a factorial of a fraction: another point is a whole number
@@ -156,7 +156,7 @@ def _near_enough(right: Value, answer: Value, decimals: tuple[bool, bool], toler
     return decimals[0] != decimals[1] and near(answer, right, relative=DECIMAL_TOLERANCE)
 
 
-def _value_or_none(node: Node, setting: Setting) -> Value | None:
+def _value_or_none(node: Node, setting: EvaluationSettings) -> Value | None:
     try:
         return evaluate(node, setting)
     except Undefined:

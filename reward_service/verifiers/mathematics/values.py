@@ -111,14 +111,14 @@ def less(one: Value, other: Value) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class EvaluationSettings:
     r"""Settings that an expression is evaluated under. `log_base`: of a bare `\log`; None is e."""
 
     variables: Mapping[str, Fraction]
     log_base: int | None = 10
 
 
-def evaluate(node: Node, setting: Setting) -> Value:
+def evaluate(node: Node, setting: EvaluationSettings) -> Value:
     """The value of the expression. Raises OverLimits, Undefined, Unreadable."""
     if isinstance(node, Number):
         return rational(node.value)
@@ -143,7 +143,7 @@ def _checked(value: Value) -> Value:
     return value
 
 
-def _apply(node: FunctionCall, arguments: Sequence[Value], setting: Setting) -> Value:
+def _apply(node: FunctionCall, arguments: Sequence[Value], setting: EvaluationSettings) -> Value:
     name = node.name
     if name in ("+", "-", "*", "/", "neg"):
         return arithmetic(name, arguments)
@@ -284,7 +284,7 @@ def _postfix(name: str, argument: Value) -> Value:
     return arithmetic("*", (argument, Value(_CONTEXT.pi / 180)))
 
 
-def _function(name: str, arguments: Sequence[Value], setting: Setting) -> Value:
+def _function(name: str, arguments: Sequence[Value], setting: EvaluationSettings) -> Value:
     constants = {r"\pi": _CONTEXT.pi, "e": _CONTEXT.e, "i": _CONTEXT.mpc(0, 1), r"\infty": _CONTEXT.inf}
     if name in constants:
         return Value(+constants[name])
@@ -318,7 +318,7 @@ def _rounded(name: str, argument: Value) -> Value:
     return rational(int(_CONTEXT.floor(number) if name == r"\lfloor" else _CONTEXT.ceil(number)))
 
 
-def _logarithm(name: str, arguments: Sequence[Value], setting: Setting) -> Value:
+def _logarithm(name: str, arguments: Sequence[Value], setting: EvaluationSettings) -> Value:
     number = _CONTEXT.convert(arguments[0].number)
     if number == 0:
         raise Undefined("the logarithm of zero")

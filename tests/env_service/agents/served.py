@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from env_service.agents.attempts import attempts_in
-from env_service.agents.registry import AgentLimits, Sessions
+from env_service.agents.registry import AgentLimits, AgentSessions
 from env_service.agents.routes import sessions_alone
 from env_service.environments.interface import Agent, AgentClient, AgentResult, Environment, OfferedEnvironment, Task
 from env_service.environments.rules import Rules
@@ -82,7 +82,7 @@ def agent(make: Callable[[], Agent], *, rules: Rules | None = None) -> OfferedEn
 class AgentBench(Bench):
     """With sessions, served at `url` to who shows `token`."""
 
-    sessions: Sessions
+    sessions: AgentSessions
     url: str
     token = "process-token"
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from env_service.agents.messages import MadeCall, Said
-from env_service.agents.registry import Sessions
-from env_service.agents.sessions import AgentRequest, CallRefused, PendingTurn, Session
+from env_service.agents.registry import AgentSessions
+from env_service.agents.sessions import AgentRequest, AgentSession, CallRefused, PendingTurn
 from env_service.environments.bridges import Bridges
 from env_service.environments.interface import OfferedEnvironment, Opening, Task, Tool
 from env_service.environments.rules import Rules
@@ -35,7 +35,7 @@ NOTHING: TemplateArguments = {}
 TEXTS = ("no", " spaces ", '{"a": 2, "b": [1]}', "<think>hm</think> 7", "ünïcödé 漢字", "two\nlines")
 
 
-def session_of(folder: Path, name: str, chance: random.Random) -> tuple[Session, RandomEngine, Tokenization]:
+def session_of(folder: Path, name: str, chance: random.Random) -> tuple[AgentSession, RandomEngine, Tokenization]:
     tokenization = Tokenization(model_with(name, folder))
     special = tokenization.special_tokens
     engine = RandomEngine(chance, 256, [special[end] for end in ends_of(name)])
@@ -57,7 +57,7 @@ def session_of(folder: Path, name: str, chance: random.Random) -> tuple[Session,
         progress=RolloutProgress(),
         metrics=RolloutMetrics(Metrics("test")),
     )
-    return Sessions(url="http://here").open(task=Task(), speaker=speaker, index=0), engine, tokenization
+    return AgentSessions(url="http://here").open(task=Task(), speaker=speaker, index=0), engine, tokenization
 
 
 def sent_back(reply: Said, chance: random.Random) -> Said:
@@ -68,7 +68,7 @@ def sent_back(reply: Said, chance: random.Random) -> Said:
 
 
 async def told(
-    session: Session, messages: Sequence[Said], tools: tuple[Tool, ...], arguments: TemplateArguments = NOTHING
+    session: AgentSession, messages: Sequence[Said], tools: tuple[Tool, ...], arguments: TemplateArguments = NOTHING
 ) -> PendingTurn | None:
     try:
         answering = session.answer(AgentRequest(messages=tuple(messages), tools=tools, template_arguments=arguments))
@@ -83,7 +83,7 @@ async def told(
     return answering
 
 
-async def talk(session: Session, chance: random.Random) -> None:
+async def talk(session: AgentSession, chance: random.Random) -> None:
     """Several conversations that go on, branch, and rewrite what was."""
     tools = (TOOL,) if chance.random() < 0.5 else ()
     histories: list[list[Said]] = [[Said("user", chance.choice(TEXTS))]]
@@ -103,7 +103,7 @@ async def talk(session: Session, chance: random.Random) -> None:
         histories.append([*history, told_back, following])
 
 
-def recorded(session: Session) -> Trajectory:
+def recorded(session: AgentSession) -> Trajectory:
     return session.recorded.transcript().record(
         RewardRecord(reward=0.0, verifier="agent"), text="", stop_reason="finished", turn_rewards=False
     )
@@ -117,7 +117,7 @@ async def test_every_sequence_is_what_the_engine_was_shown_and_sampled(name: str
     check_recorded(session, engine)
 
 
-def check_recorded(session: Session, engine: RandomEngine) -> None:
+def check_recorded(session: AgentSession, engine: RandomEngine) -> None:
     """Each sequence has what the engine was shown and sampled, position by position."""
     trajectory = recorded(session)
     assert len(trajectory.turns) == len(session.recorded.turns) == len(engine.turns)

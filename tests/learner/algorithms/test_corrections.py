@@ -10,10 +10,10 @@ from torch import Tensor
 
 from learner.algorithms import ratios
 from learner.algorithms.policy_loss import token_weights
-from learner.algorithms.ratios import Gap, RatioRules, Weight, Window
+from learner.algorithms.ratios import Gap, RatioRules, RatioWindow, Weight
 from tests.learner.algorithms.differences import doubles, gradient, logs
 
-ICEPOP = Window(low=0.5, high=5.0)
+ICEPOP = RatioWindow(low=0.5, high=5.0)
 # w of six tokens: 4 and 0.3 of trajectory 0; 2, 2 and 2 of trajectory 1; 0.9 of trajectory 2.
 RATIOS = doubles(4, 0.3, 2, 2, 2, 0.9)
 SEQUENCES = torch.tensor([0, 0, 1, 1, 1, 2])
@@ -49,12 +49,12 @@ def test_the_token_mask_rejects_by_the_ratio_of_learner_to_behavior_and_not_by_i
 
 def test_the_token_mask_includes_its_ends() -> None:
     gap = Gap(doubles(0.0, 0.0), doubles(0.0, -1e-9), torch.tensor([0, 1]), 2)
-    assert ratios.mask_token(gap, Window(low=0.5, high=1.0)).tolist() == [True, False]
+    assert ratios.mask_token(gap, RatioWindow(low=0.5, high=1.0)).tolist() == [True, False]
 
 
 def test_the_sequence_mask_rejects_whole_trajectories_by_the_geometric_mean_of_their_ratios() -> None:
     # sqrt(4 x 0.3) = 1.095 is within, though both its tokens are not; 2 is not; 0.9 is.
-    kept = ratios.mask_sequence(GAP, Window(low=0.8, high=1.5))
+    kept = ratios.mask_sequence(GAP, RatioWindow(low=0.8, high=1.5))
     assert kept.tolist() == [True, True, False, False, False, True]
 
 
@@ -62,7 +62,7 @@ def test_the_sequence_mask_means_the_same_for_a_long_trajectory_as_for_a_short_o
     # Nine tokens and one, each with w = 1.2: the product is 5.2 for the long one, the geometric mean 1.2 for both.
     behavior = torch.full((10,), -1.0, dtype=torch.float64)
     gap = Gap(behavior + math.log(1.2), behavior, torch.tensor([0] * 9 + [1]), 2)
-    assert ratios.mask_sequence(gap, Window(low=0.8, high=1.5)).all()
+    assert ratios.mask_sequence(gap, RatioWindow(low=0.8, high=1.5)).all()
 
 
 def test_the_sequence_weight_is_the_product_of_a_trajectorys_ratios_up_to_the_cap() -> None:
@@ -116,7 +116,7 @@ def test_self_normalised_weights_have_a_mean_of_1_over_what_is_kept() -> None:
     # 4, 2, 2, 2, 0.9 capped at 3: 3 + 2 + 2 + 2 + 0.9 = 9.9 over five kept tokens.
     corrected = correct(RatioRules(cap=3.0, token_window=ICEPOP))
     assert ratios.self_normalising_scale(corrected) == pytest.approx(5 / 9.9)
-    nothing = correct(RatioRules(token_window=Window(low=100, high=101)))
+    nothing = correct(RatioRules(token_window=RatioWindow(low=100, high=101)))
     assert ratios.self_normalising_scale(nothing) == 1.0
 
 
@@ -128,9 +128,9 @@ def test_self_normalised_weights_have_a_mean_of_1_over_what_is_kept() -> None:
         (RatioRules(weight="none"), [1, 1, 1, 1, 1, 1]),
         (RatioRules(weight="none", token_window=ICEPOP), [4, 0, 2, 2, 2, 0.9]),
         (RatioRules(cap=3.0, token_window=ICEPOP), [3, 0, 2, 2, 2, 0.9]),
-        (RatioRules(weight="none", sequence_window=Window(low=0.8, high=1.5)), [1, 1, 0, 0, 0, 1]),
+        (RatioRules(weight="none", sequence_window=RatioWindow(low=0.8, high=1.5)), [1, 1, 0, 0, 0, 1]),
         (RatioRules(weight="sequence", cap=5.0, token_window=ICEPOP), [1.2, 0, 5, 5, 5, 0.9]),
-        (RatioRules(token_window=ICEPOP, sequence_window=Window(low=0.8, high=1.5)), [2, 0, 0, 0, 0, 0.9]),
+        (RatioRules(token_window=ICEPOP, sequence_window=RatioWindow(low=0.8, high=1.5)), [2, 0, 0, 0, 0, 0.9]),
     ],
 )
 def test_corrections_compose_into_one_weight(rules: RatioRules, weights: list[float]) -> None:
@@ -155,8 +155,8 @@ def test_a_filtered_token_leaves_the_numerator_and_the_denominator() -> None:
     "rules",
     [
         RatioRules(cap=3.0, token_window=ICEPOP),
-        RatioRules(sequence_window=Window(low=0.8, high=1.5)),
-        RatioRules(weight="sequence", token_window=ICEPOP, sequence_window=Window(low=0.95, high=3.0)),
+        RatioRules(sequence_window=RatioWindow(low=0.8, high=1.5)),
+        RatioRules(weight="sequence", token_window=ICEPOP, sequence_window=RatioWindow(low=0.95, high=3.0)),
         RatioRules(weight="geometric", floor=0.5, token_veto=0.5),
     ],
 )
@@ -180,7 +180,7 @@ def _step_loss(rules: RatioRules, token_losses: Tensor, lengths: NDArray[np.int6
 
 
 def test_a_trajectory_that_is_filtered_whole_counts_for_nothing() -> None:
-    lengths = kept_lengths(RatioRules(sequence_window=Window(low=0.8, high=1.5)))
+    lengths = kept_lengths(RatioRules(sequence_window=RatioWindow(low=0.8, high=1.5)))
     # The mean over trajectories is over two of them, not three.
     weights = token_weights(trained_lengths=lengths, aggregation="sequence_mean", constant_length=1)
     assert weights.tolist() == pytest.approx([1 / 4, 0, 1 / 2])
@@ -188,7 +188,7 @@ def test_a_trajectory_that_is_filtered_whole_counts_for_nothing() -> None:
 
 def test_no_correction_passes_a_gradient() -> None:
     leaf = PROXIMAL.clone().requires_grad_()
-    everything = RatioRules(weight="sequence", token_window=ICEPOP, sequence_window=Window(low=0.5, high=2.0))
+    everything = RatioRules(weight="sequence", token_window=ICEPOP, sequence_window=RatioWindow(low=0.5, high=2.0))
     for rules in (RatioRules(), RatioRules(weight="none", token_window=ICEPOP), everything):
         corrected = ratios.correct(Gap(leaf, BEHAVIOR, SEQUENCES, 3), rules, advantages=ADVANTAGES)
         assert not corrected.weights.requires_grad

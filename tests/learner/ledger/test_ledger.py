@@ -9,14 +9,14 @@ import pytest
 from learner.ledger import (
     AttemptId,
     Batch,
+    BatchShortfall,
     FailureKind,
     FailureResult,
     Grant,
+    GroupVerdict,
     Ledger,
     LedgerConfig,
     LedgerSnapshot,
-    Verdict,
-    Waiting,
 )
 
 OnLag = Literal["wait", "drop"]
@@ -61,7 +61,7 @@ def granted(ledger: Ledger, *, room: int = 100, holder: str = "a", now: float = 
     return [grant.lease_id for grant in ledger.grant(now=now, holder=holder, room=room)]
 
 
-def finish(ledger: Ledger, *lease_ids: int, version: int, attempt: int = 0) -> list[Verdict]:
+def finish(ledger: Ledger, *lease_ids: int, version: int, attempt: int = 0) -> list[GroupVerdict]:
     return [
         ledger.accept(lease_id=lease_id, attempt=attempt, oldest_version=version, size=10).verdict
         for lease_id in lease_ids
@@ -74,9 +74,9 @@ def take(ledger: Ledger, *, now: float = 0.0) -> Batch:
     return batch
 
 
-def wait(ledger: Ledger, *, now: float = 0.0) -> Waiting:
+def wait(ledger: Ledger, *, now: float = 0.0) -> BatchShortfall:
     waiting = ledger.take(now=now)
-    assert isinstance(waiting, Waiting), waiting
+    assert isinstance(waiting, BatchShortfall), waiting
     return waiting
 
 
@@ -185,27 +185,27 @@ def test_a_heartbeat_raises_the_version_of_a_running_group_and_never_lowers_it()
 def test_an_accepted_group_that_comes_again_is_a_duplicate_wherever_its_lease_is_by_then() -> None:
     ledger = make_ledger()
     granted(ledger)
-    assert finish(ledger, 0, 1, 0, version=0) == [Verdict.ACCEPTED, Verdict.ACCEPTED, Verdict.DUPLICATE]
+    assert finish(ledger, 0, 1, 0, version=0) == [GroupVerdict.ACCEPTED, GroupVerdict.ACCEPTED, GroupVerdict.DUPLICATE]
     take(ledger)
-    assert finish(ledger, 0, version=0) == [Verdict.DUPLICATE]
+    assert finish(ledger, 0, version=0) == [GroupVerdict.DUPLICATE]
     ledger.trained(1)
-    assert finish(ledger, 0, version=0) == [Verdict.DUPLICATE]
+    assert finish(ledger, 0, version=0) == [GroupVerdict.DUPLICATE]
     assert ledger.books().attempts == 4
 
 
 def test_attempts_that_were_never_granted_are_unknown() -> None:
     ledger = make_ledger()
     granted(ledger, room=1)
-    assert finish(ledger, 1, -1, version=0) == [Verdict.UNKNOWN, Verdict.UNKNOWN]
-    assert finish(ledger, 0, version=0, attempt=1) == [Verdict.UNKNOWN]
+    assert finish(ledger, 1, -1, version=0) == [GroupVerdict.UNKNOWN, GroupVerdict.UNKNOWN]
+    assert finish(ledger, 0, version=0, attempt=1) == [GroupVerdict.UNKNOWN]
 
 
 def test_asking_for_a_verdict_changes_nothing() -> None:
     ledger = make_ledger()
     granted(ledger)
     before = (ledger.books(), ledger.snapshot())
-    assert ledger.would_accept(lease_id=0, attempt=0, oldest_version=0) is Verdict.ACCEPTED
-    assert ledger.would_accept(lease_id=0, attempt=0, oldest_version=-5) is Verdict.STALE
+    assert ledger.would_accept(lease_id=0, attempt=0, oldest_version=0) is GroupVerdict.ACCEPTED
+    assert ledger.would_accept(lease_id=0, attempt=0, oldest_version=-5) is GroupVerdict.STALE
     assert (ledger.books(), ledger.snapshot()) == before
 
 
@@ -215,9 +215,9 @@ def test_the_first_admissible_attempt_wins_and_the_newer_one_is_cancelled() -> N
     ledger.expire(now=60.0)
     granted(ledger, room=1, holder="b", now=60.0)
     answer = ledger.accept(lease_id=0, attempt=0, oldest_version=0, size=10)
-    assert answer.verdict is Verdict.ACCEPTED
+    assert answer.verdict is GroupVerdict.ACCEPTED
     assert [(ended.lease_id, ended.attempt, ended.holder) for ended in answer.cancelled] == [(0, 1, "b")]
-    assert finish(ledger, 0, version=0, attempt=1) == [Verdict.DUPLICATE]
+    assert finish(ledger, 0, version=0, attempt=1) == [GroupVerdict.DUPLICATE]
     books = ledger.books()
     assert (books.accepted, books.dropped, books.expired) == (1, 1, 0)
 
@@ -226,7 +226,7 @@ def test_an_attempt_that_expired_is_accepted_while_its_lease_waits_to_be_granted
     ledger = make_ledger()
     granted(ledger, room=1)
     ledger.holder_gone("a")
-    assert finish(ledger, 0, version=0) == [Verdict.ACCEPTED]
+    assert finish(ledger, 0, version=0) == [GroupVerdict.ACCEPTED]
     assert granted(ledger, room=1) == [1]
 
 
@@ -242,13 +242,13 @@ def test_a_group_that_arrives_during_a_step_is_judged_by_the_version_that_the_st
     ledger.trained(1)
     ledger.served_changed(1)
     assert granted(ledger) == [1]
-    assert finish(ledger, 1, version=0) == [Verdict.STALE]
+    assert finish(ledger, 1, version=0) == [GroupVerdict.STALE]
 
 
 def test_a_stale_group_is_dropped_and_its_lease_granted_again() -> None:
     ledger = make_ledger()
     granted(ledger, room=1)
-    assert finish(ledger, 0, version=-2) == [Verdict.STALE]
+    assert finish(ledger, 0, version=-2) == [GroupVerdict.STALE]
     assert ledger.books().dropped == 1
     assert [(grant.lease_id, grant.attempt) for grant in ledger.grant(now=0.0, holder="a", room=1)] == [(0, 1)]
 
@@ -256,7 +256,7 @@ def test_a_stale_group_is_dropped_and_its_lease_granted_again() -> None:
 def test_a_group_of_a_version_that_the_learner_has_not_made_is_not_admitted() -> None:
     ledger = make_ledger()
     granted(ledger, room=1)
-    assert finish(ledger, 0, version=1) == [Verdict.STALE]
+    assert finish(ledger, 0, version=1) == [GroupVerdict.STALE]
 
 
 def test_an_old_attempt_that_is_too_old_changes_nothing() -> None:
@@ -264,8 +264,8 @@ def test_an_old_attempt_that_is_too_old_changes_nothing() -> None:
     granted(ledger, room=1, holder="a")
     ledger.holder_gone("a")
     granted(ledger, room=1, holder="b")
-    assert finish(ledger, 0, version=-2, attempt=0) == [Verdict.LATE]
-    assert finish(ledger, 0, version=0, attempt=1) == [Verdict.ACCEPTED]
+    assert finish(ledger, 0, version=-2, attempt=0) == [GroupVerdict.LATE]
+    assert finish(ledger, 0, version=0, attempt=1) == [GroupVerdict.ACCEPTED]
 
 
 # Filtering
@@ -280,7 +280,7 @@ def test_a_filtered_group_gives_its_place_back() -> None:
     assert granted(ledger) == [2]
     ledger.filter(lease_id=1, attempt=0)
     assert granted(ledger) == [3]
-    assert finish(ledger, 0, 1, version=0) == [Verdict.DUPLICATE, Verdict.DUPLICATE]
+    assert finish(ledger, 0, 1, version=0) == [GroupVerdict.DUPLICATE, GroupVerdict.DUPLICATE]
     assert ledger.books().filtered == 2
 
 
@@ -360,7 +360,7 @@ def test_a_batch_waits_for_enough_groups() -> None:
     ledger = make_ledger()
     granted(ledger)
     finish(ledger, 3, version=0)
-    assert wait(ledger) == Waiting(have=1, need=2)
+    assert wait(ledger) == BatchShortfall(have=1, need=2)
 
 
 def test_a_batch_takes_the_oldest_leases_and_not_the_first_completed() -> None:
@@ -503,7 +503,7 @@ def test_logged_batches_are_consumed_again_and_trained_in_their_order() -> None:
     assert granted(second) == [2], "a lease below the logged ones is granted, not lost"
     second.books().check()
     assert second.books().trained == 2
-    assert finish(second, 3, version=0) == [Verdict.DUPLICATE]
+    assert finish(second, 3, version=0) == [GroupVerdict.DUPLICATE]
 
 
 def test_a_log_that_does_not_follow_the_checkpoint_is_refused() -> None:
@@ -535,9 +535,9 @@ def test_a_journaled_group_is_readmitted_within_the_bound() -> None:
     second = revived(ledger)
     second.replay((0,))
     second.replay((1,))
-    assert second.readmit(lease_id=2, oldest_version=0, size=1).verdict is Verdict.LATE
-    assert second.readmit(lease_id=2, oldest_version=1, size=1).verdict is Verdict.ACCEPTED
-    assert second.readmit(lease_id=2, oldest_version=1, size=1).verdict is Verdict.DUPLICATE
+    assert second.readmit(lease_id=2, oldest_version=0, size=1).verdict is GroupVerdict.LATE
+    assert second.readmit(lease_id=2, oldest_version=1, size=1).verdict is GroupVerdict.ACCEPTED
+    assert second.readmit(lease_id=2, oldest_version=1, size=1).verdict is GroupVerdict.DUPLICATE
     second.trained(1)
     second.trained(2)
     assert take(second).lease_ids == (2,)
@@ -551,7 +551,7 @@ def test_a_group_of_a_former_life_replaces_the_attempt_that_runs_for_it_now() ->
     second.served_changed(0)
     granted(second, room=1, holder="b")
     answer = second.readmit(lease_id=0, oldest_version=0, size=1)
-    assert answer.verdict is Verdict.ACCEPTED
+    assert answer.verdict is GroupVerdict.ACCEPTED
     assert [(ended.attempt, ended.holder) for ended in answer.cancelled] == [(1, "b")]
     second.books().check()
 

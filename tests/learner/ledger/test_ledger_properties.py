@@ -22,10 +22,10 @@ from learner.ledger import (
     FailureKind,
     FailureResult,
     Grant,
+    GroupVerdict,
     Ledger,
     LedgerConfig,
     LedgerSnapshot,
-    Verdict,
 )
 
 History = tuple[tuple[int, ...], ...]  # the batches that made a policy; its length is the policy's version
@@ -261,18 +261,18 @@ class World:
             self.readmit(group)
             return
         foreseen = self.ledger.would_accept(lease_id=lease_id, attempt=attempt, oldest_version=version)
-        if foreseen is Verdict.ACCEPTED and self.random.random() < self.filter_share:
+        if foreseen is GroupVerdict.ACCEPTED and self.random.random() < self.filter_share:
             self.cancel_ended(self.ledger.filter(lease_id=lease_id, attempt=attempt))
             self.disk.filtered.add(lease_id)
             return
-        if foreseen is Verdict.ACCEPTED:
+        if foreseen is GroupVerdict.ACCEPTED:
             self.disk.journal[lease_id] = group
         answer = self.ledger.accept(lease_id=lease_id, attempt=attempt, oldest_version=version, size=1)
         assert answer.verdict is foreseen
         self.cancel_ended(answer.cancelled)
-        if answer.verdict is Verdict.ACCEPTED:
+        if answer.verdict is GroupVerdict.ACCEPTED:
             self.buffer[lease_id] = group
-        if answer.verdict is Verdict.STALE:
+        if answer.verdict is GroupVerdict.STALE:
             self.too_old.add(lease_id)
 
     def readmit(self, group: Group) -> None:
@@ -281,7 +281,7 @@ class World:
         answer = self.ledger.readmit(lease_id=lease_id, oldest_version=group.version, size=1)
         assert answer.verdict is foreseen
         self.cancel_ended(answer.cancelled)
-        if answer.verdict is not Verdict.ACCEPTED:
+        if answer.verdict is not GroupVerdict.ACCEPTED:
             return
         self.disk.journal[lease_id] = group
         if self.random.random() < self.filter_share:

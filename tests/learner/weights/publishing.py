@@ -10,7 +10,14 @@ import torch
 from learner.weights.fleet import FleetMembers
 from learner.weights.probe import Probe
 from learner.weights.process_group import lay_out
-from learner.weights.published import JoinReport, PublisherOptions, PublishReport, Shelf, Snapshot, add_weight_routes
+from learner.weights.published import (
+    JoinReport,
+    PublishedWeights,
+    PublisherOptions,
+    PublishReport,
+    Snapshot,
+    add_weight_routes,
+)
 from learner.weights.publisher import Publisher
 from protocol.status import Readiness
 from services.http.app import create_app
@@ -57,7 +64,7 @@ class Learner:
     client: HttpClient
     silence_s: float = 60.0
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
-    shelf: Shelf = field(default_factory=Shelf)
+    shelf: PublishedWeights = field(default_factory=PublishedWeights)
     url: str = ""
     reports: list[PublishReport] = field(default_factory=list)
     joined: list[JoinReport] = field(default_factory=list)

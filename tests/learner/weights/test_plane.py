@@ -16,8 +16,8 @@ from learner.weights.process_group import (
     BucketWriter,
     LaidOut,
     Meeting,
+    ProcessGroupError,
     Rooms,
-    WeightPlaneError,
     pack_buckets,
 )
 from protocol.fleet import BUCKET_ALIGNMENT
@@ -151,7 +151,7 @@ def test_a_broadcast_reaches_all_members_bit_for_bit() -> None:
 def test_a_meeting_that_not_all_attend_ends_by_its_timeout() -> None:
     meeting = Meeting(host="127.0.0.1", epoch=9, world_size=2, timeout_s=0.3)
     with pytest.raises(
-        WeightPlaneError, match="connection 9: of the learner and its generators, 2 processes, not all came to "
+        ProcessGroupError, match="connection 9: of the learner and its generators, 2 processes, not all came to "
     ):
         meeting.join(backend="gloo")
 
@@ -161,7 +161,7 @@ def test_a_member_that_takes_nothing_makes_the_send_fail_in_time_and_the_group_c
     begun = time.monotonic()
     with (
         met(meet_timeout_s=30.0) as (group, _),
-        pytest.raises(WeightPlaneError, match="bucket 1 of 1 was not taken by all"),
+        pytest.raises(ProcessGroupError, match="bucket 1 of 1 was not taken by all"),
     ):
         group.send(large, timeout_s=0.5)
     assert time.monotonic() - begun < 10.0, "neither waited for the meeting's timeout"
@@ -171,14 +171,14 @@ def test_a_member_that_died_makes_the_send_fail() -> None:
     large = pack_buckets([("w", torch.zeros(8 << 20, dtype=torch.uint8))], bucket_bytes=1)
     with met() as (group, members):
         members.clear()
-        with pytest.raises(WeightPlaneError):
+        with pytest.raises(ProcessGroupError):
             group.send(large, timeout_s=1.0)
 
 
 def test_a_closed_group_sends_nothing() -> None:
     with met() as (group, _):
         group.close()
-        with pytest.raises(WeightPlaneError, match="was closed"):
+        with pytest.raises(ProcessGroupError, match="was closed"):
             group.send(pack_buckets(TENSORS, bucket_bytes=64), timeout_s=1.0)
 
 

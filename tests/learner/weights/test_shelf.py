@@ -13,10 +13,10 @@ from learner.weights.probe import Probe
 from learner.weights.process_group import lay_out, pack_buckets
 from learner.weights.published import (
     CHUNK_BYTES,
-    NotOnTheShelf,
     Packed,
-    Shelf,
+    PublishedWeights,
     Snapshot,
+    VersionNotPublished,
     add_weight_routes,
     digest_of,
     pack,
@@ -35,12 +35,12 @@ def packed(number: int) -> Packed:
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def shelf() -> PublishedWeights:
+    return PublishedWeights()
 
 
 @pytest.fixture
-def client(shelf: Shelf) -> Iterator[TestClient]:
+def client(shelf: PublishedWeights) -> Iterator[TestClient]:
     app: FastAPI = create_app(
         service="learner", version="1", token=None, readiness=lambda: Readiness(ready=True), metrics=Metrics("learner")
     )
@@ -49,16 +49,16 @@ def client(shelf: Shelf) -> Iterator[TestClient]:
         yield client
 
 
-def test_only_the_newest_version_is_kept_and_what_somebody_still_downloads(shelf: Shelf) -> None:
+def test_only_the_newest_version_is_kept_and_what_somebody_still_downloads(shelf: PublishedWeights) -> None:
     first = packed(1)
     shelf.put(first)
     with shelf.lent(first):
         shelf.put(packed(2))
         shelf.put(packed(3))
         assert shelf.plan("1.1").total_bytes == 400
-        with pytest.raises(NotOnTheShelf, match=r"version 1\.2 is not kept here any more, .*; kept: 1\.1, 1\.3"):
+        with pytest.raises(VersionNotPublished, match=r"version 1\.2 is not kept here any more, .*; kept: 1\.1, 1\.3"):
             shelf.plan("1.2")
-    with pytest.raises(NotOnTheShelf, match=r"kept: 1\.3"):
+    with pytest.raises(VersionNotPublished, match=r"kept: 1\.3"):
         shelf.plan("1.1")
 
 
@@ -89,7 +89,7 @@ def test_a_digest_does_not_depend_on_the_parts_in_which_it_is_made() -> None:
     assert digest_of([("w", large)]) == expected.hexdigest()
 
 
-def test_chunks_make_up_the_bucket_and_carry_their_hash(shelf: Shelf, client: TestClient) -> None:
+def test_chunks_make_up_the_bucket_and_carry_their_hash(shelf: PublishedWeights, client: TestClient) -> None:
     shelf.put(packed(7))
     plan = PullPlan.model_validate_json(client.get("/v1/weights/1.7/plan").content)
     assert plan.chunk_bytes == CHUNK_BYTES
@@ -113,7 +113,7 @@ def test_chunks_make_up_the_bucket_and_carry_their_hash(shelf: Shelf, client: Te
     ],
 )
 def test_what_is_not_there_is_refused_and_what_there_is_is_told(
-    shelf: Shelf, client: TestClient, path: str, text: str
+    shelf: PublishedWeights, client: TestClient, path: str, text: str
 ) -> None:
     shelf.put(packed(7))
     answer = client.get(f"/v1/weights/{path}")

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.rewards import ScoreResult
-from reward_service.code.arguments import NOTHING_EXTRACTED, Case, Verdict, score_of
+from reward_service.code.arguments import NOTHING_EXTRACTED, Case, CaseVerdict, score_of
 from reward_service.verifier.submission import Score, Submission, load_function, to_score
 from reward_service.verifier.worker import answer
 from reward_service.verifier.worker_pool import VerifierJob
@@ -40,11 +40,11 @@ def test_numeric_says_which_numbers_it_compared(completion: str, said: str) -> N
 
 
 def test_code_says_which_cases_failed_and_how() -> None:
-    verdicts = [Verdict.PASSED, Verdict.WRONG, Verdict.SKIPPED, Verdict.TIMEOUT]
+    verdicts = [CaseVerdict.PASSED, CaseVerdict.WRONG, CaseVerdict.SKIPPED, CaseVerdict.TIMEOUT]
     score = score_of([Case(verdict=verdict) for verdict in verdicts], reward="all")
     assert score.explanation == "case 2: wrong, case 3: skipped, case 4: timeout"
-    assert score_of([Case(verdict=Verdict.PASSED)], reward="all").explanation == "all cases passed"
-    many = score_of([Case(verdict=Verdict.ERROR)] * 30, reward="all").explanation
+    assert score_of([Case(verdict=CaseVerdict.PASSED)], reward="all").explanation == "all cases passed"
+    many = score_of([Case(verdict=CaseVerdict.ERROR)] * 30, reward="all").explanation
     assert many.endswith("case 20: error, and 10 more")
     assert NOTHING_EXTRACTED.explanation == "no program was found"
 
