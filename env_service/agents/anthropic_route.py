@@ -17,11 +17,22 @@ from env_service.environments.interface import Tool
 
 _READ = frozenset({"messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "chat_template_kwargs"})
 _HARMLESS = frozenset(
-    {"model", "metadata", "service_tier", "cache_control", "inference_geo", "user_profile_id", "workspace_id"}
+    {
+        "model",
+        "betas",
+        "billing_policy",
+        "cache_control",
+        "fallback_credit_token",
+        "fallbacks",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "user_profile_id",
+        "workspace_id",
+    }
 )
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ({"type": "auto"}, {"type": "none"}),
-    "thinking": ({"type": "disabled"},),
     "mcp_servers": ([],),
     "output_config": ({},),
     "speed": ("standard",),
@@ -44,6 +55,11 @@ def _forces_a_call(tool_choice: object) -> bool:
     return isinstance(tool_choice, dict) and tool_choice.get("type") in ("any", "tool")
 
 
+def _wants_no_thinking(thinking: object) -> bool:
+    given = {name: value for name, value in thinking.items() if value is not None} if isinstance(thinking, dict) else {}
+    return given == {"type": "disabled"}
+
+
 _FIELDS = Fields(read=_READ, neutral=_NEUTRAL, forces=_forces_a_call, harmless=_HARMLESS)
 
 
@@ -54,7 +70,8 @@ def asked_of_messages(body: Mapping[str, Any], terms: Terms, *, digest: str, aga
         if choice.get("disable_parallel_tool_use"):
             raise unserved("tool_choice.disable_parallel_tool_use", True)
         choice = {name: value for name, value in choice.items() if name != "disable_parallel_tool_use"}
-    ignored = _FIELDS.ignored({**body, "tool_choice": choice}, terms)
+    thinks_not = _wants_no_thinking(body.get("thinking"))
+    ignored = _FIELDS.ignored({**body, "tool_choice": choice, **({"thinking": None} if thinks_not else {})}, terms)
     check_switch(body, "stream")
     return AgentRequest(
         messages=anthropic_messages(body),
@@ -63,6 +80,7 @@ def asked_of_messages(body: Mapping[str, Any], terms: Terms, *, digest: str, aga
         max_tokens=positive(body, "max_tokens"),
         stop=texts_of(body, "stop_sequences"),
         template_arguments=template_arguments(body),
+        no_thinking="thinking" if thinks_not else "",
         ignored=ignored,
         digest=digest,
         again=again,

@@ -37,6 +37,8 @@ _READ = frozenset(
     }
 )
 _MOST_STOPS = 16
+NO_EFFORT = "none"
+"""The effort of reasoning, on both of OpenAI's routes, that wants none."""
 
 
 def forces_a_call(tool_choice: object) -> bool:
@@ -49,7 +51,8 @@ _FIELDS = Fields(read=_READ, neutral=_NEUTRAL, forces=forces_a_call)
 
 def asked_of_chat(body: Mapping[str, Any], terms: Terms, *, digest: str, again: bool) -> AgentRequest:
     """The request that a body holds. Raises NotUnderstood, and CallRefused for fields that are not followed."""
-    ignored = _FIELDS.ignored(body, terms)
+    thinks_not = body.get("reasoning_effort") == NO_EFFORT
+    ignored = _FIELDS.ignored({**body, "reasoning_effort": None} if thinks_not else body, terms)
     for name in ("stream", "logprobs"):
         check_switch(body, name)
     if body.get("stream") and body.get("logprobs"):
@@ -65,6 +68,7 @@ def asked_of_chat(body: Mapping[str, Any], terms: Terms, *, digest: str, again: 
         max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
         stop=texts_of(body, "stop"),
         template_arguments=template_arguments(body),
+        no_thinking="reasoning_effort" if thinks_not else "",
         ignored=ignored,
         digest=digest,
         again=again,

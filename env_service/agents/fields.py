@@ -26,6 +26,7 @@ HARMLESS = frozenset(
         "safety_identifier",
         "prediction",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "service_tier",
     }
@@ -46,10 +47,15 @@ _FIXED: Mapping[str, float] = {
     "repetition_penalty": 1.0,
     "min_p": 0.0,
 }
-_TOLD_BY = "tell the policy's chat template by chat_template_kwargs what it reads, such as enable_thinking"
+_TOLD_BY = (
+    "thinking is a part of the answer's text, of any length: tell the policy's chat template by chat_template_kwargs "
+    "what it reads, such as enable_thinking"
+)
 _ADVICE: Mapping[str, str] = {
     "background": "answers come in the reply to their request",
+    "compaction": "the session's turns stay as they are; shorten the messages yourself",
     "container": "nothing is run here",
+    "context_management": "the session's turns stay as they are; shorten the messages yourself",
     "conversation": "responses are not stored; send the conversation in input",
     "continue_final_message": "an answer is always a new message; end the messages before it",
     "function_call": "use tools",
@@ -66,6 +72,7 @@ _ADVICE: Mapping[str, str] = {
     "reasoning": _TOLD_BY,
     "reasoning_effort": _TOLD_BY,
     "thinking": _TOLD_BY,
+    "thread": "answers are not stored; send the conversation in messages",
     "top_logprobs": "of each token only its own logprob is known; set logprobs alone",
 }
 _SET_BY_RUN = 'leave it out, or set other_sampling = "ignore" in [env-service.agents]'

@@ -107,11 +107,21 @@ def _chat_message(given: Any, names: Mapping[str, str], *, param: str) -> Said:
     made = given.get("tool_calls") or []
     if not isinstance(made, list):
         raise NotUnderstood(f"{param}.tool_calls: expected a list", param=param)
-    calls = tuple(_chat_call(call, param=param) for call in made) if role == "assistant" else ()
+    _check_carried(given, "function_call", "send it in tool_calls", param=param)
+    _check_carried(given, "audio", "only text is taken", param=param)
+    if made and role != "assistant":
+        raise NotUnderstood(f"{param}.tool_calls: only the assistant makes calls", param=f"{param}.tool_calls")
+    calls = tuple(_chat_call(call, param=param) for call in made)
     text = text_in(given.get("content"), param=f"{param}.content")
     call_id = str(given.get("tool_call_id") or "")
     name = str(given.get("name") or names.get(call_id, "")) if role == "tool" else ""
     return Said(role, text, calls, call_id=call_id, name=name)
+
+
+def _check_carried(given: Mapping[str, Any], name: str, advice: str, *, param: str) -> None:
+    """Raises NotUnderstood for a part of a message that no chat template is given, so that it would be lost."""
+    if given.get(name):
+        raise NotUnderstood(f"{param}.{name} is not taken: {advice}", param=f"{param}.{name}")
 
 
 def role_of(given: object, *, param: str) -> Role:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from env_service.agents.chat_route import forces_a_call
+from env_service.agents.chat_route import NO_EFFORT, forces_a_call
 from env_service.agents.fields import (
     HARMLESS,
     NEUTRAL,
@@ -52,8 +52,9 @@ def asked_of_responses(body: Mapping[str, Any], terms: Terms, *, digest: str, ag
         message = "previous_response_id: responses are not stored; send the conversation in input"
         raise CallRefused(400, "unsupported_value", message, param="previous_response_id")
     given = body.get("reasoning")
-    empty = isinstance(given, dict) and all(value is None for value in given.values())
-    ignored = _FIELDS.ignored({**body, "reasoning": {}} if empty else body, terms)
+    wished = {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+    thinks_not = wished == {"effort": NO_EFFORT}
+    ignored = _FIELDS.ignored({**body, "reasoning": None if thinks_not else wished}, terms)
     check_switch(body, "stream")
     if isinstance(include := body.get("include"), list) and "message.output_text.logprobs" in include:
         raise unserved("include", include)
@@ -64,6 +65,7 @@ def asked_of_responses(body: Mapping[str, Any], terms: Terms, *, digest: str, ag
         calls_wanted=body.get("tool_choice") != "none",
         max_tokens=positive(body, "max_output_tokens"),
         template_arguments=template_arguments(body),
+        no_thinking="reasoning" if thinks_not else "",
         ignored=ignored,
         digest=digest,
         again=again,

@@ -51,7 +51,7 @@ class CallRefused(Exception):
 class AgentRequest:
     """A request, whatever API it came by. `max_tokens` of None takes what the lease allows. `ignored` names fields
     that wanted other sampling than the lease's, and did not get it. `template_arguments` are what it tells the chat
-    template, over what the run and the environment do.
+    template, over what the run and the environment do. `no_thinking` is the field by which it wants none, if it does.
     """
 
     messages: tuple[Said, ...]
@@ -60,6 +60,7 @@ class AgentRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     template_arguments: TemplateArguments = field(default_factory=dict)
+    no_thinking: str = ""
     ignored: tuple[str, ...] = ()
     digest: str = ""
     again: bool = False
@@ -273,7 +274,8 @@ class AgentSession:
 
     def _language(self, asked: AgentRequest) -> Language:
         """The language of the answer. Raises CallRefused for what the chat template does not read."""
-        language, told = self.speaker.language, asked.template_arguments
+        language = self.speaker.language
+        told = {**_told_not_to_think(asked, language), **asked.template_arguments}
         if not told:
             return language
         try:
@@ -425,6 +427,21 @@ def _without(text: str, language: Language) -> str:
     for special in language.tokenization.special_tokens:
         text = text.replace(special, "")
     return text
+
+
+def _told_not_to_think(asked: AgentRequest, language: Language) -> TemplateArguments:
+    """What the template of a request that wants no thinking is told. Raises CallRefused where it cannot be."""
+    name, also = asked.no_thinking, asked.template_arguments
+    if not name:
+        return {}
+    try:
+        told = language.tokenization.template.without_thinking()
+    except ChatTemplateError as error:
+        raise CallRefused(400, "unsupported_value", f"{name}: {error}; leave the field out", param=name) from error
+    if contrary := [each for each, value in told.items() if also.get(each, value) != value]:
+        message = f"{name}: it wants no thinking, and chat_template_kwargs sets {contrary[0]}; leave one of them out"
+        raise CallRefused(400, "unsupported_value", message, param=name)
+    return told
 
 
 def _too_long(text: str) -> CallRefused:

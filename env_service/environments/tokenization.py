@@ -50,6 +50,8 @@ _PROBE: Tool = {
     "function": {"name": _PROBE_NAME, "description": "x", "parameters": {"type": "object", "properties": {}}},
 }
 OWN_TEMPLATE = "the model's chat template"
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+_THINKING_MARKS = ("<think>", "[THINK]", "<|channel|>")
 _RENDERED = ("call_format", "prefilled")
 """The part of a Tokenization that depends on its arguments."""
 
@@ -92,6 +94,18 @@ class ChatTemplate:
             if name not in self._looked_up:
                 takes = f"it reads {', '.join(known)}" if known else "it reads no arguments"
                 raise ChatTemplateError(f"{self._name} does not read {name}; {takes}")
+
+    def without_thinking(self) -> TemplateArguments:
+        """Tells the template that the policy is not to think; nothing where it knows of no thinking. Raises
+        ChatTemplateError for one that knows of it, and cannot be told.
+        """
+        for name in _THINKING_SWITCHES:
+            if name in self._looked_up:
+                return {name: False}
+        if any(mark in self.text for mark in _THINKING_MARKS):
+            expected = f"expected it to read {' or '.join(_THINKING_SWITCHES)}"
+            raise ChatTemplateError(f"{self._name} has no switch that keeps the policy from thinking: {expected}")
+        return _NONE
 
     def render(
         self,

@@ -26,6 +26,10 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2,  "b": 3}}\n</tool_cal
 
 FIELDS: list[tuple[str, str, dict[str, Any]]] = [
     ("400", "thinking", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+    ("400", "thinking", {"thinking": {"type": "adaptive"}}),
+    ("400", "compaction", {"compaction": {"trigger": {}}}),
+    ("400", "diagnostics", {"diagnostics": {"previous_message_id": "m"}}),
+    ("400", "thread", {"thread": {"type": "create"}}),
     ("400", "chat_template_kwargs", {"chat_template_kwargs": {"enable_thinking": False}}),
     ("400", "container", {"container": "c"}),
     ("400", "mcp_servers", {"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}),
@@ -54,6 +58,8 @@ FIELDS: list[tuple[str, str, dict[str, Any]]] = [
     ("harmless", "service_tier", {"service_tier": "auto"}),
     ("harmless", "cache_control", {"cache_control": {"type": "ephemeral"}}),
     ("harmless", "thinking", {"thinking": {"type": "disabled"}}),
+    ("harmless", "betas", {"betas": ["b"], "billing_policy": {"bill_to": "self"}}),
+    ("harmless", "fallbacks", {"fallbacks": "default", "fallback_credit_token": "t"}),
     ("harmless", "chat_template_kwargs", {"chat_template_kwargs": {}}),
     ("harmless", "temperature", {"temperature": 1.0, "top_p": 1.0}),
     ("harmless", "tool_choice", {"tool_choice": {"type": "auto", "disable_parallel_tool_use": False}}),

@@ -31,6 +31,9 @@ CHAT: list[tuple[str, str, dict[str, Any]]] = [
     ("400", "tool_choice", {"tool_choice": "required"}),
     ("400", "parallel_tool_calls", {"parallel_tool_calls": False}),
     ("400", "reasoning_effort", {"reasoning_effort": "low"}),
+    ("400", "audio", {"audio": {"voice": "v", "format": "wav"}}),
+    ("400", "moderation", {"moderation": {"model": "m"}}),
+    ("400", "web_search_options", {"web_search_options": {}}),
     ("400", "verbosity", {"verbosity": "low"}),
     ("400", "top_logprobs", {"logprobs": True, "top_logprobs": 3}),
     ("400", "logprobs", {"logprobs": True, "stream": True}),
@@ -52,6 +55,8 @@ CHAT: list[tuple[str, str, dict[str, Any]]] = [
     ("harmless", "metadata", {"metadata": {"a": "b"}}),
     ("harmless", "service_tier", {"service_tier": "auto"}),
     ("harmless", "prompt_cache_key", {"prompt_cache_key": "k"}),
+    ("harmless", "prompt_cache_options", {"prompt_cache_options": {"mode": "explicit"}}),
+    ("harmless", "reasoning_effort", {"reasoning_effort": "none"}),
     ("harmless", "safety_identifier", {"safety_identifier": "s"}),
     ("harmless", "prediction", {"prediction": {"type": "content", "content": "one"}}),
     ("harmless", "store", {"store": False}),
@@ -69,6 +74,11 @@ CHAT: list[tuple[str, str, dict[str, Any]]] = [
 ]
 RESPONSES: list[tuple[str, str, dict[str, Any]]] = [
     ("400", "reasoning", {"reasoning": {"effort": "low"}}),
+    ("400", "reasoning", {"reasoning": {"effort": "none", "summary": "auto"}}),
+    ("400", "access_programs", {"access_programs": {}}),
+    ("400", "context_management", {"context_management": []}),
+    ("400", "image", {"image": {}}),
+    ("400", "moderation", {"moderation": {"model": "m"}}),
     ("400", "conversation", {"conversation": "conv_1"}),
     ("400", "prompt", {"prompt": {"id": "pmpt_1"}}),
     ("400", "background", {"background": True}),
@@ -94,6 +104,8 @@ RESPONSES: list[tuple[str, str, dict[str, Any]]] = [
     ("harmless", "service_tier", {"service_tier": "auto"}),
     ("harmless", "include", {"include": ["reasoning.encrypted_content"]}),
     ("harmless", "reasoning", {"reasoning": {"effort": None, "summary": None}}),
+    ("harmless", "reasoning", {"reasoning": {"effort": "none"}}),
+    ("harmless", "prompt_cache_options", {"prompt_cache_options": {"mode": "explicit"}}),
     ("harmless", "truncation", {"truncation": "disabled", "background": False, "store": False}),
     ("harmless", "text", {"text": {"format": {"type": "text"}, "verbosity": "medium"}}),
     ("harmless", "tool_choice", {"tool_choice": "auto", "parallel_tool_calls": True}),
@@ -126,6 +138,28 @@ async def test_a_field_is_what_its_label_says(
     assert (status, error["param"], error["code"]) == (400, name, "unsupported_value")
     assert error["message"].startswith(f"{name}: ") or error["message"].startswith(f"{name}.format: ")
     assert error["type"] == "invalid_request_error"
+
+
+CALL = {"name": "add", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "given"),
+    [
+        ("assistant", "function_call", CALL),
+        ("assistant", "audio", {"id": "a"}),
+        ("user", "tool_calls", [{"id": "1", "type": "function", "function": CALL}]),
+    ],
+)
+async def test_a_part_of_a_message_that_would_be_lost_is_a_400(
+    agents: MakeAgentBench, chat_model: Path, role: str, name: str, given: object
+) -> None:
+    said = [*GO, {"role": role, "content": "", name: given}, *GO]
+    plain = [*GO, {"role": role, "content": "", name: None}, *GO]
+    bodies = [("chat/completions", json.dumps({"model": "m", "messages": messages})) for messages in (said, plain)]
+    (status, answer), (fine, _) = await answers(agents, chat_model, bodies)
+    assert (status, fine) == (400, 200)
+    assert answer["error"]["param"] == f"messages.1.{name}"
 
 
 @pytest.mark.parametrize(("label", "name", "fields"), [case for case in CHAT if case[0] == "honoured"])

@@ -29,6 +29,12 @@ ROUTES: Mapping[str, dict[str, Any]] = {
     "messages": {"messages": GO, "max_tokens": 8},
 }
 
+NO_THINKING: Mapping[str, dict[str, object]] = {
+    "chat/completions": {"reasoning_effort": "none"},
+    "responses": {"reasoning": {"effort": "none"}},
+    "messages": {"thinking": {"type": "disabled"}},
+}
+
 
 def asked_on(route: str, **fields: object) -> tuple[str, str]:
     return route, json.dumps({"model": "m", **ROUTES[route], **fields})
@@ -102,6 +108,35 @@ async def test_each_route_tells_the_template(tmp_path: Path, route: str) -> None
         await made.finished(lease(environment="agent", group_size=1))
 
     assert [prompt.endswith(EMPTY["thinking_switched"]) for prompt in policy.prompts] == [False, True, False]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("name", ["thinking_switched", "chatml", "thinking_prefilled"])
+async def test_a_request_that_wants_no_thinking_has_none_or_is_refused(tmp_path: Path, route: str, name: str) -> None:
+    policy, found = Saying(model_with(name, tmp_path), lambda _: "one"), []
+    field = next(iter(NO_THINKING[route]))
+
+    async def asks(task: Task, client: AgentClient) -> float:
+        for fields in (
+            NO_THINKING[route],
+            {**NO_THINKING[route], "chat_template_kwargs": {"enable_thinking": True}},
+            {},
+        ):
+            found.append(await said_to(client, *asked_on(route, **fields)))
+        return 1.0
+
+    async with agent_benches(tmp_path) as agents:
+        made = await agents(policy, run=asks)
+        await made.finished(lease(environment="agent", group_size=1))
+
+    (status, said), (contrary, why), (plain, _) = found
+    assert (contrary, plain) == (400, 200)
+    assert status == (400 if name == "thinking_prefilled" else 200), said
+    if name == "thinking_switched":
+        assert [prompt.endswith(EMPTY[name]) for prompt in policy.prompts] == [True, False]
+        assert "chat_template_kwargs sets enable_thinking" in why["error"]["message"]
+    if status == 400:
+        assert said["error"]["message"].startswith(f"{field}: the chat template has no switch")
 
 
 @pytest.mark.parametrize("route", ROUTES)
