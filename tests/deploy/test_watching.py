@@ -76,7 +76,7 @@ def test_every_alert_has_a_test_in_which_it_fires_and_says_how_bad_it_is() -> No
     assert {rule["labels"]["severity"] for rule in rules()} == {"critical", "warning", "info"}
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on the path: make test-tools")
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: make test-tools")
 @pytest.mark.parametrize("words", [("check", "rules", "rules.yml"), ("test", "rules", "rules-test.yml")])
 def test_the_rules_are_good_and_fire_when_they_should(words: tuple[str, ...]) -> None:
     done = subprocess.run(

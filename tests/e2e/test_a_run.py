@@ -190,7 +190,7 @@ def test_the_trained_model_is_a_model_directory(ended: Ended, model: Path) -> No
     assert 1e-4 < gap < 100
 
 
-@pytest.mark.skipif(not OTEL, reason="opentelemetry is not installed")
+@pytest.mark.skipif(not OTEL, reason="needs OpenTelemetry: pip install 'headway[otel]'")
 def test_the_life_of_a_lease_from_its_grant_to_its_step_is_one_trace_of_all_four_processes(ended: Ended) -> None:
     traces: dict[str, list[CollectedSpan]] = defaultdict(list)
     for span in ended.spans:

@@ -82,7 +82,7 @@ def test_what_an_extra_names_is_in_the_gpu_lock(extra: str) -> None:
     assert {one.name for one in named if canonicalize_name(one.name) not in locked} <= only_on_cpus
 
 
-@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not on the path")
+@pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv: pip install uv")
 @pytest.mark.parametrize(("lock", "without"), [("cpu.lock", "generator-gpu"), ("gpu.lock", "generator-cpu")])
 def test_uv_resolves_the_extras_to_the_locked_versions(lock: str, without: str) -> None:
     chosen = [option for extra in EXTRAS if extra != without for option in ("--extra", extra)]

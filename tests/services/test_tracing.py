@@ -18,7 +18,8 @@ from services.tracing import current_trace, exporting_traces, lease_began, lease
 from tests.collector import CollectedSpan, Collector
 
 needs_otel = pytest.mark.skipif(
-    importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None, reason="opentelemetry is not installed"
+    importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None,
+    reason="needs OpenTelemetry: pip install 'headway[otel]'",
 )
 
 

@@ -33,7 +33,7 @@ def python() -> str:
     if not (made / "complete").exists():
         uv = shutil.which("uv")
         if uv is None:
-            pytest.skip("uv is not installed, which makes the frameworks' environment")
+            pytest.skip("needs uv: pip install uv")
         steps = ([uv, "venv", "-q", "--clear", "-p", sys.executable, str(made)],
                  [uv, "pip", "install", "-q", "--compile-bytecode", "-p", str(interpreter), *PACKAGES])  # fmt: skip
         for step in steps:

@@ -19,7 +19,7 @@ def python_with(package: str, version: str) -> Path:
     """The interpreter of an environment that has the package. Skips the test if it cannot be made within a minute."""
     python, problem = _made(package, version)
     if problem:
-        pytest.skip(f"no environment with {package} {version}: {problem}")
+        pytest.skip(f"needs an environment with {package} {version}, which cannot be made: {problem}")
     return python
 
 

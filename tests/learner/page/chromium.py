@@ -24,7 +24,7 @@ except ImportError:
 
 NEEDS_CHROMIUM = pytest.mark.skipif(
     not REQUIRED and (sync_playwright is None or CHROMIUM is None),
-    reason="the page is not looked at: playwright or Chromium is not installed (make test-tools page-tests)",
+    reason="needs Chromium and playwright: make test-tools page-tests",
 )
 
 

@@ -351,7 +351,9 @@ def hanging_server() -> Iterator[str]:
 
 HANGING = [
     pytest.param("mlflow", id="mlflow"),
-    pytest.param("wandb", id="wandb", marks=pytest.mark.skipif(absent("wandb"), reason="wandb is not installed")),
+    pytest.param(
+        "wandb", id="wandb", marks=pytest.mark.skipif(absent("wandb"), reason="needs wandb: pip install wandb")
+    ),
 ]
 
 
@@ -375,7 +377,7 @@ def test_a_server_that_accepts_and_never_answers_costs_a_run_nothing(
         assert child is None or child.returncode not in (None, 0), "its process is gone as well"
 
 
-@pytest.mark.skipif(absent("tensorboardX"), reason="tensorboardX is not installed")
+@pytest.mark.skipif(absent("tensorboardX"), reason="needs tensorboardX: pip install tensorboardX")
 def test_tensorboard_files_hold_every_number(run: TrackedRun) -> None:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
@@ -408,7 +410,7 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(
     assert "tracker tensorboard cannot start: the package tensorboardX is not installed: pip install" in caplog.text
 
 
-@pytest.mark.skipif(absent("wandb"), reason="wandb is not installed")
+@pytest.mark.skipif(absent("wandb"), reason="needs wandb: pip install wandb")
 def test_wandb_writes_offline_what_it_is_sent(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     tracker = WeightsAndBiases(mode="offline", project="p")
@@ -423,7 +425,7 @@ def test_wandb_writes_offline_what_it_is_sent(run: TrackedRun, monkeypatch: pyte
         os.killpg(tracker._child.pid, 0)
 
 
-@pytest.mark.skipif(absent("wandb"), reason="wandb is not installed")
+@pytest.mark.skipif(absent("wandb"), reason="needs wandb: pip install wandb")
 def test_wandb_gets_only_the_cpu_that_training_leaves(run: TrackedRun) -> None:
     """Linux shares out the CPU between sessions first: niceness counts within one alone."""
     tracker = WeightsAndBiases(mode="offline", project="p")
