@@ -6,8 +6,6 @@ a discriminator: its options belong to one variant each, and the discriminator's
 
 import difflib
 import inspect
-import logging
-import os
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -96,11 +94,6 @@ _NOT_HERE = {
         "is set as rollouts.stop_token_ids, or as stop of an environment (rules.stop of one of several turns)",
     ),
 }
-RENAMED: dict[str, dict[str, str]] = {
-    "env-service": {"environments.rules.episode_timeout_s": "conversation_timeout_s"},
-}
-"""Keys of earlier releases, by process and with their groups, and the name that each has in its group now."""
-_SAID = "HEADWAY_RENAMED_KEYS_SAID"
 
 
 @dataclass(frozen=True)
@@ -369,43 +362,3 @@ def called_elsewhere(key: str, schema: OptionSchema) -> str | None:
     if meant in schema.options:
         return f"; that is {meant} here"
     return f"; {name} {_NOT_HERE[name]}" if name in _NOT_HERE else None
-
-
-def renamed_options(process: str) -> Mapping[str, str]:
-    """Keys of earlier releases, and their present ones, both dotted."""
-    return {old: ".".join([*old.split(".")[:-1], new]) for old, new in RENAMED.get(process, {}).items()}
-
-
-def with_present_names(table: Mapping[str, object], process: str) -> tuple[dict[str, object], list[str]]:
-    """A process's table with its keys by their present names, and a complaint of each key that has both."""
-    changed: dict[str, object] = dict(table)
-    problems = [
-        problem
-        for old, new in renamed_options(process).items()
-        for problem in _renamed(changed, old.split("."), new.rpartition(".")[2], f"[{process}] {old}")
-    ]
-    return changed, problems
-
-
-def _renamed(group: dict[str, object], path: Sequence[str], new: str, place: str) -> list[str]:
-    name, *rest = path
-    if name not in group:
-        return []
-    if not rest:
-        if new in group:
-            return [f"{place} is called {new} now, which is set, too: remove {name}"]
-        say_renamed(place, new)
-        group[new] = group.pop(name)
-        return []
-    inner = group[name]
-    parts = [dict(part) if isinstance(part, dict) else part for part in (inner if isinstance(inner, list) else [inner])]
-    group[name] = parts if isinstance(inner, list) else parts[0]
-    return [problem for part in parts if isinstance(part, dict) for problem in _renamed(part, rest, new, place)]
-
-
-def say_renamed(old: str, new: str) -> None:
-    """Once, also where other processes are started that read the same file."""
-    said = os.environ.get(_SAID, "")
-    if f"{old};" not in said:
-        os.environ[_SAID] = f"{said}{old};"
-        logging.getLogger(__name__).warning("%s is called %s now; the old name still works: change it", old, new)

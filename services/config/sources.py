@@ -23,9 +23,6 @@ from services.config.options import (
     models_in,
     nearest,
     plain_reason,
-    renamed_options,
-    say_renamed,
-    with_present_names,
 )
 from services.config.run_paths import placed, run_name
 from services.secret_files import SecretFileError, read_secret
@@ -70,11 +67,9 @@ def from_file(path: Path, schema: OptionSchema, *, process: str) -> SourceConten
         if name not in TABLES
     ]
     leaves = [(f"run.{key}", f"[run] {key}", value) for key, value in _leaves(tables.get("run", {}), "run.", schema)]
-    table, old = with_present_names(tables.get(process, {}), process)
-    problems += [f"{path.name} {problem}" for problem in old]
     leaves += [
         (key if not key.startswith("run.") else f"{process}.{key}", f"[{process}] {key}", value)
-        for key, value in _leaves(table, "", schema)
+        for key, value in _leaves(tables.get(process, {}), "", schema)
     ]
     settings = []
     for key, name, value in leaves:
@@ -89,15 +84,12 @@ def from_file(path: Path, schema: OptionSchema, *, process: str) -> SourceConten
 def from_environment(environ: Mapping[str, str], schema: OptionSchema, *, process: str) -> SourceContent:
     """The settings in variables like HEADWAY_LEARNER__ALGO__CLIP_LOW and HEADWAY_RUN__NAME."""
     targets = {environment_name_of(key, process=process): key for key in [*schema.options, *schema.choices]}
-    former = {environment_name_of(old, process=process): new for old, new in renamed_options(process).items()}
     prefixes = (environment_name_of("", process=process), "HEADWAY_RUN__")
     settings, problems = [], []
     for name in sorted(environ):
         if not name.startswith(prefixes):
             continue
-        key = targets.get(name) or former.get(name)
-        if name in former:
-            say_renamed(name, environment_name_of(former[name], process=process))
+        key = targets.get(name)
         target = None if key is None else _target(key, environ[name], schema)
         if target is None:
             problems.append(f"environment: unknown variable {name}" + _hint(nearest(name, targets)))
@@ -113,14 +105,10 @@ def from_command_line(arguments: Sequence[str], schema: OptionSchema, *, process
     `--learner.algo.clip-low`, as `headway up` has it, is understood by the learner, too.
     """
     targets = {flag_of(key): key for key in [*schema.options, *schema.choices]}
-    former = {flag_of(old): new for old, new in renamed_options(process).items()}
     given: dict[str, SourcedSetting] = {}
     problems: list[str] = []
     for written, text in _flags(arguments):
         flag = _without_process(written, targets, process)
-        if flag in former:
-            say_renamed(flag, flag_of(former[flag]))
-            flag = flag_of(former[flag])
         negated = targets.get("--" + flag.removeprefix("--no-")) if text is None and flag.startswith("--no-") else None
         key = targets.get(flag) or (negated if negated in schema.options else None)
         target = None if key is None else _target(key, text, schema)
