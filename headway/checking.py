@@ -25,7 +25,7 @@ from headway.doctor.before import (
     shape_problems,
 )
 from headway.doctor.model import token_problems, unserved
-from headway.doubts import doubts, few_tasks
+from headway.doubts import doubts, few_tasks, wrong_success
 from protocol.fleet import template_file
 from services.config.agreements import ModelFolder, listened_on, places_of
 from services.config.models import ProcessConfig, RunConfig
@@ -101,6 +101,7 @@ def examine(configs: Configs, *, patience_s: float = 0.0, elsewhere: bool = Fals
             found.faults += _unoffered(learner, looked.environments)
             found.notes += _unmeasured(learner, looked.environments)
             found.notes += _few_tasks(learner, looked.environments)
+            found.notes += _wrong_success(learner, looked.environments, configs)
     if generator is not None:
         found.faults += _too_long(learner, generator, looked)
     findings = [] if elsewhere else resources(configs)
@@ -417,6 +418,19 @@ def _few_tasks(learner: ProcessConfig, environments: Mapping[str, "OfferedEnviro
 
     assert isinstance(learner, LearnerConfig)
     yield from few_tasks(learner, environments)
+
+
+def _wrong_success(
+    learner: ProcessConfig, environments: Mapping[str, "OfferedEnvironment"], configs: Configs
+) -> Iterator[str]:
+    """The verifiers' names mean what they do here only if all of them are this run's own reward service's."""
+    from learner.config import LearnerConfig
+
+    assert isinstance(learner, LearnerConfig)
+    rewards = configs.get("reward-service")
+    if rewards is not None and not getattr(configs["env-service"], "rewards", ()):
+        judges = [entry.name for entry in getattr(rewards, "judges", ())]
+        yield from wrong_success(learner, environments, shares=judges)
 
 
 def _too_long(learner: ProcessConfig | None, generator: ProcessConfig, looked: _Looked | None) -> Iterator[str]:

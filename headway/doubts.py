@@ -1,6 +1,6 @@
 """Warnings of `headway check` about settings that are allowed, and with which a run hardly does what was meant."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,48 @@ def few_tasks(learner: "LearnerConfig", environments: Mapping[str, "OfferedEnvir
             f"groups_per_step): each step would have the same tasks, some of them twice; add tasks, or lower "
             f"groups_per_step"
         )
+
+
+def wrong_success(
+    learner: "LearnerConfig", environments: Mapping[str, "OfferedEnvironment"], *, shares: Collection[str]
+) -> Iterator[str]:
+    """A line if no held-out task of the environment can be solved as `success_reward` has it, or none can fail.
+    `shares` are verifiers of the configuration that give 0 to 1.
+    """
+    name, success = learner.rollouts.environment or next(iter(environments), ""), learner.evaluation.success_reward
+    evaluates = learner.evaluation.tasks or learner.evaluation.final_tasks
+    if learner.learns_from_files or not evaluates or name not in environments:
+        return
+    found = _range_of_rewards(environments[name], shares)
+    if found is None:
+        return
+    low, high = found
+    said = f"[learner] evaluation.success_reward is {success!r}, and the held-out tasks of environment {name} give"
+    if high < success:
+        yield (
+            f"{said} {high!r} at most: accuracy would be 0 however good the policy is; set it to what a right answer "
+            "is worth"
+        )
+    elif low >= success:
+        yield (
+            f"{said} {low!r} at least: accuracy would be 1 however bad the policy is; set it to what a right answer is "
+            "worth"
+        )
+
+
+def _range_of_rewards(environment: "OfferedEnvironment", shares: Collection[str]) -> tuple[float, float] | None:
+    """The lowest and the highest reward of its held-out tasks; None if that of one of them is not known."""
+    from env_service.environments.catalog import held_out_verifications
+    from reward_service.verifiers.ranges import reward_range
+
+    lows, highs = [], []
+    for one in held_out_verifications(environment):
+        found = reward_range(one.verifier, one.arguments, shares=shares)
+        if found is None:
+            return None
+        lows.append(found[0])
+        highs.append(found[1])
+    return (min(lows), max(highs)) if lows else None
 
 
 def _same_files(configs: Mapping[str, ProcessConfig]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from math import ceil
 
 from env_service.environments.bridges import Bridges
 from env_service.environments.imported import EnvironmentFault, offered
-from env_service.environments.interface import OfferedEnvironment, Task, TaskSource, text_of
+from env_service.environments.interface import OfferedEnvironment, Task, TaskSource, Verification, text_of
 from env_service.environments.jsonl import Addition, JsonlTaskSource, SingleTurn
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import (
@@ -357,6 +357,17 @@ def wanted_of(environments: Mapping[str, OfferedEnvironment]) -> Iterator[Writte
         if isinstance(source, JsonlTaskSource):
             for purpose, count in _counts(environment):
                 yield from (WrittenTask(source.where(purpose, at), source.task(purpose, at)) for at in range(count))
+
+
+def held_out_verifications(environment: OfferedEnvironment) -> Iterator[Verification]:
+    """Who judges its held-out tasks, where tasks are at hand and nothing else is a part of their rewards; else none."""
+    verifications = []
+    for at in range(environment.tasks.evaluation_tasks):
+        part, own = environment.at("evaluate", at)
+        if part.start is not SingleTurn or not isinstance(part.tasks, Addition | JsonlTaskSource):
+            return
+        verifications.append(part.tasks.task("evaluate", own).verification)
+    yield from verifications
 
 
 def longest_prompt(

@@ -1,13 +1,19 @@
 """Settings that are allowed and hardly meant are named, with what they lead to."""
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from env_service.config import EnvServiceConfig
 from env_service.environments.catalog import build
-from headway.doubts import doubts, few_tasks
+from headway.checking import examine
+from headway.doubts import doubts, few_tasks, wrong_success
 from learner.config import LearnerConfig
+from reward_service.config import RewardServiceConfig
+from tests.env_service.chat_models import model_with
 
 
 def _learner(**settings: object) -> LearnerConfig:
@@ -75,3 +81,73 @@ def test_the_message_that_leads_to_groups_of_one_says_whom_they_are_for() -> Non
         ValueError, match="groups of one, by lowering the first, are for algorithms that do not compare"
     ):
         _learner(rollouts={"environment": "sums", "group_size": 1})
+
+
+OWN = {"verifier": "mine", "arguments": {}}
+RIGHT = {"verifier": "exact_match", "arguments": {"answer": "2"}}
+SHORT = {"verifier": "overlong", "arguments": {"maximum": 9, "buffer": 3}}
+
+
+def _composite(*weights: float, of: Mapping[str, object] = RIGHT, **more: object) -> dict[str, JsonValue]:
+    parts = [{**of, "weight": weight, "name": str(place)} for place, weight in enumerate(weights)]
+    return {"verifier": "composite", "arguments": {"parts": parts, **more}}  # type: ignore[dict-item]
+
+
+def _held_out(folder: Path, tasks: Sequence[Mapping[str, object]]) -> EnvServiceConfig:
+    (folder / "train.jsonl").write_text(json.dumps({"prompt": "1+1=", **OWN}) + "\n")
+    (folder / "held_out.jsonl").write_text("".join(json.dumps({"prompt": "1+1=", **task}) + "\n" for task in tasks))
+    files = {"train_file": str(folder / "train.jsonl"), "evaluation_file": str(folder / "held_out.jsonl")}
+    entry = {"name": "sums", "source": "jsonl", "chat": False, **files}
+    return EnvServiceConfig.model_validate({"model": "model", "environments": [entry]})
+
+
+@pytest.mark.parametrize(
+    ("tasks", "success", "said"),
+    [
+        ([RIGHT], 1.0, ""),
+        ([RIGHT], 1.5, "give 1.0 at most: accuracy would be 0"),
+        ([RIGHT], 0.0, "give 0.0 at least: accuracy would be 1"),
+        ([SHORT], 1.0, "give 0.0 at most"),
+        ([SHORT, RIGHT], 1.0, ""),
+        ([_composite(0.5, 0.3)], 1.0, "give 0.8 at most"),
+        ([_composite(0.5, 0.3)], 0.8, ""),
+        ([_composite(0.7, 0.2, 0.1)], 1.0, "give 0.9999999999999999 at most"),
+        ([_composite(0.7, 0.2, 0.1, combine="mean")], 1.0, ""),
+        ([_composite(2.0, of=OWN)], 5.0, ""),
+        ([RIGHT, OWN], 5.0, ""),
+        ([{"verifier": "helpful", "arguments": {}}], 5.0, "give 1.0 at most"),
+        ([{"verifier": "length", "arguments": {"in_range": 0.5}}], 1.0, "give 0.5 at most"),
+    ],
+)
+def test_an_evaluation_in_which_nothing_or_everything_is_right_is_doubted(
+    tmp_path: Path, tasks: Sequence[Mapping[str, object]], success: float, said: str
+) -> None:
+    environments = build(_held_out(tmp_path, tasks).environments)
+    learner = _learner(evaluation={"success_reward": success})
+
+    found = "".join(wrong_success(learner, environments, shares=["helpful"]))
+
+    assert said in found
+    assert bool(found) is bool(said)
+
+
+def test_an_evaluation_that_is_off_is_not_doubted(tmp_path: Path) -> None:
+    environments = build(_held_out(tmp_path, [RIGHT]).environments)
+    off = _learner(evaluation={"success_reward": 2.0, "tasks": 0, "final_tasks": 0})
+
+    assert list(wrong_success(off, environments, shares=[])) == []
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_check_doubts_an_evaluation_if_all_verifiers_are_its_own_services(tmp_path: Path, elsewhere: bool) -> None:
+    (tmp_path / "model").mkdir()
+    model = model_with("chatml", tmp_path / "model")
+    given = _held_out(tmp_path, [RIGHT]).model_copy(update={"model": model})
+    if elsewhere:
+        sets = [{"url": "http://127.0.0.1:1", "verifiers": ["exact_match"]}]
+        given = EnvServiceConfig.model_validate({**given.model_dump(), "rewards": sets})
+    learner = _learner(model=str(model), evaluation={"success_reward": 2.0})
+
+    notes = examine({"learner": learner, "env-service": given, "reward-service": RewardServiceConfig()}).notes
+
+    assert any("success_reward is 2.0" in note for note in notes) is not elsewhere
