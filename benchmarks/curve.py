@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from protocol.codec import decode, encode, sealed
-from protocol.messages import Finished
+from protocol.messages import FinishedLease
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from services.secret_files import write_public
 from services.zmq.keys import AuthorizedKeys, ClientKeys, CurveKeys, ServerKeys
@@ -59,7 +59,7 @@ def main() -> None:
         )
 
 
-async def _measure(message: Finished, *, pairs: int, seconds: float) -> Cost:
+async def _measure(message: FinishedLease, *, pairs: int, seconds: float) -> Cost:
     with tempfile.TemporaryDirectory() as folder:
         own = CurveKeys.new()
         write_public(Path(folder) / "env.pub", own.public)
@@ -75,7 +75,7 @@ async def _measure(message: Finished, *, pairs: int, seconds: float) -> Cost:
     return Cost(statistics.median(plain), statistics.median(curve), ratios, _checksums(message))
 
 
-async def _round(message: Finished, groups: int, server: ServerKeys | None, client: ClientKeys | None) -> float:
+async def _round(message: FinishedLease, groups: int, server: ServerKeys | None, client: ClientKeys | None) -> float:
     """CPU microseconds of one group."""
     async with (
         RouterSocket.bind("tcp://127.0.0.1:*", keys=server) as router,
@@ -92,7 +92,7 @@ async def _round(message: Finished, groups: int, server: ServerKeys | None, clie
         return (time.process_time() - began) / (-(-groups // _IN_FLIGHT) * _IN_FLIGHT) * 1e6
 
 
-def _checksums(message: Finished) -> float:
+def _checksums(message: FinishedLease) -> float:
     """CPU microseconds of sealing a group and of checking it."""
     *frames, _ = encode(message)
     decode(sealed(frames))
@@ -106,7 +106,7 @@ def _timed(action: Callable[[], object], count: int) -> float:
     return (time.process_time() - began) / count * 1e6
 
 
-def _group(count: int, *, prompt: int, completion: int) -> Finished:
+def _group(count: int, *, prompt: int, completion: int) -> FinishedLease:
     length = prompt + completion
     sampled = np.arange(length) >= prompt
     trajectories = tuple(
@@ -134,7 +134,7 @@ def _group(count: int, *, prompt: int, completion: int) -> Finished:
         task_index=1,
         trajectories=trajectories,
     )
-    return Finished(group=group)
+    return FinishedLease(group=group)
 
 
 if __name__ == "__main__":

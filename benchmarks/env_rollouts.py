@@ -28,7 +28,7 @@ from env_service.config import EnvServiceConfig
 from env_service.environments.interface import Action, ChatMessage, Opening, Step, Task
 from env_service.environments.rules import Rules
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
-from protocol.messages import Acknowledged, Finished, Fleet, Granted, Hello, Lease, Welcome
+from protocol.messages import FinishedLease, Fleet, Hello, Lease, LeaseGrant, OutcomeReceipt, Welcome
 from protocol.trajectories import VersionSpan
 from services.http.client import HttpClient
 from services.process import Stop
@@ -232,15 +232,15 @@ class _Peers:
                 case Hello():
                     await router.send(peer, Welcome(run="measured", incarnation=1, heartbeat_every_s=5.0))
                     await router.send(peer, Fleet(generators=(serving("g", generator),)))
-                    await router.send(peer, Granted(leases=self._granted(self._rollouts // GROUP_SIZE)))
-                case Finished(group=group):
+                    await router.send(peer, LeaseGrant(leases=self._granted(self._rollouts // GROUP_SIZE)))
+                case FinishedLease(group=group):
                     self._counts.trajectories += len(group.trajectories)
                     self._counts.turns += sum(len(one.turns) for one in group.trajectories)
-                    done = Acknowledged(
+                    done = OutcomeReceipt(
                         incarnation=1, lease_id=group.lease_id, attempt=group.attempt, purpose=group.purpose
                     )
                     await router.send(peer, done)
-                    await router.send(peer, Granted(leases=self._granted(1)))
+                    await router.send(peer, LeaseGrant(leases=self._granted(1)))
                 case _:
                     pass
 

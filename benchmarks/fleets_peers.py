@@ -26,9 +26,9 @@ from aiohttp import web
 from benchmarks.fleets_learner import answer_lines
 from benchmarks.intake import group_of
 from protocol.codec import decode, encode, sealed
-from protocol.fleet import Announcement, Commit, Committed, JoinedGroup, Prepared, fingerprint_directory
+from protocol.fleet import Announcement, Commit, CommitResult, JoinedGroup, PrepareResult, fingerprint_directory
 from protocol.generation import GeneratorState
-from protocol.messages import EnvironmentInfo, Finished, Granted, Hello, Lease
+from protocol.messages import EnvironmentInfo, FinishedLease, Hello, Lease, LeaseGrant
 from protocol.model import PROTOCOL_VERSION
 
 TOKENS = 12
@@ -144,10 +144,10 @@ class Generators:
         if what == "group":
             return _json(JoinedGroup(epoch=body["epoch"]))
         if what == "prepare":
-            return _json(Prepared(version=body["version"], receive_s=0.01))
+            return _json(PrepareResult(version=body["version"], receive_s=0.01))
         if what == "pull":
             await self._download(body["version"])
-            return _json(Prepared(version=body["version"], receive_s=0.01))
+            return _json(PrepareResult(version=body["version"], receive_s=0.01))
         commit = Commit.model_validate_json(text)
         self.serving[name] = commit.version
         self.committed_at[name] = time.perf_counter()
@@ -156,7 +156,7 @@ class Generators:
             self.stamp(commit.version, f"{name}-i")
         logprobs = tuple(-0.1 * token for text in commit.probe for token in text[1:])
         return _json(
-            Committed(
+            CommitResult(
                 version=commit.version,
                 fingerprint=f"f{commit.version}",
                 probe_logprobs=logprobs,
@@ -235,7 +235,7 @@ class Envs:
                 self.acknowledged += 1
             elif kind == "granted":
                 message = decode(frames)
-                assert isinstance(message, Granted)
+                assert isinstance(message, LeaseGrant)
                 self.leases[number].extend(message.leases)
             self.stirred.set()
 
@@ -273,7 +273,7 @@ class Envs:
     async def _send_group(self, number: int, lease: Lease) -> None:
         named = {"lease_id": lease.lease_id, "attempt": lease.attempt, "task_index": lease.task_index}
         self.finished += 1
-        await self._sockets[number].send_multipart(encode(Finished(group=self._template.model_copy(update=named))))
+        await self._sockets[number].send_multipart(encode(FinishedLease(group=self._template.model_copy(update=named))))
 
     def stamp(self, version: str, instance: str) -> None:
         """What follows was sampled under that version by that process."""

@@ -284,7 +284,7 @@ def group_of(tokens: int) -> Any:
 
 async def finish_all(address: str, *, tokens: int) -> None:
     """Answers every lease with the same group under the lease's name, until it is ended."""
-    from protocol.messages import EnvironmentInfo, Finished, Granted, Hello
+    from protocol.messages import EnvironmentInfo, FinishedLease, Hello, LeaseGrant
     from services.zmq.sockets import DealerSocket
 
     template = group_of(tokens)
@@ -297,9 +297,9 @@ async def finish_all(address: str, *, tokens: int) -> None:
         )
         while True:
             message = await dealer.receive()
-            for lease in message.leases if isinstance(message, Granted) else ():
+            for lease in message.leases if isinstance(message, LeaseGrant) else ():
                 named = {"lease_id": lease.lease_id, "attempt": lease.attempt, "task_index": lease.task_index}
-                await dealer.send(Finished(group=template.model_copy(update=named)), deadline_s=60.0)
+                await dealer.send(FinishedLease(group=template.model_copy(update=named)), deadline_s=60.0)
 
 
 # The measurement
@@ -333,9 +333,9 @@ def commit(checkout: Path) -> str:
 def bytes_of(tokens: int) -> float:
     """Of a trajectory on the wire and in the journal, as this release encodes it."""
     from protocol.codec import encode
-    from protocol.messages import Finished
+    from protocol.messages import FinishedLease
 
-    return sum(map(len, encode(Finished(group=group_of(tokens))))) / GROUP_SIZE
+    return sum(map(len, encode(FinishedLease(group=group_of(tokens))))) / GROUP_SIZE
 
 
 def rows(found: dict[str, dict[int, list[dict[str, Any]]]]) -> list[str]:

@@ -40,8 +40,8 @@ from learner.weights.probe import Probe, ProbeGap, Texts, texts_of
 from learner.weights.process_group import pack_buckets
 from learner.weights.proofs import Proof, Proofs
 from learner.weights.provenance import Provenance
-from learner.weights.published import Packed
-from protocol.fleet import Announcement, Committed, Fingerprints, Prepare
+from learner.weights.published import PackedWeights
+from protocol.fleet import Announcement, CommitResult, Fingerprints, Prepare
 from protocol.generation import Sampling
 from protocol.model import PolicyVersion
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
@@ -289,24 +289,24 @@ def _proofs(dtype: Dtype) -> Proofs:
     return Proofs(probe_tolerance=None, dtype=dtype, provenance=Provenance())
 
 
-def _packed(version: int, probe: Probe) -> Packed:
-    return Packed(version=PolicyVersion(1, version), buckets=(), digest="", probe=probe)
+def _packed(version: int, probe: Probe) -> PackedWeights:
+    return PackedWeights(version=PolicyVersion(1, version), buckets=(), digest="", probe=probe)
 
 
-def _faulty(proofs: Proofs, packed: Packed, dtype: Dtype, *answers: NDArray[np.float64]) -> bool:
+def _faulty(proofs: Proofs, packed: PackedWeights, dtype: Dtype, *answers: NDArray[np.float64]) -> bool:
     """True if the first of these generators is found to be wrong by its logprobs alone: all checksums are equal."""
     made = [_proof(f"g{number}", answer, packed, dtype) for number, answer in enumerate(answers)]
     verdict = proofs.judge(made, packed)
     return "g0" in {member.generator_id for member in (*verdict.outliers, *verdict.doubted)}
 
 
-def _proof(name: str, answer: NDArray[np.float64], packed: Packed, dtype: Dtype) -> Proof:
+def _proof(name: str, answer: NDArray[np.float64], packed: PackedWeights, dtype: Dtype) -> Proof:
     announcement = Announcement(
         generator_id=name, url="http://127.0.0.1", protocol_version=1, backend="gloo", max_model_len=4096, dtype=dtype,
         fingerprints=Fingerprints(model="", tokenizer="", chat_template=""), serving_version=None,
     )  # fmt: skip
     said = tuple(map(float, answer))
-    committed = Committed(version=str(packed.version), fingerprint="", probe_logprobs=said, load_s=0, pause_s=0)
+    committed = CommitResult(version=str(packed.version), fingerprint="", probe_logprobs=said, load_s=0, pause_s=0)
     member = FleetMember(announcement=announcement, last_seen=0.0)
     return Proof(member=member, answer=committed, gap=ProbeGap.of(packed.probe, said))
 

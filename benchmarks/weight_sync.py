@@ -41,7 +41,7 @@ from learner.command import keep_freed_memory
 from learner.training.policy import host_copy
 from learner.weights.probe import Probe
 from learner.weights.process_group import Meeting, MeetingPlace, Rooms
-from learner.weights.published import Packed, Snapshot, pack
+from learner.weights.published import PackedWeights, Snapshot, pack
 from protocol.fleet import JoinGroup, Prepare
 from services.network import LOOPBACK
 from services.process import DaemonThreads
@@ -130,7 +130,7 @@ class Pair:
         self._rooms = Rooms()
         self._meet()
         self.took: dict[str, list[float]] = defaultdict(list)
-        self.packed: Packed | None = None
+        self.packed: PackedWeights | None = None
         self.peak_learner = self.peak_generator = 0
 
     def _meet(self) -> None:
@@ -163,7 +163,7 @@ class Pair:
             for name, seconds in took.items():
                 self.took[name].append(seconds)
 
-    def _raw(self, packed: Packed) -> float:
+    def _raw(self, packed: PackedWeights) -> float:
         buffers = [bucket.data for bucket in packed.buckets]
         sizes = [buffer.numel() for buffer in buffers]
         self._child.tell(do="room_for_raw", size=max(sizes))

@@ -24,15 +24,15 @@ from env_service.rollouts.generation import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.messages import (
     MOST_LEASES,
-    Acknowledged,
-    Cancelled,
     Fleet,
     Goodbye,
-    Granted,
     Heartbeat,
     Hello,
+    LeaseCancellation,
+    LeaseGrant,
     Message,
-    Refused,
+    OutcomeReceipt,
+    PeerRefusal,
     RunningLease,
     Welcome,
 )
@@ -185,13 +185,13 @@ class LearnerLink:
             case Fleet():
                 self._fleet.replace(message.generators)
                 self._metrics.generator_failures.present({each.generator_id for each in message.generators})
-            case Granted():
+            case LeaseGrant():
                 await self._on_granted(message, running)
-            case Acknowledged():
+            case OutcomeReceipt():
                 self._outbox.acknowledge(key_of(message))
-            case Cancelled():
+            case LeaseCancellation():
                 self._on_cancelled(message, running)
-            case Refused():
+            case PeerRefusal():
                 self._on_refused(message)
             case Goodbye():
                 logger.info("the learner says goodbye: %s", message.reason)
@@ -218,7 +218,7 @@ class LearnerLink:
         self._outbox.clear()
         self._run = run
 
-    async def _on_granted(self, granted: Granted, running: RunningLeases) -> None:
+    async def _on_granted(self, granted: LeaseGrant, running: RunningLeases) -> None:
         for lease in granted.leases:
             key = key_of(lease)
             if key in self._outbox:
@@ -226,11 +226,11 @@ class LearnerLink:
             else:
                 await running.start(lease)
 
-    def _on_cancelled(self, cancelled: Cancelled, running: RunningLeases) -> None:
+    def _on_cancelled(self, cancelled: LeaseCancellation, running: RunningLeases) -> None:
         """Keeps what has finished already until it is acknowledged: the learner may want it after all."""
         running.cancel(key_of(lease) for lease in cancelled.leases)
 
-    def _on_refused(self, refused: Refused) -> None:
+    def _on_refused(self, refused: PeerRefusal) -> None:
         """Greets a learner again that does not know this process any more; to other refusals there is no answer."""
         self._metrics.refusals.labels(reason=refused.reason).inc()
         if refused.reason in _AT_EACH_HELLO:

@@ -51,7 +51,7 @@ from env_service.rollouts.rollout import Rollout
 from env_service.rollouts.speech import value_in
 from protocol.codec import describe
 from protocol.generation import Sampling
-from protocol.messages import Finished, Lease, ServingGenerator
+from protocol.messages import FinishedLease, Lease, ServingGenerator
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from services.config.models import load_config_and_code
 from services.http.client import HttpClient
@@ -237,7 +237,7 @@ async def _try(
             agents=attempts_in(await stack.enter_async_context(sessions_alone())),
         )
         outcome = await rollout.run(_lease(environment, index), RolloutProgress())
-    if not isinstance(outcome, Finished):
+    if not isinstance(outcome, FinishedLease):
         raise ValueError(outcome.reason)
     _tell(outcome.group, tokenization, out)
 

@@ -9,7 +9,7 @@ from generator.engine.options import extra_fault
 from protocol.fleet import Backend, positions, quantization
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
-from services.config.run_paths import Written
+from services.config.run_paths import WrittenPath
 
 _USUAL_TOKENS = 2048
 _QUANTIZING = ("quantization", "quantization_config")
@@ -92,7 +92,7 @@ class JoinConfig(ConfigModel):
     backend: Annotated[Backend, EqualTo("learner", "weights.backend")] = Field(
         "gloo", description="collective of weight broadcasts: gloo on CPUs, nccl on GPUs"
     )
-    download_folder: Annotated[Path | None, Written()] = Field(
+    download_folder: Annotated[Path | None, WrittenPath()] = Field(
         None, description="where downloaded weights lie until they are loaded; the system's temporary folder if none"
     )
     pause_ttl_s: float = Field(60.0, gt=0, description="longest pause for a commit; the old weights serve on after it")

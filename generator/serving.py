@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager
 from typing import get_args
 
 from generator.engine.engine import Engine, EngineGone
-from protocol.fleet import Committed, Condition
+from protocol.fleet import CommitResult, Condition
 from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
 from protocol.trajectories import FinishReason
 from services.http.app import RequestRefused
@@ -74,7 +74,7 @@ class GeneratorMetrics:
         """Notes tokens of others whose logprobs were handed out."""
         self._scored.inc(tokens)
 
-    def committed(self, committed: Committed, *, number: int) -> None:
+    def committed(self, committed: CommitResult, *, number: int) -> None:
         """Notes a commit."""
         self._commits.inc()
         self._version.set(number)

@@ -24,11 +24,11 @@ from protocol.fleet import (
     PULL_TOOK_TOO_LONG,
     PULLED_EPOCH,
     Commit,
-    Committed,
+    CommitResult,
     JoinedGroup,
     JoinGroup,
     Prepare,
-    Prepared,
+    PrepareResult,
     Pull,
     PullPlan,
 )
@@ -124,7 +124,7 @@ class WeightSync:
         self._folder = folder
         self._epoch: int | None = None
         self._staged: str | None = None
-        self._pulling: asyncio.Task[Prepared] | None = None
+        self._pulling: asyncio.Task[PrepareResult] | None = None
 
     async def join(self, request: JoinGroup) -> JoinedGroup:
         """Joins the process group of an epoch. Raises RequestRefused."""
@@ -137,7 +137,7 @@ class WeightSync:
         self._epoch = request.epoch
         return JoinedGroup(epoch=request.epoch)
 
-    async def prepare(self, request: Prepare) -> Prepared:
+    async def prepare(self, request: Prepare) -> PrepareResult:
         """Receives all buckets while serving goes on. Raises RequestRefused; the old weights serve on."""
         self._check_able()
         self._check_epoch(request.epoch)
@@ -149,9 +149,9 @@ class WeightSync:
             self._epoch = None
             raise self._failed("prepare", error) from error
         self._staged = request.version
-        return Prepared(version=request.version, receive_s=time.monotonic() - began)
+        return PrepareResult(version=request.version, receive_s=time.monotonic() - began)
 
-    async def pull(self, request: Pull) -> Prepared:
+    async def pull(self, request: Pull) -> PrepareResult:
         """Downloads a version while serving goes on. Raises RequestRefused; a later request ends an earlier one."""
         self._check_able()
         if self._pulling is not None:
@@ -170,7 +170,7 @@ class WeightSync:
             if self._pulling is task:
                 self._pulling = None
 
-    async def _pull(self, request: Pull) -> Prepared:
+    async def _pull(self, request: Pull) -> PrepareResult:
         began = time.monotonic()
         try:
             async with asyncio.timeout(request.deadline_s):
@@ -184,14 +184,14 @@ class WeightSync:
             kind = PULL_TOOK_TOO_LONG if isinstance(error, TimeoutError) else "pull_failed"
             raise self._failed("pull", failure, kind=kind) from error
         self._epoch, self._staged = PULLED_EPOCH, request.version
-        return Prepared(version=request.version, receive_s=time.monotonic() - began)
+        return PrepareResult(version=request.version, receive_s=time.monotonic() - began)
 
     async def _download(self, version: str) -> None:
         with tempfile.TemporaryDirectory(prefix="headway-pull-", dir=self._folder) as folder:
             plan, paths = await self._puller.download(version, Path(folder))
             await self._engine.stage_files(plan, paths=paths)
 
-    async def commit(self, request: Commit) -> Committed:
+    async def commit(self, request: Commit) -> CommitResult:
         """Loads what is staged and serves it; then the logprobs of the probe. Raises RequestRefused."""
         self._check_epoch(request.epoch)
         if self._staged != request.version:
@@ -208,7 +208,7 @@ class WeightSync:
                 self._serving.holds(request.version)
             raise self._failed("commit", error) from error
         self._serving.holds(request.version)
-        committed = Committed(
+        committed = CommitResult(
             version=request.version,
             fingerprint=report.fingerprint,
             probe_logprobs=await self._probe(request),

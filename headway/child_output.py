@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
-from learner.reports.growing import Mark, Restarted, lines_after
+from learner.reports.growing import FileRestarted, Mark, lines_after
 
 _LONGEST_LINE = 64 << 10
 _LARGEST_HOLD = 256 << 10
@@ -62,7 +62,7 @@ class RunProgress:
         """Reads what has been added, at most a part of a long file. A file that is another one is read anew."""
         try:
             lines, self._mark = lines_after(self._path, self._mark)
-        except Restarted:
+        except FileRestarted:
             lines, self._mark = [], Mark()
         except OSError:
             lines = []

@@ -29,7 +29,7 @@ from reward_service.verifier.submission import inspect_function
 from services.config.models import HttpConfig
 from services.process import Stop
 from services.rewards.client import RewardClient, run_anywhere
-from services.rewards.items import Scored
+from services.rewards.items import ItemScore
 from services.rewards.settings import ClientSettings
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class RewardServer:
         finally:
             thread.end()
 
-    def score(self, items: Sequence[ScoreItem]) -> list[Scored]:
+    def score(self, items: Sequence[ScoreItem]) -> list[ItemScore]:
         """A reward or an error for each item, in order."""
         return _score(items, [self.start().url], _PATIENT)
 
@@ -131,13 +131,15 @@ def serving(verifiers: Mapping[str, Callable[..., object]] | None = None, **sett
     return RewardServer(verifiers, **settings)
 
 
-def score(items: Sequence[ScoreItem], *, urls: Sequence[str], settings: ClientSettings | None = None) -> list[Scored]:
+def score(
+    items: Sequence[ScoreItem], *, urls: Sequence[str], settings: ClientSettings | None = None
+) -> list[ItemScore]:
     """A reward or an error for each item by the services at `urls`; from a notebook, too."""
     return _score(items, urls, settings or _PATIENT)
 
 
-def _score(items: Sequence[ScoreItem], urls: Sequence[str], settings: ClientSettings) -> list[Scored]:
-    async def ask() -> list[Scored]:
+def _score(items: Sequence[ScoreItem], urls: Sequence[str], settings: ClientSettings) -> list[ItemScore]:
+    async def ask() -> list[ItemScore]:
         async with RewardClient(urls, settings=settings) as client:
             return await client.score(items)
 
@@ -179,7 +181,7 @@ class _Scores:
         self._server = None if urls else RewardServer(functions, sandbox=sandbox)
         self._lock = threading.Lock()
 
-    def __call__(self, given: Sequence[tuple[str, str, Mapping[str, JsonValue]]]) -> list[Scored]:
+    def __call__(self, given: Sequence[tuple[str, str, Mapping[str, JsonValue]]]) -> list[ItemScore]:
         items = [
             ScoreItem(
                 id=str(number), verifier=self.name, completion=completion, prompt=prompt, arguments=dict(arguments)
@@ -264,7 +266,7 @@ def for_verl(
     return compute_score
 
 
-def _why(scored: Scored) -> str:
+def _why(scored: ItemScore) -> str:
     return "no reason given" if scored.error is None else scored.error.message
 
 

@@ -17,7 +17,7 @@ from services.config.agreements import EqualTo, Listens, ModelFolder
 from services.config.devices import cores, is_worth_threads
 from services.config.made_with import settings_of
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
-from services.config.run_paths import Written
+from services.config.run_paths import WrittenPath
 from services.network import check_key_settings, is_loopback, is_wildcard
 from services.zmq.keys import KeyFile
 
@@ -311,7 +311,7 @@ class LearnerConfig(ProcessConfig):
     model: Annotated[Path, ModelFolder(("model", "tokenizer", "chat_template"))] = Field(
         description="Hugging Face directory of the initial model"
     )
-    output: Annotated[Path | None, Written()] = Field(
+    output: Annotated[Path | None, WrittenPath()] = Field(
         None, description="where the trained model goes; the run's folder if left out"
     )
     algo: AlgorithmConfig = Field(GrpoConfig(), description="the algorithm")

@@ -25,7 +25,7 @@ from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.ledger import LedgerConfig
 from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, shown_processes
 from learner.page.store import TrajectoryStore
-from learner.recovery import Recovered
+from learner.recovery import RecoveryPoint
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics, LearnerStatus
 from learner.teachers.teachers import Teachers
@@ -193,7 +193,7 @@ class EventLoopParts:
         socket: RouterSocket,
         client: HttpClient,
         records: Records,
-        recovered: Recovered,
+        recovered: RecoveryPoint,
         journal: RunLog,
         failures: RecentFailures,
     ) -> None:

@@ -28,7 +28,7 @@ from learner.algorithms.presets.dpo_family import preference
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.algorithms.presets.rm import RmConfig
 from learner.config import LearnerConfig
-from learner.data.examples import DataTokenizer, Tokenized, batches, length_statistics
+from learner.data.examples import DataTokenizer, TokenizedExample, batches, length_statistics
 from learner.data.reference_cache import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
 from learner.journal.files import LineFile, anyone, ignore, write_atomically
@@ -383,7 +383,7 @@ def _reference_logprobs(
         precision=config.training.dtype,
     )
 
-    def compute(_: Sequence[Tokenized]) -> list[NDArray[np.float32]]:
+    def compute(_: Sequence[TokenizedExample]) -> list[NDArray[np.float32]]:
         log.info("computing the reference's logprobs of %d sequences", len(sequences))
         size = config.data.batch_size
         parts = (sequences[start : start + size] for start in range(0, len(sequences), size))
@@ -397,8 +397,8 @@ def _folder_of(data: Path) -> Path:
     return Path(str(data).partition("#")[0]).parent
 
 
-def _tokenized(sequence: TrainSequence) -> Tokenized:
-    return Tokenized(token_ids=sequence.token_ids, loss_mask=sequence.loss_mask)
+def _tokenized(sequence: TrainSequence) -> TokenizedExample:
+    return TokenizedExample(token_ids=sequence.token_ids, loss_mask=sequence.loss_mask)
 
 
 def _spread(values: NDArray[np.float32], sequence: TrainSequence) -> NDArray[np.float32]:

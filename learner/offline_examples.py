@@ -14,7 +14,7 @@ from learner.algorithms.presets.rm import RmConfig
 from learner.algorithms.presets.sft import SftConfig
 from learner.config import LearnerConfig
 from learner.data.distillation import DistillationExample, read_distillation
-from learner.data.examples import DataTokenizer, Tokenized, read_examples, split
+from learner.data.examples import DataTokenizer, TokenizedExample, read_examples, split
 from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
 from learner.data.sources import RecordError
 from learner.training.batch import Candidates, TrainSequence
@@ -85,7 +85,7 @@ def _units(algo: AlgorithmConfig, path: Path, tokenizer: DataTokenizer) -> list[
             return [(example,) for example in read_examples(path, tokenizer)]
 
 
-def _prompt(first: TrainSequence | Tokenized) -> bytes:
+def _prompt(first: TrainSequence | TokenizedExample) -> bytes:
     return first.token_ids[: int(first.loss_mask.argmax())].tobytes()
 
 
@@ -120,7 +120,7 @@ def _pair(pair: PreferencePair) -> Unit:
     return (_sequence(pair.chosen, margin=pair.margin), _sequence(pair.rejected, margin=pair.margin))
 
 
-def _sequence(tokenized: Tokenized, *, margin: float = 0.0, label: bool = True) -> TrainSequence:
+def _sequence(tokenized: TokenizedExample, *, margin: float = 0.0, label: bool = True) -> TrainSequence:
     return TrainSequence.supervised(
         token_ids=tokenized.token_ids, loss_mask=tokenized.loss_mask, margin=margin, label=label
     )

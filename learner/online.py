@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 
 from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation
-from learner.journal.checkpoints import Checkpoints, Evaluated
+from learner.journal.checkpoints import Checkpoints, VersionScore
 from learner.leases.intake import Intake, TakenBatch
 from learner.page.store import SequencePlace, TakenStep, TrajectoryStore
 from learner.recovery import LoggedStep
@@ -410,9 +410,9 @@ class Credits:
         )
 
 
-def _credit(evaluation: Evaluation) -> Evaluated | None:
+def _credit(evaluation: Evaluation) -> VersionScore | None:
     """The evaluation's result for its version by that one's own samples, if they answer at least half of the tasks."""
     own = evaluation.own
     if own is None or 2 * own.tasks < evaluation.result.tasks:
         return None
-    return Evaluated(version=own.version, accuracy=own.accuracy, reward=own.reward)
+    return VersionScore(version=own.version, accuracy=own.accuracy, reward=own.reward)

@@ -68,7 +68,7 @@ class LoggedStep:
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveryPoint:
     """Where a learner begins: at `version`, with `batches` to train again and spare groups for later ones.
 
     `history` tells which versions that former lives published belong to these weights. `guard` is its state at
@@ -102,7 +102,7 @@ class Recovered:
 
 def recover(
     folder: Path, *, config: LedgerConfig, resume: bool, incarnation: int = 1, signer: Signer | None = None
-) -> Recovered:
+) -> RecoveryPoint:
     """The start of a run, or its resumption from the newest whole checkpoint and the journal.
 
     With a `signer`, a checkpoint that the same key did not sign is not whole.
@@ -110,7 +110,7 @@ def recover(
     Raises NothingToResume, and JournalUnknown for a journal that this run or this release cannot have written.
     """
     if not resume:
-        return Recovered(Ledger(config), version=0, history=History(incarnation=incarnation, last_valid={}))
+        return RecoveryPoint(Ledger(config), version=0, history=History(incarnation=incarnation, last_valid={}))
     checkpoint = _base(folder, signer)
     ledger = Ledger(config) if checkpoint is None else Ledger.restore(config, checkpoint.ledger())
     version = ledger.version
@@ -129,7 +129,7 @@ def recover(
         len(logged.batches),
         len(spare),
     )
-    return Recovered(
+    return RecoveryPoint(
         ledger=ledger,
         version=version,
         history=history,

@@ -47,7 +47,7 @@ class Differs(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """Everything that was compared, and was equal: steps by their numbers, and weights by where the run wrote them."""
 
     first: int
@@ -81,7 +81,7 @@ async def replay(config: LearnerConfig, stop: Stop, *, version: int | None) -> N
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
         thread = await stack.enter_async_context(TrainerThread())
 
-        async def all_of_it() -> Replayed:
+        async def all_of_it() -> ReplayResult:
             trainer = await thread.run(partial(ranks.open_trainer, should_stop=thread.stopping))
             return await thread.run(lambda: _trained_again(trainer, config, base=base, steps=steps))
 
@@ -116,7 +116,7 @@ def _say_what_is_other(folder: Path) -> None:
 
 def _trained_again(
     trainer: Trainer, config: LearnerConfig, *, base: Checkpoint | None, steps: Sequence[LoggedStep]
-) -> Replayed:
+) -> ReplayResult:
     """In the trainer's thread."""
     folder, first = config.run.folder, steps[0].version
     if base is not None:
@@ -139,7 +139,9 @@ def _trained_again(
             trainer.load(checkpoint.trainer)
             _same_weights(_by_name(trainer.host_copy()), mine[version], where=checkpoint.path.name)
             equal.append(checkpoint.path.name)
-    return Replayed(first=first, last=last, compared_steps=compared, compared_weights=[each for each in equal if each])
+    return ReplayResult(
+        first=first, last=last, compared_steps=compared, compared_weights=[each for each in equal if each]
+    )
 
 
 def _train(trainer: Trainer, config: LearnerConfig, step: LoggedStep) -> StepMetrics:

@@ -22,7 +22,7 @@ import xxhash
 from pydantic import JsonValue, ValidationError
 
 from protocol import messages
-from protocol.messages import Finished, Message
+from protocol.messages import FinishedLease, Message
 from protocol.model import DTYPES, PROTOCOL_VERSION, ROWS_APART, code_of
 from protocol.rows import NAMES, Rows, packed, unpacked
 from protocol.trajectories import ROWS, TOGETHER, fits
@@ -99,7 +99,7 @@ def encode(message: Message) -> list[Frame]:
         return msgpack.ExtType(_ARRAY, msgpack.packb([len(arrays), code_of(row), row.shape[0]]))
 
     body = message.model_dump()
-    if isinstance(message, Finished):
+    if isinstance(message, FinishedLease):
         _put_end_to_end(body["group"])
     header = msgpack.packb([PROTOCOL_VERSION, message.kind, body], default=as_extension)
     return sealed([header, *arrays])
@@ -129,26 +129,26 @@ def decode(frames: Sequence[Frame], *, limits: MessageLimits = DEFAULT_LIMITS, s
     if message_type is None:
         raise MalformedMessage(f"unknown message kind {_shown(kind)}; expected one of {sorted(_KINDS)}")
     try:
-        if message_type is Finished and version > ROWS_APART:
+        if message_type is FinishedLease and version > ROWS_APART:
             return _finished(body)
         return message_type.model_validate(body)
     except ValidationError as error:
         raise MalformedMessage(f"{kind}: {describe(error)}") from error
 
 
-def _finished(body: object) -> Finished:
+def _finished(body: object) -> FinishedLease:
     """A group whose rows lie end to end. Each trajectory is looked at by itself only where something is wrong."""
     group = body.get("group") if isinstance(body, dict) else None
     if not isinstance(group, dict):
-        return Finished.model_validate(body)
+        return FinishedLease.model_validate(body)
     sent = {name: group.pop(name) for name in NAMES if name in group}
     lengths = group.pop(_LENGTHS, None)
     trajectories = group.get("trajectories")
     rows: Rows = {}
     if isinstance(trajectories, tuple) and trajectories:
         rows = _hand_out(sent, lengths, trajectories)
-    message = Finished.model_validate(body, context=TOGETHER)
-    return message if fits(message.group, rows, lengths) else Finished.model_validate(body)
+    message = FinishedLease.model_validate(body, context=TOGETHER)
+    return message if fits(message.group, rows, lengths) else FinishedLease.model_validate(body)
 
 
 def _hand_out(sent: Mapping[str, Any], lengths: Any, trajectories: tuple[Any, ...]) -> Rows:

@@ -143,7 +143,7 @@ class Prepare(WireModel):
     buckets: tuple[BucketSpec, ...] = Field(min_length=1)
 
 
-class Prepared(WireModel):
+class PrepareResult(WireModel):
     """All buckets arrived and their hashes agree."""
 
     version: VersionText
@@ -152,7 +152,7 @@ class Prepared(WireModel):
 
 class Pull(WireModel):
     """`POST /v1/weights/pull`: download this version from the learner that is announced to, and stage it, within
-    `deadline_s`. Answered with Prepared; the commit that follows names the epoch `PULLED_EPOCH`.
+    `deadline_s`. Answered with PrepareResult; the commit that follows names the epoch `PULLED_EPOCH`.
     """
 
     version: VersionText
@@ -186,7 +186,7 @@ class Commit(WireModel):
     probe: tuple[ProbeText, ...] = Field(default=(), max_length=MOST_PROBE_TEXTS)
 
 
-class Committed(WireModel):
+class CommitResult(WireModel):
     """The generator serves `version`. `fingerprint` is over the loaded parameters; `probe_logprobs` are those of the
     tokens 1… of each text of the probe, one text after another, or none if the engine was too busy to answer.
     """

@@ -94,7 +94,7 @@ class Welcome(Message):
     heartbeat_every_s: float = Field(gt=0)
 
 
-class Refused(Message):
+class PeerRefusal(Message):
     """learner → env_service: a message could not be taken, and why."""
 
     kind: ClassVar[str] = "refused"
@@ -121,7 +121,7 @@ class Lease(WireModel):
     trace: str = Field(default="", max_length=64, exclude_if=lambda text: not text)
 
 
-class Granted(Message):
+class LeaseGrant(Message):
     """learner → env_service."""
 
     kind: ClassVar[str] = "granted"
@@ -135,14 +135,14 @@ class Heartbeat(Message):
     running: tuple[RunningLease, ...] = Field(max_length=MOST_LEASES)
 
 
-class Finished(Message):
+class FinishedLease(Message):
     """env_service → learner, repeated until acknowledged."""
 
     kind: ClassVar[str] = "finished"
     group: TrajectoryGroup
 
 
-class Failed(Message):
+class FailedLease(Message):
     """env_service → learner: a lease that came to nothing. `infrastructure` is worth a retry, `data` hardly.
 
     `task` is for people: the task's text, cut, as far as it was made.
@@ -158,7 +158,7 @@ class Failed(Message):
     task: str = Field(default="", max_length=4096, exclude_if=lambda text: not text)
 
 
-class Acknowledged(Message):
+class OutcomeReceipt(Message):
     """learner → env_service: the outcome of this attempt is recorded; forget it."""
 
     kind: ClassVar[str] = "acknowledged"
@@ -168,7 +168,7 @@ class Acknowledged(Message):
     purpose: Purpose
 
 
-class Cancelled(Message):
+class LeaseCancellation(Message):
     """learner → env_service: stop rolling these out; nobody waits for them."""
 
     kind: ClassVar[str] = "cancelled"
@@ -198,5 +198,6 @@ class Goodbye(Message):
 
 
 ALL: tuple[type[Message], ...] = (
-    Hello, Welcome, Refused, Granted, Heartbeat, Finished, Failed, Acknowledged, Cancelled, Fleet, Goodbye,
+    Hello, Welcome, PeerRefusal, LeaseGrant, Heartbeat, FinishedLease, FailedLease, OutcomeReceipt, LeaseCancellation,
+    Fleet, Goodbye,
 )  # fmt: skip

@@ -288,9 +288,9 @@ def _take_hold_of_what_is_watched(service: Any) -> None:
         return call
 
     ledger: Any = importlib.import_module("learner.ledger").Ledger
-    fleet: Any = importlib.import_module("learner.weights.fleet").Fleet
+    fleet: Any = importlib.import_module("learner.weights.fleet").FleetMembers
     guard: Any = importlib.import_module("learner.training.guard").Guard
-    conversation: Any = importlib.import_module("learner.leases.conversation").Conversation
+    conversation: Any = importlib.import_module("learner.leases.conversation").EnvServiceConversation
     _put(ledger, "__init__", told_of("ledger_made", ledger.__init__))
     _put(guard, "__init__", told_of("guard_made", guard.__init__))
     _put(fleet, "expel", told_of("expelled", fleet.expel))

@@ -10,7 +10,7 @@ from typing import Any
 
 from env_service.agents.chat_route import texts_of
 from env_service.agents.fields import Fields, Terms, check_switch, positive, template_arguments, unserved
-from env_service.agents.messages import MadeCall, NotUnderstood, Said, function_tool, text_in
+from env_service.agents.messages import AgentMessage, MadeCall, NotUnderstood, function_tool, text_in
 from env_service.agents.responses_route import join
 from env_service.agents.sessions import AgentRequest, AgentSession, CallRefused, PendingTurn
 from env_service.environments.interface import Tool
@@ -87,14 +87,14 @@ def asked_of_messages(body: Mapping[str, Any], terms: Terms, *, digest: str, aga
     )
 
 
-def anthropic_messages(body: Mapping[str, Any]) -> tuple[Said, ...]:
+def anthropic_messages(body: Mapping[str, Any]) -> tuple[AgentMessage, ...]:
     """`system` and `messages` as one history; neighbours of the same role are one message. Raises NotUnderstood."""
     given = body.get("messages")
     if not isinstance(given, list) or not given:
         raise NotUnderstood("messages: expected a list of at least one message", param="messages")
-    found: list[Said] = []
+    found: list[AgentMessage] = []
     if body.get("system"):
-        found.append(Said("system", _apart(_blocks(body["system"], param="system"), param="system")))
+        found.append(AgentMessage("system", _apart(_blocks(body["system"], param="system"), param="system")))
     names: dict[str, str] = {}
     for place, message in enumerate(given):
         _add(found, message, names, param=f"messages.{place}")
@@ -104,14 +104,14 @@ def anthropic_messages(body: Mapping[str, Any]) -> tuple[Said, ...]:
     return tuple(found)
 
 
-def _add(found: list[Said], message: Any, names: dict[str, str], *, param: str) -> None:
+def _add(found: list[AgentMessage], message: Any, names: dict[str, str], *, param: str) -> None:
     match message:
         case {"role": "assistant", "content": content}:
             said = _assistant(_blocks(content, param=f"{param}.content"), param=f"{param}.content")
             names.update({call.id: call.name for call in said.calls})
             join(found, said)
         case {"role": "system", "content": content}:
-            found.append(Said("system", _apart(_blocks(content, param=param), param=f"{param}.content")))
+            found.append(AgentMessage("system", _apart(_blocks(content, param=param), param=f"{param}.content")))
         case {"role": "user", "content": content}:
             _add_user(found, _blocks(content, param=f"{param}.content"), names, param=f"{param}.content")
         case _:
@@ -130,7 +130,7 @@ def _apart(blocks: list[Any], *, param: str) -> str:
     return "\n\n".join(text_in([block], param=param) for block in blocks)
 
 
-def _assistant(blocks: list[Any], *, param: str) -> Said:
+def _assistant(blocks: list[Any], *, param: str) -> AgentMessage:
     text, calls = "", []
     for block in blocks:
         match block:
@@ -138,10 +138,10 @@ def _assistant(blocks: list[Any], *, param: str) -> Said:
                 calls.append(MadeCall(name_of_call, name, json.dumps(given, ensure_ascii=False)))
             case _:
                 text += text_in([block], param=param)
-    return Said("assistant", text, tuple(calls))
+    return AgentMessage("assistant", text, tuple(calls))
 
 
-def _add_user(found: list[Said], blocks: list[Any], names: Mapping[str, str], *, param: str) -> None:
+def _add_user(found: list[AgentMessage], blocks: list[Any], names: Mapping[str, str], *, param: str) -> None:
     texts: list[str] = []
     results = False
     for block in blocks:
@@ -149,7 +149,7 @@ def _add_user(found: list[Said], blocks: list[Any], names: Mapping[str, str], *,
             case {"type": "tool_result", "tool_use_id": str(call_id)}:
                 _add_text(found, texts)
                 content = _apart(_blocks(block.get("content") or [], param=param), param=param)
-                found.append(Said("tool", content, call_id=call_id, name=names.get(call_id, "")))
+                found.append(AgentMessage("tool", content, call_id=call_id, name=names.get(call_id, "")))
                 results = True
             case _:
                 texts.append(text_in([block], param=param))
@@ -157,13 +157,13 @@ def _add_user(found: list[Said], blocks: list[Any], names: Mapping[str, str], *,
         _add_text(found, texts or [""])
 
 
-def _add_text(found: list[Said], texts: list[str]) -> None:
+def _add_text(found: list[AgentMessage], texts: list[str]) -> None:
     """Empties the texts into a message of the user's."""
     if not texts:
         return
     if found and found[-1].role == "user":
         texts.insert(0, found.pop().text)
-    found.append(Said("user", "\n\n".join(texts)))
+    found.append(AgentMessage("user", "\n\n".join(texts)))
     texts.clear()
 
 

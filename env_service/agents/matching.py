@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from env_service.agents.messages import Said, as_chat, chain_of
+from env_service.agents.messages import AgentMessage, as_chat, chain_of
 from env_service.agents.rendering import prompt_of, results_as_user
 from env_service.environments.bridges import Bridge
 from env_service.environments.interface import Tool
@@ -38,9 +38,9 @@ class Branch:
 
     parent: "Branch | None"
     given: tuple[int, ...]
-    said: tuple[Said, ...] = ()
+    said: tuple[AgentMessage, ...] = ()
     completion: Completion | None = None
-    reply: Said | None = None
+    reply: AgentMessage | None = None
     delivered: bool = False
     followers: int = 0
     invalid: bool = False
@@ -68,7 +68,7 @@ class Branch:
 
 
 @dataclass
-class Recorded:
+class RecordedTurns:
     """The turns of one session. Requests are counted: those that were `continued` from a turn, those that were
     `rewritten`, as no turn was found before them although one must have been, and replies that read `alike`.
     The `language` that a request comes with is the session's, with what that request tells the chat template.
@@ -85,7 +85,7 @@ class Recorded:
     credited: bool = False
     _ends: dict[bytes, list[Branch]] = field(default_factory=dict)
 
-    def place(self, messages: Sequence[Said], tools: Sequence[Tool], language: Language) -> Branch:
+    def place(self, messages: Sequence[AgentMessage], tools: Sequence[Tool], language: Language) -> Branch:
         """A turn to be sampled for a request. Raises ChatTemplateError for messages that the model cannot be shown."""
         parent, said = self._found(messages, tools, language)
         if parent is not None:
@@ -102,7 +102,7 @@ class Recorded:
         self.opening_text = self.opening_text or text
         return Branch(None, tuple(ids))
 
-    def count(self, messages: Sequence[Said], tools: Sequence[Tool], language: Language) -> int:
+    def count(self, messages: Sequence[AgentMessage], tools: Sequence[Tool], language: Language) -> int:
         """How many tokens the policy would be given for a request. Raises ChatTemplateError."""
         parent, said = self._found(messages, tools, language)
         following = None if parent is None else _following(parent, said, tools, language)
@@ -111,7 +111,13 @@ class Recorded:
         return len(prompt_of(messages, tools, tokenization=language.tokenization, now=self.now)[1])
 
     def record(
-        self, branch: Branch, reply: Said, *, messages: Sequence[Said], tools: Sequence[Tool], language: Language
+        self,
+        branch: Branch,
+        reply: AgentMessage,
+        *,
+        messages: Sequence[AgentMessage],
+        tools: Sequence[Tool],
+        language: Language,
     ) -> None:
         """Take down a finished turn, and how the agent was told of it."""
         branch.reply = reply
@@ -123,8 +129,8 @@ class Recorded:
             branch.parent.children.append(branch)
 
     def _found(
-        self, messages: Sequence[Said], tools: Sequence[Tool], language: Language
-    ) -> tuple[Branch | None, Sequence[Said]]:
+        self, messages: Sequence[AgentMessage], tools: Sequence[Tool], language: Language
+    ) -> tuple[Branch | None, Sequence[AgentMessage]]:
         """The turn that the longest recorded beginning ends with, and what is said behind it."""
         links = chain_of(messages, tools, language.tokenization.arguments)
         for end in range(len(messages) - 1, 0, -1):
@@ -201,7 +207,9 @@ class Recorded:
         return found
 
 
-def _following(parent: Branch, said: Sequence[Said], tools: Sequence[Tool], language: Language) -> Sequence[int] | None:
+def _following(
+    parent: Branch, said: Sequence[AgentMessage], tools: Sequence[Tool], language: Language
+) -> Sequence[int] | None:
     """The tokens behind a turn; None if the template has none that could stand there."""
     assert parent.completion is not None, "a recorded turn has its completion"
     ended = language.ended_itself(parent.completion)
@@ -210,7 +218,7 @@ def _following(parent: Branch, said: Sequence[Said], tools: Sequence[Tool], lang
     return None if bridge is None or not bridge.fits(sampled, ended=ended) else bridge.after(sampled, ended=ended)
 
 
-def _bridge(said: Sequence[Said], tools: Sequence[Tool], language: Language) -> Bridge | None:
+def _bridge(said: Sequence[AgentMessage], tools: Sequence[Tool], language: Language) -> Bridge | None:
     own = tuple(map(as_chat, said))
     # Some templates refuse the ids of some clients.
     forms = [own, tuple(replace(each, tool_call_id="") for each in own), results_as_user(said)]
@@ -222,6 +230,6 @@ def _bridge(said: Sequence[Said], tools: Sequence[Tool], language: Language) -> 
     return None
 
 
-def _shown(reply: Said) -> str:
+def _shown(reply: AgentMessage) -> str:
     calls = (f"{call.name}({call.arguments})" for call in reply.calls)
     return "\n".join([*([reply.text] if reply.text else []), *calls])

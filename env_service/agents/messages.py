@@ -57,7 +57,7 @@ def call_id_of(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Said:
+class AgentMessage:
     """A message. `call_id` is that of the call that a tool's result answers, `name` the tool's."""
 
     role: Role
@@ -73,7 +73,7 @@ class Said:
         return json.dumps([self.role, self.text.strip(), calls]).encode()
 
 
-def chain_of(messages: Sequence[Said], tools: Sequence[Tool], told: TemplateArguments) -> list[bytes]:
+def chain_of(messages: Sequence[AgentMessage], tools: Sequence[Tool], told: TemplateArguments) -> list[bytes]:
     """Keys of a conversation's beginnings: the first of none of its messages, the last of all of them. Conversations
     with other tools, or of which the chat template is `told` other things, have none in common.
     """
@@ -87,7 +87,7 @@ def _link(before: bytes, content: bytes) -> bytes:
     return hashlib.blake2b(before + content, digest_size=16).digest()
 
 
-def chat_messages(given: object) -> tuple[Said, ...]:
+def chat_messages(given: object) -> tuple[AgentMessage, ...]:
     """The `messages` of a chat request. Raises NotUnderstood."""
     if not isinstance(given, list) or not given:
         raise NotUnderstood("messages: expected a list of at least one message", param="messages")
@@ -100,7 +100,7 @@ def chat_messages(given: object) -> tuple[Said, ...]:
     return tuple(found)
 
 
-def _chat_message(given: Any, names: Mapping[str, str], *, param: str) -> Said:
+def _chat_message(given: Any, names: Mapping[str, str], *, param: str) -> AgentMessage:
     if not isinstance(given, dict):
         raise NotUnderstood(f"{param}: expected an object with role and content", param=param)
     role = role_of(given.get("role"), param=param)
@@ -115,7 +115,7 @@ def _chat_message(given: Any, names: Mapping[str, str], *, param: str) -> Said:
     text = text_in(given.get("content"), param=f"{param}.content")
     call_id = str(given.get("tool_call_id") or "")
     name = str(given.get("name") or names.get(call_id, "")) if role == "tool" else ""
-    return Said(role, text, calls, call_id=call_id, name=name)
+    return AgentMessage(role, text, calls, call_id=call_id, name=name)
 
 
 def _check_carried(given: Mapping[str, Any], name: str, advice: str, *, param: str) -> None:
@@ -190,6 +190,6 @@ def function_tool(name: str, given: Mapping[str, Any]) -> Tool:
     }
 
 
-def as_chat(message: Said) -> ChatMessage:
+def as_chat(message: AgentMessage) -> ChatMessage:
     """As the bridges take it: text alone."""
     return ChatMessage(message.role, message.text, name=message.name, tool_call_id=message.call_id)

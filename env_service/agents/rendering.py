@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from env_service.agents.messages import Said
+from env_service.agents.messages import AgentMessage
 from env_service.environments.interface import ChatMessage, Tool
 from env_service.environments.tokenization import ChatTemplateError, Tokenization, call_id
 
-Form = Callable[[Sequence[Said]], list[Mapping[str, object]]]
+Form = Callable[[Sequence[AgentMessage]], list[Mapping[str, object]]]
 
 _TOOLS = """You may call one or more of these functions:
 <tools>
@@ -26,7 +26,7 @@ For each call write an object with its name and arguments within tags:
 
 
 def prompt_of(
-    messages: Sequence[Said], tools: Sequence[Tool], *, tokenization: Tokenization, now: datetime
+    messages: Sequence[AgentMessage], tools: Sequence[Tool], *, tokenization: Tokenization, now: datetime
 ) -> tuple[str, list[int]]:
     """The rendered text and its token ids. Raises ChatTemplateError, with the words of the template's own form."""
     errors = []
@@ -43,7 +43,7 @@ def prompt_of(
     raise errors[0]
 
 
-def results_as_user(messages: Sequence[Said]) -> tuple[ChatMessage, ...]:
+def results_as_user(messages: Sequence[AgentMessage]) -> tuple[ChatMessage, ...]:
     """Results of tools as what the user says, for templates that lose them; neighbours become one message."""
     found: list[ChatMessage] = []
     for message in messages:
@@ -57,7 +57,7 @@ def results_as_user(messages: Sequence[Said]) -> tuple[ChatMessage, ...]:
 
 
 def _attempts(
-    messages: Sequence[Said], tools: Sequence[Tool]
+    messages: Sequence[AgentMessage], tools: Sequence[Tool]
 ) -> Iterator[tuple[list[Mapping[str, object]], Sequence[Tool]]]:
     for given in (_numbered(messages, own=True), _numbered(messages, own=False)):
         yield _native(given, as_object=True), tools
@@ -69,11 +69,11 @@ def _attempts(
     yield _plain(_without_system(told)), ()
 
 
-def _numbered(messages: Sequence[Said], *, own: bool) -> list[Said]:
+def _numbered(messages: Sequence[AgentMessage], *, own: bool) -> list[AgentMessage]:
     """With ids that all templates take; results have those of the calls that they answer, or of their place. Those that
     are given stay, if they are their `own`: some templates refuse the ids of some clients.
     """
-    found: list[Said] = []
+    found: list[AgentMessage] = []
     known: dict[str, str] = {}
     results = 0
     for message in messages:
@@ -89,11 +89,11 @@ def _numbered(messages: Sequence[Said], *, own: bool) -> list[Said]:
     return found
 
 
-def _native(messages: Sequence[Said], *, as_object: bool) -> list[Mapping[str, object]]:
+def _native(messages: Sequence[AgentMessage], *, as_object: bool) -> list[Mapping[str, object]]:
     return [_native_message(message, as_object=as_object) for message in messages]
 
 
-def _native_message(message: Said, *, as_object: bool) -> Mapping[str, object]:
+def _native_message(message: AgentMessage, *, as_object: bool) -> Mapping[str, object]:
     found: dict[str, object] = {"role": message.role, "content": message.text}
     if message.calls:
         found["tool_calls"] = [
@@ -109,12 +109,12 @@ def _native_message(message: Said, *, as_object: bool) -> Mapping[str, object]:
     return found
 
 
-def _plain(messages: Sequence[Said]) -> list[Mapping[str, object]]:
-    flat = [Said(message.role, with_calls(message)) if message.calls else message for message in messages]
+def _plain(messages: Sequence[AgentMessage]) -> list[Mapping[str, object]]:
+    flat = [AgentMessage(message.role, with_calls(message)) if message.calls else message for message in messages]
     return [{"role": each.role, "content": each.content} for each in results_as_user(flat)]
 
 
-def with_calls(message: Said) -> str:
+def with_calls(message: AgentMessage) -> str:
     """An assistant's message as text, its calls too."""
     calls = (
         f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.value})}\n</tool_call>"
@@ -123,32 +123,32 @@ def with_calls(message: Said) -> str:
     return "\n".join([*([message.text] if message.text else []), *calls])
 
 
-def _told(messages: Sequence[Said], tools: Sequence[Tool]) -> list[Said]:
+def _told(messages: Sequence[AgentMessage], tools: Sequence[Tool]) -> list[AgentMessage]:
     """With the tools described in a system message, for templates that do not show them."""
     if not tools:
         return list(messages)
     text = _TOOLS.format(tools="\n".join(json.dumps(dict(tool)) for tool in tools))
     if messages[0].role == "system":
-        return [Said("system", f"{messages[0].text}\n\n{text}"), *messages[1:]]
-    return [Said("system", text), *messages]
+        return [AgentMessage("system", f"{messages[0].text}\n\n{text}"), *messages[1:]]
+    return [AgentMessage("system", text), *messages]
 
 
-def _without_system(messages: Sequence[Said]) -> list[Said]:
+def _without_system(messages: Sequence[AgentMessage]) -> list[AgentMessage]:
     """With what the system says at the beginning of what the user says next."""
-    found: list[Said] = []
+    found: list[AgentMessage] = []
     waiting: list[str] = []
     for message in messages:
         if message.role == "system":
             waiting.append(message.text)
         elif waiting and message.role == "user":
-            found.append(Said("user", "\n\n".join([*waiting, message.text])))
+            found.append(AgentMessage("user", "\n\n".join([*waiting, message.text])))
             waiting = []
         else:
             found.append(message)
-    return [*found, Said("user", "\n\n".join(waiting))] if waiting else found
+    return [*found, AgentMessage("user", "\n\n".join(waiting))] if waiting else found
 
 
-def _check_kept(text: str, messages: Sequence[Said]) -> None:
+def _check_kept(text: str, messages: Sequence[AgentMessage]) -> None:
     for message in messages:
         words = [call.name for call in message.calls]
         # Templates cut thinking out of earlier turns, and strip: what the policy said may change, the rest may not.

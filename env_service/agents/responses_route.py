@@ -19,7 +19,7 @@ from env_service.agents.fields import (
     template_arguments,
     unserved,
 )
-from env_service.agents.messages import MadeCall, NotUnderstood, Said, function_tool, role_of, text_in
+from env_service.agents.messages import AgentMessage, MadeCall, NotUnderstood, function_tool, role_of, text_in
 from env_service.agents.sessions import AgentRequest, AgentSession, CallRefused, PendingTurn
 from env_service.environments.interface import Tool
 
@@ -87,33 +87,33 @@ def _refuse_forms(text: object) -> None:
             raise unserved(f"text.{name}", value)
 
 
-def response_messages(body: Mapping[str, Any]) -> tuple[Said, ...]:
+def response_messages(body: Mapping[str, Any]) -> tuple[AgentMessage, ...]:
     """`instructions` and `input` as messages; neighbouring items of the assistant are one message."""
     given = body.get("input")
     items: object = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list) or not items:
         raise NotUnderstood("input: expected text or a list of at least one item", param="input")
-    found: list[Said] = []
+    found: list[AgentMessage] = []
     if body.get("instructions"):
-        found.append(Said("system", text_in(body["instructions"], param="instructions")))
+        found.append(AgentMessage("system", text_in(body["instructions"], param="instructions")))
     names: dict[str, str] = {}
     for place, item in enumerate(items):
         _add(found, item, names, param=f"input.{place}")
     return tuple(found)
 
 
-def _add(found: list[Said], item: Any, names: dict[str, str], *, param: str) -> None:
+def _add(found: list[AgentMessage], item: Any, names: dict[str, str], *, param: str) -> None:
     match item:
         case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
             names[call_id] = name
-            join(found, Said("assistant", calls=(MadeCall(call_id, name, arguments),)))
+            join(found, AgentMessage("assistant", calls=(MadeCall(call_id, name, arguments),)))
         case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
             text = text_in(output, param=f"{param}.output")
-            found.append(Said("tool", text, call_id=call_id, name=names.get(call_id, "")))
+            found.append(AgentMessage("tool", text, call_id=call_id, name=names.get(call_id, "")))
         case {"type": str(kind)} if kind in _PASSED_OVER:
             return
         case {"role": str(role)}:
-            said = Said(role_of(role, param=param), text_in(item.get("content"), param=f"{param}.content"))
+            said = AgentMessage(role_of(role, param=param), text_in(item.get("content"), param=f"{param}.content"))
             if said.role == "assistant":
                 join(found, said)
             else:
@@ -123,10 +123,10 @@ def _add(found: list[Said], item: Any, names: dict[str, str], *, param: str) -> 
             raise NotUnderstood(f"{param}: expected {expected}", param=param)
 
 
-def join(found: list[Said], said: Said) -> None:
+def join(found: list[AgentMessage], said: AgentMessage) -> None:
     """Append what the assistant said, to its message before if that is the last one."""
     if found and found[-1].role == "assistant":
-        found[-1] = Said("assistant", found[-1].text + said.text, (*found[-1].calls, *said.calls))
+        found[-1] = AgentMessage("assistant", found[-1].text + said.text, (*found[-1].calls, *said.calls))
     else:
         found.append(said)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from env_service.agents.matching import Branch, Recorded
-from env_service.agents.messages import MadeCall, Said, call_id_of
+from env_service.agents.matching import Branch, RecordedTurns
+from env_service.agents.messages import AgentMessage, MadeCall, call_id_of
 from env_service.agents.results import MOST_COMPLETIONS
 from env_service.environments.interface import AgentClient, AgentResult, Task, Tool
 from env_service.environments.tokenization import ChatTemplateError, TemplateArguments
@@ -54,7 +54,7 @@ class AgentRequest:
     template, over what the run and the environment do. `no_thinking` is the field by which it wants none, if it does.
     """
 
-    messages: tuple[Said, ...]
+    messages: tuple[AgentMessage, ...]
     tools: tuple[Tool, ...] = ()
     calls_wanted: bool = True
     max_tokens: int | None = None
@@ -76,7 +76,7 @@ class PendingTurn:
     completion: Completion
     language: Language
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    reply: Said | None = None
+    reply: AgentMessage | None = None
     refusal: CallRefused | None = None
     readers: int = 0
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -145,7 +145,7 @@ class PendingTurn:
             .rstrip("\ufffd")
         )
 
-    def read_off(self, *, taken: Collection[str] = ()) -> Said:
+    def read_off(self, *, taken: Collection[str] = ()) -> AgentMessage:
         """The finished turn as a message. Of calls with a fault all is text: clients know no others than they offer.
         Calls keep the ids that the policy wrote, if none is `taken`; else they get some that all templates take.
         """
@@ -156,7 +156,7 @@ class PendingTurn:
         reading = language.reading(whole, tools=self.asked.tools) if wanted else ParsedTurn(whole)
         self.branch.invalid = bool(reading.fault)
         if reading.fault or not reading.calls:
-            return Said("assistant", self.text)
+            return AgentMessage("assistant", self.text)
         written = [call.id for call in reading.calls]
         fresh = all(written) and len({*written, *taken}) == len(written) + len(taken)
         calls = tuple(
@@ -167,7 +167,7 @@ class PendingTurn:
             )
             for number, call in enumerate(reading.calls)
         )
-        return Said("assistant", _without(reading.text, language).rstrip(), calls)
+        return AgentMessage("assistant", _without(reading.text, language).rstrip(), calls)
 
 
 @dataclass(eq=False)
@@ -200,7 +200,7 @@ class AgentSession:
     _known: dict[str, list[PendingTurn]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
-        self.recorded = Recorded(self.speaker.language, self.speaker.language.now)
+        self.recorded = RecordedTurns(self.speaker.language, self.speaker.language.now)
         self.failed: asyncio.Future[RolloutFailure] = asyncio.get_running_loop().create_future()
         self.posted: asyncio.Future[AgentResult] = asyncio.get_running_loop().create_future()
 

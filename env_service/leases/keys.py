@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from protocol.messages import Acknowledged, Failed, Finished, Lease, RunningLease
+from protocol.messages import FailedLease, FinishedLease, Lease, OutcomeReceipt, RunningLease
 from protocol.trajectories import Purpose, TrajectoryGroup
 
 
@@ -15,8 +15,8 @@ class LeaseKey(NamedTuple):
     attempt: int
 
 
-def key_of(about: Lease | RunningLease | Finished | Failed | Acknowledged) -> LeaseKey:
+def key_of(about: Lease | RunningLease | FinishedLease | FailedLease | OutcomeReceipt) -> LeaseKey:
     """Key of the lease and attempt that a message names."""
-    named: Lease | RunningLease | Failed | Acknowledged | TrajectoryGroup
-    named = about.group if isinstance(about, Finished) else about
+    named: Lease | RunningLease | FailedLease | OutcomeReceipt | TrajectoryGroup
+    named = about.group if isinstance(about, FinishedLease) else about
     return LeaseKey(named.incarnation, named.purpose, named.lease_id, named.attempt)

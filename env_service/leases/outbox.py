@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from env_service.leases.keys import LeaseKey, key_of
 from env_service.rollouts.outcomes import Outcome
-from protocol.messages import Finished, RunningLease
+from protocol.messages import FinishedLease, RunningLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
@@ -51,7 +51,9 @@ class Outbox:
     def held(self) -> tuple[RunningLease, ...]:
         """The finished groups, as a heartbeat speaks of them: an attempt is alive until its group is acknowledged."""
         return tuple(
-            _as_running(entry.outcome.group) for entry in self._entries.values() if isinstance(entry.outcome, Finished)
+            _as_running(entry.outcome.group)
+            for entry in self._entries.values()
+            if isinstance(entry.outcome, FinishedLease)
         )
 
     def make_due(self, key: LeaseKey | None = None) -> None:

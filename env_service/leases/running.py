@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from env_service.leases.keys import LeaseKey, key_of
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
-from protocol.messages import Failed, Lease, RunningLease, WaitsFor
+from protocol.messages import FailedLease, Lease, RunningLease, WaitsFor
 
 _QUEUE_FACTOR = 4
 """Leases held at most, by capacity: a restarted learner grants without knowing what still runs here."""
@@ -165,8 +165,8 @@ class RunningLeases:
                 del self._running[key]
 
 
-def _no_room(lease: Lease, limit: int) -> Failed:
-    return Failed(
+def _no_room(lease: Lease, limit: int) -> FailedLease:
+    return FailedLease(
         incarnation=lease.incarnation,
         lease_id=lease.lease_id,
         attempt=lease.attempt,

@@ -36,7 +36,7 @@ from protocol.trajectories import (
     fault_of_reward,
 )
 from services.rewards.client import RewardClient
-from services.rewards.items import Scored
+from services.rewards.items import ItemScore
 from services.tracing import span
 
 _MOST_EXPLAINED_CHARS = 1 << 19
@@ -67,7 +67,7 @@ class GroupScoring:
         return [_scored_record(one, _explained(item, one)[:room]) for item, one in zip(items, scored, strict=True)]
 
 
-def _explained(item: ScoreItem, scored: Scored) -> str:
+def _explained(item: ScoreItem, scored: ItemScore) -> str:
     """The verifier's explanation of its reward, and the arguments that it was given, the right answer among them."""
     return "\n".join(filter(None, (scored.explanation, given_text(item.arguments))))
 
@@ -86,7 +86,7 @@ def text_of_task(task: Task) -> str:
     return f"{prompt}\n{given_text({**task.data, **task.verification.arguments})}".strip()
 
 
-def _scored_record(scored: Scored, explanation: str) -> RewardRecord:
+def _scored_record(scored: ItemScore, explanation: str) -> RewardRecord:
     return RewardRecord(
         reward=scored.reward,
         # A verifier of many parts may say more than a record holds: its reward is worth more than the last of them.
@@ -103,7 +103,7 @@ def _scored_record(scored: Scored, explanation: str) -> RewardRecord:
     )
 
 
-class Judged(Protocol):
+class JudgedConversation(Protocol):
     """A conversation that is over: the `index`-th of its lease, in the environment `name`.
 
     `given` is a reward of the whole, besides those of its turns; None if turns alone have rewards.
@@ -143,7 +143,7 @@ class Judging:
         self._metrics = metrics
 
     async def trajectories(
-        self, conversations: Sequence[Judged], *, prompt: str, progress: RolloutProgress
+        self, conversations: Sequence[JudgedConversation], *, prompt: str, progress: RolloutProgress
     ) -> tuple[Trajectory, ...]:
         """Of every conversation in which a turn was sampled; one that its environment spoilt holds an error and no
         reward. `prompt` is what a verifier is told of how they began; of a player of a game, it is that player's own.
@@ -162,7 +162,7 @@ class Judging:
         return tuple(self._trajectory(each, judged.get(each.index)) for each in begun)
 
     async def _judged(
-        self, conversations: Sequence[Judged], *, prompt: str, progress: RolloutProgress
+        self, conversations: Sequence[JudgedConversation], *, prompt: str, progress: RolloutProgress
     ) -> Mapping[int, RewardRecord]:
         """The verdicts of verifiers, by the conversation's index."""
         asked = [
@@ -177,7 +177,7 @@ class Judging:
             records = await self._scoring.score(items)
         return {each.index: record for (each, _), record in zip(asked, records, strict=True)}
 
-    def _trajectory(self, conversation: Judged, judged: RewardRecord | None) -> Trajectory:
+    def _trajectory(self, conversation: JudgedConversation, judged: RewardRecord | None) -> Trajectory:
         record = _record(conversation, judged)
         self._count(conversation, record)
         transcript = conversation.transcript
@@ -190,14 +190,14 @@ class Judging:
             player=_player(conversation),
         )
 
-    def _count_turnless(self, conversations: Iterable[Judged]) -> None:
+    def _count_turnless(self, conversations: Iterable[JudgedConversation]) -> None:
         """Not of a player whose game was over before its turn came: others of the game tell of it."""
         for each in conversations:
             if not _player(each):
                 reason = why_nothing(spoilt=each.fault is not None, stop_reason=each.stop_reason)
                 self._metrics.turnless.labels(environment=each.name, reason=reason).inc()
 
-    def _count(self, conversation: Judged, record: RewardRecord) -> None:
+    def _count(self, conversation: JudgedConversation, record: RewardRecord) -> None:
         environment = conversation.name
         if conversation.invalid_actions:
             self._metrics.invalid_actions.labels(environment=environment).inc(conversation.invalid_actions)
@@ -213,7 +213,7 @@ def failure_of_all(faults: Sequence[Fault]) -> RolloutFailure:
     return InfrastructureFailure(passing[0].text) if passing else DataFailure(faults[0].text)
 
 
-def _item(conversation: Judged, verification: Verification, *, prompt: str) -> ScoreItem:
+def _item(conversation: JudgedConversation, verification: Verification, *, prompt: str) -> ScoreItem:
     return ScoreItem(
         id=str(conversation.index),
         verifier=verification.verifier,
@@ -234,17 +234,17 @@ def _grouped(items: Sequence[ScoreItem], *, players: Sequence[str]) -> list[Scor
     ]
 
 
-def _player(conversation: Judged) -> str:
+def _player(conversation: JudgedConversation) -> str:
     """The policy's part in a game of several players; empty where there is one."""
     return conversation.player if isinstance(conversation, Conversation) else ""
 
 
-def _own_prompt(conversation: Judged) -> str:
+def _own_prompt(conversation: JudgedConversation) -> str:
     """How the conversation of a player began: others of its game began otherwise."""
     return conversation.opening_text if isinstance(conversation, Conversation) and conversation.player else ""
 
 
-def _record(conversation: Judged, judged: RewardRecord | None) -> RewardRecord:
+def _record(conversation: JudgedConversation, judged: RewardRecord | None) -> RewardRecord:
     """The sum of the turns' rewards and of the verifier's, with the environment's metrics among the components."""
     name = "/".join(filter(None, (conversation.name, _player(conversation))))
     if conversation.fault is not None:
@@ -263,7 +263,7 @@ def _record(conversation: Judged, judged: RewardRecord | None) -> RewardRecord:
     return said.model_copy(update={"reward": reward, "components": components})
 
 
-def _measures(conversation: Judged) -> Mapping[str, float]:
+def _measures(conversation: JudgedConversation) -> Mapping[str, float]:
     """The environment's own, and of a conversation that could have had several turns how it went."""
     if conversation.single_turn:
         return conversation.metrics

@@ -10,7 +10,7 @@ from typing import get_args
 
 from prometheus_client import Counter, Histogram
 
-from protocol.messages import Failed, Finished
+from protocol.messages import FailedLease, FinishedLease
 from protocol.trajectories import CUT_OFF, ErrorKind, RewardRecord
 from services.http.client import ServiceError, ServiceRefused
 from services.http.faults import fault_of
@@ -18,7 +18,7 @@ from services.http.metrics import Metrics, PeerCounter, one_label
 
 logger = logging.getLogger(__name__)
 
-Outcome = Finished | Failed
+Outcome = FinishedLease | FailedLease
 """What a lease comes to."""
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600)
 _REWARDS = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.1, 0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 2.0, 5.0, 10.0)

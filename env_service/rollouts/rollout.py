@@ -39,13 +39,13 @@ from env_service.rollouts.completions import RolloutProgress, continues
 from env_service.rollouts.conversation import LET_OUT, Conversation, Speaker, as_opening, blame_unless_over
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed
 from env_service.rollouts.generation import Generation, beside_each_other
-from env_service.rollouts.judging import GroupScoring, Judged, Judging, text_of_task
+from env_service.rollouts.judging import GroupScoring, JudgedConversation, Judging, text_of_task
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens, sides_of_the_policy
 from env_service.rollouts.openings import Openings
 from env_service.rollouts.outcomes import DataFailure, Outcome, RequestTooLong, RolloutFailure, RolloutMetrics
 from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
-from protocol.messages import Failed, Finished, Lease
+from protocol.messages import FailedLease, FinishedLease, Lease
 from protocol.trajectories import Trajectory, TrajectoryGroup, group_of
 from services.http.backoff import Backoff
 from services.tracing import span
@@ -81,7 +81,7 @@ class _Opened:
     first: TurnOf | None = None
 
 
-class Attempt(Judged, Protocol):
+class Attempt(JudgedConversation, Protocol):
     """A trajectory of an agent, which runs in `hold`. It raises RolloutFailure when a turn cannot be sampled, and
     EnvironmentUnavailable where nobody was there to begin: it can be held again.
     """
@@ -141,7 +141,7 @@ class Rollout:
             async with progress.within(self._timeout_s):
                 whose = span("rollout", parent=lease.trace, environment=lease.environment, attempt=lease.attempt)
                 with whose, one_thread():
-                    return Finished(group=await self._roll_out(lease, progress, started))
+                    return FinishedLease(group=await self._roll_out(lease, progress, started))
         except RolloutFailure as failure:
             return self._failed(lease, progress, data_fault=failure.data_fault, reason=str(failure))
         except EnvironmentUnavailable as error:
@@ -396,11 +396,11 @@ class Rollout:
         self._metrics.continued.inc(sum(len(turn.generator_ids) > 1 for turn in turns))
         self._metrics.rollout_s.observe(seconds)
 
-    def _failed(self, lease: Lease, progress: RolloutProgress, *, data_fault: bool, reason: str) -> Failed:
+    def _failed(self, lease: Lease, progress: RolloutProgress, *, data_fault: bool, reason: str) -> FailedLease:
         self._metrics.failures.labels(kind="data" if data_fault else "infrastructure").inc()
         which = lease.model_dump(include={"incarnation", "lease_id", "attempt", "purpose"})
         task = "" if progress.task is None else text_of_task(progress.task)
-        return Failed(**which, data_fault=data_fault, reason=reason[:_REASON_LENGTH], task=task)
+        return FailedLease(**which, data_fault=data_fault, reason=reason[:_REASON_LENGTH], task=task)
 
 
 def _sampling(lease: Lease, *, turn_tokens: int | None) -> Sampling:

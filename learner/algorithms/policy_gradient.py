@@ -210,7 +210,7 @@ def _with_likelihood(knobs: PositiveKnobs, tokens: LossTokens, loss: Loss) -> Lo
     )
 
 
-def _corrected(knobs: CorrectionKnobs, tokens: LossTokens) -> ratios.Corrected:
+def _corrected(knobs: CorrectionKnobs, tokens: LossTokens) -> ratios.TokenCorrections:
     count = len(tokens.sequence_weights)
     gap = ratios.Gap(tokens.proximal_logprobs, tokens.behavior_logprobs, tokens.sequences, count)
     return ratios.correct(gap, _rules(knobs), advantages=tokens.advantages)

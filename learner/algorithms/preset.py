@@ -23,7 +23,7 @@ from learner.algorithms.shaping import RunningMoments
 
 
 @dataclass(frozen=True)
-class Carried:
+class CarriedState:
     """State that an algorithm carries from one step to the next; a checkpoint holds it.
 
     `kl_coefficient`: where an adaptive one has moved to, None before it has. `rewards`: the moments of all so far.
@@ -67,7 +67,7 @@ class ScoredBatch:
     values: Tensor | None = None
     turn_rewards: Tensor | None = None
     mismatched: Tensor | None = None
-    carried: Carried = Carried()
+    carried: CarriedState = CarriedState()
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Advantages:
     kept: Tensor | None = None
     correction_scale: float = 1.0
     means: Mapping[str, float] = field(default_factory=dict)
-    carried: Carried | None = None
+    carried: CarriedState | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,15 +214,15 @@ class Rewards:
 
 
 @dataclass(frozen=True)
-class Shaped:
+class ShapedRewards:
     """`rewards`, what the next step is to carry on with, and measures of the whole step."""
 
     rewards: Rewards
-    carried: Carried
+    carried: CarriedState
     means: Mapping[str, float] = field(default_factory=dict)
 
 
-def shaped(config: KlLossKnobs, batch: ScoredBatch) -> Shaped:
+def shaped(config: KlLossKnobs, batch: ScoredBatch) -> ShapedRewards:
     """The rewards after what the knobs do to them. Without RewardKnobs they stay as they came."""
     rewards, carried = batch.rewards, batch.carried
     if isinstance(config, RewardKnobs):
@@ -230,7 +230,7 @@ def shaped(config: KlLossKnobs, batch: ScoredBatch) -> Shaped:
         rewards = _penalised(config, batch, _bounded(config, rewards))
     if isinstance(config, KlKnobs) and config.kl_is_in_reward:
         return _with_kl(config, batch, rewards, carried)
-    return Shaped(rewards=Rewards(of_trajectories=rewards, of_tokens=None), carried=carried)
+    return ShapedRewards(rewards=Rewards(of_trajectories=rewards, of_tokens=None), carried=carried)
 
 
 def _discounted(config: RewardKnobs, batch: ScoredBatch) -> Tensor:
@@ -245,7 +245,7 @@ def _discounted(config: RewardKnobs, batch: ScoredBatch) -> Tensor:
     )
 
 
-def _normalised(config: RewardKnobs, rewards: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
+def _normalised(config: RewardKnobs, rewards: Tensor, carried: CarriedState) -> tuple[Tensor, CarriedState]:
     if config.reward_normalisation == "none":
         return rewards, carried
     normal, moments = shaping.running_normalisation(
@@ -291,7 +291,7 @@ def _repetition(config: RewardKnobs, batch: ScoredBatch) -> Tensor:
     )
 
 
-def _with_kl(config: KlKnobs, batch: ScoredBatch, rewards: Tensor, carried: Carried) -> Shaped:
+def _with_kl(config: KlKnobs, batch: ScoredBatch, rewards: Tensor, carried: CarriedState) -> ShapedRewards:
     """The penalty at each token as the policy stood at the step's start, by the coefficient carried here."""
     assert batch.proximal_logprobs is not None, "the preset asked for a pass of the policy"
     assert batch.reference_logprobs is not None, "the preset asked for a pass of the reference"
@@ -314,7 +314,7 @@ def _with_kl(config: KlKnobs, batch: ScoredBatch, rewards: Tensor, carried: Carr
         beta=coefficient,
         form="k1",
     )
-    return Shaped(
+    return ShapedRewards(
         rewards=Rewards(of_trajectories=rewards, of_tokens=penalties),
         carried=carried,
         means={"kl_coefficient": coefficient, "trajectory_kl": measured},

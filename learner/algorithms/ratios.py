@@ -224,7 +224,7 @@ class RatioRules:
 
 
 @dataclass(frozen=True)
-class Corrected:
+class TokenCorrections:
     """`weights` [N], 0 where a token is filtered; `kept` [N] bool, which are not; `bounded` [N] bool, of which cap or
     floor took effect.
     """
@@ -345,15 +345,15 @@ def kept_for(gap: Gap, rules: RatioRules, *, advantages: Tensor) -> Tensor:
     return kept
 
 
-def correct(gap: Gap, rules: RatioRules, *, advantages: Tensor) -> Corrected:
+def correct(gap: Gap, rules: RatioRules, *, advantages: Tensor) -> TokenCorrections:
     """All corrections of `rules` at once: the weight that `rules.weight` names, 0 for filtered tokens."""
     kept = kept_for(gap, rules, advantages=advantages)
     plain = _plain_weights(gap, rules)
     weights = plain if rules.weight == "none" else plain.clamp(rules.floor, rules.cap)
-    return Corrected(weights=torch.where(kept, weights, 0.0), kept=kept, bounded=kept & (weights != plain))
+    return TokenCorrections(weights=torch.where(kept, weights, 0.0), kept=kept, bounded=kept & (weights != plain))
 
 
-def self_normalising_scale(corrected: Corrected) -> float:
+def self_normalising_scale(corrected: TokenCorrections) -> float:
     """1 over the mean weight of the kept tokens, which are those of the whole step: sum(w x) / sum(w) in place of
     sum(w x) / n. 1 where nothing is kept.
 

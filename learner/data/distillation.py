@@ -25,7 +25,7 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from learner.data.examples import DataTokenizer, Tokenized, example_parts, tokenize
+from learner.data.examples import DataTokenizer, TokenizedExample, example_parts, tokenize
 from learner.data.sources import RecordError, read_records
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class TopLogprobs:
 class DistillationExample:
     """A completion, and the teacher's cached logprobs of its trained tokens if there are any."""
 
-    completion: Tokenized
+    completion: TokenizedExample
     top: TopLogprobs | None = None
 
 

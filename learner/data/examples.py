@@ -46,7 +46,7 @@ class TextPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenized:
+class TokenizedExample:
     """A prompt with a completion of T tokens in all. `token_ids` int32 [T]; `loss_mask` bool [T], the tokens to train.
 
     At least one token is trained, and never the first one, which nothing predicts.
@@ -65,13 +65,13 @@ class Tokenized:
         """How many tokens are trained."""
         return int(self.loss_mask.sum())
 
-    def without_tail(self) -> "Tokenized":
+    def without_tail(self) -> "TokenizedExample":
         """Ends with the last trained token: a template's newline after the end token is never sampled nor scored."""
         length = len(self.loss_mask) - int(self.loss_mask[::-1].argmax())
-        return Tokenized(token_ids=self.token_ids[:length], loss_mask=self.loss_mask[:length])
+        return TokenizedExample(token_ids=self.token_ids[:length], loss_mask=self.loss_mask[:length])
 
 
-def tokenize(parts: Iterable[TextPart], tokenizer: DataTokenizer) -> Tokenized:
+def tokenize(parts: Iterable[TextPart], tokenizer: DataTokenizer) -> TokenizedExample:
     """The parts end to end, with an end token after the last one if it is trained. Raises RecordError."""
     end = tokenizer.eos_token_id
     token_ids: list[int] = []
@@ -87,7 +87,7 @@ def tokenize(parts: Iterable[TextPart], tokenizer: DataTokenizer) -> Tokenized:
         raise RecordError("nothing is left to train on: the completion has no tokens")
     if mask[0]:
         raise RecordError("the first token would be trained, yet nothing precedes it: the prompt is empty")
-    return Tokenized(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=np.array(mask, dtype=np.bool_))
+    return TokenizedExample(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=np.array(mask, dtype=np.bool_))
 
 
 def text_parts(*, prompt: str, completion: str) -> list[TextPart]:
@@ -241,7 +241,7 @@ def split(items: Sequence[Item], *, prompt: Callable[[Item], bytes], share: floa
     return DataSplit(training=training, held_out=[item for item, key in zip(items, keys, strict=True) if key in out])
 
 
-def prompt_of(tokenized: Tokenized) -> bytes:
+def prompt_of(tokenized: TokenizedExample) -> bytes:
     """The prompt's tokens, by which records with one prompt stay on one side of a split."""
     return tokenized.token_ids[: tokenized.prompt_length].tobytes()
 
@@ -270,7 +270,7 @@ class LengthStatistics:
         )
 
 
-def length_statistics(sequences: Sequence[Tokenized]) -> LengthStatistics:
+def length_statistics(sequences: Sequence[TokenizedExample]) -> LengthStatistics:
     """At least one sequence is needed."""
     assert sequences, "lengths of nothing"
     lengths = np.array([len(sequence.token_ids) for sequence in sequences])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.data.examples import DataTokenizer, Message, Tokenized, read_messages, reply_parts, tokenize
+from learner.data.examples import DataTokenizer, Message, TokenizedExample, read_messages, reply_parts, tokenize
 from learner.data.sources import RecordError, read_parsed
 from protocol.rewards import RewardFormat
 
@@ -35,8 +35,8 @@ class PreferencePair:
     `form`: whether the prompt was a text or messages.
     """
 
-    chosen: Tokenized
-    rejected: Tokenized
+    chosen: TokenizedExample
+    rejected: TokenizedExample
     margin: float = 0.0
     form: RewardFormat = "plain"
 
@@ -50,7 +50,7 @@ class PreferencePair:
 class LabelledCompletion:
     """A completion that is good (`label`) or is not."""
 
-    completion: Tokenized
+    completion: TokenizedExample
     label: bool
 
 

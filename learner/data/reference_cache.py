@@ -17,7 +17,7 @@ import safetensors.numpy
 import xxhash
 from numpy.typing import NDArray
 
-from learner.data.examples import Tokenized
+from learner.data.examples import TokenizedExample
 from learner.journal.files import sync_folder
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _REFERENCE_FORMAT = "headway-reference-logprobs-1"
 _CHUNK_BYTES = 1 << 24
 
-Compute = Callable[[Sequence[Tokenized]], Sequence[NDArray[np.float32]]]
+Compute = Callable[[Sequence[TokenizedExample]], Sequence[NDArray[np.float32]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def fingerprint_model(folder: Path) -> str:
     return str(digest.hexdigest())
 
 
-def fingerprint_sequences(sequences: Iterable[Tokenized]) -> str:
+def fingerprint_sequences(sequences: Iterable[TokenizedExample]) -> str:
     """Over token ids and loss masks, in order."""
     digest = xxhash.xxh3_128()
     for sequence in sequences:
@@ -81,7 +81,7 @@ def cache_file(folder: Path, key: CacheKey) -> Path:
 
 
 def cached_reference_logprobs(
-    sequences: Sequence[Tokenized], *, folder: Path, key: CacheKey, compute: Compute
+    sequences: Sequence[TokenizedExample], *, folder: Path, key: CacheKey, compute: Compute
 ) -> list[NDArray[np.float32]]:
     """For each sequence of T tokens its reference logprobs, float32 [T], 0 outside the mask.
 
@@ -104,7 +104,7 @@ def cached_reference_logprobs(
     return logprobs
 
 
-def load_cache(file: Path, *, key: CacheKey, sequences: Sequence[Tokenized]) -> list[NDArray[np.float32]]:
+def load_cache(file: Path, *, key: CacheKey, sequences: Sequence[TokenizedExample]) -> list[NDArray[np.float32]]:
     """The kept logprobs, [T] for each sequence. Raises CacheUnusable."""
     try:
         with safetensors.safe_open(file, framework="numpy") as opened:
@@ -127,7 +127,7 @@ def load_cache(file: Path, *, key: CacheKey, sequences: Sequence[Tokenized]) -> 
 
 
 def store_cache(
-    file: Path, *, key: CacheKey, sequences: Sequence[Tokenized], logprobs: Sequence[NDArray[np.float32]]
+    file: Path, *, key: CacheKey, sequences: Sequence[TokenizedExample], logprobs: Sequence[NDArray[np.float32]]
 ) -> None:
     """Keeps logprobs, [T] for each sequence. The file is there whole or not at all. Raises OSError."""
     pairs = zip(logprobs, sequences, strict=True)
@@ -146,12 +146,12 @@ def _checksum(values: NDArray[np.float32], lengths: NDArray[np.int64]) -> str:
     return xxhash.xxh3_128_hexdigest(values.tobytes() + lengths.tobytes())
 
 
-def _masked(values: NDArray[np.float32], sequence: Tokenized) -> NDArray[np.float32]:
+def _masked(values: NDArray[np.float32], sequence: TokenizedExample) -> NDArray[np.float32]:
     assert values.shape == sequence.loss_mask.shape, f"{values.shape} logprobs of {len(sequence.loss_mask)} tokens"
     return np.where(sequence.loss_mask, values, 0).astype(np.float32)
 
 
-def _spread(values: NDArray[np.float32], sequence: Tokenized) -> NDArray[np.float32]:
+def _spread(values: NDArray[np.float32], sequence: TokenizedExample) -> NDArray[np.float32]:
     logprobs = np.zeros(len(sequence.loss_mask), dtype=np.float32)
     logprobs[sequence.loss_mask] = values
     return logprobs

@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from protocol.generation import LOWEST_TEMPERATURE
 from services.config.models import ConfigModel
-from services.config.run_paths import Written
+from services.config.run_paths import WrittenPath
 
 _DEFAULT_URL = "http://127.0.0.1:7320"
 
@@ -56,7 +56,7 @@ class EvaluationConfig(ConfigModel):
     checkpoint: Path | None = Field(
         None, description="checkpoint folder of a run of the same settings to evaluate instead of the model; with only"
     )
-    output: Annotated[Path | None, Written()] = Field(
+    output: Annotated[Path | None, WrittenPath()] = Field(
         None, description="file for an evaluation by itself; evaluation.json in the run's folder if left out"
     )
     against: Path | None = Field(

@@ -23,7 +23,7 @@ from protocol.rewards import ScoreItem, VerifierInfo, VerifierList
 from services.http.client import HttpClient, ServiceError
 from services.http.tls import TlsContext
 from services.rewards.client import RewardClient
-from services.rewards.items import Scored
+from services.rewards.items import ItemScore
 from services.rewards.settings import ClientSettings
 
 log = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ def _item(pair: _Pair, verifier: str, number: int) -> ScoreItem:
 
 
 def comparison_of(
-    pairs: Sequence[_Pair], scored: Sequence[Scored], *, verifier: str, against: Path
+    pairs: Sequence[_Pair], scored: Sequence[ItemScore], *, verifier: str, against: Path
 ) -> JudgedComparison:
     """The shares of pairs that were won and tied. Raises NotComparable if none of them could be judged."""
     rewards: dict[int, list[float]] = {}

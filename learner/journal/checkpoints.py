@@ -33,7 +33,7 @@ Metric = Literal["accuracy", "reward"]
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class VersionScore:
     """Result of a held-out evaluation of a version: the share of solved tasks, and the mean reward."""
 
     version: int
@@ -164,7 +164,7 @@ class Checkpoints:
         """True if the journal has grown by so much since the last attempt at a checkpoint: a resume reads all of it."""
         return self._journal.size() - self._size_then >= most_bytes
 
-    def evaluated(self, result: Evaluated) -> None:
+    def evaluated(self, result: VersionScore) -> None:
         """Notes an evaluation beside the checkpoint of its version, if there is one. Raises OSError."""
         with self._lock:
             self._may_write()

@@ -20,7 +20,7 @@ import xxhash
 from learner.journal.files import sync_folder, unused
 from learner.weights.provenance import LoggedDistrust, LoggedProof
 from protocol.codec import Frame, WrongProtocolVersion, decode, encode
-from protocol.messages import Finished
+from protocol.messages import FinishedLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
@@ -93,7 +93,7 @@ def encoded(record: Record) -> bytes:
     """The record as it stands in a segment."""
     match record:
         case LoggedGroup(group=group):
-            return b"".join(encoded_group(encode(Finished(group=group))))
+            return b"".join(encoded_group(encode(FinishedLease(group=group))))
         case LoggedBatch(version=version, lease_ids=lease_ids):
             return _framed(_BATCH, json.dumps([version, list(lease_ids)]).encode())
         case LoggedFilter(lease_id=lease_id):
@@ -198,7 +198,7 @@ def _group(payload: bytes, *, path: Path) -> TrajectoryGroup:
         message = decode(_split(payload), stored=True)
     except WrongProtocolVersion as error:
         raise JournalUnknown(f"{path}: a group cannot be read: {error}") from error
-    assert isinstance(message, Finished), message.kind
+    assert isinstance(message, FinishedLease), message.kind
     return message.group
 
 

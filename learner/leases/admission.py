@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 
 from learner.leases.filters import GroupFilter
-from protocol.messages import Failed
+from protocol.messages import FailedLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import LARGEST_REWARD, RewardRecord, TrajectoryGroup
 
@@ -29,7 +29,7 @@ class GroupRules:
 
 def admissible(
     group: TrajectoryGroup, *, rules: GroupRules, belongs: Callable[[PolicyVersion], bool]
-) -> TrajectoryGroup | Failed:
+) -> TrajectoryGroup | FailedLease:
     """The group without the trajectories that could not be scored, or the failure that it amounts to.
 
     A reward that could not be computed is not a reward of 0: its trajectory leaves the group. `belongs` tells whether a
@@ -97,9 +97,9 @@ def _reward_fault(record: RewardRecord, *, max_reward: float) -> str | None:
     return None
 
 
-def failure_of(group: TrajectoryGroup, *, reason: str, data_fault: bool) -> Failed:
+def failure_of(group: TrajectoryGroup, *, reason: str, data_fault: bool) -> FailedLease:
     """The failure that its holder would have reported of an attempt that came to nothing."""
-    return Failed(
+    return FailedLease(
         incarnation=group.incarnation,
         lease_id=group.lease_id,
         attempt=group.attempt,

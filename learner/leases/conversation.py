@@ -30,20 +30,20 @@ from protocol.codec import Frame
 from protocol.fleet import TOLD_ALIKE
 from protocol.messages import (
     OTHERS,
-    Acknowledged,
-    Failed,
-    Finished,
+    FailedLease,
+    FinishedLease,
     Goodbye,
     Heartbeat,
     Hello,
     Message,
-    Refused,
+    OutcomeReceipt,
+    PeerRefusal,
     RunningLease,
     Welcome,
 )
 from protocol.trajectories import TrajectoryGroup
 from services.logs import Occasionally
-from services.zmq.sockets import Received, RouterSocket
+from services.zmq.sockets import ReceivedMessage, RouterSocket
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class EnvServiceConversation:
         self._clock = clock
         self._may_complain = Occasionally(every_s=_COMPLAIN_EVERY_S)
         self._held: dict[tuple[str, int, int, int], _Held] = {}
-        self._recorded: list[tuple[ConnectedEnvService, Acknowledged]] = []
+        self._recorded: list[tuple[ConnectedEnvService, OutcomeReceipt]] = []
 
     async def receive(self) -> None:
         """Takes messages until cancelled."""
@@ -97,9 +97,9 @@ class EnvServiceConversation:
             await self._take(await self._socket.receive_whole())
             await asyncio.sleep(0)  # a socket that always has a message would let nobody else have a turn
 
-    async def _take(self, first: Received) -> None:
+    async def _take(self, first: ReceivedMessage) -> None:
         """Takes a message, and those that have arrived beside it."""
-        received: Received | None = first
+        received: ReceivedMessage | None = first
         taken = 0
         while received is not None:
             await self._handle(received.peer, received.message, received.frames)
@@ -108,7 +108,7 @@ class EnvServiceConversation:
         await self._answer()
 
     async def _handle(self, peer: str, message: Message, frames: Sequence[Frame]) -> None:
-        if not isinstance(message, Finished | Failed):
+        if not isinstance(message, FinishedLease | FailedLease):
             await self._answer()  # who is told of another thing has heard before what became of its groups
         holder = self._env_services.at(peer)
         if isinstance(message, Hello):
@@ -123,9 +123,9 @@ class EnvServiceConversation:
         match message:
             case Heartbeat():
                 await self._hear(holder, message.running)
-            case Finished():
+            case FinishedLease():
                 await self._on_finished(holder, message.group, frames)
-            case Failed():
+            case FailedLease():
                 await self._on_failed(holder, message)
             case Goodbye():
                 log.info("env_service %s leaves: %s", holder.name, message.reason)
@@ -136,7 +136,7 @@ class EnvServiceConversation:
 
     async def _refuse(self, peer: str, reason: str, message: str) -> None:
         self._refused(reason)
-        await self._env_services.answer(peer, Refused(reason=reason, message=message))
+        await self._env_services.answer(peer, PeerRefusal(reason=reason, message=message))
 
     async def _on_hello(self, peer: str, hello: Hello) -> None:
         candidate = ConnectedEnvService(peer=peer, hello=hello, last_seen=self._clock())
@@ -180,7 +180,7 @@ class EnvServiceConversation:
         if silence_s > MISSED_HEARTBEATS * self._options.heartbeat_every_s:
             return False
         text = f"another env_service, at {namesake.address or 'an unknown address'}, uses this one's name {known.name}"
-        return await self._env_services.answer(known.peer, Refused(reason="namesake", message=text))
+        return await self._env_services.answer(known.peer, PeerRefusal(reason="namesake", message=text))
 
     async def _refuse_namesake(self, peer: str, hello: Hello, known: ConnectedEnvService) -> None:
         first = known.hello.address or "an unknown address"
@@ -278,24 +278,24 @@ class EnvServiceConversation:
                 self._evaluator.finished(group)
         else:
             kept = admissible(group, rules=self._options.rules, belongs=self._incarnations.belongs)
-            if isinstance(kept, Failed):
+            if isinstance(kept, FailedLease):
                 self._flow.fail(kept)
             elif not await self._flow.accept(kept, frames if kept is group else None):
                 self._refused("disk_full")
                 return
         self._acknowledge(holder, group)
 
-    async def _on_failed(self, holder: ConnectedEnvService, failed: Failed) -> None:
+    async def _on_failed(self, holder: ConnectedEnvService, failed: FailedLease) -> None:
         if failed.purpose == "train":
             self._flow.fail(failed)
         elif self._incarnations.is_ours(failed):
             self._evaluator.failed(failed.lease_id, reason=failed.reason)
         self._acknowledge(holder, failed)
 
-    def _acknowledge(self, holder: ConnectedEnvService, outcome: TrajectoryGroup | Failed) -> None:
+    def _acknowledge(self, holder: ConnectedEnvService, outcome: TrajectoryGroup | FailedLease) -> None:
         attempt = self._incarnations.attempt_of(outcome) if outcome.purpose == "train" else None
         self._env_services.ended(holder, () if attempt is None else (attempt,))
-        message = Acknowledged(
+        message = OutcomeReceipt(
             incarnation=outcome.incarnation,
             lease_id=outcome.lease_id,
             attempt=outcome.attempt,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from learner.journal.files import LineFile, anyone, ignore, lines_backwards
 from learner.ledger import Ledger
-from protocol.messages import Failed
+from protocol.messages import FailedLease
 from services.run_lock import FolderLost
 
 DEAD_LETTERS = "dead_letters.jsonl"
@@ -42,7 +42,7 @@ class DeadLetters:
         self._lines = LineFile(path, failed=failed, may_write=may_write)
         self._unwritten: deque[dict[str, object]] = deque()
 
-    def append(self, failed: Failed, *, task_index: int, version: int) -> None:
+    def append(self, failed: FailedLease, *, task_index: int, version: int) -> None:
         """Notes a lease that was given up while the learner held `version`."""
         self._unwritten.append(
             {**failed.model_dump(), "task_index": task_index, "version": version, "time": time.time()}

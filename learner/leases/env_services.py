@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from learner.ledger import AttemptId, EndedAttempt
 from protocol.messages import (
     MOST_LEASES,
-    Cancelled,
     EnvironmentInfo,
     Fleet,
     Hello,
+    LeaseCancellation,
     Message,
     RunningLease,
     ServingGenerator,
@@ -211,4 +211,4 @@ class EnvServices:
     async def tell_cancelled(self, holder: ConnectedEnvService, leases: Sequence[RunningLease]) -> None:
         """Nobody waits for these any more."""
         for start in range(0, len(leases), MOST_LEASES):
-            await self.send(holder, Cancelled(leases=tuple(leases[start : start + MOST_LEASES])))
+            await self.send(holder, LeaseCancellation(leases=tuple(leases[start : start + MOST_LEASES])))

@@ -20,7 +20,7 @@ from learner.leases.incarnations import Belongs, Incarnations, oldest_of, up_to
 from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.ledger import AttemptId, Batch, EndedAttempt, FailureResult, GroupVerdict, Ledger
 from protocol.codec import Frame
-from protocol.messages import Failed, Granted
+from protocol.messages import FailedLease, LeaseGrant
 from protocol.trajectories import TrajectoryGroup
 from services.http.waiting import Waiting as Waits
 from services.tracing import lease_began, lease_ended, lease_trace, span
@@ -152,7 +152,7 @@ class GroupFlow:
         self.failure = self.failure or failure
         self.wake()
 
-    def fail(self, failed: Failed) -> None:
+    def fail(self, failed: FailedLease) -> None:
         """An attempt came to nothing."""
         result = self.incarnations.fail(failed, now=self._clock())
         if result is FailureResult.IGNORED:
@@ -164,7 +164,7 @@ class GroupFlow:
             return
         self._give_up(failed)
 
-    def _give_up(self, failed: Failed) -> None:
+    def _give_up(self, failed: FailedLease) -> None:
         log.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
         lease_ended(lease_trace(failed.incarnation, failed.lease_id), left_out="dead_lettered")
         task_index = self.granting.task_index(failed.lease_id)
@@ -186,7 +186,7 @@ class GroupFlow:
             if self.granting.room_of(holder) <= 0:
                 self.env_services.full(holder)
             if leases:
-                await self.env_services.send(holder, Granted(leases=tuple(leases)))
+                await self.env_services.send(holder, LeaseGrant(leases=tuple(leases)))
                 await asyncio.sleep(0)  # sending does not wait, and to grant a hundred thousand leases takes seconds
             elif not self.granting.may_grant():
                 return

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from learner.ledger import AttemptId, DeliveryAnswer, FailureKind, FailureResult, GroupVerdict, Ledger
-from protocol.messages import OTHERS, Failed, RunningLease
+from protocol.messages import OTHERS, FailedLease, RunningLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
@@ -21,7 +21,7 @@ Belongs = Callable[[PolicyVersion], bool]
 
 
 @dataclass(frozen=True)
-class Heard:
+class HeartbeatOutcome:
     """Outcome of a list of running attempts: some are new to this life, some should be cancelled."""
 
     adopted: tuple[AttemptId, ...]
@@ -43,7 +43,7 @@ class Incarnations:
         self._adopted: dict[tuple[int, int, int], int] = {}
         self._named: dict[AttemptId, tuple[int, int]] = {}
 
-    def is_ours(self, about: TrajectoryGroup | Failed | RunningLease) -> bool:
+    def is_ours(self, about: TrajectoryGroup | FailedLease | RunningLease) -> bool:
         """True if this life granted the attempt."""
         return about.incarnation == self._incarnation
 
@@ -53,7 +53,7 @@ class Incarnations:
             return version.number <= self._ledger.version
         return version.incarnation < self._incarnation and self._belongs(version)
 
-    def attempt_of(self, about: TrajectoryGroup | Failed | RunningLease) -> AttemptId | None:
+    def attempt_of(self, about: TrajectoryGroup | FailedLease | RunningLease) -> AttemptId | None:
         """The attempt as the ledger knows it; None for one of a former life that was not adopted."""
         number: int | None = about.attempt
         if not self.is_ours(about):
@@ -65,10 +65,10 @@ class Incarnations:
         incarnation, number = self._named.get(attempt, (self._incarnation, attempt.attempt))
         return RunningLease(incarnation=incarnation, lease_id=attempt.lease_id, attempt=number, purpose="train")
 
-    def failed(self, attempt: AttemptId, reason: str, *, data_fault: bool) -> Failed:
+    def failed(self, attempt: AttemptId, reason: str, *, data_fault: bool) -> FailedLease:
         """The failure that its holder would have reported of an attempt with which the lease was given up."""
         named = self.on_the_wire(attempt)
-        return Failed(
+        return FailedLease(
             incarnation=named.incarnation,
             lease_id=named.lease_id,
             attempt=named.attempt,
@@ -77,7 +77,9 @@ class Incarnations:
             reason=reason,
         )
 
-    def hear(self, *, now: float, holder: str, running: Iterable[RunningLease], disk_is_full: bool = False) -> Heard:
+    def hear(
+        self, *, now: float, holder: str, running: Iterable[RunningLease], disk_is_full: bool = False
+    ) -> HeartbeatOutcome:
         """Training attempts that a holder reports: moves their deadlines, and adopts those of former lives.
 
         A finished group that stays unacknowledged is excused while the disk is full; else nobody can take it.
@@ -102,7 +104,7 @@ class Incarnations:
                 kept.add(attempt)
         ended = self._ledger.heartbeat(now=now, holder=holder, running=known, excused=excused, kept=kept)
         unwanted += map(self.on_the_wire, ended)
-        return Heard(adopted=tuple(adopted), unwanted=tuple(unwanted))
+        return HeartbeatOutcome(adopted=tuple(adopted), unwanted=tuple(unwanted))
 
     def _adopt(self, lease: RunningLease, *, now: float, holder: str) -> AttemptId | None:
         version = None if lease.oldest_version is None else PolicyVersion.parse(lease.oldest_version)
@@ -138,7 +140,7 @@ class Incarnations:
             return DeliveryAnswer(verdict=GroupVerdict.UNKNOWN)
         return self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=size)
 
-    def fail(self, failed: Failed, *, now: float) -> FailureResult:
+    def fail(self, failed: FailedLease, *, now: float) -> FailureResult:
         """Charges the lease of an attempt that failed; one of a former life that was not adopted is nobody's."""
         attempt = self.attempt_of(failed)
         if attempt is None:

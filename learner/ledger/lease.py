@@ -31,7 +31,7 @@ class AttemptOutcome(StrEnum):
     DROPPED = "dropped"
 
 
-class Closed(StrEnum):
+class LeaseEnd(StrEnum):
     """How a lease ended for good."""
 
     TRAINED = "trained"
@@ -93,7 +93,7 @@ class LeaseTable:
         self.running: dict[int, RunningAttempt] = {}
         self.buffered: dict[int, BufferedGroup] = {}
         self.untrained: deque[tuple[int, ...]] = deque()  # batches taken or replayed whose step has not ended
-        self.closed: Counter[Closed] = Counter()
+        self.closed: Counter[LeaseEnd] = Counter()
         self.outcomes: Counter[AttemptOutcome] = Counter()
 
     def open_up_to(self, cursor: int) -> None:
@@ -176,7 +176,7 @@ class LeaseTable:
             del self.buffered[lease_id]
         self.untrained.append(lease_ids)
 
-    def close(self, lease_id: int, how: Closed) -> None:
+    def close(self, lease_id: int, how: LeaseEnd) -> None:
         """Any place but in training, to closed; a running attempt must have been stopped before."""
         self.pending.pop(lease_id, None)
         self.buffered.pop(lease_id, None)
@@ -186,7 +186,7 @@ class LeaseTable:
     def close_trained(self) -> None:
         """The oldest batch in training is trained."""
         for lease_id in self.untrained.popleft():
-            self.close(lease_id, Closed.TRAINED)
+            self.close(lease_id, LeaseEnd.TRAINED)
 
     def books(self) -> Books:
         closed, outcomes = (
@@ -195,9 +195,9 @@ class LeaseTable:
         )  # a Counter's own way to 0 is slow, and this is asked often
         return Books(
             leases=self.cursor,
-            trained=closed(Closed.TRAINED, 0) + sum(map(len, self.untrained)),
-            filtered=closed(Closed.FILTERED, 0),
-            dead_lettered=closed(Closed.DEAD_LETTERED, 0),
+            trained=closed(LeaseEnd.TRAINED, 0) + sum(map(len, self.untrained)),
+            filtered=closed(LeaseEnd.FILTERED, 0),
+            dead_lettered=closed(LeaseEnd.DEAD_LETTERED, 0),
             buffered=len(self.buffered),
             running=len(self.running),
             pending=len(self.pending),
@@ -228,7 +228,7 @@ class LeaseTable:
         """Every lease that is not closed is pending; attempts that ran, or whose groups waited, count as expired."""
         table = cls()
         table.cursor = snapshot.cursor
-        table.closed.update({Closed(how): count for how, count in snapshot.closed.items()})
+        table.closed.update({LeaseEnd(how): count for how, count in snapshot.closed.items()})
         table.outcomes.update({AttemptOutcome(outcome): count for outcome, count in snapshot.outcomes.items()})
         columns = (snapshot.attempts, snapshot.drops, snapshot.infrastructure_failures, snapshot.data_failures)
         for lease_id, attempts, drops, infrastructure, data in zip(snapshot.lease_ids, *columns, strict=True):

@@ -10,7 +10,7 @@ from learner.ledger.lease import (
     AttemptOutcome,
     Blockage,
     BufferedGroup,
-    Closed,
+    LeaseEnd,
     LeaseTable,
     Remaining,
     blockage,
@@ -214,7 +214,7 @@ class Ledger:
             cancelled = self._table.buffer(lease_id, arrived)
         elif attempt is not None or lease_id not in self._table.buffered:
             raise ValueError(f"lease {lease_id} (attempt {attempt}) has no group that could be filtered")
-        self._table.close(lease_id, Closed.FILTERED)
+        self._table.close(lease_id, LeaseEnd.FILTERED)
         return cancelled
 
     def recall(self, lease_ids: Iterable[int]) -> tuple[EndedAttempt, ...]:
@@ -252,7 +252,7 @@ class Ledger:
         self._table.stop(lease_id, AttemptOutcome.FAILED, not_before=now + backoff_s)
         if failures[kind] <= (self.config.infrastructure_retries if infrastructure else self.config.data_retries):
             return FailureResult.RETRIED
-        self._table.close(lease_id, Closed.DEAD_LETTERED)
+        self._table.close(lease_id, LeaseEnd.DEAD_LETTERED)
         return FailureResult.DEAD_LETTERED
 
     def _backoff_s(self, failures: int) -> float:
@@ -317,7 +317,7 @@ class Ledger:
         ended = self._table.stop(lease_id, AttemptOutcome.EXPIRED)
         if lease.expiries <= self.config.infrastructure_retries:
             return ended
-        self._table.close(lease_id, Closed.DEAD_LETTERED)
+        self._table.close(lease_id, LeaseEnd.DEAD_LETTERED)
         reason = f"{lease.expiries} attempts ended with the silence or the end of their env_service"
         self._note(f"infrastructure: {reason}")
         return replace(ended, given_up=reason)
@@ -455,12 +455,12 @@ class Ledger:
         for lease_id in self._replayable(lease_ids):
             attempt = self._table.newest_attempt(lease_id)
             self._table.buffer(lease_id, BufferedGroup(attempt=attempt, version=self.next_version, size=0))
-            self._table.close(lease_id, Closed.FILTERED)
+            self._table.close(lease_id, LeaseEnd.FILTERED)
 
     def replay_dead_lettered(self, lease_ids: Iterable[int]) -> None:
         """Closes leases that a former life dead-lettered; those that are closed already stay as they are."""
         for lease_id in self._replayable(lease_ids):
-            self._table.close(lease_id, Closed.DEAD_LETTERED)
+            self._table.close(lease_id, LeaseEnd.DEAD_LETTERED)
 
     def _replayable(self, lease_ids: Iterable[int]) -> list[int]:
         lease_ids = list(lease_ids)

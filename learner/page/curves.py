@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.reports.growing import Mark, Restarted, lines_after
+from learner.reports.growing import FileRestarted, Mark, lines_after
 from learner.reports.history import CURVES, FIGURES, CurveSpec, Entry, RunHistory, curves_in
 
 FILE = "metrics.jsonl"
@@ -110,7 +110,7 @@ class RunCurves:
             while True:
                 try:
                     lines, mark = lines_after(self._path, self._mark)
-                except Restarted:
+                except FileRestarted:
                     self._history, self._mark = _history(), Mark()
                     continue
                 for line in lines:
@@ -129,5 +129,5 @@ class RunCurves:
         for line in lines:
             history.add(line)
         if any(event["kind"] == "resume" for event in history.events):
-            raise Restarted
+            raise FileRestarted
         return json.dumps(message(history, most=len(lines))).encode(), after

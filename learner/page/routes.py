@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from learner.page.curves import RunCurves, figures
 from learner.page.reading import MOST_ROWS, Filter, Key, decoder_of, group, overview, page, whole_text
-from learner.reports.growing import Mark, Restarted
+from learner.reports.growing import FileRestarted, Mark
 from protocol.model import PolicyVersion
 from protocol.status import FailureStatus, Readiness, Report, WaitStatus
 from services.config import made_with
@@ -221,7 +221,7 @@ class RunPage:
         while not self._over.is_set():
             try:
                 data, mark = await asyncio.to_thread(self._curves[run].news, mark)
-            except Restarted:
+            except FileRestarted:
                 yield b"event: reset\ndata: {}\n\n"
                 return
             if data is not None:

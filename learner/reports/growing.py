@@ -36,7 +36,7 @@ class Mark:
         return cls(int(inode), int(at))
 
 
-class Restarted(Exception):
+class FileRestarted(Exception):
     """The file is another one, or shorter than what was read of it, or takes back what was read: begin anew."""
 
 
@@ -49,14 +49,14 @@ def lines_after(path: Path, mark: Mark) -> tuple[list[bytes], Mark]:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             if mark.inode and (status.st_ino != mark.inode or status.st_size < mark.at):
-                raise Restarted
+                raise FileRestarted
             file.seek(mark.at)
             data = file.read(_CHUNK_BYTES)
             while data and b"\n" not in data and len(data) % _CHUNK_BYTES == 0 and (more := file.read(_CHUNK_BYTES)):
                 data += more
     except FileNotFoundError:
         if mark.inode:
-            raise Restarted from None
+            raise FileRestarted from None
         return [], mark
     end = data.rfind(b"\n") + 1
     return data[:end].splitlines(), Mark(status.st_ino, mark.at + end)

@@ -43,7 +43,7 @@ _NOTHING: Mapping[str, object] = {}
 
 
 @dataclass
-class Former:
+class PastRecords:
     """The records that belong to the history of the weights; `wall_s` is the time in which the steps were trained."""
 
     steps: list[StepRecord]
@@ -52,7 +52,7 @@ class Former:
     wall_s: float
 
 
-def read_former(path: Path, *, version: int, at: int = 0, after: int = 0, life_s: float = 0.0) -> Former:
+def read_former(path: Path, *, version: int, at: int = 0, after: int = 0, life_s: float = 0.0) -> PastRecords:
     """The records up to `version` from the byte `at` on, of steps after the step `after`; `life_s`: how much of its
     life's time that one had seen. Lines that cannot be read are left out, and counted.
     """
@@ -67,7 +67,7 @@ def read_former(path: Path, *, version: int, at: int = 0, after: int = 0, life_s
         log.warning("%d lines of %s cannot be read: the summary leaves them out", history.unread, path)
     history.cut(version)
     records = [event["record"] for event in history.events if "record" in event]
-    return Former(
+    return PastRecords(
         steps=[record for step, record in history.steps.items() if step > after],
         publishes=[record for record in records if isinstance(record, PublishReport)],
         evaluations=[record for record in records if isinstance(record, EvaluationResult)],

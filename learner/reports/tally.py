@@ -142,7 +142,7 @@ class _Kept(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class Thinned(_Kept):
+class ThinnedRow(_Kept):
     """Every `stride`-th value of a row, and of all of them the number and the largest."""
 
     count: int = 0
@@ -206,11 +206,11 @@ class Tally(_Kept):
     lag_max: int = 0
     lag_counts: dict[int, int] = Field(default_factory=dict)
     token_lag_counts: dict[int, int] = Field(default_factory=dict)
-    train_s: Thinned = Field(default_factory=Thinned)
-    reward: Thinned = Field(default_factory=Thinned)
-    publish_s: Thinned = Field(default_factory=Thinned)
-    pause_s: Thinned = Field(default_factory=Thinned)
-    probe_gap: Thinned = Field(default_factory=Thinned)
+    train_s: ThinnedRow = Field(default_factory=ThinnedRow)
+    reward: ThinnedRow = Field(default_factory=ThinnedRow)
+    publish_s: ThinnedRow = Field(default_factory=ThinnedRow)
+    pause_s: ThinnedRow = Field(default_factory=ThinnedRow)
+    probe_gap: ThinnedRow = Field(default_factory=ThinnedRow)
     first_publish: tuple[float, float] | None = None
     evaluations: Evaluations = Field(default_factory=Evaluations)
     wall_s: float = 0.0

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from learner.algorithms.preset import Carried, LossTokens, Passes, Preset, ScoredBatch
+from learner.algorithms.preset import CarriedState, LossTokens, Passes, Preset, ScoredBatch
 from learner.training.adapters import add_adapters
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
@@ -81,7 +81,7 @@ class Credit:
     kept: Tensor
     returns: Tensor | None
     means: dict[str, float]
-    carried: Carried
+    carried: CarriedState
     correction_scale: float = 1.0
 
     def kept_lengths(self, batch: FlatBatch) -> NDArray[np.int64]:
@@ -131,7 +131,7 @@ def _everywhere(microbatches: Sequence[Microbatch], scorer: Score, *, tokens: in
     return summed_over_ranks(values)
 
 
-def credit(batch: FlatBatch, scores: TokenScores, *, preset: Preset, carried: Carried) -> Credit:
+def credit(batch: FlatBatch, scores: TokenScores, *, preset: Preset, carried: CarriedState) -> Credit:
     """The preset's advantages, and which tokens it keeps; `carried` is what the step before left."""
     trained = torch.from_numpy(np.flatnonzero(batch.loss_mask))
     tokens = len(batch.token_ids)

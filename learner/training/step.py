@@ -27,7 +27,7 @@ from torch import Tensor
 
 from learner.algorithms import ratios
 from learner.algorithms.policy_loss import once_for_each
-from learner.algorithms.preset import Carried, Loss, LossTokens, Mean, Passes, Preset
+from learner.algorithms.preset import CarriedState, Loss, LossTokens, Mean, Passes, Preset
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
 from learner.training.engine import learning_rate
@@ -223,7 +223,7 @@ class TrainingStep:
         """Of the newest step."""
         self.tokens_s = 0.0
         """CPU seconds that filling `tokens` took in the newest step."""
-        self.carried = Carried()
+        self.carried = CarriedState()
         """What the algorithm carries to the next step; the same on every rank."""
 
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:

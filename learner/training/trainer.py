@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from learner.algorithms.preset import Carried, Preset
+from learner.algorithms.preset import CarriedState, Preset
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.algorithms.shaping import RunningMoments
 from learner.training.batch import FlatBatch, TrainSequence, flatten
@@ -162,9 +162,9 @@ def _missing(part: Path, ranks: Ranks) -> str:
     )
 
 
-def _carried(found: dict[str, Any]) -> Carried:
+def _carried(found: dict[str, Any]) -> CarriedState:
     """As `asdict` wrote it; JSON keeps every digit of a float."""
-    return Carried(**{**found, "rewards": RunningMoments(**found.get("rewards", {}))})
+    return CarriedState(**{**found, "rewards": RunningMoments(**found.get("rewards", {}))})
 
 
 def faster_dtype(dtype: Dtype, *, device: torch.device, cpu: Mapping[str, Any], weights: int) -> Dtype:

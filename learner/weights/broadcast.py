@@ -34,9 +34,9 @@ from learner.weights.process_group import (
     in_thread,
 )
 from learner.weights.proofs import Commits, Proof
-from learner.weights.provenance import Remembered
-from learner.weights.published import Packed, PublisherOptions
-from protocol.fleet import JoinedGroup, JoinGroup, Prepare, Prepared
+from learner.weights.provenance import InstanceMemory
+from learner.weights.published import PackedWeights, PublisherOptions
+from protocol.fleet import JoinedGroup, JoinGroup, Prepare, PrepareResult
 from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachable
 from services.network import LOOPBACK, address_towards
 from services.process import DaemonThreads
@@ -133,7 +133,7 @@ class WeightBroadcast:
         self._place: MeetingPlace | None = None
         self._group: BroadcastGroup | None = None
         self._group_members: tuple[FleetMember, ...] = ()
-        self._failures: Remembered[int] = Remembered()
+        self._failures: InstanceMemory[int] = InstanceMemory()
         self._late: set[FleetMember] = set()
         self.busy: set[FleetMember] = set()
         """Members that are within a round, or still commit what one brought them."""
@@ -147,7 +147,7 @@ class WeightBroadcast:
         """True if one that waits for its download may be broadcast to instead. A failure would cost the others time."""
         return member.able and member not in self.busy and not self._failures.get(_process(member))
 
-    async def run(self, members: Sequence[FleetMember], packed: Packed) -> RoundResult:
+    async def run(self, members: Sequence[FleetMember], packed: PackedWeights) -> RoundResult:
         """Brings `packed` to as many of `members` as take it."""
         self.busy.update(members)
         try:
@@ -166,7 +166,7 @@ class WeightBroadcast:
             self._threads.start(self._group.close)
         self._group, self._group_members = None, ()
 
-    async def _round(self, members: Sequence[FleetMember], packed: Packed, *, last: bool) -> RoundResult:
+    async def _round(self, members: Sequence[FleetMember], packed: PackedWeights, *, last: bool) -> RoundResult:
         start = time.monotonic()
         reached = await self._broadcast(members, packed)
         prepared, epoch = time.monotonic(), self._epoch
@@ -180,10 +180,10 @@ class WeightBroadcast:
         commit_s = time.monotonic() - prepared
         return RoundResult(proofs=[*committed, *retried], prepare_s=prepared - start, commit_s=commit_s)
 
-    async def _once_more(self, victims: Sequence[FleetMember], packed: Packed) -> Sequence[Proof]:
+    async def _once_more(self, victims: Sequence[FleetMember], packed: PackedWeights) -> Sequence[Proof]:
         return (await self._round(victims, packed, last=True)).proofs if victims else []
 
-    async def _broadcast(self, members: Sequence[FleetMember], packed: Packed) -> _Reached:
+    async def _broadcast(self, members: Sequence[FleetMember], packed: PackedWeights) -> _Reached:
         if self._group is None or not self._is_group_of(members):
             met = await self._meet(members)
             if self._group is None:
@@ -257,7 +257,7 @@ class WeightBroadcast:
         deadline_s = 2 * options.meet_timeout_s + _GRACE_S
         return await self._commits.ask(member, "group", body, JoinedGroup, deadline_s=deadline_s)
 
-    async def _prepare(self, group: BroadcastGroup, members: Sequence[FleetMember], packed: Packed) -> _Reached:
+    async def _prepare(self, group: BroadcastGroup, members: Sequence[FleetMember], packed: PackedWeights) -> _Reached:
         timeout_s = self._options.bucket_timeout_s
         specs = tuple(bucket.spec for bucket in packed.buckets)
         body = Prepare(version=str(packed.version), epoch=self._epoch, buckets=specs)
@@ -282,14 +282,16 @@ class WeightBroadcast:
         return asked.sorted_out(whole=True)
 
     async def _ask_to_prepare(self, member: FleetMember, body: Prepare, *, deadline_s: float) -> object:
-        return await self._commits.ask(member, "prepare", body, Prepared, deadline_s=deadline_s)
+        return await self._commits.ask(member, "prepare", body, PrepareResult, deadline_s=deadline_s)
 
-    async def _ask_to_load(self, member: FleetMember, body: Prepare, packed: Packed, *, deadline_s: float) -> object:
+    async def _ask_to_load(
+        self, member: FleetMember, body: Prepare, packed: PackedWeights, *, deadline_s: float
+    ) -> object:
         """For a member without staging: its commit receives what is sent meanwhile."""
         await self._ask_to_prepare(member, body, deadline_s=deadline_s)
         return await self._commits.commit(member, packed, epoch=body.epoch, receive_s=deadline_s)
 
-    def _settle(self, reached: _Reached, packed: Packed, *, last: bool) -> None:
+    def _settle(self, reached: _Reached, packed: PackedWeights, *, last: bool) -> None:
         """Who is out of this round leaves the fleet, or catches up; failures in a row are counted."""
         for member in reached.through:
             self._failures.forget(_process(member))
@@ -312,7 +314,7 @@ class WeightBroadcast:
                 member.generator_id, failures,
             )  # fmt: skip
 
-    async def _commit(self, reached: _Reached, packed: Packed, *, epoch: int) -> Sequence[Proof]:
+    async def _commit(self, reached: _Reached, packed: PackedWeights, *, epoch: int) -> Sequence[Proof]:
         """Commits on all that have not; returns who serves the version. A straggler's proof is judged when it comes."""
         start = time.monotonic()
         members = [member for member, proof in reached.through.items() if proof is None]
@@ -333,7 +335,9 @@ class WeightBroadcast:
         proofs = (*reached.through.values(), *(task.result() for task in done))
         return self._commits.accept([proof for proof in proofs if proof is not None], packed)
 
-    async def _await_straggler(self, member: FleetMember, task: "asyncio.Task[Proof | None]", packed: Packed) -> None:
+    async def _await_straggler(
+        self, member: FleetMember, task: "asyncio.Task[Proof | None]", packed: PackedWeights
+    ) -> None:
         log.warning("generator %s is late with its commit of version %s", member.generator_id, packed.version)
         self._late.add(member)
         self._fleet.suspend(member)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.proofs import Commits, Proof
-from learner.weights.provenance import Remembered
-from learner.weights.published import Packed, PublishedWeights, PublisherOptions
-from protocol.fleet import PULL_TOOK_TOO_LONG, PULLED_EPOCH, Prepared, Pull
+from learner.weights.provenance import InstanceMemory
+from learner.weights.published import PackedWeights, PublishedWeights, PublisherOptions
+from protocol.fleet import PULL_TOOK_TOO_LONG, PULLED_EPOCH, PrepareResult, Pull
 from services.http.client import ServiceError, ServiceFailed, ServiceRefused, ServiceTimeout, ServiceUnreachable
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,11 @@ _MOST_DOUBLINGS = 3
 
 
 @dataclass(frozen=True)
-class Joined:
+class CaughtUpMember:
     """A member that serves what it downloaded, and where the seconds went."""
 
     proof: Proof
-    packed: Packed
+    packed: PackedWeights
     pull_s: float
     commit_s: float
 
@@ -58,7 +58,7 @@ class CatchUps:
         commits: Commits,
         options: PublisherOptions,
         tasks: asyncio.TaskGroup,
-        joined: Callable[[Joined], None],
+        joined: Callable[[CaughtUpMember], None],
         ended: Callable[[], None],
     ) -> None:
         self._fleet = fleet
@@ -68,7 +68,7 @@ class CatchUps:
         self._tasks = tasks
         self._joined = joined
         self._ended = ended
-        self._past: Remembered[_Past] = Remembered()
+        self._past: InstanceMemory[_Past] = InstanceMemory()
         self._at_once = options.parallel_pulls
         self._downloading: dict[FleetMember, asyncio.Task[None]] = {}
         self._resting: set[FleetMember] = set()
@@ -111,7 +111,7 @@ class CatchUps:
                 work = self._join(member, self._shelf.newest)
                 self._downloading[member] = self._tasks.create_task(work, name=f"join {member.generator_id}")
 
-    async def _join(self, member: FleetMember, packed: Packed) -> None:
+    async def _join(self, member: FleetMember, packed: PackedWeights) -> None:
         alone = self._at_once == 1
         rest_s = 0.0
         try:
@@ -136,18 +136,18 @@ class CatchUps:
                 self._resting.discard(member)
                 self._ended()
 
-    async def _attempt(self, member: FleetMember, packed: Packed) -> None:
+    async def _attempt(self, member: FleetMember, packed: PackedWeights) -> None:
         start = time.monotonic()
         deadline_s = self._deadline_s(member, packed)
         body = Pull(version=str(packed.version), deadline_s=deadline_s)
-        await self._commits.ask(member, "pull", body, Prepared, deadline_s=deadline_s + _GRACE_S)
+        await self._commits.ask(member, "pull", body, PrepareResult, deadline_s=deadline_s + _GRACE_S)
         pulled = time.monotonic()
         proof = await self._commits.commit(member, packed, epoch=PULLED_EPOCH)
         ended = time.monotonic()
         if self._commits.accept([proof], packed):
-            self._joined(Joined(proof=proof, packed=packed, pull_s=pulled - start, commit_s=ended - pulled))
+            self._joined(CaughtUpMember(proof=proof, packed=packed, pull_s=pulled - start, commit_s=ended - pulled))
 
-    def _deadline_s(self, member: FleetMember, packed: Packed) -> float:
+    def _deadline_s(self, member: FleetMember, packed: PackedWeights) -> float:
         """Enough for a slow link that is shared by all that may download at once."""
         options = self._options
         size = sum(bucket.spec.nbytes for bucket in packed.buckets)
@@ -157,7 +157,7 @@ class CatchUps:
     def _past_of(self, member: FleetMember) -> _Past:
         return self._past.get(_process(member)) or _Past()
 
-    def _failed(self, member: FleetMember, packed: Packed, error: ServiceError, *, alone: bool) -> float:
+    def _failed(self, member: FleetMember, packed: PackedWeights, error: ServiceError, *, alone: bool) -> float:
         """Out of service; the seconds until it may try again. Expelled if that goes on, by its own fault."""
         name = member.generator_id
         self._fleet.suspend(member)

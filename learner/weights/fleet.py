@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from learner.weights.provenance import LoadedWeights, Provenance, Remembered
+from learner.weights.provenance import InstanceMemory, LoadedWeights, Provenance
 from protocol.fleet import TOLD_ALIKE, Announcement, AnnouncementAnswer, Fingerprints
 from protocol.generation import GeneratorState
 from protocol.messages import MOST_GENERATORS, ServingGenerator
@@ -85,8 +85,8 @@ class FleetMembers:
     expulsions: int = 0
     """How many generators were expelled so far."""
     _members: dict[str, FleetMember] = field(default_factory=dict)
-    _expelled: Remembered[str] = field(default_factory=Remembered)
-    _superseded: Remembered[str] = field(default_factory=Remembered)
+    _expelled: InstanceMemory[str] = field(default_factory=InstanceMemory)
+    _superseded: InstanceMemory[str] = field(default_factory=InstanceMemory)
 
     def announce(self, announcement: Announcement, *, now: float) -> AnnouncementAnswer:
         """Takes a generator in, or notes that it is still there. Raises JoinRefused."""

@@ -24,9 +24,9 @@ from pydantic import BaseModel
 
 from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.probe import HIGH_QUANTILE, ProbeGap
-from learner.weights.provenance import Provenance, Remembered
-from learner.weights.published import Packed
-from protocol.fleet import Commit, Committed
+from learner.weights.provenance import InstanceMemory, Provenance
+from learner.weights.published import PackedWeights
+from protocol.fleet import Commit, CommitResult
 from protocol.model import PolicyVersion
 from services.http.client import HttpClient, R, ServiceError
 
@@ -51,7 +51,7 @@ class Proof:
     """A member's answer to a commit, and how far its logprobs of the probe are from the learner's."""
 
     member: FleetMember
-    answer: Committed
+    answer: CommitResult
     gap: ProbeGap
 
     @property
@@ -69,7 +69,7 @@ class Proof:
         return self.name, self.member.announcement.instance
 
 
-def proof_of(member: FleetMember, answer: Committed, packed: Packed) -> Proof:
+def proof_of(member: FleetMember, answer: CommitResult, packed: PackedWeights) -> Proof:
     """The gap is infinite if the answer is not one of this probe."""
     probe = packed.probe.within(member.announcement.max_model_len)
     if answer.version != str(packed.version):
@@ -120,10 +120,10 @@ class Proofs:
         self._dtype = dtype
         self._as_computed = as_computed
         self._provenance = provenance
-        self._age: Remembered[_Age] = Remembered()
+        self._age: InstanceMemory[_Age] = InstanceMemory()
         self._seen: dict[PolicyVersion, _Seen] = {}
 
-    def judge(self, proofs: Sequence[Proof], packed: Packed) -> ProbeVerdict:
+    def judge(self, proofs: Sequence[Proof], packed: PackedWeights) -> ProbeVerdict:
         """The proofs are of commits of one version. One with a fault has no say in which checksum is right."""
         seen = self._seen_of(packed.version)
         outliers = {proof.member: fault for proof in proofs if (fault := self._load_fault(proof, packed)) is not None}
@@ -145,7 +145,7 @@ class Proofs:
             return ProbeVerdict(outliers=outliers | doubted, doubted={}, since=since)
         return ProbeVerdict(outliers=outliers, doubted=doubted, since=since)
 
-    def _since(self, proof: Proof, packed: Packed) -> PolicyVersion:
+    def _since(self, proof: Proof, packed: PackedWeights) -> PolicyVersion:
         """From which version on a process that has a fault now may have had it."""
         age = self._age.get(proof.process)
         return packed.version if age is None or age.evidence <= SURE else age.since
@@ -157,7 +157,7 @@ class Proofs:
                 del self._seen[old]
         return seen
 
-    def _load_fault(self, proof: Proof, packed: Packed) -> str | None:
+    def _load_fault(self, proof: Proof, packed: PackedWeights) -> str | None:
         before = self._provenance.last(proof.member.instance)
         if before and before.fingerprint == proof.answer.fingerprint and before.digest != packed.digest:
             return (
@@ -166,7 +166,7 @@ class Proofs:
             )
         return None
 
-    def _probe_faults(self, proofs: Sequence[Proof], packed: Packed) -> dict[FleetMember, str]:
+    def _probe_faults(self, proofs: Sequence[Proof], packed: PackedWeights) -> dict[FleetMember, str]:
         if not packed.probe.usable:
             log.error(
                 "the learner's own logprobs of the probe are not finite at version %s: its weights are broken, and no "
@@ -176,7 +176,7 @@ class Proofs:
             return {}
         return {proof.member: fault for proof in proofs if (fault := self._probe_fault(proof, packed)) is not None}
 
-    def _probe_fault(self, proof: Proof, packed: Packed) -> str | None:
+    def _probe_fault(self, proof: Proof, packed: PackedWeights) -> str | None:
         gap, allowed = proof.gap, self._allowed(proof)
         if not gap.finite:
             return f"it did not answer the probe of version {packed.version} with a finite logprob for each token"
@@ -194,7 +194,7 @@ class Proofs:
             )
         return None
 
-    def _gather(self, proof: Proof, packed: Packed) -> _Age:
+    def _gather(self, proof: Proof, packed: PackedWeights) -> _Age:
         before = self._age.get(proof.process)
         age = proof.gap.age if self._tells_age(proof) else 0.0
         evidence = max(0.0, (before.evidence if before else 0.0) + age)
@@ -218,7 +218,7 @@ class Proofs:
     def _floor(self, proof: Proof) -> float:
         return max(_FLOORS.get(t, _FLOORS[""]) for t in self._types(proof))
 
-    def _other_gaps(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[FleetMember, str]:
+    def _other_gaps(self, alike: Sequence[Proof], packed: PackedWeights, *, seen: _Seen) -> dict[FleetMember, str]:
         """The generators that are much further from the learner than like generators are at this version."""
         kind = alike[0].likeness
         all_alike = {proof.process: proof.gap for proof in (*seen.good.values(), *alike) if proof.likeness == kind}
@@ -240,7 +240,7 @@ class Proofs:
                 )
         return found
 
-    def _other_checksums(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[FleetMember, str]:
+    def _other_checksums(self, alike: Sequence[Proof], packed: PackedWeights, *, seen: _Seen) -> dict[FleetMember, str]:
         """The generators whose checksum is not the one that is believed; they may have proven this version before."""
         kind = alike[0].likeness
         all_alike = [*(proof for proof in seen.good.values() if proof.likeness == kind), *alike]
@@ -289,7 +289,7 @@ class Commits:
         url = f"{member.url}/v1/weights/{what}"
         return await self._client.post(url, body, answer, deadline_s=deadline_s, retries=0)
 
-    async def commit(self, member: FleetMember, packed: Packed, *, epoch: int, receive_s: float = 0.0) -> Proof:
+    async def commit(self, member: FleetMember, packed: PackedWeights, *, epoch: int, receive_s: float = 0.0) -> Proof:
         """The member loads and serves this version; its proof is not judged yet. Raises ServiceError.
 
         `receive_s` is what it may take beside, for one that receives within its commit.
@@ -298,13 +298,13 @@ class Commits:
         body = Commit(version=str(packed.version), epoch=epoch, probe=probe.texts)
         self._fleet.asked_to_commit(member, packed.version)
         try:
-            answer = await self.ask(member, "commit", body, Committed, deadline_s=self._timeout_s + receive_s)
+            answer = await self.ask(member, "commit", body, CommitResult, deadline_s=self._timeout_s + receive_s)
         except BaseException:
             self._fleet.not_committed(member, packed.version)
             raise
         return proof_of(member, answer, packed)
 
-    async def proof(self, member: FleetMember, packed: Packed, *, epoch: int) -> Proof | None:
+    async def proof(self, member: FleetMember, packed: PackedWeights, *, epoch: int) -> Proof | None:
         """As `commit`, for one of many: a failure takes the member out of service, and None is returned."""
         try:
             return await self.commit(member, packed, epoch=epoch)
@@ -313,7 +313,7 @@ class Commits:
             self._fleet.suspend(member)
             return None
 
-    def accept(self, proofs: Sequence[Proof], packed: Packed) -> list[Proof]:
+    def accept(self, proofs: Sequence[Proof], packed: PackedWeights) -> list[Proof]:
         """Accepts good proofs: their generators serve the version from now on, and are returned; outliers are expelled.
 
         Where no generator is right so far, nobody can say who is wrong: those in doubt serve nothing until one is.

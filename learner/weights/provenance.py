@@ -27,7 +27,7 @@ T = TypeVar("T")
 MOST_PROCESSES = 4096
 
 
-class Remembered(Generic[T]):
+class InstanceMemory(Generic[T]):
     """A value for each of the newest processes, named by its instance, with or without the generator's id.
 
     Of more than `most` the one that was set longest ago is forgotten, as if nothing had ever been known of it.
@@ -96,9 +96,9 @@ class Provenance:
 
     def __init__(self) -> None:
         self._proven: dict[PolicyVersion, dict[str, LoadedWeights]] = {}
-        self._last: Remembered[LoadedWeights] = Remembered()
+        self._last: InstanceMemory[LoadedWeights] = InstanceMemory()
         self._awaited: set[tuple[str, PolicyVersion]] = set()
-        self._distrusted: Remembered[PolicyVersion] = Remembered()
+        self._distrusted: InstanceMemory[PolicyVersion] = InstanceMemory()
         self._recall_due = False
         self._forgotten_below = 0
         self._news: list[LoggedProof | LoggedDistrust] = []

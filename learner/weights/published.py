@@ -98,7 +98,7 @@ class VersionNotPublished(LookupError):
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedWeights:
     """A version, ready to be sent, and the proof of it. `digest` is that of `digest_of`."""
 
     version: PolicyVersion
@@ -128,7 +128,7 @@ def _add_to_digest(digest: xxhash.xxh3_64, tensors: Iterable[tuple[str, torch.Te
             digest.update(value.view(torch.uint8).numpy().data)
 
 
-async def pack(snapshot: Snapshot, *, incarnation: int, threads: DaemonThreads) -> Packed:
+async def pack(snapshot: Snapshot, *, incarnation: int, threads: DaemonThreads) -> PackedWeights:
     """The snapshot's own buckets with their hashes, and its digest, made beside each other by two threads, since both
     let go of the GIL. Nothing is copied.
     """
@@ -141,25 +141,25 @@ async def pack(snapshot: Snapshot, *, incarnation: int, threads: DaemonThreads) 
         )
         buckets.append(bucket)
     version = PolicyVersion(incarnation, snapshot.version)
-    return Packed(version=version, buckets=buckets, digest=str(digest.hexdigest()), probe=snapshot.probe)
+    return PackedWeights(version=version, buckets=buckets, digest=str(digest.hexdigest()), probe=snapshot.probe)
 
 
 class PublishedWeights:
     """Keeps the newest version, and older ones for as long as somebody still downloads them."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Packed] = {}
+        self._kept: dict[str, PackedWeights] = {}
         self._pulled: Counter[str] = Counter()
-        self.newest: Packed | None = None
+        self.newest: PackedWeights | None = None
 
-    def put(self, packed: Packed) -> None:
+    def put(self, packed: PackedWeights) -> None:
         """This is the newest version from now on."""
         self.newest = packed
         self._kept[str(packed.version)] = packed
         self._clear()
 
     @contextmanager
-    def lent(self, packed: Packed) -> Iterator[None]:
+    def lent(self, packed: PackedWeights) -> Iterator[None]:
         """Keeps a version while the body runs."""
         version = str(packed.version)
         self._pulled[version] += 1
@@ -188,7 +188,7 @@ class PublishedWeights:
             )
         return buckets[index].data[offset : offset + length].numpy().tobytes()
 
-    def _find(self, version: str) -> Packed:
+    def _find(self, version: str) -> PackedWeights:
         packed = self._kept.get(version)
         if packed is None:
             kept = ", ".join(self._kept) or "none yet"

@@ -17,12 +17,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from learner.weights.broadcast import RoundResult, WeightBroadcast
-from learner.weights.catch_up import CatchUps, Joined
+from learner.weights.catch_up import CatchUps, CaughtUpMember
 from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.proofs import Commits, Proof, Proofs
 from learner.weights.published import (
     JoinReport,
-    Packed,
+    PackedWeights,
     PublishedWeights,
     PublisherOptions,
     PublishReport,
@@ -82,10 +82,10 @@ class Publisher:
         self._commits = Commits(fleet=fleet, client=client, proofs=proofs, timeout_s=options.commit_timeout_s)
         self._threads = DaemonThreads(name="weight-plane")
         self._offered: Snapshot | None = None
-        self._broadcast: Packed | None = None
+        self._broadcast: PackedWeights | None = None
         self._rounds_rest = False
         self._reported = -1
-        self._unreported: Joined | None = None
+        self._unreported: CaughtUpMember | None = None
         self._offer_came = asyncio.Event()
         self._round_due = asyncio.Event()
         self._joins_due = asyncio.Event()
@@ -170,7 +170,7 @@ class Publisher:
         """While nobody serves, a broadcast to those that wait for their download delays nobody."""
         return bool(waiting) and self._fleet.served is None
 
-    def _to_be_told(self, packed: Packed, rounds: WeightBroadcast, joins: CatchUps) -> list[FleetMember]:
+    def _to_be_told(self, packed: PackedWeights, rounds: WeightBroadcast, joins: CatchUps) -> list[FleetMember]:
         """The generators that serve an older version, if it has not been broadcast yet."""
         if packed is self._broadcast:
             return []
@@ -211,7 +211,7 @@ class Publisher:
             return False
         return member.serving is None or self._rounds_rest or not rounds.takes(member)
 
-    def _report(self, packed: Packed, result: RoundResult, *, joiners: Sequence[FleetMember]) -> None:
+    def _report(self, packed: PackedWeights, result: RoundResult, *, joiners: Sequence[FleetMember]) -> None:
         seconds = result.prepare_s + result.commit_s
         for proof in result.proofs:
             if proof.member in joiners:
@@ -232,7 +232,7 @@ class Publisher:
         elif self._unreported is not None and self._unreported.packed is packed:
             self._say_published(_publish_of(self._unreported))
 
-    def _caught_up(self, joined: Joined) -> None:
+    def _caught_up(self, joined: CaughtUpMember) -> None:
         """A version that no round brings to anybody is published by the first download."""
         proof = joined.proof
         self._joined(_join_of(proof, joined.packed, seconds=joined.pull_s + joined.commit_s))
@@ -247,11 +247,11 @@ class Publisher:
             self._published(report)
 
 
-def _join_of(proof: Proof, packed: Packed, *, seconds: float) -> JoinReport:
+def _join_of(proof: Proof, packed: PackedWeights, *, seconds: float) -> JoinReport:
     return JoinReport(generator_id=proof.name, version=packed.version.number, seconds=seconds, probe_gap=proof.gap.mean)
 
 
-def _publish_of(joined: Joined) -> PublishReport:
+def _publish_of(joined: CaughtUpMember) -> PublishReport:
     return PublishReport(
         version=joined.packed.version.number,
         members=1,

@@ -15,15 +15,15 @@ from reward_service.code.inside.channel import Message
 from reward_service.code.inside.plain import Json, NotPlain, PlainEncoder
 from reward_service.code.solution import (
     Harness,
-    Served,
     Solution,
     SolutionEnded,
+    SolutionServer,
     TimeBudget,
     end,
     open_solution,
     parsed,
 )
-from reward_service.verifier.program import Ended, Sandbox
+from reward_service.verifier.program import RunEnd, Sandbox
 from reward_service.verifier.submission import DataError, VerifierError
 
 _MAX_LITERAL_CHARS = 1 << 20
@@ -61,7 +61,7 @@ async def run_calls(
 
 
 async def _round(
-    served: Served, *, calls: Sequence[_Call], tests: CallTests, budget: TimeBudget
+    served: SolutionServer, *, calls: Sequence[_Call], tests: CallTests, budget: TimeBudget
 ) -> Sequence[CaseVerdict]:
     """The verdicts up to the first case that the process does not survive. One that does not load fails all cases."""
     verdicts: list[CaseVerdict] = []
@@ -206,7 +206,7 @@ async def _run_case(
     return await asyncio.to_thread(_case_verdict, ended, tests=tests, case=case)
 
 
-def _case_verdict(ended: Ended, *, tests: StdioTests, case: StdioCase) -> CaseVerdict:
+def _case_verdict(ended: RunEnd, *, tests: StdioTests, case: StdioCase) -> CaseVerdict:
     if ended.timed_out or ended.signal == signal.SIGXCPU:
         return CaseVerdict.TIMEOUT
     if ended.signal == signal.SIGKILL:

@@ -25,9 +25,9 @@ from reward_service.code.inside.plain import Json
 from reward_service.code.solution import (
     START_S,
     Harness,
-    Served,
     Solution,
     SolutionEnded,
+    SolutionServer,
     TimeBudget,
     end,
     late,
@@ -61,7 +61,7 @@ class CheckedRound:
 class Relay:
     """A run of the tests on one process of the solution."""
 
-    def __init__(self, *, solution: Served, tests: Running, nonce: str, budget: TimeBudget) -> None:
+    def __init__(self, *, solution: SolutionServer, tests: Running, nonce: str, budget: TimeBudget) -> None:
         self._solution = solution
         self._tests = tests
         self._report_prefix = f"R {nonce} ".encode()
@@ -263,7 +263,7 @@ class Checker:
     @contextlib.asynccontextmanager
     async def _pair(
         self, *, solution: Solution, suite: Suite, budget: TimeBudget
-    ) -> AsyncIterator[tuple[Served, Running]]:
+    ) -> AsyncIterator[tuple[SolutionServer, Running]]:
         """Both processes, which start beside each other: neither is waited for here."""
         seconds = budget.left_s
         program = self.harness.program(
@@ -282,7 +282,7 @@ class Checker:
 
 
 async def _round(
-    served: Served,
+    served: SolutionServer,
     tests: Running,
     *,
     suite: Suite,

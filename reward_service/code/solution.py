@@ -194,7 +194,7 @@ class SolutionEnded(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class SolutionServer:
     """The process. `has_time`: its own limit leaves room to start and to wait beside the time of its cases."""
 
     running: Running
@@ -236,11 +236,11 @@ class Served:
 @asynccontextmanager
 async def open_solution(
     *, sandbox: Sandbox, solution: Solution, harness: Harness, seconds: float
-) -> AsyncIterator[Served]:
+) -> AsyncIterator[SolutionServer]:
     """Start the solution's process, whose cases have `seconds`; leaving kills it."""
     program = solution.served(harness, seconds=seconds)
     async with sandbox.open(program) as running:
-        yield Served(running=running, has_time=program.limits.wall_s >= START_S + seconds)
+        yield SolutionServer(running=running, has_time=program.limits.wall_s >= START_S + seconds)
 
 
 async def end(running: Running, budget: TimeBudget) -> None:

@@ -26,7 +26,7 @@ from reward_service.endpoints.config import EmbeddingArguments, EmbeddingConfig
 from reward_service.endpoints.endpoint import Endpoint, InputRefused, open_endpoint
 from reward_service.models.config import EncoderConfig
 from reward_service.models.folder import encoder_fingerprint
-from reward_service.models.process import Encoded, EncoderToLoad, ModelProcess, Texts
+from reward_service.models.process import EncoderToLoad, ModelProcess, TextEmbeddings, Texts
 from reward_service.verifier.lanes import Lane, Surroundings, Verifier
 from reward_service.verifier.submission import InfrastructureError, Outcome, Score
 from reward_service.verifiers.extraction import strip_thinking
@@ -46,7 +46,7 @@ class Encoder:
         self.process = ModelProcess(
             _to_load(config, fingerprint),
             config=config,
-            answer=Encoded,
+            answer=TextEmbeddings,
             name=str(self),
             too_long="it took too long for a batch, and was killed",
             on_kill=on_kill,

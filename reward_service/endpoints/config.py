@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from services.config.models import ConfigModel
-from services.config.run_paths import Written
+from services.config.run_paths import WrittenPath
 
 _OF_OPENRLHF = ("requests_per_s", "most_requests", "most_tokens")
 
@@ -33,7 +33,7 @@ class CacheConfig(ConfigModel):
     """Answers that are kept, so that the same text is not paid twice."""
 
     entries: int = Field(16384, ge=0, description="answers in memory, the last used ones; 0 keeps none")
-    file: Annotated[Path | None, Written()] = Field(
+    file: Annotated[Path | None, WrittenPath()] = Field(
         None, description="SQLite file of answers that outlive the process; none if left out"
     )
     file_entries: int = Field(1_000_000, ge=1, description="answers in the file, the newest ones")

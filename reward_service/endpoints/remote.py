@@ -35,7 +35,7 @@ from reward_service.verifier.submission import (
 )
 from services.http.tls import client_tls
 from services.rewards.client import RewardClient
-from services.rewards.items import Scored
+from services.rewards.items import ItemScore
 from services.rewards.settings import ClientSettings
 
 
@@ -66,7 +66,7 @@ class HeadwayLane(Lane):
         except Exception as error:  # noqa: BLE001  whatever goes wrong becomes an error of this item alone
             return Outcome(result=error_of(error))
 
-    def _outcome(self, scored: Scored) -> Outcome:
+    def _outcome(self, scored: ItemScore) -> Outcome:
         if scored.error is not None:
             message = f"{self._url}: {scored.error.message}"[:MAX_MESSAGE_CHARS]
             result: Score | ScoreError = ScoreError(kind=scored.error.kind, message=message)

@@ -32,7 +32,7 @@ from reward_service.sandbox.pool import (
     check_language,
     check_limits,
 )
-from reward_service.verifier.program import Ended, ExecutionConfig, Program, RunLimits, Running
+from reward_service.verifier.program import ExecutionConfig, Program, RunEnd, RunLimits, Running
 from reward_service.verifier.submission import InfrastructureError, UserError, VerifierError
 from services.http.app import RequestRefused, json_answer, json_body
 
@@ -47,7 +47,7 @@ _RETRY_S = 1.0
 class CallEnded:
     """How one call of a session ended, and what became of the session."""
 
-    ended: Ended
+    ended: RunEnd
     started: bool
     over: bool
 
@@ -209,7 +209,7 @@ class ExecutionSessions:
         )
 
 
-async def _exchange(call: _SessionCall, running: Running) -> tuple[Ended, bool]:
+async def _exchange(call: _SessionCall, running: Running) -> tuple[RunEnd, bool]:
     """Makes a call; True if it was the last. Raises UserError if the code has broken the exchange."""
     asked = {"code": call.request.code, "files": call.request.files, "stdin": call.request.stdin}
     started = time.monotonic()
@@ -227,7 +227,7 @@ async def _exchange(call: _SessionCall, running: Running) -> tuple[Ended, bool]:
         raise UserError("the code broke the exchange of its session, which has ended") from None
     most = call.limits.output_bytes
     stdout, stderr = (text.encode("latin-1", errors="replace") for text in (reply.stdout, reply.stderr))
-    ended = Ended(
+    ended = RunEnd(
         exit_code=reply.exit_code,
         signal=None,
         stdout=stdout[:most],
@@ -239,9 +239,9 @@ async def _exchange(call: _SessionCall, running: Running) -> tuple[Ended, bool]:
     return ended, reply.over
 
 
-def _killed(limits: RunLimits, *, timed_out: bool) -> Ended:
+def _killed(limits: RunLimits, *, timed_out: bool) -> RunEnd:
     wall_s = limits.wall_s if timed_out else 0.0
-    return Ended(exit_code=None, signal=9, stdout=b"", stderr=b"", timed_out=timed_out, wall_s=wall_s)
+    return RunEnd(exit_code=None, signal=9, stdout=b"", stderr=b"", timed_out=timed_out, wall_s=wall_s)
 
 
 class Execution:
@@ -337,7 +337,7 @@ def _program(request: ExecuteRequest, limits: RunLimits) -> Program:
     return Program(argv=argv, files=files, stdin=request.stdin.encode(), environment=request.environment, limits=limits)
 
 
-def _answer(ended: Ended, *, started: bool = False, over: bool = False) -> ExecuteAnswer:
+def _answer(ended: RunEnd, *, started: bool = False, over: bool = False) -> ExecuteAnswer:
     return ExecuteAnswer(
         exit_code=ended.exit_code,
         signal=ended.signal,

@@ -5,7 +5,7 @@
 
 `ask` waits for the batch before it, for the process to load at most `start_timeout_s` and for its batch at most
 `compute_timeout_s`. The process first says whether it has loaded, as every worker does; then it answers each
-`ModelBatch` with `RewardReplies`, or each `Texts` with `Encoded`.
+`ModelBatch` with `RewardReplies`, or each `Texts` with `TextEmbeddings`.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class Texts(WireModel):
     texts: tuple[str, ...]
 
 
-class Encoded(WireModel):
+class TextEmbeddings(WireModel):
     """An embedding of each text, of length 1, in order, as base64 of float32; or why there is none of one of them."""
 
     vectors: tuple[str, ...] = ()

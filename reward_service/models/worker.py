@@ -22,13 +22,13 @@ import transformers
 from protocol.rewards import ScoreError
 from reward_service.models.folder import fingerprint
 from reward_service.models.process import (
-    Encoded,
     EncoderToLoad,
     ModelBatch,
     ModelJob,
     ModelToLoad,
     RewardModelToLoad,
     RewardReplies,
+    TextEmbeddings,
     Texts,
     read_model_to_load,
 )
@@ -301,7 +301,7 @@ class LoadedEncoder:
         """The embeddings of a batch, in its order."""
         return self.encode(Texts.model_validate_json(line).texts).model_dump_json().encode()
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> TextEmbeddings:
         """The texts' embeddings, as if each stood alone; an error if one of them is too long or has no token."""
         rows = [self._tokenizer(text)["input_ids"] for text in texts]
         longest, shortest = max(map(len, rows)), min(map(len, rows))
@@ -310,7 +310,7 @@ class LoadedEncoder:
         if shortest == 0:
             return _refused("a text has no token that the encoder knows")
         vectors = self._forward(rows, longest=longest).cpu().numpy().astype(np.float32)
-        return Encoded(vectors=tuple(base64.b64encode(vector.tobytes()).decode() for vector in vectors))
+        return TextEmbeddings(vectors=tuple(base64.b64encode(vector.tobytes()).decode() for vector in vectors))
 
     @torch.inference_mode()
     def _forward(self, rows: Sequence[list[int]], *, longest: int) -> torch.Tensor:
@@ -331,8 +331,8 @@ class LoadedEncoder:
         return (states * mask.unsqueeze(-1)).sum(dim=1) / lengths.unsqueeze(-1)
 
 
-def _refused(message: str) -> Encoded:
-    return Encoded(error=ScoreError(kind="data", message=message))
+def _refused(message: str) -> TextEmbeddings:
+    return TextEmbeddings(error=ScoreError(kind="data", message=message))
 
 
 class LoadedModel(Protocol):

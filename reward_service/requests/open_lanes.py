@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from protocol.rewards import ScoreItem
 from reward_service.verifier.config import ScoringConfig
-from reward_service.verifier.lanes import UNKNOWN, Lane, Registry, ScoringMetrics, Shared, Surroundings
+from reward_service.verifier.lanes import UNKNOWN, Lane, Registry, ScoringMetrics, SharedResources, Surroundings
 from reward_service.verifier.program import Sandbox
 from reward_service.verifier.submission import Outcome, UserError, error_of
 
@@ -100,7 +100,7 @@ async def open_lanes(
     """Open the lane of every verifier, and start the workers that are to be warm. Raises UserError that names it."""
     lanes = OpenLanes(registry=registry, metrics=metrics)
     async with AsyncExitStack() as stack:
-        shared = await stack.enter_async_context(Shared())
+        shared = await stack.enter_async_context(SharedResources())
         for verifier in registry.all():
             surroundings = Surroundings(
                 verifier=verifier,

@@ -18,7 +18,7 @@ from reward_service.sandbox.cgroups import Parents, open_parents
 from reward_service.sandbox.launch import bubblewrap_launch, end_orphans, unsafe_launch
 from reward_service.sandbox.slot import Launch, RunningProgram, SandboxSlot
 from reward_service.sandbox.streams import close_all
-from reward_service.verifier.program import Ended, ExecutionConfig, Program, RunLimits, Running, SandboxKind
+from reward_service.verifier.program import ExecutionConfig, Program, RunEnd, RunLimits, Running, SandboxKind
 from reward_service.verifier.submission import InfrastructureError, UserError
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class SandboxPool:
         """Programs that wait for a place."""
         return self._waiting
 
-    async def run(self, program: Program) -> Ended:
+    async def run(self, program: Program) -> RunEnd:
         """Run a program to its end."""
         async with self.open(program) as running:
             return await running.ended()
@@ -321,7 +321,7 @@ async def _try_walls(programs: SandboxPool, config: ExecutionConfig) -> None:
         raise UserError(f"the sandbox does not hold here: {'; '.join(problem.splitlines())}. {_remedies()}")
 
 
-def _account(ended: Ended) -> str:
+def _account(ended: RunEnd) -> str:
     how = "was too slow" if ended.timed_out else f"ended with code {ended.exit_code}, signal {ended.signal}"
     return f"a first program {how}: {ended.stderr.decode(errors='replace').strip()[-1000:]}"
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import reward_service.sandbox.supervisor as keeper
 from reward_service.sandbox.cgroups import ControlGroup, Parents
 from reward_service.sandbox.streams import PipeReader, PipeWriter, close_all, received
-from reward_service.verifier.program import Ended, NeverBegan, Program
+from reward_service.verifier.program import NeverBegan, Program, RunEnd
 from reward_service.verifier.submission import InfrastructureError
 from services.process import seal_descriptors
 
@@ -290,7 +290,7 @@ class RunningProgram:
         async with asyncio.timeout_at(deadline):
             return await self._stdout.readline()
 
-    async def ended(self) -> Ended:
+    async def ended(self) -> RunEnd:
         """Close its standard input and wait for its end."""
         self._stdin.finish()
         self._stdout.drain()
@@ -305,7 +305,7 @@ class RunningProgram:
             said = stderr.decode(errors="replace").strip()
             raise NeverBegan(f"a program did not come to begin: {said or 'its sandbox hung'}")
         exit_code, number = _end(report.status)
-        return Ended(
+        return RunEnd(
             exit_code=None if self._timed_out else exit_code,
             signal=9 if self._timed_out else number,
             stdout=stdout,
@@ -317,7 +317,7 @@ class RunningProgram:
             cpu_s=report.cpu_s,
         )
 
-    async def killed(self) -> Ended:
+    async def killed(self) -> RunEnd:
         """As `ended`, but kill it first if it still runs."""
         self._place.kill()
         return await self.ended()

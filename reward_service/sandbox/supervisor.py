@@ -87,7 +87,7 @@ class SandboxReport(NamedTuple):
     began: bool
 
 
-class Launched:
+class LaunchedSandbox:
     """A sandbox: the process that was started, and the first one of its own process namespace if it has one."""
 
     def __init__(self, *, pid: int, ready: int, pipes: list[int], folder: str | None) -> None:
@@ -211,7 +211,7 @@ def _serve(control: socket.socket, settings: KeeperSettings) -> None:
             return
 
 
-def _wait(control: socket.socket, launched: Launched) -> bytes:
+def _wait(control: socket.socket, launched: LaunchedSandbox) -> bytes:
     """The service's command, or NEXT when the program has ended or takes too much; b"" when the service is gone."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -229,7 +229,7 @@ def _wait(control: socket.socket, launched: Launched) -> bytes:
             return NEXT
 
 
-def _takes_too_much(launched: Launched, most_memory: int) -> bool:
+def _takes_too_much(launched: LaunchedSandbox, most_memory: int) -> bool:
     with contextlib.suppress(OSError):
         disk = os.statvfs(f"/proc/{launched.first_pid}/root/tmp")
         if launched.first is not None and disk.f_files - disk.f_ffree > _MOST_FILES:
@@ -267,7 +267,7 @@ def _proportional(pid: int) -> int:
     return 0
 
 
-def _launch(settings: KeeperSettings, *, disk_mib: int) -> Launched | str:
+def _launch(settings: KeeperSettings, *, disk_mib: int) -> LaunchedSandbox | str:
     """A sandbox that waits for its program, or why there is none."""
     stdin, stdout, stderr, command, ready, info = (_pipe() for _ in range(6))
     given = [stdin[0], stdout[1], stderr[1], command[0], ready[1], info[1], *_memory_files(settings, disk_mib=disk_mib)]
@@ -283,13 +283,15 @@ def _launch(settings: KeeperSettings, *, disk_mib: int) -> Launched | str:
     )
     for handle in given:
         os.close(handle)
-    launched = Launched(pid=pid, ready=ready[0], pipes=[command[1], stdin[1], stdout[0], stderr[0]], folder=folder)
+    launched = LaunchedSandbox(
+        pid=pid, ready=ready[0], pipes=[command[1], stdin[1], stdout[0], stderr[0]], folder=folder
+    )
     failure = _await_ready(launched, ready=ready[0], info=info[0], isolated=settings.isolated)
     os.close(info[0])
     return failure or launched
 
 
-def _await_ready(launched: Launched, *, ready: int, info: int, isolated: bool) -> str | None:
+def _await_ready(launched: LaunchedSandbox, *, ready: int, info: int, isolated: bool) -> str | None:
     deadline = time.monotonic() + _START_S
     if isolated:
         launched.meet(_read(info, deadline=deadline, until=b"}"))

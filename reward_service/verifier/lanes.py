@@ -164,7 +164,7 @@ class JudgeItem(Protocol):
         ...
 
 
-class Shared:
+class SharedResources:
     """Resources that several lanes use, such as an HTTP session: opened at first use, closed after all lanes.
 
     A context manager. Each is known by the function that opens it: the same function, the same resource.
@@ -202,7 +202,7 @@ class Surroundings:
     sandbox: Sandbox | None
     judge: JudgeItem
     version_of: Callable[[str], str]
-    shared: Shared
+    shared: SharedResources
 
 
 @dataclass(frozen=True, kw_only=True)

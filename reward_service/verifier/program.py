@@ -48,7 +48,7 @@ class Program:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class RunEnd:
     """How a run ended: by `exit_code`, or by `signal`.
 
     `timed_out`: it was killed at its wall-clock limit, and then `signal` is SIGKILL. `cpu_s` is what all of its
@@ -89,14 +89,14 @@ class Running(Protocol):
         """
         ...
 
-    async def ended(self) -> Ended:
+    async def ended(self) -> RunEnd:
         """Close its standard input and wait for its end, at its wall-clock limit at the latest.
 
         `stdout` holds what no `readline` has taken. Raises NeverBegan.
         """
         ...
 
-    async def killed(self) -> Ended:
+    async def killed(self) -> RunEnd:
         """As `ended`, but kill it first if it still runs."""
         ...
 
@@ -104,7 +104,7 @@ class Running(Protocol):
 class Sandbox(Protocol):
     """Where programs run. At most a fixed number run at once; others wait for their turn, which their limits ignore."""
 
-    async def run(self, program: Program) -> Ended:
+    async def run(self, program: Program) -> RunEnd:
         """Run a program to its end. Raises UserError for a program or limits that it does not take, and
         InfrastructureError if it cannot start one."""
         ...

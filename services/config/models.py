@@ -35,7 +35,7 @@ from services.config import help_text as helping
 from services.config.devices import use_devices
 from services.config.numbers import truths_for_numbers
 from services.config.options import Choice, OptionSchema, idle_reason, schema_of
-from services.config.run_paths import Written, import_code_beside
+from services.config.run_paths import WrittenPath, import_code_beside
 from services.config.sources import (
     PROCESSES,
     ConfigError,
@@ -80,7 +80,7 @@ class RunConfig(ConfigModel):
         description="name of the run; if left out that of the folder of the run.toml",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
     )
-    directory: Annotated[Path, Written()] = Field(
+    directory: Annotated[Path, WrittenPath()] = Field(
         Path("runs"),
         description="folder in which each run has a folder of its own; in a run.toml, and if left out beside one, it "
         "counts from the folder of the file",

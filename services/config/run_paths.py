@@ -37,7 +37,7 @@ class CountsFrom:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenPath:
     """Marks a path that the process makes: it is where the run.toml says, and nobody else's of that name."""
 
 
@@ -61,7 +61,7 @@ def run_name(folder: Path) -> str:
 
 def is_written(info: FieldInfo) -> bool:
     """True if the process makes what the field names."""
-    return any(isinstance(mark, Written) for mark in info.metadata)
+    return any(isinstance(mark, WrittenPath) for mark in info.metadata)
 
 
 def placed(value: object, annotation: object, *, written: bool = False, beside: Path | None) -> object:

@@ -26,7 +26,7 @@ from services.http.faults import fault_of, is_busy, is_too_large
 from services.http.metrics import Metrics
 from services.http.tls import TlsContext, TlsFiles, client_tls
 from services.http.waiting import Waiting
-from services.rewards.items import CallPart, Entry, RewardMetrics, Scored
+from services.rewards.items import CallPart, Entry, ItemScore, RewardMetrics
 from services.rewards.routes import Route, Routes
 from services.rewards.settings import ClientSettings, RewardService
 
@@ -180,7 +180,7 @@ class RewardClient:
         finally:
             await self._routes.close()
 
-    async def score(self, items: Sequence[ScoreItem]) -> list[Scored]:
+    async def score(self, items: Sequence[ScoreItem]) -> list[ItemScore]:
         """A reward or an error for each item, in order; their ids are the caller's own. Raises nothing.
 
         What is not scored when the client is closed has an error of the infrastructure.
@@ -228,14 +228,14 @@ def score_sync(
     token: str | None = None,
     settings: ClientSettings | None = None,
     tls: TlsFiles | None = None,
-) -> list[Scored]:
+) -> list[ItemScore]:
     """A reward or an error for each item, in order, by the services at `urls`; see `RewardClient.score`.
 
     `tls` names the CA of services at https:// addresses, and a certificate to show. Connections last for one call: one
     with many items is cheaper than many calls. Within an event loop, such as a notebook's, it is done in a thread.
     """
 
-    async def score() -> list[Scored]:
+    async def score() -> list[ItemScore]:
         trust = None if tls is None else client_tls(tls)
         secret = None if token is None else SecretStr(token)
         async with RewardClient(urls, token=secret, settings=settings, tls=trust) as client:

@@ -20,7 +20,7 @@ _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ItemScore:
     """Exactly one of `reward` and `error` is set: what could not be scored is never a reward of 0.
 
     `answered` tells whether a service gave this result; without an answer the error is the client's own, of kind `user`
@@ -43,9 +43,9 @@ class Scored:
     attempts: int = 1
 
 
-def answered(result: ScoreResult, *, id: str, service_id: str, endpoint: str, attempts: int) -> Scored:
+def answered(result: ScoreResult, *, id: str, service_id: str, endpoint: str, attempts: int) -> ItemScore:
     """The service's answer about the item that its caller knows as `id`."""
-    return Scored(
+    return ItemScore(
         id=id,
         verifier=result.verifier,
         reward=result.reward,
@@ -70,7 +70,7 @@ class Entry:
 
     def __init__(self, given: ScoreItem, *, wire_id: str, item_attempts: int) -> None:
         self.item = given.model_copy(update={"id": wire_id})
-        self.scored: Scored | None = None
+        self.scored: ItemScore | None = None
         self.setback = ""
         self.requests = 0
         self.hangs = 0
@@ -94,7 +94,7 @@ class Entry:
     def give_up(self, *, kind: ErrorKind, why: str) -> None:
         """Settles it with an error of the client's own, unless it is settled."""
         if self.scored is None:
-            self.scored = Scored(
+            self.scored = ItemScore(
                 id=self._given_id,
                 verifier=self.item.verifier,
                 error=ScoreError(kind=kind, message=why[:_MESSAGE_LENGTH]),
@@ -102,7 +102,7 @@ class Entry:
                 attempts=max(1, self.requests),
             )
 
-    def outcome(self) -> Scored:
+    def outcome(self) -> ItemScore:
         """The outcome that it was settled with."""
         assert self.scored is not None, "an item is not settled"
         return self.scored

@@ -1,7 +1,7 @@
 """Typed, bounded ZeroMQ sockets: whole messages of `protocol` in and out, nothing else.
 
 One ROUTER talks to many DEALERs. A frame that is no message is counted, told to `on_garbage` and, by a router, answered
-with `Refused`; it never reaches the caller and never stops the socket. Every send has a deadline; a receive has none,
+with `PeerRefusal`; it never reaches the caller, never stops the socket. Every send has a deadline; a receive has none,
 since silence is no fault: a peer whose connection died silently is noticed by heartbeats of ZeroMQ's own, whereupon a
 router forgets it and a dealer connects again.
 
@@ -31,7 +31,7 @@ from protocol.codec import (
     decode,
     encode,
 )
-from protocol.messages import Message, Refused
+from protocol.messages import Message, PeerRefusal
 from services.logs import Occasionally
 from services.network import BACKLOG, leaves_this_machine, refuse_without_keys
 from services.zmq.keys import ClientKeys, ServerKeys, shown
@@ -80,7 +80,7 @@ DEFAULT_SOCKET_LIMITS = SocketLimits()
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedMessage:
     """A message, the name of the peer that sent it, and the frames that it came in."""
 
     peer: str
@@ -202,14 +202,14 @@ class RouterSocket(_MessageSocket):
         received = await self.receive_whole()
         return received.peer, received.message
 
-    async def receive_whole(self) -> "Received":
+    async def receive_whole(self) -> "ReceivedMessage":
         """As `receive`, with the frames that the message came in."""
         while True:
             received = await self._read(await self._socket.recv_multipart(copy=False))
             if received is not None:
                 return received
 
-    async def receive_now(self) -> "Received | None":
+    async def receive_now(self) -> "ReceivedMessage | None":
         """As `receive_whole`, of a message that has arrived already; None if there is none."""
         while True:
             try:
@@ -220,13 +220,13 @@ class RouterSocket(_MessageSocket):
             if received is not None:
                 return received
 
-    async def _read(self, parts: Sequence[zmq.Frame]) -> "Received | None":
+    async def _read(self, parts: Sequence[zmq.Frame]) -> "ReceivedMessage | None":
         """None for what is refused."""
         self._inflow.delivered(_source_of(parts[0]))
         peer = bytes(parts[0].buffer).decode("latin-1")
         frames = [part.buffer for part in parts[1:]]
         try:
-            return Received(peer=peer, message=decode(frames, limits=self._limits.message), frames=frames)
+            return ReceivedMessage(peer=peer, message=decode(frames, limits=self._limits.message), frames=frames)
         except ProtocolError as error:
             self._garbage.report(peer, error)
             await self._refuse(peer, error)
@@ -271,7 +271,7 @@ class RouterSocket(_MessageSocket):
 
     async def _refuse(self, peer: str, error: ProtocolError) -> None:
         """Tell the peer, if it listens; one that does not is not waited for."""
-        refused = Refused(reason=error.reason, message=str(error)[:4096])
+        refused = PeerRefusal(reason=error.reason, message=str(error)[:4096])
         try:
             await self._try_send(peer, encode(refused))
         except PeerGone:

@@ -73,7 +73,7 @@ class Watcher:
 
 
 @dataclass
-class Learned:
+class LearnerStates:
     """The learners' insides as the invariants know them: the ledger of each life, and what the last one held."""
 
     stage: Stage
@@ -239,9 +239,9 @@ def _inode(path: Path) -> int:
     return os.stat(path).st_ino if path.exists() else 0
 
 
-def watch(stage: Stage) -> Learned:
+def watch(stage: Stage) -> LearnerStates:
     """Begins to look."""
-    learned = Learned(stage)
+    learned = LearnerStates(stage)
     stage.world.add(
         Watcher(
             bound=learned.bound,
@@ -265,7 +265,7 @@ def watch(stage: Stage) -> Learned:
     return learned
 
 
-def _look(stage: Stage, learned: Learned) -> None:
+def _look(stage: Stage, learned: LearnerStates) -> None:
     _progress(stage)
     _folder(stage, learned)
     _pauses(stage)
@@ -282,7 +282,7 @@ def _progress(stage: Stage) -> None:
         )
 
 
-def _folder(stage: Stage, learned: Learned) -> None:
+def _folder(stage: Stage, learned: LearnerStates) -> None:
     service = stage.cluster.services[LEARNER]
     process = service.process
     known = None if process is None else learned.folder_of.get(process.name)

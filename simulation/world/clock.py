@@ -20,7 +20,7 @@ T = TypeVar("T")
 _MOST_CALLBACKS_IN_AN_INSTANT = 200_000
 
 
-class Killed(BaseException):
+class ProcessKilled(BaseException):
     """Raised in a thread of a process that is dead, and by whatever such a process still touches."""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
 
-from simulation.world.clock import Killed, World
+from simulation.world.clock import ProcessKilled, World
 from simulation.world.process import Process
 from simulation.world.threads import current_thread
 
@@ -84,7 +84,7 @@ class Disk:
         if thread is not None:
             thread.check()
         if self.world.over:
-            raise Killed
+            raise ProcessKilled
 
     def take_time(self) -> None:
         """A sync of this disk is under way: in a thread others go on meanwhile, an event loop stands still."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from simulation.world.clock import Killed, World, active
+from simulation.world.clock import ProcessKilled, World, active
 from simulation.world.process import Process, settle
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class SimulatedThread:
     def check(self) -> None:
         """Raises Killed if its process is dead."""
         if not self._process.alive or self._world.over:
-            raise Killed
+            raise ProcessKilled
 
     def _hand_over(self) -> None:
         if self._ended:
@@ -138,7 +138,7 @@ class SimulatedThread:
         try:
             self.check()
             self._work()
-        except Killed:
+        except ProcessKilled:
             pass
         finally:
             self._ended = True

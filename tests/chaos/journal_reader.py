@@ -18,7 +18,7 @@ from typing import Self
 import xxhash
 
 from protocol.codec import decode
-from protocol.messages import Finished
+from protocol.messages import FinishedLease
 from protocol.trajectories import TrajectoryGroup
 
 _FACTS = struct.Struct("<IBQ")
@@ -127,7 +127,7 @@ def _scan(path: Path) -> Iterator[tuple[Place, int, int, bytes]]:
 def _record(place: Place, kind: int, payload: bytes) -> JournalRecord | None:
     if kind == GROUP:
         message = decode(_frames(payload), stored=True)
-        assert isinstance(message, Finished), message
+        assert isinstance(message, FinishedLease), message
         return GroupRecord(place=place, group=message.group)
     if kind == BATCH:
         version, lease_ids = json.loads(payload)

@@ -17,7 +17,7 @@ from typing import Literal, Self
 import zmq
 
 from protocol.codec import ProtocolError, decode
-from protocol.messages import Acknowledged, Failed, Finished, Granted, Message
+from protocol.messages import FailedLease, FinishedLease, LeaseGrant, Message, OutcomeReceipt
 from tests.chaos.journal_reader import Place
 
 Direction = Literal["up", "down"]
@@ -244,16 +244,16 @@ class LeaseTap:
     def _write_down(self, env: str, message: Message) -> None:
         now = time.monotonic()
         match message:
-            case Granted():
+            case LeaseGrant():
                 grants = (lease for lease in message.leases if lease.purpose == "train")
                 self.records.extend(Grant(at=now, env=env, key=key_of(lease)) for lease in grants)
-            case Finished(group=group) if group.purpose == "train":
+            case FinishedLease(group=group) if group.purpose == "train":
                 spans = (span for one in group.trajectories for span in one.version_spans)
                 stamps = frozenset((span.instance, span.version) for span in spans)
                 self.records.append(Finish(at=now, env=env, key=key_of(group), stamps=stamps))
-            case Failed(purpose="train", reason=reason):
+            case FailedLease(purpose="train", reason=reason):
                 self.records.append(Failure(at=now, env=env, key=key_of(message), reason=reason))
-            case Acknowledged(purpose="train"):
+            case OutcomeReceipt(purpose="train"):
                 end = self._journal_end()
                 doubtful = any(since <= now <= until for since, until in self.doubts)
                 self.records.append(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
-from protocol.messages import Finished, Message
+from protocol.messages import FinishedLease, Message
 from services.process import START_AGAIN
 from tests.chaos.control_watch import CONTROL, TRAFFIC
 from tests.chaos.faults import limit_file_size, send
@@ -316,7 +316,10 @@ def never_ending(trial: Trial) -> None:
         lease_id = (system.steps() + 2 * system.size.max_lag) * system.size.groups_per_step + number
 
         def is_first_attempt(message: Message, lease_id: int = lease_id) -> bool:
-            return isinstance(message, Finished) and (message.group.lease_id, message.group.attempt) == (lease_id, 0)
+            return isinstance(message, FinishedLease) and (message.group.lease_id, message.group.attempt) == (
+                lease_id,
+                0,
+            )
 
         system.tap.disturb(
             Disturbance(direction="up", action="drop", kinds={"finished"}, times=1 << 30, only=is_first_attempt)

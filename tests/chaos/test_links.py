@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from protocol.codec import encode
-from protocol.messages import Acknowledged, Heartbeat
+from protocol.messages import Heartbeat, OutcomeReceipt
 from tests.chaos.control_watch import ControlWatch
 from tests.chaos.journal_reader import Place
 from tests.chaos.lease_tap import Acknowledgement, Disturbance, LeaseTap
@@ -188,7 +188,7 @@ def tapped() -> "Iterator[tuple[LeaseTap, zmq.Socket[bytes], zmq.Socket[bytes]]]
 
 Tapped = tuple[LeaseTap, "zmq.Socket[bytes]", "zmq.Socket[bytes]"]
 HEARTBEAT = [bytes(frame) for frame in encode(Heartbeat(running=()))]
-ACKNOWLEDGED = [bytes(frame) for frame in encode(Acknowledged(incarnation=1, lease_id=3, attempt=1, purpose="train"))]
+ACKNOWLEDGED = [bytes(frame) for frame in encode(OutcomeReceipt(incarnation=1, lease_id=3, attempt=1, purpose="train"))]
 
 
 def test_the_tap_passes_messages_under_the_name_of_their_sender_and_writes_acknowledgements_down(

@@ -11,7 +11,7 @@ from env_service.agents.attempts import attempts_in
 from env_service.agents.routes import sessions_alone
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
-from protocol.messages import Finished
+from protocol.messages import FinishedLease
 from services.config.models import load_config
 from tests.env_service.agents.served import Saying
 from tests.env_service.bench import benches
@@ -53,7 +53,7 @@ async def test_it_becomes_trajectories(monkeypatch: pytest.MonkeyPatch, tmp_path
         async with asyncio.timeout(60):
             outcome = await made.run(lease(environment="adder"))
 
-    assert isinstance(outcome, Finished), outcome
+    assert isinstance(outcome, FinishedLease), outcome
     for trajectory in outcome.group.trajectories:
         assert (trajectory.reward.reward, len(trajectory.turns), trajectory.sequence_starts) == (1.0, 2, ())
 
@@ -84,5 +84,5 @@ async def test_a_client_from_outside_is_fifteen_lines_and_its_sessions_become_tr
         outcome = rollout.result()
 
     assert [client.result() for client in clients] == [1.0] * len(clients)
-    assert isinstance(outcome, Finished), outcome
+    assert isinstance(outcome, FinishedLease), outcome
     assert [trajectory.reward.reward for trajectory in outcome.group.trajectories] == [1.0] * len(clients)

@@ -12,7 +12,7 @@ import zmq
 
 from protocol.codec import Frame, decode, encode, sealed
 from protocol.fleet import fingerprint_directory
-from protocol.messages import Heartbeat, Message, Refused
+from protocol.messages import Heartbeat, Message, PeerRefusal
 from protocol.model import PROTOCOL_VERSION
 from tests.e2e.long_lived_system import LongLivedSystem, generate
 from tests.e2e.processes import until
@@ -145,7 +145,7 @@ def test_the_learner_refuses_and_counts_messages(system: LongLivedSystem, traini
     frames, reason = GARBAGE[name]
     before = system.refusals("learner").get(reason, 0)
     answer = ask(f"tcp://127.0.0.1:{system.run_file.leases}", frames)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, PeerRefusal)
     assert answer.reason == reason
     assert system.refusals("learner")[reason] == before + 1
     assert_it_trains_on(system, training)

@@ -17,7 +17,7 @@ from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Attempts, Rollout
 from protocol.generation import GeneratePart, GenerateRequest
-from protocol.messages import Failed, Finished, Lease
+from protocol.messages import FailedLease, FinishedLease, Lease
 from services.http.backoff import Backoff
 from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient
@@ -58,18 +58,18 @@ class Bench:
     pauses: list[float]
     metrics: Metrics
 
-    async def run(self, granted: Lease) -> Finished | Failed:
+    async def run(self, granted: Lease) -> FinishedLease | FailedLease:
         async with asyncio.timeout(20):
             return await self.rollout.run(granted, RolloutProgress())
 
-    async def finished(self, granted: Lease) -> Finished:
+    async def finished(self, granted: Lease) -> FinishedLease:
         outcome = await self.run(granted)
-        assert isinstance(outcome, Finished), outcome
+        assert isinstance(outcome, FinishedLease), outcome
         return outcome
 
-    async def failed(self, granted: Lease) -> Failed:
+    async def failed(self, granted: Lease) -> FailedLease:
         outcome = await self.run(granted)
-        assert isinstance(outcome, Failed)
+        assert isinstance(outcome, FailedLease)
         return outcome
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
-from protocol.messages import Fleet, Granted, Hello, Lease, Message, ServingGenerator, Welcome
+from protocol.messages import Fleet, Hello, Lease, LeaseGrant, Message, ServingGenerator, Welcome
 from protocol.rewards import ScoreError, ScoreRequest, ScoreResponse, ScoreResult
 from protocol.trajectories import ErrorKind, Purpose, VersionSpan
 from services.zmq.sockets import RouterSocket
@@ -205,4 +205,4 @@ class ScriptedLearner:
         return hello
 
     async def grant(self, *leases: Lease) -> None:
-        await self.say(Granted(leases=leases))
+        await self.say(LeaseGrant(leases=leases))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from protocol.messages import Acknowledged, Finished, Goodbye
+from protocol.messages import FinishedLease, Goodbye, OutcomeReceipt
 from services.zmq.sockets import RouterSocket
 from tests.env_service.peers import (
     END,
@@ -86,9 +86,9 @@ async def test_the_process_rolls_out_a_lease_reports_its_state_and_leaves_on_sig
         assert status == 503, body
         await learner.welcome(serving("g0", generator_url))
         await learner.grant(lease(3))
-        group = (await learner.expect(Finished)).group
+        group = (await learner.expect(FinishedLease)).group
         assert (group.lease_id, group.trajectories[0].completion_text) == (3, "085")
-        await learner.say(Acknowledged(incarnation=1, lease_id=3, attempt=0, purpose="train"))
+        await learner.say(OutcomeReceipt(incarnation=1, lease_id=3, attempt=0, purpose="train"))
         assert (await _ready(url))[0] == 200
         process.send_signal(signal.SIGTERM)
         await learner.expect(Goodbye)

@@ -17,17 +17,17 @@ from env_service.rollouts.generation import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.codec import DamagedMessage
 from protocol.messages import (
-    Acknowledged,
-    Cancelled,
     EnvironmentInfo,
-    Failed,
-    Finished,
+    FailedLease,
+    FinishedLease,
     Goodbye,
     Heartbeat,
     Hello,
     Lease,
+    LeaseCancellation,
     Message,
-    Refused,
+    OutcomeReceipt,
+    PeerRefusal,
     RunningLease,
 )
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
@@ -116,7 +116,7 @@ async def working() -> AsyncIterator[Conversation]:
         yield talk
 
 
-def finished(granted: Lease) -> Finished:
+def finished(granted: Lease) -> FinishedLease:
     trajectory = Trajectory(
         token_ids=np.array([1, 2], dtype=np.int32),
         loss_mask=np.array([0, 1], dtype=np.uint8),
@@ -134,11 +134,11 @@ def finished(granted: Lease) -> Finished:
         task_index=granted.task_index,
         trajectories=(trajectory,),
     )
-    return Finished(group=group)
+    return FinishedLease(group=group)
 
 
-def acknowledged(granted: Lease) -> Acknowledged:
-    return Acknowledged(
+def acknowledged(granted: Lease) -> OutcomeReceipt:
+    return OutcomeReceipt(
         incarnation=granted.incarnation, lease_id=granted.lease_id, attempt=granted.attempt, purpose=granted.purpose
     )
 
@@ -168,21 +168,21 @@ async def test_a_finished_group_is_sent_until_it_is_acknowledged() -> None:
     async with working() as talk:
         await talk.rollouts.finish(finished(lease(5)))
         for _ in range(3):
-            assert (await talk.learner.expect(Finished)).group.lease_id == 5
+            assert (await talk.learner.expect(FinishedLease)).group.lease_id == 5
         await talk.learner.say(acknowledged(lease(5)))
         await talk.link.wait_for(lambda: len(talk.outbox) == 0)
         await talk.learner.expect(Heartbeat)
         talk.learner.seen.clear()
         for _ in range(4):
             await talk.learner.expect(Heartbeat)
-        assert not [message for message in talk.learner.seen if isinstance(message, Finished)]
+        assert not [message for message in talk.learner.seen if isinstance(message, FinishedLease)]
 
 
 async def test_a_failed_lease_is_sent_until_it_is_acknowledged() -> None:
     async with working() as talk:
-        failed = Failed(incarnation=1, lease_id=5, attempt=0, purpose="train", data_fault=True, reason="odd")
+        failed = FailedLease(incarnation=1, lease_id=5, attempt=0, purpose="train", data_fault=True, reason="odd")
         await talk.rollouts.finish(failed)
-        assert [await talk.learner.expect(Failed) for _ in range(2)] == [failed, failed]
+        assert [await talk.learner.expect(FailedLease) for _ in range(2)] == [failed, failed]
 
 
 async def test_a_cancelled_lease_stops_and_leaves_the_heartbeat() -> None:
@@ -191,7 +191,9 @@ async def test_a_cancelled_lease_stops_and_leaves_the_heartbeat() -> None:
         await talk.learner.grant(lease(5), lease(6))
         await talk.rollouts.next_started()
         await talk.rollouts.next_started()
-        await talk.learner.say(Cancelled(leases=(RunningLease(incarnation=1, lease_id=5, attempt=0, purpose="train"),)))
+        await talk.learner.say(
+            LeaseCancellation(leases=(RunningLease(incarnation=1, lease_id=5, attempt=0, purpose="train"),))
+        )
         async with asyncio.timeout(10):
             assert await talk.rollouts.cancelled.get() == (1, "train", 5, 0)
         await talk.learner.expect(Heartbeat)
@@ -214,7 +216,7 @@ async def test_leases_beyond_the_capacity_wait_and_those_far_beyond_are_given_ba
         await talk.learner.welcome()
         await talk.learner.grant(*[lease(number) for number in range(5)])
         assert await talk.rollouts.next_started() == (1, "train", 0, 0)
-        failed = await talk.learner.expect(Failed)
+        failed = await talk.learner.expect(FailedLease)
         assert (failed.lease_id, failed.data_fault) == (4, False)
         assert talk.rollouts.started.empty()
         await talk.rollouts.finish(finished(lease(0)))
@@ -228,14 +230,14 @@ async def test_a_restarted_learner_is_greeted_and_gets_what_was_not_acknowledged
         await talk.rollouts.next_started()
         await talk.rollouts.next_started()
         await talk.rollouts.finish(finished(lease(5)))
-        await talk.learner.expect(Finished)
+        await talk.learner.expect(FinishedLease)
         address = talk.learner.router.address
         talk.learner.router.close()
         talk.learner.router = RouterSocket.bind(address)
         await talk.learner.expect(Heartbeat)
-        await talk.learner.say(Refused(reason="unknown_peer", message="say hello first"))
+        await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
         await talk.learner.welcome(incarnation=2)
-        assert (await talk.learner.expect(Finished)).group.lease_id == 5
+        assert (await talk.learner.expect(FinishedLease)).group.lease_id == 5
         beat = await talk.learner.expect(Heartbeat)
         assert [running.lease_id for running in beat.running] == [5, 6], "alive until its group is acknowledged"
 
@@ -249,14 +251,14 @@ async def test_a_silent_learner_is_greeted_anew_and_rollouts_go_on() -> None:
         await talk.link.wait_for(lambda: not talk.link.welcomed)
         await talk.rollouts.finish(finished(lease(5)))
         await talk.learner.welcome(incarnation=2)
-        assert (await talk.learner.expect(Finished)).group.lease_id == 5
+        assert (await talk.learner.expect(FinishedLease)).group.lease_id == 5
         assert talk.rollouts.cancelled.empty()
 
 
 async def test_leaving_waits_for_the_acknowledgement_and_says_goodbye() -> None:
     async with working() as talk:
         await talk.rollouts.finish(finished(lease(5)))
-        await talk.learner.expect(Finished)
+        await talk.learner.expect(FinishedLease)
         leaving = asyncio.create_task(talk.link.leave("SIGTERM", within_s=10))
         await talk.learner.expect(Heartbeat)
         assert not leaving.done()
@@ -269,7 +271,7 @@ async def test_leaving_waits_for_the_acknowledgement_and_says_goodbye() -> None:
 async def test_leaving_does_not_wait_longer_than_it_may(within_s: float) -> None:
     async with working() as talk:
         await talk.rollouts.finish(finished(lease(5)))
-        await talk.learner.expect(Finished)
+        await talk.learner.expect(FinishedLease)
         async with asyncio.timeout(5):
             await talk.link.leave("SIGTERM", within_s=within_s)
         await talk.learner.expect(Goodbye)
@@ -279,7 +281,7 @@ async def test_a_refusal_of_one_message_does_not_end_the_conversation() -> None:
     async with conversing() as talk:
         await talk.learner.welcome()
         await talk.link.wait_for(lambda: talk.link.welcomed)
-        await talk.learner.say(Refused(reason="malformed", message="a field is wrong"))
+        await talk.learner.say(PeerRefusal(reason="malformed", message="a field is wrong"))
         talk.learner.seen.clear()
         for _ in range(4):
             await talk.learner.expect(Heartbeat)
@@ -289,9 +291,9 @@ async def test_a_refusal_of_one_message_does_not_end_the_conversation() -> None:
 async def test_a_group_that_was_damaged_on_the_way_is_sent_again() -> None:
     async with working() as talk:
         await talk.rollouts.finish(finished(lease(5)))
-        await talk.learner.expect(Finished)
-        await talk.learner.say(Refused(reason=DamagedMessage.reason, message="damaged on the way; send it again"))
-        assert (await talk.learner.expect(Finished)).group.lease_id == 5
+        await talk.learner.expect(FinishedLease)
+        await talk.learner.say(PeerRefusal(reason=DamagedMessage.reason, message="damaged on the way; send it again"))
+        assert (await talk.learner.expect(FinishedLease)).group.lease_id == 5
         assert talk.link.welcomed
         assert len(talk.outbox) == 1
 
@@ -300,7 +302,7 @@ async def test_a_refused_hello_is_repeated_and_nothing_else_is_said() -> None:
     async with conversing() as talk:
         for _ in range(3):
             await talk.learner.expect(Hello)
-            await talk.learner.say(Refused(reason="hello", message="another tokenizer"))
+            await talk.learner.say(PeerRefusal(reason="hello", message="another tokenizer"))
         assert {type(message) for message in talk.learner.seen} == {Hello}
         assert not talk.link.welcomed
 
@@ -312,8 +314,8 @@ async def test_the_hello_to_a_restarted_learner_names_what_runs_and_what_has_fin
         await talk.rollouts.next_started()
         await talk.rollouts.next_started()
         await talk.rollouts.finish(finished(lease(5)))
-        await talk.learner.expect(Finished)
-        await talk.learner.say(Refused(reason="unknown_peer", message="say hello first"))
+        await talk.learner.expect(FinishedLease)
+        await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
         hello = await talk.learner.expect(Hello)
         assert (hello.instance, hello.run) == ("i0", "r")
         assert hello.running == (
@@ -331,7 +333,7 @@ async def test_a_learner_that_refuses_whatever_a_stranger_says_hears_a_hello() -
         await talk.learner.expect(Heartbeat)
         said: list[Message] = []
         while len(said) < 20 and not any(isinstance(message, Hello) for message in said):
-            await talk.learner.say(Refused(reason="unknown_peer", message="say hello first"))
+            await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
             said.append(await talk.learner.expect(Message))
         assert isinstance(said[-1], Hello), "it went on as before"
 
@@ -341,7 +343,7 @@ async def test_nothing_but_hellos_is_said_to_a_learner_that_may_be_another() -> 
         await talk.learner.welcome()
         await talk.learner.grant(lease(5))
         await talk.rollouts.next_started()
-        await talk.learner.say(Refused(reason="unknown_peer", message="say hello first"))
+        await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
         talk.learner.answer = None
         await talk.learner.expect(Hello)
         talk.learner.seen.clear()
@@ -358,8 +360,8 @@ async def test_the_leases_of_another_run_are_given_up_and_their_groups_forgotten
         await talk.rollouts.next_started()
         await talk.rollouts.next_started()
         await talk.rollouts.finish(finished(lease(5)))
-        await talk.learner.expect(Finished)
-        await talk.learner.say(Refused(reason="unknown_peer", message="say hello first"))
+        await talk.learner.expect(FinishedLease)
+        await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
         await talk.learner.welcome(run="another")
         async with asyncio.timeout(10):
             assert await talk.rollouts.cancelled.get() == (1, "train", 6, 0)
@@ -378,7 +380,7 @@ async def test_attempts_of_two_lives_of_the_learner_are_told_apart() -> None:
         await talk.learner.grant(lease(5, incarnation=2))
         assert await talk.rollouts.next_started() == (2, "train", 5, 0)
         await talk.rollouts.finish(finished(lease(5)))
-        await talk.learner.expect(Finished)
+        await talk.learner.expect(FinishedLease)
         await talk.learner.say(acknowledged(lease(5, incarnation=2)))
         await talk.learner.expect(Heartbeat)
         assert len(talk.outbox) == 1
@@ -389,10 +391,10 @@ async def test_attempts_of_two_lives_of_the_learner_are_told_apart() -> None:
 async def test_what_has_finished_outlives_its_cancellation_until_it_is_acknowledged() -> None:
     async with working() as talk:
         await talk.rollouts.finish(finished(lease(5)))
-        await talk.learner.expect(Finished)
+        await talk.learner.expect(FinishedLease)
         named = RunningLease(incarnation=1, lease_id=5, attempt=0, purpose="train")
-        await talk.learner.say(Cancelled(leases=(named,)))
-        await talk.learner.expect(Finished)
+        await talk.learner.say(LeaseCancellation(leases=(named,)))
+        await talk.learner.expect(FinishedLease)
         await talk.learner.say(acknowledged(lease(5)), acknowledged(lease(5)))
         await talk.link.wait_for(lambda: len(talk.outbox) == 0)
 

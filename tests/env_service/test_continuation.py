@@ -9,7 +9,7 @@ import pytest
 
 from env_service.rollouts.completions import Completion, CompletionPiece, RolloutProgress, rest_of
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
-from protocol.messages import Finished
+from protocol.messages import FinishedLease
 from protocol.trajectories import VersionSpan
 from tests.env_service.bench import TEXT, MakeBench, Script, prefix_of, well
 from tests.env_service.peers import END, eventually, lease, part
@@ -167,7 +167,7 @@ async def test_with_the_only_generator_gone_the_tokens_wait_for_one_that_serves(
     async with asyncio.timeout(20):
         outcome = await rollout
 
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, FinishedLease)
     assert outcome.group.trajectories[0].turns[0].generator_ids == ("g0", "g1")
 
 

@@ -17,7 +17,7 @@ from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds, Con
 from env_service.rollouts.generation import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.generation import GeneratorState
-from protocol.messages import Failed, Lease, ServingGenerator
+from protocol.messages import FailedLease, Lease, ServingGenerator
 from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient, ServiceError, ServiceTimeout
 from services.http.metrics import Metrics
@@ -236,12 +236,12 @@ async def test_the_oldest_lease_has_the_next_place_whenever_it_came() -> None:
     async def run(granted: Lease, progress: RolloutProgress) -> Outcome:
         begun.append(granted.lease_id)
         await go_on.wait()
-        return Failed(
+        return FailedLease(
             incarnation=1, lease_id=granted.lease_id, attempt=0, purpose=granted.purpose, data_fault=False, reason="x"
         )
 
     async def report(outcome: Outcome) -> None:
-        assert isinstance(outcome, Failed)
+        assert isinstance(outcome, FailedLease)
 
     async with asyncio.TaskGroup() as tasks:
         metrics = RolloutMetrics(Metrics("env-service"))
@@ -264,12 +264,12 @@ async def test_rollouts_that_wait_for_a_verifier_that_hangs_are_said_and_shown_w
     async def run(granted: Lease, progress: RolloutProgress) -> Outcome:
         with progress.waiting_for("rewards"):
             await judged.wait()
-        return Failed(
+        return FailedLease(
             incarnation=1, lease_id=granted.lease_id, attempt=0, purpose=granted.purpose, data_fault=False, reason="x"
         )
 
     async def report(outcome: Outcome) -> None:
-        assert isinstance(outcome, Failed)
+        assert isinstance(outcome, FailedLease)
 
     told, ended = asyncio.Event(), asyncio.Event()
     waits = Waiting(on_waited=lambda whom, seconds: ended.set())

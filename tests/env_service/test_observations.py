@@ -9,7 +9,7 @@ import pytest
 from env_service.environments.interface import Action, ChatMessage, Opening, Step, TurnOf, Verification
 from env_service.rollouts.conversation import Nonsense, as_opening, checked
 from env_service.rollouts.match import how_it_opens
-from protocol.messages import Failed
+from protocol.messages import FailedLease
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
@@ -72,7 +72,7 @@ async def test_an_opening_that_is_amiss_names_its_field(tmp_path: Path) -> None:
         made = await bench(Words(model, "stop"), extra=[offered(start=Sullen)])
         outcome = await made.run(lease(environment="counting", group_size=1))
 
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, FailedLease)
     assert "the environment's Opening.prompt[0].content is NoneType None, expected text" in outcome.reason
 
 

@@ -26,7 +26,7 @@ from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import RolloutProgress
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
-from protocol.messages import Finished
+from protocol.messages import FinishedLease
 from protocol.status import ErrorBody, ErrorDetail
 from protocol.trajectories import Purpose, VersionSpan
 from tests.env_service.bench import MakeBench, Script, exact, well
@@ -102,7 +102,7 @@ async def test_a_finished_group_survives_the_wire(bench: MakeBench) -> None:
     sent = await made.finished(lease())
 
     received = decode([bytes(frame) for frame in encode(sent)])
-    assert isinstance(received, Finished)
+    assert isinstance(received, FinishedLease)
     assert np.array_equal(received.group.trajectories[0].token_ids, sent.group.trajectories[0].token_ids)
 
 

@@ -31,7 +31,7 @@ from env_service.rollouts.completions import Completion, RolloutProgress
 from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
-from protocol.messages import Failed, Finished
+from protocol.messages import FailedLease, FinishedLease
 from protocol.trajectories import Purpose, Trajectory
 from services.http.metrics import Metrics
 from tests.env_service.bench import MakeBench, benches
@@ -181,7 +181,7 @@ async def test_the_oldest_version_is_that_of_any_player_whom_the_policy_plays(
     progress = RolloutProgress()
     outcome = await made.rollout.run(lease(environment="countdown", group_size=1), progress)
 
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, FinishedLease)
     assert [one.oldest_version for one in outcome.group.trajectories] == [3, 4, 5]
     assert outcome.group.oldest_version == 3
     assert progress.oldest_version() == "1.3"
@@ -260,7 +260,7 @@ async def test_a_frozen_player_is_asked_elsewhere_and_never_trained(
     progress = RolloutProgress()
     outcome = await made.rollout.run(lease(environment="countdown"), progress)
 
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, FinishedLease)
     trajectories = outcome.group.trajectories
     assert [one.player for one in trajectories] == ["a", "c"] * 2
     assert {index for index, _ in lines.prompts} == {0, 1, 4, 5}, "b's turns were asked of the policy"
@@ -328,7 +328,7 @@ class Moody:
 
 async def against(
     bench: MakeBench, model: Path, moody: Moody, *, rules: Rules | None = None, **granted: Any
-) -> tuple[Finished | Failed, dict[str, float]]:
+) -> tuple[FinishedLease | FailedLease, dict[str, float]]:
     """A lease of games that `moody` begins, and what was counted."""
     start: Any = Resigning
     game = OfferedEnvironment(
@@ -355,7 +355,7 @@ async def test_a_game_that_the_opponent_ends_at_once_is_drawn_again(
     moody = Moody(chat_model, ["resign", "frozen", "resign"])
     outcome, counted = await against(bench, chat_model, moody, purpose=purpose)
 
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, FinishedLease)
     assert [one.player for one in outcome.group.trajectories] == ["b", "c"] * 2, "a whole group"
     assert counted == {"games_drawn_again/ended": 2.0}
     names = [request.request_id for request in moody.heard]
@@ -372,7 +372,7 @@ async def test_a_game_that_ends_at_once_at_every_draw_leaves_its_group_and_is_co
     moody = Moody(chat_model, ["frozen", *["resign"] * 9])
     outcome, counted = await against(bench, chat_model, moody)
 
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, FinishedLease)
     assert [one.player for one in outcome.group.trajectories] == ["b", "c"]
     assert counted == {"games_drawn_again/ended": 7.0, "turnless_rollouts/ended": 1.0}
 
@@ -380,7 +380,7 @@ async def test_a_game_that_ends_at_once_at_every_draw_leaves_its_group_and_is_co
 async def test_redundant_games_take_the_place_of_those_without_a_turn(bench: MakeBench, chat_model: Path) -> None:
     moody = Moody(chat_model, ["resign"], temperature=0.0)
     outcome, counted = await against(bench, chat_model, moody, rules=Rules(redundant=1))
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, FinishedLease)
     assert [one.player for one in outcome.group.trajectories] == ["b", "c"] * 2
     assert counted == {}
 
@@ -398,7 +398,7 @@ async def test_a_task_in_which_the_policy_never_moves_is_at_fault(
     moody = Moody(chat_model, words, temperature=temperature)
     outcome, counted = await against(bench, chat_model, moody)
 
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, FailedLease)
     assert (outcome.data_fault, outcome.reason) == (True, f"the policy had no turn: its opponent ended {reason}")
     assert counted.get("games_drawn_again/ended", 0.0) == 2.0 * (draws - 1)
     assert counted["turnless_rollouts/ended"] == 2.0
@@ -409,12 +409,12 @@ async def test_a_game_that_breaks_before_the_policys_turn_is_no_opponents_doing(
 ) -> None:
     moody = Moody(chat_model, ["break"] * 2)
     outcome, counted = await against(bench, chat_model, moody)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, FailedLease)
     assert outcome.data_fault
     assert "a bug of mine" in outcome.reason, "the user's own error is told"
 
     outcome, counted = await against(bench, chat_model, Moody(chat_model, ["frozen", "break"]))
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, FinishedLease)
     assert [one.player for one in outcome.group.trajectories] == ["b", "c"]
     assert counted == {"turnless_rollouts/fault": 1.0}
 
@@ -424,7 +424,7 @@ async def test_a_limit_that_the_opponent_meets_before_the_policys_turn_is_its_en
 ) -> None:
     moody = Moody(chat_model, ["bad", "bad", "bad", "frozen"])
     outcome, counted = await against(bench, chat_model, moody, rules=Rules(max_turns=3, max_invalid=2), group_size=1)
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, FinishedLease)
     assert counted == {"games_drawn_again/invalid_actions": 1.0}
 
 
@@ -435,7 +435,7 @@ async def test_a_game_in_which_only_the_opponent_had_time_may_go_otherwise(bench
     moody = Moody(chat_model, [])
     moody.opponent = Opponent(plays=("a",), tokenization=Tokenization(chat_model), sample=never)
     outcome, counted = await against(bench, chat_model, moody, rules=Rules(conversation_timeout_s=0.05))
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, FailedLease)
     assert (outcome.data_fault, outcome.reason) == (False, "the policy had no turn within the time of a conversation")
     assert counted == {"turnless_rollouts/time_limit": 2.0}
 

@@ -27,7 +27,7 @@ from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import RolloutProgress
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
-from protocol.messages import Finished
+from protocol.messages import FinishedLease
 from protocol.trajectories import Purpose, Trajectory
 from tests.env_service.bench import Bench, MakeBench, benches
 from tests.env_service.chat_models import model_with
@@ -219,7 +219,7 @@ async def test_nobody_waits_for_the_turns_of_others(bench: MakeBench, chat_model
 
     assert not running.done()
     held.set()
-    assert isinstance(await running, Finished)
+    assert isinstance(await running, FinishedLease)
 
 
 @pytest.mark.parametrize(

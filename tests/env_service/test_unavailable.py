@@ -18,7 +18,7 @@ from env_service.environments.interface import (
 )
 from env_service.environments.rules import Rules
 from env_service.rollouts.completions import RolloutProgress
-from protocol.messages import Finished
+from protocol.messages import FinishedLease
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
@@ -87,7 +87,7 @@ async def test_an_opening_that_finds_nobody_waits_and_says_for_whom(bench: MakeB
 
     outcome = await made.rollout.run(lease(environment="full"), progress)
 
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, FinishedLease)
     assert (Full.waits[0], set(Full.waits[2:])) == ("environment", {"host"})
     assert progress.said == "the server is full"
     assert len(made.pauses) >= 50

@@ -22,13 +22,13 @@ from learner.weights.fleet import FleetMembers
 from learner.weights.provenance import LoadedWeights
 from protocol.generation import Sampling
 from protocol.messages import (
-    Acknowledged,
     EnvironmentInfo,
-    Finished,
-    Granted,
+    FinishedLease,
     Hello,
     Lease,
+    LeaseGrant,
     Message,
+    OutcomeReceipt,
     RunningLease,
     Welcome,
 )
@@ -109,15 +109,15 @@ class ScriptedEnv:
         """Exactly so many leases, in however many grants."""
         leases: list[Lease] = []
         while len(leases) < count:
-            leases += (await self.next(Granted)).leases
+            leases += (await self.next(LeaseGrant)).leases
         assert len(leases) == count, leases
         return leases
 
     async def finish(self, *groups: TrajectoryGroup) -> None:
         """Sends groups and waits until they are acknowledged."""
         for group in groups:
-            await self.send(Finished(group=group))
-            acknowledged = await self.next(Acknowledged)
+            await self.send(FinishedLease(group=group))
+            acknowledged = await self.next(OutcomeReceipt)
             assert (acknowledged.lease_id, acknowledged.attempt) == (group.lease_id, group.attempt)
             assert (acknowledged.purpose, acknowledged.incarnation) == (group.purpose, group.incarnation)
 

@@ -22,13 +22,13 @@ from protocol.fleet import (
     Announcement,
     BucketSpec,
     Commit,
-    Committed,
+    CommitResult,
     Condition,
     Fingerprints,
     JoinedGroup,
     JoinGroup,
     Prepare,
-    Prepared,
+    PrepareResult,
     Pull,
     PullPlan,
 )
@@ -265,7 +265,7 @@ class ScriptedGenerator:
             with self.link.used():
                 await self.link.check()
                 self._staged = await self._download(body.version)
-            return json_answer(Prepared(version=body.version, receive_s=0.01))
+            return json_answer(PrepareResult(version=body.version, receive_s=0.01))
 
         @app.post("/v1/weights/commit")
         async def commit(body: Annotated[Commit, Depends(json_body(Commit))]) -> Response:
@@ -315,7 +315,7 @@ class ScriptedGenerator:
         except RuntimeError as error:
             self._group = None
             raise RequestRefused(409, "prepare_failed", str(error)) from error
-        return json_answer(Prepared(version=body.version, receive_s=0.01))
+        return json_answer(PrepareResult(version=body.version, receive_s=0.01))
 
     def _receive(self, body: Prepare, group: Any) -> dict[str, torch.Tensor]:
         staged: dict[str, torch.Tensor] = {}
@@ -336,7 +336,7 @@ class ScriptedGenerator:
             b"".join(t.view(torch.uint8).numpy().tobytes() for t in self.weights.values())
         )
         return json_answer(
-            Committed(
+            CommitResult(
                 version=body.version,
                 fingerprint=self.stale_checksum or (f"wrong {digest}" if self.loads_wrong else digest),
                 probe_logprobs=self._probe(body),

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from learner.journal.checkpoints import Checkpoints, Evaluated
+from learner.journal.checkpoints import Checkpoints, VersionScore
 from learner.leases.dead_letters import DEAD_LETTERS, DeadLetters
 from learner.page.store import TakenStep, TrajectoryStore
 from learner.reports.run_records import Records
-from protocol.messages import Failed
+from protocol.messages import FailedLease
 from services.run_lock import FolderLost
 from tests.learner.samples import group
 
@@ -35,8 +35,8 @@ def save(folder: Path) -> None:
     (folder / "weights").write_text("w")
 
 
-def failure() -> Failed:
-    return Failed(incarnation=1, lease_id=3, attempt=0, purpose="train", data_fault=True, reason="no")
+def failure() -> FailedLease:
+    return FailedLease(incarnation=1, lease_id=3, attempt=0, purpose="train", data_fault=True, reason="no")
 
 
 def of_checkpoints(folder: Path, fence: Fence) -> Callable[[], object]:
@@ -52,7 +52,7 @@ def of_checkpoints(folder: Path, fence: Fence) -> Callable[[], object]:
 def of_evaluations(folder: Path, fence: Fence) -> Callable[[], object]:
     checkpoints = Checkpoints(folder, keep=2, may_write=fence)
     checkpoints.write(version=1, save_trainer=save)
-    return lambda: checkpoints.evaluated(Evaluated(version=1, accuracy=0.5, reward=0.5))
+    return lambda: checkpoints.evaluated(VersionScore(version=1, accuracy=0.5, reward=0.5))
 
 
 def of_metrics(folder: Path, fence: Fence) -> Callable[[], object]:

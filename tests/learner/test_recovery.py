@@ -16,7 +16,7 @@ from learner.journal.journal import FOLDER, Journal, JournalUnknown, LoggedDistr
 from learner.journal.run_folder import History, NothingToResume
 from learner.journal.segments import read_segment, segments_of
 from learner.ledger import Batch, GroupVerdict, Ledger
-from learner.recovery import Recovered, recover
+from learner.recovery import RecoveryPoint, recover
 from learner.training.guard import NEW_GUARD, GuardState
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
@@ -117,7 +117,7 @@ class Lives:
         ledger.served_changed(0)
         return self._life(ledger)
 
-    def resume(self) -> tuple[Life, Recovered]:
+    def resume(self) -> tuple[Life, RecoveryPoint]:
         self._incarnation += 1
         recovered = recover(self.folder, config=LEDGER, resume=True, incarnation=self._incarnation)
         life = self._life(recovered.ledger)

@@ -88,11 +88,11 @@ EXAMPLES: dict[str, messages.Message] = {
         running=(RUNNING, WAITING),
     ),
     "welcome": messages.Welcome(run="60303ae22b998861", incarnation=1, heartbeat_every_s=0.5),
-    "refused": messages.Refused(reason="malformed", message="loss_mask has 5 entries for 6 tokens"),
-    "granted": messages.Granted(leases=(LEASE,)),
+    "refused": messages.PeerRefusal(reason="malformed", message="loss_mask has 5 entries for 6 tokens"),
+    "granted": messages.LeaseGrant(leases=(LEASE,)),
     "heartbeat": messages.Heartbeat(running=(RUNNING, WAITING)),
-    "finished": messages.Finished(group=GROUP),
-    "failed": messages.Failed(
+    "finished": messages.FinishedLease(group=GROUP),
+    "failed": messages.FailedLease(
         incarnation=1,
         lease_id=3,
         attempt=0,
@@ -100,8 +100,8 @@ EXAMPLES: dict[str, messages.Message] = {
         data_fault=True,
         reason="the task's answer is not a number",
     ),
-    "acknowledged": messages.Acknowledged(incarnation=1, lease_id=3, attempt=0, purpose="train"),
-    "cancelled": messages.Cancelled(leases=(RUNNING,)),
+    "acknowledged": messages.OutcomeReceipt(incarnation=1, lease_id=3, attempt=0, purpose="train"),
+    "cancelled": messages.LeaseCancellation(leases=(RUNNING,)),
     "fleet": messages.Fleet(
         generators=(
             messages.ServingGenerator(
@@ -153,6 +153,6 @@ def test_a_group_of_a_version_that_is_not_read_any_more_is_named() -> None:
 
 def test_a_decoded_group_knows_the_versions_of_its_tokens() -> None:
     decoded = decode(frames_of("finished"))
-    assert isinstance(decoded, messages.Finished)
+    assert isinstance(decoded, messages.FinishedLease)
     assert decoded.group.trajectories[0].token_versions().tolist() == [-1, -1, -1, 6, 7, 7]
     assert decoded.group.oldest_version == 6

@@ -89,7 +89,7 @@ BODIES: list[WireModel] = [
             ),
         ),
     ),
-    fleet.Prepared(version="1.7", receive_s=0.25),
+    fleet.PrepareResult(version="1.7", receive_s=0.25),
     fleet.Pull(version="1.7", deadline_s=120.0),
     fleet.PullPlan(
         version="1.7",
@@ -104,7 +104,7 @@ BODIES: list[WireModel] = [
     ),
     fleet.Commit(version="1.7", epoch=1, probe=((1, 2, 3), (4, 5))),
     fleet.Commit(version="1.7", epoch=fleet.PULLED_EPOCH),
-    fleet.Committed(version="1.7", fingerprint="00ff", probe_logprobs=(-1.0, -0.5), load_s=0.1, pause_s=0.03),
+    fleet.CommitResult(version="1.7", fingerprint="00ff", probe_logprobs=(-1.0, -0.5), load_s=0.1, pause_s=0.03),
     status.ErrorBody(
         error=status.ErrorDetail(kind="user", message="n is 0", field="n", expected="at least 1", got={"n": 0})
     ),

@@ -142,12 +142,12 @@ MESSAGES: dict[str, st.SearchStrategy[messages.Message]] = {
     "welcome": st.builds(
         messages.Welcome, run=st.text(max_size=32), incarnation=INCARNATIONS, heartbeat_every_s=SECONDS
     ),
-    "refused": st.builds(messages.Refused, reason=st.text(max_size=20), message=st.text(max_size=20)),
-    "granted": st.builds(messages.Granted, leases=rows(LEASES)),
+    "refused": st.builds(messages.PeerRefusal, reason=st.text(max_size=20), message=st.text(max_size=20)),
+    "granted": st.builds(messages.LeaseGrant, leases=rows(LEASES)),
     "heartbeat": st.builds(messages.Heartbeat, running=rows(RUNNING, min_size=0)),
-    "finished": st.builds(messages.Finished, group=GROUPS),
+    "finished": st.builds(messages.FinishedLease, group=GROUPS),
     "failed": st.builds(
-        messages.Failed,
+        messages.FailedLease,
         incarnation=INCARNATIONS,
         lease_id=COUNTS,
         attempt=COUNTS,
@@ -156,9 +156,9 @@ MESSAGES: dict[str, st.SearchStrategy[messages.Message]] = {
         reason=st.text(max_size=20),
     ),
     "acknowledged": st.builds(
-        messages.Acknowledged, incarnation=INCARNATIONS, lease_id=COUNTS, attempt=COUNTS, purpose=PURPOSES
+        messages.OutcomeReceipt, incarnation=INCARNATIONS, lease_id=COUNTS, attempt=COUNTS, purpose=PURPOSES
     ),
-    "cancelled": st.builds(messages.Cancelled, leases=rows(RUNNING)),
+    "cancelled": st.builds(messages.LeaseCancellation, leases=rows(RUNNING)),
     "fleet": st.builds(messages.Fleet, generators=rows(GENERATORS, min_size=0)),
     "goodbye": st.builds(messages.Goodbye, reason=st.text(max_size=20)),
 }
@@ -181,7 +181,7 @@ def as_received(frames: list[Frame]) -> list[Frame]:
 
 
 def group_of(message: messages.Message) -> TrajectoryGroup:
-    assert isinstance(message, messages.Finished)
+    assert isinstance(message, messages.FinishedLease)
     return message.group
 
 
@@ -202,7 +202,7 @@ def test_a_message_comes_out_as_it_went_in(message: messages.Message) -> None:
 def test_a_group_travels_in_few_arrays_however_many_its_trajectories_and_in_no_more_bytes(
     group: TrajectoryGroup,
 ) -> None:
-    _, *arrays, _ = encode(messages.Finished(group=group))
+    _, *arrays, _ = encode(messages.FinishedLease(group=group))
     tokens = sum(len(trajectory.token_ids) for trajectory in group.trajectories)
     assert len(arrays) in (3, 4)
     assert sum(map(len, arrays)) <= 9 * tokens
@@ -212,9 +212,11 @@ def test_a_token_of_a_long_completion_takes_six_bytes_or_seven() -> None:
     for largest, expected in ((1 << 16, 6), (1 << 17, 7)):
         token_ids = (np.arange(4000) * 7919 % largest).astype(np.int32)
         group = group_of_one(token_ids=token_ids, sampled_from=10)
-        sizes = [len(frame) for frame in encode(messages.Finished(group=group))[1:-1]]
+        sizes = [len(frame) for frame in encode(messages.FinishedLease(group=group))[1:-1]]
         assert sum(sizes) == expected * 4000 - 40 + 8  # nothing for a prompt's logprobs, and two runs
-        assert plain(group_of(decode(encode(messages.Finished(group=group)))).model_dump()) == plain(group.model_dump())
+        assert plain(group_of(decode(encode(messages.FinishedLease(group=group)))).model_dump()) == plain(
+            group.model_dump()
+        )
 
 
 def group_of_one(*, token_ids: npt.NDArray[np.int32], sampled_from: int) -> TrajectoryGroup:
@@ -236,7 +238,7 @@ def group_of_one(*, token_ids: npt.NDArray[np.int32], sampled_from: int) -> Traj
 @settings(deadline=None, max_examples=30)
 @given(group=GROUPS)
 def test_received_arrays_are_parts_of_one_row_and_cannot_be_written(group: TrajectoryGroup) -> None:
-    decoded = group_of(decode(as_received(encode(messages.Finished(group=group)))))
+    decoded = group_of(decode(as_received(encode(messages.FinishedLease(group=group)))))
     for name in ROWS:
         first, *others = [getattr(trajectory, name) for trajectory in decoded.trajectories]
         assert not any(array.flags.writeable for array in (first, *others))
@@ -264,7 +266,7 @@ SPOILING = st.sampled_from(["nothing", "token", "mask", "logprob", "span", "turn
 def test_a_group_is_taken_when_each_of_its_trajectories_would_be_and_refused_with_the_same_words(
     group: TrajectoryGroup, spoiling: str, which: int, at: int, to: int
 ) -> None:
-    body = messages.Finished(group=group).model_dump()
+    body = messages.FinishedLease(group=group).model_dump()
     trajectories = body["group"]["trajectories"]
     spoiled = trajectories[which % len(trajectories)]
     for name in ROWS:
@@ -283,7 +285,7 @@ def test_a_group_is_taken_when_each_of_its_trajectories_would_be_and_refused_wit
             spoiled["turns"][0]["end"] = to
         case "starts":
             spoiled["sequence_starts"] = (at, to)[: 1 + at % 2]
-    alone = f"{refusal(lambda: messages.Finished.model_validate(body))}"
+    alone = f"{refusal(lambda: messages.FinishedLease.model_validate(body))}"
     together = refusal(lambda: decode(on_the_wire(body)))
     assert (together is None) == (alone == "None")
     assert together is None or str(together) == f"finished: {alone}"
@@ -330,5 +332,5 @@ def test_an_array_that_is_a_slice_with_gaps_is_sent_whole() -> None:
     group = TrajectoryGroup(
         incarnation=1, lease_id=0, attempt=0, purpose="train", environment="e", task_index=0, trajectories=(trajectory,)
     )
-    decoded = group_of(decode(as_received(encode(messages.Finished(group=group)))))
+    decoded = group_of(decode(as_received(encode(messages.FinishedLease(group=group)))))
     assert decoded.trajectories[0].token_ids.tolist() == [0, 2, 4, 6, 8, 10]

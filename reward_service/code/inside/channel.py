@@ -16,7 +16,7 @@ _MOST = 1 << 16
 _MAX_TEXT = 500
 
 
-class Gone(BaseException):
+class ChannelClosed(BaseException):
     """The other side has ended. No ordinary handler of an exception may catch it."""
 
 
@@ -43,13 +43,13 @@ class Channel:
             self._writer.write(prefix + json.dumps(message).encode() + b"\n")
             self._writer.flush()
         except OSError as error:
-            raise Gone from error
+            raise ChannelClosed from error
 
     def receive(self) -> Message:
         """Wait for one line. Raises Gone at the end, NotPlain for what is no object."""
         line = self._reader.readline()
         if not line.endswith(b"\n"):
-            raise Gone
+            raise ChannelClosed
         try:
             message = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -92,7 +92,7 @@ class CallChannel:
             self.step()
 
 
-class Printed(io.TextIOBase):
+class PrintedText(io.TextIOBase):
     """Keeps the first 65536 characters."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ _MAX_TEXT = 2000
 _RUNNERS = frozenset({"unittest", "doctest", "bdb"})
 
 
-class Raised(BaseException):
+class RemoteException(BaseException):
     """Carries what the other side raised and must not be caught as an exception: SystemExit, say. It fails the test."""
 
 
@@ -54,7 +54,7 @@ class Rebuilder:
         if not isinstance(message, dict):
             raise NotPlain("no description of an exception")
         if "fatal" in message:
-            return Raised(f"{str(message['fatal'])[:_MAX_TEXT]} was raised")
+            return RemoteException(f"{str(message['fatal'])[:_MAX_TEXT]} was raised")
         kind = self.kind(message.get("class"))
         args, attributes = message.get("args"), message.get("attributes")
         try:

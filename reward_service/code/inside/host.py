@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 
-from reward_service.code.inside.channel import CallChannel, Channel, Gone, Message, Printed
+from reward_service.code.inside.channel import CallChannel, Channel, ChannelClosed, Message, PrintedText
 from reward_service.code.inside.faults import Rebuilder, describe, describe_class
 from reward_service.code.inside.lending import OPERATIONS
 from reward_service.code.inside.plain import Json, NotPlain, PlainDecoder, PlainEncoder, content_of
@@ -27,14 +27,14 @@ class Objects:
     def __init__(self, ask: Callable[[Message], object]) -> None:
         self._ask = ask
         self.module = types.ModuleType("solution")
-        self._borrowed: dict[int, Borrowed] = {}
+        self._borrowed: dict[int, BorrowedObject] = {}
         self._kept: dict[int, object] = {}
         self._numbers: dict[int, int] = {}
         self.rebuilder = Rebuilder(PlainDecoder(self.decode).decode)
 
     def encode(self, value: object) -> Json:
         """`k`: an object of the tests. `h`: an object here: number, kind, name, and what else belongs to the kind."""
-        if isinstance(value, Borrowed):
+        if isinstance(value, BorrowedObject):
             return {"k": value._body}
         number = self._number(value)
         name = value.__name__ if isinstance(value, type | types.FunctionType) else type(value).__name__
@@ -45,7 +45,7 @@ class Objects:
         if tag == "h" and isinstance(body, int):
             return self.module if body == _MODULE else self._kept[body]
         if tag == "k" and isinstance(body, int):
-            return self._borrowed.setdefault(body, Borrowed(body, functools.partial(self._do, body)))
+            return self._borrowed.setdefault(body, BorrowedObject(body, functools.partial(self._do, body)))
         if tag == "x":
             return self.rebuilder.error(body)
         raise NotPlain(f"unknown tag {tag}")
@@ -86,7 +86,7 @@ def _kind(value: object) -> str:
     return "iterator" if isinstance(value, Iterator) else "instance"
 
 
-class Borrowed:
+class BorrowedObject:
     """An object of the tests: it can be called and read, and its parts come over one by one."""
 
     def __init__(self, body: Json, do: Callable[..., object]) -> None:
@@ -107,7 +107,7 @@ class Borrowed:
 
     def __iter__(self) -> Iterator[object]:
         iterator = self._do("iter")
-        assert isinstance(iterator, Borrowed)
+        assert isinstance(iterator, BorrowedObject)
         return iterator
 
     def __next__(self) -> object:
@@ -138,7 +138,7 @@ class Host:
         self._channel = channel
         self._conversation = CallChannel(channel=channel, prefix=b"", serve=self._serve)
         self._objects = Objects(self._ask)
-        self._printed = Printed()
+        self._printed = PrintedText()
 
     def run(self) -> None:
         """Load the solution, say how that went, and serve until the end."""
@@ -154,7 +154,7 @@ class Host:
             with open(SOURCE, encoding="utf-8") as source:
                 code = compile(source.read(), SOURCE, "exec")
             exec(code, vars(module))
-        except Gone:
+        except ChannelClosed:
             raise
         except BaseException as error:  # noqa: BLE001  it may raise whatever it likes
             return {"failed": f"{type(error).__name__}: {error}"[:1000]}
@@ -165,7 +165,7 @@ class Host:
     def _serve(self, asked: Message) -> Message:
         try:
             answer = self._answer(asked)
-        except Gone:
+        except ChannelClosed:
             raise
         except BaseException as error:  # noqa: BLE001  it may raise whatever it likes
             answer = {"raised": describe(error, self._encode)}

@@ -28,7 +28,7 @@ IN_PLACE = (
 )
 
 
-class Lent:
+class LentObjects:
     """Objects by number, kept for as long as the process lives."""
 
     def __init__(self) -> None:

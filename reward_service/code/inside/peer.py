@@ -7,10 +7,10 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 
 from reward_service.code.inside import handles
-from reward_service.code.inside.channel import CallChannel, Channel, Gone, Message
-from reward_service.code.inside.faults import Raised, Rebuilder, describe
+from reward_service.code.inside.channel import CallChannel, Channel, ChannelClosed, Message
+from reward_service.code.inside.faults import Rebuilder, RemoteException, describe
 from reward_service.code.inside.handles import Handle, is_reserved
-from reward_service.code.inside.lending import OPERATIONS, Lent, lent_result
+from reward_service.code.inside.lending import OPERATIONS, LentObjects, lent_result
 from reward_service.code.inside.plain import Json, NotPlain, PlainDecoder, PlainEncoder, content_of
 
 _TO_SOLUTION = b"S "
@@ -48,7 +48,7 @@ class SolutionPeer:
 
     def __init__(self, channel: Channel) -> None:
         self._conversation = CallChannel(channel=channel, prefix=_TO_SOLUTION, serve=self._serve)
-        self._lent = Lent()
+        self._lent = LentObjects()
         self._handles: dict[int, object] = {}
         self._pending: BaseException | None = None
         self._decode = PlainDecoder(self._decode_other).decode
@@ -93,7 +93,7 @@ class SolutionPeer:
         """Serves the solution's use of an object of the tests. A failing test that it calls into fails in the end."""
         try:
             return {"value": self._encode(self._served(asked))}
-        except Gone:
+        except ChannelClosed:
             raise
         except Exception as error:  # noqa: BLE001  it crosses to the solution, which called into the tests
             self._rebuilder.remember(type(error))
@@ -209,13 +209,13 @@ class Missing:
         self._hw_module = module
 
     def __call__(self, *args: object, **keywords: object) -> object:
-        raise Raised(f"the solution defines no {self._hw_name}")
+        raise RemoteException(f"the solution defines no {self._hw_name}")
 
     def __getattr__(self, name: str) -> object:
         # Whoever collects tests looks at all names, to see if they are tests.
         if name.startswith("_") or not self._hw_module._hw_strict:
             raise AttributeError(name)
-        raise Raised(f"the solution defines no {self._hw_name}")
+        raise RemoteException(f"the solution defines no {self._hw_name}")
 
 
 def restore(old: object, new: object) -> None:

@@ -6,7 +6,7 @@ import re
 import sys
 import types
 
-from reward_service.code.inside.channel import Channel, Gone, Message, Reporter, text_of
+from reward_service.code.inside.channel import Channel, ChannelClosed, Message, Reporter, text_of
 from reward_service.code.inside.faults import is_of_the_tests
 from reward_service.code.inside.handles import ClassHandle
 from reward_service.code.inside.peer import Missing, SolutionModule, SolutionPeer, is_claimed
@@ -40,7 +40,7 @@ class AssertRun:
             ]
             codes = [compile(source, f"case {number}", "exec") for number, source in enumerate(self._sources)]
             namespace = self._prepared(setups, codes)
-        except Gone:
+        except ChannelClosed:
             raise
         except BaseException as error:  # noqa: BLE001  whatever ends the preparation ends the run, with a report
             touched = self._lacks_name(error) if is_of_the_tests(error) else self._peer.touched
@@ -81,7 +81,7 @@ class AssertRun:
             exec(code, namespace)
             if self._check:
                 _call_check(namespace, self._candidate())
-        except Gone:
+        except ChannelClosed:
             raise
         except BaseException as error:  # noqa: BLE001  whatever it raises, the case has failed
             if is_of_the_tests(error) and not self._lacks_name(error):

@@ -242,7 +242,7 @@ class Unreadable(Exception):
     """This is not the notation that we read; another reader may know it."""
 
 
-class Undefined(Exception):
+class UndefinedValue(Exception):
     """The expression has no value there: a division by zero, a logarithm of zero."""
 
 
@@ -274,7 +274,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class BracketedTuple:
     """A tuple, a vector, or the ends of an interval, in its brackets."""
 
     items: tuple["Answer", ...]
@@ -326,4 +326,4 @@ class Relation:
     operators: tuple[str, ...]
 
 
-Answer: TypeAlias = Text | Scalar | Listing | Ordered | Combination | RealLine | Grid | Ratio | Relation
+Answer: TypeAlias = Text | Scalar | Listing | BracketedTuple | Combination | RealLine | Grid | Ratio | Relation

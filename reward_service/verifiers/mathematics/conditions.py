@@ -12,17 +12,17 @@ from fractions import Fraction
 
 from reward_service.verifiers.mathematics.answers import (
     Answer,
+    BracketedTuple,
     Combination,
     FunctionCall,
     Listing,
     Node,
-    Ordered,
     RealLine,
     Relation,
     Scalar,
     Side,
     Symbol,
-    Undefined,
+    UndefinedValue,
     Unreadable,
 )
 from reward_service.verifiers.mathematics.expressions import parse_expression
@@ -138,7 +138,7 @@ def _factor(gold: Relation, given: Relation) -> Value | None:
     for point in points(symbols(ours)):
         try:
             factors.append(evaluate(quotient, EvaluationSettings(variables=point)))
-        except (Undefined, Unreadable):
+        except (UndefinedValue, Unreadable):
             continue
     alike = len(factors) >= _MIN_POINTS and all(same(factors[0], factor) for factor in factors[1:])
     return factors[0] if alike and not same(factors[0], arithmetic("-", (factors[0], factors[0]))) else None
@@ -194,7 +194,7 @@ def region(answer: Answer) -> Region:
     """The numbers that the answer allows. Raises Unreadable if it is no such set, OverLimits."""
     try:
         return merged(_region(answer))
-    except Undefined as error:
+    except UndefinedValue as error:
         raise Unreadable(str(error)) from error
 
 
@@ -203,7 +203,12 @@ def _region(answer: Answer) -> Region:
         return ALL_REALS
     if isinstance(answer, Scalar):
         return (_point(answer),)
-    if isinstance(answer, Ordered) and len(answer.items) == 2 and answer.opening in "([" and answer.closing in ")]":
+    if (
+        isinstance(answer, BracketedTuple)
+        and len(answer.items) == 2
+        and answer.opening in "(["
+        and answer.closing in ")]"
+    ):
         return (_interval(answer),)
     if isinstance(answer, Relation):
         return _region_of_relation(answer)
@@ -214,7 +219,7 @@ def _region(answer: Answer) -> Region:
     raise Unreadable("no set of real numbers")
 
 
-def _interval(answer: Ordered) -> Interval:
+def _interval(answer: BracketedTuple) -> Interval:
     """Raises Unreadable if it would be empty: `(2, 1)` and `(1, 1)` are tuples."""
     low, high = (_end_of(item, closed=False) for item in answer.items)
     if not less(low.value, high.value):

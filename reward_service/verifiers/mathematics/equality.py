@@ -10,20 +10,20 @@ from fractions import Fraction
 
 from reward_service.verifiers.mathematics.answers import (
     Answer,
+    BracketedTuple,
     Combination,
     FunctionCall,
     Grid,
     Listing,
     Node,
     Number,
-    Ordered,
     Ratio,
     RealLine,
     Relation,
     Scalar,
     Symbol,
     Text,
-    Undefined,
+    UndefinedValue,
     Unreadable,
 )
 from reward_service.verifiers.mathematics.conditions import (
@@ -59,7 +59,7 @@ def check(answer: Answer) -> None:
     for node in nodes_of(answer):
         try:
             evaluate(node, EvaluationSettings(variables=next(iter(points(symbols(node))))))
-        except (Undefined, Unreadable):
+        except (UndefinedValue, Unreadable):
             continue
 
 
@@ -82,7 +82,7 @@ def _same_collection(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
         return _same_matrix(gold, given, rules)
     if isinstance(gold, Listing) and isinstance(given, Listing):
         return _same_listing(gold, given, rules)
-    if isinstance(gold, Ordered) and isinstance(given, Ordered):
+    if isinstance(gold, BracketedTuple) and isinstance(given, BracketedTuple):
         alike = _brackets_agree(gold, given) and _pairwise(gold.items, given.items, rules)
         return alike or _same_numbers(gold, given, rules)
     if isinstance(gold, Combination) and isinstance(given, Combination) and _same_parts(gold, given, rules):
@@ -103,12 +103,12 @@ def _same_collection(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
 
 def _same_matrix(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
     """True if one of them is a matrix, and the other its rows in brackets, or the entries of its one row or column."""
-    ours, theirs = (_rows(one) if isinstance(one, Ordered) else one for one in (gold, given))
+    ours, theirs = (_rows(one) if isinstance(one, BracketedTuple) else one for one in (gold, given))
     if isinstance(ours, Grid) and isinstance(theirs, Grid):
         return len(ours.rows) == len(theirs.rows) and all(
             _pairwise(right, answer, rules) for right, answer in zip(ours.rows, theirs.rows, strict=True)
         )
-    right, answer = (one.items if isinstance(one, Ordered) else _sequence(one) for one in (gold, given))
+    right, answer = (one.items if isinstance(one, BracketedTuple) else _sequence(one) for one in (gold, given))
     return right is not None and answer is not None and _pairwise(right, answer, rules)
 
 
@@ -135,7 +135,7 @@ def _each_in_the_other(gold: Sequence[Answer], given: Sequence[Answer], rules: Q
 
 def _sequence(answer: Answer) -> Sequence[Answer] | None:
     """The parts of what may stand for a tuple: a bare list, a vector, a row or a column, nested rows."""
-    if isinstance(answer, Ordered):
+    if isinstance(answer, BracketedTuple):
         vector = answer.opening == "(" or answer.opening == r"\langle" or len(answer.items) > 2
         return answer.items if vector or not _may_be_interval(answer) else None
     if isinstance(answer, Listing):
@@ -149,14 +149,14 @@ def _sequence(answer: Answer) -> Sequence[Answer] | None:
     return None
 
 
-def _rows(answer: Ordered) -> Grid | None:
+def _rows(answer: BracketedTuple) -> Grid | None:
     """`[[1, 2], [3, 4]]` as a matrix."""
-    rows = [item.items for item in answer.items if isinstance(item, Ordered) and item.opening == "["]
+    rows = [item.items for item in answer.items if isinstance(item, BracketedTuple) and item.opening == "["]
     whole = answer.opening == "[" and len(rows) == len(answer.items) and len({len(row) for row in rows}) == 1
     return Grid(tuple(rows)) if whole else None
 
 
-def _may_be_interval(answer: Ordered) -> bool:
+def _may_be_interval(answer: BracketedTuple) -> bool:
     """True if two ends in brackets are in order; `[2, 1]` is a list."""
     try:
         region(answer)
@@ -165,7 +165,7 @@ def _may_be_interval(answer: Ordered) -> bool:
     return True
 
 
-def _brackets_agree(gold: Ordered, given: Ordered) -> bool:
+def _brackets_agree(gold: BracketedTuple, given: BracketedTuple) -> bool:
     """Brackets matter where they may be those of an interval."""
     brackets = [(one.opening, one.closing) for one in (gold, given)]
     if len(gold.items) != 2 or not (_may_be_interval(gold) or _may_be_interval(given)):
@@ -203,7 +203,9 @@ def _names(answer: Listing) -> bool:
 def _is_condition(answer: Answer) -> bool:
     """True if it says where numbers lie, in inequalities or intervals."""
     items = answer.items if isinstance(answer, Listing) else ()
-    return any(isinstance(item, Ordered) or (isinstance(item, Relation) and item.operators != ("=",)) for item in items)
+    return any(
+        isinstance(item, BracketedTuple) or (isinstance(item, Relation) and item.operators != ("=",)) for item in items
+    )
 
 
 def _same_numbers_if_conditions(gold: Listing, given: Listing, rules: QuantityRules) -> bool:
@@ -212,7 +214,7 @@ def _same_numbers_if_conditions(gold: Listing, given: Listing, rules: QuantityRu
 
 def _same_numbers(gold: Answer, given: Answer, rules: QuantityRules) -> bool:
     """True if the answers are one set of real numbers. A point in no braces is not taken for one."""
-    if not any(isinstance(one, Combination | RealLine | Ordered | Relation | Listing) for one in (gold, given)):
+    if not any(isinstance(one, Combination | RealLine | BracketedTuple | Relation | Listing) for one in (gold, given)):
         return False
     try:
         return same_region(region(gold), region(given), tolerance=rules.tolerance)

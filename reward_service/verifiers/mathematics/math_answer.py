@@ -37,8 +37,8 @@ from reward_service.verifiers.extraction import boxed_together
 from reward_service.verifiers.mathematics.answers import (
     MAX_CHARS,
     Answer,
+    BracketedTuple,
     Listing,
-    Ordered,
     OverLimits,
     RealLine,
     Text,
@@ -207,7 +207,7 @@ def _is_right(gold: _Gold, given: str, boxes: Sequence[str], rules: QuantityRule
             raise DataError(f"the right answer is beyond the limits ({error}): {gold.text[:200]!r}") from error
     if _equals(gold, given, rules):
         return True
-    several = any(isinstance(reading, Listing | Ordered) for reading in gold.readings)
+    several = any(isinstance(reading, Listing | BracketedTuple) for reading in gold.readings)
     return several and len(boxes) > 1 and _equals(gold, ", ".join(boxes), rules)
 
 

@@ -18,20 +18,20 @@ from reward_service.verifiers.mathematics.answers import (
     MAX_SIGNS,
     PERCENT,
     Answer,
+    BracketedTuple,
     Combination,
     FunctionCall,
     Grid,
     Listing,
     Node,
     Number,
-    Ordered,
     OverLimits,
     Ratio,
     Relation,
     Scalar,
     Side,
     Symbol,
-    Undefined,
+    UndefinedValue,
     Unit,
     Unreadable,
 )
@@ -102,7 +102,7 @@ def same_expression(gold: Node, given: Node, *, tolerance: float | None) -> bool
 def _same_constants(gold: Node, given: Node, log_base: int | None, tolerance: float | None) -> bool:
     try:
         right, answer = constant(gold, log_base=log_base), constant(given, log_base=log_base)
-    except Undefined:
+    except UndefinedValue:
         return False
     return same_number(right, answer, decimals=(has_decimal(gold), has_decimal(given)), tolerance=tolerance)
 
@@ -159,7 +159,7 @@ def _near_enough(right: Value, answer: Value, decimals: tuple[bool, bool], toler
 def _value_or_none(node: Node, setting: EvaluationSettings) -> Value | None:
     try:
         return evaluate(node, setting)
-    except Undefined:
+    except UndefinedValue:
         return None
 
 
@@ -226,7 +226,7 @@ def _same_percent(gold: Node, given: Node, *, gold_is_percent: bool, rules: Quan
 def _is_above_one(node: Node) -> bool:
     try:
         return not symbols(node) and less(rational(1), constant(node))
-    except Undefined:
+    except UndefinedValue:
         return False
 
 
@@ -352,7 +352,7 @@ def _mapped(answer: Answer, change: Callable[[Node], Node]) -> Answer:
     """The answer with all its expressions changed."""
     if isinstance(answer, Scalar):
         return replace(answer, node=change(answer.node))
-    if isinstance(answer, Listing | Ordered | Combination):
+    if isinstance(answer, Listing | BracketedTuple | Combination):
         return replace(answer, items=tuple(_mapped(item, change) for item in answer.items))
     if isinstance(answer, Grid):
         return Grid(tuple(tuple(_mapped(cell, change) for cell in row) for row in answer.rows))
@@ -376,7 +376,7 @@ def nodes_of(answer: Answer) -> Iterable[Node]:
 
 
 def _answers_within(answer: Answer) -> Iterable[Answer]:
-    if isinstance(answer, Listing | Ordered | Combination):
+    if isinstance(answer, Listing | BracketedTuple | Combination):
         return answer.items
     if isinstance(answer, Grid):
         return [cell for row in answer.rows for cell in row]

@@ -19,12 +19,12 @@ from reward_service.verifiers.mathematics.answers import (
     MAX_ITEMS,
     MAX_TOKENS,
     Answer,
+    BracketedTuple,
     Combination,
     Grid,
     Listing,
     Node,
     Number,
-    Ordered,
     OverLimits,
     Ratio,
     RealLine,
@@ -265,7 +265,7 @@ class _Reader:
             return self._unwrapped(inside) if first == "(" else None
         if len(parts) > MAX_ITEMS:
             raise OverLimits(f"{len(parts)} parts in one answer")
-        return Ordered(tuple(self.answer(part) for part in parts), first, last)
+        return BracketedTuple(tuple(self.answer(part) for part in parts), first, last)
 
     def _unwrapped(self, inside: Sequence[Token]) -> Answer | None:
         """The text in superfluous parentheses, unless it is an expression like any other."""
@@ -280,7 +280,7 @@ class _Reader:
             return None
         opening = "(" if tokens[0].text == "]" else tokens[0].text
         closing = ")" if tokens[-1].text == "[" else tokens[-1].text
-        return Ordered(tuple(self.answer(part) for part in parts), opening, closing)
+        return BracketedTuple(tuple(self.answer(part) for part in parts), opening, closing)
 
     def _set(self, inside: Sequence[Token], *, joined: Literal["set", "bare"]) -> Answer:
         if not inside:

@@ -21,7 +21,7 @@ from reward_service.verifiers.mathematics.answers import (
     Number,
     OverLimits,
     Symbol,
-    Undefined,
+    UndefinedValue,
     Unreadable,
 )
 
@@ -130,12 +130,12 @@ def evaluate(node: Node, setting: EvaluationSettings) -> Value:
     try:
         return _checked(_apply(node, arguments, setting))
     except (ZeroDivisionError, ValueError, OverflowError) as error:
-        raise Undefined(f"{node.name}: {error}") from error
+        raise UndefinedValue(f"{node.name}: {error}") from error
 
 
 def _checked(value: Value) -> Value:
     if value.exact is None and _CONTEXT.isnan(value.number):
-        raise Undefined("not a number")
+        raise UndefinedValue("not a number")
     if value.exact is not None and value.exact.denominator.bit_length() > MAX_FRACTION_BITS:
         return Value(value.number)
     if value.exact is not None and value.exact.numerator.bit_length() > MAX_WHOLE_BITS:
@@ -208,7 +208,7 @@ def _power(base: Value, exponent: Value) -> Value:
             raise ZeroDivisionError("zero to a power that is not positive")
         return rational(0)
     if _CONTEXT.isinf(number) or _CONTEXT.isinf(power):
-        raise Undefined("a power of infinity")
+        raise UndefinedValue("a power of infinity")
     if abs(power) * (abs(_CONTEXT.log(abs(number), 2)) + 4) > MAX_MAGNITUDE_BITS:
         raise OverLimits("a power of so many digits")
     return Value(_CONTEXT.power(number, power))
@@ -321,7 +321,7 @@ def _rounded(name: str, argument: Value) -> Value:
 def _logarithm(name: str, arguments: Sequence[Value], setting: EvaluationSettings) -> Value:
     number = _CONTEXT.convert(arguments[0].number)
     if number == 0:
-        raise Undefined("the logarithm of zero")
+        raise UndefinedValue("the logarithm of zero")
     natural = _CONTEXT.log(number)
     if len(arguments) > 1:
         return Value(natural / _CONTEXT.log(_CONTEXT.convert(arguments[1].number)))

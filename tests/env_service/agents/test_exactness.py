@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from env_service.agents.messages import MadeCall, Said
+from env_service.agents.messages import AgentMessage, MadeCall
 from env_service.agents.registry import AgentSessions
 from env_service.agents.sessions import AgentRequest, AgentSession, CallRefused, PendingTurn
 from env_service.environments.bridges import Bridges
@@ -60,15 +60,18 @@ def session_of(folder: Path, name: str, chance: random.Random) -> tuple[AgentSes
     return AgentSessions(url="http://here").open(task=Task(), speaker=speaker, index=0), engine, tokenization
 
 
-def sent_back(reply: Said, chance: random.Random) -> Said:
+def sent_back(reply: AgentMessage, chance: random.Random) -> AgentMessage:
     """As clients do: other spacing in calls, and around the text."""
     spacing = chance.choice([None, 1])
     calls = tuple(MadeCall("other", call.name, json.dumps(call.value, indent=spacing)) for call in reply.calls)
-    return Said("assistant", f"{reply.text} " if chance.random() < 0.2 else reply.text, calls)
+    return AgentMessage("assistant", f"{reply.text} " if chance.random() < 0.2 else reply.text, calls)
 
 
 async def told(
-    session: AgentSession, messages: Sequence[Said], tools: tuple[Tool, ...], arguments: TemplateArguments = NOTHING
+    session: AgentSession,
+    messages: Sequence[AgentMessage],
+    tools: tuple[Tool, ...],
+    arguments: TemplateArguments = NOTHING,
 ) -> PendingTurn | None:
     try:
         answering = session.answer(AgentRequest(messages=tuple(messages), tools=tools, template_arguments=arguments))
@@ -86,20 +89,20 @@ async def told(
 async def talk(session: AgentSession, chance: random.Random) -> None:
     """Several conversations that go on, branch, and rewrite what was."""
     tools = (TOOL,) if chance.random() < 0.5 else ()
-    histories: list[list[Said]] = [[Said("user", chance.choice(TEXTS))]]
+    histories: list[list[AgentMessage]] = [[AgentMessage("user", chance.choice(TEXTS))]]
     for _ in range(12):
         history = chance.choice(histories)
         answering = await told(session, history, tools)
         if answering is None:
-            histories = [each for each in histories if each is not history] or [[Said("user", "again")]]
+            histories = [each for each in histories if each is not history] or [[AgentMessage("user", "again")]]
             continue
         assert answering.reply is not None
         told_back = sent_back(answering.reply, chance)
         if chance.random() < 0.1:
-            told_back = Said("assistant", "in short: no")
-        following = Said("user", chance.choice(TEXTS))
+            told_back = AgentMessage("assistant", "in short: no")
+        following = AgentMessage("user", chance.choice(TEXTS))
         if told_back.calls:
-            following = Said("tool", chance.choice(TEXTS), call_id="other", name="look")
+            following = AgentMessage("tool", chance.choice(TEXTS), call_id="other", name="look")
         histories.append([*history, told_back, following])
 
 

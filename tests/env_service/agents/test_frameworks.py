@@ -16,7 +16,7 @@ import pytest
 from env_service.agents.program import AgentOptions, AgentProgram
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import RolloutProgress
-from protocol.messages import Finished
+from protocol.messages import FinishedLease
 from tests.env_service.agents.served import MakeAgentBench, Saying
 from tests.env_service.peers import lease
 
@@ -63,7 +63,7 @@ async def test_an_agent_of_a_framework_goes_on_from_its_tokens(
     async with asyncio.timeout(160):
         outcome = await made.rollout.run(lease(environment="agent", group_size=1), RolloutProgress())
 
-    assert isinstance(outcome, Finished), outcome
+    assert isinstance(outcome, FinishedLease), outcome
     (trajectory,) = outcome.group.trajectories
     assert (len(trajectory.turns), len(trajectory.sequence_starts)) == (6, 2)
     (text,) = Tokenization(chat_model).decode([trajectory.token_ids.tolist()], special=True)

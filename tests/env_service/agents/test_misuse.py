@@ -15,7 +15,7 @@ from env_service.agents.registry import AgentLimits
 from env_service.environments.interface import AgentClient, AgentResult, Task, Verification
 from env_service.environments.rules import Rules
 from protocol.generation import GeneratePart, GenerateRequest
-from protocol.messages import Finished
+from protocol.messages import FinishedLease
 from protocol.trajectories import Trajectory
 from tests.env_service.agents.served import AgentBench, MakeAgentBench, Saying
 from tests.env_service.peers import eventually, lease
@@ -356,7 +356,7 @@ async def test_a_generators_end_in_the_middle_fails_no_agent(agents: MakeAgentBe
     made = await agents(dies, Saying(chat_model, lambda _: ""), run=once)
     outcome = await made.run(lease(environment="agent", group_size=1))
 
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, FinishedLease)
 
 
 async def test_agents_from_outside_take_tasks_and_post_rewards(agents: MakeAgentBench, chat_model: Path) -> None:

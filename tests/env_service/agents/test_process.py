@@ -7,7 +7,7 @@ from pathlib import Path
 
 from learner.leases.admission import GroupRules, admissible
 from learner.leases.filters import GroupFilter
-from protocol.messages import Acknowledged, Finished, Fleet, Goodbye, Hello, Welcome
+from protocol.messages import FinishedLease, Fleet, Goodbye, Hello, OutcomeReceipt, Welcome
 from services.zmq.sockets import RouterSocket
 from tests.env_service.agents.served import Saying
 from tests.env_service.peers import ScriptedGenerator, ScriptedLearner, ScriptedRewards, lease, served, serving
@@ -53,8 +53,8 @@ async def test_a_lease_goes_to_a_program_and_comes_back(chat_model: Path, tmp_pa
             (offered,) = hello.environments
             assert (offered.name, offered.train_tasks) == ("mine", 2)
             await learner.grant(lease(5, environment="mine", task_index=1))
-            group = (await learner.expect(Finished, within_s=90)).group
-            await learner.say(Acknowledged(incarnation=1, lease_id=5, attempt=0, purpose="train"))
+            group = (await learner.expect(FinishedLease, within_s=90)).group
+            await learner.say(OutcomeReceipt(incarnation=1, lease_id=5, attempt=0, purpose="train"))
             process.terminate()
             await learner.expect(Goodbye, within_s=30)
             assert process.stderr is not None

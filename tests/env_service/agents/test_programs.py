@@ -13,7 +13,7 @@ import pytest
 from env_service.agents.program import AgentOptions, AgentProgram
 from env_service.environments.imported import EnvironmentFault, offered
 from env_service.environments.task_configs import ClassTasks
-from protocol.messages import Failed
+from protocol.messages import FailedLease
 from protocol.trajectories import Trajectory
 from tests.env_service.agents.served import MakeAgentBench, Saying
 from tests.env_service.peers import eventually, lease
@@ -33,11 +33,11 @@ def program(what: str, *arguments: str, **options: Any) -> AgentOptions:
 
 @pytest.fixture
 def rolled_out(agents: MakeAgentBench, chat_model: Path) -> Any:
-    async def roll(options: AgentOptions) -> Trajectory | Failed:
+    async def roll(options: AgentOptions) -> Trajectory | FailedLease:
         made = await agents(Saying(chat_model, lambda _: "one"), start=lambda: AgentProgram(options))
         outcome = await made.run(lease(environment="agent", group_size=1))
         assert len(made.sessions) == 0
-        return outcome if isinstance(outcome, Failed) else outcome.group.trajectories[0]
+        return outcome if isinstance(outcome, FailedLease) else outcome.group.trajectories[0]
 
     return roll
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from env_service.agents.messages import Said
+from env_service.agents.messages import AgentMessage
 from env_service.environments.interface import AgentClient, Task
 from env_service.environments.tokenization import TemplateArguments
 from tests.env_service.agents.raw_calls import GO, answers, said_to
@@ -45,7 +45,7 @@ async def test_each_request_is_shown_what_the_template_writes_when_it_is_told_th
     chance = random.Random(name)
     session, engine, tokenization = session_of(tmp_path, name, chance)
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    conversations: list[tuple[TemplateArguments, list[Said]]] = [({}, [Said("user", "go")])]
+    conversations: list[tuple[TemplateArguments, list[AgentMessage]]] = [({}, [AgentMessage("user", "go")])]
 
     for _ in range(24):
         before, history = chance.choice(conversations)
@@ -58,7 +58,7 @@ async def test_each_request_is_shown_what_the_template_writes_when_it_is_told_th
         whole = theirs.apply_chat_template(plain, tokenize=False, add_generation_prompt=True, **arguments)
         assert text == whole if answering.branch.parent is None else text.endswith(ending(whole))
         assert arguments == before or len(history) == 1 or answering.branch.parent is None
-        conversations.append((arguments, [*history, answering.reply, Said("user", "and?")]))
+        conversations.append((arguments, [*history, answering.reply, AgentMessage("user", "and?")]))
 
     assert session.recorded.continued > 3
     assert session.recorded.rewritten > 0
@@ -74,11 +74,11 @@ async def test_what_is_said_again_of_the_same_is_one_conversation(tmp_path: Path
     session, _, _ = session_of(tmp_path, "thinking_switched", random.Random(1))
     language = session.speaker.language.with_arguments({"enable_thinking": False})
     session.speaker = replace(session.speaker, language=language)
-    first = await told(session, [Said("user", "go")], (), {})
+    first = await told(session, [AgentMessage("user", "go")], (), {})
     assert first is not None
     assert first.reply is not None
 
-    history = [Said("user", "go"), first.reply, Said("user", "and?")]
+    history = [AgentMessage("user", "go"), first.reply, AgentMessage("user", "and?")]
     second = await told(session, history, (), {"enable_thinking": False})
 
     assert second is not None

@@ -21,7 +21,7 @@ from env_service.environments.interface import (
 )
 from env_service.environments.task_configs import ClassTasks
 from env_service.rollouts.completions import RolloutProgress
-from protocol.messages import Failed, Finished
+from protocol.messages import FailedLease, FinishedLease
 from tests.env_service.agents.served import AgentBench, MakeAgentBench, Saying, agent_benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.hosting.other_environments import free_port, python_with, running
@@ -77,7 +77,7 @@ async def rolled_out(
     index: int = 0,
     *,
     timeout_s: float = 100.0,
-) -> tuple[AgentBench, Finished | Failed]:
+) -> tuple[AgentBench, FinishedLease | FailedLease]:
     bench = await make(Saying(model, says), offered=environment, timeout_s=timeout_s, environment_timeout_s=60.0)
     async with asyncio.timeout(120):
         granted = lease(index, environment="sums", task_index=index)
@@ -92,7 +92,7 @@ async def test_leases_become_trajectories_with_the_tokens_that_were_sampled(
     for index in range(4):
         _, outcome = await rolled_out(agents, chat_model, offered(address, file), adds, index)
 
-        assert isinstance(outcome, Finished), outcome
+        assert isinstance(outcome, FinishedLease), outcome
         for trajectory in outcome.group.trajectories:
             assert trajectory.reward.reward == 1.0
             assert trajectory.reward.components["tries"] == 2.0
@@ -115,7 +115,7 @@ async def test_what_raises_there_costs_its_trajectory_and_is_named_with_its_trac
 
     bench, outcome = await rolled_out(agents, chat_model, offered(address, broken), adds)
 
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, FailedLease)
     assert outcome.data_fault
     assert "TaskError" in outcome.reason
     assert "a task without an answer" in outcome.reason
@@ -131,7 +131,7 @@ async def test_a_row_that_is_no_task_is_named(
 
     _, outcome = await rolled_out(agents, chat_model, offered(server[0], file), adds)
 
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, FailedLease)
     assert outcome.data_fault
     assert "ValidationError" in outcome.reason
 
@@ -146,7 +146,7 @@ async def test_a_server_that_is_away_is_infrastructure(
         agents, chat_model, offered(address, file, connect_timeout_s=0.2), adds, timeout_s=2.0
     )
 
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, FailedLease)
     assert not outcome.data_fault
     assert f"the env server at {address} does not answer within 0.2 s; is it running?" in outcome.reason
 

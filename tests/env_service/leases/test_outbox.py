@@ -2,9 +2,9 @@
 
 from env_service.leases.keys import LeaseKey
 from env_service.leases.outbox import Outbox
-from protocol.messages import Failed
+from protocol.messages import FailedLease
 
-FAILED = Failed(incarnation=1, lease_id=1, attempt=0, purpose="train", data_fault=False, reason="r")
+FAILED = FailedLease(incarnation=1, lease_id=1, attempt=0, purpose="train", data_fault=False, reason="r")
 KEY = LeaseKey(1, "train", 1, 0)
 
 

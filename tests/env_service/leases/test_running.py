@@ -10,7 +10,7 @@ from env_service.leases.running import RunningLeases
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.generation import GeneratePart
-from protocol.messages import Failed, Lease
+from protocol.messages import FailedLease, Lease
 from protocol.trajectories import Purpose, VersionSpan
 from services.http.metrics import Metrics
 from tests.env_service.peers import lease
@@ -29,7 +29,7 @@ class OnePlace:
         self.started.put_nowait((each.purpose, each.lease_id))
         await self.released.wait()
         self.released.clear()
-        return Failed(
+        return FailedLease(
             incarnation=each.incarnation, lease_id=each.lease_id, attempt=each.attempt, purpose=each.purpose,
             data_fault=False, reason="released",
         )  # fmt: skip

@@ -23,7 +23,7 @@ GAP = Gap(PROXIMAL, BEHAVIOR, SEQUENCES, 3)
 ADVANTAGES = doubles(1, 1, 1, -1, -1, -1)
 
 
-def correct(rules: RatioRules, part: Tensor | None = None) -> ratios.Corrected:
+def correct(rules: RatioRules, part: Tensor | None = None) -> ratios.TokenCorrections:
     index = torch.arange(len(RATIOS)) if part is None else part
     gap = Gap(PROXIMAL[index], BEHAVIOR[index], SEQUENCES[index], 3)
     return ratios.correct(gap, rules, advantages=ADVANTAGES[index])

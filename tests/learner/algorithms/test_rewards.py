@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learner.algorithms import shaping
-from learner.algorithms.preset import Carried, ScoredBatch, shaped
+from learner.algorithms.preset import CarriedState, ScoredBatch, shaped
 from learner.algorithms.presets.dr_grpo import DrGrpoConfig
 from learner.algorithms.presets.gigpo import GigpoConfig
 from learner.algorithms.presets.grpo import GrpoConfig
@@ -40,7 +40,7 @@ def test_rewards_are_normalised_then_scaled_then_clipped_then_penalised() -> Non
     config = GrpoConfig(
         reward_normalisation="standardise", reward_scale=2.0, reward_clip=1.5, truncated="penalise", truncated_penalty=3
     )
-    before = Carried(rewards=RunningMoments(count=2, mean=1.0, squares=2.0))
+    before = CarriedState(rewards=RunningMoments(count=2, mean=1.0, squares=2.0))
     found = shaped(config, batch(carried=before))
     # (1 - 7/3) / 2.494438 x 2 = -1.069045; (0 - 7/3) x 2 / 2.494438 = -1.870829, clipped to -1.5, less 3;
     # (4 - 7/3) x 2 / 2.494438 = 1.336306; (7 - 7/3) x 2 / 2.494438 = 3.741657, clipped.
@@ -66,7 +66,7 @@ def test_normalisation_to_scale_leaves_the_mean() -> None:
 
 def test_without_normalisation_nothing_is_counted() -> None:
     found = shaped(GrpoConfig(), batch())
-    assert found.carried == Carried()
+    assert found.carried == CarriedState()
     assert found.rewards.of_trajectories.tolist() == [1.0, 0.0, 4.0, 7.0]
 
 

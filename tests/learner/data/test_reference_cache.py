@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from learner.data.examples import Tokenized
+from learner.data.examples import TokenizedExample
 from learner.data.reference_cache import (
     CacheKey,
     cache_file,
@@ -22,8 +22,8 @@ from learner.data.reference_cache import (
 KEY = CacheKey(model="m", data="d", temperature=1.0, precision="float32")
 
 
-def sequence(*mask: int) -> Tokenized:
-    return Tokenized(token_ids=np.arange(len(mask), dtype=np.int32), loss_mask=np.array(mask, dtype=np.bool_))
+def sequence(*mask: int) -> TokenizedExample:
+    return TokenizedExample(token_ids=np.arange(len(mask), dtype=np.int32), loss_mask=np.array(mask, dtype=np.bool_))
 
 
 SEQUENCES = (sequence(0, 1, 1), sequence(0, 0, 1), sequence(0, 1, 0, 1))
@@ -35,7 +35,7 @@ class Reference:
     def __init__(self) -> None:
         self.asked = 0
 
-    def __call__(self, sequences: Sequence[Tokenized]) -> list[NDArray[np.float32]]:
+    def __call__(self, sequences: Sequence[TokenizedExample]) -> list[NDArray[np.float32]]:
         self.asked += 1
         return [-np.arange(10 * i, 10 * i + len(s.token_ids), dtype=np.float32) for i, s in enumerate(sequences)]
 
@@ -113,7 +113,7 @@ def test_a_cache_that_cannot_be_kept_is_a_warning(tmp_path: Path, caplog: pytest
 
 def test_fingerprints_tell_tokens_masks_and_order_apart() -> None:
     variants = [SEQUENCES, SEQUENCES[::-1], SEQUENCES[:2], (sequence(0, 1, 0), *SEQUENCES[1:])]
-    ids = Tokenized(token_ids=np.array([5, 6, 7], dtype=np.int32), loss_mask=SEQUENCES[0].loss_mask)
+    ids = TokenizedExample(token_ids=np.array([5, 6, 7], dtype=np.int32), loss_mask=SEQUENCES[0].loss_mask)
     variants.append((ids, *SEQUENCES[1:]))
     assert len({fingerprint_sequences(variant) for variant in variants}) == len(variants)
     assert fingerprint_sequences(SEQUENCES) == fingerprint_sequences(list(SEQUENCES))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.data.examples import Tokenized, length_statistics, prompt_of, split
+from learner.data.examples import TokenizedExample, length_statistics, prompt_of, split
 from learner.data.sources import RecordError
 
 Item = tuple[int, int]
@@ -45,9 +45,9 @@ def test_data_of_one_prompt_cannot_be_split() -> None:
         split([(1, 1), (1, 2)], prompt=prompt, share=0.1, seed=0)
 
 
-def tokens(length: int, *, trained: int) -> Tokenized:
+def tokens(length: int, *, trained: int) -> TokenizedExample:
     ids = np.arange(length, dtype=np.int32)
-    return Tokenized(token_ids=ids, loss_mask=ids >= length - trained)
+    return TokenizedExample(token_ids=ids, loss_mask=ids >= length - trained)
 
 
 def test_lengths_are_counted_in_tokens() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.journal.checkpoints import Checkpoint, Checkpoints, Evaluated, checkpoints_of
+from learner.journal.checkpoints import Checkpoint, Checkpoints, VersionScore, checkpoints_of
 from learner.journal.journal import Journal
 from learner.journal.segments import segments_of
 from learner.ledger import Ledger, LedgerSnapshot
@@ -78,15 +78,15 @@ def test_the_best_by_evaluation_is_kept_besides_until_a_better_one_comes(tmp_pat
     checkpoints = Checkpoints(tmp_path, keep=1, keep_best=1)
     for version, accuracy in ((1, 0.5), (2, 0.7), (3, 0.6), (4, 0.7)):
         write(checkpoints, version)
-        checkpoints.evaluated(Evaluated(version=version, accuracy=accuracy, reward=-accuracy))
-        checkpoints.evaluated(Evaluated(version=version + 100, accuracy=1.0, reward=1.0))
+        checkpoints.evaluated(VersionScore(version=version, accuracy=accuracy, reward=-accuracy))
+        checkpoints.evaluated(VersionScore(version=version + 100, accuracy=1.0, reward=1.0))
     assert versions_in(tmp_path) == [2, 4]
     assert [each.version for each in checkpoints.best()] == [4], "of equal ones the newest"
     write(checkpoints, 5)
     assert versions_in(tmp_path) == [4, 5]
     assert [path.name for path in tmp_path.glob("*.json")] == ["checkpoint-00000004.evaluation.json"]
     by_reward = Checkpoints(tmp_path, keep=1, keep_best=1, best_by="reward")
-    by_reward.evaluated(Evaluated(version=5, accuracy=0.0, reward=0.1))
+    by_reward.evaluated(VersionScore(version=5, accuracy=0.0, reward=0.1))
     assert [each.version for each in by_reward.best()] == [5]
     assert Checkpoints(tmp_path, keep=1, keep_best=0).best() == []
 
@@ -152,7 +152,7 @@ def test_journal_segments_go_when_the_oldest_kept_checkpoint_covers_them(tmp_pat
             journal.append_group(group(version))
             journal.rotate(version=version, groups=[group(version)])
             write(checkpoints, version)
-            checkpoints.evaluated(Evaluated(version=version, accuracy=1.0 / version, reward=0.0))
+            checkpoints.evaluated(VersionScore(version=version, accuracy=1.0 / version, reward=0.0))
             seen.append([segment.start for segment in segments_of(tmp_path / "journal")])
     assert seen == [[0, 3], [3, 6], [6, 9], [9, 12]], "while fewer than two are there, the initial model is one"
     assert versions_in(tmp_path) == [3, 9, 12], "the best is kept, and needs no journal"

@@ -25,7 +25,7 @@ from learner.journal.journal import (
 )
 from learner.journal.segments import encoded_group, read_segment, segments_of, set_aside
 from protocol.codec import encode, sealed
-from protocol.messages import Finished
+from protocol.messages import FinishedLease
 from services.run_lock import FolderLost
 from tests.learner.samples import group, trajectory
 
@@ -85,7 +85,7 @@ def test_records_come_back_in_the_order_of_their_appending(path: Path) -> None:
 def test_a_group_comes_back_as_it_was(path: Path, as_received: bool) -> None:
     original = group(4, trajectory(1, 1, 2, reward=0.5, finish="length"), trajectory(2, reward=None))
     with Journal.open(path.parent) as journal:
-        journal.append_group(original, frames=encode(Finished(group=original)) if as_received else None)
+        journal.append_group(original, frames=encode(FinishedLease(group=original)) if as_received else None)
     (record,) = read_journal(path.parent)
     assert isinstance(record, LoggedGroup)
     for ours, theirs in zip(record.group.trajectories, original.trajectories, strict=True):

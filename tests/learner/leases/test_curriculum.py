@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from learner.leases.curriculum import Curriculum, CurriculumRules, LevelChange, LevelLog
-from protocol.messages import EnvironmentInfo, Granted
+from protocol.messages import EnvironmentInfo, LeaseGrant
 from protocol.trajectories import TrajectoryGroup
 from tests.learner import envs
 from tests.learner.envs import learner
@@ -91,10 +91,10 @@ async def test_leases_are_of_tasks_of_their_level(tmp_path: Path, levels: int, m
     async with learner(tmp_path, ledger_config=config) as made, made.env("e0") as env:
         info = EnvironmentInfo(name="addition", train_tasks=50 * levels, evaluation_tasks=0, levels=levels)
         await env.send(env.hello(capacity=2, environments=[info]))
-        granted = (await env.next(Granted)).leases
+        granted = (await env.next(LeaseGrant)).leases
         assert all(lease.task_index < 50 for lease in granted)
         first = granted[0]
         good = group(first.lease_id, trajectory(0, reward=1.0), trajectory(0, reward=1.0), attempt=first.attempt)
         await env.finish(good.model_copy(update={"task_index": first.task_index}))
-        (later,) = (await env.next(Granted)).leases
+        (later,) = (await env.next(LeaseGrant)).leases
         assert later.task_index // 50 == levels - 1

@@ -9,7 +9,7 @@ from learner.journal.journal import LoggedFilter
 from learner.leases.admission import GroupRules, admissible
 from learner.leases.dead_letters import RunAborted
 from learner.leases.filters import FilterReason, FilterRounds, GroupFilter
-from protocol.messages import Failed
+from protocol.messages import FailedLease
 from protocol.trajectories import TrajectoryGroup
 from tests.learner.envs import learner
 from tests.learner.samples import group, trajectory
@@ -75,7 +75,7 @@ def test_a_player_of_whom_too_little_was_scored_leaves_the_group() -> None:
     assert [(one.player, one.reward.reward) for one in kept.trajectories] == [("x", 1.0), ("x", 0.0)]
 
     failed = admissible(game(("x", 1.0), ("o", 0.0)), rules=rules, belongs=lambda _: True)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedLease)
     assert "has 1 trajectories; at least 2" in failed.reason
 
 

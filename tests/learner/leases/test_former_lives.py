@@ -13,12 +13,12 @@ import pytest
 from learner.journal.journal import LoggedFilter, LoggedGroup
 from learner.leases.filters import GroupFilter
 from protocol.messages import (
-    Acknowledged,
-    Cancelled,
-    Failed,
-    Finished,
+    FailedLease,
+    FinishedLease,
     Heartbeat,
-    Refused,
+    LeaseCancellation,
+    OutcomeReceipt,
+    PeerRefusal,
     RunningLease,
 )
 from protocol.trajectories import Purpose
@@ -39,8 +39,8 @@ def running(
     )
 
 
-def failed(lease_id: int, *, incarnation: int = 2, data_fault: bool = True) -> Failed:
-    return Failed(
+def failed(lease_id: int, *, incarnation: int = 2, data_fault: bool = True) -> FailedLease:
+    return FailedLease(
         incarnation=incarnation, lease_id=lease_id, attempt=0, purpose="train", data_fault=data_fault, reason="r"
     )
 
@@ -70,7 +70,7 @@ async def test_a_finished_group_of_a_former_life_is_readmitted_and_its_new_attem
         (lease,) = await first.leases(1)
         await second.enter(capacity=1)
         await second.finish(group(lease.lease_id, incarnation=1))
-        (cancelled,) = (await first.next(Cancelled)).leases
+        (cancelled,) = (await first.next(LeaseCancellation)).leases
         assert (cancelled.incarnation, cancelled.lease_id, cancelled.attempt) == (INCARNATION, lease.lease_id, 0)
         assert [record.group.incarnation for record in ours.journal() if isinstance(record, LoggedGroup)] == [1]
         assert len(await first.leases(1)) == 1, "its room is free again"
@@ -108,7 +108,7 @@ async def test_a_group_of_a_life_that_is_yet_to_come_is_acknowledged_and_ignored
 async def test_a_lease_id_that_no_life_can_have_given_opens_nothing(tmp_path: Path) -> None:
     async with learner(tmp_path) as ours, ours.env("e") as env:
         await env.enter(capacity=1, running=[running(1 << 40)])
-        assert (await env.next(Cancelled)).leases == (running(1 << 40),)
+        assert (await env.next(LeaseCancellation)).leases == (running(1 << 40),)
         await env.finish(group(1 << 40, incarnation=2))
         assert ours.intake.books().leases == 1
         assert ours.left_out == {"unknown": 1}
@@ -131,9 +131,9 @@ async def test_heartbeats_adopt_what_the_hello_did_not_name(tmp_path: Path) -> N
     async with learner(tmp_path, serves=False) as ours, ours.env("e") as env:
         await env.enter(capacity=4)
         await env.send(Heartbeat(running=(running(3), running(0, version=None))))
-        await env.send(Cancelled(leases=(running(0),)))
-        assert (await env.next(Refused)).reason == "unexpected", "an answer, which comes after the heartbeat's"
-        assert not [message for message in env.seen if isinstance(message, Cancelled)]
+        await env.send(LeaseCancellation(leases=(running(0),)))
+        assert (await env.next(PeerRefusal)).reason == "unexpected", "an answer, which comes after the heartbeat's"
+        assert not [message for message in env.seen if isinstance(message, LeaseCancellation)]
         assert ours.intake.books().running == 2
         await ours.serve(0)
         assert [lease.lease_id for lease in await env.leases(2)] == [1, 2]
@@ -152,7 +152,7 @@ async def test_what_nobody_wants_is_cancelled_under_its_own_name(tmp_path: Path)
             running(5, purpose="evaluate"),
         )
         await second.enter(capacity=1, running=unwanted)
-        assert (await second.next(Cancelled)).leases == unwanted
+        assert (await second.next(LeaseCancellation)).leases == unwanted
 
 
 async def test_an_adopted_attempt_that_comes_to_nothing_is_charged_and_others_are_not(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_an_adopted_attempt_that_comes_to_nothing_is_charged_and_others_ar
         await env.enter(capacity=1, running=[running(0)])
         for lease_id in (0, 1):
             await env.send(failed(lease_id))
-            acknowledged = await env.next(Acknowledged)
+            acknowledged = await env.next(OutcomeReceipt)
             assert (acknowledged.incarnation, acknowledged.lease_id) == (2, lease_id)
         books = ours.intake.books()
         assert (books.failed, books.dead_lettered) == (1, 1)
@@ -178,9 +178,9 @@ async def test_an_adopted_attempt_expires_goes_to_another_and_is_cancelled(tmp_p
         (again,) = await second.leases(1)
         assert (again.lease_id, again.attempt, again.incarnation) == (0, 1, INCARNATION)
         await first.send(Heartbeat(running=(running(0),)))
-        assert (await first.next(Refused)).reason == "unknown_peer"
+        assert (await first.next(PeerRefusal)).reason == "unknown_peer"
         await first.enter(capacity=1, running=[running(0)])
-        assert (await first.next(Cancelled)).leases[0].incarnation == 2
+        assert (await first.next(LeaseCancellation)).leases[0].incarnation == 2
 
 
 async def test_leases_of_another_run_are_not_taken_up(tmp_path: Path) -> None:
@@ -222,12 +222,12 @@ async def test_who_was_silent_too_long_comes_back_with_groups_that_are_taken_if_
         assert [lease.attempt for lease in await second.leases(2)] == [1, 1]
         await second.finish(group(0, attempt=1))
         held = [running(lease_id, incarnation=INCARNATION) for lease_id in (0, 1, 2)]
-        await first.send(Finished(group=group(1)))
-        assert (await first.next(Refused)).reason == "unknown_peer"
+        await first.send(FinishedLease(group=group(1)))
+        assert (await first.next(PeerRefusal)).reason == "unknown_peer"
         await first.enter(capacity=3, running=held)
-        assert {lease.lease_id for lease in (await first.next(Cancelled)).leases} >= {0, 1}
+        assert {lease.lease_id for lease in (await first.next(LeaseCancellation)).leases} >= {0, 1}
         await first.finish(group(0), group(1))
-        (cancelled,) = (await second.next(Cancelled)).leases
+        (cancelled,) = (await second.next(LeaseCancellation)).leases
         assert (cancelled.lease_id, cancelled.attempt) == (1, 1)
         assert ours.intake.books().buffered == 2
         assert ours.left_out["duplicate"] == 1

@@ -12,7 +12,7 @@ import pytest
 from learner.journal.journal import Journal, LoggedBatch, LoggedGroup
 from learner.journal.segments import read_segment, segments_of
 from learner.leases.dead_letters import DeadLetters
-from protocol.messages import Acknowledged, Cancelled, Failed, Finished, Heartbeat, RunningLease
+from protocol.messages import FailedLease, FinishedLease, Heartbeat, LeaseCancellation, OutcomeReceipt, RunningLease
 from protocol.trajectories import TrajectoryGroup
 from tests.learner.envs import learner
 from tests.learner.samples import INCARNATION, group
@@ -26,10 +26,10 @@ async def test_while_the_disk_is_full_nothing_is_acknowledged_and_nothing_is_los
         former = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, former[1]))
         try:
-            await env.send(Finished(group=group(leases[1].lease_id)))
+            await env.send(FinishedLease(group=group(leases[1].lease_id)))
             await env.send(stranger(leases[1].lease_id + 1000))
-            await env.next(Cancelled)  # so the group was handled before, and not answered
-            assert not any(isinstance(message, Acknowledged) for message in env.seen)
+            await env.next(LeaseCancellation)  # so the group was handled before, and not answered
+            assert not any(isinstance(message, OutcomeReceipt) for message in env.seen)
             assert ours.not_written == {"journal": 1}, "what the alert of a disk that refuses looks at"
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, former)
@@ -93,7 +93,7 @@ def test_dead_letters_that_the_disk_did_not_take_are_written_later(tmp_path: Pat
     path = tmp_path / "dead_letters.jsonl"
     path.write_text('{"lease_id": 1}\n{"lease_id": 2, "rea')
     letters = DeadLetters(path, largest_share=0.5)
-    failed = Failed(incarnation=INCARNATION, lease_id=7, attempt=0, purpose="train", data_fault=True, reason="x")
+    failed = FailedLease(incarnation=INCARNATION, lease_id=7, attempt=0, purpose="train", data_fault=True, reason="x")
     former = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, former[1]))
     try:

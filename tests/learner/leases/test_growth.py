@@ -11,7 +11,7 @@ import pytest
 from learner.journal.checkpoints import Checkpoints
 from learner.leases.dead_letters import dead_lettered_since
 from learner.recovery import recover
-from protocol.messages import Failed, Finished, Granted
+from protocol.messages import FailedLease, FinishedLease, LeaseGrant
 from tests.learner.envs import Learner, ScriptedEnv, learner
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
 
@@ -22,14 +22,16 @@ async def answer(ours: Learner, env: ScriptedEnv) -> None:
     """Finishes every lease at once; every fifth task fails, each time for a reason of its own."""
     while True:
         message = await env.dealer.receive()
-        for lease in message.leases if isinstance(message, Granted) else ():
+        for lease in message.leases if isinstance(message, LeaseGrant) else ():
             if lease.lease_id % 5:
                 texts = [trajectory(ours.ledger.version, reward=reward) for reward in (0.0, 1.0)]
-                await env.send(Finished(group=group(lease.lease_id, *texts, attempt=lease.attempt)))
+                await env.send(FinishedLease(group=group(lease.lease_id, *texts, attempt=lease.attempt)))
                 continue
             reason = f"task {lease.lease_id} is broken at attempt {lease.attempt}"
             about = {"incarnation": INCARNATION, "lease_id": lease.lease_id, "attempt": lease.attempt}
-            await env.send(Failed.model_validate({**about, "purpose": "train", "data_fault": True, "reason": reason}))
+            await env.send(
+                FailedLease.model_validate({**about, "purpose": "train", "data_fault": True, "reason": reason})
+            )
 
 
 async def test_a_run_of_many_steps_keeps_no_more_than_one_of_few(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from learner.evaluation.config import EvaluationConfig
-from learner.journal.checkpoints import Evaluated
+from learner.journal.checkpoints import VersionScore
 from learner.journal.journal import LoggedBatch, LoggedFilter, LoggedGroup
 from learner.leases.admission import GroupRules, admissible
 from learner.leases.dead_letters import RunAborted
@@ -19,23 +19,23 @@ from learner.leases.filters import GroupFilter
 from learner.ledger import Books
 from learner.online import _credit
 from protocol.messages import (
-    Acknowledged,
-    Cancelled,
     EnvironmentInfo,
-    Failed,
-    Finished,
+    FailedLease,
+    FinishedLease,
     Fleet,
     Goodbye,
-    Granted,
     Heartbeat,
     Lease,
+    LeaseCancellation,
+    LeaseGrant,
     Message,
-    Refused,
+    OutcomeReceipt,
+    PeerRefusal,
     RunningLease,
     Welcome,
 )
 from protocol.trajectories import TrajectoryGroup
-from services.zmq.sockets import Received
+from services.zmq.sockets import ReceivedMessage
 from tests.learner.envs import ADDITION, EVERY_GROUP, Learner, ScriptedEnv, learner
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
 
@@ -46,8 +46,8 @@ def running(lease_id: int, attempt: int = 0) -> Heartbeat:
     )
 
 
-def failed(lease_id: int, attempt: int = 0, *, data_fault: bool = True, reason: str = "bad task") -> Failed:
-    return Failed(
+def failed(lease_id: int, attempt: int = 0, *, data_fault: bool = True, reason: str = "bad task") -> FailedLease:
+    return FailedLease(
         incarnation=INCARNATION,
         lease_id=lease_id,
         attempt=attempt,
@@ -77,7 +77,7 @@ async def test_an_env_service_is_welcomed_and_told_who_serves(tmp_path: Path) ->
 async def test_another_fingerprint_is_refused_and_both_are_named(tmp_path: Path, field: str, named: str) -> None:
     async with learner(tmp_path) as ours, ours.env("e") as env:
         await env.send(env.hello().model_copy(update={field: "theirs"}))
-        refused = await env.next(Refused)
+        refused = await env.next(PeerRefusal)
         assert refused.reason == "hello"
         assert f"its {named} has fingerprint theirs, the learner's {field[0]}" in refused.message
 
@@ -86,7 +86,7 @@ async def test_an_env_service_without_the_environment_is_told_what_is_wanted(tmp
     other = EnvironmentInfo(name="chess", train_tasks=1, evaluation_tasks=0)
     async with learner(tmp_path) as ours, ours.env("e") as env:
         await env.send(env.hello(environments=(other,)))
-        assert "the learner wants addition, env_service e offers chess" in (await env.next(Refused)).message
+        assert "the learner wants addition, env_service e offers chess" in (await env.next(PeerRefusal)).message
 
 
 async def test_an_env_service_with_other_data_than_the_first_is_refused(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ async def test_an_env_service_with_other_data_than_the_first_is_refused(tmp_path
         await second.send(second.hello(environments=(other,)))
         assert (
             "has 99 training tasks, that of the first env_service of this run 100"
-            in (await second.next(Refused)).message
+            in (await second.next(PeerRefusal)).message
         )
 
 
@@ -105,14 +105,14 @@ async def test_an_env_service_that_tells_the_template_something_else_than_the_fi
     async with learner(tmp_path) as ours, ours.env("a") as first, ours.env("b") as second:
         await first.enter()
         await second.send(second.hello(environments=(other,)))
-        assert "give all of them the same chat_template_kwargs" in (await second.next(Refused)).message
+        assert "give all of them the same chat_template_kwargs" in (await second.next(PeerRefusal)).message
 
 
 async def test_an_env_service_with_more_levels_than_tasks_is_refused_and_others_go_on(tmp_path: Path) -> None:
     steep = EnvironmentInfo(name="addition", train_tasks=2, evaluation_tasks=0, levels=3)
     async with learner(tmp_path) as ours, ours.env("a") as wrong, ours.env("b") as right:
         await wrong.send(wrong.hello(environments=(steep,)))
-        refused = await wrong.next(Refused)
+        refused = await wrong.next(PeerRefusal)
         assert refused.reason == "hello"
         assert "has 3 levels and 2 training tasks, expected at least one task for each level" in refused.message
         await right.enter()
@@ -124,14 +124,14 @@ async def test_the_level_of_new_leases_is_told_where_there_are_levels(tmp_path: 
         assert ours.intake.level is None
         await env.send(env.hello(environments=(steep,)))
         await env.next(Welcome)
-        await env.next(Granted)
+        await env.next(LeaseGrant)
         assert ours.intake.level == 0
 
 
 async def test_who_speaks_before_saying_hello_is_asked_to(tmp_path: Path) -> None:
     async with learner(tmp_path) as ours, ours.env("e") as env:
         await env.send(running(0))
-        refused = await env.next(Refused)
+        refused = await env.next(PeerRefusal)
         assert (refused.reason, refused.message) == ("unknown_peer", "a heartbeat before a hello: say hello first")
 
 
@@ -141,9 +141,9 @@ async def test_garbage_disturbs_nobody(tmp_path: Path) -> None:
         (lease,) = await env.leases(1)
         for _ in range(5):
             await noisy.dealer._socket.send_multipart([os.urandom(40)])
-            assert (await noisy.next(Refused)).reason in ("malformed", "protocol_version")
+            assert (await noisy.next(PeerRefusal)).reason in ("malformed", "protocol_version")
         await noisy.send(Welcome(run="", incarnation=1, heartbeat_every_s=1.0))
-        assert (await noisy.next(Refused)).reason == "unknown_peer"
+        assert (await noisy.next(PeerRefusal)).reason == "unknown_peer"
         await env.finish(group(lease.lease_id))
         assert ours.intake.books().buffered == 1
 
@@ -154,10 +154,10 @@ async def test_a_second_env_service_under_a_name_is_refused_and_both_are_told_of
         leases = await first.leases(2)
         for _ in range(2):
             await second.send(second.hello(address="host-b:7330, process 34"))
-            refused = await second.next(Refused)
+            refused = await second.next(PeerRefusal)
             assert refused.reason == "name_taken"
             assert "the name e is taken: an env_service at host-a:7330, process 12 uses it" in refused.message
-            told = await first.next(Refused)
+            told = await first.next(PeerRefusal)
             assert told.reason == "namesake"
             assert told.message == "another env_service, at host-b:7330, process 34, uses this one's name e"
         await first.finish(*(group(lease.lease_id) for lease in leases))
@@ -229,7 +229,7 @@ async def test_no_more_is_granted_than_the_run_still_needs(tmp_path: Path) -> No
         await env.enter()
         await env.leases(3)
         await env.send(failed(0))
-        await env.next(Acknowledged)
+        await env.next(OutcomeReceipt)
         assert [lease.lease_id for lease in await env.leases(1)] == [3], "a lease that was given up is replaced"
         assert ours.intake.books().running == 3
 
@@ -262,7 +262,7 @@ async def test_a_silent_env_service_loses_its_leases_and_has_to_say_hello_again(
         await second.send(Heartbeat(running=()))
         assert [lease.attempt for lease in await second.leases(4)] == [1, 1, 1, 1]
         await first.send(running(0))
-        assert (await first.next(Refused)).reason == "unknown_peer"
+        assert (await first.next(PeerRefusal)).reason == "unknown_peer"
 
 
 async def test_an_expired_lease_is_cancelled_and_granted_again(tmp_path: Path) -> None:
@@ -273,8 +273,8 @@ async def test_an_expired_lease_is_cancelled_and_granted_again(tmp_path: Path) -
             ours.clock.now = now
             await env.send(running(1))
             await env.send(failed(99))
-            await env.next(Acknowledged)
-        (cancelled,) = (await env.next(Cancelled)).leases
+            await env.next(OutcomeReceipt)
+        (cancelled,) = (await env.next(LeaseCancellation)).leases
         assert (cancelled.lease_id, cancelled.attempt) == (0, 0)
         (again,) = await env.leases(1)
         assert (again.lease_id, again.attempt) == (0, 1)
@@ -304,7 +304,7 @@ async def together(ours: Learner, env: ScriptedEnv, monkeypatch: pytest.MonkeyPa
     """Sends messages that the learner finds beside each other at its socket, however long they take to get there."""
     missing = len(messages) - 1
 
-    async def the_next_one() -> Received | None:
+    async def the_next_one() -> ReceivedMessage | None:
         nonlocal missing
         missing -= 1
         return await ours.router.receive_whole() if missing >= 0 else None
@@ -320,10 +320,10 @@ async def test_groups_that_arrive_together_are_each_acknowledged_and_one_grant_t
     async with learner(tmp_path) as ours, ours.env("e") as env:
         await env.enter(capacity=2)
         await env.leases(2)
-        await together(ours, env, monkeypatch, Finished(group=group(1)), Finished(group=group(0)))
-        assert [(await env.next(Acknowledged)).lease_id for _ in range(2)] == [1, 0]
-        assert [lease.lease_id for lease in (await env.next(Granted)).leases] == [2, 3]
-        assert not [message for message in env.seen if isinstance(message, Granted)], "one grant for both places"
+        await together(ours, env, monkeypatch, FinishedLease(group=group(1)), FinishedLease(group=group(0)))
+        assert [(await env.next(OutcomeReceipt)).lease_id for _ in range(2)] == [1, 0]
+        assert [lease.lease_id for lease in (await env.next(LeaseGrant)).leases] == [2, 3]
+        assert not [message for message in env.seen if isinstance(message, LeaseGrant)], "one grant for both places"
         assert [record.group.lease_id for record in ours.journal() if isinstance(record, LoggedGroup)] == [1, 0]
 
 
@@ -334,9 +334,9 @@ async def test_who_says_something_else_after_a_group_hears_first_that_the_group_
         await env.enter(capacity=2)
         await env.leases(2)
         env.seen.clear()
-        await together(ours, env, monkeypatch, Finished(group=group(0)), running(7))
-        assert [lease.lease_id for lease in (await env.next(Cancelled)).leases] == [7]
-        assert isinstance(env.seen[0], Acknowledged)
+        await together(ours, env, monkeypatch, FinishedLease(group=group(0)), running(7))
+        assert [lease.lease_id for lease in (await env.next(LeaseCancellation)).leases] == [7]
+        assert isinstance(env.seen[0], OutcomeReceipt)
 
 
 async def test_a_duplicate_is_acknowledged_and_ignored(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_reward_beyond_the_bound_is_none_and_names_its_verifier() -> None:
     refused = admissible(
         group(1, trajectory(0, reward=1e5), trajectory(0, reward=1.0)), rules=rules, belongs=lambda _: True
     )
-    assert isinstance(refused, Failed)
+    assert isinstance(refused, FailedLease)
     assert refused.data_fault
     bound = "test: a reward of 100000 is beyond rollouts.max_reward, which is 10"
     assert refused.reason == f"1 of 2 rewards failed: {bound}"
@@ -452,7 +452,7 @@ async def test_a_group_that_came_too_late_is_dropped_and_its_lease_granted_again
         await env.enter(capacity=3)
         await env.leases(2)
         await env.send(failed(1, data_fault=False))
-        await env.next(Acknowledged)
+        await env.next(OutcomeReceipt)
         assert [lease.lease_id for lease in await env.leases(1)] == [2]
         await env.finish(group(0), group(2))
         ours.clock.now = 5.0
@@ -473,7 +473,7 @@ async def test_a_bound_that_falls_after_a_step_cancels_what_it_makes_too_old_and
         (running_on,) = await env.leases(1)
         await env.finish(group(1))
         await ours.intake.trained(1, max_lag=0)
-        (cancelled,) = (await env.next(Cancelled)).leases
+        (cancelled,) = (await env.next(LeaseCancellation)).leases
         assert cancelled.lease_id == running_on.lease_id == 2
         assert ours.left_out == {"too_old": 2}
         assert ours.forgotten == [(1, "too_old")], "the other one was running"
@@ -496,7 +496,7 @@ async def test_a_straggler_that_is_dropped_is_cancelled(tmp_path: Path) -> None:
         (lease,) = await env.leases(1)
         await env.finish(group(lease.lease_id, version=1))
         await ours.train()
-        (cancelled,) = (await env.next(Cancelled)).leases
+        (cancelled,) = (await env.next(LeaseCancellation)).leases
         assert (cancelled.lease_id, cancelled.attempt) == (0, 0)
         assert ours.left_out["too_old"] == 1
 
@@ -509,7 +509,7 @@ async def test_an_attempt_that_nobody_waits_for_is_cancelled_at_its_heartbeat(tm
         ours_too = RunningLease(incarnation=INCARNATION, lease_id=5, attempt=0, purpose="evaluate")
         mine = RunningLease(incarnation=INCARNATION, lease_id=1, attempt=0, purpose="train")
         await env.send(Heartbeat(running=(stale, mine, ours_too)))
-        assert [(lease.lease_id, lease.purpose) for lease in (await env.next(Cancelled)).leases] == [
+        assert [(lease.lease_id, lease.purpose) for lease in (await env.next(LeaseCancellation)).leases] == [
             (77, "train"),
             (5, "evaluate"),
         ]
@@ -522,7 +522,7 @@ async def test_a_run_in_which_too_many_leases_fail_stops_and_names_the_commonest
         for lease_id in range(20):
             await env.leases(1)
             await env.send(failed(lease_id, reason="no such book" if lease_id % 4 else "no pencil"))
-            await env.next(Acknowledged)
+            await env.next(OutcomeReceipt)
         with pytest.raises(
             RunAborted, match=r"20 of 20 leases were given up.*\(15 times\) is: data: no such book.*See "
         ):
@@ -585,7 +585,7 @@ async def test_a_version_is_credited_with_its_own_samples_if_they_answer_half_of
             evaluation = await future
     assert (evaluation.result.tasks, evaluation.result.accuracy) == (4, 0.75)
     credit = _credit(evaluation)
-    assert credit == (None if credited is None else Evaluated(version=3, accuracy=credited, reward=credited))
+    assert credit == (None if credited is None else VersionScore(version=3, accuracy=credited, reward=credited))
 
 
 async def test_a_task_that_keeps_failing_is_left_out_of_the_accuracy(tmp_path: Path) -> None:
@@ -601,7 +601,7 @@ async def test_a_task_that_keeps_failing_is_left_out_of_the_accuracy(tmp_path: P
                 await env.finish(graded(bad.lease_id, None))
             else:
                 await env.send(failed(bad.lease_id).model_copy(update={"purpose": "evaluate"}))
-                await env.next(Acknowledged)
+                await env.next(OutcomeReceipt)
             if attempt < 2:
                 bad = await next_evaluation(env)
         async with asyncio.timeout(5):
@@ -704,13 +704,13 @@ async def answer_all(env: ScriptedEnv, ours: Learner) -> None:
     """Finishes every lease in its order, by the newest version; the evaluations' task 3 fails."""
     while True:
         message = await env.dealer.receive()
-        for lease in message.leases if isinstance(message, Granted) else ():
+        for lease in message.leases if isinstance(message, LeaseGrant) else ():
             if lease.purpose == "train":
-                await env.send(Finished(group=group(lease.lease_id, version=ours.ledger.version)))
+                await env.send(FinishedLease(group=group(lease.lease_id, version=ours.ledger.version)))
             elif lease.task_index == 3:
                 await env.send(failed(lease.lease_id).model_copy(update={"purpose": "evaluate"}))
             else:
-                await env.send(Finished(group=graded(lease.lease_id, 1.0)))
+                await env.send(FinishedLease(group=graded(lease.lease_id, 1.0)))
 
 
 async def test_a_learner_that_leaves_says_goodbye_to_all(tmp_path: Path) -> None:
@@ -725,7 +725,7 @@ async def test_a_learner_that_leaves_says_goodbye_to_all(tmp_path: Path) -> None
 async def next_evaluation(env: ScriptedEnv) -> Lease:
     """The next evaluation lease; training leases on the way are passed over."""
     while True:
-        for lease in (await env.next(Granted)).leases:
+        for lease in (await env.next(LeaseGrant)).leases:
             if lease.purpose == "evaluate":
                 return lease
 
@@ -796,7 +796,7 @@ async def test_a_rollout_that_never_ends_is_dead_lettered_however_alive_its_env_
         await env.send(running(lease.lease_id))
         ours.ledger.heartbeat(now=ours.clock.now, holder="e", running={(lease.lease_id, 0): None})
         ours.clock.now = LEDGER.longest_attempt_s
-        cancelled = await env.next(Cancelled)
+        cancelled = await env.next(LeaseCancellation)
         assert [each.lease_id for each in cancelled.leases] == [lease.lease_id]
         (letter,) = letters(ours)
         assert letter["data_fault"] is True
@@ -814,7 +814,7 @@ async def test_a_group_that_can_never_be_delivered_is_given_up(tmp_path: Path) -
             )
             ours.ledger.heartbeat(now=ours.clock.now, holder="e", running={(lease.lease_id, 0): None})
             await env.send(Heartbeat(running=(finished,)))
-        await env.next(Cancelled)
+        await env.next(LeaseCancellation)
         assert len(letters(ours)) == 1
 
 

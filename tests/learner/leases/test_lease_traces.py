@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import Acknowledged, Failed
+from protocol.messages import FailedLease, OutcomeReceipt
 from services import tracing
 from tests.learner.envs import Learner, ScriptedEnv, learner
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
@@ -74,7 +74,7 @@ async def test_a_lease_that_is_given_up_ends_with_the_reason(tmp_path: Path, spa
         (later,) = await env.leases(1)
         for lease_id, data_fault in ((1, True), (later.lease_id, False)):
             await env.send(_failed(lease_id, data_fault=data_fault))
-            await env.next(Acknowledged)
+            await env.next(OutcomeReceipt)
         assert of_lease(spans, later.lease_id) == [], "it is granted again"
 
     for lease_id in (0, 1):
@@ -107,8 +107,8 @@ def test_of_too_many_that_never_end_the_oldest_is_forgotten(
     ]  # fmt: skip
 
 
-def _failed(lease_id: int, *, data_fault: bool) -> Failed:
-    return Failed(
+def _failed(lease_id: int, *, data_fault: bool) -> FailedLease:
+    return FailedLease(
         incarnation=INCARNATION,
         lease_id=lease_id,
         attempt=0,

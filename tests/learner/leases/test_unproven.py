@@ -8,7 +8,7 @@ from pathlib import Path
 from learner.evaluation.config import EvaluationConfig
 from learner.journal.journal import LoggedDistrust, LoggedGroup
 from learner.weights.provenance import LoadedWeights, Provenance, Standing
-from protocol.messages import Acknowledged, Failed, Finished, Granted
+from protocol.messages import FailedLease, FinishedLease, LeaseGrant, OutcomeReceipt
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 from tests.learner.envs import Learner, ScriptedEnv, learner
@@ -35,9 +35,9 @@ async def commits(ours: Learner, *, version: int = 0) -> None:
 async def is_not_acknowledged(env: ScriptedEnv) -> None:
     """Sees to it that the learner has looked at what was sent before."""
     await env.send(
-        Failed(incarnation=INCARNATION, lease_id=99, attempt=0, purpose="train", data_fault=False, reason="")
+        FailedLease(incarnation=INCARNATION, lease_id=99, attempt=0, purpose="train", data_fault=False, reason="")
     )
-    assert (await env.next(Acknowledged)).lease_id == 99
+    assert (await env.next(OutcomeReceipt)).lease_id == 99
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def waiting_for_proof(tmp_path: Path) -> AsyncIterator[tuple[Learner, Scri
     """The same, and the group of lease 0 is there, with tokens of which OTHER owes the proof."""
     async with granted(tmp_path) as (ours, env):
         await commits(ours)
-        await env.send(Finished(group=sampled_by(OTHER, 0)))
+        await env.send(FinishedLease(group=sampled_by(OTHER, 0)))
         await is_not_acknowledged(env)
         yield ours, env
 
@@ -65,7 +65,7 @@ async def test_a_group_waits_for_the_proof_of_its_tokens_and_is_taken_when_it_is
         assert ours.journal() == []
         ours.fleet.committed("h", version=PolicyVersion(INCARNATION, 0), fingerprint="f")
         await ours.intake.fleet_changed()
-        assert (await env.next(Acknowledged)).lease_id == 0
+        assert (await env.next(OutcomeReceipt)).lease_id == 0
         assert ours.intake.books().buffered == 1
         assert [type(record) for record in ours.journal()] == [LoggedGroup]
 
@@ -76,7 +76,7 @@ async def test_a_group_whose_proof_fails_is_refused_with_the_reason_and_its_leas
     async with waiting_for_proof(tmp_path) as (ours, env):
         ours.fleet.distrust(OTHER, since=PolicyVersion(INCARNATION, 0))
         await ours.intake.fleet_changed()
-        assert (await env.next(Acknowledged)).lease_id == 0
+        assert (await env.next(OutcomeReceipt)).lease_id == 0
         ((reason, count),) = [each for each in ours.ledger.commonest_reasons(9) if "did not prove" in each[0]]
         assert (count, reason) == (
             1,
@@ -97,7 +97,7 @@ async def test_a_process_that_leaves_before_its_proof_has_proven_nothing(tmp_pat
     async with waiting_for_proof(tmp_path) as (ours, env):
         ours.fleet.lost("h")
         await ours.intake.fleet_changed()
-        await env.next(Acknowledged)
+        await env.next(OutcomeReceipt)
         assert ours.intake.books().failed == 1
 
 
@@ -126,7 +126,7 @@ async def test_what_a_process_sampled_since_it_is_distrusted_leaves_the_buffer_a
         books.check()
         assert (books.buffered, books.dropped, ours.left_out["unproven"]) == (0, 1, 1)
         assert ours.forgotten == [(4, "unproven")]
-        assert 4 in [lease.lease_id for lease in (await env.next(Granted)).leases]
+        assert 4 in [lease.lease_id for lease in (await env.next(LeaseGrant)).leases]
         assert LoggedDistrust(OTHER, PolicyVersion(INCARNATION, 1)) in ours.journal()
         await env.finish(sampled_by(OTHER, 4, version=1, attempt=1))
         assert ours.intake.books().failed == 1, "it comes too late"
@@ -140,7 +140,7 @@ async def test_a_held_out_task_is_sampled_again_too(tmp_path: Path) -> None:
         lease = next(each for each in await env.leases(5) if each.purpose == "evaluate")
         bad = group(lease.lease_id, trajectory(0, instance=OTHER), trajectory(0), purpose="evaluate")
         await env.finish(bad)
-        again = next(each for each in (await env.next(Granted)).leases if each.purpose == "evaluate")
+        again = next(each for each in (await env.next(LeaseGrant)).leases if each.purpose == "evaluate")
         await env.finish(group(again.lease_id, trajectory(0), trajectory(0), purpose="evaluate"))
         async with asyncio.timeout(5):
             assert (await future).result.tasks == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.preset import Advantages, Carried, Loss, LossTokens, Passes, Preset, ScoredBatch
+from learner.algorithms.preset import Advantages, CarriedState, Loss, LossTokens, Passes, Preset, ScoredBatch
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.models import Scorers, TokenScores, credit, score
 from learner.training.packing import Microbatch, pack, shared_prefixes
@@ -117,7 +117,7 @@ def test_a_teacher_of_the_ranks_fills_in_where_none_has_told_yet() -> None:
 
 def test_without_advantages_and_filters_every_trained_token_is_kept() -> None:
     batch = step()
-    given = credit(batch, TokenScores(), preset=preset(), carried=Carried())
+    given = credit(batch, TokenScores(), preset=preset(), carried=CarriedState())
     assert given.kept.tolist() == [False, True, True, False, True]
     assert given.advantages.tolist() == [0] * 5
     assert (given.returns, given.means) == (None, {})
@@ -136,7 +136,7 @@ def test_an_advantage_sees_trained_tokens_alone_and_comes_back_to_their_places()
         )
 
     values = torch.tensor([50.0, 51.0, 52.0, 53.0, 54.0])
-    given = credit(step(), TokenScores(values=values), preset=preset(advantages=estimate), carried=Carried())
+    given = credit(step(), TokenScores(values=values), preset=preset(advantages=estimate), carried=CarriedState())
     assert given.advantages.tolist() == [0, 1, 2, 0, -3]
     assert given.returns is not None
     assert given.returns.tolist() == [0, 7, 8, 0, 9]
@@ -155,7 +155,7 @@ def test_a_token_that_is_filtered_out_no_longer_counts_in_its_sequence() -> None
     def filtered(_: ScoredBatch) -> Advantages:
         return Advantages(advantages=torch.zeros(3), kept=torch.tensor([True, False, False]), correction_scale=1.25)
 
-    given = credit(batch, TokenScores(), preset=preset(advantages=filtered), carried=Carried())
+    given = credit(batch, TokenScores(), preset=preset(advantages=filtered), carried=CarriedState())
     assert given.correction_scale == 1.25
     assert given.kept.tolist() == [False, True, False, False, False]
     assert given.kept_lengths(batch).tolist() == [1, 0]

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from learner.algorithms.knobs import Aggregation
 from learner.algorithms.policy_loss import once_for_each, token_weights
-from learner.algorithms.preset import Carried
+from learner.algorithms.preset import CarriedState
 from learner.algorithms.presets.best_of_k import BestOfKConfig
 from learner.algorithms.presets.dr_grpo import DrGrpoConfig
 from learner.algorithms.presets.gdpo import GdpoConfig
@@ -230,7 +230,7 @@ def test_gigpo_is_the_same_for_one_sequence_and_for_several() -> None:
     def advantages(starts: tuple[int, ...]) -> list[float]:
         groups = [group(0, several_turns(starts=starts, rewards=rewards), other)]
         batch = flatten(sequences_of(groups, version=4, max_lag=2, preset=gigpo))
-        made = credit(batch, TokenScores(), preset=gigpo, carried=Carried())
+        made = credit(batch, TokenScores(), preset=gigpo, carried=CarriedState())
         return made.advantages.tolist()
 
     assert advantages(()) == advantages((3, 6))
@@ -259,7 +259,7 @@ def test_players_are_compared_with_those_who_played_the_same_part() -> None:
     plain = DrGrpoConfig().preset()
     made = credit(
         flatten(sequences_of([ZERO_SUM], version=4, max_lag=0, preset=plain)),
-        TokenScores(), preset=plain, carried=Carried(),
+        TokenScores(), preset=plain, carried=CarriedState(),
     )  # fmt: skip
     # x: 1, -1 and 1 have a mean of 1/3; o: -1 and 1 have one of 0. As one group their mean would be 1/5.
     assert made.advantages[made.kept].tolist() == pytest.approx([2 / 3, -4 / 3, 2 / 3, -1.0, 1.0])

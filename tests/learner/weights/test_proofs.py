@@ -16,9 +16,9 @@ from learner.weights.fleet import FleetMember, JoinRefused
 from learner.weights.probe import Probe, ProbeGap
 from learner.weights.proofs import SURE, Proof, Proofs, median_of_others
 from learner.weights.provenance import Provenance
-from learner.weights.published import Packed
+from learner.weights.published import PackedWeights
 from learner.weights.publisher import NoGeneratorIsRight
-from protocol.fleet import Committed
+from protocol.fleet import CommitResult
 from protocol.model import PolicyVersion
 from tests.learner.generators import ScriptedGenerator, announcement
 from tests.learner.weights.publishing import OPTIONS, PROBE, learner, snapshot
@@ -201,10 +201,12 @@ def test_what_each_version_tells_of_old_weights_adds_up_until_it_is_believed() -
     proofs = Proofs(probe_tolerance=None, dtype="float32", provenance=Provenance())
     doubted = []
     for number, age in enumerate((0.4 * SURE, 0.4 * SURE, -0.1 * SURE, 0.4 * SURE)):
-        answer = Committed(version=f"1.{number}", fingerprint="f", probe_logprobs=(-1.0,), load_s=0, pause_s=0)
+        answer = CommitResult(version=f"1.{number}", fingerprint="f", probe_logprobs=(-1.0,), load_s=0, pause_s=0)
         gap = ProbeGap(tokens=1, mean=1e-5, high=1e-5, age=age)
         proof = Proof(member=FleetMember(announcement=about, last_seen=0.0), answer=answer, gap=gap)
-        packed = Packed(version=PolicyVersion(1, number), buckets=(), digest="d", probe=Probe(((1, 2),), (-1.0,)))
+        packed = PackedWeights(
+            version=PolicyVersion(1, number), buckets=(), digest="d", probe=Probe(((1, 2),), (-1.0,))
+        )
         doubted.append(bool(proofs.judge([proof], packed).doubted))
     assert doubted == [False, False, False, True]
 
@@ -217,10 +219,10 @@ def test_weights_that_are_rounded_after_the_learners_step_are_not_called_old(
     as_computed: bool, dtype: str, believed: bool
 ) -> None:
     about = announcement("g", "http://127.0.0.1:1").model_copy(update={"dtype": dtype})
-    answer = Committed(version="1.0", fingerprint="f", probe_logprobs=(-1.0,), load_s=0, pause_s=0)
+    answer = CommitResult(version="1.0", fingerprint="f", probe_logprobs=(-1.0,), load_s=0, pause_s=0)
     gap = ProbeGap(tokens=1, mean=1e-3, high=1e-3, age=SURE + 1)
     proof = Proof(member=FleetMember(announcement=about, last_seen=0.0), answer=answer, gap=gap)
-    packed = Packed(version=PolicyVersion(1, 0), buckets=(), digest="d", probe=Probe(((1, 2),), (-1.0,)))
+    packed = PackedWeights(version=PolicyVersion(1, 0), buckets=(), digest="d", probe=Probe(((1, 2),), (-1.0,)))
     proofs = Proofs(probe_tolerance=None, dtype="bfloat16", as_computed=as_computed, provenance=Provenance())
     assert bool(proofs.judge([proof], packed).doubted) is believed
 
@@ -261,10 +263,10 @@ def test_judging_a_fleet_at_once_looks_at_each_gap_a_few_times_however_many_ther
     proofs = []
     for number in range(count):
         about = announcement(f"g{number}", "http://127.0.0.1:1")
-        answer = Committed(version="1.0", fingerprint="f", probe_logprobs=(-1.0,), load_s=0, pause_s=0)
+        answer = CommitResult(version="1.0", fingerprint="f", probe_logprobs=(-1.0,), load_s=0, pause_s=0)
         gap = CountedGap(tokens=1, mean=1e-3 * (1 + number % 2), high=1e-3)
         proofs.append(Proof(member=FleetMember(announcement=about, last_seen=0.0), answer=answer, gap=gap))
-    packed = Packed(version=PolicyVersion(1, 0), buckets=(), digest="d", probe=Probe(((1, 2),), (-1.0,)))
+    packed = PackedWeights(version=PolicyVersion(1, 0), buckets=(), digest="d", probe=Probe(((1, 2),), (-1.0,)))
     CountedGap.looks = 0
     verdict = Proofs(probe_tolerance=None, dtype="float32", provenance=Provenance()).judge(proofs, packed)
     assert not verdict.outliers

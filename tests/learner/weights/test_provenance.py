@@ -9,8 +9,8 @@ from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.probe import Probe
 from learner.weights.proofs import Commits, Proofs, proof_of
 from learner.weights.provenance import Provenance, Standing
-from learner.weights.published import Packed
-from protocol.fleet import Committed
+from learner.weights.published import PackedWeights
+from protocol.fleet import CommitResult
 from protocol.model import PolicyVersion
 from tests.learner.generators import FINGERPRINTS, announcement
 from tests.learner.samples import group, trajectory
@@ -43,10 +43,10 @@ class Weights:
         """A commit is answered, and judged: whether the proof is good. `age`: logprobs of the version before."""
         before = () if age is None else tuple(each - age for each in SIX_TEXTS.logprobs)
         probe = Probe(texts=SIX_TEXTS.texts, logprobs=SIX_TEXTS.logprobs, before=before)
-        packed = Packed(version=version, buckets=(), digest=f"sent as {version.number}", probe=probe)
+        packed = PackedWeights(version=version, buckets=(), digest=f"sent as {version.number}", probe=probe)
         self.fleet.asked_to_commit(member, version)
         said = tuple(each - gap for each in SIX_TEXTS.logprobs)
-        answer = Committed(version=str(version), fingerprint=checksum, probe_logprobs=said, load_s=0.0, pause_s=0.0)
+        answer = CommitResult(version=str(version), fingerprint=checksum, probe_logprobs=said, load_s=0.0, pause_s=0.0)
         return bool(self.commits.accept([proof_of(member, answer, packed)], packed))
 
     def standing(self, name: str, version: PolicyVersion) -> Standing:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learner.weights.published import Packed
+from learner.weights.published import PackedWeights
 from tests.learner.generators import ScriptedGenerator
 from tests.learner.weights.publishing import OPTIONS, learner, snapshot, tensors_of
 
@@ -105,7 +105,7 @@ async def test_offers_made_during_a_publish_coalesce_to_the_newest() -> None:
 
 
 async def test_versions_that_were_published_are_let_go_of_at_once() -> None:
-    alive: list[weakref.ref[Packed]] = []
+    alive: list[weakref.ref[PackedWeights]] = []
     async with ScriptedGenerator("a").running() as a, learner() as ours:
         ours.join(a)
         for version in range(5):

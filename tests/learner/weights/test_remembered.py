@@ -3,13 +3,13 @@
 import pytest
 
 from learner.weights.fleet import JoinRefused
-from learner.weights.provenance import MOST_PROCESSES, Remembered
+from learner.weights.provenance import MOST_PROCESSES, InstanceMemory
 from tests.learner.generators import announcement
 from tests.learner.weights.test_fleet import URL, make_fleet
 
 
 def test_of_more_processes_than_are_remembered_those_set_last_stay() -> None:
-    remembered: Remembered[int] = Remembered(most=2)
+    remembered: InstanceMemory[int] = InstanceMemory(most=2)
     remembered["a", "1"] = 1
     remembered["a", "2"] = 2
     remembered["a", "1"] = 3
@@ -21,7 +21,7 @@ def test_of_more_processes_than_are_remembered_those_set_last_stay() -> None:
 
 
 def test_what_is_forgotten_is_as_if_it_had_never_been() -> None:
-    remembered: Remembered[int] = Remembered()
+    remembered: InstanceMemory[int] = InstanceMemory()
     remembered["a", "1"] = 1
     remembered.forget(("a", "1"))
     remembered.forget(("a", "1"))

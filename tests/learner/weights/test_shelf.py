@@ -13,7 +13,7 @@ from learner.weights.probe import Probe
 from learner.weights.process_group import lay_out, pack_buckets
 from learner.weights.published import (
     CHUNK_BYTES,
-    Packed,
+    PackedWeights,
     PublishedWeights,
     Snapshot,
     VersionNotPublished,
@@ -29,9 +29,9 @@ from services.http.metrics import Metrics
 from services.process import DaemonThreads
 
 
-def packed(number: int) -> Packed:
+def packed(number: int) -> PackedWeights:
     buckets = pack_buckets([("w", torch.full((100,), float(number)))], bucket_bytes=1 << 20)
-    return Packed(version=PolicyVersion(1, number), buckets=buckets, digest="", probe=Probe())
+    return PackedWeights(version=PolicyVersion(1, number), buckets=buckets, digest="", probe=Probe())
 
 
 @pytest.fixture

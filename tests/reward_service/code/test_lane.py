@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.code.code_judge import CodeJudge, CodeLane
-from reward_service.verifier.program import Ended, ExecutionConfig, Program, Running, Sandbox
+from reward_service.verifier.program import ExecutionConfig, Program, RunEnd, Running, Sandbox
 from reward_service.verifier.submission import InfrastructureError, Outcome, Score
 
 CODE = "```python\ndef f(x):\n    return x\n```"
@@ -19,7 +19,7 @@ CASE: dict[str, JsonValue] = {"arguments": [1], "expected": 1}
 class BrokenSandbox:
     """A sandbox in which nothing starts."""
 
-    async def run(self, program: Program) -> Ended:
+    async def run(self, program: Program) -> RunEnd:
         raise InfrastructureError("no sandbox was ready")
 
     @asynccontextmanager
@@ -31,7 +31,7 @@ class BrokenSandbox:
 class FullSandbox(BrokenSandbox):
     """A sandbox in which no place ever becomes free."""
 
-    async def run(self, program: Program) -> Ended:
+    async def run(self, program: Program) -> RunEnd:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -51,18 +51,18 @@ class DyingProgram:
     async def readline(self, *, deadline: float) -> bytes:
         return b""
 
-    async def ended(self) -> Ended:
+    async def ended(self) -> RunEnd:
         raise InfrastructureError("the keeper of a sandbox died")
 
-    async def killed(self) -> Ended:
+    async def killed(self) -> RunEnd:
         return await self.ended()
 
 
 class HeldUpProgram(DyingProgram):
     """A program that was killed at its own limit, since it had waited for others all that time."""
 
-    async def ended(self) -> Ended:
-        return Ended(exit_code=None, signal=9, stdout=b"", stderr=b"", timed_out=True, wall_s=80.0)
+    async def ended(self) -> RunEnd:
+        return RunEnd(exit_code=None, signal=9, stdout=b"", stderr=b"", timed_out=True, wall_s=80.0)
 
 
 class BusySandbox(BrokenSandbox):

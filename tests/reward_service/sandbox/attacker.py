@@ -20,7 +20,7 @@ import reward_service.verifier
 from headway.supervisor import children
 from reward_service.sandbox.pool import open_sandboxes
 from reward_service.sandbox.seccomp import ARCHITECTURES
-from reward_service.verifier.program import Ended, ExecutionConfig, Program, Sandbox
+from reward_service.verifier.program import ExecutionConfig, Program, RunEnd, Sandbox
 from tests.reward_service.sandbox.attacks import ATTACKS, SECRET, Attack
 
 
@@ -96,7 +96,7 @@ async def _attack(attack: Attack, *, sandbox: Sandbox, host: _Host, at_once: int
         environment=host.environment,
         limits=attack.limits,
     )
-    ends: Sequence[Ended] = await asyncio.gather(*(sandbox.run(program) for _ in range(at_once)))
+    ends: Sequence[RunEnd] = await asyncio.gather(*(sandbox.run(program) for _ in range(at_once)))
     return [repr(ended)[:2000] for ended in ends if not attack.fails(ended)] + host.reached()
 
 

@@ -8,7 +8,7 @@ environment: TCP, UDP (ports), ABSTRACT (a socket's name), SECRET_FILE, SERVICE_
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from reward_service.verifier.program import Ended, RunLimits
+from reward_service.verifier.program import RunEnd, RunLimits
 
 SECRET = "s3cr3t-of-the-service"
 
@@ -40,7 +40,7 @@ class Attack:
 
     source: str
     limits: RunLimits = USUAL
-    fails: Callable[[Ended], bool]
+    fails: Callable[[RunEnd], bool]
 
     @property
     def program(self) -> bytes:
@@ -48,25 +48,25 @@ class Attack:
         return (_START + self.source).encode()
 
 
-def _quietly(ended: Ended) -> bool:
+def _quietly(ended: RunEnd) -> bool:
     """It has run to its end and got nothing."""
     return ended.exit_code == 0 and b"BREACH" not in ended.stdout and ended.stdout.endswith(b"done\n")
 
 
-def _killed(ended: Ended) -> bool:
+def _killed(ended: RunEnd) -> bool:
     return ended.exit_code is None and not ended.timed_out and b"BREACH" not in ended.stdout
 
 
-def _timed_out(ended: Ended) -> bool:
+def _timed_out(ended: RunEnd) -> bool:
     return ended.timed_out and b"BREACH" not in ended.stdout
 
 
-def _stopped(ended: Ended) -> bool:
+def _stopped(ended: RunEnd) -> bool:
     """It got nothing, whichever limit has ended it."""
     return b"BREACH" not in ended.stdout
 
 
-def _cut(ended: Ended) -> bool:
+def _cut(ended: RunEnd) -> bool:
     return ended.timed_out and ended.stdout_cut and len(ended.stdout) == 1 << 16
 
 

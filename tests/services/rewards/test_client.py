@@ -15,7 +15,7 @@ from protocol.rewards import ScoreItem
 from services.http.backoff import Backoff
 from services.http.breakers import BreakerSettings
 from services.rewards.client import RewardClient
-from services.rewards.items import Scored
+from services.rewards.items import ItemScore
 from services.rewards.settings import ClientSettings, RewardService
 from tests.env_service.peers import eventually
 from tests.services.rewards.scripted import (
@@ -63,7 +63,7 @@ async def client_of(*services: ScriptedService, **changes: Any) -> AsyncIterator
         yield client
 
 
-def rewards(results: Sequence[Scored]) -> list[float | None]:
+def rewards(results: Sequence[ItemScore]) -> list[float | None]:
     return [one.reward for one in results]
 
 
@@ -71,7 +71,7 @@ async def test_a_result_has_the_callers_id_and_says_who_made_it() -> None:
     async with client_of(service := scripted()) as client:
         (scored,) = await client.score(items("abc"))
 
-    assert scored == Scored(
+    assert scored == ItemScore(
         id="mine-abc", verifier="v", reward=3.0, answered=True, service_id="scripted", endpoint=service.url,
         latency_s=0.25, attempts=1,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protocol.codec import ProtocolError
-from protocol.messages import Goodbye, Refused
+from protocol.messages import Goodbye, PeerRefusal
 from services.secret_files import write_public
 from services.zmq import watch
 from services.zmq.keys import AuthorizedKeys, ClientKeys, CurveKeys, ServerKeys
@@ -118,7 +118,7 @@ async def test_a_flipped_bit_on_the_way_is_refused_as_such_and_the_message_sent_
         proxy.to_server = once(flip, when=lambda data: MARK.encode() in data)
         arriving = asyncio.create_task(until_marked(router))
         await dealer.send(Goodbye(reason=MARK))
-        while not isinstance(answer := await dealer.receive(), Refused):
+        while not isinstance(answer := await dealer.receive(), PeerRefusal):
             pass  # a late answer from before
         assert answer.reason == "checksum"
         await dealer.send(Goodbye(reason=MARK))

@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from protocol.codec import Frame, MessageLimits, ProtocolError, encode
-from protocol.messages import Fleet, Goodbye, Message, Refused, ServingGenerator, Welcome
+from protocol.messages import Fleet, Goodbye, Message, PeerRefusal, ServingGenerator, Welcome
 from services.zmq.sockets import DealerSocket, PeerGone, RouterSocket, SendTimeout, SocketLimits
 
 HELLO = Goodbye(reason="hello")
@@ -107,7 +107,7 @@ async def test_a_message_over_the_limit_is_refused_and_the_socket_goes_on() -> N
     ):
         await loud.send(HELLO)
         await router.receive()
-        await loud.send(Refused(reason="r", message="x" * 4000))
+        await loud.send(PeerRefusal(reason="r", message="x" * 4000))
         await good.send(HELLO)
         assert await router.receive() == ("good", HELLO)
 
