@@ -14,7 +14,8 @@ from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from learner.training.adapters import Adapter, MergedWeight, merged_weights
 from learner.training.architectures import (
@@ -231,7 +232,7 @@ def load_decoder(
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """A parameter's Hugging Face name and a contiguous copy of its value on the CPU."""
+    """A tensor's name in the checkpoint format of its model, and a contiguous copy of its value on the CPU."""
 
     name: str
     value: Tensor
@@ -239,10 +240,13 @@ class NamedTensor:
 
 @dataclass(frozen=True)
 class WeightSnapshot:
-    """The weights after a step, in the model's order; parameters that are tied appear once, under their first name.
+    """The weights after a step, in the model's order; parameters that are tied appear once, under their first name. The
+    buffers that a checkpoint of the model has come last, such as the biases of routers.
 
-    A host copy's lie in `buckets`, as they are sent. `not_finite` are the names of those of which the device that they
-    came from has seen that some numbers are not finite; None where that was not looked for.
+    A policy's have the names and shapes of its checkpoint format, which vLLM loads: within transformers they may have
+    others, such as one tensor of all experts. A host copy's lie in `buckets`, as they are sent. `not_finite` are the
+    names of those of which the device that they came from has seen that some numbers are not finite; None where that
+    was not looked for.
     """
 
     tensors: tuple[NamedTensor, ...]
@@ -304,18 +308,44 @@ def host_copy(
     wanted = torch_dtype(dtype)
     writer = BucketWriter(bucket_bytes=bucket_bytes, rooms=rooms)
     copies: list[NamedTensor] = []
-    seen: list[str] = []
     wrong: list[str] = []
+    on_device = True
+
+    def copy(name: str, value: Tensor, dtype: torch.dtype) -> None:
+        nonlocal on_device
+        value = value.detach()
+        elsewhere = value.device.type != "cpu"
+        value = value.to(dtype) if elsewhere else value
+        on_device = on_device and elsewhere
+        stored = list(_as_stored(engine.model, name.removeprefix(PolicyModel.PREFIX), value))
+        wrong.extend([stored[0][0]] if elsewhere and not all_finite(value) else [])
+        copies.extend(NamedTensor(each, writer.add(each, part, dtype=dtype)) for each, part in stored)
+
     for weight in whole_weights(engine, dtype=wanted):
         if keep:
-            name, value = weight.name.removeprefix(PolicyModel.PREFIX), weight.value()
-            if value.device.type != "cpu":
-                value = value.detach().to(wanted)
-                seen.append(name)
-                wrong += [] if all_finite(value) else [name]
-            copies.append(NamedTensor(name=name, value=writer.add(name, value, dtype=wanted)))
-    not_finite = tuple(wrong) if len(seen) == len(copies) else None
-    return WeightSnapshot(tensors=tuple(copies), buckets=writer.buckets(), not_finite=not_finite)
+            copy(weight.name, weight.value(), wanted)
+    for name, buffer in _stored_buffers(engine.model) if keep else ():
+        copy(name, buffer, buffer.dtype)  # as the model keeps it: a router's bias has more digits than the weights
+    return WeightSnapshot(
+        tensors=tuple(copies), buckets=writer.buckets(), not_finite=tuple(wrong) if on_device else None
+    )
+
+
+def _as_stored(model: nn.Module, name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A weight of a policy as its checkpoint format has it: one tensor or, of experts, many."""
+    causal_lm = model.causal_lm if isinstance(model, PolicyModel) else None
+    # What it was loaded by; empty for most.
+    if not isinstance(causal_lm, PreTrainedModel) or getattr(causal_lm, "_weight_conversions", None) == []:
+        yield name, value
+    else:
+        yield from revert_weight_conversion(causal_lm, {name: value}).items()
+
+
+def _stored_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer
 
 
 def whole_weights(engine: WholeModel, *, dtype: torch.dtype) -> Iterator[WholeWeight]:

@@ -2,19 +2,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from learner.export import SavedModel
 from learner.training.batch import Candidates, TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.engine import TrainingEngine
 from learner.training.logprobs import Chunking
 from learner.training.models import Output
 from learner.training.packing import Microbatch, pack, shared_prefixes
-from learner.training.policy import LogprobSettings, PolicyModel, host_copy, load_causal_lm
+from learner.training.policy import (
+    LogprobSettings,
+    PolicyModel,
+    TextFiles,
+    host_copy,
+    load_causal_lm,
+    write_model_directory,
+)
 from learner.training.ranks import CommandChannel
 from tests.learner.training.tiny_model import VOCABULARY
+from tests.learner.training.tiny_models import ARCHITECTURES, write_tiny_model
 
 TEMPERATURE = 0.8
 COUNT = 5
@@ -141,3 +152,24 @@ def test_sharded_parameters_move_by_the_same_gradients(commands: CommandChannel,
         engine.close()
     for name, value in moved[0].items():
         torch.testing.assert_close(moved[1][name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "phimoe"])
+def test_a_host_copy_has_each_tensor_as_the_checkpoint_format_has_it(name: str, tmp_path: Path) -> None:
+    folder = write_tiny_model(name, tmp_path / "model")
+    policy = PolicyModel(load_causal_lm(folder, dtype=torch.float32), settings=SETTINGS)
+    snapshot = host_copy(SavedModel(policy, policy.state_dict()), dtype="float32", keep=True, bucket_bytes=1 << 14)
+    laid_out = {name: value for bucket in snapshot.buckets for name, value in bucket.named()}
+    copied = {tensor.name: tensor.value for tensor in snapshot.tensors}
+    stored = load_file(folder / "model.safetensors")
+    assert copied.keys() == laid_out.keys() == stored.keys()
+    for tensor, value in stored.items():
+        assert torch.equal(copied[tensor], value), tensor
+        assert torch.equal(laid_out[tensor], value), tensor
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    write_model_directory(
+        snapshot, causal_lm=policy.causal_lm, source=TextFiles(folder), destination=tmp_path / "written"
+    )
+    written = load_file(tmp_path / "written" / "model.safetensors")
+    assert written.keys() == stored.keys()
+    assert all(torch.equal(written[tensor], value) for tensor, value in stored.items())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from learner.algorithms.presets.grpo import GrpoConfig
@@ -55,7 +56,7 @@ def alike(sequences: list[TrainSequence]) -> list[TrainSequence]:
 
 def reference(path: Path, sequences: list[TrainSequence]) -> tuple[float, dict[str, Tensor]]:
     """transformers' loss of one padded batch, in which each sequence's last token is padding as well, since nothing is
-    predicted from it; and its gradient times the coefficient.
+    predicted from it; and its gradient times the coefficient, by the names of a checkpoint.
     """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     longest = max(len(each.token_ids) for each in sequences)
@@ -68,7 +69,7 @@ def reference(path: Path, sequences: list[TrainSequence]) -> tuple[float, dict[s
     assert isinstance(loss, Tensor)
     torch.autograd.backward(COEFFICIENT * loss)
     gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    return float(loss.detach()), gradients
+    return float(loss.detach()), revert_weight_conversion(model, gradients)
 
 
 def trained(

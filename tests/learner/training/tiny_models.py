@@ -131,6 +131,36 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, object]]] = {
     "phi": ("Phi", {}),
 }
 
+_SERVED: dict[str, object] = {
+    "hidden_size": 128,
+    "intermediate_size": 64,
+    "head_dim": 32,
+    "initializer_range": 0.1,
+}
+_SERVED_EXPERTS: dict[str, object] = {"moe_intermediate_size": 32}
+_SERVED_BESIDE_SHARED: dict[str, object] = {**_SERVED_EXPERTS, "shared_expert_intermediate_size": 32}
+_SERVED_OF: dict[str, dict[str, object]] = {
+    "gpt2": {"n_embd": 128},
+    "gemma4": {"global_head_dim": 32},
+    "qwen3 moe": _SERVED_EXPERTS,
+    "glm4 moe": _SERVED_EXPERTS,
+    "qwen3.5 moe": _SERVED_BESIDE_SHARED,
+    "qwen3-next": _SERVED_BESIDE_SHARED,
+    "llama4": {"intermediate_size_mlp": 64},
+    "deepseek v3": {
+        **_SERVED_EXPERTS,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "head_dim": 64,
+        "v_head_dim": 32,
+        "topk_method": "noaux_tc",
+    },
+    "granite hybrid": {"mamba_d_head": 32, "mamba_d_state": 16, "shared_intermediate_size": 64},
+    "falcon-h1": {"mamba_d_head": 32, "mamba_d_state": 16, "mamba_d_ssm": 256},
+    "bamba": {"mamba_d_head": 32, "mamba_d_state": 16},
+    "mamba2": {"head_dim": 32, "state_size": 16},
+}
+
 
 def tiny_config(name: str, **changes: object) -> PreTrainedConfig:
     """The config of one of `ARCHITECTURES`."""
@@ -149,6 +179,9 @@ def tiny_causal_lm(name: str, **changes: object) -> nn.Module:
         for parameter_name, parameter in model.named_parameters():
             if "sinks" in parameter_name or "bias" in parameter_name:
                 parameter.normal_()
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_()
     return model
 
 
@@ -159,3 +192,8 @@ def write_tiny_model(name: str, folder: Path, **changes: object) -> Path:
     assert callable(save)
     save(folder)
     return folder
+
+
+def served_sizes(name: str) -> dict[str, object]:
+    """Changes of one of `ARCHITECTURES` for vLLM on a CPU: heads and experts of sizes that its kernels have."""
+    return _SERVED | _SERVED_OF.get(name, {})
