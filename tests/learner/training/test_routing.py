@@ -1,11 +1,15 @@
 """The load of a mixture's experts, and the loss that keeps it even: as transformers has it, however a step is cut."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
@@ -20,7 +24,10 @@ from learner.training.step import StepMetrics
 from learner.training.trainer import Trainer
 from tests.learner.training.tiny_model import random_sequences
 from tests.learner.training.tiny_models import write_tiny_model
+from tests.learner.training.two_ranks_of_routers import CASES, LOSS, lead, open_trainer
 
+SCRIPT = Path(__file__).with_name("two_ranks_of_routers.py")
+ROOT = Path(__file__).parents[3]
 COEFFICIENT = 5.0
 EXPERTS, CHOSEN = 4, 2
 # Plain descent, as far as AdamW can: with this epsilon a weight moves by its gradient, times 1e-3.
@@ -115,6 +122,23 @@ def test_the_loss_and_its_gradient_are_those_of_transformers_however_the_step_is
     assert any("gate" in name and gradient.abs().max() > 0.01 for name, gradient in gradients.items())
     assert_moved_by(moved, gradients)
     assert (metrics.microbatches > 1) == (changes["microbatch_tokens"] == 48)
+
+
+def test_two_ranks_have_the_loss_and_the_gradient_of_one(
+    mixture: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    """Of all tokens of an update, on whichever rank they are."""
+    (tmp_path / "two").mkdir()
+    argv = [sys.executable, str(SCRIPT), str(mixture), str(tmp_path / "two")]
+    subprocess.run(argv, check=True, timeout=400, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    for number, (count, changes) in enumerate(CASES):
+        name = f"{number}.safetensors"
+        lead(open_trainer(mixture, changes, Ranks(), commands), tmp_path / name, count=count)
+        expected, seen = load_file(tmp_path / name), load_file(tmp_path / "two" / name)
+        assert expected[LOSS] > 0
+        assert any("gate" in name and gradient.abs().max() > 0.01 for name, gradient in expected.items())
+        for each, value in expected.items():
+            torch.testing.assert_close(seen[each], value, rtol=1e-5, atol=1e-5, msg=f"{changes}: {each}")
 
 
 def test_what_has_no_advantage_has_a_load_all_the_same(mixture: Path, commands: CommandChannel) -> None:
