@@ -430,7 +430,7 @@ def _without(text: str, language: Language) -> str:
 
 
 def _told_not_to_think(asked: AgentRequest, language: Language) -> TemplateArguments:
-    """What the template of a request that wants no thinking is told. Raises CallRefused where it cannot be."""
+    """Tells the template of a request that wants no thinking so. Raises CallRefused where it cannot be told."""
     name, also = asked.no_thinking, asked.template_arguments
     if not name:
         return {}

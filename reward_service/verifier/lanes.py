@@ -309,7 +309,7 @@ class UserLoopLane(Lane):
         return [Outcome(result=found)] * len(items) if isinstance(found, ScoreError) else found
 
     async def _value(self, make: Callable[[], Awaitable[T]], *, deadline: float) -> T:
-        """What the function returns by the deadline. Begun again where others' code kept it from that."""
+        """Awaits what the function returns by the deadline. Begun again where others' code kept it from that."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(deadline):
