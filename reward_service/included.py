@@ -5,8 +5,6 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pydantic import BaseModel
-
 from reward_service.code.arguments import CodeArguments
 from reward_service.code.code_judge import open_code
 from reward_service.config import RewardServiceConfig
@@ -15,7 +13,7 @@ from reward_service.endpoints.remote import remote_verifier
 from reward_service.judges.judge import judge_verifier
 from reward_service.models.reward_model import reward_model_verifier
 from reward_service.verifier.config import CustomVerifier
-from reward_service.verifier.lanes import Opener, Registry, Verifier, in_user_loop, in_workers, inline
+from reward_service.verifier.lanes import Registry, Verifier, in_user_loop, in_workers, inline
 from reward_service.verifier.submission import load_function
 from reward_service.verifiers.arguments import (
     JsonSchemaArguments,
@@ -41,48 +39,124 @@ logger = logging.getLogger(__name__)
 
 _OURS = "reward_service.verifiers"
 
-# Each with its name, its version, its arguments, how it is run, the packages that it needs, and what it says of itself.
-# fmt: off
-_TABLE: tuple[tuple[str, str, type[BaseModel], Opener, tuple[str, ...], str], ...] = (
-    ("code", "1", CodeArguments, open_code, (),
-     "The share of tests that the completion's program passes, run in a sandbox."),
-    ("composite", "1", CompositeArguments, open_composite, (),
-     "A reward made of other verifiers' rewards: weights, gates, and one combination of them."),
-    ("exact_match", "1", ExactMatchArguments, inline(exact_match), (),
-     "1 when the completion equals the answer, else 0."),
-    ("format", "1", FormatArguments, inline(well_formed), (),
-     "1 when the completion has its tags, each once and in order, and its box, else 0, or a part."),
-    ("ifeval", "1", IfevalArguments, in_workers(f"{_OURS}.ifeval.checking:ifeval"), ("langdetect",),
-     "The share of IFEval's instructions that the completion follows, or whether it follows all."),
-    ("json_schema", "1", JsonSchemaArguments, in_workers(f"{_OURS}.json_schema:json_schema"), ("jsonschema",),
-     "1 when the completion holds a JSON value that the schema allows, else 0, or a part."),
-    ("length", "1", LengthArguments, inline(length), (),
-     "Full reward in a range of lengths, and less with the distance outside it."),
-    ("math", "3", MathArguments, in_workers(f"{_OURS}.mathematics.math_answer:math_answer"), ("math-verify",),
-     "1 when the final answer (the last box or expression) equals a right one as mathematics."),
-    ("multiple_choice", "1", MultipleChoiceArguments, inline(multiple_choice), (),
-     "1 when the final statement names the right option and no other."),
-    ("numeric", "1", NumericArguments, inline(numeric), (),
-     "1 when the final number is the right one within the tolerances."),
-    ("overlong", "1", OverlongArguments, inline(overlong), (),
-     "0, and from some length on a punishment that grows to -1 at the longest (DAPO)."),
-    ("qa", "1", QaArguments, inline(qa), (),
-     "Whether a short answer in words is right: exactly, as a part, or by the F1 of its words."),
-    ("reasoning_gym", "1", ReasoningGymArguments,
-     in_workers(f"{_OURS}.reasoning_gym:sandboxed_score", unsafe=f"{_OURS}.reasoning_gym:unsafe_score"),
-     ("reasoning-gym",),      "What the reasoning-gym dataset's own scorer gives to the extracted answer."),
-    ("regex", "1", RegexArguments, in_workers(f"{_OURS}.patterns:regex"), (),
-     "The weighted share of patterns that the completion matches, or does not where they are forbidden."),
-    ("repetition", "1", RepetitionArguments, in_workers(f"{_OURS}.lengths:repetition"), (),
-     "0 for a completion that does not repeat itself, down to -scale for one that does nothing else."),
-    ("similarity", "1", SimilarityArguments, in_workers(f"{_OURS}.similarity:similarity"), ("rapidfuzz",),
-     "How close the completion is to references, from 0 to 1, by n-grams or edits."),
-)
-# fmt: on
-
-INCLUDED = tuple(
-    Verifier(name=name, version=version, arguments=arguments, open=opener, packages=packages, description=description)
-    for name, version, arguments, opener, packages, description in _TABLE
+INCLUDED = (
+    Verifier(
+        name="code",
+        version="1",
+        arguments=CodeArguments,
+        open=open_code,
+        description="The share of tests that the completion's program passes, run in a sandbox.",
+    ),
+    Verifier(
+        name="composite",
+        version="1",
+        arguments=CompositeArguments,
+        open=open_composite,
+        description="A reward made of other verifiers' rewards: weights, gates, and one combination of them.",
+    ),
+    Verifier(
+        name="exact_match",
+        version="1",
+        arguments=ExactMatchArguments,
+        open=inline(exact_match),
+        description="1 when the completion equals the answer, else 0.",
+    ),
+    Verifier(
+        name="format",
+        version="1",
+        arguments=FormatArguments,
+        open=inline(well_formed),
+        description="1 when the completion has its tags, each once and in order, and its box, else 0, or a part.",
+    ),
+    Verifier(
+        name="ifeval",
+        version="1",
+        arguments=IfevalArguments,
+        open=in_workers(f"{_OURS}.ifeval.checking:ifeval"),
+        packages=("langdetect",),
+        description="The share of IFEval's instructions that the completion follows, or whether it follows all.",
+    ),
+    Verifier(
+        name="json_schema",
+        version="1",
+        arguments=JsonSchemaArguments,
+        open=in_workers(f"{_OURS}.json_schema:json_schema"),
+        packages=("jsonschema",),
+        description="1 when the completion holds a JSON value that the schema allows, else 0, or a part.",
+    ),
+    Verifier(
+        name="length",
+        version="1",
+        arguments=LengthArguments,
+        open=inline(length),
+        description="Full reward in a range of lengths, and less with the distance outside it.",
+    ),
+    Verifier(
+        name="math",
+        version="3",
+        arguments=MathArguments,
+        open=in_workers(f"{_OURS}.mathematics.math_answer:math_answer"),
+        packages=("math-verify",),
+        description="1 when the final answer (the last box or expression) equals a right one as mathematics.",
+    ),
+    Verifier(
+        name="multiple_choice",
+        version="1",
+        arguments=MultipleChoiceArguments,
+        open=inline(multiple_choice),
+        description="1 when the final statement names the right option and no other.",
+    ),
+    Verifier(
+        name="numeric",
+        version="1",
+        arguments=NumericArguments,
+        open=inline(numeric),
+        description="1 when the final number is the right one within the tolerances.",
+    ),
+    Verifier(
+        name="overlong",
+        version="1",
+        arguments=OverlongArguments,
+        open=inline(overlong),
+        description="0, and from some length on a punishment that grows to -1 at the longest (DAPO).",
+    ),
+    Verifier(
+        name="qa",
+        version="1",
+        arguments=QaArguments,
+        open=inline(qa),
+        description="Whether a short answer in words is right: exactly, as a part, or by the F1 of its words.",
+    ),
+    Verifier(
+        name="reasoning_gym",
+        version="1",
+        arguments=ReasoningGymArguments,
+        open=in_workers(f"{_OURS}.reasoning_gym:sandboxed_score", unsafe=f"{_OURS}.reasoning_gym:unsafe_score"),
+        packages=("reasoning-gym",),
+        description="What the reasoning-gym dataset's own scorer gives to the extracted answer.",
+    ),
+    Verifier(
+        name="regex",
+        version="1",
+        arguments=RegexArguments,
+        open=in_workers(f"{_OURS}.patterns:regex"),
+        description="The weighted share of patterns that the completion matches, or does not where they are forbidden.",
+    ),
+    Verifier(
+        name="repetition",
+        version="1",
+        arguments=RepetitionArguments,
+        open=in_workers(f"{_OURS}.lengths:repetition"),
+        description="0 for a completion that does not repeat itself, down to -scale for one that does nothing else.",
+    ),
+    Verifier(
+        name="similarity",
+        version="1",
+        arguments=SimilarityArguments,
+        open=in_workers(f"{_OURS}.similarity:similarity"),
+        packages=("rapidfuzz",),
+        description="How close the completion is to references, from 0 to 1, by n-grams or edits.",
+    ),
 )
 
 
