@@ -54,7 +54,7 @@ class RoutedRewardService(ConfigModel):
     verifiers: tuple[VerifierName, ...] = Field(
         min_length=1,
         max_length=256,
-        description="what it is asked for, and nothing else; `reward_urls` are not asked for these",
+        description="verifiers that it is asked for; `reward_urls` are not asked for these",
     )
     token: SecretStr | None = Field(None, description="its bearer token; `reward_token` if not given")
 
@@ -76,7 +76,7 @@ class RewardCallsConfig(ConfigModel):
         None, gt=0, description="when a service counts as slow, in seconds; from the recent latencies if not given"
     )
     hedge_percentile: float = Field(
-        0.95, gt=0, lt=1, description="the part of a verifier's recent answers that are not slow"
+        0.95, gt=0, lt=1, description="share of a verifier's recent answers that do not count as slow"
     )
 
 
@@ -92,8 +92,9 @@ class AgentsConfig(ConfigModel):
     idle_s: float = Field(600.0, gt=0, description="a session without a call for so long is given up, in seconds")
     other_sampling: Literal["refuse", "ignore"] = Field(
         "refuse",
-        description="a request that fixes another temperature than the run's, a seed, a tool to be called and the like "
-        "is refused by the field's name; or the field is ignored, counted, and named in the log once",
+        description="requests that want other sampling than the run's, such as a temperature, a seed or a tool that "
+        "must be called: refuse names the field in a 400; ignore samples as the run does, counts the "
+        "field, and logs it once",
     )
 
 
@@ -120,7 +121,7 @@ class ConcurrencyConfig(ConfigModel):
 
 
 class EnvServiceConfig(ProcessConfig):
-    """Everything that an env_service can be told."""
+    """An env_service: its peers, and how many groups it rolls out."""
 
     usual_groups: ClassVar[tuple[str, ...]] = ("retry", "scoring", "concurrency", "agents", "http")
 
@@ -159,7 +160,7 @@ class EnvServiceConfig(ProcessConfig):
     )
     capacity: int = Field(64, ge=1, le=1 << 16, description="groups that are rolled out at once")
     workers: int = Field(
-        2, ge=1, le=1024, description="processes for all environments with isolation = `workers`, such as use the CPU"
+        2, ge=1, le=1024, description="processes that all environments with isolation = `workers` share"
     )
     resend_s: float = Field(5.0, gt=0, description="an unacknowledged group is sent again after so long")
     drain_s: float = Field(2.0, ge=0, le=60, description="time for acknowledgements when stopping")

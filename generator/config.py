@@ -41,32 +41,32 @@ class EngineConfig(ConfigModel):
         0,
         ge=0,
         le=19,
-        description="how far its processes stand back for others on the same cores, as of the command nice: on a "
-        "machine that does other work it may then not answer for long (stall_timeout_s)",
+        description="niceness of the engine's processes, as of the command nice. Above 0, other work on the same "
+        "cores goes first, and the engine may not answer for long (stall_timeout_s)",
     )
     seed: int = Field(0, ge=0, description="seed of sampling")
     enforce_eager: bool = Field(
         True, description="no compilation and no CUDA graphs: quick start, slower steps on a GPU"
     )
     stream_interval: int = Field(
-        32, ge=1, description="tokens of a completion that make one part of an answer, of a slow engine those of 2 s"
+        32, ge=1, description="tokens of a completion that are sent together; a slow engine sends those of 2 s"
     )
     staging: Literal["staging", "none"] = Field(
         "staging", description="receive new weights beside the old ones while serving, or within the pause"
     )
     recompute_on_update: bool = Field(
         False,
-        description="at each update, compute the keys and values of what is being sampled again with the new weights, "
-        "so that its later tokens are those of the new policy alone; else they rest on the old ones, and updates "
-        "cost nothing",
+        description="at each update, recompute the keys and values of running completions with the new weights, so "
+        "that later tokens are those of the new policy alone; else they rest on the old keys and "
+        "values, and updates cost nothing",
     )
     stall_timeout_s: float = Field(
         15.0, gt=0, description="an engine that does not answer for so long is out of service until it does, in seconds"
     )
     extra: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="arguments of vLLM's that are no settings here, by its names, such as quantization or "
-        "enable_expert_parallel; what Headway sets itself is refused",
+        description="further arguments of vLLM, by its names, such as quantization or enable_expert_parallel; those "
+        "that Headway sets itself are refused",
     )
     verbose: bool = Field(False, description="let vLLM's own log through")
 
@@ -105,7 +105,7 @@ class JoinConfig(ConfigModel):
 
 
 class GeneratorConfig(ProcessConfig):
-    """The table [generator]."""
+    """The generator: its model, and how many requests it takes."""
 
     usual_groups: ClassVar[tuple[str, ...]] = ("engine", "join", "http")
 
@@ -120,8 +120,8 @@ class GeneratorConfig(ProcessConfig):
     openai: bool = Field(True, description="serve vLLM's OpenAI-compatible routes")
     tool_parser: str | None = Field(
         None,
-        description="vLLM's parser of tool calls for the OpenAI routes, such as hermes; none parses none. An "
-        "environment's own is `tool_format`",
+        description="vLLM's parser of tool calls for the OpenAI routes, such as hermes; none: calls are not parsed. "
+        "Environments have `tool_format`",
     )
     reasoning_parser: str | None = Field(
         None, description="vLLM's parser that takes the reasoning out of an answer, for the OpenAI routes"

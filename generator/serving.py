@@ -59,7 +59,7 @@ class GeneratorMetrics:
         )
         metrics.count(
             "prefix_cache_hits",
-            "Those that it held, and nobody computed.",
+            "Prompt tokens that the prefix cache held, so that they were not computed.",
             lambda: engine.counters().cached_tokens_total,
         )
 

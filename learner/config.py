@@ -35,13 +35,19 @@ _OF_LOGPROBS = (
 class CurriculumConfig(ConfigModel):
     """How the level moves, where the environment's training tasks are in levels (`source = "levels"`)."""
 
-    start: int = Field(0, ge=0, description="level of the first leases, 0 the easiest; the hardest, if there are fewer")
+    start: int = Field(
+        0, ge=0, description="level of the first leases, 0 the easiest; if there are fewer levels, the hardest"
+    )
     window: int = Field(32, ge=1, le=100_000, description="groups of the present level that are looked at")
     raise_at: float = Field(
-        0.8, gt=0, le=1, description="share of rollouts solved, by evaluation.success_reward, that takes the next level"
+        0.8,
+        gt=0,
+        le=1,
+        description="the next level is taken if at least this share of rollouts is solved, by "
+        "evaluation.success_reward",
     )
     lower_at: float = Field(
-        0.2, ge=0, lt=1, description="share of solved rollouts down to which the level before is taken; 0: if none is"
+        0.2, ge=0, lt=1, description="the level before is taken if at most this share of rollouts is solved"
     )
 
     @model_validator(mode="after")
@@ -73,8 +79,8 @@ class RolloutConfig(ConfigModel):
         1e4,
         gt=0,
         le=1e6,
-        description="a reward beyond this, or below its negative, is an error of its verifier and no reward: one such "
-        "number would hide what all others of its group say",
+        description="a reward above this, or below its negative, counts as an error of its verifier: one such "
+        "number would outweigh all others of its group",
     )
     drop_uniform_groups: bool | None = Field(
         None, description="leave out groups whose rewards are all equal, and take others; none: as the algorithm wants"
@@ -86,7 +92,9 @@ class RolloutConfig(ConfigModel):
         None, description="leave out groups of a mean reward above this, and take others"
     )
     filter_rounds: int = Field(
-        10, ge=1, description="how often groups_per_step groups may be left out before one batch; then the run stops"
+        10,
+        ge=1,
+        description="rounds of groups_per_step groups that may be left out before one batch; then the run stops",
     )
 
     curriculum: CurriculumConfig = CurriculumConfig()
@@ -116,7 +124,10 @@ class LagConfig(ConfigModel):
         description="how many groups are asked for ahead: as few as keep the trainer from waiting, or always as many "
         "as max_lag permits, so that data grows as old as that",
     )
-    on_lag: Literal["wait", "drop"] = Field("wait", description="before a step that would make a running group too old")
+    on_lag: Literal["wait", "drop"] = Field(
+        "wait",
+        description="what to do before a step that would make a running group too old: wait for the group, or drop it",
+    )
     straggler_timeout_s: float = Field(
         60.0, gt=0, description="longest such wait, in seconds; then the group is dropped"
     )
@@ -137,7 +148,9 @@ class LeaseConfig(ConfigModel):
     )
     insecure: bool = Field(False, description="allow an address that other machines can reach without keys")
     heartbeat_every_s: float = Field(2.0, gt=0, description="how often an env_service reports, in seconds")
-    timeout_s: float = Field(30.0, gt=0, description="a lease of which nothing is heard for so long is granted again")
+    timeout_s: float = Field(
+        30.0, gt=0, description="a lease without a sign of life for so many seconds is granted again"
+    )
     longest_attempt_s: float = Field(
         1500.0,
         gt=0,
@@ -176,7 +189,7 @@ class WeightsConfig(ConfigModel):
         ge=0,
         le=65535,
         description="TCP port of the learner where generators meet it before broadcasts, for firewalls; 0: any, "
-        "another each time. What gloo and NCCL open for the broadcasts themselves is chosen by the system",
+        "another each time. The system chooses the ports of the broadcasts themselves (gloo, NCCL)",
     )
     generator_hosts: tuple[str, ...] = Field(
         (),
@@ -193,12 +206,14 @@ class WeightsConfig(ConfigModel):
         "20 more for each GB of the model's files",
     )
     pull_timeout_s: float = Field(
-        120.0, gt=0, description="longest time of a generator's download, beside what its bytes take, in seconds"
+        120.0,
+        gt=0,
+        description="longest time of a generator's download, in seconds, beyond the time that its bytes take",
     )
     pull_mb_per_s: float = Field(
         20.0,
         gt=0,
-        description="what the learner's link to the generators does at least, in MB/s, which bounds downloads",
+        description="least speed of the learner's link to the generators, in MB/s; it bounds the time of downloads",
     )
     parallel_pulls: int = Field(
         4, ge=1, description="downloads of generators at once; the others wait, or are taken by the next broadcast"
@@ -264,13 +279,13 @@ class SamplesConfig(ConfigModel):
     """Trajectories that are kept to be looked at on the run's page, in `trajectories/` of its folder."""
 
     enabled: bool = Field(True, description="whether any are kept")
-    budget_mb: int = Field(2048, ge=4, description="room on the disk in MiB; beyond it the oldest steps go")
+    budget_mb: int = Field(2048, ge=4, description="room on the disk in MiB; beyond it the oldest steps are deleted")
     time_share: float = Field(
         0.0025,
         ge=0,
         le=1,
-        description="share of the time that keeping them may take from one core; beyond it one group of a step is "
-        "kept, beyond twice it none",
+        description="share of one core's time that keeping them may take; above it one group of a step is kept, "
+        "above twice it none",
     )
 
 
@@ -305,7 +320,7 @@ class DataConfig(ConfigModel):
 
 
 class LearnerConfig(ProcessConfig):
-    """The table [learner]."""
+    """The learner: its model, its steps, and the bound on the age of tokens."""
 
     http: HttpConfig = Field(HttpConfig(port=7300), description="the learner's HTTP address")
     model: Annotated[Path, ModelFolder(("model", "tokenizer", "chat_template"))] = Field(
@@ -317,7 +332,9 @@ class LearnerConfig(ProcessConfig):
     algo: AlgorithmConfig = Field(GrpoConfig(), description="the algorithm")
     steps: int = Field(100, ge=1, description="steps to train; each consumes groups_per_step groups")
     time_limit_s: float | None = Field(
-        None, gt=0, description="training ends after so long as after the last step, in seconds; `--resume` goes on"
+        None,
+        gt=0,
+        description="training stops after so many seconds, as it does after the last step; `--resume` goes on",
     )
     groups_per_step: int = Field(32, ge=1, description="groups (tasks) in one step")
     max_lag: int = Field(
@@ -327,8 +344,8 @@ class LearnerConfig(ProcessConfig):
     rank_restarts: int = Field(
         5,
         ge=0,
-        description="times that a learner which has lost a rank of its own starts again by itself, with resume, "
-        "without a minute of life in between; then it ends with exit code 75",
+        description="how often in a row the learner restarts itself, with resume, after it lost a rank on this "
+        "host; a minute of life begins the count anew; then it ends with exit code 75",
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
@@ -340,7 +357,7 @@ class LearnerConfig(ProcessConfig):
         False, description="continue the run of this name from its newest checkpoint; auto: if there is one"
     )
     accept_changes: bool = Field(
-        False, description="resume also with other settings of what training is: algorithm, model, group size and such"
+        False, description="resume even if the algorithm, the model, the group size or the like were changed"
     )
     training: TrainingConfig = Field(TrainingConfig(), description="the training step")
     rollouts: RolloutConfig = RolloutConfig()

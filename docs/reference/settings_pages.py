@@ -57,9 +57,9 @@ def settings_page(process: str) -> str:
         "",
         f"Every key that `[{process}]` and its tables in `run.toml` may hold, with its unit, default and meaning. The",
         f"same keys are options of the command `{process}` (`--log.level debug`), options of `headway up`",
-        f"(`--{process}.log.level debug`) and environment variables (`{example}=debug`). The command line goes",
-        "before the environment, and that before the file. A secret can also be read from a file: under its name",
-        "with `_file` after it. This page is made from the code by `python -m docs.reference settings`.",
+        f"(`--{process}.log.level debug`) and environment variables (`{example}=debug`). The command line",
+        "overrides the environment, and that the file. A secret can also be read from a file, which is named by the",
+        "same key with `_file` after it. This page is made from the code by `python -m docs.reference settings`.",
     ]
     for section in _sections(model, at=process):
         lines += ["", *_section_lines(section)]
@@ -117,20 +117,23 @@ def _choice(model: type[BaseModel], name: str, *, at: str) -> Section:
     rows = [
         (f"`{kind.key.partition('.')[2]}`", f"default `{kind.default}`", "", f"{kind.description}: {_listed(names)}")
     ]
+    fields = {_type_of(one): one.model_fields for one in _models(model.model_fields[name].annotation)}
     for option in options:
-        rows += _rows_of(option, everyone=names)
-    text = f'`{name} = "NAME"` is short for `type = "NAME"`. A key of a type that is not picked is an error.'
+        rows += _rows_of(option, everyone=names, fields=fields)
+    text = f'`{name} = "NAME"` is short for `type = "NAME"`. A key of another type is an error.'
     return Section(f"`[{at}]`", text, ("key", "value", "of", "meaning"), tuple(rows))
 
 
-def _rows_of(option: Option, *, everyone: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+def _rows_of(
+    option: Option, *, everyone: Sequence[str], fields: Mapping[str, Mapping[str, FieldInfo]]
+) -> Iterator[tuple[str, str, str, str]]:
     same: dict[tuple[str, str], list[str]] = {}
+    key = option.key.partition(".")[2]
     for variant, default in option.variants.items():
-        kind = option.kinds.get(variant, option.annotation)
-        meant = f"{_kind(kind)}, {_shown(default)}", option.texts.get(variant, option.description)
+        meant = _value(fields[variant][key], default), option.texts.get(variant, option.description)
         same.setdefault(meant, []).append(variant)
     for (value, text), variants in same.items():
-        yield f"`{option.key.partition('.')[2]}`", value, _of(variants, everyone), text
+        yield f"`{key}`", value, _of(variants, everyone), text
 
 
 def _of(variants: Sequence[str], everyone: Sequence[str]) -> str:
@@ -146,6 +149,12 @@ def _listed(names: Iterable[object]) -> str:
 
 def _said(model: type[BaseModel]) -> str:
     return inspect.cleandoc(model.__doc__ or "")
+
+
+def _type_of(model: type[BaseModel]) -> str:
+    """The name by which a table of one of several types picks this one."""
+    (name,) = get_args(model.model_fields["type"].annotation)
+    return str(name)
 
 
 def _tag(model: type[BaseModel]) -> str:

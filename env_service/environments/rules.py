@@ -23,7 +23,7 @@ ToolFormat = Literal[
 
 class Rules(ConfigModel):
     """The rules of an environment's conversations. A class may set them as its attribute `rules`; what the entry of the
-    config file sets under `rules` goes before.
+    config file sets under `rules` overrides them.
     """
 
     max_turns: int = Field(32, ge=1, le=1024, description="turns of the policy; after the last one it is cut off")
@@ -37,7 +37,7 @@ class Rules(ConfigModel):
         0,
         ge=0,
         le=1024,
-        description="trajectories begun beyond a training group's size; the first to finish make the group, which are "
+        description="extra trajectories of a training group; the first to finish make the group, and these are "
         "mostly the short ones",
     )
     stop: tuple[StopText, ...] = Field(

@@ -34,7 +34,7 @@ BUILT_IN: Mapping[str, str] = {
 """The environments that come with Headway, by name: import paths, so that none is loaded before it is wanted."""
 
 _TOLD = (
-    "what the chat template is told in its conversations, such as { enable_thinking = false }; each over that of "
+    "variables that the chat template gets in its conversations, such as { enable_thinking = false }; they override "
     "`run.chat_template_kwargs`"
 )
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name that leases refer to")]
@@ -62,7 +62,7 @@ class ReasoningGymTasks(ConfigModel):
         ge=0,
         le=100,
         description="difficulty by the dataset's own curriculum, 0 the easiest; attributes that have no such level are "
-        "at their highest. `config` goes before",
+        "at their highest. `config` overrides it",
     )
     levels: dict[str, Annotated[int, Field(ge=0, le=100)]] = Field(
         default_factory=dict, description="levels of single attributes of the curriculum, over `level`"
@@ -133,7 +133,7 @@ class LevelTasks(ConfigModel):
 
 
 class OpponentConfig(ConfigModel):
-    """Who plays a part of a game in the policy's place, and is not trained: generators that serve another model, or an
+    """A player of a game in the policy's place, which is not trained: generators that serve another model, or an
     older version of this one.
     """
 
@@ -141,7 +141,7 @@ class OpponentConfig(ConfigModel):
         min_length=1, max_length=256, description="addresses of generators that serve it, alone: `join.learner = none`"
     )
     plays: tuple[str, ...] = Field(
-        (), max_length=16, description="players that it is; if none are named one, another one with each task"
+        (), max_length=16, description="players that it plays; if none is named, one of them, another with each task"
     )
     model: Path | None = Field(
         None, description="Hugging Face directory of its tokenizer and chat template; the policy's own if not given"
@@ -153,7 +153,8 @@ class OpponentConfig(ConfigModel):
     )
     chat_template_kwargs: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="what its chat template is told, over what the policy's is where it plays with that",
+        description="variables that its chat template gets; where it plays with the policy's template, they "
+        "override the policy's",
     )
     token: SecretStr | None = Field(None, description="bearer token of its generators; `generator_token` if not given")
     temperature: float = Field(1.0, ge=0, le=2, description="temperature that it is sampled at; 0 is greedy")
@@ -188,7 +189,7 @@ class ClassTasks(ConfigModel):
     processes: int = Field(64, ge=1, le=4096, description="processes at most, with isolation = `process`")
     spares: int = Field(2, ge=0, le=256, description="processes that are started before they are wanted")
     fresh: bool = Field(
-        False, description="whether a process runs one conversation in its life, or one after the other"
+        False, description="true: a new process for each conversation; false: a process runs one after the other"
     )
 
     @model_validator(mode="before")

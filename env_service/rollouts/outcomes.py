@@ -140,7 +140,7 @@ class RolloutMetrics:
             "redundant_trajectories", "Trajectories that were begun and not needed.", labels=("environment",)
         )
         self.redundant_tokens = metrics.counter(
-            "redundant_tokens", "Tokens that these had when they were broken off.", labels=("environment",)
+            "redundant_tokens", "Tokens of redundant trajectories when they were broken off.", labels=("environment",)
         )
         self._measure_rewards(metrics)
         self._measure_work(metrics)
@@ -160,8 +160,8 @@ class RolloutMetrics:
         )
         self.rewards_below = metrics.counter(
             "verifier_negative_reward",
-            "Sum of the rewards below 0, without their sign: the mean reward is this one's difference to that of the "
-            "positive ones, over the count.",
+            "Sum of the rewards below 0, without their sign. The mean reward is the positive sum less this one, over"
+            " the count.",
             labels=("environment", "verifier"),
         )
         self.reward_errors = metrics.counter(
@@ -173,8 +173,8 @@ class RolloutMetrics:
         self.generator_failures = PeerCounter(
             metrics.counter("generator_failures", "Failed requests to a generator.", labels=("generator_id",))
         )
-        self.rollout_s = metrics.histogram("rollout_seconds", "From grant to finished group.", buckets=_SECONDS)
-        self.scoring_s = metrics.histogram("scoring_seconds", "Scoring of a group.", buckets=_SECONDS)
+        self.rollout_s = metrics.histogram("rollout_seconds", "Time from grant to finished group.", buckets=_SECONDS)
+        self.scoring_s = metrics.histogram("scoring_seconds", "Time of scoring a group.", buckets=_SECONDS)
         self.level = metrics.gauge(
             "environment_level",
             "Level of the newest training lease, 0 the easiest, of an environment that has levels.",

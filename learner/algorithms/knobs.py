@@ -105,7 +105,7 @@ class ClipKnobs(Knobs):
     dual_clip: float | None = Field(
         None,
         gt=1,
-        description="Bounds the loss of negative advantages at dual_clip x |advantage|. 3 is usual. Absent: off",
+        description="Bounds the loss of negative advantages at dual_clip x |advantage|. 3 is usual. none: off",
     )
 
 
@@ -125,24 +125,32 @@ class CorrectionKnobs(Knobs):
         False, description="The correction weights are divided by their mean over the step's tokens."
     )
     token_window: tuple[float, float] | None = Field(
-        None, description="Tokens whose weight is outside are left out; 0.5 to 5 is IcePop's. none: off"
+        None,
+        description="Tokens whose correction weight is outside these bounds are left out; 0.5 to 5 is IcePop's. "
+        "none: off",
     )
     sequence_window: tuple[float, float] | None = Field(
-        None, description="Trajectories whose geometric mean of weights is outside are left out. none: off"
+        None,
+        description="Trajectories whose geometric mean of correction weights is outside these bounds are left out. "
+        "none: off",
     )
     token_veto: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="A trajectory is left out whole if one of its tokens has a weight below; 1e-4 is usual. none: off",
+        description="A trajectory is left out whole if one of its tokens has a correction weight below this; 1e-4 "
+        "is usual. none: off",
     )
     divergence_limit: float | None = Field(
         None,
         gt=0,
-        description="Tokens of negative advantage are left out where the trajectory's mean of behavior - proximal is "
-        "above, in nats per token; DeepSeek-V3.2's mask (arXiv 2512.02556), 0.5 to begin with. none: off",
+        description="Tokens of negative advantage are left out of trajectories whose mean of behavior - proximal is "
+        "above this, in nats per token; DeepSeek-V3.2's mask (arXiv 2512.02556); try 0.5 first. none: "
+        "off",
     )
-    count_left_out: bool = Field(False, description="What is left out by these still counts in means.")
+    count_left_out: bool = Field(
+        False, description="Tokens that these filters leave out still count in the denominators of means."
+    )
     proximal: Proximal = Field(
         "recompute",
         description="The proximal policy's logprobs: those at the step's start, by interpolation between behavior and "
@@ -196,7 +204,9 @@ class PositiveKnobs(Knobs):
         description="Weight of the negative log-likelihood of good trajectories, uncorrected, aggregated over those "
         "alone; 0.1 is VAPO's (arXiv 2504.05118). 0 is off.",
     )
-    positive_reward: float = Field(1.0, description="Trajectories of at least this reward are good ones, as it came.")
+    positive_reward: float = Field(
+        1.0, description="Trajectories of at least this reward, before it is shaped, are good ones."
+    )
 
     def unused_knobs(self) -> dict[str, str]:
         unused = super().unused_knobs()
@@ -224,7 +234,7 @@ class KlLossKnobs(Knobs):
     kl_coefficient: float = Field(
         0.0,
         ge=0,
-        description="Weight of the penalty towards the reference policy. 0 runs no reference pass. Nats to loss.",
+        description="Weight of the penalty towards the reference policy, per nat. 0 runs no reference pass.",
     )
     kl_form: KlForm = Field("k3", description="Estimate of the divergence in the loss; in the reward it is k1.")
     kl_ratio: bool = Field(
@@ -267,14 +277,14 @@ class KlKnobs(KlLossKnobs):
     kl_in: Literal["loss", "reward"] = place("loss")
     kl_control: Literal["fixed", "adaptive"] = Field(
         "fixed",
-        description="Whether the penalty's weight in the reward stays, or moves from kl_coefficient on so that the "
-        "divergence comes to kl_target (arXiv 1909.08593).",
+        description="The penalty's weight in the reward: fixed, or adaptive: it begins at kl_coefficient and moves "
+        "until the divergence is kl_target (arXiv 1909.08593).",
     )
-    kl_target: float = Field(6.0, gt=0, description="Of adaptive: the divergence aimed at. Nats per trajectory.")
+    kl_target: float = Field(6.0, gt=0, description="With adaptive: the divergence to reach. Nats per trajectory.")
     kl_horizon: int = Field(
         10_000,
         gt=0,
-        description="Of adaptive: the weight follows over about so many trajectories, by a fifth of itself at most.",
+        description="With adaptive: in so many trajectories the weight changes by a fifth of itself at most.",
     )
 
     @property
@@ -304,13 +314,13 @@ class RewardKnobs(Knobs):
         1.0,
         gt=0,
         le=1,
-        description="A turn's own reward counts times this for each turn before it, and so does, with the last turn, "
-        "what the turns leave of the trajectory's reward. 1: the reward as it is.",
+        description="A turn's reward is multiplied by this once for each turn before it. The part of the "
+        "trajectory's reward that no turn has belongs to the last turn. 1: no discount",
     )
     reward_normalisation: Normalisation = Field(
         "none",
-        description="Rewards are divided by the standard deviation of all rewards of the run so far (scale), less "
-        "their mean (standardise).",
+        description="Rewards are divided by the standard deviation of all rewards of the run so far (scale); "
+        "standardise subtracts their mean first.",
     )
     reward_scale: float = Field(1.0, gt=0, description="Rewards are multiplied by this.")
     reward_clip: float | None = Field(
@@ -322,17 +332,24 @@ class RewardKnobs(Knobs):
     truncated: Literal["keep", "mask", "penalise"] = Field(
         "keep", description="Completions cut off at the longest length: trained, left out, or penalised."
     )
-    truncated_penalty: float = Field(1.0, ge=0, description="What is taken off the reward of cut off completions.")
+    truncated_penalty: float = Field(
+        1.0, ge=0, description="Subtracted from the reward of completions that were cut off."
+    )
     overlong_length: int | None = Field(
         None, gt=0, description="Length in tokens at which the soft penalty is whole. none: off"
     )
-    overlong_buffer: int = Field(128, gt=0, description="Tokens before overlong_length over which it grows from 0.")
-    overlong_factor: float = Field(1.0, gt=0, description="What the whole soft penalty takes off the reward.")
+    overlong_buffer: int = Field(
+        128, gt=0, description="Tokens before overlong_length over which the soft penalty grows from 0."
+    )
+    overlong_factor: float = Field(1.0, gt=0, description="Subtracted from the reward where the soft penalty is whole.")
     length_penalty: float = Field(
-        0.0, ge=0, description="What is taken off the reward of a trajectory of length_limit tokens; less off shorter."
+        0.0,
+        ge=0,
+        description="Subtracted from the reward of a trajectory of length_limit tokens; shorter ones lose less, in "
+        "proportion.",
     )
     length_limit: int = Field(
-        1024, gt=0, description="Trained tokens at which length_penalty, which grows linearly, is whole."
+        1024, gt=0, description="Trained tokens at which length_penalty is whole; it grows linearly up to there."
     )
     relative_length: float = Field(
         0.0,
@@ -340,11 +357,15 @@ class RewardKnobs(Knobs):
         description="Half of this is added for the shortest of a group and taken off for the longest; nothing is added "
         "below relative_length_reward (Kimi k1.5, arXiv 2501.12599).",
     )
-    relative_length_reward: float = Field(1.0, description="Rewards of at least this count as right answers there.")
-    repetition_penalty: float = Field(
-        0.0, ge=0, description="What is taken off per share of a trajectory's n-grams that it had before."
+    relative_length_reward: float = Field(
+        1.0, description="Rewards of at least this count as right answers for relative_length."
     )
-    repetition_ngram: int = Field(4, gt=0, description="Tokens in a row that make such an n-gram.")
+    repetition_penalty: float = Field(
+        0.0,
+        ge=0,
+        description="Subtracted from the reward, times the share of the trajectory's n-grams that it had before.",
+    )
+    repetition_ngram: int = Field(4, gt=0, description="Length of these n-grams, in tokens.")
 
     def unused_knobs(self) -> dict[str, str]:
         unused = super().unused_knobs()

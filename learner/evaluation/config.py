@@ -13,7 +13,7 @@ _DEFAULT_URL = "http://127.0.0.1:7320"
 
 
 class JudgingConfig(ConfigModel):
-    """Who judges pairs of completions, ours and those of `against`: a verifier that takes a `baseline`."""
+    """The judge of pairs of completions, ours and those of `against`: a verifier that takes a `baseline`."""
 
     verifier: str | None = Field(
         None, min_length=1, max_length=256, description="pairwise verifier of the reward service; none: no such judging"
@@ -46,10 +46,12 @@ class EvaluationConfig(ConfigModel):
         (), description="the k of pass@k and cons@k, at most samples; if left out 1, 2, 4, ... and samples itself"
     )
     temperature: float = Field(1.0, ge=0, description="sampling temperature; 0 is greedy")
-    top_p: float = Field(1.0, gt=0, le=1, description="most probable tokens of together this probability are sampled")
-    top_k: int = Field(0, ge=0, description="so many most probable tokens are sampled; 0: all")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="only the most probable tokens of together this probability are sampled"
+    )
+    top_k: int = Field(0, ge=0, description="only so many most probable tokens are sampled; 0: all")
     min_p: float = Field(
-        0.0, ge=0, le=1, description="tokens of at least this share of the likeliest one's probability"
+        0.0, ge=0, le=1, description="only tokens of at least this share of the likeliest one's probability are sampled"
     )
     success_reward: float = Field(1.0, description="a reward of at least this counts as solved")
     only: bool = Field(False, description="evaluate the model on final_tasks tasks, train nothing, and end")

@@ -63,8 +63,8 @@ class LearnerMetrics:
     def _make_training(self, metrics: Metrics) -> None:
         self._version = metrics.gauge("policy_version", "Version of the learner's policy.")
         self._steps = metrics.counter("steps", "Training steps, those without the replayed ones.")
-        self._replayed = metrics.counter("replayed_steps", "Steps that were trained again from the batch log.")
-        self._step_s = metrics.histogram("step_seconds", "Of a step: wait, training and copy.", buckets=_SECONDS)
+        self._replayed = metrics.counter("replayed_steps", "Steps that were trained again from the journal.")
+        self._step_s = metrics.histogram("step_seconds", "Time of a step: wait, training and copy.", buckets=_SECONDS)
         self._skipped = metrics.counter("skipped_updates", "Updates left out since their gradient was not finite.")
         self._tokens = metrics.counter("trained_tokens", "Sampled tokens that entered a loss.")
         self._trajectories = metrics.counter("trained_trajectories", "Trained trajectories.")
@@ -78,13 +78,13 @@ class LearnerMetrics:
         )
         self._wait = metrics.counter(
             "batch_wait_seconds",
-            "Time that the trainer waited for batches. It is in waited_seconds as well: not to be added.",
+            "Time that the trainer waited for batches. waited_seconds holds it as well: do not add them up.",
         )
         self._train = metrics.counter("train_seconds", "Time in training steps.")
         self._copy = metrics.counter("copy_seconds", "Time in which steps copied weights for a publish.")
         self._waited = metrics.counter(
             "waited_seconds",
-            "Time of all waits by whom was waited for; several may last at once, and the trainer's are among them.",
+            "Time of all waits, by whom was waited for; waits may overlap, and the trainer's are among them.",
             labels=("whom",),
             known=one_label(*_WHOM, "others"),
         )
@@ -99,7 +99,10 @@ class LearnerMetrics:
         self._configured = metrics.gauge("lag_bound_configured_versions", "The bound of the settings, max_lag.")
         self._level = metrics.gauge("curriculum_level", "Level of new leases, 0 the easiest, or the only one.")
         self._guard = metrics.counter(
-            "guard_changes", "What the guard did.", labels=("change", "measure"), known=_GUARD_CHANGES
+            "guard_changes",
+            "Changes of the lag bound by the guard.",
+            labels=("change", "measure"),
+            known=_GUARD_CHANGES,
         )
 
     def _make_leases(self, metrics: Metrics) -> None:
@@ -131,16 +134,16 @@ class LearnerMetrics:
 
     def _make_publishes(self, metrics: Metrics) -> None:
         self._publish = metrics.histogram(
-            "publish_seconds", "From the offer of a version until generators serve it.", buckets=_SECONDS
+            "publish_seconds", "Time from the offer of a version until generators serve it.", buckets=_SECONDS
         )
         self._prepare = metrics.histogram(
-            "publish_prepare_seconds", "Of a publish: weights on their way into staging.", buckets=_SECONDS
+            "publish_prepare_seconds", "Time in which a publish sends weights into staging.", buckets=_SECONDS
         )
         self._commit = metrics.histogram(
-            "publish_commit_seconds", "Of a publish: commits and their proofs.", buckets=_SECONDS
+            "publish_commit_seconds", "Time of a publish's commits and their proofs.", buckets=_SECONDS
         )
         self._pause = metrics.histogram(
-            "publish_pause_seconds", "Of a publish: its longest pause of a generator.", buckets=_SECONDS
+            "publish_pause_seconds", "Longest pause of a generator in a publish.", buckets=_SECONDS
         )
         self._gap = metrics.gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
         self._joins = metrics.counter("joins", "Generators that caught up by a download.")
@@ -155,14 +158,14 @@ class LearnerMetrics:
     def _make_files(self, metrics: Metrics) -> None:
         self._failed = metrics.counter(
             "failed_writes",
-            "Writes that the disk did not take, by what.",
+            "Writes that the disk refused, by what was to be written.",
             labels=("what",),
             known=one_label(
                 "journal", "checkpoint", "evaluation", "metrics.jsonl", "samples.jsonl", "dead_letters.jsonl"
             ),
         )
         self.synced: Callable[[float], None] = metrics.histogram(
-            "journal_sync_seconds", "Until the disk had the journal.", buckets=_SYNCS
+            "journal_sync_seconds", "Time until the disk had written the journal.", buckets=_SYNCS
         ).observe
         self._journal = metrics.gauge("journal_bytes", "Size of the journal on disk.")
         self._disk_free = metrics.gauge("disk_free_bytes", "Room on the disk of the run's folder.")
@@ -170,7 +173,8 @@ class LearnerMetrics:
         self._unseen: Callable[[], int] = int
         metrics.count(
             "samples_left_out",
-            "Trajectories that came and are not kept for the page: beyond [learner.samples], or the disk took none.",
+            "Trajectories that are not kept for the page: beyond the bounds of [learner.samples], or the disk "
+            "refused them.",
             lambda: self._unseen(),
         )
         self._drops = metrics.rises(

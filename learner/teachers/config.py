@@ -30,7 +30,9 @@ class TeacherConfig(ConfigModel):
         True, description="refuse a teacher whose tokenizer is not the learner's: its logprobs would be of other text"
     )
     wait_s: float = Field(
-        600.0, gt=0, description="the run ends once a step has waited so long without any answer of it, in seconds"
+        600.0,
+        gt=0,
+        description="the run ends once a step has waited so many seconds without any answer of this teacher",
     )
     request_timeout_s: float = Field(120.0, gt=0, description="longest time of one request, in seconds")
     requests_at_once: int = Field(4, ge=1, le=256, description="requests under way at each of its addresses")

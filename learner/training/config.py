@@ -127,13 +127,13 @@ class ReferenceConfig(BaseModel):
 
     mode: Literal["initial", "ema", "refresh"] = Field(
         "initial",
-        description="What the reference is: the initial model, a moving average of the policy's weights, or a copy of "
-        "the policy taken every so many steps.",
+        description="The reference: the initial model, a moving average of the policy's weights (ema), or a copy of "
+        "the policy taken every so many steps (refresh).",
     )
     decay: float = Field(
-        0.99, ge=0, lt=1, description="Of ema, per step: reference = decay * reference + (1 - decay) * policy."
+        0.99, ge=0, lt=1, description="With ema, per step: reference = decay * reference + (1 - decay) * policy."
     )
-    every_steps: int = Field(100, ge=1, description="Of refresh: steps between two copies of the policy.")
+    every_steps: int = Field(100, ge=1, description="With refresh: steps between two copies of the policy.")
 
     @model_validator(mode="after")
     def _refuse_unused_knobs(self) -> ReferenceConfig:
@@ -157,7 +157,8 @@ class CriticConfig(BaseModel):
     trunk_gradient: float = Field(
         0.0,
         ge=0,
-        description="Of head: weight of the value loss in the gradient of the policy's layers below it. 0 detaches it.",
+        description="With head: weight of the value loss in the gradient of the policy's layers below it. 0 "
+        "detaches it.",
     )
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW of the critic alone.")
     warmup_steps: int = Field(0, ge=0, description="First steps in which the critic learns and the policy stays.")
@@ -185,7 +186,7 @@ class TrainingConfig(BaseModel):
     )
     offload: Offload = Field(
         "none",
-        description="What is kept in host memory instead of the GPU's: optimizer (its states and its update; needs "
+        description="Kept in host memory instead of the GPU's: optimizer (its states and its update; needs "
         "zero_stage 1 or more), or all (parameters too; needs zero_stage 3).",
     )
     lora: LoraConfig = Field(default_factory=LoraConfig, description="Low-rank adapters.")
@@ -225,7 +226,9 @@ class TrainingConfig(BaseModel):
         description="Seconds after which a collective among the ranks fails because one of them is late.",
     )
     rank_silence_s: float = Field(
-        60.0, ge=2, description="Seconds after which a rank that says nothing, as one that hangs, is given up as lost."
+        60.0,
+        ge=2,
+        description="Seconds without a sign of life after which a rank, such as one that hangs, is given up as lost.",
     )
 
     @property
@@ -266,7 +269,7 @@ class GuardConfig(ConfigModel):
         1.0, gt=0, description="largest KL of the sampling policies to the learner's, over all trained tokens"
     )
     max_mismatch_kl: float | None = Field(
-        0.1, gt=0, description="largest such KL at equal weights, which only the engine's numerics make"
+        0.1, gt=0, description="largest such KL where both hold the same weights, so that only numerics differ"
     )
     max_importance_ratio: float | None = Field(
         None, gt=1, description="largest importance ratio of a token; no limit if left out"

@@ -47,7 +47,7 @@ class EndpointConfig(ConfigModel):
     api_key_env: str | None = Field(
         None, min_length=1, description="environment variable that holds the key to show, as a bearer token"
     )
-    api_key_file: Path | None = Field(None, description="file, for its owner's eyes only, that holds the key")
+    api_key_file: Path | None = Field(None, description="file that holds the key, which only its owner may read")
     limits: LimitsConfig = LimitsConfig()
 
     @field_validator("url")
@@ -74,7 +74,9 @@ class RemoteConfig(EndpointConfig):
     http://host:5000/get_reward. The key is the reward service's token.
     """
 
-    kind: Literal["headway", "openrlhf"] = Field("headway", description="what kind of service it is")
+    kind: Literal["headway", "openrlhf"] = Field(
+        "headway", description="a Headway reward service, or a reward server of OpenRLHF's shape"
+    )
     verifier: str | None = Field(
         None, min_length=1, max_length=256, description="name of the verifier there; the same as here if left out"
     )

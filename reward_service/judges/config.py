@@ -20,7 +20,7 @@ class JudgeConfig(EndpointConfig):
         None, description="text that shows the judge its material, with placeholders; built in if left out"
     )
     template_file: Path | None = Field(None, description="file that holds the template")
-    system: str | None = Field(None, description="what the judge is told first; built in if left out")
+    system: str | None = Field(None, description="system message of the judge; built in if left out")
     rubric: str = Field("", description="criteria for {rubric}, where an item gives none; built in if left out")
     structured: Literal["auto", "always", "never"] = Field(
         "auto", description="ask for a reply that fits a JSON schema: auto asks until the endpoint refuses that"

@@ -73,20 +73,20 @@ class TraceSettings(TypedDict):
 
 
 class RunConfig(ConfigModel):
-    """The table [run], which all processes share."""
+    """The run: what all its processes share."""
 
     name: str = Field(
         "default",
-        description="name of the run; if left out that of the folder of the run.toml",
+        description="name of the run; if left out, that of the folder that holds run.toml",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
     )
     directory: Annotated[Path, WrittenPath()] = Field(
         Path("runs"),
-        description="folder in which each run has a folder of its own; in a run.toml, and if left out beside one, it "
-        "counts from the folder of the file",
+        description="folder that holds a folder for each run; with a run.toml a relative path counts from the "
+        "folder of that file",
     )
     seed: int | None = Field(
-        None, ge=0, description="every seed of the processes that is not set itself; none: each has its own default"
+        None, ge=0, description="seed of all processes whose own seed is not set; none: each has its own default"
     )
     trace_url: str | None = Field(
         None,
@@ -104,8 +104,8 @@ class RunConfig(ConfigModel):
 
     chat_template_kwargs: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="what the policy's chat template is told in all conversations and examples, by the names that it "
-        "reads, such as { enable_thinking = false }; environments have their own, which go before",
+        description="variables that the policy's chat template gets in all conversations and examples, such as { "
+        "enable_thinking = false }; those of an environment override them",
     )
 
     @property
@@ -136,7 +136,7 @@ class LogConfig(ConfigModel):
     """Settings of the log."""
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
-    format: Literal["text", "json"] = Field("text", description="one readable line, or one JSON object, a record")
+    format: Literal["text", "json"] = Field("text", description="each record as a readable line, or as a JSON object")
 
 
 class HttpConfig(ConfigModel):
@@ -148,17 +148,21 @@ class HttpConfig(ConfigModel):
     max_body_bytes: int = Field(64 << 20, ge=1024, description="largest request body that is taken, in bytes")
     tls_cert_file: Path | None = Field(
         None,
-        description="PEM file of this process's certificate, made by `headway keys`; it serves HTTPS with it, and "
-        "shows it to whom it calls; none serves plain HTTP",
+        description="PEM file of this process's certificate, made by `headway keys`: it serves HTTPS with it, and "
+        "shows it to the processes that it calls; none: plain HTTP",
     )
-    tls_key_file: Path | None = Field(None, description="PEM file of the certificate's key, for its owner's eyes only")
+    tls_key_file: Path | None = Field(
+        None, description="PEM file of the certificate's private key, which only its owner may read"
+    )
     tls_ca_file: Path | None = Field(
         None,
         description="PEM file of the CA that signs the certificates of the processes that this one calls; the system's "
         "if none",
     )
     tls_client_ca_file: Path | None = Field(
-        None, description="PEM file of a CA: callers must show a certificate that it signed; none asks for none"
+        None,
+        description="PEM file of a CA: callers must show a certificate that it signed; none: no certificate is "
+        "asked for",
     )
 
     @property

@@ -50,3 +50,21 @@ def test_the_table_of_algorithms_names_each_algorithm_and_whose_each_setting_is(
             said[name].add(key.strip("`"))
 
     assert said == {name: set(model.model_fields) - {"type"} for name, model in models.items()}
+
+
+def test_the_table_of_algorithms_has_the_bounds_of_the_numbers() -> None:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    for name, model in ALGORITHMS.items():
+        for key, info in model.model_fields.items():
+            limits = [
+                f"{sign} {getattr(mark, at):g}"
+                for mark in info.metadata
+                for at, sign in signs.items()
+                if hasattr(mark, at)
+            ]
+            values = [value for row, value, whose, _ in _algorithm_rows() if row == f"`{key}`" and _is_of(name, whose)]
+            assert [limit for limit in limits if not any(limit in value for value in values)] == [], (name, key)
+
+
+def _is_of(name: str, whose: str) -> bool:
+    return (f"`{name}`" in whose) != whose.startswith("all")

@@ -24,8 +24,10 @@ class CustomConfig(Algorithm, AggregationKnobs):
     """An algorithm of your own: a function from `options` to a Preset, named by import path."""
 
     type: Literal["custom"] = "custom"
-    path: str = Field(description="Where the function is, as package.module:function.", pattern=r"^[\w.]+:\w+$")
-    options: dict[str, float | int | bool | str] = Field(default_factory=dict, description="What it is given.")
+    path: str = Field(description="The function, as package.module:function.", pattern=r"^[\w.]+:\w+$")
+    options: dict[str, float | int | bool | str] = Field(
+        default_factory=dict, description="Keyword arguments of the function."
+    )
 
     @property
     def uses_reference(self) -> bool:

@@ -23,7 +23,9 @@ class DistillConfig(Algorithm, AggregationKnobs):
 
     learns_from_files: ClassVar[bool] = True
     type: Literal["distill"] = "distill"
-    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field("forward_kl", description="What is made small.")
+    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
+        "forward_kl", description="Divergence from the teacher that is minimized."
+    )
     jsd_beta: float = Field(0.5, gt=0, lt=1, description="Share of the teacher in jsd's mixture.")
     teacher_tokens: int = Field(
         64, ge=1, description="How many of a teacher's most probable tokens count, where the data does not say."

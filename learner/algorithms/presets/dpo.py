@@ -33,7 +33,7 @@ class DpoConfig(Algorithm):
 
     learns_from_files: ClassVar[bool] = True
     type: Literal["dpo"] = "dpo"
-    loss: PreferenceLoss = Field("sigmoid", description="Which of the family.")
+    loss: PreferenceLoss = Field("sigmoid", description="Loss of the family; docs/algorithms.md has the equations.")
     beta: float = Field(
         default_factory=lambda known: _BETA.get(known.get("loss", ""), 0.1),
         gt=0,
@@ -42,7 +42,7 @@ class DpoConfig(Algorithm):
     )
     reference_free: bool = Field(
         False,
-        description="The reference counts as equally likely everywhere, and is not run. Of losses of a difference.",
+        description="No reference is run, and its logprobs count as 0. For losses of the difference of both sides.",
     )
     label_smoothing: float = Field(
         default_factory=lambda known: _SMOOTHING.get(known.get("loss", ""), 0.0),

@@ -24,7 +24,8 @@ class GdpoConfig(Algorithm, UnshapedKnobs, ClipKnobs, CorrectionKnobs):
 
     type: Literal["gdpo"] = "gdpo"
     components: dict[str, float] = Field(
-        description="Weight of each component of the reward by the name that its verifier gives it; others are left.",
+        description="Weight of each component of the reward, by the name that its verifier gives it; components "
+        "without a weight do not count.",
         min_length=1,
     )
 

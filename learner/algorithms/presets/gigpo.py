@@ -24,7 +24,7 @@ class GigpoConfig(ClippedGroupAlgorithm):
     turn_rewards: bool = Field(
         False,
         description="Turns have rewards of their own: those that the environment's steps gave, or the components "
-        "turn_0, turn_1, ... of the reward; what they leave of the reward comes with the last turn.",
+        "turn_0, turn_1, ... of the reward; the rest of the reward comes with the last turn.",
     )
 
     def unused_knobs(self) -> dict[str, str]:

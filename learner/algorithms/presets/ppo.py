@@ -24,14 +24,14 @@ class PpoConfig(Algorithm, ClippedKnobs):
 
     type: Literal["ppo"] = "ppo"
     discount: float = Field(1.0, gt=0, le=1, description="Discount of later rewards, per trained token.")
-    policy_lambda: float = Field(0.95, ge=0, le=1, description="Decay of later errors in the policy's advantages.")
+    policy_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE for the policy's advantages.")
     length_adaptive_alpha: float | None = Field(
         None,
         gt=0,
         description="policy_lambda is 1 - 1 / (this x the trajectory's trained tokens); 0.05 is VAPO's. none: the same "
         "for all",
     )
-    value_lambda: float = Field(1.0, ge=0, le=1, description="Decay of later errors in the critic's targets.")
+    value_lambda: float = Field(1.0, ge=0, le=1, description="Lambda of GAE for the critic's targets.")
     whiten: bool = Field(True, description="Advantages are shifted and scaled to mean 0 and deviation 1.")
     value_clip: float | None = Field(
         0.2, gt=0, description="The critic's new values are kept this close to its old ones. none: off"

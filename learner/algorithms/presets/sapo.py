@@ -22,7 +22,7 @@ class SapoConfig(GroupAlgorithm, CorrectionKnobs):
         1.0, gt=0, description="How fast the gate closes where the advantage is positive. Dimensionless."
     )
     temperature_negative: float = Field(
-        1.05, gt=0, description="How fast it closes where the advantage is negative. Dimensionless."
+        1.05, gt=0, description="How fast the gate closes where the advantage is negative. Dimensionless."
     )
     aggregation: Aggregation = aggregation("sequence_mean")
 
