@@ -27,7 +27,7 @@ class JoinRefusedByLearner(RuntimeError):
     """The learner does not take this generator, and would not at another try."""
 
 
-class _Expelled(Exception):
+class _ProcessRefusal(Exception):
     """The learner does not take this process, but its next start may."""
 
 
@@ -45,7 +45,7 @@ async def announce(
     while True:
         try:
             await _announce_for_a_while(learner, client, announcement, serving, waits)
-        except _Expelled as expelled:
+        except _ProcessRefusal as expelled:
             log.error("%s", expelled)
             serving.holds(None)
             with waits.wait(f"the learner at {learner} to take it back", remedy="restart this process"):
@@ -73,7 +73,7 @@ async def _wait_until_taken_back(
         try:
             if await _announce_once(learner, client, announcement, serving) is not None:
                 return
-        except _Expelled as expelled:
+        except _ProcessRefusal as expelled:
             log.debug("%s", expelled)
 
 
@@ -98,7 +98,7 @@ async def _announce_once(
         return await client.post(f"{learner.rstrip('/')}/v1/generators", current, AnnouncementAnswer, deadline_s=5.0)
     except ServiceRefused as error:
         if error.kind == "expelled":
-            raise _Expelled(error.message) from error
+            raise _ProcessRefusal(error.message) from error
         if error.status in _FINAL:
             raise JoinRefusedByLearner(error.message) from error
         log.info("the learner did not take this generator's announcement, retrying: %s", error)

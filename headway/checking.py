@@ -64,7 +64,7 @@ class Examination:
 
 
 @dataclass(frozen=True)
-class _Looked:
+class _EnvServiceCheck:
     """The outcome of the env-service's settings."""
 
     environments: Mapping[str, "OfferedEnvironment"]
@@ -214,7 +214,7 @@ def _template_problems(model: Path, run: RunConfig) -> Iterator[str]:
 
 def _look(
     found: Examination, config: ProcessConfig | None, *, generator: ProcessConfig | None = None
-) -> _Looked | None:
+) -> _EnvServiceCheck | None:
     if config is None:
         return None
     # Deferred, as all of the processes' own code here: an umbrella that starts them does without it.
@@ -239,7 +239,7 @@ def _look(
     environments, faults = made_of(config.environments, tokenization, elsewhere=hosting.offered)
     found.faults += [f"[env-service] {fault}" for fault in faults]
     context = generator.context_tokens if isinstance(generator, GeneratorConfig) else _USUAL_CONTEXT
-    looked = _Looked(
+    looked = _EnvServiceCheck(
         environments=environments,
         wanted=list(wanted_of(environments)),
         longest=longest_prompt(environments, tokenization, context_tokens=context),
@@ -433,7 +433,9 @@ def _wrong_success(
         yield from wrong_success(learner, environments, shares=judges)
 
 
-def _too_long(learner: ProcessConfig | None, generator: ProcessConfig, looked: _Looked | None) -> Iterator[str]:
+def _too_long(
+    learner: ProcessConfig | None, generator: ProcessConfig, looked: _EnvServiceCheck | None
+) -> Iterator[str]:
     """Conversations that may grow longer than the generator takes: they would fail, or be cut off too early."""
     from generator.config import GeneratorConfig
     from learner.config import LearnerConfig

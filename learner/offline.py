@@ -214,7 +214,7 @@ def _train(
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _RunState:
     """How far a run is. `order` names the examples and how they are drawn: batch n follows from it and n alone.
 
     `before`: what was measured before the first step. `metrics_bytes`: of `metrics.jsonl`; what follows them is of
@@ -227,15 +227,15 @@ class _Begun:
     before: dict[str, float] | None = None
 
 
-def _begun(config: LearnerConfig, trainer: Trainer, examples: Examples) -> _Begun:
+def _begun(config: LearnerConfig, trainer: Trainer, examples: Examples) -> _RunState:
     """A new run, or one as its newest whole checkpoint has it. Raises NothingToResume."""
     sequences = [_tokenized(sequence) for unit in examples.training for sequence in unit]
     data = config.data
     order = f"{fingerprint_sequences(sequences)}, seed {data.seed}, batches of {data.batch_size}"
     checkpoint = _newest(config.run.folder, expected_signer(config)) if config.resume is True else None
     if checkpoint is None:
-        return _Begun(order=order)
-    begun = _Begun(**checkpoint.progress())
+        return _RunState(order=order)
+    begun = _RunState(**checkpoint.progress())
     if begun.order != order:
         raise NothingToResume(
             f"{checkpoint.path} is of a run on other examples, or in another order ({begun.order}) than that of "
@@ -304,7 +304,7 @@ def _steps(
     trainer: Trainer,
     examples: Examples,
     metrics: LineFile,
-    begun: _Begun,
+    begun: _RunState,
     end: _End,
     may_write: Callable[[], None],
 ) -> int:
@@ -337,7 +337,7 @@ def _steps(
     return config.steps
 
 
-def _checkpoint(checkpoints: Checkpoints, trainer: Trainer, progress: _Begun) -> None:
+def _checkpoint(checkpoints: Checkpoints, trainer: Trainer, progress: _RunState) -> None:
     try:
         checkpoints.write(version=progress.step, save_trainer=trainer.save, progress=asdict(progress))
     except OSError as error:

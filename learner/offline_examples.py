@@ -36,7 +36,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class _Prompted:
+class _PromptedUnit:
     """A unit, and the tokens of its prompt."""
 
     prompt: bytes
@@ -53,7 +53,7 @@ def read_units(config: LearnerConfig, tokenizer: DataTokenizer) -> Examples:
         form = _form_of(pairs, path)
         units = [_scored_pair(pair, tokenizer.eos_token_id or 0) for pair in pairs]
     else:
-        units = [_Prompted(_prompt(unit[0]), unit) for unit in _units(algo, path, tokenizer)]
+        units = [_PromptedUnit(_prompt(unit[0]), unit) for unit in _units(algo, path, tokenizer)]
         if isinstance(algo, DpoConfig) and algo.loss == "kto":
             units = _with_mismatched(units, path, seed=config.data.seed)
     if isinstance(algo, DistillConfig):
@@ -126,7 +126,7 @@ def _sequence(tokenized: TokenizedExample, *, margin: float = 0.0, label: bool =
     )
 
 
-def _scored_pair(pair: PreferencePair, end: int) -> _Prompted:
+def _scored_pair(pair: PreferencePair, end: int) -> _PromptedUnit:
     """The score of a sequence is that of its last token: one more is appended, which that one would predict."""
     unit = tuple(
         TrainSequence.supervised(
@@ -136,14 +136,14 @@ def _scored_pair(pair: PreferencePair, end: int) -> _Prompted:
         )
         for side in (pair.chosen, pair.rejected)
     )
-    return _Prompted(_prompt(pair.chosen), unit)
+    return _PromptedUnit(_prompt(pair.chosen), unit)
 
 
 def _labelled(example: LabelledCompletion) -> Unit:
     return (_sequence(example.completion, label=example.label),)
 
 
-def _with_mismatched(units: Sequence[_Prompted], path: Path, *, seed: int) -> list[_Prompted]:
+def _with_mismatched(units: Sequence[_PromptedUnit], path: Path, *, seed: int) -> list[_PromptedUnit]:
     """Each unit with its prompt and the completion of a unit of another prompt, drawn at random, for kto's reference
     point. Raises RecordError if all prompts are alike.
     """

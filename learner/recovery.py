@@ -180,7 +180,7 @@ def _base(folder: Path, signer: Signer | None) -> Checkpoint | None:
 
 
 @dataclass
-class _Logged:
+class _LoggedSteps:
     """Steps that a checkpoint does not cover. `version` is that after the batches; `damage` is where the good part
     ends.
     """
@@ -232,8 +232,8 @@ class _Logged:
         return LoggedStep(version=batch.version, lease_ids=batch.lease_ids, lags=lags, places=places)
 
 
-def _read(segments: list[Segment], *, version: int) -> _Logged:
-    logged = _Logged(version=version)
+def _read(segments: list[Segment], *, version: int) -> _LoggedSteps:
+    logged = _LoggedSteps(version=version)
     try:
         for segment in segments:
             if segment.start != logged.version:
@@ -246,7 +246,7 @@ def _read(segments: list[Segment], *, version: int) -> _Logged:
     return logged
 
 
-def _move_aside(folder: Path, logged: _Logged, *, segments: list[Segment], base: int) -> None:
+def _move_aside(folder: Path, logged: _LoggedSteps, *, segments: list[Segment], base: int) -> None:
     """Nothing of another future may stand where this life will write its own."""
     if logged.damage is not None:
         log.error(
@@ -264,7 +264,7 @@ def _move_aside(folder: Path, logged: _Logged, *, segments: list[Segment], base:
             log.warning("%s is kept as %s", checkpoint.path, aside.name)
 
 
-def _spare(logged: _Logged, history: History) -> tuple[_Place, ...]:
+def _spare(logged: _LoggedSteps, history: History) -> tuple[_Place, ...]:
     used = {lease_id for batch in logged.batches for lease_id in batch.lease_ids} | set(logged.filtered)
     left = [place for lease_id, place in logged.groups.items() if lease_id not in used]
     spare = tuple(place for place in left if place not in logged.recalled and history.sampled(place.read()))

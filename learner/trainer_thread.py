@@ -94,7 +94,7 @@ class Pulse:
 
 
 @dataclass
-class _Heard:
+class _RankPulse:
     """The newest pulse of a rank, and for how many seconds there was no newer one."""
 
     beat: int = 0
@@ -114,7 +114,7 @@ class RankWatch:
         self._silence_s = silence_s
         self._store: Store | None = None
         self._own_place: Callable[[], str] = str
-        self._heard = {rank: _Heard() for rank in range(1, followers.ranks.count)}
+        self._heard = {rank: _RankPulse() for rank in range(1, followers.ranks.count)}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rank_watch", daemon=True)
 
@@ -193,7 +193,7 @@ class RankWatch:
                 )
         return None
 
-    def _hear(self, rank: int, heard: _Heard) -> None:
+    def _hear(self, rank: int, heard: _RankPulse) -> None:
         assert self._store is not None, "looked at by the caller"
         with contextlib.suppress(RuntimeError):  # a store that is gone with its host is a silence, too
             if self._store.check([_key(rank)]):

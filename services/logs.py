@@ -57,7 +57,7 @@ class SaidBefore(logging.Filter):
         super().__init__()
         self._every_s = every_s
         self._clock = clock
-        self._said: dict[object, _Said] = {}
+        self._said: dict[object, _WrittenLine] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """True if to write it."""
@@ -68,7 +68,7 @@ class SaidBefore(logging.Filter):
         if said is None:
             if len(self._said) >= _MOST_NAMES:
                 self._said.clear()
-            self._said[name] = _Said(at=now)
+            self._said[name] = _WrittenLine(at=now)
             return True
         said.since += 1
         if now - said.at < self._every_s:
@@ -80,7 +80,7 @@ class SaidBefore(logging.Filter):
 
 
 @dataclass
-class _Said:
+class _WrittenLine:
     """When a line was last written, and how many like it have come since."""
 
     at: float

@@ -3,6 +3,7 @@ the first definition, and docstrings that begin with what a thing does.
 """
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway", "simulation")
 LONGEST_FUNCTION = 60
+PARTICIPLE = re.compile(
+    "_?([A-Z][a-z]*[^e]ed|Begun|Bound|Broken|Brought|Built|Caught|Chosen|Done|Drawn|Former|Found|Given|Gone|Grown|Heard|"
+    "Held|Hidden|Kept|Known|Laid|Left|Lent|Lost|Made|Met|Paid|Said|Seen|Sent|Shown|Sold|Spent|Split|Spoken|Taken|Told|"
+    "Unknown|Unseen|Unsent|Untold|Won|Written)"
+)
+"""In one word: the `ed` of regular ones that is not of a noun, such as `Need`, and the irregular ones."""
 OPENERS = ("What", "Whether", "Those", "Which", "One")
 
 
@@ -73,17 +80,27 @@ def test_no_two_folders_import_each_other_not_even_by_way_of_others() -> None:
     assert circles == set()
 
 
-def test_no_class_name_stands_twice_in_a_package() -> None:
-    for package in PACKAGES:
-        places: dict[str, list[str]] = defaultdict(list)
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef):
-                    places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+def _classes() -> Iterator[tuple[str, str]]:
+    """The name of each class of the product, and its place."""
+    for path in _modules().values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield node.name, f"{path.relative_to(ROOT)}:{node.lineno}"
 
-        twice = {name: where for name, where in places.items() if len(where) > 1}
 
-        assert twice == {}
+def test_no_public_class_name_stands_twice() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, place in _classes():
+        if not name.startswith("_"):
+            places[name].append(place)
+
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_a_class_is_named_by_a_noun_and_not_by_a_bare_participle() -> None:
+    bare = {f"{place} {name}" for name, place in _classes() if PARTICIPLE.fullmatch(name)}
+
+    assert bare == set()
 
 
 def test_functions_are_of_a_size_to_read() -> None:

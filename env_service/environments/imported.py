@@ -57,7 +57,7 @@ class NumberedTasks:
         return Task(seed=seed, purpose=purpose)
 
 
-class _Declared(BaseModel):
+class _ClassFacts(BaseModel):
     """Facts that a class declares about itself, or an instance of it, where that depends on the options."""
 
     model_config = ConfigDict(frozen=True)
@@ -123,10 +123,10 @@ def _example(
         raise EnvironmentFault(f"{_named(entry)}: cannot be made: {in_a_sentence(error)}") from error
 
 
-def _declared(example: Environment | Agent, entry: ClassTasks) -> _Declared:
-    said = {key: getattr(example, key) for key in _Declared.model_fields if hasattr(example, key)}
+def _declared(example: Environment | Agent, entry: ClassTasks) -> _ClassFacts:
+    said = {key: getattr(example, key) for key in _ClassFacts.model_fields if hasattr(example, key)}
     try:
-        return _Declared.model_validate(said)
+        return _ClassFacts.model_validate(said)
     except ValidationError as error:
         raise EnvironmentFault(f"{_named(entry)}: the class says of itself {describe(error)}") from error
 

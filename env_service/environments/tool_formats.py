@@ -97,7 +97,7 @@ class ParsedTurn:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundCalls:
     """Calls that begin at `start`; `broken` is the first one that cannot be read."""
 
     start: int
@@ -172,14 +172,14 @@ def _schemas(tools: Sequence[Tool]) -> _Schemas:
     return found
 
 
-def _fault(found: _Found, name: ToolFormat, schemas: _Schemas) -> str:
+def _fault(found: _FoundCalls, name: ToolFormat, schemas: _Schemas) -> str:
     if found.broken:
         return f"a call cannot be read in the format {name}: {found.broken[:_MOST_QUOTED]!r}"
     strange = next((call.name for call in found.calls if schemas and call.name not in schemas), None)
     return "" if strange is None else no_such_tool(strange, schemas)
 
 
-def _hermes(text: str, schemas: _Schemas) -> _Found | None:
+def _hermes(text: str, schemas: _Schemas) -> _FoundCalls | None:
     start = at = text.find(_TAG)
     calls: list[ToolCall] = []
     broken = ""
@@ -193,10 +193,10 @@ def _hermes(text: str, schemas: _Schemas) -> _Found | None:
             end = text.find(_END_TAG, inside) if _END_TAG in text[inside:] else len(text)
             broken = broken or text[inside:end] or _TAG
         at = text.find(_TAG, end)
-    return _Found(start, calls, broken) if start >= 0 else None
+    return _FoundCalls(start, calls, broken) if start >= 0 else None
 
 
-def _glm(text: str, schemas: _Schemas) -> _Found | None:
+def _glm(text: str, schemas: _Schemas) -> _FoundCalls | None:
     def call(inside: str) -> ToolCall | None:
         name = inside.partition("<arg_key>")[0].strip()
         arguments = {key.strip(): value for key, value in _ARGUMENT.findall(inside)}
@@ -207,10 +207,10 @@ def _glm(text: str, schemas: _Schemas) -> _Found | None:
     calls = [call(inside) for inside in insides]
     broken = next((inside for inside, read in zip(insides, calls, strict=True) if read is None), "")
     missing = broken or (_TAG if None in calls else "")
-    return _Found(text.index(_TAG), [read for read in calls if read], missing) if insides else None
+    return _FoundCalls(text.index(_TAG), [read for read in calls if read], missing) if insides else None
 
 
-def _qwen_coder(text: str, schemas: _Schemas) -> _Found | None:
+def _qwen_coder(text: str, schemas: _Schemas) -> _FoundCalls | None:
     starts = [text.index(opener) for opener in _OPENERS["qwen_coder"] if opener in text]
     if not starts:
         return None
@@ -223,7 +223,9 @@ def _qwen_coder(text: str, schemas: _Schemas) -> _Found | None:
         if is_whole
     ]
     empty = next((inside for inside in _TAGGED.findall(text) if not _FUNCTION.search(inside)), None)
-    return _Found(min(starts), calls, "" if whole and all(whole) and empty is None else empty or text[min(starts) :])
+    return _FoundCalls(
+        min(starts), calls, "" if whole and all(whole) and empty is None else empty or text[min(starts) :]
+    )
 
 
 def _typed(name: str, given: Mapping[str, str], schemas: _Schemas) -> ToolCall:
@@ -239,7 +241,7 @@ def _value(text: str, schema: JsonValue) -> JsonValue:
     return value if _closed(text, end, ()) and _is_sound(value) and end else text
 
 
-def _mistral(text: str, schemas: _Schemas) -> _Found | None:
+def _mistral(text: str, schemas: _Schemas) -> _FoundCalls | None:
     before, mark, rest = text.partition(_MISTRAL)
     if not mark:
         return None
@@ -248,33 +250,33 @@ def _mistral(text: str, schemas: _Schemas) -> _Found | None:
     return _headed(text, _MISTRAL_HEAD, lambda head: head["name"], (_MISTRAL,))
 
 
-def _granite(text: str, schemas: _Schemas) -> _Found | None:
+def _granite(text: str, schemas: _Schemas) -> _FoundCalls | None:
     starts = [(text.index(opener), opener) for opener in _OPENERS["granite"] if opener in text]
     start, opener = min(starts, default=(0, ""))
     return _listed(start, text[start + len(opener) :]) if starts else None
 
 
-def _listed(start: int, rest: str) -> _Found:
+def _listed(start: int, rest: str) -> _FoundCalls:
     """Calls in a list, with anything behind it."""
     listed, _ = _json_at(rest, 0)
     calls = [_call_of(each) for each in listed] if isinstance(listed, list) else []
     whole = bool(calls) and None not in calls
-    return _Found(start, [call for call in calls if call], "" if whole else rest.strip() or "no list")
+    return _FoundCalls(start, [call for call in calls if call], "" if whole else rest.strip() or "no list")
 
 
-def _deepseek(text: str, schemas: _Schemas) -> _Found | None:
+def _deepseek(text: str, schemas: _Schemas) -> _FoundCalls | None:
     def name(head: re.Match[str]) -> str | None:
         return head["name"] if head["fenced"] is None else head["fenced"]
 
     return _headed(text, _DEEPSEEK_HEAD, name, ("```", "<｜tool▁call"), openers=_OPENERS["deepseek"])
 
 
-def _kimi(text: str, schemas: _Schemas) -> _Found | None:
+def _kimi(text: str, schemas: _Schemas) -> _FoundCalls | None:
     ends = ("<|tool_call_", "<|tool_calls_section_end|>")
     return _headed(text, _KIMI_HEAD, lambda head: head["name"], ends, openers=_OPENERS["kimi"])
 
 
-def _harmony(text: str, schemas: _Schemas) -> _Found | None:
+def _harmony(text: str, schemas: _Schemas) -> _FoundCalls | None:
     if not any(mark in text for mark in (*_HARMONY, "<|message|>")):
         return None
 
@@ -299,13 +301,13 @@ def _headed(
     ends: tuple[str, ...],
     *,
     openers: Sequence[str] = (),
-) -> _Found | None:
+) -> _FoundCalls | None:
     """Calls that begin with a head and go on with arguments, behind which something of `ends` comes, or nothing."""
     found = _found(text, _heads(text, head), name, ends)
     starts = [text.index(opener) for opener in openers if opener in text]
     if found is None:
-        return _Found(min(starts), (), text[min(starts) :]) if starts else None
-    return _Found(min([found.start, *starts]), found.calls, found.broken)
+        return _FoundCalls(min(starts), (), text[min(starts) :]) if starts else None
+    return _FoundCalls(min([found.start, *starts]), found.calls, found.broken)
 
 
 def _heads(text: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
@@ -321,7 +323,7 @@ def _found(
     heads: Iterable[re.Match[str]],
     name: Callable[[re.Match[str]], str | None],
     ends: tuple[str, ...],
-) -> _Found | None:
+) -> _FoundCalls | None:
     start, calls, broken = -1, [], ""
     for head in heads:
         start = head.start() if start < 0 else start
@@ -332,10 +334,10 @@ def _found(
             calls.append(ToolCall(called, value, id=(head.groupdict().get("id") or "").strip()))
         else:
             broken = broken or text[head.start() :]
-    return _Found(start, calls, broken) if start >= 0 else None
+    return _FoundCalls(start, calls, broken) if start >= 0 else None
 
 
-def _llama(text: str, schemas: _Schemas) -> _Found | None:
+def _llama(text: str, schemas: _Schemas) -> _FoundCalls | None:
     start, rest = _behind_mark(text, _OPENERS["llama"])
     if start is None and not rest.startswith("{"):
         return None
@@ -347,10 +349,10 @@ def _llama(text: str, schemas: _Schemas) -> _Found | None:
         calls.append(_call_of(value))
         left = left[end:].lstrip("; \n")
     broken = rest or text if left.strip() or None in calls or not calls else ""
-    return _Found(start or 0, [] if broken else [call for call in calls if call], broken, marked)
+    return _FoundCalls(start or 0, [] if broken else [call for call in calls if call], broken, marked)
 
 
-def _pythonic(text: str, schemas: _Schemas) -> _Found | None:
+def _pythonic(text: str, schemas: _Schemas) -> _FoundCalls | None:
     start, rest = _behind_mark(text, _OPENERS["pythonic"])
     for end in _ENDS_OF_LISTS:
         rest = rest.removesuffix(end).strip()
@@ -361,7 +363,7 @@ def _pythonic(text: str, schemas: _Schemas) -> _Found | None:
         calls = [_python_call(each) for each in body.elts] if isinstance(body, ast.List) else []
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         calls = []
-    return _Found(start or 0, calls, "" if calls else rest, start is not None)
+    return _FoundCalls(start or 0, calls, "" if calls else rest, start is not None)
 
 
 def _behind_mark(text: str, marks: Sequence[str]) -> tuple[int | None, str]:
@@ -416,7 +418,7 @@ def _call_of(value: JsonValue) -> ToolCall | None:
     return None
 
 
-_READERS: Mapping[ToolFormat, Callable[[str, _Schemas], _Found | None]] = {
+_READERS: Mapping[ToolFormat, Callable[[str, _Schemas], _FoundCalls | None]] = {
     "hermes": _hermes,
     "qwen_coder": _qwen_coder,
     "glm": _glm,

@@ -42,7 +42,7 @@ _DEFAULT_PORT = 7340
 
 
 @dataclass
-class _Kept:
+class _KeptReply:
     environment: Environment
     used_at: float
     under_way: int = 0
@@ -55,7 +55,7 @@ class Conversations:
         self._offered = offered
         self._most = most
         self._idle_s = idle_s
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _KeptReply] = {}
 
     async def reply(self, call: HostCall) -> HostReply:
         """The reply to a call; failures of the environment are in it."""
@@ -93,7 +93,7 @@ class Conversations:
             raise EnvironmentFailed("nonsense", "a conversation is begun once, with its task")
         if len(self._kept) >= self._most:
             raise HostUnavailable(f"the host has its {self._most} conversations already (--conversations)")
-        kept = self._kept[call.about] = _Kept(self._offered.start(), time.monotonic(), under_way=1)
+        kept = self._kept[call.about] = _KeptReply(self._offered.start(), time.monotonic(), under_way=1)
         environment: Any = kept.environment
         try:
             return HostReply(opening=await environment.reset(call.reset.task, call.reset.seed))

@@ -53,7 +53,7 @@ class OpenEnvOptions(ConfigModel):
     connect_timeout_s: float = Field(10.0, gt=0, description="longest time to connect, in seconds")
 
 
-class _Seen(BaseModel):
+class _ServerAnswer(BaseModel):
     """A server's answer to a reset or a step."""
 
     model_config = ConfigDict(extra="ignore")
@@ -178,7 +178,7 @@ class OpenEnvEnvironment:
         except ValueError:
             raise _Invalid(f"expected a value of type {self._field_type}") from None
 
-    async def _ask(self, kind: str, data: Mapping[str, JsonValue]) -> _Seen:
+    async def _ask(self, kind: str, data: Mapping[str, JsonValue]) -> _ServerAnswer:
         if self._socket is None:
             raise EnvironmentFailed("nonsense", "the session was asked after its end")
         try:
@@ -190,11 +190,11 @@ class OpenEnvEnvironment:
             raise EnvironmentFull(f"the OpenEnv server at {self._url} ended the session in a {kind}")
         return self._read(answer.data, kind)
 
-    def _read(self, text: str, kind: str) -> _Seen:
+    def _read(self, text: str, kind: str) -> _ServerAnswer:
         try:
             message = _ServerMessage.model_validate_json(text)
             if message.type == "observation":
-                return _Seen.model_validate(message.data)
+                return _ServerAnswer.model_validate(message.data)
             problem = _ServerProblem.model_validate(message.data)
         except ValidationError as error:
             raise EnvironmentFailed(
@@ -224,7 +224,7 @@ def _complaint(problem: _ServerProblem) -> str:
     return "; ".join(said) or problem.message
 
 
-def _shown(template: str, seen: _Seen) -> str:
+def _shown(template: str, seen: _ServerAnswer) -> str:
     fields = {key: value if isinstance(value, str) else json.dumps(value) for key, value in seen.observation.items()}
     whole = json.dumps(seen.observation, ensure_ascii=False)
     try:

@@ -94,11 +94,11 @@ class Opponent:
             # For evaluation: it may be sampled greedily.
             request=policy.request.model_copy(update={"sampling": sampling, "purpose": "evaluate"}),
             sample=self.sample,
-            progress=_Untold(policy.progress),
+            progress=_SilentProgress(policy.progress),
         )
 
 
-class _Untold(RolloutProgress):
+class _SilentProgress(RolloutProgress):
     """Of a frozen player: it is waited for like any other, and the versions that sampled its tokens are nobody's."""
 
     def __init__(self, policy: RolloutProgress) -> None:

@@ -71,7 +71,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _OpenEnvironments:
     """A lease's environments, reset, and how they open: games with the turn of the `first` player."""
 
     offered: OfferedEnvironment
@@ -237,7 +237,7 @@ class Rollout:
             raise DataFailure(f"there is no environment {lease.environment!r} here; there are {names}")
         return offered
 
-    async def _open(self, lease: Lease, progress: RolloutProgress) -> _Opened:
+    async def _open(self, lease: Lease, progress: RolloutProgress) -> _OpenEnvironments:
         offered = self._offered(lease)
         task = await self._task(lease, offered, progress)
         redundant = offered.rules.redundant if lease.purpose == "train" else 0
@@ -268,7 +268,7 @@ class Rollout:
 
     async def _opened(
         self, offered: OfferedEnvironment, environments: list[Environment], task: Task, seed: int
-    ) -> _Opened:
+    ) -> _OpenEnvironments:
         resets: list[Call[object]] = [partial(environment.reset, task, seed) for environment in environments]
         given = await self._calls.all(
             resets, what="the environment's reset", at_once=offered.at_once, own_loop=offered.own_loop
@@ -277,9 +277,9 @@ class Rollout:
         openings = [turn.opening for turn in turns] or [as_opening(each) for each in given]
         if any(opening != openings[0] for opening in openings) or len({turn.player for turn in turns}) > 1:
             raise DataFailure(_OPENS_DIFFERENTLY)
-        return _Opened(offered, task, environments, openings[0], next(iter(turns), None))
+        return _OpenEnvironments(offered, task, environments, openings[0], next(iter(turns), None))
 
-    async def _deal(self, opened: _Opened, lease: Lease, game: SeveralPlayers) -> SeveralPlayers:
+    async def _deal(self, opened: _OpenEnvironments, lease: Lease, game: SeveralPlayers) -> SeveralPlayers:
         """The same game from its beginning, by an instance of its own in the place of the other one."""
         old, (fresh,) = cast("Environment", game), await self._made(opened.offered, opened.offered.start, 1)
         opened.environments[next(at for at, each in enumerate(opened.environments) if each is old)] = fresh
@@ -299,7 +299,7 @@ class Rollout:
         except (DidNotReturn, EnvironmentUnavailable) as error:  # the work is done by then
             logger.warning("%s", error)
 
-    def _language(self, lease: Lease, opened: _Opened) -> tuple[str, Language]:
+    def _language(self, lease: Lease, opened: _OpenEnvironments) -> tuple[str, Language]:
         """The rendered opening, and what the conversations need to go on from there."""
         now, opening = datetime.now(), opened.opening
         tokenization = self._tokenization.with_arguments(opened.offered.template_arguments)
@@ -354,7 +354,7 @@ class Rollout:
             metrics=self._metrics,
         )
 
-    async def _held(self, lease: Lease, opened: _Opened, speaker: Speaker) -> Sequence[Conversation]:
+    async def _held(self, lease: Lease, opened: _OpenEnvironments, speaker: Speaker) -> Sequence[Conversation]:
         """The conversations of the policy, when all are over."""
         if opened.first is None:
             conversations = [Conversation(index, each, speaker) for index, each in enumerate(opened.environments)]

@@ -140,7 +140,7 @@ def _bits(logprobs: Rows | LogprobsLists | None) -> list[int]:
 
 
 @dataclass
-class _Held:
+class _WaitingOutput:
     """The waiting part of a completion, and the output that will carry it to `client`."""
 
     client: int
@@ -156,7 +156,7 @@ class Holding:
 
     def __init__(self) -> None:
         self.intervals: dict[str, int] = {}
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _WaitingOutput] = {}
         self._oldest_s = 0.0
         self._full = False
 
@@ -202,7 +202,7 @@ class Holding:
         if held is None:
             if not self._held:
                 self._oldest_s = now_s
-            held = self._held[output.request_id] = _Held(client, output, [], [])
+            held = self._held[output.request_id] = _WaitingOutput(client, output, [], [])
         held.token_ids += output.new_token_ids
         held.bits += bits
         self._full = self._full or len(held.token_ids) >= self.intervals[output.request_id]

@@ -56,7 +56,7 @@ _TAKEN_TOGETHER = 16
 
 
 @dataclass(frozen=True)
-class _Held:
+class _UnprovenGroup:
     """A group that is there, and is not acknowledged: a generator still owes the proof of what it sampled of it."""
 
     holder: ConnectedEnvService
@@ -88,7 +88,7 @@ class EnvServiceConversation:
         self._refused = refused
         self._clock = clock
         self._may_complain = Occasionally(every_s=_COMPLAIN_EVERY_S)
-        self._held: dict[tuple[str, int, int, int], _Held] = {}
+        self._held: dict[tuple[str, int, int, int], _UnprovenGroup] = {}
         self._recorded: list[tuple[ConnectedEnvService, OutcomeReceipt]] = []
 
     async def receive(self) -> None:
@@ -267,7 +267,7 @@ class EnvServiceConversation:
                 await self._on_proven(holder, group, frames)
             case Standing.AWAITED:
                 key = (group.purpose, group.incarnation, group.lease_id, group.attempt)
-                self._held[key] = _Held(holder, group, frames)
+                self._held[key] = _UnprovenGroup(holder, group, frames)
             case Standing.UNPROVEN:
                 self._refused("unproven")
                 await self._on_failed(holder, failure_of(group, reason=provenance.fault(group), data_fault=False))

@@ -136,13 +136,13 @@ def _token_lags(trajectories: Sequence[Trajectory], *, version: int) -> dict[int
     return dict(sorted(counts.items()))
 
 
-class _Kept(BaseModel):
+class _SavedPart(BaseModel):
     """A part of what a checkpoint keeps, as JSON. What an earlier version kept besides is not read."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class ThinnedRow(_Kept):
+class ThinnedRow(_SavedPart):
     """Every `stride`-th value of a row, and of all of them the number and the largest."""
 
     count: int = 0
@@ -169,7 +169,7 @@ class ThinnedRow(_Kept):
         return statistics.median(self.values) if self.values else None
 
 
-class Evaluations(_Kept):
+class Evaluations(_SavedPart):
     """The newest evaluation of version 0, and the newest of all."""
 
     before: EvaluationResult | None = None
@@ -187,7 +187,7 @@ class Evaluations(_Kept):
         return found if found is not None and found.version == version else None
 
 
-class Tally(_Kept):
+class Tally(_SavedPart):
     """Sums over the steps of the history of the present weights. Shares are summed over steps, times in seconds.
 
     `wall_s`: the time in which they were trained, over all lives of the learner. `life_s`: of it, that of the present

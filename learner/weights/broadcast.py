@@ -58,7 +58,7 @@ class RoundResult:
 
 
 @dataclass(frozen=True)
-class _Reached:
+class _CollectiveResult:
     """Who of a collective's members got through it, who may try again, who failed alone and why, and who is silent.
 
     Those without staging have committed when they are through, and have given their proof.
@@ -70,7 +70,7 @@ class _Reached:
     silent: Mapping[FleetMember, str]
 
 
-class _Asked:
+class _MemberRequests:
     """A request to each member of a collective."""
 
     def __init__(self, requests: Mapping[FleetMember, Coroutine[object, object, object]]) -> None:
@@ -84,7 +84,7 @@ class _Asked:
         if self._first_to_fail is None and not answer.cancelled() and answer.exception() is not None:
             self._first_to_fail = member
 
-    def sorted_out(self, *, whole: bool) -> _Reached:
+    def sorted_out(self, *, whole: bool) -> _CollectiveResult:
         """Who is to blame. `whole` tells that a member that answered well has all that it needs.
 
         If nobody is silent and all fail, the first has failed by itself, and the others for want of it.
@@ -104,7 +104,7 @@ class _Asked:
             else:
                 raise error
         guilty = set() if silent else set(refused) if well else {self._first_to_fail}
-        return _Reached(
+        return _CollectiveResult(
             through={member: _proof_in(self.answers[member].result()) for member in well} if whole else {},
             victims=[*([] if whole else well), *(member for member in refused if member not in guilty)],
             failed={member: why for member, why in refused.items() if member in guilty},
@@ -183,7 +183,7 @@ class WeightBroadcast:
     async def _once_more(self, victims: Sequence[FleetMember], packed: PackedWeights) -> Sequence[Proof]:
         return (await self._round(victims, packed, last=True)).proofs if victims else []
 
-    async def _broadcast(self, members: Sequence[FleetMember], packed: PackedWeights) -> _Reached:
+    async def _broadcast(self, members: Sequence[FleetMember], packed: PackedWeights) -> _CollectiveResult:
         if self._group is None or not self._is_group_of(members):
             met = await self._meet(members)
             if self._group is None:
@@ -194,7 +194,7 @@ class WeightBroadcast:
         """By identity: a generator that was started afresh is another member under the same name."""
         return len(members) == len(self._group_members) and all(map(operator.is_, members, self._group_members))
 
-    async def _meet(self, members: Sequence[FleetMember]) -> _Reached:
+    async def _meet(self, members: Sequence[FleetMember]) -> _CollectiveResult:
         """Builds the process group of exactly these members, or tells who was in the way."""
         self.close()
         self._epoch += 1
@@ -206,7 +206,7 @@ class WeightBroadcast:
             place=self._kept_place(host) if options.port else None,
         )  # fmt: skip
         log.info("opening the weight broadcast group with %s (group %d)", _names(members), self._epoch)
-        asked = _Asked(
+        asked = _MemberRequests(
             {
                 member: self._invite(member, meeting, rank_offset)
                 for member, rank_offset in zip(members, _rank_offsets(members), strict=True)
@@ -257,12 +257,14 @@ class WeightBroadcast:
         deadline_s = 2 * options.meet_timeout_s + _GRACE_S
         return await self._commits.ask(member, "group", body, JoinedGroup, deadline_s=deadline_s)
 
-    async def _prepare(self, group: BroadcastGroup, members: Sequence[FleetMember], packed: PackedWeights) -> _Reached:
+    async def _prepare(
+        self, group: BroadcastGroup, members: Sequence[FleetMember], packed: PackedWeights
+    ) -> _CollectiveResult:
         timeout_s = self._options.bucket_timeout_s
         specs = tuple(bucket.spec for bucket in packed.buckets)
         body = Prepare(version=str(packed.version), epoch=self._epoch, buckets=specs)
         deadline_s = timeout_s * (len(specs) + 1) + _GRACE_S
-        asked = _Asked(
+        asked = _MemberRequests(
             {
                 member: self._ask_to_prepare(member, body, deadline_s=deadline_s)
                 if member.announcement.staging
@@ -291,7 +293,7 @@ class WeightBroadcast:
         await self._ask_to_prepare(member, body, deadline_s=deadline_s)
         return await self._commits.commit(member, packed, epoch=body.epoch, receive_s=deadline_s)
 
-    def _settle(self, reached: _Reached, packed: PackedWeights, *, last: bool) -> None:
+    def _settle(self, reached: _CollectiveResult, packed: PackedWeights, *, last: bool) -> None:
         """Who is out of this round leaves the fleet, or catches up; failures in a row are counted."""
         for member in reached.through:
             self._failures.forget(_process(member))
@@ -314,7 +316,7 @@ class WeightBroadcast:
                 member.generator_id, failures,
             )  # fmt: skip
 
-    async def _commit(self, reached: _Reached, packed: PackedWeights, *, epoch: int) -> Sequence[Proof]:
+    async def _commit(self, reached: _CollectiveResult, packed: PackedWeights, *, epoch: int) -> Sequence[Proof]:
         """Commits on all that have not; returns who serves the version. A straggler's proof is judged when it comes."""
         start = time.monotonic()
         members = [member for member, proof in reached.through.items() if proof is None]

@@ -100,7 +100,7 @@ class _Age:
 
 
 @dataclass
-class _Seen:
+class _VersionFacts:
     """The known facts of a version: the checksum that is believed for each kind, and who stood the test."""
 
     checksums: dict[tuple[str, str, int], str] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Proofs:
         self._as_computed = as_computed
         self._provenance = provenance
         self._age: InstanceMemory[_Age] = InstanceMemory()
-        self._seen: dict[PolicyVersion, _Seen] = {}
+        self._seen: dict[PolicyVersion, _VersionFacts] = {}
 
     def judge(self, proofs: Sequence[Proof], packed: PackedWeights) -> ProbeVerdict:
         """The proofs are of commits of one version. One with a fault has no say in which checksum is right."""
@@ -150,8 +150,8 @@ class Proofs:
         age = self._age.get(proof.process)
         return packed.version if age is None or age.evidence <= SURE else age.since
 
-    def _seen_of(self, version: PolicyVersion) -> _Seen:
-        seen = self._seen.setdefault(version, _Seen())
+    def _seen_of(self, version: PolicyVersion) -> _VersionFacts:
+        seen = self._seen.setdefault(version, _VersionFacts())
         for old in sorted(self._seen)[:-_VERSIONS_KEPT]:
             if old != version:
                 del self._seen[old]
@@ -218,7 +218,9 @@ class Proofs:
     def _floor(self, proof: Proof) -> float:
         return max(_FLOORS.get(t, _FLOORS[""]) for t in self._types(proof))
 
-    def _other_gaps(self, alike: Sequence[Proof], packed: PackedWeights, *, seen: _Seen) -> dict[FleetMember, str]:
+    def _other_gaps(
+        self, alike: Sequence[Proof], packed: PackedWeights, *, seen: _VersionFacts
+    ) -> dict[FleetMember, str]:
         """The generators that are much further from the learner than like generators are at this version."""
         kind = alike[0].likeness
         all_alike = {proof.process: proof.gap for proof in (*seen.good.values(), *alike) if proof.likeness == kind}
@@ -240,7 +242,9 @@ class Proofs:
                 )
         return found
 
-    def _other_checksums(self, alike: Sequence[Proof], packed: PackedWeights, *, seen: _Seen) -> dict[FleetMember, str]:
+    def _other_checksums(
+        self, alike: Sequence[Proof], packed: PackedWeights, *, seen: _VersionFacts
+    ) -> dict[FleetMember, str]:
         """The generators whose checksum is not the one that is believed; they may have proven this version before."""
         kind = alike[0].likeness
         all_alike = [*(proof for proof in seen.good.values() if proof.likeness == kind), *alike]

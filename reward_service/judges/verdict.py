@@ -149,7 +149,7 @@ def system_text(system: str | None, *, mark: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundVerdict:
     """A verdict's value, scaled to 0 to 1, the text that says it, and its mark if it has one."""
 
     value: float
@@ -185,7 +185,7 @@ def schema_of(kind: Kind) -> dict[str, JsonValue]:
     }
 
 
-def _objects(text: str, *, kind: Kind) -> Iterator[_Found]:
+def _objects(text: str, *, kind: Kind) -> Iterator[_FoundVerdict]:
     """JSON objects that hold a verdict, outermost ones only, in order."""
     decoder = json.JSONDecoder()
     start, tries = text.find("{"), 0
@@ -199,17 +199,17 @@ def _objects(text: str, *, kind: Kind) -> Iterator[_Found]:
             value = _value(found.get(_FIELDS[kind]), kind=kind)
             mark = found.get("mark")
             if value is not None:
-                yield _Found(value, text[start:end], mark if isinstance(mark, str) else None)
+                yield _FoundVerdict(value, text[start:end], mark if isinstance(mark, str) else None)
         start = text.find("{", end)
 
 
-def _lines(text: str, *, kind: Kind) -> Iterator[_Found]:
+def _lines(text: str, *, kind: Kind) -> Iterator[_FoundVerdict]:
     """Lines such as `Score: 7`, for judges that write no JSON."""
     for match in _LINES[kind].finditer(text):
         said = match[1].lower() if kind == "pairwise" else float(match[1])
         value = _value(said, kind=kind)
         if value is not None:
-            yield _Found(value, match[0].strip(), None)
+            yield _FoundVerdict(value, match[0].strip(), None)
 
 
 def _value(said: object, *, kind: Kind) -> float | None:
@@ -226,32 +226,32 @@ class ChatRequest(RootModel[dict[str, JsonValue]]):
     model_config = ConfigDict(frozen=True)
 
 
-class _Answered(BaseModel):
+class _JudgeAnswer(BaseModel):
     """Fields that are not used may be there, and of any form."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class JudgeMessage(_Answered):
+class JudgeMessage(_JudgeAnswer):
     """A message of the model. Endpoints that tell thoughts apart have them in a field that is not looked at."""
 
     content: str | None = None
 
 
-class ChatChoice(_Answered):
+class ChatChoice(_JudgeAnswer):
     """A completion; `finish_reason` is `length` if it was cut."""
 
     message: JudgeMessage
     finish_reason: str | None = None
 
 
-class Usage(_Answered):
+class Usage(_JudgeAnswer):
     """Tokens that the request has cost, in and out."""
 
     total_tokens: int = Field(0, ge=0)
 
 
-class ChatAnswer(_Answered):
+class ChatAnswer(_JudgeAnswer):
     """The answer to a request."""
 
     choices: tuple[ChatChoice, ...] = Field(min_length=1)

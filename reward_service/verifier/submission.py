@@ -213,7 +213,7 @@ def _of_lists(function: Callable[..., object], path: str) -> Together:
         )
 
     def lists(
-        submissions: Sequence[Submission], arguments: Sequence[BaseModel], noted: "_Noted"
+        submissions: Sequence[Submission], arguments: Sequence[BaseModel], noted: "_ScoreNotes"
     ) -> Mapping[str, object]:
         rows = [
             {**(each.model_extra or {}), "prompts": one.prompt, "completions": one.completion}
@@ -231,13 +231,13 @@ def _of_lists(function: Callable[..., object], path: str) -> Together:
     if inspect.iscoroutinefunction(function):
 
         async def judge_later(submissions: Sequence[Submission], arguments: Sequence[BaseModel]) -> Sequence[object]:
-            noted = _Noted(len(submissions))
+            noted = _ScoreNotes(len(submissions))
             return noted.beside(_each(await function(**lists(submissions, arguments, noted)), len(submissions), path))
 
         return judge_later
 
     def judge(submissions: Sequence[Submission], arguments: Sequence[BaseModel]) -> Sequence[object]:
-        noted = _Noted(len(submissions))
+        noted = _ScoreNotes(len(submissions))
         return noted.beside(_each(function(**lists(submissions, arguments, noted)), len(submissions), path))
 
     return judge
@@ -261,7 +261,7 @@ def _settled(value: object) -> object:
     return value
 
 
-class _Noted:
+class _ScoreNotes:
     """Notes that a function makes by the ways that TRL gives it, beside its `count` rewards: numbers, which are those
     of all of them, and columns by name.
     """

@@ -100,7 +100,7 @@ class CompositeArguments(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Judged:
+class _PartScore:
     part: WeightedVerifier
     outcome: Outcome
 
@@ -137,10 +137,10 @@ class CompositeLane(Lane):
         names = dict.fromkeys(part.verifier for part in arguments.parts)
         return ", ".join(f"{name} {self._version_of(name)}" for name in names)
 
-    async def _judge_part(self, item: ScoreItem, part: WeightedVerifier, *, deadline: float) -> _Judged:
+    async def _judge_part(self, item: ScoreItem, part: WeightedVerifier, *, deadline: float) -> _PartScore:
         asked = item.model_copy(update={"verifier": part.verifier, "arguments": part.arguments})
         outcome = self._judge(asked, deadline=deadline)
-        return _Judged(part=part, outcome=outcome if isinstance(outcome, Outcome) else await outcome)
+        return _PartScore(part=part, outcome=outcome if isinstance(outcome, Outcome) else await outcome)
 
 
 @asynccontextmanager
@@ -151,7 +151,7 @@ async def open_composite(surroundings: Surroundings) -> AsyncIterator[Lane]:
     )
 
 
-def combined(arguments: CompositeArguments, judged: Sequence[_Judged]) -> Outcome:
+def combined(arguments: CompositeArguments, judged: Sequence[_PartScore]) -> Outcome:
     """The outcome of all parts together. The error of a part is the whole's, unless the part is optional."""
     scored = [each for each in judged if each.score is not None]
     attempts = max(each.outcome.attempts for each in judged)
@@ -186,13 +186,13 @@ def _check_depth(arguments: Mapping[str, JsonValue], *, depth: int = 1) -> None:
             _check_depth(inner, depth=depth + 1)
 
 
-def _error(judged: _Judged) -> ScoreError:
+def _error(judged: _PartScore) -> ScoreError:
     error = judged.outcome.result
     assert isinstance(error, ScoreError)
     return ScoreError(kind=error.kind, message=f"part {judged.part.label}: {error.message}"[:MAX_MESSAGE_CHARS])
 
 
-def _components(scored: Sequence[_Judged], failed: Sequence[_Judged]) -> dict[str, float]:
+def _components(scored: Sequence[_PartScore], failed: Sequence[_PartScore]) -> dict[str, float]:
     """Each part's reward by the part's name, its components as part.component, that it failed as part.failed."""
     components: dict[str, float] = {}
     for each in scored:
@@ -203,7 +203,7 @@ def _components(scored: Sequence[_Judged], failed: Sequence[_Judged]) -> dict[st
     return components
 
 
-def _gated(scored: Sequence[_Judged]) -> float | None:
+def _gated(scored: Sequence[_PartScore]) -> float | None:
     """The value of the first gate that stays closed, in the order of the parts."""
     for each in scored:
         gate = each.part.gate
@@ -212,15 +212,15 @@ def _gated(scored: Sequence[_Judged]) -> float | None:
     return None
 
 
-def _weighted(counted: Sequence[_Judged]) -> list[float]:
+def _weighted(counted: Sequence[_PartScore]) -> list[float]:
     return [each.part.weight * each.score.reward for each in counted if each.score is not None]
 
 
-def _mean(counted: Sequence[_Judged]) -> float:
+def _mean(counted: Sequence[_PartScore]) -> float:
     return sum(_weighted(counted)) / sum(each.part.weight for each in counted)
 
 
-_COMBINE: Mapping[Combination, Callable[[Sequence[_Judged]], float]] = {
+_COMBINE: Mapping[Combination, Callable[[Sequence[_PartScore]], float]] = {
     "sum": lambda counted: sum(_weighted(counted)),
     "mean": _mean,
     "min": lambda counted: min(_weighted(counted)),

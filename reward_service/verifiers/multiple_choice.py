@@ -80,7 +80,7 @@ class MultipleChoiceArguments(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _ChosenOption:
     """The option that a statement names; None if it names several."""
 
     letter: str | None
@@ -122,7 +122,7 @@ class _Options:
         return bool(own) and _normal(rest.lstrip(" .):-–—")).startswith(own)
 
 
-def _final(text: str, options: _Options) -> _Chosen | None:
+def _final(text: str, options: _Options) -> _ChosenOption | None:
     tagged, box = last_tagged(text), ", ".join(boxed_together(text))
     if tagged is not None:
         return _named(tagged, options)
@@ -136,7 +136,7 @@ def _final(text: str, options: _Options) -> _Chosen | None:
     return max(found, key=lambda one: one[0])[1] if found else None
 
 
-def _stated(text: str, options: _Options) -> Iterator[tuple[int, _Chosen]]:
+def _stated(text: str, options: _Options) -> Iterator[tuple[int, _ChosenOption]]:
     """The last statement of each kind that names an option, and where it stands."""
     for at, said in statements(text):
         if (chosen := _named(said, options)) is not None:
@@ -144,7 +144,7 @@ def _stated(text: str, options: _Options) -> Iterator[tuple[int, _Chosen]]:
             break
     for match in _last(_CORRECT, text):
         if match[1] in options.letters:
-            yield match.end(), _Chosen(match[1])
+            yield match.end(), _ChosenOption(match[1])
             break
     for match in _last(_CHOSEN, text):
         said = text[match.end() : match.end() + _MAX_CHOSEN_CHARS].partition("\n")[0]
@@ -158,7 +158,7 @@ def _last(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
     return reversed(deque(pattern.finditer(text), maxlen=_MAX_STATEMENTS))
 
 
-def _line(text: str, options: _Options) -> Iterator[tuple[int, _Chosen]]:
+def _line(text: str, options: _Options) -> Iterator[tuple[int, _ChosenOption]]:
     """The last line, if it is an option: a letter, a letter with its text, or the text."""
     line = last_line(text)
     if line is None:
@@ -182,25 +182,25 @@ def _starts_with_option(plain: str, options: _Options) -> bool:
     return options.text_starts(starts[1], plain[starts.end() :])
 
 
-def _named(content: str, options: _Options) -> _Chosen | None:
+def _named(content: str, options: _Options) -> _ChosenOption | None:
     """The option that a short text begins with, or that it is; None if it names none."""
     plain = _plain(content)
     by_text = options.with_text(plain)
     if by_text is not None:
-        return _Chosen(by_text)
+        return _ChosenOption(by_text)
     lead = _LEAD.match(plain)
     rest = plain[lead.end() :] if lead is not None else plain
     match = _LETTER.match(rest)
     if match is None:
         by_text = options.with_text(rest)
-        return None if by_text is None else _Chosen(by_text)
+        return None if by_text is None else _ChosenOption(by_text)
     bare = match[3] is not None
     letter = (match[1] or match[2] or match[3]).upper()
     after = rest[match.end() :]
     if letter not in options.letters or (bare and not _is_choice(match[3], after, letter, options)):
         by_text = options.with_text(rest)
-        return None if by_text is None else _Chosen(by_text)
-    return _Chosen(None if _is_contradicted(letter, after, options) else letter)
+        return None if by_text is None else _ChosenOption(by_text)
+    return _ChosenOption(None if _is_contradicted(letter, after, options) else letter)
 
 
 def _is_choice(written: str, after: str, letter: str, options: _Options) -> bool:

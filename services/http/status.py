@@ -25,7 +25,7 @@ Provider = Callable[[], Report]
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SeenFailure:
     text: str
     when: float
 
@@ -36,11 +36,11 @@ class RecentFailures(logging.Handler):
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(level=logging.WARNING)
         self._clock = clock
-        self._seen: deque[_Seen] = deque(maxlen=_KEPT)
+        self._seen: deque[_SeenFailure] = deque(maxlen=_KEPT)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Notes a record."""
-        self._seen.append(_Seen(text=record.getMessage()[:_LONGEST_TEXT], when=self._clock()))
+        self._seen.append(_SeenFailure(text=record.getMessage()[:_LONGEST_TEXT], when=self._clock()))
 
     def newest_first(self) -> tuple[FailureStatus, ...]:
         """The failures with their ages."""

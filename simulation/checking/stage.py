@@ -51,7 +51,7 @@ class Violation:
         return f"{self.promise}: {self.what}"
 
 
-class Broken(Exception):
+class PromiseBroken(Exception):
     """Ends a run at its first violation."""
 
     def __init__(self, violation: Violation) -> None:

@@ -90,14 +90,14 @@ MAX_SIGNS = 8  # parts of an answer with a plus-minus sign
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownName:
     name: str
     dimension: str
     size: Fraction
 
 
 _KNOWN = {
-    alias: _Known(names.split()[0], dimension, Fraction(size))
+    alias: _KnownName(names.split()[0], dimension, Fraction(size))
     for dimension, rows in _TABLE.items()
     for names, size in rows
     for alias in names.split()
