@@ -5,7 +5,7 @@ options from the configuration.
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -128,8 +128,10 @@ def group_filter(config: LearnerConfig) -> GroupFilter:
     )
 
 
-def intake_options(config: LearnerConfig, incarnation: int, fingerprints: Fingerprints) -> IntakeOptions:
-    """How the learner speaks with env_services; reads the model's directory."""
+def intake_options(
+    config: LearnerConfig, incarnation: int, fingerprints: Fingerprints, *, may_write: Callable[[], None]
+) -> IntakeOptions:
+    """How the learner speaks with env_services; reads the model's directory. `may_write` as of a LevelLog."""
     rollouts = config.rollouts
     return IntakeOptions(
         run=run_name(config.run.folder),
@@ -146,11 +148,11 @@ def intake_options(config: LearnerConfig, incarnation: int, fingerprints: Finger
             max_reward=rollouts.max_reward,
         ),
         pacing=config.lag.pacing,
-        make_curriculum=curriculum_of(config),
+        make_curriculum=curriculum_of(config, may_write=may_write),
     )
 
 
-def curriculum_of(config: LearnerConfig) -> MakeCurriculum:
+def curriculum_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> MakeCurriculum:
     """Makes the curriculum, once it is known how many levels there are."""
     given = config.rollouts.curriculum
     rules = CurriculumRules(
@@ -160,7 +162,7 @@ def curriculum_of(config: LearnerConfig) -> MakeCurriculum:
         lower_at=given.lower_at,
         success_reward=config.evaluation.success_reward,
     )
-    record = LevelLog(config.run.folder / CURRICULUM_FILE, run=run_name(config.run.folder))
+    record = LevelLog(config.run.folder / CURRICULUM_FILE, run=run_name(config.run.folder), may_write=may_write)
     return lambda levels: Curriculum(levels=levels, rules=rules, record=record)
 
 
@@ -283,7 +285,7 @@ class EventLoopParts:
             terms=lease_terms(self.config),
             dead_letters=self.dead_letters,
             waits=self.waits,
-            options=intake_options(self.config, incarnation, self.fleet.fingerprints),
+            options=intake_options(self.config, incarnation, self.fleet.fingerprints, may_write=self.records.may_write),
             events=self._events(),
             belongs=self.recovered.history.contains,
         )

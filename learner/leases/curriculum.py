@@ -14,9 +14,11 @@ import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from learner.journal.files import AppendFile, anyone, sync_folder
 from protocol.trajectories import TrajectoryGroup
 
 log = logging.getLogger(__name__)
@@ -47,18 +49,22 @@ class LevelChange:
 
 
 class LevelLog:
-    """The changes of one run's level, in a file that lives as long as the run's folder; rows of other runs are left."""
+    """The changes of one run's level, in a file that lives as long as the run's folder; rows of other runs are left.
 
-    def __init__(self, path: Path, *, run: str) -> None:
+    `may_write` is called before each row, and raises if the folder is not this process's any more.
+    """
+
+    def __init__(self, path: Path, *, run: str, may_write: Callable[[], None] = anyone) -> None:
         self._path = path
         self._run = run
+        self._may_write = may_write
 
     def read(self) -> list[LevelChange]:
         """In the order in which they were written; a torn last row was never acted upon."""
         if not self._path.exists():
             return []
         rows: list[LevelChange] = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
+        for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(line)
             except ValueError:
@@ -68,13 +74,22 @@ class LevelLog:
         return rows
 
     def append(self, change: LevelChange) -> None:
-        """On the disk when this returns. Raises OSError."""
-        row = {"run": self._run, "first_lease": change.first_lease, "level": change.level}
-        # A torn row before it, of a power loss, ends at a line of its own.
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(("\n" if file.tell() else "") + json.dumps(row))
-            file.flush()
-            os.fsync(file.fileno())
+        """On the disk when this returns, with its name. Raises what `may_write` does, and OSError: then the file is
+        as it was, since a row that was not acted upon would give leases another level in a later life.
+        """
+        self._may_write()
+        row = json.dumps({"run": self._run, "first_lease": change.first_lease, "level": change.level})
+        with closing(AppendFile(self._path)) as file:
+            former = file.end
+            # A torn row before it, of a power loss, ends at a line of its own.
+            file.append((("\n" if former else "") + row).encode())
+            try:
+                file.sync()
+                sync_folder(self._path.parent)
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(self._path, former)
+                raise
 
 
 class Curriculum:

@@ -1,5 +1,6 @@
 """The level of leases by how many rollouts are solved, and that a lease keeps its own."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from learner.leases.curriculum import Curriculum, CurriculumRules, LevelChange, LevelLog
 from protocol.messages import EnvironmentInfo, LeaseGrant
 from protocol.trajectories import TrajectoryGroup
+from services.run_lock import FolderLost
 from tests.learner import envs
 from tests.learner.envs import learner
 from tests.learner.samples import LEDGER, group, trajectory
@@ -98,3 +100,55 @@ async def test_leases_are_of_tasks_of_their_level(tmp_path: Path, levels: int, m
         await env.finish(good.model_copy(update={"task_index": first.task_index}))
         (later,) = (await env.next(LeaseGrant)).leases
         assert later.task_index // 50 == levels - 1
+
+
+def test_a_row_that_the_disk_did_not_keep_gives_no_lease_another_level_in_a_later_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "curriculum.jsonl"
+    curriculum = Curriculum(levels=3, rules=RULES, record=LevelLog(path, run="r"))
+    tell(curriculum, 0, *[(1.0, 1.0)] * 3, next_lease=40)
+
+    def fails(handle: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fdatasync", fails)
+        patched.setattr("os.fsync", fails)
+        tell(curriculum, 40, *[(1.0, 1.0)] * 3, next_lease=70)
+    assert curriculum.level_of(70) == 1, "it was not taken"
+    later = Curriculum(levels=3, rules=RULES, record=LevelLog(path, run="r"))
+    assert later.level_of(70) == 1
+
+
+def test_the_name_of_the_file_is_on_the_disk_before_a_lease_of_the_level_is_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def sync(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(f"os.{name}", sync)
+    LevelLog(tmp_path / "curriculum.jsonl", run="r").append(LevelChange(first_lease=4, level=1))
+    assert synced == [str(tmp_path / "curriculum.jsonl"), str(tmp_path)]
+
+
+def test_a_learner_that_has_lost_its_folder_changes_no_level_of_the_one_that_has_it(tmp_path: Path) -> None:
+    def lost() -> None:
+        raise FolderLost("another learner has it")
+
+    record = LevelLog(tmp_path / "curriculum.jsonl", run="r", may_write=lost)
+    curriculum = Curriculum(levels=3, rules=RULES, record=record)
+    with pytest.raises(FolderLost):
+        tell(curriculum, 0, *[(1.0, 1.0)] * 3, next_lease=40)
+    assert not (tmp_path / "curriculum.jsonl").exists()
+
+
+def test_garbage_of_a_power_loss_is_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "curriculum.jsonl"
+    record = LevelLog(path, run="r")
+    record.append(LevelChange(first_lease=4, level=1))
+    path.write_bytes(path.read_bytes() + b'\n\xff\x00{"run"')
+    assert record.read() == [LevelChange(first_lease=4, level=1)]
