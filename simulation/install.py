@@ -244,7 +244,7 @@ class _Aiohttp(types.ModuleType):
 
 
 def _take_hold_of_the_product() -> None:
-    from simulation.actors import cluster, trainer
+    from simulation.actors import environment, trainer
     from simulation.world import collective
 
     plane: Any = importlib.import_module("learner.weights.process_group")
@@ -267,7 +267,7 @@ def _take_hold_of_the_product() -> None:
     _put(made_with, "to_go_on", lambda: "learner --resume true")
     _take_hold_of_what_is_watched(service)
     catalog: Any = importlib.import_module("env_service.environments.catalog")
-    _put(catalog, "build", lambda configs, **_: cluster.environments(active().part(cluster.EnvironmentScript)))
+    _put(catalog, "build", lambda configs, **_: environment.environments(active().part(environment.EnvironmentScript)))
     importlib.import_module("env_service.app")
     importlib.import_module("generator.service")
     _check_seams()
@@ -297,6 +297,8 @@ def _take_hold_of_what_is_watched(service: Any) -> None:
     _put(fleet, "lost", told_of("dropped", fleet.lost))
     _put(conversation, "_replace", told_of("replaced", conversation._replace))
     _put(ledger, "grant", told_of("granted", ledger.grant))
+    granting: Any = importlib.import_module("learner.leases.granting").Granting
+    _put(granting, "leases_for", told_of("leased", granting.leases_for))
     journal: Any = importlib.import_module("learner.journal.journal").Journal
     _put(journal, "sync", _told_what_is_durable(journal.sync))
     _put(service, "recover", told_of("recovered", service.recover))

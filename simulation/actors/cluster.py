@@ -1,186 +1,27 @@
-"""The system on its hosts: how each process is started, and started again by its supervisor when it ends.
+"""The system on its hosts: how each process is started, and started again by its supervisor when it ends."""
 
-Scripted environments and reward services: well, slow, hanging, failing, lying.
-"""
-
-import asyncio
 import json
-import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from env_service.environments.interface import Action, OfferedEnvironment, Step, Task, Verification
-from env_service.environments.rules import Rules
-from protocol.trajectories import Purpose
-from services.process import Stop
 from simulation.actors.engine import EngineScript, EngineScripts
-from simulation.world.clock import World, active
-from simulation.world.http import FakeListener, serve_http
+from simulation.actors.environment import NAME, WORDS
+from simulation.actors.rewards import RewardScript, StubRewardService
+from simulation.world.clock import World
 from simulation.world.process import Main, Process
 from simulation.world.threads import Workers
 
-NAME = "scripted"
-_LETTERS = "abcdefgh"
-ABSURD = 1e300
-"""A reward that no float32 holds."""
 LEARNER = "learner"
 SECOND_LEARNER = "second-learner"
 LEASES = "tcp://127.0.0.1:7301"
 _FIRST_RESTART_S, _LONGEST_RESTART_S, _STABLE_S = 1.0, 30.0, 60.0
-WORDS = ("<unk>", "<end>", *"abcdefgh", *(f"w{number}" for number in range(6)))
-"""Of the tokenizer, by token id."""
-
-
-@dataclass
-class EnvironmentScript:
-    """How the tasks behave, by their index. `slow_s` is how long a step takes at most."""
-
-    tasks: int = 40
-    evaluation_tasks: int = 4
-    slow_s: float = 0.2
-    hangs: set[int] = field(default_factory=set)
-    raises: set[int] = field(default_factory=set)
-    redundant: int = 0
-    """Conversations of a group that are begun beyond its size."""
-
-
-class ScriptedTasks:
-    """See TaskSource."""
-
-    def __init__(self, script: EnvironmentScript) -> None:
-        self._script = script
-
-    @property
-    def train_tasks(self) -> int:
-        return self._script.tasks
-
-    @property
-    def evaluation_tasks(self) -> int:
-        return self._script.evaluation_tasks
-
-    def task(self, purpose: Purpose, index: int) -> Task:
-        """A few letters that name the task."""
-        if purpose == "train" and index in self._script.raises:
-            raise ValueError(f"task {index} cannot be made")
-        prompt = " ".join(_LETTERS[(index >> shift) % 8] for shift in (6, 3, 0))
-        return Task(prompt=prompt, verification=Verification("scripted", {"task": index, "purpose": purpose}))
-
-
-class ScriptedEnvironment:
-    """See Environment."""
-
-    def __init__(self, script: EnvironmentScript) -> None:
-        self._script = script
-        self._task: Task | None = None
-
-    def reset(self, task: Task, seed: int) -> Any:
-        """The task's prompt."""
-        self._task = task
-        return task.prompt
-
-    async def step(self, action: Action) -> Step:
-        """The end of the conversation, if it comes."""
-        assert self._task is not None
-        arguments = self._task.verification.arguments
-        if arguments["purpose"] == "train" and arguments["task"] in self._script.hangs:
-            await asyncio.Event().wait()
-        await asyncio.sleep(active().random.random() * self._script.slow_s)
-        return Step(verification=self._task.verification)
-
-
-def environments(script: EnvironmentScript) -> Mapping[str, OfferedEnvironment]:
-    """Environments that an env_service offers."""
-    offered = OfferedEnvironment(
-        name=NAME,
-        tasks=ScriptedTasks(script),
-        start=lambda: ScriptedEnvironment(script),
-        rules=Rules(max_turns=1, redundant=script.redundant),
-    )
-    return {NAME: offered}
-
-
-@dataclass
-class RewardScript:
-    """How a reward service behaves. `lies` is how many of its next rewards are absurd, `uniform` the share of equal
-    ones.
-    """
-
-    latency_s: float = 0.05
-    hanging: bool = False
-    failing: bool = False
-    lies: int = 0
-    uniform: float = 0.1
-    errors: float = 0.0
-    unjudged: Collection[int] = ()
-    """Tasks whose completions no verifier can judge."""
-
-    def judge(self, *, task: int, completion: str) -> dict[str, object]:
-        """Judges an item: its reward, or its error."""
-        if self.lies > 0:
-            self.lies -= 1
-            return {"reward": ABSURD}
-        if task in self.unjudged:
-            return {"error": {"kind": "data", "message": "the task's answer cannot be read"}}
-        if active().random.random() < self.errors:
-            return {"error": {"kind": "infrastructure", "message": "a worker died"}}
-        return {"reward": reward_of(task=task, completion=completion, uniform=self.uniform)}
-
-
-def reward_of(*, task: int, completion: str, uniform: float) -> float:
-    """The true reward of a completion: all of some tasks' are equal, and those of the others tell them apart."""
-    if zlib.crc32(str(task).encode()) < uniform * (1 << 32):
-        return 1.0
-    return round(zlib.crc32(f"{task} {completion}".encode()) / (1 << 32), 6)
-
-
-class StubRewardService:
-    """`/readyz` and `/v1/score`, over the wire."""
-
-    def __init__(self, script: RewardScript, *, service_id: str) -> None:
-        self._script = script
-        self._service_id = service_id
-
-    async def serve(self, stop: Stop) -> None:
-        """The life of its process."""
-        with FakeListener(host="", port=7320) as listener:
-            serving = asyncio.ensure_future(serve_http(self, listener))
-            await stop.wait()
-            serving.cancel()
-
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        body = (await receive())["body"]
-        if self._script.hanging:
-            await asyncio.Event().wait()
-        await asyncio.sleep(self._script.latency_s * (0.5 + active().random.random()))
-        if scope["path"] == "/readyz":
-            await _answer(send, {"ready": True})
-        elif self._script.failing:
-            await _answer(send, {"error": {"kind": "internal", "message": "broken"}}, status=500)
-        else:
-            await _answer(send, self._scored(json.loads(body)))
-
-    def _scored(self, request: dict[str, Any]) -> dict[str, object]:
-        results = [
-            {"id": item["id"], "verifier": item["verifier"], "latency_s": 0.01, **self._judged(item)}
-            for item in request["items"]
-        ]
-        return {"service_id": self._service_id, "results": results}
-
-    def _judged(self, item: dict[str, Any]) -> dict[str, object]:
-        return self._script.judge(task=item["arguments"]["task"], completion=item["completion"])
-
-
-async def _answer(send: Any, body: dict[str, object], *, status: int = 200) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(body).encode(), "more_body": False})
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Settings of the processes; times in seconds."""
+    """ClusterSettings of the processes; times in seconds."""
 
     generators: int = 2
     env_services: int = 1
@@ -209,6 +50,12 @@ class ClusterSettings:
     drop_uniform_groups: bool = False
     staging: str = "staging"
     checkpoints_kept: int = 2
+    hedged: float = 0.0
+    """Share of the completions that a second reward service may be asked for, and after how many seconds."""
+    hedged_after_s: float | None = None
+    curriculum: Mapping[str, Any] = field(default_factory=dict)
+    """Of the learner's settings `rollouts.curriculum`, what differs from their defaults."""
+    success_reward: float = 1.0
     guard: Mapping[str, Any] = field(default_factory=dict)
     """Of the learner's settings `guard`, what differs from their defaults."""
 
@@ -357,6 +204,7 @@ class Cluster:
                 "rollouts": {
                     "environment": NAME, "group_size": s.group_size, "max_tokens": s.max_tokens, "stop_token_ids": (1,),
                     "min_group_size": s.min_group_size, "drop_uniform_groups": s.drop_uniform_groups,
+                    "curriculum": s.curriculum,
                 },
                 "lag": {"pacing": s.pacing, "on_lag": s.on_lag, "straggler_timeout_s": s.straggler_timeout_s},
                 "leases": {"heartbeat_every_s": s.heartbeat_every_s, "timeout_s": s.lease_timeout_s, "address": LEASES},
@@ -366,6 +214,7 @@ class Cluster:
                 },
                 "evaluation": {
                     "tasks": 2 if s.final_tasks else 0, "every_steps": s.evaluation_every, "final_tasks": s.final_tasks,
+                    "success_reward": s.success_reward,
                 },
                 "checkpoint": {"every_steps": s.checkpoint_every, "keep": s.checkpoints_kept},
                 "guard": s.guard,
@@ -383,6 +232,7 @@ class Cluster:
                 "reward_urls": urls, "capacity": s.capacity, "retry": {
                     "rollout_timeout_s": s.rollout_timeout_s, "environment_timeout_s": s.environment_timeout_s,
                 },
+                "scoring": {"hedge_share": s.hedged, "hedge_after_s": s.hedged_after_s},
             }
         )  # fmt: skip
 

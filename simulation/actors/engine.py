@@ -2,12 +2,14 @@
 
 The truth about weights: what each version was trained on, so that no stamp, journal or proof has to be believed. A
 simulated policy is the row of batches that made it. Its tensors hold a digest of that row, an engine that loads them
-samples tokens whose logprobs name the row, and a trainer reads there which policy really sampled what it trains on.
+samples tokens whose logprobs name the row, and a trainer reads there which policy really sampled what it trains on,
+and behind which tokens.
 """
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -24,6 +26,8 @@ from simulation.world.network import Network
 from simulation.world.process import Process
 
 _SCALE = 1 << 16
+_CONTEXTS = 1 << 8
+"""Contexts that a logprob can tell apart; float32 holds it for as many policies."""
 _HALF_LOADED = 0
 
 History = tuple[tuple[int, ...], ...]
@@ -71,14 +75,24 @@ def is_finite(tensors: dict[str, torch.Tensor]) -> bool:
     return all(bool(np.isfinite(tensor.numpy()).all()) for tensor in tensors.values())
 
 
-def logprob_of(number: int) -> float:
-    """The logprob of a token sampled by a policy; float32 holds it as it is."""
-    return -(number + 1) / _SCALE
+def context_of(token_ids: Iterable[int], before: int = 0) -> int:
+    """A checksum of tokens in a row; `before` is that of those before them."""
+    return zlib.crc32(b"".join(int(token).to_bytes(4, "little") for token in token_ids), before)
 
 
-def number_of_logprob(logprob: float) -> int:
-    """The inverse."""
-    return round(-logprob * _SCALE) - 1
+def logprob_of(number: int, context: int) -> float:
+    """The logprob of a token sampled by a policy behind a context; float32 holds it as it is."""
+    return -(number * _CONTEXTS + context % _CONTEXTS + 1) / _SCALE
+
+
+def sampled_by(logprob: float) -> tuple[int, int]:
+    """The inverse: the policy's number, and what is known of the context's checksum."""
+    return divmod(round(-logprob * _SCALE) - 1, _CONTEXTS)
+
+
+def is_behind(context: int, known: int) -> bool:
+    """True if a token may have been sampled behind a context of this checksum."""
+    return context % _CONTEXTS == known
 
 
 def probe_logprob(number: int, token: int, *, finite: bool) -> float:
@@ -230,6 +244,7 @@ class Worker:
         lengths = [self._script.length(most, random.random()) for _ in range(running.n)]
         spans: list[list[VersionSpan]] = [[] for _ in lengths]
         at = [0] * len(lengths)
+        contexts = [context_of(running.prompt)] * len(lengths)
         going = range(len(lengths))
         counted = running.n
         await self._script.enter(counted)
@@ -247,9 +262,8 @@ class Worker:
                         for index in going if at[index] < lengths[index]
                     ]  # fmt: skip
                     return
-                yield [
-                    self._part(index, at, lengths, spans, most) for index in going if at[index] < lengths[index]
-                ]  # fmt: skip
+                unfinished_ones = [index for index in going if at[index] < lengths[index]]
+                yield [self._part(index, at, lengths, spans, contexts, most) for index in unfinished_ones]
         finally:
             self._script.leave(counted)
 
@@ -259,7 +273,13 @@ class Worker:
             await self._changed.wait()
 
     def _part(
-        self, index: int, at: list[int], lengths: list[int], spans: list[list[VersionSpan]], most: int
+        self,
+        index: int,
+        at: list[int],
+        lengths: list[int],
+        spans: list[list[VersionSpan]],
+        contexts: list[int],
+        most: int,
     ) -> GeneratePart:
         count = min(2, lengths[index] - at[index])
         start, end = at[index], at[index] + count
@@ -274,11 +294,15 @@ class Worker:
         tokens = [2 + int(random.random() * (_VOCABULARY - 2)) for _ in range(count)]
         if ended and end < most:
             tokens[-1] = _END_TOKEN
-        number = 0 if self.half_loaded or not self.holds else number_in(self.holds)
+        number = _HALF_LOADED if self.half_loaded or not self.holds else number_in(self.holds)
+        logprobs = []
+        for token in tokens:
+            logprobs.append(logprob_of(number, contexts[index]))
+            contexts[index] = context_of((token,), contexts[index])
         return GeneratePart(
             index=index,
             token_ids=tuple(tokens),
-            behavior_logprobs=(logprob_of(number),) * count,
+            behavior_logprobs=tuple(logprobs),
             version_spans=tuple(spans[index]),
             finish_reason=("length" if end >= most else "stop") if ended else None,
         )

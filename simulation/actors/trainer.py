@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.step import StepMetrics
 from learner.weights.process_group import BucketWriter, LaidOut
-from simulation.actors.cluster import ABSURD, WORDS, reward_of
-from simulation.actors.engine import History, Truth, number_of_logprob, probe_logprob, tensors_of
+from simulation.actors.engine import History, Truth, context_of, is_behind, probe_logprob, sampled_by, tensors_of
+from simulation.actors.environment import WORDS, EnvironmentScript, observation_of, opening_of
+from simulation.actors.rewards import ABSURD, reward_of
 from simulation.world.clock import World, active
 from simulation.world.threads import current_thread
 
+_CLOSE = 1e-6
+"""Sums of the same rewards differ by less."""
 _NOT_FINITE = 1e30
 """Rewards beyond this make gradients that float32 does not hold."""
 
@@ -70,6 +73,7 @@ class Trainers:
 
     script: TrainerScript
     max_lag: int
+    group_size: int
     broken: Callable[[str, str], None]
     trained: Callable[[History], None]
     exported: Callable[[History], None]
@@ -86,6 +90,7 @@ class ScriptedTrainer:
         self._trainers = active().part(Trainers)
         self._script = self._trainers.script
         self._truth = active().part(Truth)
+        self._environment = active().part(EnvironmentScript)
         self.history: History = ()
         self.finite = True
         self.coming: tuple[int, ...] = ()
@@ -122,40 +127,80 @@ class ScriptedTrainer:
         groups = tuple(groups)
         self.coming, self.bound = tuple(group.lease_id for group in groups), bound
         for group in groups:
+            self._check_size(len(group.trajectories), lease=group.lease_id)
             for trajectory in group.trajectories:
+                self._check_conversation(trajectory, task=group.task_index)
                 self._check_reward(trajectory, task=group.task_index)
 
+    def _check_size(self, found: int, *, lease: int) -> None:
+        """Only a time limit takes members: those that had no turn until then."""
+        wanted, limited = self._trainers.group_size, self._environment.conversation_s is not None
+        if found > wanted or (found < wanted and not limited):
+            self._trainers.broken("groups", f"the group of lease {lease} has {found} trajectories instead of {wanted}")
+
+    def _check_conversation(self, trajectory: Any, *, task: int) -> None:
+        """Everything said stands behind the words to which it was said, and nothing else does."""
+        due, end = opening_of(task), 0
+        for number, turn in enumerate(trajectory.turns):
+            said = " ".join(WORDS[token] for token in trajectory.token_ids[turn.start : turn.completion_start])
+            if (turn.start, said) != (end, due):
+                self._trainers.broken("conversations", f"'{said}' stands before turn {number} of task {task}: '{due}'")
+            end, due = turn.end, observation_of(task, number, self._heard(trajectory, turn))
+            words = [WORDS[token] for token in trajectory.token_ids[turn.completion_start : turn.end]]
+            if self._environment.stop in words[:-1]:
+                self._trainers.broken("conversations", f"turn {number} of task {task} goes on behind its end: {words}")
+
+    def _heard(self, trajectory: Any, turn: Any) -> str:
+        return self._environment.heard(trajectory.token_ids[turn.completion_start : turn.end])
+
     def _check_reward(self, trajectory: Any, *, task: int) -> None:
+        """A turn that a time limit ended has earned nothing yet."""
         reward = trajectory.reward.reward
-        sampled = trajectory.token_ids[np.asarray(trajectory.loss_mask, dtype=bool)]
-        completion = " ".join(WORDS[token] for token in sampled)
-        due = reward_of(task=task, completion=completion, uniform=self._trainers.uniform)
-        if reward is not None and reward not in (due, ABSURD):
-            self._trainers.broken("rewards", f"'{completion}' of task {task} is given {reward}, its reward is {due}")
+        if reward is None or reward >= ABSURD:
+            return
+        texts = [self._heard(trajectory, turn) for turn in trajectory.turns]
+        earned = [self._environment.earned(task, number, text) for number, text in enumerate(texts)]
+        judged = 0.0
+        if not trajectory.stop_reason:
+            judged = reward_of(task=task, completion=texts[-1], uniform=self._trainers.uniform)
+        sums = {sum(earned) + judged}
+        if trajectory.stop_reason == "time_limit":
+            sums.add(sum(earned[:-1]))
+        if not any(abs(reward - each) < _CLOSE for each in sums):
+            what = f"the words {texts} of task {task} are given {reward}, their reward is {sorted(sums)}"
+            self._trainers.broken("rewards", what)
+        given = [turn.reward for turn in trajectory.turns]
+        if any(each is not None and abs(each - due) > _CLOSE for each, due in zip(given[:-1], earned, strict=False)):
+            self._trainers.broken("rewards", f"the turns {texts} of task {task} are given {given}, due is {earned}")
 
     def _check(self, sequence: Any, *, version: int) -> None:
         """By the logprobs, which tell who sampled, and not by the stamps."""
         if version != len(self.history):
             self._trainers.broken("versions", f"a step of version {version} on weights of {len(self.history)} steps")
-        for logprob, lag in zip(
-            sequence.behavior_logprobs[sequence.loss_mask], sequence.lags[sequence.loss_mask], strict=True
+        context = 0
+        for token, is_sampled, logprob, lag in zip(
+            sequence.token_ids, sequence.loss_mask, sequence.behavior_logprobs, sequence.lags, strict=True
         ):
-            number = number_of_logprob(float(logprob))
-            if number <= 0 or number >= len(self._truth.histories):
-                self._trainers.broken("half weights", "a token was sampled by weights that are of no version")
-                return
-            sampled_by = self._truth.histories[number]
-            if sampled_by != self.history[: len(sampled_by)]:
-                self._trainers.broken("ancestry", f"a token of version {len(sampled_by)} is not of this history")
-            if len(sampled_by) != version - int(lag):
-                self._trainers.broken(
-                    "stamps", f"a token stamped {version - int(lag)} was sampled by {len(sampled_by)}"
-                )
-            if version - len(sampled_by) > self._trainers.max_lag:
-                self._trainers.broken("max_lag", f"a token of version {len(sampled_by)} is trained at {version}")
-            elif version - len(sampled_by) > self.bound:
-                what = f"a token of version {len(sampled_by)} is trained at {version} under a bound of {self.bound}"
-                self._trainers.broken("the guard's bound", what)
+            if is_sampled:
+                self._check_token(*sampled_by(float(logprob)), context=context, lag=int(lag), version=version)
+            context = context_of((token,), context)
+
+    def _check_token(self, number: int, known: int, *, context: int, lag: int, version: int) -> None:
+        if number <= 0 or number >= len(self._truth.histories):
+            self._trainers.broken("half weights", "a token was sampled by weights that are of no version")
+            return
+        history = self._truth.histories[number]
+        if not is_behind(context, known):
+            self._trainers.broken("contexts", f"a token of version {len(history)} was sampled behind other tokens")
+        if history != self.history[: len(history)]:
+            self._trainers.broken("ancestry", f"a token of version {len(history)} is not of this history")
+        if len(history) != version - lag:
+            self._trainers.broken("stamps", f"a token stamped {version - lag} was sampled by {len(history)}")
+        if version - len(history) > self._trainers.max_lag:
+            self._trainers.broken("max_lag", f"a token of version {len(history)} is trained at {version}")
+        elif version - len(history) > self.bound:
+            what = f"a token of version {len(history)} is trained at {version} under a bound of {self.bound}"
+            self._trainers.broken("the guard's bound", what)
 
     def _check_once(self, leases: tuple[int, ...]) -> None:
         trained = {lease for batch in self.history for lease in batch}

@@ -13,8 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from simulation.actors.cluster import LEARNER, SECOND_LEARNER, ClusterSettings, EnvironmentScript
+from simulation.actors.cluster import LEARNER, SECOND_LEARNER, ClusterSettings
 from simulation.actors.engine import is_finite
+from simulation.actors.environment import EnvironmentScript
 from simulation.actors.trainer import TrainerScript
 from simulation.checking.scenario import Scenario, schedule, smaller
 from simulation.checking.stage import Result, Stage, staged
@@ -65,6 +66,7 @@ class Watcher:
     granted: Told
     may_begin: Told
     guard_made: Told
+    leased: Told
     replaced: Told
     ledger_made: Told
     recovered: Told
@@ -92,6 +94,8 @@ class LearnerStates:
     """How often a learner took an env_service for one that was started afresh."""
     durable: set[Held] = field(default_factory=set)
     """Groups that no loss of power takes."""
+    tasks: dict[int, int] = field(default_factory=dict)
+    """The task of each lease, over all lives."""
 
     def ledger_made(self, ledger: Any) -> None:
         """A learner begins to keep books."""
@@ -137,12 +141,24 @@ class LearnerStates:
 
     def granted(self, grants: Any, ledger: Any) -> None:
         """While nothing has gone wrong, no lease is granted again, but for what was too old or cannot succeed."""
-        for grant in grants if not (self.stage.faults or self.stage.network.vanished) else ():
+        stage = self.stage
+        unkind = stage.faults or stage.network.vanished or stage.environment.conversation_s is not None
+        for grant in () if unkind else grants:
             lease = ledger._table.leases[grant.lease_id]
             ended = [str(outcome) for outcome in lease.attempts[: grant.attempt]]
             if not set(ended) <= _REASONS and not lease.failures.get("data"):
                 what = f"lease {grant.lease_id} is granted again, though nothing went wrong: {', '.join(ended)}"
                 self.stage.broken("no work twice", what)
+
+    def leased(self, leases: Any) -> None:
+        """A lease is of the same task whenever it is granted, whatever the level is by then."""
+        for lease in leases:
+            if lease.purpose != "train":
+                continue
+            task = self.tasks.setdefault(lease.lease_id, lease.task_index)
+            if task != lease.task_index:
+                what = f"lease {lease.lease_id} was task {task}, and is granted as task {lease.task_index}"
+                self.stage.broken("a lease is one task", what)
 
     def _groups_kept(self, held: frozenset[Held], result: Any) -> None:
         spare = result.spare_groups
@@ -248,6 +264,7 @@ def watch(stage: Stage) -> LearnerStates:
             held=learned.held,
             synced=learned.synced,
             granted=lambda result, args, kwargs: learned.granted(result, args[0]),
+            leased=lambda result, args, kwargs: learned.leased(result),
             guard_made=lambda result, args, kwargs: learned.guard_made(args[0]),
             replaced=lambda result, args, kwargs: learned.replaced(),
             may_begin=lambda result, args, kwargs: may_begin(stage, resume=kwargs["resume"]),
@@ -416,12 +433,21 @@ def result_of(stage: Stage) -> Result:
 def simulate(scenario: Scenario) -> Result:
     """Runs it once."""
     trainer = TrainerScript(step_s=scenario.step_s, body=scenario.weights, unhealthy=scenario.unhealthy)
-    with staged(seed=scenario.seed, settings=scenario.settings, rates=scenario.rates, trainer=trainer) as stage:
+    shape = scenario.shape
+    environment = EnvironmentScript(
+        redundant=scenario.redundant, turns=shape.turns, tokens=shape.tokens, conversation_s=scenario.conversation_s,
+        stop=shape.stop, most_invalid=shape.most_invalid, levels=shape.levels,
+    )  # fmt: skip
+    with staged(
+        seed=scenario.seed, settings=scenario.settings, rates=scenario.rates, trainer=trainer, environment=environment
+    ) as stage:
         stage.network.doubled, stage.network.lost = scenario.doubled, scenario.lost
         stage.cluster.thread_s, stage.disk.sync_s = scenario.paces.thread_s, scenario.paces.sync_s
         for script in stage.engines:
             script.token_s, script.lengths = scenario.paces.token_s, scenario.paces.lengths
-        stage.network.vanished, stage.environment.redundant = scenario.vanished, scenario.redundant
+        stage.network.vanished = scenario.vanished
+        for rewards in stage.rewards:
+            rewards.stalls = scenario.stalls
         stage.disk.apart = any(fault.kind == "learner elsewhere" for fault in scenario.faults)
         _poison(stage, scenario.poison)
         begin(stage)

@@ -32,6 +32,9 @@ _OTHERS = (
     "rewards err", "task hangs", "task raises", "absurd reward", "shared gap", "second learner", "second env_service",
 )  # fmt: skip
 _BIG_CROWD = 1 / 400
+_LONG = 1 / 100
+_SLOWEST_TOKEN_S = 5.0
+"""Of a long run: an engine that is slower counts as one that does not answer."""
 _USUAL_LENGTHS = (1, 2, 3, 4, 5, 6)
 """Tokens of completions, unless something else is drawn."""
 
@@ -336,6 +339,25 @@ class Paces:
 
 
 @dataclass(frozen=True)
+class TaskShape:
+    """What the environment's conversations are like: see EnvironmentScript. `patience` is the time limit of one, in
+    rollouts of usual length.
+    """
+
+    turns: int = 1
+    tokens: int | None = None
+    patience: float | None = None
+    stop: str = ""
+    most_invalid: int | None = None
+    levels: int = 1
+
+    @property
+    def usual_turns(self) -> float:
+        """Of a conversation, on average."""
+        return (1 + self.turns) / 2
+
+
+@dataclass(frozen=True)
 class Scenario:
     """Everything that a run depends on, beside the product itself."""
 
@@ -344,6 +366,7 @@ class Scenario:
     settings: ClusterSettings
     rates: LinkRates = field(default_factory=LinkRates)
     paces: Paces = field(default_factory=Paces)
+    shape: TaskShape = field(default_factory=TaskShape)
     doubled: float = 0.0
     lost: float = 0.0
     step_s: float = 2.0
@@ -353,12 +376,24 @@ class Scenario:
     """Share of the tasks that can never be made, and of those that no reward service can judge."""
     redundant: int = 0
     vanished: float = 0.0
+    stalls: float = 0.0
+    """Share of what reward services judge that takes long."""
     faults: tuple[ScheduledFault, ...] = ()
+
+    @property
+    def rollout_s(self) -> float:
+        """A conversation, on average."""
+        return self.paces.rollout_s * self.shape.usual_turns
+
+    @property
+    def conversation_s(self) -> float | None:
+        """The time limit of one."""
+        return None if self.shape.patience is None else 1.0 + self.shape.patience * self.rollout_s
 
     @property
     def lasts_s(self) -> float:
         """About how many seconds it takes if nothing goes wrong."""
-        waited_s = self.paces.rollout_s / (1 + self.settings.max_lag)
+        waited_s = self.rollout_s / (1 + self.settings.max_lag)
         return 5.0 + self.settings.steps * (0.5 + self.step_s + waited_s)
 
 
@@ -378,8 +413,10 @@ def scenario_of(seed: int) -> Scenario:
     )  # fmt: skip
     if random.Random(f"health of {seed}").random() < 0.2:
         base = replace(base, unhealthy=0.7)
-    base = _spoiled(base)
-    base = replace(base, paces=_paces(random.Random(f"paces of {seed}"), settings, step_s=base.step_s))
+    base = _shaped(_spoiled(base))
+    base = replace(base, paces=_paces(random.Random(f"paces of {seed}"), base))
+    if random.Random(f"length of {seed}").random() < _LONG:
+        return _long_run(base)
     if draw < 0.08:
         return replace(base, profile="calm")
     if draw < 0.30:
@@ -409,18 +446,56 @@ def _settings(dice: random.Random) -> ClusterSettings:
 
 
 def _unkind_settings(settings: ClusterSettings, dice: random.Random) -> ClusterSettings:
-    return replace(
+    settings = replace(
         settings,
         staging=dice.choice(("staging", "staging", "none")),
         checkpoints_kept=dice.choice((1, 2, 2, 3)),
         max_tokens=dice.choice((6, 6, 16)),
     )
+    if settings.reward_services == 1:
+        return settings
+    return replace(settings, hedged=dice.choice((0.0, 0.5)), hedged_after_s=dice.choice((None, 0.1, 0.1)))
 
 
-def _paces(dice: random.Random, settings: ClusterSettings, *, step_s: float) -> Paces:
-    """A rollout lasts 0.1 to 5 steps, or as much less as it does on a fast engine."""
+def _shaped(scenario: Scenario) -> Scenario:
+    """With conversations of one turn or of several, and with tasks in levels that are soon left again."""
+    dice = random.Random(f"tasks of {scenario.seed}")
+    turns = dice.choice((1, 1, 1, 2, 3, 4))
+    shape = TaskShape(
+        turns=turns,
+        tokens=dice.choice((None, None, 20)) if turns > 1 else None,
+        patience=dice.choice((None, None, 1.5)) if turns > 1 else None,
+        most_invalid=dice.choice((None, 1)) if turns > 1 else None,
+        stop=dice.choice(("", "", "w5")),
+        levels=dice.choice((1, 1, 1, 3)),
+    )
+    settings = scenario.settings
+    if shape.levels > 1:
+        curriculum = {"start": dice.choice((0, 1)), "window": 2, "raise_at": 0.6, "lower_at": 0.4}
+        settings = replace(settings, curriculum=curriculum, success_reward=0.5)
+    return replace(scenario, shape=shape, settings=settings, stalls=dice.choice((0.0, 0.0, 0.05)))
+
+
+def _long_run(scenario: Scenario) -> Scenario:
+    """Of an hour or more, since its steps are long; little goes wrong in most of that time."""
+    dice = random.Random(f"long run of {scenario.seed}")
+    settings = replace(
+        scenario.settings, steps=dice.choice((40, 60)), final_tasks=0, evaluation_every=1000,
+        generators=min(2, scenario.settings.generators), env_services=1,
+    )  # fmt: skip
+    scenario = replace(scenario, profile="long", settings=settings, step_s=dice.choice((60.0, 100.0)))
+    paces = _paces(dice, scenario, steps=dice.choice((0.1, 0.2)))
+    paces = replace(paces, token_s=min(paces.token_s, _SLOWEST_TOKEN_S), thread_s=min(paces.thread_s, 0.05))
+    scenario = replace(scenario, paces=paces)
+    faults = tuple(_fault(dice, settings, scenario.lasts_s) for _ in range(dice.randint(1, 4)))
+    return _with_older_ones(replace(scenario, faults=_more(scenario, faults)))
+
+
+def _paces(dice: random.Random, scenario: Scenario, *, steps: float | None = None) -> Paces:
+    """A rollout lasts so many steps, 0.1 to 5 if none are given, or as much less as it does on a fast engine."""
+    settings, step_s = scenario.settings, scenario.step_s / scenario.shape.usual_turns
     lengths = () if settings.max_tokens == max(_USUAL_LENGTHS) else tuple(range(1, settings.max_tokens + 1))
-    steps = dice.choice((0.0, 0.1, 0.3, 1.0, 2.0, 5.0))
+    steps = dice.choice((0.0, 0.1, 0.3, 1.0, 2.0, 5.0)) if steps is None else steps
     usual = lengths or _USUAL_LENGTHS
     token_s = round(steps * step_s * len(usual) / sum(usual), 4) or Paces().token_s
     return Paces(
@@ -577,12 +652,23 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield replace(scenario, paces=replace(scenario.paces, **{name: getattr(plain, name)}))
     if scenario.doubled or scenario.unhealthy or scenario.lost:
         yield replace(scenario, doubled=0.0, unhealthy=0.0, lost=0.0)
-    if scenario.poison or scenario.redundant or scenario.vanished:
-        yield replace(scenario, poison=0.0, redundant=0, vanished=0.0)
+    if scenario.poison or scenario.redundant or scenario.vanished or scenario.stalls:
+        yield replace(scenario, poison=0.0, redundant=0, vanished=0.0, stalls=0.0)
+    yield from _simpler_shapes(scenario)
     for index, fault in enumerate(faults):
         if fault.lasts_s > 2:
             shorter = replace(fault, lasts_s=round(fault.lasts_s / 2, 3))
             yield replace(scenario, faults=(*faults[:index], shorter, *faults[index + 1 :]))
+
+
+def _simpler_shapes(scenario: Scenario) -> Iterator[Scenario]:
+    simple = TaskShape()
+    for name in ("turns", "tokens", "patience", "stop", "most_invalid"):
+        if getattr(scenario.shape, name) != getattr(simple, name):
+            yield replace(scenario, shape=replace(scenario.shape, **{name: getattr(simple, name)}))
+    if scenario.shape.levels > 1:
+        settings = replace(scenario.settings, curriculum={})
+        yield replace(scenario, shape=replace(scenario.shape, levels=1), settings=settings)
 
 
 def _smaller_settings(settings: ClusterSettings, faults: tuple[ScheduledFault, ...]) -> Iterator[ClusterSettings]:
@@ -599,6 +685,7 @@ def _smaller_settings(settings: ClusterSettings, faults: tuple[ScheduledFault, .
         "on_lag",
         "staging",
         "checkpoints_kept",
+        "hedged",
     ):
         if getattr(settings, name) != getattr(plain, name):
             yield replace(settings, **{name: getattr(plain, name)})

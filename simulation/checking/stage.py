@@ -13,16 +13,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from simulation.actors.cluster import (
-    LEARNER,
-    Cluster,
-    ClusterSettings,
-    EnvironmentScript,
-    RewardScript,
-    Service,
-    write_model,
-)
+from simulation.actors.cluster import LEARNER, Cluster, ClusterSettings, Service, write_model
 from simulation.actors.engine import EngineScript, EngineScripts, History, Truth
+from simulation.actors.environment import EnvironmentScript
+from simulation.actors.rewards import RewardScript
 from simulation.actors.trainer import Trainers, TrainerScript
 from simulation.world.clock import Event, World
 from simulation.world.collective import Collectives
@@ -198,8 +192,9 @@ def _stage(
         world.note(LEARNER, f"exports a model of {len(history)} steps")
 
     trainers = Trainers(
-        script=trainer or TrainerScript(), max_lag=settings.max_lag, broken=broken, trained=trained, exported=exported
-    )
+        script=trainer or TrainerScript(), max_lag=settings.max_lag, group_size=settings.group_size,
+        broken=broken, trained=trained, exported=exported,
+    )  # fmt: skip
 
     def exited(service: Service, process: Process, code: int | None) -> None:
         disk.release(process)

@@ -1,0 +1,116 @@
+"""Scripted conversations, and that a trajectory which is not what was said is seen: each in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+from collections import Counter
+from dataclasses import replace
+from simulation.install import install
+install()
+from simulation.actors import trainer
+from simulation.actors.cluster import ClusterSettings
+from simulation.checking.invariants import simulate
+from simulation.checking.scenario import Paces, Scenario, TaskShape
+settings = ClusterSettings(generators=2, reward_services=2, steps=6, groups_per_step=3, hedged=1.0, hedged_after_s=0.1)
+shape = TaskShape(turns=3, tokens=16, stop="w5", most_invalid=1)
+scenario = Scenario(seed=5, profile="test", settings=settings, shape=shape, stalls=0.3, redundant=1)
+seen = Counter()
+checked = trainer.ScriptedTrainer._check_conversation
+def count(self, trajectory, *, task):
+    seen.update((trajectory.stop_reason, f"{len(trajectory.turns)} turns"))
+    checked(self, trajectory, task=task)
+trainer.ScriptedTrainer._check_conversation = count
+"""
+
+
+def _run(program: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", RUN + program], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
+
+
+def test_conversations_have_several_turns_end_in_several_ways_and_are_judged_by_either_service() -> None:
+    said = _run(
+        """
+from services.rewards.settings import Hedges
+from simulation.actors.rewards import StubRewardService
+def counted(owner, name, what):
+    real = getattr(owner, name)
+    def call(*arguments):
+        seen[what] += 1
+        return real(*arguments)
+    setattr(owner, name, call)
+counted(Hedges, "afford", "hedged")
+counted(StubRewardService, "_in_parts", "streamed")
+result = simulate(scenario)
+assert result.violation is None, result.violation
+expected = ("", "done", "token_budget", "turn_limit", "1 turns", "2 turns", "3 turns", "hedged", "streamed")
+print([each for each in expected if not seen[each]])
+"""
+    )
+    assert said == "[]"
+
+
+BROKEN = {
+    "contexts": """
+from env_service.rollouts.conversation import Conversation
+real = Conversation._request
+def request(self):
+    asked = real(self)
+    shorter = asked.prompt_token_ids[:-1] if self.speech.transcript.turns else asked.prompt_token_ids
+    return asked.model_copy(update={"prompt_token_ids": shorter})
+Conversation._request = request
+""",
+    "conversations": """
+from env_service.rollouts.speech import Transcript
+real = Transcript.show
+Transcript.show = lambda self, ids: real(self, ids[:1] if self.turns else ids)
+""",
+    "rewards": """
+from env_service.rollouts.speech import Transcript
+def earn(self, reward):
+    self._turns[0].reward += reward
+Transcript.earn = earn
+""",
+    "groups": """
+from env_service.rollouts import rollout
+async def hold(members, *, wanted):
+    await rollout.beside_each_other(each.hold() for each in members)
+    return members
+rollout._hold_first = hold
+""",
+}
+
+
+@pytest.mark.parametrize("promise", BROKEN)
+def test_a_trajectory_that_is_not_what_was_said_is_seen(promise: str) -> None:
+    said = _run(f"{BROKEN[promise]}\nprint(simulate(scenario).violation)")
+    assert said.startswith(f"{promise}: "), said
+
+
+def test_a_lease_that_is_another_task_after_a_resume_is_seen() -> None:
+    said = _run(
+        """
+from learner.leases.curriculum import LevelLog
+from simulation.checking.scenario import ScheduledFault
+levels = {"window": 2, "raise_at": 0.3, "lower_at": 0.0}
+faults = tuple(ScheduledFault(11.3, "kill", service) for service in ("env-0", "learner"))
+scenario = replace(
+    scenario, faults=faults, shape=TaskShape(levels=3),
+    settings=replace(settings, steps=12, curriculum=levels, success_reward=0.5),
+)
+whole = simulate(scenario).violation
+LevelLog.read = lambda self: []
+print(whole, simulate(scenario).violation)
+"""
+    )
+    assert said.startswith("None a lease is one task: "), said
