@@ -35,8 +35,9 @@ _ELSEWISE = {
     **dict.fromkeys(_OURS, "is set by Headway, whose stamps, logprobs and weight transfer rest on it"),
     "data_parallel_size": "is 1: start another generator for each replica, which is what data parallelism is here",
     "pipeline_parallel_size": "is 1: weights are moved to workers that share layers (engine.tensor_parallel_size)",
-    "speculative_config": "is none: under it vLLM leaves out min_p, which the learner may ask for, and a draft model "
-    "gets none of the learner's weights",
+    "speculative_config": "is none: under it vLLM 0.32 gives logprobs that are not its tokens' (with n-grams on a CPU "
+    "they were off by up to 8 nats; nobody has tried it on a GPU) and leaves out min_p, and a draft model gets none of "
+    "the learner's weights",
 }
 # What vLLM says of arguments that are settings here, in the words of its releases of 2025 and later.
 _IN_SETTINGS = (

@@ -52,6 +52,7 @@ def test_an_error_about_no_setting_stays_what_it_is() -> None:
         ({"max_model_len": 8}, "max_model_len is a setting: set engine.max_model_len"),
         ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode is set by Headway"),
         ({"data_parallel_size": 2}, "start another generator for each replica"),
+        ({"speculative_config": {"method": "ngram"}}, "gives logprobs that are not its tokens'"),
     ],
 )
 def test_an_argument_for_vllm_that_cannot_be_given_is_named_before_anything_is_started(
