@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, JsonValue, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from env_service.agents.processes import Confinement, ProgramRun
 from env_service.environments.imported import NumberedTasks
@@ -31,14 +31,12 @@ from env_service.environments.interface import (
     Verification,
     text_of,
 )
-from env_service.environments.jsonl import TaskFileError
-from protocol.codec import describe
+from env_service.environments.task_files import OBJECT, tasks_of_files
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
 from services.user_loop import TookTooLong, user_loop
 
 Function = Callable[[Task, AgentClient], Awaitable[AgentResult | float | None]]
-_OBJECT = TypeAdapter(dict[str, JsonValue])
 
 
 class AgentOptions(ConfigModel):
@@ -91,7 +89,7 @@ class AgentProgram:
         """Tasks of the files, or numbered ones."""
         if options.train_file is None:
             return NumberedTasks(seed=0, train_tasks=options.train_tasks, evaluation_tasks=options.evaluation_tasks)
-        return FileTasks(options.train_file, options.evaluation_file)
+        return tasks_of_files(options.train_file, options.evaluation_file, _of_line)
 
     async def run(self, task: Task, client: AgentClient) -> AgentResult | float | None:
         """Let it run; what it is worth, None if it did not say. Raises EnvironmentFailed for one that takes too long,
@@ -175,38 +173,5 @@ def function_at(path: str) -> Function:
     return function
 
 
-class FileTasks:
-    """Tasks whose data are the lines of a file. Raises TaskFileError for a line that is no JSON object."""
-
-    def __init__(self, train: Path, evaluation: Path | None) -> None:
-        self._train = _read(train, "train")
-        self._evaluation = _read(evaluation, "evaluate") if evaluation else []
-
-    @property
-    def train_tasks(self) -> int:
-        return len(self._train)
-
-    @property
-    def evaluation_tasks(self) -> int:
-        return len(self._evaluation)
-
-    def task(self, purpose: Purpose, index: int) -> Task:
-        """Raises IndexError beyond the number of tasks."""
-        return (self._train if purpose == "train" else self._evaluation)[index]
-
-
-def _read(path: Path, purpose: Purpose) -> list[Task]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskFileError(f"cannot read {path}: {error}") from error
-    tasks = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                tasks.append(Task(seed=number, data=_OBJECT.validate_json(line), purpose=purpose))
-            except ValidationError as error:
-                raise TaskFileError(f"{path}:{number}: {describe(error)}") from error
-    if not tasks:
-        raise TaskFileError(f"{path} holds no task; expected one JSON object per line")
-    return tasks
+def _of_line(number: int, text: str, purpose: Purpose) -> Task:
+    return Task(seed=number, data=OBJECT.validate_json(text), purpose=purpose)

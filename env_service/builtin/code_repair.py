@@ -8,17 +8,16 @@ when the conversation ends, never its reward.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from env_service.builtin.toolboxes import SandboxClient, SandboxConfig, cut
 from env_service.builtin.toolboxes import told as told_of
 from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task, Verification
-from env_service.environments.jsonl import TaskFileError
 from env_service.environments.rules import Rules
-from protocol.codec import describe
+from env_service.environments.task_files import TaskLists, tasks_of_files
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
 
@@ -66,30 +65,6 @@ class _Problem(BaseModel):
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-class ProblemFiles:
-    """The problems of one or two files. Raises TaskFileError for a line that is none."""
-
-    def __init__(self, options: RepairOptions) -> None:
-        self._verifier = options.verifier
-        self._train = list(_read(options.train_file))
-        self._evaluation = list(_read(options.evaluation_file)) if options.evaluation_file else []
-
-    @property
-    def train_tasks(self) -> int:
-        return len(self._train)
-
-    @property
-    def evaluation_tasks(self) -> int:
-        return len(self._evaluation)
-
-    def task(self, purpose: Purpose, index: int) -> Task:
-        """Raises IndexError beyond the number of tasks."""
-        problem = (self._train if purpose == "train" else self._evaluation)[index]
-        verification = Verification(problem.verifier or self._verifier, problem.arguments)
-        data: dict[str, JsonValue] = {"tests": list(problem.tests)}
-        return Task(prompt=problem.prompt, verification=verification, data=data, purpose=purpose)
-
-
 class CodeRepairEnvironment:
     """A problem of code. The last turn's code is judged, whatever the tests before it said."""
 
@@ -104,9 +79,16 @@ class CodeRepairEnvironment:
         self._tests: list[str] = []
 
     @staticmethod
-    def tasks(options: RepairOptions) -> ProblemFiles:
-        """The problems of the files."""
-        return ProblemFiles(options)
+    def tasks(options: RepairOptions) -> TaskLists:
+        """The problems of the files. Raises TaskFileError for a line that is none."""
+
+        def make(_number: int, text: str, purpose: Purpose) -> Task:
+            problem = _Problem.model_validate_json(text)
+            verification = Verification(problem.verifier or options.verifier, problem.arguments)
+            data: dict[str, JsonValue] = {"tests": list(problem.tests)}
+            return Task(prompt=problem.prompt, verification=verification, data=data, purpose=purpose)
+
+        return tasks_of_files(options.train_file, options.evaluation_file, make)
 
     def reset(self, task: Task, seed: int) -> Opening:
         """The problem."""
@@ -149,16 +131,3 @@ def code_in(text: str) -> str | None:
     """The last fenced block of a text, whose end may be missing; None if there is none."""
     blocks = _BLOCK.findall(text)
     return str(blocks[-1]) if blocks and blocks[-1].strip() else None
-
-
-def _read(path: Path) -> Iterator[_Problem]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskFileError(f"cannot read {path}: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                yield _Problem.model_validate_json(line)
-            except ValidationError as error:
-                raise TaskFileError(f"{path}:{number}: {describe(error)}") from error

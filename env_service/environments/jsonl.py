@@ -2,7 +2,6 @@
 addition, the smallest task on which learning shows.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -11,17 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from env_service.environments.interface import Action, ChatMessage, Prompt, Role, Step, Task, Verification
 from env_service.environments.task_configs import JsonlTasks
+from env_service.environments.task_files import TaskFileError, TaskLists, read_tasks
 from protocol.trajectories import Purpose
 from services.config.options import complaint_of
 
-_EXAMPLE = 'such as {"prompt": "27+82=", "verifier": "exact_match", "arguments": {"answer": "109"}}'
+_EXAMPLE = ', such as {"prompt": "27+82=", "verifier": "exact_match", "arguments": {"answer": "109"}}'
 _PAIRS = 10_000
 _EVALUATION = 2_000
 _SPLIT_SEED = 20_250_101  # part of the task's definition: with another one, old models have seen the evaluation tasks
-
-
-class TaskFileError(ValueError):
-    """A task file cannot be used; the text names file and line, and what is expected there."""
 
 
 class _Message(BaseModel):
@@ -47,26 +43,16 @@ class _Line(BaseModel):
         return self
 
 
-class JsonlTaskSource:
+class JsonlTaskSource(TaskLists):
     """The tasks of one or two files. Raises TaskFileError for a line that is not a task."""
 
     def __init__(self, config: JsonlTasks) -> None:
         self._config = config
         self._lines: dict[Purpose, list[int]] = {"train": [], "evaluate": []}
-        self._train = self._read(config.train_file, "train")
-        self._evaluation = self._read(config.evaluation_file, "evaluate") if config.evaluation_file else []
-
-    @property
-    def train_tasks(self) -> int:
-        return len(self._train)
-
-    @property
-    def evaluation_tasks(self) -> int:
-        return len(self._evaluation)
-
-    def task(self, purpose: Purpose, index: int) -> Task:
-        """Raises IndexError beyond the number of tasks."""
-        return (self._train if purpose == "train" else self._evaluation)[index]
+        super().__init__(
+            self._read(config.train_file, "train"),
+            self._read(config.evaluation_file, "evaluate") if config.evaluation_file else [],
+        )
 
     def where(self, purpose: Purpose, index: int) -> str:
         """File and line of a task, for messages."""
@@ -74,13 +60,11 @@ class JsonlTaskSource:
         return f"{path}:{self._lines[purpose][index]}"
 
     def _read(self, path: Path, purpose: Purpose) -> list[Task]:
-        tasks = []
-        for number, text in _lines(path):
-            tasks.append(self._parse(text, where=f"{path}:{number}"))
+        def make(number: int, text: str) -> Task:
             self._lines[purpose].append(number)
-        if not tasks:
-            raise TaskFileError(f"{path} holds no task: expected one JSON object per line, {_EXAMPLE}")
-        return tasks
+            return self._parse(text, where=f"{path}:{number}")
+
+        return read_tasks(path, make, example=_EXAMPLE)
 
     def _parse(self, text: str, *, where: str) -> Task:
         try:
@@ -113,23 +97,12 @@ class JsonlTaskSource:
 def _complaint(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid" and str(error.errors()[0]["input"]).lstrip().startswith("["):
-        return f"begins a list: expected one JSON object a line and nothing around them, {_EXAMPLE}"
+        return f"begins a list: expected one JSON object a line and nothing around them{_EXAMPLE}"
     if first["type"] == "json_invalid":
         why = first["msg"].removeprefix("Invalid JSON: ").partition(" at line ")[0]
-        return f"is no JSON object ({why}): expected one a line, {_EXAMPLE}"
+        return f"is no JSON object ({why}): expected one a line{_EXAMPLE}"
     said = complaint_of(error, _Line)
     return f"{said}; a conversation is a list called messages" if first["loc"] == ("prompt",) else said
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8-sig") as file:  # some editors begin a file with a mark
-            yield from ((number, text) for number, text in enumerate(file, start=1) if text.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise TaskFileError(
-            f"cannot read {path}: {why}; expected a file with one JSON object per line, {_EXAMPLE}"
-        ) from error
 
 
 def split() -> tuple[list[int], list[int]]:
@@ -138,25 +111,18 @@ def split() -> tuple[list[int], list[int]]:
     return order[_EVALUATION:], order[:_EVALUATION]
 
 
-class Addition:
+class Addition(TaskLists):
     """`37+48=` is to be continued with `085`; every pair of numbers from 00 to 99 is one task."""
 
     def __init__(self) -> None:
-        self._train, self._evaluation = split()
+        train, evaluation = split()
+        super().__init__([_sum(pair) for pair in train], [_sum(pair) for pair in evaluation])
 
-    @property
-    def train_tasks(self) -> int:
-        return len(self._train)
 
-    @property
-    def evaluation_tasks(self) -> int:
-        return len(self._evaluation)
-
-    def task(self, purpose: Purpose, index: int) -> Task:
-        """Raises IndexError beyond the number of tasks."""
-        left, right = divmod((self._train if purpose == "train" else self._evaluation)[index], 100)
-        answer = f"{left + right:03d}"
-        return Task(prompt=f"{left:02d}+{right:02d}=", verification=Verification("exact_match", {"answer": answer}))
+def _sum(pair: int) -> Task:
+    left, right = divmod(pair, 100)
+    answer = Verification("exact_match", {"answer": f"{left + right:03d}"})
+    return Task(prompt=f"{left:02d}+{right:02d}=", verification=answer)
 
 
 class SingleTurn:

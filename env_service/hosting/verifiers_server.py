@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
 from env_service.environments.interface import (
     AgentClient,
@@ -27,6 +27,7 @@ from env_service.environments.interface import (
     TaskSource,
 )
 from env_service.environments.rules import Rules
+from env_service.environments.task_files import OBJECT, tasks_of_files
 from protocol.codec import MalformedMessage, describe, pack_value, unpack_value
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
@@ -40,7 +41,6 @@ _NO_KEY = "HEADWAY_NO_SUCH_VARIABLE"
 
 Address = Annotated[str, StringConstraints(pattern=r"^(tcp|ipc)://.+$")]
 ModelT = TypeVar("ModelT", bound=BaseModel)
-_ROW: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
 
 class VerifiersOptions(ConfigModel):
@@ -101,7 +101,7 @@ class VerifiersAgent:
     @staticmethod
     def tasks(options: VerifiersOptions) -> TaskSource:
         """The rows of the files. Raises ValueError with file and line."""
-        return RowsOfTasks(options)
+        return tasks_of_files(options.train_file, options.evaluation_file, _row)
 
     async def run(self, task: Task, client: AgentClient) -> AgentResult:
         """Raises EnvironmentUnavailable if the server is away or goes away, EnvironmentFailed for what it reports."""
@@ -243,39 +243,5 @@ class _Episode:
             raise EnvironmentFailed("nonsense", f"{self._named} sends nonsense: {describe(error)}") from error
 
 
-class RowsOfTasks:
-    """Tasks that are rows of JSON, sent as they are."""
-
-    def __init__(self, options: VerifiersOptions) -> None:
-        self._rows: dict[Purpose, list[dict[str, JsonValue]]] = {
-            "train": _rows(options.train_file),
-            "evaluate": _rows(options.evaluation_file) if options.evaluation_file else [],
-        }
-
-    @property
-    def train_tasks(self) -> int:
-        return len(self._rows["train"])
-
-    @property
-    def evaluation_tasks(self) -> int:
-        return len(self._rows["evaluate"])
-
-    def task(self, purpose: Purpose, index: int) -> Task:
-        """The row of this index."""
-        return Task(data=self._rows[purpose][index], seed=index, purpose=purpose)
-
-
-def _rows(path: Path) -> list[dict[str, JsonValue]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read tasks from {path}: {error}; examples/verifiers/serve.py writes them") from error
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(_ROW.validate_json(line))
-        except ValidationError as error:
-            raise ValueError(f"{path}, line {number}: expected a JSON object: {describe(error)}") from error
-    if not rows:
-        raise ValueError(f"{path} holds no tasks")
-    return rows
+def _row(number: int, text: str, purpose: Purpose) -> Task:
+    return Task(data=OBJECT.validate_json(text), seed=number - 1, purpose=purpose)

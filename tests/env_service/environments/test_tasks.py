@@ -9,8 +9,9 @@ import pytest
 from env_service.config import EnvServiceConfig
 from env_service.environments.catalog import build, longest_prompt
 from env_service.environments.interface import ChatMessage, Verification, text_of
-from env_service.environments.jsonl import Addition, JsonlTaskSource, TaskFileError, split
+from env_service.environments.jsonl import Addition, JsonlTaskSource, split
 from env_service.environments.task_configs import JsonlTasks, ReasoningGymTasks
+from env_service.environments.task_files import TaskFileError
 from env_service.environments.tokenization import Tokenization
 from services.config.models import load_config
 from services.config.sources import ConfigError

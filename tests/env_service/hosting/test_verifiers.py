@@ -154,7 +154,7 @@ async def test_a_server_that_is_away_is_infrastructure(
 def test_a_file_that_holds_no_tasks_is_named_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": "1"}\nnonsense\n')
 
-    with pytest.raises((EnvironmentFault, ValueError), match=r"bad\.jsonl, line 2: expected a JSON object"):
+    with pytest.raises((EnvironmentFault, ValueError), match=r"bad\.jsonl:2: .*; expected one JSON object per line"):
         offered("tcp://127.0.0.1:1", tmp_path / "bad.jsonl")
 
 
