@@ -54,8 +54,10 @@ _IN_SETTINGS = (
      "free on the GPU: lower it, or end whoever else uses the GPU (nvidia-smi)"),
     (r"divisible by tensor parallel|attention heads.*tensor.parallel", "engine.tensor_parallel_size is "
      "{tensor_parallel_size}, which does not divide the model's attention heads evenly"),
-    (r"architectures?.*(not supported|failed to be inspected)", "model {model} is of an architecture that vLLM does not"
-     " know: take another model"),
+    (r"architectures?.*not supported", "model {model} is of an architecture that vLLM does not know: take another "
+     "model"),
+    (r"architectures?.*failed to be inspected", "model {model} is of an architecture whose code in vLLM cannot be "
+     "imported here: install what the log above names as missing, or take another model"),
     (r"(bfloat16|float16|dtype).*(not supported|only supported)", "engine.dtype is {dtype}, which this machine or the "
      "model does not take: set another one, such as float32"),
 )  # fmt: skip

@@ -30,6 +30,10 @@ OPTIONS = EngineOptions(model="models/mine", max_model_len=4096, dtype="bfloat16
             "Model architectures ['MyModel'] are not supported for now.",
             "[generator] model models/mine is of an architecture that vLLM does not know",
         ),
+        (
+            "Value error, Model architectures ['MyModel'] failed to be inspected. Please check the logs for details.",
+            "[generator] model models/mine is of an architecture whose code in vLLM cannot be imported here",
+        ),
         ("Bfloat16 is only supported on GPUs with compute capability of at least 8.0.", "engine.dtype is bfloat16"),
     ],
 )
