@@ -40,7 +40,7 @@ def main() -> None:
 def _refuse_what_vllm_lacks(config: GeneratorConfig) -> None:
     """Ends the process where its engine would die, or could not be started: loading it takes ten seconds and more."""
     on_cpu = not visible(os.environ)
-    faults = list(engine_faults(config.model, on_cpu=on_cpu, extra=config.engine.extra))
+    faults = list(engine_faults(config.model, on_cpu=on_cpu, dtype=config.engine.dtype, extra=config.engine.extra))
     if faults:
         log.critical("stopped by an error: [generator] %s", "; ".join(faults))
         leave(WRONG_SETTINGS)

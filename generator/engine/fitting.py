@@ -1,7 +1,8 @@
 """Faults of a model that the installed vLLM cannot serve, found in its config.json before an engine is started.
 
-Heads of a size that attention on a CPU lacks would be found out by the first request, which ends the engine. Loads
-neither vllm nor torch, but transformers for an architecture that vLLM has no code of its own for.
+Heads of a size that attention on a CPU lacks, and types of numbers that its gated delta net does not take, would be
+found out by the first request, which ends the engine. Loads neither vllm nor torch, but transformers for an
+architecture that vLLM has no code of its own for.
 """
 
 import difflib
@@ -18,15 +19,19 @@ _OTHER_HEADS = "global_head_dim"
 """Of those layers of a model that look further than the others."""
 _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
 """vLLM takes a model of one of these names for one of another of them."""
+_DELTA_NET_KEY = "linear_key_head_dim"
+"""In the config.json of a model with layers of a gated delta net, such as Qwen3-Next and Qwen3.5."""
+_NOT_OF_DELTA_NET = ("float32", "float16")
+"""Under `auto` vLLM takes bfloat16 on a CPU."""
 _ALIKE = 3
 _USUAL = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM")
 _OTHER_CODE = ("model_impl", "hf_overrides", "trust_remote_code")
 """Arguments of vLLM's under which config.json does not say what it runs."""
 
 
-def engine_faults(model: Path, *, on_cpu: bool, extra: Mapping[str, object]) -> Iterator[str]:
-    """Faults of a model that vLLM cannot serve, a line each; `extra` are arguments for vLLM. Raises ModuleNotFoundError
-    without it.
+def engine_faults(model: Path, *, on_cpu: bool, dtype: str, extra: Mapping[str, object]) -> Iterator[str]:
+    """Faults of a model that vLLM cannot serve in numbers of type `dtype`, a line each; `extra` are arguments for vLLM.
+    Raises ModuleNotFoundError without it.
 
     A config.json that cannot be read has no fault here.
     """
@@ -41,6 +46,15 @@ def engine_faults(model: Path, *, on_cpu: bool, extra: Mapping[str, object]) -> 
     yield from _architecture_fault(model, config)
     if on_cpu:
         yield from _head_faults(model, config)
+        yield from _delta_net_fault(model, config, dtype)
+
+
+def _delta_net_fault(model: Path, config: Mapping[str, Any], dtype: str) -> Iterator[str]:
+    if config.get(_DELTA_NET_KEY) and dtype in _NOT_OF_DELTA_NET:
+        yield (
+            f"engine.dtype: it is {dtype}, and {model} has layers of a gated delta net, which vLLM computes on a CPU "
+            f"in bfloat16 alone: its engine would die at the first request. Set engine.dtype to bfloat16, or take a GPU"
+        )
 
 
 def _architecture_fault(model: Path, config: Mapping[str, Any]) -> Iterator[str]:

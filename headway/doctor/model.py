@@ -26,7 +26,9 @@ def unserved(configs: Configs, *, elsewhere: bool) -> Iterator[str]:
         return
     assert isinstance(generator, GeneratorConfig)
     on_cpu = not elsewhere and generator.collective != "nccl" and not visible(os.environ)
-    for fault in engine_faults(generator.model, on_cpu=on_cpu, extra=generator.engine.extra):
+    for fault in engine_faults(
+        generator.model, on_cpu=on_cpu, dtype=generator.engine.dtype, extra=generator.engine.extra
+    ):
         yield f"[generator] {fault}"
 
 

@@ -12,10 +12,12 @@ from generator.engine.installed import architectures
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "num_attention_heads": 4}
 
 
-def faults(folder: Path, *, on_cpu: bool = True, extra: dict[str, object] | None = None, **config: Any) -> list[str]:
+def faults(
+    folder: Path, *, on_cpu: bool = True, dtype: str = "auto", extra: dict[str, object] | None = None, **config: Any
+) -> list[str]:
     pytest.importorskip("vllm")
     (folder / "config.json").write_text(json.dumps(LLAMA | config))
-    return list(engine_faults(folder, on_cpu=on_cpu, extra=extra or {}))
+    return list(engine_faults(folder, on_cpu=on_cpu, dtype=dtype, extra=extra or {}))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,16 @@ def test_heads_that_it_has_or_that_are_not_its_own_are_taken(config: dict[str, A
     assert faults(tmp_path, **config) == []
 
 
+def test_a_gated_delta_net_is_taken_in_bfloat16_alone_on_a_cpu(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"model_type": "qwen3_next", "linear_key_head_dim": 128}
+    (fault,) = faults(tmp_path, dtype="float32", **config)
+    assert "engine.dtype: it is float32, and" in fault
+    assert "Set engine.dtype to bfloat16" in fault
+    assert faults(tmp_path, dtype="float32", on_cpu=False, **config) == []
+    assert faults(tmp_path, dtype="bfloat16", **config) == faults(tmp_path, **config) == []
+    assert faults(tmp_path, dtype="float32") == []
+
+
 def test_an_architecture_that_vllm_lacks_is_named_with_some_that_it_has(tmp_path: Path) -> None:
     (fault,) = faults(tmp_path, architectures=["Qwen3ForCausals"])
     assert "is a Qwen3ForCausals, and the installed vLLM serves no such model" in fault
@@ -90,11 +102,11 @@ def test_arguments_that_change_what_is_run_leave_it_to_vllm(tmp_path: Path) -> N
 def test_without_vllm_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ModuleNotFoundError) as caught:
-        list(engine_faults(tmp_path, on_cpu=True, extra={}))
+        list(engine_faults(tmp_path, on_cpu=True, dtype="auto", extra={}))
     assert caught.value.name == "vllm"
 
 
 def test_a_config_that_cannot_be_read_has_no_fault_here(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     (tmp_path / "config.json").write_text("{")
-    assert list(engine_faults(tmp_path, on_cpu=True, extra={})) == []
+    assert list(engine_faults(tmp_path, on_cpu=True, dtype="auto", extra={})) == []
