@@ -102,7 +102,7 @@ def test_the_tutorial_makes_a_run_file_that_a_check_finds_good(
     path = tmp_path / "sums" / "run.toml"
     shown = re.findall(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     plain, chat = (next(block for block in shown if f'"mine:{name}"' in block) for name in ("Total", "TotalInChat"))
-    head = path.read_text(encoding="utf-8").partition("[reward-service]")[0] + '[env-service]\nmodel = "model"\n'
+    head = _without_the_tables_that_are_to_be_deleted(path.read_text(encoding="utf-8"))
     if form == "in chat":
         (template,) = re.findall(r"^```jinja\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
         (tmp_path / "sums" / "chat.jinja").write_text(template, encoding="utf-8")
@@ -116,6 +116,15 @@ def test_the_tutorial_makes_a_run_file_that_a_check_finds_good(
     command.check(path, split_options([]))
 
     assert "good for learner, generator, env-service" in capsys.readouterr().out
+
+
+def _without_the_tables_that_are_to_be_deleted(text: str) -> str:
+    """The run file up to its environment, which is replaced."""
+    (said,) = re.findall(r"^Delete the tables (.*?):", PAGE, re.MULTILINE)
+    for header in re.findall(r"`(\[.*?\]+)`", said):
+        text, count = re.subn(rf"^{re.escape(header)}\n.*?(?=^\[)", "", text, flags=re.DOTALL | re.MULTILINE)
+        assert count == 1, header
+    return text.partition("[[env-service.environments]]")[0]
 
 
 def _of_the_tutorial(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], Any]]:
