@@ -224,7 +224,7 @@ vendored: ## fetch what is vendored anew from its package, and compare it with t
 	rm -rf build/vendored && mkdir -p build/vendored
 	cd build/vendored && npm pack --silent uplot@$$(sed -n 's/^version = "\(.*\)"/\1/p' ../../$(UPLOT)/../VENDORED.toml) && tar xzf uplot-*.tgz
 	cp build/vendored/package/{dist/uPlot.iife.min.js,dist/uPlot.min.css,LICENSE} $(UPLOT)/
-	$(BIN)/python -m pytest -q tests/learner/page/test_page_routes.py -k published
+	$(BIN)/python -m pytest -q tests/learner/page/test_routes.py -k published
 
 .PHONY: chaos
 chaos: $(INSTALLED) $(ADDITION) ## kill, hang and disturb real runs for an hour; results go to benchmarks/results/chaos.md

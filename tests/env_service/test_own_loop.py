@@ -18,7 +18,7 @@ from tests.env_service.agents.served import Saying, agent, agent_benches
 from tests.env_service.bench import Bench, MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
-from tests.env_service.test_several_turns import Counting, Words, counted, offered
+from tests.env_service.rollouts.test_conversation import Counting, Words, counted, offered
 
 WAIT_S = 20.0
 

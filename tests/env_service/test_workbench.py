@@ -12,7 +12,7 @@ from env_service import workbench
 from tests.env_service.agents.served import Saying
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import ScriptedGenerator, served
-from tests.env_service.test_several_turns import Words
+from tests.env_service.rollouts.test_conversation import Words
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.generator.conftest import VOCABULARY, Policy, Rig, start_rig
-from tests.generator.test_engine import TOLERANCE, gaps
+from tests.generator.engine.test_engine import TOLERANCE, gaps
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from tests.generator.conftest import VOCABULARY, Policy, Rig, start_rig
-from tests.generator.test_engine import TOLERANCE, gaps
+from tests.generator.engine.test_engine import TOLERANCE, gaps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 

@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from generator.weights.plan import WeightSyncError
 from tests.generator.conftest import Rig, largest_gap, sample, start_rig
+from tests.generator.engine.test_engine import TOLERANCE, gaps
 from tests.generator.real_sync import TEXTS, served, snapshot_of
-from tests.generator.test_engine import TOLERANCE, gaps
 from tests.learner.weights.publishing import OPTIONS, learner
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]

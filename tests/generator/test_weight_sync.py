@@ -17,8 +17,8 @@ from services.http.app import RequestRefused
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from tests.generator.conftest import Rig, largest_gap, pack, sample
+from tests.generator.engine.test_engine import TOLERANCE, covers, gaps
 from tests.generator.scripted_learner import ScriptedLearner
-from tests.generator.test_engine import TOLERANCE, covers, gaps
 
 if TYPE_CHECKING:
     from generator.serving import Serving

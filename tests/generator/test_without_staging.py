@@ -10,8 +10,8 @@ import pytest_asyncio
 
 from generator.weights.plan import WeightSyncError
 from tests.generator.conftest import Rig, pack, plan_of, start_rig
+from tests.generator.engine.test_engine import TOLERANCE, gaps
 from tests.generator.real_sync import TEXTS, served, snapshot_of
-from tests.generator.test_engine import TOLERANCE, gaps
 from tests.learner.generators import ScriptedGenerator
 from tests.learner.weights.publishing import OPTIONS, learner
 

@@ -15,7 +15,7 @@ from env_service.environments.interface import AgentClient, AgentResult, Task
 from tests.env_service.agents.raw_calls import said_to
 from tests.env_service.agents.served import MakeAgentBench, Saying
 from tests.env_service.peers import lease
-from tests.env_service.test_several_turns import counted
+from tests.env_service.rollouts.test_conversation import counted
 
 PROGRAM = Path(__file__).parent / "sample_program.py"
 

@@ -18,7 +18,7 @@ from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.hosting.other_environments import free_port, python_with, running
 from tests.env_service.peers import lease
-from tests.env_service.test_several_turns import Words, counted
+from tests.env_service.rollouts.test_conversation import Words, counted
 
 SERVER = Path(__file__).parents[3] / "examples" / "openenv" / "number_server.py"
 

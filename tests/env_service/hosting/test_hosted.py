@@ -21,7 +21,7 @@ from protocol.trajectories import Trajectory
 from tests.env_service.bench import Bench, MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import eventually, lease
-from tests.env_service.test_several_turns import Words, counted
+from tests.env_service.rollouts.test_conversation import Words, counted
 
 HERE = "tests.env_service.hosting.naughty"
 Host = Callable[..., Awaitable[tuple[Hosting, OfferedEnvironment]]]

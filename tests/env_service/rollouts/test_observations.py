@@ -13,7 +13,7 @@ from protocol.messages import FailedLease
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
-from tests.env_service.test_several_turns import Counting, Words, counted, offered
+from tests.env_service.rollouts.test_conversation import Counting, Words, counted, offered
 
 HALF = "\ud83d"
 AMISS: list[tuple[Any, str]] = [

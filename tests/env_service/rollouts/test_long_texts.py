@@ -26,7 +26,7 @@ from tests.env_service.agents.served import Saying, agent_benches
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
-from tests.env_service.test_several_turns import Counting, Words, counted, offered
+from tests.env_service.rollouts.test_conversation import Counting, Words, counted, offered
 
 CONTEXT = 512
 LONG = "word and more, " * 300_000

@@ -21,7 +21,7 @@ from protocol.trajectories import RewardRecord
 from services.http.metrics import Metrics
 from tests.env_service.chat_models import TEMPLATES, ends_of, model_with
 from tests.env_service.random_engine import RandomEngine
-from tests.env_service.test_token_exactness import TEXTS, check
+from tests.env_service.rollouts.test_token_exactness import TEXTS, check
 
 PLAYERS = ("x", "o", "judge")
 

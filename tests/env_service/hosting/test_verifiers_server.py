@@ -26,7 +26,7 @@ from tests.env_service.agents.served import AgentBench, MakeAgentBench, Saying, 
 from tests.env_service.chat_models import model_with
 from tests.env_service.hosting.other_environments import free_port, python_with, running
 from tests.env_service.peers import lease
-from tests.env_service.test_several_turns import counted
+from tests.env_service.rollouts.test_conversation import counted
 
 SERVE = Path(__file__).parents[3] / "examples" / "verifiers" / "serve.py"
 START_S = 120.0

@@ -225,12 +225,12 @@ async def test_nobody_waits_for_the_turns_of_others(bench: MakeBench, chat_model
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("boom", r"environment counting: ValueError: a bug of mine \(.*test_several_turns.py:\d+, in step\)"),
+        ("boom", r"environment counting: ValueError: a bug of mine \(.*test_conversation.py:\d+, in step\)"),
         ("hang", r"the environment's step did not come back within 0.2 s"),
         ("odd", r"the environment's step returned str, expected a Step"),
         ("cancelled", r"its code let out CancelledError \(.*expected a result or an Exception: catch it there"),
         ("cancels", "its code cancelled the task that waits for it; expected a result or an Exception"),
-        ("quit", r"its code let out SystemExit: I quit \(.*test_several_turns.py:\d+, in step\)"),
+        ("quit", r"its code let out SystemExit: I quit \(.*test_conversation.py:\d+, in step\)"),
     ],
 )
 async def test_an_environment_at_fault_costs_that_trajectory_alone(

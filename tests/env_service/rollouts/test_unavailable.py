@@ -22,7 +22,7 @@ from protocol.messages import FinishedLease
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
-from tests.env_service.test_several_turns import Tasks, Words, counted
+from tests.env_service.rollouts.test_conversation import Tasks, Words, counted
 
 
 class Full:

@@ -21,7 +21,7 @@ from env_service.rollouts.environment_calls import _AT_ONCE
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
-from tests.env_service.test_several_turns import Tasks, Words
+from tests.env_service.rollouts.test_conversation import Tasks, Words
 
 GROUP = 4
 

@@ -16,7 +16,7 @@ from services.http.client import HttpClient, ServiceRefused
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from tests.generator.conftest import Rig, sample
-from tests.generator.test_engine import TOLERANCE
+from tests.generator.engine.test_engine import TOLERANCE
 from tests.generator.test_weight_sync import serving_of, until
 
 if TYPE_CHECKING:
