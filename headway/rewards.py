@@ -28,14 +28,12 @@ from reward_service.verifier.program import SandboxKind
 from reward_service.verifier.submission import inspect_function
 from services.config.models import HttpConfig
 from services.process import Stop
-from services.rewards.client import RewardClient, run_anywhere
+from services.rewards.client import score_sync
 from services.rewards.items import ItemScore
-from services.rewards.settings import ClientSettings
 
 T = TypeVar("T")
 _START_S = 120.0
 _STOP_S = 30.0
-_PATIENT = ClientSettings()
 
 
 class NoReward(Exception):
@@ -115,7 +113,7 @@ class RewardServer:
 
     def score(self, items: Sequence[ScoreItem]) -> list[ItemScore]:
         """A reward or an error for each item, in order."""
-        return _score(items, [self.start().url], _PATIENT)
+        return score_sync(items, urls=[self.start().url])
 
     def __enter__(self) -> Self:
         return self.start()
@@ -129,21 +127,6 @@ class RewardServer:
 def serving(verifiers: Mapping[str, Callable[..., object]] | None = None, **settings: Any) -> RewardServer:
     """A reward service with these functions and all that come with Headway; see RewardServer."""
     return RewardServer(verifiers, **settings)
-
-
-def score(
-    items: Sequence[ScoreItem], *, urls: Sequence[str], settings: ClientSettings | None = None
-) -> list[ItemScore]:
-    """A reward or an error for each item by the services at `urls`; from a notebook, too."""
-    return _score(items, urls, settings or _PATIENT)
-
-
-def _score(items: Sequence[ScoreItem], urls: Sequence[str], settings: ClientSettings) -> list[ItemScore]:
-    async def ask() -> list[ItemScore]:
-        async with RewardClient(urls, settings=settings) as client:
-            return await client.score(items)
-
-    return run_anywhere(ask)
 
 
 async def _request(stop: Stop) -> None:
@@ -190,7 +173,7 @@ class _Scores:
         ]
         with self._lock:
             urls = self._urls if self._server is None else [self._server.start().url]
-        return _score(items, urls, _PATIENT)
+        return score_sync(items, urls=urls)
 
 
 class TrlReward(Protocol):

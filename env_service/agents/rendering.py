@@ -5,15 +5,13 @@ taken if the template refuses nothing and loses nothing.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from env_service.agents.messages import AgentMessage
 from env_service.environments.interface import ChatMessage, Tool
 from env_service.environments.tokenization import ChatTemplateError, Tokenization, call_id
-
-Form = Callable[[Sequence[AgentMessage]], list[Mapping[str, object]]]
 
 _TOOLS = """You may call one or more of these functions:
 <tools>

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from learner.data.examples import DataTokenizer, Message, TokenizedExample, read_messages, reply_parts, tokenize
 from learner.data.sources import RecordError, read_parsed
 from protocol.rewards import RewardFormat
@@ -39,11 +37,6 @@ class PreferencePair:
     rejected: TokenizedExample
     margin: float = 0.0
     form: RewardFormat = "plain"
-
-    @property
-    def is_tie(self) -> bool:
-        """True if the two are the same, so that there is nothing to prefer."""
-        return bool(np.array_equal(self.chosen.token_ids, self.rejected.token_ids))
 
 
 @dataclass(frozen=True, kw_only=True)

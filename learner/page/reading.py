@@ -8,7 +8,7 @@ import json
 import sqlite3
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -371,11 +371,3 @@ def decoder_of(folder: Path) -> Decode | None:
             except Exception:  # noqa: BLE001 - its library raises Exception itself for a file that is none
                 continue
     return None
-
-
-def all_rows(folder: Path, wanted: Filter, *, limit: int = 1000) -> Iterator[dict[str, Any]]:
-    """All rows that fit, page after page."""
-    start: Key | None = None
-    while rows := page(folder, wanted, limit=limit, start=start).rows:
-        yield from rows
-        start = Key.parse(rows[-1]["key"])

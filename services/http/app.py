@@ -302,33 +302,6 @@ def create_app(
     )
     app.open_paths = open_paths
     app.wants_token = token is not None
-    install_shell(
-        app,
-        service=service,
-        token=token,
-        readiness=readiness,
-        metrics=metrics,
-        max_body_bytes=max_body_bytes,
-        doors=doors,
-        open_paths=open_paths,
-        known_as=known_as,
-    )
-    return app
-
-
-def install_shell(
-    app: FastAPI,
-    *,
-    service: str,
-    token: SecretStr | None,
-    readiness: Callable[[], Readiness],
-    metrics: Metrics,
-    max_body_bytes: int = 64 << 20,
-    doors: Mapping[str, Door] | None = None,
-    open_paths: frozenset[str] = OPEN_PATHS,
-    known_as: Collection[str] = (),
-) -> None:
-    """Add to an application of somebody else's what `create_app` gives its own."""
     refused = metrics.counter(
         "refused_requests", "Requests that were refused, by reason.", labels=("reason",), known=one_label(*_REFUSALS)
     )
@@ -338,12 +311,13 @@ def install_shell(
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, refused=refused)
     if token is not None:
         app.add_middleware(BearerToken, token=token.get_secret_value(), open_paths=open_paths, refused=refused)
-        return
+        return app
 
     async def refuse(status: int, kind: str, message: str, scope: Scope, receive: Receive, send: Send) -> None:
         await _send_refusal(RequestRefused(status, kind, message), refused, scope, receive, send)
 
     app.add_middleware(LocalCallers, open_paths=OPEN_PATHS, known_as=known_as, refuse=refuse)
+    return app
 
 
 class JsonBody(ReadsBody, Generic[M]):

@@ -152,10 +152,6 @@ class Breakers:
         self._breakers = {name: breaker for name, breaker in self._breakers.items() if name in names}
         self.stir()
 
-    def any_closed(self, names: Collection[str]) -> bool:
-        """True if one of them is believed to work."""
-        return any(self[name].state == "closed" for name in names)
-
     def stir(self) -> None:
         """Wake all who wait for a change."""
         self._changed.set()
