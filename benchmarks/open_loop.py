@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-_MOST_CONNECTIONS = 1000
+_MAX_CONNECTIONS = 1000
 _TIMEOUT_S = 60.0
 
 
@@ -100,7 +100,7 @@ class _Connections:
         self._target = target
         self._idle: list[_Connection] = []
         self._all: list[_Connection] = []
-        self._places = asyncio.Semaphore(_MOST_CONNECTIONS)
+        self._places = asyncio.Semaphore(_MAX_CONNECTIONS)
 
     async def ask(self, load: Load, *, due: float) -> None:
         async with self._places:

@@ -32,7 +32,7 @@ from services.process import parent_death_signal
 RESULTS = Path(__file__).with_name("results")
 EXAMPLE = Path("examples/rlhf")
 PORTS = {"learner": 27400, "leases": 27401, "generator": 27410, "reward-service": 27420, "env-service": 27430}
-LONGEST_RUN_S = 600.0
+MAX_RUN_S = 600.0
 ALGORITHMS: Mapping[str, Mapping[str, object]] = {
     "online_dpo": {"algo.beta": 0.1, "training.optimizer.learning-rate": 1.5e-4},
     "grpo": {"algo.kl-coefficient": 0.01, "training.optimizer.learning-rate": 1.5e-4},
@@ -229,7 +229,7 @@ def _running(name: str, words: Sequence[str], stages: Stages) -> Iterator[None]:
 def _call(command: Sequence[str]) -> None:
     """Runs to the end; its output is shown only if it fails, with SystemExit then."""
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=LONGEST_RUN_S, preexec_fn=parent_death_signal
+        command, capture_output=True, text=True, check=False, timeout=MAX_RUN_S, preexec_fn=parent_death_signal
     )
     if done.returncode != 0:
         raise SystemExit(

@@ -24,7 +24,7 @@ from benchmarks.warm_system import Options, WarmSystem, warm_system
 RESULTS = Path(__file__).with_name("results")
 ON: Options = {}
 OFF: Options = {"checkpoint.journal": "false", "checkpoint.every-steps": 1_000_000}
-_LONGEST_RUN_S = 1800.0
+_MAX_RUN_S = 1800.0
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def _pair(number: int, *, system: WarmSystem, steps: int) -> tuple[float, float]
 def _speed(name: str, options: Options, *, system: WarmSystem, steps: int) -> float:
     """Completions per second of one learner's whole run. Raises RunFailed."""
     chosen = {"steps": steps, "evaluation.tasks": 0, "evaluation.final-tasks": 0, **options}
-    return system.learn(name, options=chosen, limit_s=_LONGEST_RUN_S).completions_per_s
+    return system.learn(name, options=chosen, limit_s=_MAX_RUN_S).completions_per_s
 
 
 def _report(pairs: list[tuple[float, float]], *, arguments: argparse.Namespace) -> str:

@@ -53,7 +53,7 @@ FIRST_STEPS = 80
 TURN_STEPS = 5
 SETTLING_STEPS = 4
 MEASURES = {"of a step": "step_s", "of CPU of a step": "cpu_s"}
-_LONGEST_STEP_S = 30.0
+_MAX_STEP_S = 30.0
 _LOOK_EVERY_S = 0.01
 _WATCHING = ("trajectories", "tracker ")
 """How threads are called that do nothing but watch."""
@@ -166,7 +166,7 @@ class WatchedRun:
 
     def until(self, step: int) -> Mark:
         """Waits for that step. Raises SystemExit if it does not come."""
-        latest = time.monotonic() + 300 + _LONGEST_STEP_S * (step - self.steps)
+        latest = time.monotonic() + 300 + _MAX_STEP_S * (step - self.steps)
         while self.steps < step:
             time.sleep(_LOOK_EVERY_S)
             if time.monotonic() > latest:

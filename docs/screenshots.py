@@ -12,7 +12,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 PORT = "7398"
-LARGEST_BYTES = 200_000
+MAX_BYTES = 200_000
 GROUP = "table.list tbody tr td:nth-child(2) a"
 
 
@@ -31,7 +31,7 @@ def main(run: Path, other: Path, pictures: Path) -> None:
         finally:
             server.terminate()
     for path in pictures.glob("page-*.png"):
-        assert path.stat().st_size < LARGEST_BYTES, f"{path} has {path.stat().st_size} bytes, over {LARGEST_BYTES}"
+        assert path.stat().st_size < MAX_BYTES, f"{path} has {path.stat().st_size} bytes, over {MAX_BYTES}"
 
 
 def _take(browser: Any, pictures: Path) -> None:

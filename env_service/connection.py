@@ -23,7 +23,7 @@ from env_service.leases.running import RunningLeases
 from env_service.rollouts.generation import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.messages import (
-    MOST_LEASES,
+    MAX_LEASES,
     Fleet,
     Goodbye,
     Heartbeat,
@@ -162,12 +162,12 @@ class LearnerLink:
             await self._send(self._greeting(running))
         else:
             held = self._held(running)
-            for start in range(0, max(1, len(held)), MOST_LEASES):
-                await self._send(Heartbeat(running=held[start : start + MOST_LEASES]))
+            for start in range(0, max(1, len(held)), MAX_LEASES):
+                await self._send(Heartbeat(running=held[start : start + MAX_LEASES]))
             await self._send_due()
 
     def _greeting(self, running: RunningLeases) -> Hello:
-        return self._hello.model_copy(update={"run": self._run, "running": self._held(running)[:MOST_LEASES]})
+        return self._hello.model_copy(update={"run": self._run, "running": self._held(running)[:MAX_LEASES]})
 
     def _held(self, running: RunningLeases) -> tuple[RunningLease, ...]:
         finished = self._outbox.held()

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 CHUNK_TIMEOUT_S = 10.0
 FIRST_REST_S = 0.1
-LONGEST_REST_S = 2.0
+MAX_REST_S = 2.0
 
 
 class Puller:
@@ -89,7 +89,7 @@ class Puller:
                     return chunk
                 log.warning("requesting a chunk again: %s: it arrived damaged, %d bytes", url, len(chunk))
             await asyncio.sleep(rest_s)
-            rest_s = min(2 * rest_s, LONGEST_REST_S)
+            rest_s = min(2 * rest_s, MAX_REST_S)
 
 
 def _write(file: int, chunk: bytes, offset: int) -> None:

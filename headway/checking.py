@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 _USUAL_CONTEXT = 1 << 15
-_LARGEST_READ_BYTES = 64 << 20
+_MAX_READ_BYTES = 64 << 20
 _LEFT_OUT = (
     "left out, since this may not be the machine that it is meant for: devices, memory, disk, who holds ports, what is "
     "in the run's folder, bubblewrap"
@@ -361,7 +361,7 @@ def _example_problems(config: "LearnerConfig") -> Iterator[str]:
     from learner.data.sources import RecordError, read_records
 
     try:
-        if file.is_file() and file.stat().st_size > _LARGEST_READ_BYTES:
+        if file.is_file() and file.stat().st_size > _MAX_READ_BYTES:
             for _ in islice(read_records(path), 10_000):
                 pass
             return

@@ -24,9 +24,9 @@ from typing import IO, Any, Self
 
 from learner.reports.growing import FileRestarted, Mark, lines_after
 
-_LONGEST_LINE = 64 << 10
-_LARGEST_HOLD = 256 << 10
-_LARGEST_QUEUE = 256 << 10
+_MAX_LINE = 64 << 10
+_MAX_HOLD = 256 << 10
+_MAX_QUEUE = 256 << 10
 _LAST_LINES = 10
 PATIENCE_S = 0.5
 """A reader that takes nothing for so long has stopped."""
@@ -39,7 +39,7 @@ _SHOWN = (("reward", "reward_mean", ".3f"), ("lag", "lag_mean", ".1f"), ("loss",
 _BAR_EVERY_S = 1.0
 _ERASE = b"\r\x1b[K"
 _ECHO = 3  # cells that stay free for the `^C` that a terminal shows
-_LONGEST_BAR, _SHORTEST_BAR = 40, 8
+_MAX_BAR, _SHORTEST_BAR = 40, 8
 
 
 class RunProgress:
@@ -166,7 +166,7 @@ class Bar:
         while words and len("  ".join(words)) > room:
             words.pop()
         text = "  ".join(words)
-        cells = min(_LONGEST_BAR, room - len(text) - 2)
+        cells = min(_MAX_BAR, room - len(text) - 2)
         total, step = self._progress.total, self._progress.step or 0
         if cells < _SHORTEST_BAR or not total:
             return text
@@ -210,13 +210,13 @@ class Sink:
     @property
     def is_full(self) -> bool:
         """True if so much waits that sources are better not read: for a slow reader, not for one that has stopped."""
-        return len(self._queue) > _LARGEST_QUEUE and time.monotonic() < self._took_at + PATIENCE_S
+        return len(self._queue) > _MAX_QUEUE and time.monotonic() < self._took_at + PATIENCE_S
 
     def add(self, lines: bytes) -> None:
         """Queues lines, or counts them where so many wait that nobody seems to read."""
         if not self._queue:
             self._took_at = time.monotonic()
-        if len(self._queue) > _LARGEST_QUEUE and not self.is_full:
+        if len(self._queue) > _MAX_QUEUE and not self.is_full:
             self._left_out += lines.count(b"\n")
             return
         self._say_what_is_missing()
@@ -271,14 +271,14 @@ class Source:
     def read(self) -> bool:
         """Takes what is there; whether there may be more."""
         try:
-            data = os.read(self.descriptor, _LONGEST_LINE)
+            data = os.read(self.descriptor, _MAX_LINE)
         except BlockingIOError:
             return False
         if not data:
             self.is_open = False
             return False
         data = self._line + data
-        size = data.rfind(b"\n") + 1 or (len(data) if len(data) >= _LONGEST_LINE else 0)
+        size = data.rfind(b"\n") + 1 or (len(data) if len(data) >= _MAX_LINE else 0)
         self._line = data[size:]
         self._pass_on(data[:size])
         return True
@@ -309,7 +309,7 @@ class Source:
             self.sink.add(lines)
             return
         self._held += lines
-        if len(self._held) > _LARGEST_HOLD:
+        if len(self._held) > _MAX_HOLD:
             self._release()
 
     def _release(self) -> None:

@@ -33,7 +33,7 @@ _MICROBATCH_TOKENS = 8192
 _RESERVED_GB = 2.0
 _USABLE = 0.92
 _TOKENS_SIMULATED = 8
-_MOST_SIMULATED = 48
+_MAX_SIMULATED = 48
 _TRIED = 2
 _STEPS = 16
 _WORDS = (
@@ -225,7 +225,7 @@ def _split(plan: Plan, generator_devices: int, engine: int) -> DeviceSplit:
 
 def rehearsal_of(plan: Plan, split: DeviceSplit) -> dict[str, Any]:
     """The simulator's scenario. One token of it stands for several of a long completion, so that it stays quick."""
-    scale = max(1.0, plan.length / _TOKENS_SIMULATED, max(plan.lengths) / _MOST_SIMULATED)
+    scale = max(1.0, plan.length / _TOKENS_SIMULATED, max(plan.lengths) / _MAX_SIMULATED)
     dice = random.Random(1)
     lengths = tuple(max(1, int(length / scale + dice.random())) for length in plan.lengths)
     scale = plan.length / (sum(lengths) / len(lengths))
@@ -234,7 +234,7 @@ def rehearsal_of(plan: Plan, split: DeviceSplit) -> dict[str, Any]:
         "settings": {
             "generators": split.engines, "steps": min(plan.steps, _STEPS), "groups_per_step": plan.groups,
             "group_size": plan.group_size, "max_lag": plan.max_lag, "capacity": in_flight,
-            "max_tokens": _MOST_SIMULATED, "checkpoint_every": 10**6, "straggler_timeout_s": 600.0,
+            "max_tokens": _MAX_SIMULATED, "checkpoint_every": 10**6, "straggler_timeout_s": 600.0,
         },
         "train_s": [split.train_s], "lengths": lengths, "token_s": split.token_s * scale,
         "sequence_s": split.sequence_s * scale, "at_once": plan.at_once, "environment_s": plan.environment_s,

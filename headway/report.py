@@ -27,7 +27,7 @@ _WIDTH, _HEIGHT = 720, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 26
 _COLORS = 6
 _SAMPLES = 8
-_LONGEST_TEXT = 4000
+_MAX_TEXT = 4000
 _LIGHT = "--c0:#0b5fa5;--c1:#b34700;--c2:#2f7d32;--c3:#8e2a8a;--c4:#6b6f76;--c5:#946200;--line:#d0d4d9"
 _DARK = "--c0:#6cb6ff;--c1:#f5a04c;--c2:#7bc47f;--c3:#e08fdc;--c4:#a3a9b2;--c5:#e0b84c;--line:#3a4048"
 _FILLS = "".join(f".line{n}{{stroke:var(--c{n})}}.fill{n}{{background:var(--c{n})}}" for n in range(_COLORS))
@@ -362,7 +362,7 @@ def _completion(given: Mapping[str, Any]) -> str:
 
 def _pre(text: object) -> str:
     whole = str(text)
-    cut = whole if len(whole) <= _LONGEST_TEXT else f"{whole[:_LONGEST_TEXT]} [{len(whole) - _LONGEST_TEXT} more]"
+    cut = whole if len(whole) <= _MAX_TEXT else f"{whole[:_MAX_TEXT]} [{len(whole) - _MAX_TEXT} more]"
     return f'<pre dir="auto">{_text(cut)}</pre>'
 
 

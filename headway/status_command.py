@@ -16,7 +16,7 @@ from headway.doctor_options import DoctorOptions, progress_of, targets
 from protocol.status import ProgressStatus
 from services.config.models import ProcessConfig
 
-_LONGEST_WAIT = 60
+_MAX_WAIT = 60
 
 
 _LOOK_S = 1.0
@@ -140,7 +140,7 @@ def _status_row(patient: Patient, rate: float | None) -> tuple[str, str, str, st
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_WAIT else f"{text[: _LONGEST_WAIT - 1]}…"
+    return text if len(text) <= _MAX_WAIT else f"{text[: _MAX_WAIT - 1]}…"
 
 
 def _progress_text(progress: ProgressStatus | None, rate: float | None) -> str:

@@ -33,7 +33,7 @@ BUCKET_ALIGNMENT = 16
 """Offsets of tensors in a bucket are multiples of this many bytes, so that any element type can be viewed in place."""
 PULL_TOOK_TOO_LONG = "pull_took_too_long"
 """The kind of a refusal by a generator whose download was not done in time."""
-MOST_PROBE_TEXTS = 64
+MAX_PROBE_TEXTS = 64
 PROBE_TIMEOUT_S = 15.0
 """What a generator has for the probe of a small model."""
 SLOWEST_BYTES_PER_S = 1e8
@@ -183,7 +183,7 @@ class Commit(WireModel):
 
     version: VersionText
     epoch: int = Field(ge=0)
-    probe: tuple[ProbeText, ...] = Field(default=(), max_length=MOST_PROBE_TEXTS)
+    probe: tuple[ProbeText, ...] = Field(default=(), max_length=MAX_PROBE_TEXTS)
 
 
 class CommitResult(WireModel):

@@ -12,9 +12,9 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 LOWEST_TEMPERATURE = 0.01
 """Engines sample greedily at 0, and at this temperature for anything between."""
-MOST_SCORED_TOKENS = 1 << 20
+MAX_SCORED_TOKENS = 1 << 20
 """Of all sequences of one request together; with `top`, of tokens times `top`: it bounds the answer to some 50 MB."""
-MOST_TOP_LOGPROBS = 128
+MAX_TOP_LOGPROBS = 128
 
 
 class Sampling(WireModel):
@@ -92,7 +92,7 @@ class GeneratePart(WireModel):
         return self.model_copy(update={"version_spans": spans})
 
 
-TokenSequence = Annotated[tuple[TokenId, ...], Field(min_length=2, max_length=MOST_SCORED_TOKENS)]
+TokenSequence = Annotated[tuple[TokenId, ...], Field(min_length=2, max_length=MAX_SCORED_TOKENS)]
 Logprob = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -104,14 +104,14 @@ class LogprobsRequest(WireModel):
 
     request_id: str = Field(min_length=1, max_length=256)
     sequences: tuple[TokenSequence, ...] = Field(min_length=1, max_length=256)
-    top: int = Field(default=0, ge=0, le=MOST_TOP_LOGPROBS)
+    top: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
 
     @model_validator(mode="after")
     def _answer_is_bounded(self) -> Self:
         tokens = sum(map(len, self.sequences))
-        if tokens * max(1, self.top) > MOST_SCORED_TOKENS:
+        if tokens * max(1, self.top) > MAX_SCORED_TOKENS:
             times = f" times top {self.top}" if self.top > 1 else ""
-            raise ValueError(f"{tokens} tokens{times} exceed {MOST_SCORED_TOKENS}: ask for them in several requests")
+            raise ValueError(f"{tokens} tokens{times} exceed {MAX_SCORED_TOKENS}: ask for them in several requests")
         return self
 
 

@@ -15,9 +15,9 @@ from protocol.generation import Sampling
 from protocol.model import VersionText, WireModel
 from protocol.trajectories import Purpose, TrajectoryGroup
 
-MOST_GENERATORS = 4096
+MAX_GENERATORS = 4096
 """In one fleet."""
-MOST_LEASES = 1 << 14
+MAX_LEASES = 1 << 14
 """Named in one message, which then stays within the limits of a header; a sender that has more says it in several."""
 
 
@@ -78,7 +78,7 @@ class Hello(Message):
     tokenizer: str = Field(max_length=128)
     chat_template: str = Field(max_length=128)
     run: str = Field(default="", max_length=64)
-    running: tuple[RunningLease, ...] = Field(default=(), max_length=MOST_LEASES)
+    running: tuple[RunningLease, ...] = Field(default=(), max_length=MAX_LEASES)
     address: str = Field(default="", max_length=512)
 
 
@@ -132,7 +132,7 @@ class Heartbeat(Message):
     """env_service → learner: these leases are alive here."""
 
     kind: ClassVar[str] = "heartbeat"
-    running: tuple[RunningLease, ...] = Field(max_length=MOST_LEASES)
+    running: tuple[RunningLease, ...] = Field(max_length=MAX_LEASES)
 
 
 class FinishedLease(Message):
@@ -172,7 +172,7 @@ class LeaseCancellation(Message):
     """learner → env_service: stop rolling these out; nobody waits for them."""
 
     kind: ClassVar[str] = "cancelled"
-    leases: tuple[RunningLease, ...] = Field(min_length=1, max_length=MOST_LEASES)
+    leases: tuple[RunningLease, ...] = Field(min_length=1, max_length=MAX_LEASES)
 
 
 class ServingGenerator(WireModel):
@@ -187,7 +187,7 @@ class Fleet(Message):
     """learner → env_service: who serves now. Sent on every change."""
 
     kind: ClassVar[str] = "fleet"
-    generators: tuple[ServingGenerator, ...] = Field(max_length=MOST_GENERATORS)
+    generators: tuple[ServingGenerator, ...] = Field(max_length=MAX_GENERATORS)
 
 
 class Goodbye(Message):

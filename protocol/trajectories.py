@@ -24,7 +24,7 @@ MAX_STATE_CHARS = 256
 MAX_STOP_REASON_CHARS = 64
 MAX_PLAYER_CHARS = 64
 MAX_EXPLANATION_CHARS = 4096
-LARGEST_REWARD = 1e6
+MAX_REWARD = 1e6
 """By its size. What lies beyond is no judgement but a fault (a sentinel, a time stamp, a division by almost 0), and one
 such number in a group hides what all others say.
 """
@@ -44,7 +44,7 @@ ROWS: Mapping[str, np.dtype[Any]] = {
 def fault_of_reward(*, verifier: object, reward: object, components: object) -> str | None:
     """Why nobody is to train on what a verifier gave, in words that name it; None if nothing speaks against it.
 
-    A reward is finite and of at most LARGEST_REWARD, its components are finite.
+    A reward is finite and of at most MAX_REWARD, its components are finite.
     """
     if isinstance(components, dict) and all(map(_is_in_order, (reward, *components.values()))):
         return None  # as almost always, and without a text for each
@@ -52,13 +52,13 @@ def fault_of_reward(*, verifier: object, reward: object, components: object) -> 
     for what, number in (("a reward", reward), *((f"a component {name!r}", part) for name, part in parts)):
         if isinstance(number, float) and not math.isfinite(number):
             return f"verifier {verifier} gave {what} of {number}, expected a finite number"
-    if isinstance(reward, float | int) and abs(reward) > LARGEST_REWARD:
-        return f"verifier {verifier} gave a reward of {str(reward)[:40]}, expected one of at most {LARGEST_REWARD:g}"
+    if isinstance(reward, float | int) and abs(reward) > MAX_REWARD:
+        return f"verifier {verifier} gave a reward of {str(reward)[:40]}, expected one of at most {MAX_REWARD:g}"
     return None
 
 
 def _is_in_order(number: object) -> bool:
-    return isinstance(number, float) and -LARGEST_REWARD <= number <= LARGEST_REWARD
+    return isinstance(number, float) and -MAX_REWARD <= number <= MAX_REWARD
 
 
 class VersionSpan(WireModel):

@@ -16,10 +16,10 @@ from services.user_code import in_lines
 
 _NAME_WIDTH = len("reward-service")
 _NEVER_BLOCKS = 4096  # bytes that a descriptor that is ready takes at once: POSIX's PIPE_BUF on Linux
-_MOST_PENDING = 256 << 10
+_MAX_PENDING = 256 << 10
 _FLUSH_S = 1.0
 _PATIENCE_S = 0.5
-_MOST_NAMES = 1000
+_MAX_NAMES = 1000
 _NOISY = ("matplotlib", "uvicorn", "uvicorn.access", "uvicorn.error", "httpx", "httpcore", "asyncio")
 
 
@@ -66,7 +66,7 @@ class SaidBefore(logging.Filter):
         name, now = _name_of(record), self._clock()
         said = self._said.get(name)
         if said is None:
-            if len(self._said) >= _MOST_NAMES:
+            if len(self._said) >= _MAX_NAMES:
                 self._said.clear()
             self._said[name] = _WrittenLine(at=now)
             return True
@@ -165,7 +165,7 @@ class UnhurriedHandler(logging.StreamHandler[TextIO]):
     def _add(self, line: bytes) -> None:
         if not self._pending:
             self._took_at = time.monotonic()
-        while len(self._pending) > _MOST_PENDING:
+        while len(self._pending) > _MAX_PENDING:
             left = self._took_at + _PATIENCE_S - time.monotonic()
             if not self._is_writable(timeout_s=max(0.0, left)):
                 self._left_out += 1

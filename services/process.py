@@ -37,7 +37,7 @@ from services.user_code import in_lines
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
-_MOST_FILES = 1 << 16
+_MAX_FILES = 1 << 16
 _TUNABLES, _HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 _FIRST_WITH_HUGE_PAGES = (2, 35)
 _YOUNG_OBJECTS = 20_000
@@ -140,7 +140,7 @@ def leave(code: int) -> NoReturn:
 def _allow_many_files() -> None:
     """Every peer is a connection, and every connection a file: as many as the system lets this process have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

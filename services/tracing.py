@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _HEADER = "traceparent"
 _CONTEXT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f][13579bdf]")
 _END_S = 2.0
-_MOST_BEGAN = 65_536
+_MAX_BEGAN = 65_536
 _NOTHING = nullcontext()
 
 Attribute = str | int | float | bool
@@ -128,7 +128,7 @@ def lease_began(trace: str, *, at: str = "lease") -> None:
     A lease that is granted again began with its first grant: all its attempts are in its trace.
     """
     if _exporting is not None and trace:
-        if len(_exporting.began) >= _MOST_BEGAN:  # the oldest first, of leases that came to nothing
+        if len(_exporting.began) >= _MAX_BEGAN:  # the oldest first, of leases that came to nothing
             del _exporting.began[next(iter(_exporting.began))]
         _exporting.began.setdefault(f"{at} {trace}", time.time_ns())
 

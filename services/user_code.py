@@ -32,7 +32,7 @@ _NOT_THEIRS = (
     "<frozen",
 )
 _LONGEST = 1000
-_MOST_CALLERS = 3
+_MAX_CALLERS = 3
 
 
 def number_of(value: object) -> float | None:
@@ -125,7 +125,7 @@ def _callers(frames: list[traceback.FrameSummary]) -> str:
         for inner, (file, line, name) in pairwise(places)
         if not name.startswith("<")
     ]
-    return "".join(called[:_MOST_CALLERS])
+    return "".join(called[:_MAX_CALLERS])
 
 
 def in_lines(error: BaseException) -> str:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 2.0
-_MOST_CHARS = 1000
+_MAX_CHARS = 1000
 
 
 class WorkerUnavailable(Exception):
@@ -216,7 +216,7 @@ def serve_lines(
     try:
         loaded = load()
     except Exception as error:  # noqa: BLE001  loading runs code of others, and the parent must hear why it failed
-        problem = describe(error)[:_MOST_CHARS].encode(errors="replace").decode()
+        problem = describe(error)[:_MAX_CHARS].encode(errors="replace").decode()
         _send(replies, Loading(problem=problem).model_dump_json().encode())
         return
     _send(replies, Loading().model_dump_json().encode())

@@ -251,7 +251,7 @@ def _take_hold_of_the_product() -> None:
     _put(plane, "Meeting", collective.FakeMeeting)
     _put(plane, "BroadcastGroup", collective.FakeBroadcastGroup)
     calls: Any = importlib.import_module("generator.engine.engine")
-    _put(calls, "POLL_MOST_S", 0.2)
+    _put(calls, "MAX_POLL_S", 0.2)
     service: Any = importlib.import_module("learner.service")
     _put(service.LearnerRanks, "open_trainer", lambda self, **_: _opened(trainer, self._config).trainer)
     _put(service, "first_probe", lambda model, *, count: tuple(range(2, 2 + min(count, 8))))

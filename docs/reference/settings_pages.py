@@ -28,7 +28,7 @@ MODELS: Mapping[str, type[ProcessConfig]] = {
     "env-service": EnvServiceConfig,
 }
 
-_MOST_NAMED = 6
+_MAX_NAMED = 6
 _BOUNDS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
 
 
@@ -140,7 +140,7 @@ def _of(variants: Sequence[str], everyone: Sequence[str]) -> str:
     others = [name for name in everyone if name not in variants]
     if not others:
         return "all"
-    return f"all but {_listed(others)}" if len(others) <= _MOST_NAMED else _listed(variants)
+    return f"all but {_listed(others)}" if len(others) <= _MAX_NAMED else _listed(variants)
 
 
 def _listed(names: Iterable[object]) -> str:

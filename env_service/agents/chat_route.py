@@ -36,7 +36,7 @@ _READ = frozenset(
         "chat_template_kwargs",
     }
 )
-_MOST_STOPS = 16
+_MAX_STOPS = 16
 NO_EFFORT = "none"
 """The effort of reasoning, on both of OpenAI's routes, that wants none."""
 
@@ -79,8 +79,8 @@ def texts_of(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """The texts of a field, such as those that end an answer. Raises NotUnderstood."""
     given = body.get(name)
     texts = [given] if isinstance(given, str) else given or []
-    if not isinstance(texts, list) or len(texts) > _MOST_STOPS or not all(isinstance(text, str) for text in texts):
-        raise NotUnderstood(f"{name}: expected a text or a list of at most {_MOST_STOPS}", param=name)
+    if not isinstance(texts, list) or len(texts) > _MAX_STOPS or not all(isinstance(text, str) for text in texts):
+        raise NotUnderstood(f"{name}: expected a text or a list of at most {_MAX_STOPS}", param=name)
     return tuple(text for text in texts if text)
 
 

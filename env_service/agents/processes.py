@@ -17,7 +17,7 @@ from env_service.agents.results import result_in
 from env_service.environments.interface import AgentClient, AgentResult, EnvironmentFailed
 from services.config.models import ConfigModel
 
-_MOST_BYTES = 64 << 10
+_MAX_BYTES = 64 << 10
 _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
 
 
@@ -149,8 +149,8 @@ async def _tell(stdin: asyncio.StreamWriter, task: bytes) -> None:
 
 async def _tail(stream: asyncio.StreamReader) -> bytes:
     kept = b""
-    while piece := await stream.read(_MOST_BYTES):
-        kept = (kept + piece)[-_MOST_BYTES:]
+    while piece := await stream.read(_MAX_BYTES):
+        kept = (kept + piece)[-_MAX_BYTES:]
     return kept
 
 

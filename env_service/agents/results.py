@@ -17,7 +17,7 @@ from protocol.codec import describe
 from protocol.model import WireModel
 from services.user_code import number_of
 
-MOST_COMPLETIONS = 1024
+MAX_COMPLETIONS = 1024
 """Of a session."""
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -30,7 +30,7 @@ class RewardPosted(WireModel):
         allow_inf_nan=False,
         description="the trajectory's reward; a verifier's and those of completions are added",
     )
-    rewards: Annotated[list[_Number], Field(max_length=MOST_COMPLETIONS)] | dict[str, _Number] = Field(
+    rewards: Annotated[list[_Number], Field(max_length=MAX_COMPLETIONS)] | dict[str, _Number] = Field(
         default_factory=list,
         description="of each completion, in the order of the requests, or by its id; added to the trajectory's",
     )

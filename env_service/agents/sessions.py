@@ -16,7 +16,7 @@ from typing import Literal
 
 from env_service.agents.matching import Branch, RecordedTurns
 from env_service.agents.messages import AgentMessage, MadeCall, call_id_of
-from env_service.agents.results import MOST_COMPLETIONS
+from env_service.agents.results import MAX_COMPLETIONS
 from env_service.environments.interface import AgentClient, AgentResult, Task, Tool
 from env_service.environments.tokenization import ChatTemplateError, TemplateArguments
 from env_service.environments.tool_formats import ParsedTurn, shown_until
@@ -316,7 +316,7 @@ class AgentSession:
         rules = self.speaker.language.rules
         if self.over or self.posted.done():
             raise CallRefused(404, "session_over", "this session has ended")
-        if self._made >= min(rules.max_turns, MOST_COMPLETIONS):
+        if self._made >= min(rules.max_turns, MAX_COMPLETIONS):
             self.cut_off = self.cut_off or "turn_limit"
             raise CallRefused(400, "turn_limit", f"this session has had its {self._made} calls")
         invalid = self.recorded.invalid

@@ -23,7 +23,7 @@ HOLE, FREE, GOAL, PLAYER = "H", ".", "G", "A"
 FLOOR, WALL, BOX, STORED, TARGET, WORKER, WORKER_ON_TARGET = "-", "#", "$", "*", ".", "@", "+"
 _OPPOSITE = {"u": "d", "d": "u", "l": "r", "r": "l"}
 GAP = "0"
-_MOST_CELLS = 6
+_MAX_CELLS = 6
 
 
 class MazeOptions(GameOptions):
@@ -271,10 +271,10 @@ class SlidingOptions(GameOptions):
 
     @model_validator(mode="after")
     def _small(self) -> Self:
-        if self.rows * self.columns > _MOST_CELLS:
+        if self.rows * self.columns > _MAX_CELLS:
             raise ValueError(
                 f"a board of {self.rows} by {self.columns} has {self.rows * self.columns} cells, expected at most "
-                f"{_MOST_CELLS}: make it 2 by 3, 3 by 2 or 2 by 2"
+                f"{_MAX_CELLS}: make it 2 by 3, 3 by 2 or 2 by 2"
             )
         return self
 

@@ -28,8 +28,8 @@ from services.http.client import (
     ServiceUnreachable,
 )
 
-_LONGEST_EXPRESSION = 300
-_MOST_BITS = 2000
+_MAX_EXPRESSION = 300
+_MAX_BITS = 2000
 _TOO_MANY = 429
 _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
     ast.Add: operator.add,
@@ -176,8 +176,8 @@ class CalculatorToolbox:
 
 def calculate(expression: str) -> str:
     """The value: a whole number, or a decimal of twelve digits. Raises ToolFault."""
-    if len(expression) > _LONGEST_EXPRESSION:
-        raise ToolFault(f"the expression has {len(expression)} characters, expected at most {_LONGEST_EXPRESSION}")
+    if len(expression) > _MAX_EXPRESSION:
+        raise ToolFault(f"the expression has {len(expression)} characters, expected at most {_MAX_EXPRESSION}")
     try:
         value = _value(ast.parse(expression.strip(), mode="eval").body)
         return str(value.numerator) if value.denominator == 1 else f"{float(value):.12g}"
@@ -205,13 +205,13 @@ def _value(node: ast.expr) -> Fraction:
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if exponent.denominator != 1 or bits * abs(exponent) > _MOST_BITS:
+    if exponent.denominator != 1 or bits * abs(exponent) > _MAX_BITS:
         raise ValueError("too large, or no whole exponent")
     return Fraction(base ** int(exponent))
 
 
 def _bounded(value: Fraction) -> Fraction:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MOST_BITS:
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
         raise ValueError("too large")
     return value
 

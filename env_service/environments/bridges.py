@@ -28,9 +28,9 @@ from env_service.environments.tokenization import (
     numbered,
 )
 
-_MOST_KEPT = 4096
-_LONGEST_KEPT = 16_384
-_MOST_OTHERS = 64
+_MAX_KEPT = 4096
+_MAX_KEPT_CHARS = 16_384
+_MAX_OTHERS = 64
 _Message = ChatMessage | Mapping[str, object]
 _CALLED_WITH: Sequence[Mapping[str, JsonValue]] = ({"m": MARKER}, {"k": [1], "m": {"n": [{"o": MARKER}]}})
 
@@ -85,7 +85,7 @@ class Bridges:
         found = self._others.get(id(tokenization))
         if found is None or found.tokenization is not tokenization:
             found = self._others[id(tokenization)] = Bridges(tokenization, stop_ids=self._stop_ids)
-            if len(self._others) > _MOST_OTHERS:
+            if len(self._others) > _MAX_OTHERS:
                 self._others.popitem(last=False)
         return found
 
@@ -149,9 +149,9 @@ class Bridges:
         if found is None:
             found = self._made(said, tools)
             # What is long, such as a file that a tool has read, hardly comes again, and would be kept for long.
-            if sum(len(message.content) for message in said) + len(key[1]) <= _LONGEST_KEPT:
+            if sum(len(message.content) for message in said) + len(key[1]) <= _MAX_KEPT_CHARS:
                 self._kept[key] = found
-            if len(self._kept) > _MOST_KEPT:
+            if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         return found
 

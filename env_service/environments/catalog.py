@@ -36,12 +36,12 @@ from env_service.environments.tokenization import (
 )
 from protocol.trajectories import Purpose
 
-_MOST_TASKS = 100_000_000
+_MAX_TASKS = 100_000_000
 _ROUNDING = 1e-9
 
 
 _SAMPLED, _LONGEST = 64, 16
-_MOST_CHARS, _FEWEST_CHARS, _CHARS_OF_A_TOKEN = 400_000, 20_000, 16
+_MAX_CHARS, _FEWEST_CHARS, _CHARS_OF_A_TOKEN = 400_000, 20_000, 16
 """Of all prompts that are tokenized to see how long they are, of which a tokenizer does some million in a second; of
 those of an environment that comes after others that used them up; and what hardly a text has in the mean.
 """
@@ -100,7 +100,7 @@ class Mix(_Parts):
             raise ValueError("an environment of a mix has no training tasks")
         total = sum(share.weight for share in shares)
         epoch = max(size * total / share.weight for size, share in zip(sizes, shares, strict=True))
-        if epoch > _MOST_TASKS:
+        if epoch > _MAX_TASKS:
             raise ValueError(f"a mix would have {epoch:.3g} tasks in an epoch: make its weights less unequal")
         self._ends = list(accumulate(ceil(epoch * share.weight / total * (1 - _ROUNDING)) for share in shares))
 
@@ -379,7 +379,7 @@ def longest_prompt(
     than says that it is longer than `context_tokens`.
     """
     found: list[PromptLength] = []
-    left = max(_FEWEST_CHARS, min(_MOST_CHARS, _CHARS_OF_A_TOKEN * context_tokens))
+    left = max(_FEWEST_CHARS, min(_MAX_CHARS, _CHARS_OF_A_TOKEN * context_tokens))
     for environment in environments.values():
         told = tokenization.with_arguments(environment.template_arguments)
         sampled = sorted(_sampled(environment), key=lambda one: len(text_of(one[1].prompt)), reverse=True)

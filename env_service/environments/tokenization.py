@@ -34,8 +34,8 @@ _NONE: TemplateArguments = {}
 _GIVEN = ("documents", "strftime_now")
 _OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
 _FROM_TEXT = "<template>"
-_MOST_VARIANTS = 64
-_MOST_TOKENS = 1 << 20
+_MAX_VARIANTS = 64
+_MAX_TOKENS = 1 << 20
 """Of a model that does not say how many tokens it takes."""
 _CHARS_OF_A_TOKEN = 4
 """In most texts; where tokens are longer, more of a text is looked at."""
@@ -247,7 +247,7 @@ class Tokenization:
             return self
         key = json.dumps(merged, sort_keys=True)
         if key not in self._variants:
-            if len(self._variants) >= _MOST_VARIANTS:  # agents may ask with whatever they like
+            if len(self._variants) >= _MAX_VARIANTS:  # agents may ask with whatever they like
                 self._variants.pop(next(iter(self._variants)))
             other = copy(self)
             for name in _RENDERED:
@@ -360,7 +360,7 @@ class Tokenization:
     @cached_property
     def context_tokens(self) -> int:
         """How many tokens the model takes at most, whatever a generator allows."""
-        return positions(self.folder) or _MOST_TOKENS
+        return positions(self.folder) or _MAX_TOKENS
 
     def beginning_beyond(self, prompt: Prompt, tokens: int) -> Prompt | None:
         """The beginning of a prompt that has more than so many tokens by itself; None if it has not.

@@ -51,7 +51,7 @@ _HARMONY_HEAD = re.compile(
 )
 _TO = re.compile(r"(?:\A|\s)to=(?:functions\.)?([^\s<]+)")
 _ENDS_OF_LISTS = ("<|python_end|>", "<|tool_call_end|>")
-_MOST_QUOTED = 80
+_MAX_QUOTED = 80
 
 _OPENERS: Mapping[ToolFormat, tuple[str, ...]] = {
     "hermes": ("<tool_call>",),
@@ -154,7 +154,7 @@ def family_of(template: str) -> ToolFormat | None:
 
 def no_such_tool(name: str, offered: Iterable[str]) -> str:
     """Tells the policy that it called a tool that is not there."""
-    return f"there is no tool {name[:_MOST_QUOTED]!r}; there are {', '.join(offered)}"
+    return f"there is no tool {name[:_MAX_QUOTED]!r}; there are {', '.join(offered)}"
 
 
 _Schemas = Mapping[str, Mapping[str, JsonValue]]
@@ -174,7 +174,7 @@ def _schemas(tools: Sequence[Tool]) -> _Schemas:
 
 def _fault(found: _FoundCalls, name: ToolFormat, schemas: _Schemas) -> str:
     if found.broken:
-        return f"a call cannot be read in the format {name}: {found.broken[:_MOST_QUOTED]!r}"
+        return f"a call cannot be read in the format {name}: {found.broken[:_MAX_QUOTED]!r}"
     strange = next((call.name for call in found.calls if schemas and call.name not in schemas), None)
     return "" if strange is None else no_such_tool(strange, schemas)
 

@@ -35,8 +35,8 @@ from protocol.trajectories import Purpose
 from services.user_code import checked_number, number_of
 
 _OURS = str(Path(__file__).parent)
-_MOST_CHARS = 2000
-_MOST_TRACEBACK_CHARS = 16_000
+_MAX_CHARS = 2000
+_MAX_TRACEBACK_CHARS = 16_000
 
 T = TypeVar("T")
 Key = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -136,7 +136,7 @@ def fault_of(error: BaseException) -> HostedFault:
     return HostedFault(
         kind="raised",
         text=sendable(f"{type(error).__name__}: {error}{place}"),
-        traceback=sendable(lines[-_MOST_TRACEBACK_CHARS:], most=_MOST_TRACEBACK_CHARS),
+        traceback=sendable(lines[-_MAX_TRACEBACK_CHARS:], most=_MAX_TRACEBACK_CHARS),
     )
 
 
@@ -150,7 +150,7 @@ def _below_ours(whole: TracebackType | None) -> TracebackType | None:
     return theirs
 
 
-def sendable(text: str, *, most: int = _MOST_CHARS) -> str:
+def sendable(text: str, *, most: int = _MAX_CHARS) -> str:
     """Short, and without the halves of characters that no JSON can hold."""
     return text[:most].encode("utf-8", errors="replace").decode()
 

@@ -29,7 +29,7 @@ from env_service.environments.rules import Rules
 from protocol.codec import describe
 from services.config.models import ConfigModel
 
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 _SEEDS = 1 << 31
 _PASSING = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
 _INVALID = ("VALIDATION_ERROR", "INVALID_JSON")
@@ -141,7 +141,7 @@ class OpenEnvEnvironment:
         try:
             if self._options.action_field:
                 self._field_type = await self._type_of_field()
-            self._socket = await self._session.ws_connect(f"{self._url}{path}", max_msg_size=_MOST_BYTES)
+            self._socket = await self._session.ws_connect(f"{self._url}{path}", max_msg_size=_MAX_BYTES)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             await self.close()
             raise EnvironmentUnavailable(

@@ -39,12 +39,12 @@ from services.rewards.client import RewardClient
 from services.rewards.items import ItemScore
 from services.tracing import span
 
-_MOST_EXPLAINED_CHARS = 1 << 19
+_MAX_EXPLAINED_CHARS = 1 << 19
 """Of a whole group, which is one message: little of each trajectory where there are thousands."""
-_MOST_GIVEN_CHARS = 1000
-_MOST_PROMPT_CHARS = 2000
-_MOST_CHARS = 1 << 20
-_MOST_ERROR_CHARS = 4096
+_MAX_GIVEN_CHARS = 1000
+_MAX_PROMPT_CHARS = 2000
+_MAX_CHARS = 1 << 20
+_MAX_ERROR_CHARS = 4096
 
 
 class GroupScoring:
@@ -63,7 +63,7 @@ class GroupScoring:
         for one in scored:
             if one.error is not None and not one.answered and one.error.kind != "data":
                 raise (DataFailure if one.error.kind == "user" else InfrastructureFailure)(one.error.message)
-        room = min(MAX_EXPLANATION_CHARS, _MOST_EXPLAINED_CHARS // max(1, len(items)))
+        room = min(MAX_EXPLANATION_CHARS, _MAX_EXPLAINED_CHARS // max(1, len(items)))
         return [_scored_record(one, _explained(item, one)[:room]) for item, one in zip(items, scored, strict=True)]
 
 
@@ -77,12 +77,12 @@ def given_text(arguments: Mapping[str, JsonValue]) -> str:
     if not arguments:
         return ""
     text = json.dumps(arguments, ensure_ascii=False, default=str).encode("utf-8", errors="replace").decode()
-    return f"given: {text if len(text) <= _MOST_GIVEN_CHARS else text[:_MOST_GIVEN_CHARS] + '…'}"
+    return f"given: {text if len(text) <= _MAX_GIVEN_CHARS else text[:_MAX_GIVEN_CHARS] + '…'}"
 
 
 def text_of_task(task: Task) -> str:
     """A task as a person reads it: its prompt, cut, and what says the right answer."""
-    prompt = text_of(task.prompt)[:_MOST_PROMPT_CHARS].encode("utf-8", errors="replace").decode()
+    prompt = text_of(task.prompt)[:_MAX_PROMPT_CHARS].encode("utf-8", errors="replace").decode()
     return f"{prompt}\n{given_text({**task.data, **task.verification.arguments})}".strip()
 
 
@@ -183,7 +183,7 @@ class Judging:
         transcript = conversation.transcript
         return transcript.record(
             record,
-            text=conversation.text[:_MOST_CHARS],
+            text=conversation.text[:_MAX_CHARS],
             stop_reason=conversation.stop_reason[:MAX_STOP_REASON_CHARS],
             # A verifier alone gives none to turns, and what it says of them may stand in its components.
             turn_rewards=(judged is None and conversation.given is None) or transcript.has_rewards,
@@ -273,4 +273,4 @@ def _measures(conversation: JudgedConversation) -> Mapping[str, float]:
 
 def _error(verifier: str, text: str, *, passing: bool = False) -> RewardRecord:
     kind: ErrorKind = "infrastructure" if passing else "data"
-    return RewardRecord(verifier=verifier, error_kind=kind, error=text[:_MOST_ERROR_CHARS])
+    return RewardRecord(verifier=verifier, error_kind=kind, error=text[:_MAX_ERROR_CHARS])

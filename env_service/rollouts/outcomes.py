@@ -22,7 +22,7 @@ Outcome = FinishedLease | FailedLease
 """What a lease comes to."""
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600)
 _REWARDS = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.1, 0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 2.0, 5.0, 10.0)
-_MOST_VERIFIERS = 64
+_MAX_VERIFIERS = 64
 _FAULTS = ("raised", "nonsense", "hung", "crashed", "killed", "unavailable")
 _REFUSALS = ("unknown_peer", "unexpected", "hello", "namesake", "name_taken", "malformed", "protocol_version")
 
@@ -242,6 +242,6 @@ class RolloutMetrics:
 
     def _label(self, verifier: str) -> str:
         """Tasks name their verifiers: of a file with a name in each row only the first ones have series."""
-        if len(self._verifiers) < _MOST_VERIFIERS:
+        if len(self._verifiers) < _MAX_VERIFIERS:
             self._verifiers.add(verifier)
         return verifier if verifier in self._verifiers else "others"

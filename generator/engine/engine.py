@@ -39,7 +39,7 @@ from protocol.generation import GeneratePart, Sampling
 from services.process import NeverServed
 
 POLL_FIRST_S = 0.002
-POLL_MOST_S = 0.02
+MAX_POLL_S = 0.02
 
 Answer = TypeVar("Answer")
 GRACE_S = 5.0
@@ -101,7 +101,7 @@ class EngineCalls:
             if time.monotonic() > deadline:
                 raise WeightSyncError(f"the workers were not done within {deadline_s} s")
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, POLL_MOST_S)
+            pause_s = min(2 * pause_s, MAX_POLL_S)
 
 
 class Engine:

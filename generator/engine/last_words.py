@@ -13,7 +13,7 @@ from typing import Any
 
 _POINTS_ELSEWHERE = re.compile(r"root cause|stack trace|EngineDeadError", re.IGNORECASE)
 _LONGEST = 500
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 
 
 class LastWords:
@@ -30,7 +30,7 @@ class LastWords:
     def said(self) -> str:
         """The last error that names its own cause; empty if there was none."""
         size = os.fstat(self._file).st_size
-        data = os.pread(self._file, _MOST_BYTES, max(0, size - _MOST_BYTES))
+        data = os.pread(self._file, _MAX_BYTES, max(0, size - _MAX_BYTES))
         lines = [line for line in data.decode(errors="replace").splitlines() if line]
         return next((line for line in reversed(lines) if not _POINTS_ELSEWHERE.search(line)), "")
 

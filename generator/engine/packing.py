@@ -12,7 +12,7 @@ which no list of token ids ends with. What wants more than that (logprobs of a p
 at once) is left as it is. `PackingScheduler` holds and packs, in the engine's process; `unpack` is for this one.
 
     first token, last token ─────────────────────────▶ sent at once, with what is held of its completion
-    tokens between them ─▶ held ─▶ `stream_interval` of one completion, or MOST_HELD_S ─▶ those of all are sent together
+    tokens between them ─▶ held ─▶ `stream_interval` of one completion, or MAX_HELD_S ─▶ those of all are sent together
 
 A message has one version for all that is in it. So nothing may be held across a change of weights: those change while
 the engine is paused, and a pause is not complete before everything held was sent.
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 TRIED = "0.32.0"
 """The release of vLLM whose outputs were looked at."""
 
-MOST_HELD_S = 2.0
+MAX_HELD_S = 2.0
 """What is lost with an engine's process: a slow engine sends fewer than `stream_interval` tokens at a time."""
 
 _ONE_INT, _ONE_FLOAT = struct.Struct("i"), struct.Struct("f")
@@ -168,7 +168,7 @@ class Holding:
         """Changes what a step would send, by client, into what it sends. `at_once`: nothing waits any longer."""
         for client, answer in answers.items():
             answer.outputs = [each for each in answer.outputs if not self._keeps(each, client=client, now_s=now_s)]
-        if self._held and (at_once or self._full or now_s - self._oldest_s >= MOST_HELD_S):
+        if self._held and (at_once or self._full or now_s - self._oldest_s >= MAX_HELD_S):
             for held in self._held.values():
                 output = pack(held.output, held.token_ids, held.bits)
                 answers.setdefault(held.client, EngineCoreOutputs()).outputs.append(output)

@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from generator.engine.options import EngineOptions, OwnerTie, ScoredSequence
-from protocol.generation import MOST_TOP_LOGPROBS, GeneratePart, Sampling
+from protocol.generation import MAX_TOP_LOGPROBS, GeneratePart, Sampling
 from protocol.trajectories import FinishReason, VersionSpan
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineA
         load_format=options.load_format,
         skip_tokenizer_init=not options.tokenizer,
         logprobs_mode="processed_logprobs",
-        max_logprobs=MOST_TOP_LOGPROBS,
+        max_logprobs=MAX_TOP_LOGPROBS,
         generation_config="vllm",
         enable_prefix_caching=_caches_prefixes(options),
         # A seeded request whose prompt is cut in two kills the CPU engine: its random generator cannot be rewound.

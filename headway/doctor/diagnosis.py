@@ -29,7 +29,7 @@ _WORDS: tuple[tuple[str, Kind], ...] = (
     ("lease", "env-service"),
 )
 _HEADINGS = ("process", "state", "waits for", "since", "heard", "version", "queues")
-_LONGEST_CELL = 64
+_MAX_CELL = 64
 
 
 @dataclass(frozen=True)
@@ -430,7 +430,7 @@ def _any_starting(patients: Sequence[Patient]) -> bool:
     return any(status is not None and _state(status) == "starting" for status in answers)
 
 
-def _aligned(rows: Sequence[Sequence[str]], *, longest_cell: int | None = _LONGEST_CELL) -> str:
+def _aligned(rows: Sequence[Sequence[str]], *, longest_cell: int | None = _MAX_CELL) -> str:
     """Columns side by side; the last one is not cut."""
     cut = [[_shortened(cell, longest_cell) for cell in row[:-1]] + [row[-1]] for row in rows]
     widths = [max(len(row[column]) for row in cut) for column in range(len(cut[0]))] if cut else []

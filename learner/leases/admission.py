@@ -9,7 +9,7 @@ import numpy as np
 from learner.leases.filters import GroupFilter
 from protocol.messages import FailedLease
 from protocol.model import PolicyVersion
-from protocol.trajectories import LARGEST_REWARD, RewardRecord, TrajectoryGroup
+from protocol.trajectories import MAX_REWARD, RewardRecord, TrajectoryGroup
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class GroupRules:
     vocabulary_size: int
     min_group_size: int
     filters: GroupFilter
-    max_reward: float = LARGEST_REWARD
+    max_reward: float = MAX_REWARD
 
 
 def admissible(

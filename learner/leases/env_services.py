@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from learner.ledger import AttemptId, EndedAttempt
 from protocol.messages import (
-    MOST_LEASES,
+    MAX_LEASES,
     EnvironmentInfo,
     Fleet,
     Hello,
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _SEND_S = 0.5
 """Longest wait for room in one peer's queue: the others' messages wait with it."""
 _TELLING_SHARE = 0.05
-_LONGEST_QUIET_S = 5.0
+_MAX_QUIET_S = 5.0
 
 
 @dataclass
@@ -188,7 +188,7 @@ class EnvServices:
             self._all_told = await self.broadcast(self._fleet)
         finally:
             ended = self._clock()
-            self._quiet_until = ended + min((ended - began) / _TELLING_SHARE, _LONGEST_QUIET_S)
+            self._quiet_until = ended + min((ended - began) / _TELLING_SHARE, _MAX_QUIET_S)
 
     async def tell_fleet_to(self, holder: ConnectedEnvService) -> None:
         """Tells one that has come what the others were told last."""
@@ -210,5 +210,5 @@ class EnvServices:
 
     async def tell_cancelled(self, holder: ConnectedEnvService, leases: Sequence[RunningLease]) -> None:
         """Nobody waits for these any more."""
-        for start in range(0, len(leases), MOST_LEASES):
-            await self.send(holder, LeaseCancellation(leases=tuple(leases[start : start + MOST_LEASES])))
+        for start in range(0, len(leases), MAX_LEASES):
+            await self.send(holder, LeaseCancellation(leases=tuple(leases[start : start + MAX_LEASES])))

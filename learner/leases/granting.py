@@ -22,7 +22,7 @@ from services.tracing import lease_began, lease_trace
 log = logging.getLogger(__name__)
 
 
-_MOST_LEASES_IN_A_GRANT = 1024
+_MAX_LEASES_IN_A_GRANT = 1024
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Granting:
         if self.order is None or self._ledger.served is None:
             return []
         evaluating = self._evaluator.running(holder.name)
-        room = max(0, min(self.room_of(holder), _MOST_LEASES_IN_A_GRANT))
+        room = max(0, min(self.room_of(holder), _MAX_LEASES_IN_A_GRANT))
         leases = self._evaluator.grant(
             now=self._clock(),
             holder=holder.name,

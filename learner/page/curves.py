@@ -25,7 +25,7 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
 }
 """The kinds of lines that are events, with what is shown of each, besides when it was."""
 
-MOST_STEPS = 20_000
+MAX_STEPS = 20_000
 """Of a curve that is sent at once; in a longer one neighbours are made one."""
 
 
@@ -60,7 +60,7 @@ def _event(kind: str, entry: Entry) -> Entry | None:
     return {"unix_s": entry.get("unix_s"), **{name: _short(entry.get(name)) for name in EVENTS[kind]}}
 
 
-def message(history: RunHistory[StepRow], *, most: int = MOST_STEPS) -> dict[str, Any]:
+def message(history: RunHistory[StepRow], *, most: int = MAX_STEPS) -> dict[str, Any]:
     """Columns and events, as the page takes them; of more than `most` steps, equally many in a row are made one."""
     rows = list(history.steps.values())
     width = max(1, -(-len(rows) // most))

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from learner.page.store import FOLDER, TOKENIZER, Columns, unpacked
 
-MOST_ROWS = 200
-MOST_TOKENS = 1 << 16
+MAX_ROWS = 200
+MAX_TOKENS = 1 << 16
 """That are decoded for one answer: of all trajectories of a group, or from a place on of one."""
-MOST_TEXT = 1 << 13
+MAX_TEXT = 1 << 13
 """Characters of one text in an answer. Of a longer one its beginning and its end are there; `whole_text` has it all."""
 
-_MOST_OF_TOKEN = 256
-_MOST_OF_PROMPT = 1 << 12
+_MAX_OF_TOKEN = 256
+_MAX_OF_PROMPT = 1 << 12
 
 _EXCERPT = 240
 _HELD_BACK = 8
@@ -241,7 +241,7 @@ def group(
     except (zlib.error, struct.error, ValueError) as error:
         raise sqlite3.DatabaseError(f"{path.name}: the tokens of group {key.row} are damaged: {error}") from error
     shared = _shared(columns)
-    left = MOST_TOKENS
+    left = MAX_TOKENS
     shown = []
     for row, own in zip(rows, columns, strict=True):
         decoded = row["place"] == only or (only is None and len(own["token_ids"]) <= left)
@@ -275,7 +275,7 @@ def whole_text(folder: Path, key: Key, *, place: int | None) -> str | None:
     return None if found is None else str(found[0])
 
 
-def bounded(text: str, most: int = MOST_TEXT) -> str:
+def bounded(text: str, most: int = MAX_TEXT) -> str:
     """The text, or its beginning and its end and between them how much is left out."""
     if len(text) <= most:
         return text
@@ -286,9 +286,9 @@ def _prompt(ids: Sequence[int], decode: Decode | None) -> str:
     def text(some: Sequence[int]) -> str:
         return bounded("".join(pieces_of(some, decode)))
 
-    if len(ids) <= _MOST_OF_PROMPT:
+    if len(ids) <= _MAX_OF_PROMPT:
         return text(ids)
-    half = _MOST_OF_PROMPT // 2
+    half = _MAX_OF_PROMPT // 2
     return f"{text(ids[:half])} ⟨ … {len(ids) - 2 * half:,} tokens … ⟩ {text(ids[-half:])}"
 
 
@@ -310,12 +310,12 @@ def _given(mask: NDArray[Any]) -> int:
 def _tokens(own: Columns, shared: int, decode: Decode | None, *, begin: int) -> dict[str, Any]:
     """The tokens from `begin` on that are shown: `begin` says where they do begin."""
     first = min(max(shared, begin), max(shared, len(own["token_ids"]) - 1))
-    part = slice(first, first + MOST_TOKENS)
+    part = slice(first, first + MAX_TOKENS)
     before = own["token_ids"][max(0, first - 1) : first].tolist()
     pieces = pieces_of(own["token_ids"][part].tolist(), decode, before=before)
     return {
         "begin": first,
-        "pieces": [bounded(piece, _MOST_OF_TOKEN) for piece in pieces],
+        "pieces": [bounded(piece, _MAX_OF_TOKEN) for piece in pieces],
         "ids": own["token_ids"][part].tolist(),
         "mask": own["loss_mask"][part].tolist(),
         "versions": own["versions"][part].tolist(),

@@ -34,7 +34,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from learner.page.curves import RunCurves, figures
-from learner.page.reading import MOST_ROWS, Filter, Key, decoder_of, group, overview, page, whole_text
+from learner.page.reading import MAX_ROWS, Filter, Key, decoder_of, group, overview, page, whole_text
 from learner.reports.growing import FileRestarted, Mark
 from protocol.model import PolicyVersion
 from protocol.status import FailureStatus, Readiness, Report, WaitStatus
@@ -250,7 +250,7 @@ class RunPage:
         older = asked.get("direction", "older") == "older"
         try:
             start = Key.parse(asked["start"]) if asked.get("start") else None
-            limit = max(1, min(MOST_ROWS, int(asked.get("limit", "50"))))
+            limit = max(1, min(MAX_ROWS, int(asked.get("limit", "50"))))
             wanted = _filter_of(asked)
         except ValueError as error:
             raise RequestRefused(422, "invalid_field", f"a filter that cannot be read: {error}") from error

@@ -18,8 +18,8 @@ from learner.weights.published import PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
 _WEIGHT = 0.02
-_MOST_SERVICES = 32
-_MOST_VALUES = 2048
+_MAX_SERVICES = 32
+_MAX_VALUES = 2048
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RewardsSeen:
             known = seen.pop(name, {"latency_s": reward.latency_s})
             latency_s = known["latency_s"] + _WEIGHT * (reward.latency_s - known["latency_s"])
             seen[name] = {"name": name, "url": reward.endpoint, "latency_s": latency_s, "step": step}
-        self._seen = dict(list(seen.items())[-_MOST_SERVICES:])
+        self._seen = dict(list(seen.items())[-_MAX_SERVICES:])
 
     def shown(self) -> list[dict[str, Any]]:
         """By name; latencies are a moving mean, in seconds."""
@@ -156,7 +156,7 @@ class ThinnedRow(_SavedPart):
             self.values.append(value)
         self.count += 1
         self.largest = value if self.largest is None else max(self.largest, value)
-        if len(self.values) > _MOST_VALUES:
+        if len(self.values) > _MAX_VALUES:
             self.values, self.stride = self.values[::2], 2 * self.stride
 
     def ends(self) -> tuple[float, float]:

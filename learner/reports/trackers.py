@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 IDS = "trackers.json"
 """In the run's folder: the ids that trackers have given the run, by which a resume goes on with it."""
 
-_MOST_WAITING = 1024
+_MAX_WAITING = 1024
 _FINISH_S = 5.0
 _STOP_S = 1.0
 _QUIET_S = 10.0
-_LONGEST_VALUE = 500
+_MAX_VALUE = 500
 _REQUEST_S = 10.0
-_MOST_PARAMS = 100
+_MAX_PARAMS = 100
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Tracker(Protocol):
 class Follower:
     """A tracker behind its queue. `put` never waits; `finish` waits for at most as long as it is told."""
 
-    def __init__(self, tracker: Tracker, run: TrackedRun, *, most_waiting: int = _MOST_WAITING) -> None:
+    def __init__(self, tracker: Tracker, run: TrackedRun, *, most_waiting: int = _MAX_WAITING) -> None:
         self.name = tracker.name
         self.dropped = 0
         """Entries that the tracker never got, or did not take."""
@@ -323,9 +323,9 @@ class MlFlow(Tracker):
         body = {"experiment_id": self._experiment_id(), "run_name": run.name, "start_time": _now_ms()}
         self._run_id = self._call("runs/create", body)["run"]["info"]["run_id"]
         run.keep_id(self.name, self._run_id)
-        params = [{"key": key, "value": str(value)[:_LONGEST_VALUE]} for key, value in run.settings.items()]
-        for first in range(0, len(params), _MOST_PARAMS):
-            self._call("runs/log-batch", {"run_id": self._run_id, "params": params[first : first + _MOST_PARAMS]})
+        params = [{"key": key, "value": str(value)[:_MAX_VALUE]} for key, value in run.settings.items()]
+        for first in range(0, len(params), _MAX_PARAMS):
+            self._call("runs/log-batch", {"run_id": self._run_id, "params": params[first : first + _MAX_PARAMS]})
 
     def _experiment_id(self) -> str:
         try:
@@ -355,7 +355,7 @@ class MlFlow(Tracker):
             with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
-            said = error.read(_LONGEST_VALUE).decode(errors="replace")
+            said = error.read(_MAX_VALUE).decode(errors="replace")
             kind = _NotThere if error.code == 404 else RuntimeError
             raise kind(f"{self._url} answered {route} with {error.code}: {said}") from error
         except (OSError, ValueError) as error:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from protocol.generation import MOST_SCORED_TOKENS
+from protocol.generation import MAX_SCORED_TOKENS
 from services.config.models import ConfigModel
 from services.secret_files import read_secret
 
@@ -37,7 +37,7 @@ class TeacherConfig(ConfigModel):
     request_timeout_s: float = Field(120.0, gt=0, description="longest time of one request, in seconds")
     requests_at_once: int = Field(4, ge=1, le=256, description="requests under way at each of its addresses")
     request_tokens: int = Field(
-        65536, ge=2, le=MOST_SCORED_TOKENS, description="most tokens in one request; a longer trajectory has its own"
+        65536, ge=2, le=MAX_SCORED_TOKENS, description="most tokens in one request; a longer trajectory has its own"
     )
 
     @model_validator(mode="before")

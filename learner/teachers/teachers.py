@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from learner.teachers.config import TeacherConfig, teacher_of
 from protocol.fleet import fingerprint_directory
-from protocol.generation import MOST_SCORED_TOKENS, LogprobsAnswer, LogprobsRequest, SequenceLogprobs
+from protocol.generation import MAX_SCORED_TOKENS, LogprobsAnswer, LogprobsRequest, SequenceLogprobs
 from protocol.status import PeerStatus
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from services.http.backoff import Backoff
@@ -40,8 +40,8 @@ from services.http.waiting import QUIET_S, Waiting
 log = logging.getLogger(__name__)
 _ATTEMPTS = 8
 """How often a request may fail after it was taken up."""
-_MOST_SEQUENCES = 256
-_LONGEST_PAUSE_S = 5.0
+_MAX_SEQUENCES = 256
+_MAX_PAUSE_S = 5.0
 
 
 class TeacherMeasures:
@@ -115,7 +115,7 @@ class RemoteTeacher:
         urls = [url.rstrip("/") for url in config.urls]
         self._endpoints = Endpoints(urls, breakers=breakers or Breakers(f"teacher {config.name} at"))
         self._room = asyncio.Semaphore(config.requests_at_once * len(config.urls))
-        self._backoff = Backoff(first_s=pause_s, max_s=_LONGEST_PAUSE_S)
+        self._backoff = Backoff(first_s=pause_s, max_s=_MAX_PAUSE_S)
         self._first_version: str | None = None
         self._changes = False
         self.answered_at = float("-inf")
@@ -147,7 +147,7 @@ class RemoteTeacher:
 
     async def _scored(self, sequences: Sequence[NDArray[np.int32]], *, top: int) -> list[SequenceLogprobs]:
         found: list[SequenceLogprobs] = []
-        most_tokens = MOST_SCORED_TOKENS // max(1, top)
+        most_tokens = MAX_SCORED_TOKENS // max(1, top)
         longest = max(map(len, sequences), default=0)
         if longest > most_tokens:
             raise TeacherFailed(
@@ -242,7 +242,7 @@ def _parts(sequences: Sequence[NDArray[np.int32]], *, most_tokens: int) -> Itera
     """The sequences in order, in as few parts as have at most `most_tokens`, or a single sequence."""
     part: list[NDArray[np.int32]] = []
     for sequence in sequences:
-        if part and (sum(map(len, part)) + len(sequence) > most_tokens or len(part) == _MOST_SEQUENCES):
+        if part and (sum(map(len, part)) + len(sequence) > most_tokens or len(part) == _MAX_SEQUENCES):
             yield part
             part = []
         part.append(sequence)

@@ -29,11 +29,11 @@ last argument; returns [S, H, L, D].
 """
 
 # Above this many tokens torch's own kernel is as fast, which never holds more than a tile of the probabilities.
-_LONGEST_BY_HAND = 1024
+_MAX_BY_HAND = 1024
 # Below, keeping the probabilities costs less memory than what other layers keep; above, they are computed once more.
-_LONGEST_KEPT = 256
+_MAX_KEPT = 256
 # The most elements of the probabilities that one call may hold: half a GiB in bfloat16.
-_MOST_PROBABILITIES = 1 << 28
+_MAX_PROBABILITIES = 1 << 28
 ATTENTION_NAME = "headway_packed"
 # What transformers passes that changes nothing: places are in the queries, and nothing is cached or shown.
 _HARMLESS = frozenset(
@@ -50,7 +50,7 @@ def kernel_for(query: Tensor) -> Kernel:
     what plain products take. In float32, and for long sequences, it is the fastest; on GPUs, at all lengths.
     """
     sequences, heads, length, _ = query.shape
-    short = length <= _LONGEST_BY_HAND and sequences * heads * length * length <= _MOST_PROBABILITIES
+    short = length <= _MAX_BY_HAND and sequences * heads * length * length <= _MAX_PROBABILITIES
     if query.device.type == "cpu" and query.dtype == torch.bfloat16 and short:
         return by_hand
     return by_torch
@@ -81,7 +81,7 @@ class _ByHand(torch.autograd.Function):
     def forward(ctx: FunctionCtx, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         folded, key_rows, value_rows = _folded(query, key), key.flatten(0, 1), value.flatten(0, 1)
         probabilities = _probabilities(folded, key_rows, scaling)
-        kept = (probabilities,) if key.shape[2] <= _LONGEST_KEPT else ()
+        kept = (probabilities,) if key.shape[2] <= _MAX_KEPT else ()
         ctx.save_for_backward(folded, key_rows, value_rows, *kept)
         ctx.shapes = (query.shape, key.shape, value.shape)  # type: ignore[attr-defined]
         ctx.scaling = scaling  # type: ignore[attr-defined]

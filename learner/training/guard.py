@@ -29,7 +29,7 @@ from typing import Literal, Protocol
 from learner.training.config import GuardConfig
 
 _MARGIN = 0.25
-_MOST_DOUBLINGS = 4
+_MAX_DOUBLINGS = 4
 
 Measure = Literal["effective_sample_share", "behavior_kl", "mismatch_kl", "importance_ratio_max"]
 
@@ -152,7 +152,7 @@ class Guard:
             max_lag=min(before, lag) // 2,
             beyond=0,
             rose=False,
-            relapses=min(state.relapses + state.rose, _MOST_DOUBLINGS),
+            relapses=min(state.relapses + state.rose, _MAX_DOUBLINGS),
             tightened=state.tightened + 1,
         )
         return self._change("tightened", before, steps=state.beyond, reading=crossed)

@@ -28,7 +28,7 @@ from learner.training.score_model import ScoreModel
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 # Rounding of bfloat16 grows with a model's depth; it is told from a mistake by how far two right ways are apart.
 _TIMES_ROUNDING = 3.0
-_MOST_ROUNDING = 0.25
+_MAX_ROUNDING = 0.25
 _PIECE = 16
 # Tokens times parameters: about a second.
 _WORK = {"cpu": 2e10, "cuda": 1e13}
@@ -120,7 +120,7 @@ def _rounding(inner: nn.Module, by: Callable[[], Sequence[Tensor]], expected: Se
     if not getattr(inner, "_supports_sdpa", False):
         return 0.0
     with plain_attention(inner, "sdpa"):
-        return min(_TIMES_ROUNDING * _gap(by(), expected), _MOST_ROUNDING)
+        return min(_TIMES_ROUNDING * _gap(by(), expected), _MAX_ROUNDING)
 
 
 def _gap(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

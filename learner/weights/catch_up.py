@@ -24,9 +24,9 @@ from services.http.client import ServiceError, ServiceFailed, ServiceRefused, Se
 log = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
-_LONGEST_REST_S = 8.0
+_MAX_REST_S = 8.0
 _UNAVAILABLE = 503
-_MOST_DOUBLINGS = 3
+_MAX_DOUBLINGS = 3
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class CatchUps:
         options = self._options
         size = sum(bucket.spec.nbytes for bucket in packed.buckets)
         seconds = options.pull_timeout_s + options.parallel_pulls * size / options.slowest_pull_bytes_per_s
-        return seconds * 2.0 ** min(self._past_of(member).slow, _MOST_DOUBLINGS)
+        return seconds * 2.0 ** min(self._past_of(member).slow, _MAX_DOUBLINGS)
 
     def _past_of(self, member: FleetMember) -> _Past:
         return self._past.get(_process(member)) or _Past()
@@ -176,7 +176,7 @@ class CatchUps:
             self._past.forget(_process(member))
             self._fleet.expel(name, reason=reason)
             return 0.0
-        return min(self._options.pull_backoff_s * 2.0 ** min(past.failures, 10), _LONGEST_REST_S)
+        return min(self._options.pull_backoff_s * 2.0 ** min(past.failures, 10), _MAX_REST_S)
 
     def _others_serve(self, member: FleetMember) -> bool:
         """Otherwise the fault may be one that all share, and the run has nobody to go on with."""

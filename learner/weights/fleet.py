@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from learner.weights.provenance import InstanceMemory, LoadedWeights, Provenance
 from protocol.fleet import TOLD_ALIKE, Announcement, AnnouncementAnswer, Fingerprints
 from protocol.generation import GeneratorState
-from protocol.messages import MOST_GENERATORS, ServingGenerator
+from protocol.messages import MAX_GENERATORS, ServingGenerator
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
 from services.http.client import HttpClient, ServiceError
 from services.network import is_loopback, is_own_address
@@ -112,10 +112,10 @@ class FleetMembers:
             raise JoinRefused(_SUPERSEDED.format(announcement.generator_id), kind="superseded")
 
     def _check_room(self, announcement: Announcement) -> None:
-        if announcement.generator_id not in self._members and len(self._members) >= MOST_GENERATORS:
+        if announcement.generator_id not in self._members and len(self._members) >= MAX_GENERATORS:
             raise JoinRefused(
                 f"generator {announcement.generator_id}: the fleet has {len(self._members)} generators, and a learner "
-                f"takes at most {MOST_GENERATORS}: start fewer, or larger ones",
+                f"takes at most {MAX_GENERATORS}: start fewer, or larger ones",
                 kind="fleet_full",
             )
 

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.fleet import MOST_PROBE_TEXTS
+from protocol.fleet import MAX_PROBE_TEXTS
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
 Texts = tuple[tuple[int, ...], ...]
@@ -147,7 +147,7 @@ def texts_of(groups: Sequence[TrajectoryGroup], *, tokens: int) -> Texts:
     wanted: dict[tuple[int, ...], None] = {}
     size = 0
     for trajectory in chain.from_iterable(zip_longest(*ranked)):
-        if size >= tokens or len(wanted) >= MOST_PROBE_TEXTS:
+        if size >= tokens or len(wanted) >= MAX_PROBE_TEXTS:
             break
         text = () if trajectory is None else tuple(map(int, trajectory.token_ids[: max(tokens // _SHARE, 2)]))
         if len(text) > 1 and text not in wanted:

@@ -24,7 +24,7 @@ from protocol.trajectories import TrajectoryGroup
 
 T = TypeVar("T")
 
-MOST_PROCESSES = 4096
+MAX_PROCESSES = 4096
 
 
 class InstanceMemory(Generic[T]):
@@ -33,7 +33,7 @@ class InstanceMemory(Generic[T]):
     Of more than `most` the one that was set longest ago is forgotten, as if nothing had ever been known of it.
     """
 
-    def __init__(self, *, most: int = MOST_PROCESSES) -> None:
+    def __init__(self, *, most: int = MAX_PROCESSES) -> None:
         self._most = most
         self._values: dict[tuple[str, ...], T] = {}
 

@@ -17,9 +17,9 @@ from reward_service.code.arguments import OutputComparison, Tolerance
 from reward_service.code.inside.plain import Json
 
 # Digits that a float or its exact decimal form can need; longer tokens are compared as text.
-_LONGEST_NUMBER = 400
+_MAX_NUMBER = 400
 # Fractions and decimals beyond that are none that a test expects, and would take long to bring to a common form.
-_LONGEST_EXACT = 1500
+_MAX_EXACT = 1500
 # What takes longer to compare than other requests should wait for: it is done in a thread.
 LARGE_BYTES = 1 << 15
 
@@ -127,7 +127,7 @@ def _number(value: Json) -> _Number | None:
 def _tagged_number(tag: str, body: Json) -> _Number | None:
     if tag == "i" and isinstance(body, str):
         return int(body, 16)
-    if tag == "D" and isinstance(body, str) and len(body) <= _LONGEST_EXACT:
+    if tag == "D" and isinstance(body, str) and len(body) <= _MAX_EXACT:
         decimal = Decimal(body)
         return None if decimal.is_snan() else decimal
     if not isinstance(body, list) or len(body) != 2:
@@ -162,7 +162,7 @@ def _exact(number: _Number) -> bytes:
             return _exact(number.real)
         return b"complex" + _exact(number.real) + b"," + _exact(number.imag)
     if isinstance(number, Decimal):
-        if number.is_finite() and abs(number.adjusted()) > _LONGEST_EXACT:
+        if number.is_finite() and abs(number.adjusted()) > _MAX_EXACT:
             return str(number.normalize()).encode()  # beyond all floats, and not worth the digits
         number = Fraction(number) if number.is_finite() else float(number)
     if isinstance(number, float) and not math.isfinite(number):
@@ -187,7 +187,7 @@ def _plain_integer(token: str) -> str:
 
 
 def _parsed(token: str) -> float | None:
-    if len(token) > _LONGEST_NUMBER or "_" in token:
+    if len(token) > _MAX_NUMBER or "_" in token:
         return None
     try:
         return float(token)

@@ -23,7 +23,7 @@ Object = dict[str, JsonValue]
 _FLOAT = re.compile(r"(?<![\w.])[+-]?(?:\d+\.\d*|\.\d+|\d+(?:\.\d*)?[eE][+-]?\d+)(?![\w.])")
 _MODULE = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\.[A-Za-z_]")
 # What a problem of some hundred long inputs takes when it is unpacked.
-_MOST_UNPACKED = 1 << 30
+_MAX_UNPACKED = 1 << 30
 
 _FENCED = "Write a Python program. Answer with the whole program in one block of code."
 
@@ -204,9 +204,9 @@ def _unpacked(given: str, field: str) -> str:
     """The one string of a pickle, which is read and never loaded."""
     try:
         unpacking = zlib.decompressobj()
-        data = unpacking.decompress(base64.b64decode(given, validate=True), _MOST_UNPACKED)
+        data = unpacking.decompress(base64.b64decode(given, validate=True), _MAX_UNPACKED)
         if not unpacking.eof:
-            raise UnknownRow(f"its {field} are cut, or larger than {_MOST_UNPACKED} bytes")
+            raise UnknownRow(f"its {field} are cut, or larger than {_MAX_UNPACKED} bytes")
         strings = [argument for _, argument, _ in pickletools.genops(data) if isinstance(argument, str)]
     except (binascii.Error, zlib.error, ValueError) as error:
         raise UnknownRow(f"its {field} are neither JSON nor packed JSON: {error}") from error

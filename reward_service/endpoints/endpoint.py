@@ -32,8 +32,8 @@ from services.secret_files import SecretFileError, read_secret
 
 R = TypeVar("R", bound=BaseModel)
 _BREAKER = BreakerSettings(failures=5, rest_s=0.5, rest_max_s=10.0)
-_LONGEST_PAUSE_S = 10.0
-_MOST_CHARS = 500
+_MAX_PAUSE_S = 10.0
+_MAX_CHARS = 500
 _INPUT_IS_WRONG = frozenset({400, 413, 422})
 _AGAIN = frozenset({408, 409, 425})
 _REMEDIES = {
@@ -138,7 +138,7 @@ class Endpoint:
             metrics.asked_requests.labels(config.name, outcome)
         self._breakers = breakers or Breakers(f"{config.name} at", settings=_BREAKER)
         self._breaker = self._breakers[config.url]
-        self._backoff = Backoff(first_s=backoff_s, max_s=_LONGEST_PAUSE_S)
+        self._backoff = Backoff(first_s=backoff_s, max_s=_MAX_PAUSE_S)
         self._places = asyncio.Semaphore(config.limits.concurrency)
         self._pace = RequestPace(per_s=config.limits.requests_per_s)
         self._budget = SpendingBudget(config.limits)
@@ -230,7 +230,7 @@ class Endpoint:
     def _said(self, error: ServiceError) -> str:
         """Some services repeat the key that they were shown."""
         text = str(error) if self._key is None else str(error).replace(self._key.get_secret_value(), "[the key]")
-        return text[:_MOST_CHARS]
+        return text[:_MAX_CHARS]
 
 
 def _refusal(said: str, *, status: int) -> InfrastructureError:

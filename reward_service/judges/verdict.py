@@ -97,8 +97,8 @@ _LINES: Mapping[Kind, re.Pattern[str]] = {
     "pairwise": re.compile(r"^[^\w\n]*(?:winner|verdict)[^\w\n]{1,5}(first|second|tie)[^\w\n]*$", re.I | re.M),
 }
 # A reply that was made to be long or deep must not take quadratic time.
-_MOST_CHARS = 1 << 14
-_MOST_OBJECTS = 512
+_MAX_CHARS = 1 << 14
+_MAX_OBJECTS = 512
 PATH = "/chat/completions"
 
 
@@ -162,7 +162,7 @@ def verdict_of(reply: str, *, kind: Kind, mark: str, material: Collection[str]) 
 
     The reply's own thought before `</think>` does not count; of several verdicts with the mark the last does.
     """
-    text = strip_thinking(reply)[-_MOST_CHARS:]
+    text = strip_thinking(reply)[-_MAX_CHARS:]
     found = [*_objects(text, kind=kind), *_lines(text, kind=kind)]
     marked = [each.value for each in found if each.mark == mark]
     if marked:
@@ -189,7 +189,7 @@ def _objects(text: str, *, kind: Kind) -> Iterator[_FoundVerdict]:
     """JSON objects that hold a verdict, outermost ones only, in order."""
     decoder = json.JSONDecoder()
     start, tries = text.find("{"), 0
-    while start >= 0 and tries < _MOST_OBJECTS:
+    while start >= 0 and tries < _MAX_OBJECTS:
         tries += 1
         try:
             found, end = decoder.raw_decode(text, start)

@@ -28,7 +28,7 @@ _NEWEST = 0.05
 
 # The pace is judged by what ended in windows of this length, the later ones counting more.
 _WINDOW_S = 1.0
-_LONGEST_RETRY_S = 60.0
+_MAX_RETRY_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class ScoringPace:
         """How long this many items take, between 1 s and a minute."""
         if self._per_s == 0:
             return 1.0
-        return min(_LONGEST_RETRY_S, max(1.0, items / self._per_s))
+        return min(_MAX_RETRY_S, max(1.0, items / self._per_s))
 
 
 class Arrivals:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 _TURN_S = 0.01
-_LONGEST_TURN_S = 0.1
+_MAX_TURN_S = 0.1
 
 
 class Turns:
@@ -32,7 +32,7 @@ class Turns:
 
     def _turn(self) -> None:
         began = self._loop.time()
-        until = began + min(max(_TURN_S, (began - self._last_end) / 4), _LONGEST_TURN_S)
+        until = began + min(max(_TURN_S, (began - self._last_end) / 4), _MAX_TURN_S)
         while self._waiting:
             work, done = self._waiting[0]
             if not done.cancelled():

@@ -23,7 +23,7 @@ from reward_service.verifier.submission import InfrastructureError, UserError
 
 logger = logging.getLogger(__name__)
 
-_MOST_FILES = 1024
+_MAX_FILES = 1024
 # Each wall that does not hold is named on its standard output.
 _TRY_SOURCE = """
 import ctypes, os, socket, sys
@@ -230,8 +230,8 @@ def check_limits(limits: RunLimits, config: ExecutionConfig) -> None:
 
 def check_files(files: Mapping[str, bytes], limits: RunLimits) -> None:
     """Raises UserError for files that cannot be put into a sandbox."""
-    if len(files) > _MOST_FILES:
-        raise UserError(f"{len(files)} files: a program may bring {_MOST_FILES}")
+    if len(files) > _MAX_FILES:
+        raise UserError(f"{len(files)} files: a program may bring {_MAX_FILES}")
     if sum(map(len, files.values())) > limits.disk_mib << 20:
         raise UserError(f"the program's files are larger than its disk of {limits.disk_mib} MiB (limit disk_mib)")
     folders = {str(parent) for name in files for parent in PurePosixPath(name).parents}

@@ -47,7 +47,7 @@ FOLDER = "{folder}"
 
 # A watched sandbox is looked at this often. Files are watched too: of a tmpfs, only their bytes have a limit.
 _WATCH_MS = 100
-_MOST_FILES = 50_000
+_MAX_FILES = 50_000
 
 _START_S = 60.0
 _LAST_WORDS_S = 5.0
@@ -232,7 +232,7 @@ def _wait(control: socket.socket, launched: LaunchedSandbox) -> bytes:
 def _takes_too_much(launched: LaunchedSandbox, most_memory: int) -> bool:
     with contextlib.suppress(OSError):
         disk = os.statvfs(f"/proc/{launched.first_pid}/root/tmp")
-        if launched.first is not None and disk.f_files - disk.f_ffree > _MOST_FILES:
+        if launched.first is not None and disk.f_files - disk.f_ffree > _MAX_FILES:
             return True
     if most_memory == 0:
         return False

@@ -29,7 +29,7 @@ from services.config.options import (
 
 ALL = "--all"
 _WIDTH = 118
-_MOST_LINES = 114
+_MAX_LINES = 114
 _TAG_FIELDS = ("source", "type", "kind")
 
 
@@ -98,7 +98,7 @@ def page(
     elif asked.whole:
         lines += _at_length(options, schema, asked, process)
     else:
-        lines += _in_short(options, process, usual, asked, schema, room=_MOST_LINES - len(lines))
+        lines += _in_short(options, process, usual, asked, schema, room=_MAX_LINES - len(lines))
     return "\n".join(lines) + "\n"
 
 

@@ -39,7 +39,7 @@ _GIT_S = 5.0
 _ABSENT = object()
 _SECRET_FLAG = re.compile(r"(--[\w.-]*token)(=.*)?", re.DOTALL)
 _HANDED_OVER = "_HEADWAY_STARTED_BY"
-_LARGEST_HANDED_OVER = 100_000  # of 128 KiB that Linux takes in one variable
+_MAX_HANDED_OVER = 100_000  # of 128 KiB that Linux takes in one variable
 _OTHER_TRAINING = (
     "algo", "model", "model_fingerprint", "template_fingerprint", "groups_per_step", "rollouts.group_size",
     "rollouts.environment", "rollouts.max_tokens", "training.temperature", "training.reference", "training.critic",
@@ -102,7 +102,7 @@ def handed_over(configs: Mapping[str, BaseModel], command: Sequence[str]) -> dic
     beside = {key: value for name, each in named.items() for key, value in each if not key.startswith(f"{name}.run.")}
     text = json.dumps({"started_by": list(_without_secrets(command)), "beside": beside})
     packed = base64.b64encode(zlib.compress(text.encode())).decode()
-    return {_HANDED_OVER: packed} if len(packed) <= _LARGEST_HANDED_OVER else {}
+    return {_HANDED_OVER: packed} if len(packed) <= _MAX_HANDED_OVER else {}
 
 
 def _named_leaves(group: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_LONGEST_NAME = 100
+_MAX_NAME = 100
 HubKind = Literal["model", "dataset"]
 _OURS = str(Path(__file__).resolve().parents[2])
 """Where the packages of this project are."""
@@ -56,7 +56,7 @@ def run_name(folder: Path) -> str:
     name = "".join(
         each if each.isascii() and (each.isalnum() or each in "._-") else "-" for each in folder.resolve().name
     )
-    return name.lstrip("._-")[:_LONGEST_NAME]
+    return name.lstrip("._-")[:_MAX_NAME]
 
 
 def is_written(info: FieldInfo) -> bool:

@@ -30,8 +30,8 @@ R = TypeVar("R", bound=BaseModel)
 P = TypeVar("P", bound=BaseModel)
 
 _ERROR_LINE = b'{"error":'
-_LONGEST_REST_S = 86400.0
-_MOST_COUNTERPARTS = 8192
+_MAX_REST_S = 86400.0
+_MAX_COUNTERPARTS = 8192
 
 
 class ServiceError(Exception):
@@ -144,7 +144,7 @@ class Contacts:
         parts = urlsplit(url)
         origin = f"{parts.scheme}://{parts.netloc}"
         calls = self._calls[origin] = self._calls.pop(origin, _Calls())
-        if len(self._calls) > _MOST_COUNTERPARTS:
+        if len(self._calls) > _MAX_COUNTERPARTS:
             del self._calls[next(iter(self._calls))]
         return calls
 
@@ -449,4 +449,4 @@ def _seconds(retry_after: str | None) -> float | None:
         seconds = float(retry_after or "")
     except ValueError:
         return None
-    return seconds if 0 <= seconds < _LONGEST_REST_S else None
+    return seconds if 0 <= seconds < _MAX_REST_S else None

@@ -11,7 +11,7 @@ from services.network import is_loopback
 # Sends an answer with this status, kind of error and message.
 Refuse = Callable[[int, str, str, Scope, Receive, Send], Awaitable[None]]
 _SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
-_LONGEST_TOLD = 200
+_MAX_TOLD = 200
 
 
 class LocalCallers:
@@ -81,4 +81,4 @@ def _simple_body(scope: Scope) -> str:
 
 
 def _told(value: bytes) -> str:
-    return repr(value.decode("latin-1")[:_LONGEST_TOLD])
+    return repr(value.decode("latin-1")[:_MAX_TOLD])

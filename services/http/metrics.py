@@ -16,8 +16,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-_MOST_PEERS = 1024
-_MOST_LEFT = 32
+_MAX_PEERS = 1024
+_MAX_LEFT = 32
 
 Known = Iterable[Sequence[str]]
 """Values of a counter's labels, one row a series."""
@@ -28,7 +28,7 @@ class PeerCounter:
     of too many, the one not counted for longest is removed.
     """
 
-    def __init__(self, counter: Counter, *, most: int = _MOST_PEERS, most_left: int = _MOST_LEFT) -> None:
+    def __init__(self, counter: Counter, *, most: int = _MAX_PEERS, most_left: int = _MAX_LEFT) -> None:
         self._counter = counter
         self._most = most
         self._most_left = most_left

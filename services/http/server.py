@@ -30,7 +30,7 @@ _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 _PAUSE_S = 1.0
 
-_MOST_IN_A_TURN = 1024
+_MAX_IN_A_TURN = 1024
 
 _HANDSHAKE_S = 10.0
 _COMPLAIN_EVERY_S = 10.0
@@ -65,7 +65,7 @@ class Acceptor:
         self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(_MOST_IN_A_TURN):
+        for _ in range(_MAX_IN_A_TURN):
             try:
                 connection, caller = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

@@ -18,7 +18,7 @@ from services.http.client import Contact
 from services.http.waiting import Waiting
 
 _KEPT = 8
-_LONGEST_TEXT = 2000
+_MAX_TEXT = 2000
 
 Provider = Callable[[], Report]
 """Reads what the process holds in memory: it must not wait, and is called in the event loop."""
@@ -40,7 +40,7 @@ class RecentFailures(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Notes a record."""
-        self._seen.append(_SeenFailure(text=record.getMessage()[:_LONGEST_TEXT], when=self._clock()))
+        self._seen.append(_SeenFailure(text=record.getMessage()[:_MAX_TEXT], when=self._clock()))
 
     def newest_first(self) -> tuple[FailureStatus, ...]:
         """The failures with their ages."""

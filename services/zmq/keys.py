@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _SHOWN = 8
-_LONGEST_LIST = 1 << 20
+_MAX_LIST = 1 << 20
 _REMEDY = "`headway keys FOLDER` makes the files and prints the settings of both sides"
 
 
@@ -116,7 +116,7 @@ def shown(public_key: str) -> str:
 def _authorized_lines(path: Path) -> list[tuple[str, str]]:
     try:
         with path.open(encoding="utf-8") as file:
-            lines = file.read(_LONGEST_LIST).splitlines()
+            lines = file.read(_MAX_LIST).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SecretFileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     keys = []

@@ -16,7 +16,7 @@ from simulation.world.threads import Workers
 LEARNER = "learner"
 SECOND_LEARNER = "second-learner"
 LEASES = "tcp://127.0.0.1:7301"
-_FIRST_RESTART_S, _LONGEST_RESTART_S, _STABLE_S = 1.0, 30.0, 60.0
+_FIRST_RESTART_S, _MAX_RESTART_S, _STABLE_S = 1.0, 30.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Cluster:
             if self.world.now - process.started_at >= _STABLE_S:
                 service.deaths_in_a_row = 0
             service.deaths_in_a_row += 1
-            pause_s = min(_LONGEST_RESTART_S, _FIRST_RESTART_S * 2.0 ** (service.deaths_in_a_row - 1))
+            pause_s = min(_MAX_RESTART_S, _FIRST_RESTART_S * 2.0 ** (service.deaths_in_a_row - 1))
             self.world.after(pause_s, lambda: self._restart(service))
 
     def _restart(self, service: Service) -> None:

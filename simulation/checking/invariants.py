@@ -33,8 +33,8 @@ EXCUSED = True
 """Whether time in which a fault lasts does not count."""
 _LOOK_EVERY_S = 5.0
 _BOOKS_EVERY = 16
-_LONGEST_PAUSE_S = 120.0
-_LONGEST_UNAWARE_S = 20.0
+_MAX_PAUSE_S = 120.0
+_MAX_UNAWARE_S = 20.0
 _REMEDY_S = 120.0
 _MISTAKES = (
     AssertionError,
@@ -47,9 +47,9 @@ _MISTAKES = (
     asyncio.InvalidStateError,
 )
 _REASONS = {"dropped"}
-_MOST_SEGMENTS = 12
-_MOST_FILES = 400
-_MOST_TASKS = 300
+_MAX_SEGMENTS = 12
+_MAX_FILES = 400
+_MAX_TASKS = 300
 
 
 @dataclass
@@ -204,7 +204,7 @@ class LearnerStates:
         """Only the folder of a learner that stands still, or did until now, may be taken by another one."""
         now = self.stage.world.now
         for each in self.keepers:
-            if each is not by and each.alive and not each.stopped and now - each.awake_since > _LONGEST_UNAWARE_S:
+            if each is not by and each.alive and not each.stopped and now - each.awake_since > _MAX_UNAWARE_S:
                 self.stage.broken("one learner", f"{by.name} takes the folder of {each.name}, which is at work")
 
     def _see_how_many(self, living: list[Process]) -> None:
@@ -216,7 +216,7 @@ class LearnerStates:
             return
         now = self.stage.world.now
         self.two_since = now if self.two_since is None else self.two_since
-        if now - self.two_since > _LONGEST_UNAWARE_S:
+        if now - self.two_since > _MAX_UNAWARE_S:
             self.stage.broken("one learner", f"{_names(living)} run at once since {self.two_since:.0f} s")
 
     def after_callback(self) -> None:
@@ -325,17 +325,17 @@ def _pauses(stage: Stage) -> None:
         if worker is None or worker.paused_since is None or script.hanging or worker.half_loaded:
             continue
         process = worker._process
-        if process.alive and not process.stopped and stage.world.now - worker.paused_since > _LONGEST_PAUSE_S:
+        if process.alive and not process.stopped and stage.world.now - worker.paused_since > _MAX_PAUSE_S:
             stage.broken("a pause ends", f"{process.name} is paused since {worker.paused_since:.0f} s")
 
 
 def _bounds(stage: Stage) -> None:
     journal = stage.cluster.run_folder / "journal"
-    if not stage.active and len(list(journal.glob("segment-*.log"))) > _MOST_SEGMENTS:
+    if not stage.active and len(list(journal.glob("segment-*.log"))) > _MAX_SEGMENTS:
         stage.broken("files are bounded", f"{len(list(journal.iterdir()))} files in {journal.name}")
-    if len(list(stage.cluster.run_folder.glob("*"))) > _MOST_FILES:
+    if len(list(stage.cluster.run_folder.glob("*"))) > _MAX_FILES:
         stage.broken("files are bounded", "the run's folder fills")
-    most = _MOST_TASKS + 8 * len(stage.engines)
+    most = _MAX_TASKS + 8 * len(stage.engines)
     for process in stage.cluster.processes:
         if process.alive and len(process.loop.tasks) > most:
             process.loop.tasks = [task for task in process.loop.tasks if not task.done()]

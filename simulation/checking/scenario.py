@@ -19,7 +19,7 @@ PERMANENT = ("shared gap", "clock jumps", "task hangs", "task raises", "second e
 """What a run has to go on with, so that it excuses no standstill."""
 HARMLESS = ("clock jumps",)
 """What nothing may go wrong by: not even what is borne after a fault."""
-_LONGEST_S = 90.0
+_MAX_S = 90.0
 _LONGER, _RARELY = 15.0, 0.06
 """So many times longer some outages are."""
 _SELDOM = 0.12
@@ -585,7 +585,7 @@ def _fault(
 ) -> ScheduledFault:
     kind = kind or dice.choice((*_LEARNER_KINDS, *_GENERATOR_KINDS, *_OTHERS))
     at = round(1.0 + dice.random() * within_s, 3)
-    lasts_s = round(dice.choice((3.0, 15.0, 30.0, _LONGEST_S)) * (0.5 + dice.random()), 3)
+    lasts_s = round(dice.choice((3.0, 15.0, 30.0, _MAX_S)) * (0.5 + dice.random()), 3)
     kind, target = _target(dice, settings, kind)
     if kind in (
         "kill",

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar, cast
 
 T = TypeVar("T")
 
-_MOST_CALLBACKS_IN_AN_INSTANT = 200_000
+_MAX_CALLBACKS_IN_AN_INSTANT = 200_000
 
 
 class ProcessKilled(BaseException):
@@ -134,9 +134,9 @@ class World:
 
     def _run_somebody(self) -> None:
         self._in_this_instant += 1
-        if self._in_this_instant > _MOST_CALLBACKS_IN_AN_INSTANT:
+        if self._in_this_instant > _MAX_CALLBACKS_IN_AN_INSTANT:
             busy = ", ".join(each.name for each in self._runnable)
-            raise Stuck(f"{_MOST_CALLBACKS_IN_AN_INSTANT} callbacks ran and no time passed: {busy} spins")
+            raise Stuck(f"{_MAX_CALLBACKS_IN_AN_INSTANT} callbacks ran and no time passed: {busy} spins")
         runnable = self._runnable
         if len(runnable) == 1:
             (chosen,) = runnable

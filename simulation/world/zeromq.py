@@ -19,7 +19,7 @@ from simulation.world.network import Network, Pipe
 from simulation.world.process import Process
 
 _RECONNECT_S = 0.1
-_RECONNECT_MOST_S = 2.0
+_MAX_RECONNECT_S = 2.0
 _HEARTBEAT_S = 12.0
 _QUEUED = 256
 
@@ -168,7 +168,7 @@ class FakeSocket:
         there = router is not None and not router.closed and router.process.alive
         if router is None or not there or self.process.stopped or not network.connected(self.host, router.host):
             if there or self.process.stopped:
-                self.retry_s = min(2 * self.retry_s, _RECONNECT_MOST_S)
+                self.retry_s = min(2 * self.retry_s, _MAX_RECONNECT_S)
                 self.try_soon(self.retry_s)
             return  # the next router at this address calls
         self.retry_s = _RECONNECT_S

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GROUP_SIZE = 4
-LONGEST_DEADLINE_S = 6.0
+MAX_DEADLINE_S = 6.0
 """After so long every deadline below has passed."""
 
 

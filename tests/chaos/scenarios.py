@@ -13,11 +13,11 @@ from tests.chaos.journal_reader import journal_end
 from tests.chaos.kill_points import kill_in_sync, kill_learner_in_checkpoint, kill_learner_in_publish
 from tests.chaos.lease_tap import Disturbance
 from tests.chaos.network import Trouble
-from tests.chaos.run_config import LONGEST_DEADLINE_S
+from tests.chaos.run_config import MAX_DEADLINE_S
 from tests.chaos.system import LEARNER, RANKS_END_S
 from tests.chaos.trial import Stage, Trial
 
-HANG_S = LONGEST_DEADLINE_S + 4.0
+HANG_S = MAX_DEADLINE_S + 4.0
 ALERT_S = 5.0
 """So much longer, and an alert that waits for five minutes fires in hurried time on a busy machine, too."""
 SERVES_WITHIN_S = 30.0

@@ -12,16 +12,16 @@ from tests.e2e.run_files import write_run_file
 
 pytestmark = pytest.mark.e2e
 
-LONGEST_STOP_S = 10.0
+MAX_STOP_S = 10.0
 
 
 def interrupt(up: Launched, *, mark: str) -> None:
     """Sends SIGINT; then all must be gone in time, in good order."""
     start = time.monotonic()
     up.send(signal.SIGINT)
-    code = up.wait(timeout_s=LONGEST_STOP_S)
+    code = up.wait(timeout_s=MAX_STOP_S)
     until(lambda: not marked(mark), what="all processes to be gone", timeout_s=1.0)
-    assert time.monotonic() - start < LONGEST_STOP_S
+    assert time.monotonic() - start < MAX_STOP_S
     assert code == 0
     assert "Traceback" not in up.text()
     assert "is killed" not in up.text()

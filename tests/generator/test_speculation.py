@@ -1,4 +1,4 @@
-"""Guessed tokens, which `engine.extra` refuses: what vLLM's CPU engine makes of them, so that it is known when that ends."""
+"""Guessed tokens, which `engine.extra` refuses: what the CPU engine of vLLM makes of them, to learn when that ends."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from tests.generator.conftest import PROMPT, Completion, Rig, sample, start_rig
-from tests.generator.test_engine import TOLERANCE, covers
+from tests.generator.engine.test_engine import TOLERANCE, covers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 

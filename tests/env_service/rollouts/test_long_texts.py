@@ -30,7 +30,7 @@ from tests.env_service.rollouts.test_conversation import Counting, Words, counte
 
 CONTEXT = 512
 LONG = "word and more, " * 300_000
-MOST_CHARS = 16 * CONTEXT
+MAX_CHARS = 16 * CONTEXT
 
 
 @pytest.fixture
@@ -43,12 +43,12 @@ def chat_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     own = Tokenization.encode_after
 
     def encode_after(self: Tokenization, anchor: str, text: str) -> list[int]:
-        assert len(text) <= MOST_CHARS, f"{len(text)} characters are tokenized"
+        assert len(text) <= MAX_CHARS, f"{len(text)} characters are tokenized"
         return own(self, anchor, text)
 
     def render(self: Tokenization, *messages: Any, **options: Any) -> str:
         text = rendered(self, *messages, **options)
-        assert len(text) <= MOST_CHARS, f"{len(text)} characters are rendered"
+        assert len(text) <= MAX_CHARS, f"{len(text)} characters are rendered"
         return text
 
     rendered = Tokenization.text_of

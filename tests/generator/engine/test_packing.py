@@ -43,7 +43,7 @@ with as_a_generator():
 
     from generator.engine import packing
     from generator.engine.packing import (
-        MOST_HELD_S,
+        MAX_HELD_S,
         Holding,
         StepLogprobs,
         pack_outputs,
@@ -118,7 +118,7 @@ def test_all_tokens_arrive_once_in_order_whenever_they_are_sent(
     arrived: dict[str, list[int]] = {name: [] for name in names}
     clock = 0.0
     for place in range(max(lengths)):
-        clock += MOST_HELD_S if place in late else 0.0
+        clock += MAX_HELD_S if place in late else 0.0
         outputs = []
         for name, length in zip(names, lengths, strict=True):
             if place < length:
@@ -157,8 +157,8 @@ def test_a_first_and_a_last_token_are_sent_at_once_and_others_go_on_waiting() ->
 def test_a_slow_engines_tokens_do_not_wait_for_a_whole_part() -> None:
     holding = holding_of(a=32)
     assert sent(holding, *step({"a": 1}), now_s=7.0) == {}
-    assert sent(holding, *step({"a": 2}), now_s=7.0 + MOST_HELD_S / 2) == {}
-    assert sent(holding, *step({"a": 3}), now_s=7.0 + MOST_HELD_S) == {"a": ([1, 2, 3], [-1.0, -2.0, -3.0])}
+    assert sent(holding, *step({"a": 2}), now_s=7.0 + MAX_HELD_S / 2) == {}
+    assert sent(holding, *step({"a": 3}), now_s=7.0 + MAX_HELD_S) == {"a": ([1, 2, 3], [-1.0, -2.0, -3.0])}
 
 
 def test_the_end_of_a_completion_without_a_token_brings_what_was_held() -> None:

@@ -96,7 +96,7 @@ async def test_a_group_taken_back_from_the_journal_waits_from_then_on(
 def test_of_too_many_that_never_end_the_oldest_is_forgotten(
     spans: dict[str, list[Span]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracing, "_MOST_BEGAN", 2)
+    monkeypatch.setattr(tracing, "_MAX_BEGAN", 2)
     traces = [tracing.lease_trace(INCARNATION, lease_id) for lease_id in range(3)]
     for trace in traces:
         tracing.lease_began(trace)

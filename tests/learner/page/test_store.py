@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from learner.page.reading import (
-    MOST_TEXT,
-    MOST_TOKENS,
+    MAX_TEXT,
+    MAX_TOKENS,
     Filter,
     Key,
     decoder_of,
@@ -76,8 +76,8 @@ def test_an_answer_has_the_ends_of_what_is_huge_and_the_whole_can_be_had(tmp_pat
     found = group(folder, key, decode=decoder_of(folder))
 
     assert found is not None
-    assert len(json.dumps({**found, "trajectories": []})) < 4 * MOST_TEXT
-    assert all(each["tokens"] is None and len(each["text"]) < 2 * MOST_TEXT for each in found["trajectories"])
+    assert len(json.dumps({**found, "trajectories": []})) < 4 * MAX_TEXT
+    assert all(each["tokens"] is None and len(each["text"]) < 2 * MAX_TEXT for each in found["trajectories"])
     assert "characters …" in found["trajectories"][1]["text"]
     assert found["trajectories"][1]["text"].startswith("<b>word8 ")
     assert f"{HUGE_PROMPT - (1 << 12):,} tokens …" in found["prompt"]
@@ -102,7 +102,7 @@ def test_a_long_trajectory_is_shown_from_any_of_its_tokens_on(tmp_path: Path) ->
 
     last = HUGE_PROMPT + HUGE_COMPLETION - 1
     ranges = [(shown["begin"], len(shown["ids"])) for shown in (tokens(1, begin) for begin in (0, 300_000, 1 << 40))]
-    assert ranges == [(HUGE_PROMPT, MOST_TOKENS), (300_000, MOST_TOKENS), (last, 1)]
+    assert ranges == [(HUGE_PROMPT, MAX_TOKENS), (300_000, MAX_TOKENS), (last, 1)]
     huge = tokens(0, 0)
     assert huge["ids"] == [1, HUGE_TOKEN, 2]
     assert huge["pieces"][1].startswith("<b>yyy")

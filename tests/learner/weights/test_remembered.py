@@ -3,7 +3,7 @@
 import pytest
 
 from learner.weights.fleet import JoinRefused
-from learner.weights.provenance import MOST_PROCESSES, InstanceMemory
+from learner.weights.provenance import MAX_PROCESSES, InstanceMemory
 from tests.learner.generators import announcement
 from tests.learner.weights.test_fleet import URL, make_fleet
 
@@ -32,7 +32,7 @@ def test_what_is_forgotten_is_as_if_it_had_never_been() -> None:
 
 def test_a_fleet_remembers_the_newest_processes_that_were_replaced_and_no_more() -> None:
     fleet = make_fleet()
-    for instance in range(MOST_PROCESSES + 2):
+    for instance in range(MAX_PROCESSES + 2):
         fleet.announce(announcement("a", URL, instance=str(instance)), now=0.0)
 
     with pytest.raises(JoinRefused, match="a process that started later"):
@@ -42,7 +42,7 @@ def test_a_fleet_remembers_the_newest_processes_that_were_replaced_and_no_more()
 
 def test_a_fleet_remembers_the_newest_processes_that_were_expelled_and_no_more() -> None:
     fleet = make_fleet()
-    for number in range(MOST_PROCESSES + 1):
+    for number in range(MAX_PROCESSES + 1):
         fleet.announce(announcement(f"g{number}", URL), now=0.0)
         fleet.expel(f"g{number}", reason="its checksum differs")
 
