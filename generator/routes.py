@@ -11,7 +11,7 @@ from starlette.routing import Route
 from generator.logprobs import LogprobScoring
 from generator.serving import Serving
 from generator.weight_sync import WeightSync
-from protocol.fleet import Commit, JoinGroup, Prepare, Pull
+from protocol.fleet import Commit, JoinGroup, Prepare, Pull, Reprobe
 from protocol.generation import GenerateRequest, LogprobsRequest
 from services.http.app import RequestRefused, json_answer, json_body, streamed_answer
 
@@ -41,7 +41,7 @@ def add_token_routes(app: FastAPI, *, serving: Serving, scoring: LogprobScoring)
 
 
 def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:
-    """`POST /v1/weights/group` and `/prepare`, or `/pull`; then `/commit`."""
+    """`POST /v1/weights/group` and `/prepare`, or `/pull`; then `/commit`, and `/probe` if that had no time for it."""
 
     @app.post("/v1/weights/group")
     async def group(request: Annotated[JoinGroup, Depends(json_body(JoinGroup))]) -> Response:
@@ -62,6 +62,11 @@ def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:
     async def commit(request: Annotated[Commit, Depends(json_body(Commit))]) -> Response:
         """Load what is staged, and serve it as the new version."""
         return json_answer(await sync.commit(request))
+
+    @app.post("/v1/weights/probe")
+    async def probe(request: Annotated[Reprobe, Depends(json_body(Reprobe))]) -> Response:
+        """Score the probe of the version that is served, to which its commit did not come."""
+        return json_answer(await sync.probe(request))
 
 
 async def _unless_left(request: Request, work: Coroutine[None, None, T]) -> T:

@@ -1,7 +1,7 @@
 """The generator's side of weight sync: broadcasts, or downloads in chunks with hashes, then a commit.
 
 group ─▶ prepare ─┐
-            pull ─┴▶ commit
+            pull ─┴▶ commit ─▶ probe, if the engine did not come to it in the commit
 """
 
 import asyncio
@@ -31,6 +31,8 @@ from protocol.fleet import (
     PrepareResult,
     Pull,
     PullPlan,
+    Reprobe,
+    Reprobed,
 )
 from protocol.model import PolicyVersion
 from services.http.app import RequestRefused
@@ -117,6 +119,7 @@ class WeightSync:
         probe_s: float = PROBE_TIMEOUT_S,
     ) -> None:
         self._probe_s = probe_s
+        self._probes = 0
         self._engine = engine
         self._serving = serving
         self._measures = measures
@@ -211,29 +214,43 @@ class WeightSync:
         committed = CommitResult(
             version=request.version,
             fingerprint=report.fingerprint,
-            probe_logprobs=await self._probe(request),
+            probe_logprobs=await self._probe(request.version, request.probe),
             load_s=report.load_s,
             pause_s=report.pause_s,
         )
         self._measures.committed(committed, number=PolicyVersion.parse(request.version).number)
         return committed
 
-    async def _probe(self, request: Commit) -> tuple[float, ...]:
+    async def probe(self, request: Reprobe) -> Reprobed:
+        """Scores texts under the version that is served, which the engine did not come to in its commit. Raises
+        RequestRefused if it is another version.
+        """
+        self._check_able()
+        if self._serving.version != request.version:
+            message = f"version {request.version} is not served here, but {self._serving.version}: commit it first"
+            raise RequestRefused(409, "not_served", message)
+        logprobs = await self._probe(request.version, request.probe)
+        if self._serving.version != request.version:
+            raise RequestRefused(409, "not_served", f"version {request.version} is not served here any more")
+        return Reprobed(version=request.version, probe_logprobs=logprobs)
+
+    async def _probe(self, version: str, texts: Sequence[Sequence[int]]) -> tuple[float, ...]:
         """Nothing if the engine does not come to it: the weights are loaded and served all the same."""
-        name = f"probe-{request.version}-{request.epoch}"
+        self._probes += 1
+        name = f"probe-{version}-{self._probes}"
         works = [
             self._engine.score(request_id=f"{name}-{number}", token_ids=text, before_others=True)
-            for number, text in enumerate(request.probe)
+            for number, text in enumerate(texts)
         ]
         try:
             async with asyncio.timeout(self._probe_s):
                 scored = await asyncio.gather(*works)
         except (HandedBack, TimeoutError) as error:
             why = str(error) or f"the engine did not come to it within {self._probe_s:.0f} s"
-            log.warning("the probe of version %s has no answer: %s", request.version, why)
+            log.warning("the probe of version %s has no answer: %s", version, why)
             return ()
         except ValueError as error:
-            why = f"the engine refused the probe of version {request.version}: {error}"
+            why = f"the engine refused the probe of version {version}: {error}"
             raise self._failed("probe", WeightSyncError(why)) from error
         return tuple(logprob for one in scored for logprob in one.logprobs)
 

@@ -198,6 +198,20 @@ class CommitResult(WireModel):
     pause_s: float = Field(ge=0)
 
 
+class Reprobe(WireModel):
+    """`POST /v1/weights/probe`: logprobs of these texts are wanted again, of a generator that serves `version`."""
+
+    version: VersionText
+    probe: tuple[ProbeText, ...] = Field(min_length=1, max_length=MOST_PROBE_TEXTS)
+
+
+class Reprobed(WireModel):
+    """As in a `CommitResult`: the logprobs under `version`, or none if the engine was too busy again."""
+
+    version: VersionText
+    probe_logprobs: tuple[float, ...]
+
+
 def fingerprint_directory(
     model: Path, template: Path | None = None, told: Mapping[str, JsonValue] | None = None
 ) -> Fingerprints:

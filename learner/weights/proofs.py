@@ -11,9 +11,11 @@ weights that are old.
     a gap that like generators share, within `probe_tolerance`    ─▶ numerics: nobody's fault
     logprobs of the learner's own that are not finite             ─▶ its own fault: the probe judges nobody
 
-What a generator sampled under a version counts once its proof is good (`provenance`).
+What a generator sampled under a version counts once its proof is good (`provenance`). Without an answer to the probe
+there is no proof: it is asked for again, and after `_PROBE_TRIES` without one the commit has failed.
 """
 
+import asyncio
 import logging
 from bisect import bisect_left
 from collections import Counter
@@ -26,7 +28,7 @@ from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.probe import HIGH_QUANTILE, ProbeGap
 from learner.weights.provenance import InstanceMemory, Provenance
 from learner.weights.published import PackedWeights
-from protocol.fleet import Commit, CommitResult
+from protocol.fleet import Commit, CommitResult, Reprobe, Reprobed
 from protocol.model import PolicyVersion
 from services.http.client import HttpClient, R, ServiceError
 
@@ -44,6 +46,12 @@ _HIGH_TOLERANCE = 5.0
 SURE = 14.0
 """Evidence in nats that weights are old, at which it is believed: about one in a million is wrong."""
 _VERSIONS_KEPT = 4
+_PROBE_TRIES = 3
+_PROBE_REST_S = 1.0
+
+
+class ProbeUnanswered(ServiceError):
+    """A generator serves a version, and its engine did not come to the probe of it: nobody knows what it serves."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +82,7 @@ def proof_of(member: FleetMember, answer: CommitResult, packed: PackedWeights) -
     probe = packed.probe.within(member.announcement.max_model_len)
     if answer.version != str(packed.version):
         return Proof(member=member, answer=answer, gap=ProbeGap.of(probe, ()) if probe.texts else ProbeGap())
-    if probe.texts and not answer.probe_logprobs:
-        log.warning("generator %s had no time for the probe of version %s", member.generator_id, packed.version)
+    if not probe.usable and not answer.probe_logprobs:
         return Proof(member=member, answer=answer, gap=ProbeGap())
     return Proof(member=member, answer=answer, gap=ProbeGap.of(probe, answer.probe_logprobs))
 
@@ -294,7 +301,8 @@ class Commits:
         return await self._client.post(url, body, answer, deadline_s=deadline_s, retries=0)
 
     async def commit(self, member: FleetMember, packed: PackedWeights, *, epoch: int, receive_s: float = 0.0) -> Proof:
-        """The member loads and serves this version; its proof is not judged yet. Raises ServiceError.
+        """The member loads and serves this version; its proof is not judged yet. Raises ServiceError, also where its
+        engine does not come to the probe.
 
         `receive_s` is what it may take beside, for one that receives within its commit.
         """
@@ -303,10 +311,32 @@ class Commits:
         self._fleet.asked_to_commit(member, packed.version)
         try:
             answer = await self.ask(member, "commit", body, CommitResult, deadline_s=self._timeout_s + receive_s)
+            answer = await self._with_probe(member, answer, packed)
         except BaseException:
             self._fleet.not_committed(member, packed.version)
             raise
         return proof_of(member, answer, packed)
+
+    async def _with_probe(self, member: FleetMember, answer: CommitResult, packed: PackedWeights) -> CommitResult:
+        """The answer with the probe's logprobs, asked for again where it has none. Raises ProbeUnanswered."""
+        probe = packed.probe.within(member.announcement.max_model_len)
+        if not probe.usable or answer.version != str(packed.version):
+            return answer
+        for tries in range(1, _PROBE_TRIES + 1):
+            if answer.probe_logprobs or not probe.logprobs:
+                return answer
+            log.warning(
+                "generator %s did not come to the probe of version %s (%d of %d tries)",
+                member.generator_id, packed.version, tries, _PROBE_TRIES,
+            )  # fmt: skip
+            if tries < _PROBE_TRIES:
+                await asyncio.sleep(_PROBE_REST_S)
+                body = Reprobe(version=answer.version, probe=probe.texts)
+                again = await self.ask(member, "probe", body, Reprobed, deadline_s=self._timeout_s)
+                answer = answer.model_copy(update={"probe_logprobs": again.probe_logprobs})
+        raise ProbeUnanswered(
+            member.url, f"no answer to the probe of version {packed.version} in {_PROBE_TRIES} tries: it is not proven"
+        )
 
     async def proof(self, member: FleetMember, packed: PackedWeights, *, epoch: int) -> Proof | None:
         """As `commit`, for one of many: a failure takes the member out of service, and None is returned."""

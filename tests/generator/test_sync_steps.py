@@ -1,5 +1,6 @@
 """Steps of a weight sync in an order that is not the learner's own, and what a generator serves after each."""
 
+import asyncio
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from generator.engine.options import CommitReport
+from generator.engine.options import CommitReport, ScoredSequence
 from generator.weights.plan import WeightSyncError
-from protocol.fleet import PULLED_EPOCH, BucketSpec, Commit, JoinGroup, Prepare, Pull, TensorSpec
+from protocol.fleet import PULLED_EPOCH, BucketSpec, Commit, JoinGroup, Prepare, Pull, Reprobe, TensorSpec
 from services.http.app import RequestRefused
 from services.http.metrics import Metrics
 
@@ -22,10 +23,11 @@ with warnings.catch_warnings():  # those of vLLM
 
 @dataclass
 class ScriptedEngine:
-    """Does as it is told, and notes it. A commit fails with `fails`, if that is given."""
+    """Does as it is told, and notes it. A commit fails with `fails`, if that is given. If `busy`, it scores nothing."""
 
     version: str = "1.4"
     fails: WeightSyncError | None = None
+    busy: bool = False
     done: list[str] = field(default_factory=list)
     is_alive: bool = True
 
@@ -44,6 +46,11 @@ class ScriptedEngine:
             raise self.fails
         self.version = version
         return CommitReport(version=version, fingerprint="f", load_s=0.0, pause_s=0.0)
+
+    async def score(self, *, request_id: str, token_ids: Sequence[int], before_others: bool) -> ScoredSequence:
+        if self.busy:
+            await asyncio.Event().wait()
+        return ScoredSequence(logprobs=(-1.0,) * (len(token_ids) - 1), top_token_ids=(), top_logprobs=(), version="")
 
 
 BUCKETS = (
@@ -85,7 +92,7 @@ def generator() -> Generator:
     )
     serving.holds("1.4")
     source = cast("Any", ScriptedSource())
-    sync = WeightSync(engine=given, serving=serving, measures=measures, puller=source, folder=None)
+    sync = WeightSync(engine=given, serving=serving, measures=measures, puller=source, folder=None, probe_s=0.01)
     return Generator(engine, serving, sync)
 
 
@@ -120,6 +127,19 @@ async def test_what_was_committed_has_to_be_staged_again(generator: Generator) -
 
     assert await generator.refused(again) == "not_staged"
     assert generator.engine.done == ["stage 1.5", "commit 1.5"]
+
+
+async def test_a_probe_that_the_commit_did_not_come_to_can_be_asked_for_again(generator: Generator) -> None:
+    texts = ((1, 2, 3), (4, 5))
+    generator.engine.busy = True
+    await generator.sync.pull(Pull(version="1.5", deadline_s=10.0))
+    committed = await generator.sync.commit(Commit(version="1.5", epoch=PULLED_EPOCH, probe=texts))
+    assert committed.probe_logprobs == ()
+    assert (await generator.sync.probe(Reprobe(version="1.5", probe=texts))).probe_logprobs == ()
+
+    generator.engine.busy = False
+    assert (await generator.sync.probe(Reprobe(version="1.5", probe=texts))).probe_logprobs == (-1.0,) * 3
+    assert await generator.refused(generator.sync.probe(Reprobe(version="1.4", probe=texts))) == "not_served"
 
 
 async def test_a_step_of_an_earlier_connection_is_refused(generator: Generator) -> None:

@@ -31,6 +31,8 @@ from protocol.fleet import (
     PrepareResult,
     Pull,
     PullPlan,
+    Reprobe,
+    Reprobed,
 )
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
 from protocol.status import Readiness
@@ -149,7 +151,7 @@ class Link:
 class ScriptedGenerator:
     """`gap` is added to its logprobs of the probe, or of every `each`th token; `says` gives them all by version.
 
-    `loads_wrong` changes its checksum, `stale_checksum` is always told.
+    Of its next `misses` probes it says nothing. `loads_wrong` changes its checksum, `stale_checksum` is always told.
 
     At a step (`group`, `prepare`, `pull`, `commit`) it waits for the event in `hold`, and fails if `refuses` says so,
     or says that it takes nothing now if `stalls` does. It has so many `workers`, each a rank of a broadcast.
@@ -159,6 +161,7 @@ class ScriptedGenerator:
     name: str
     gap: float = 0.0
     each: int = 1
+    misses: int = 0
     loads_wrong: bool = False
     learner: str = ""
     link: Link = field(default_factory=lambda: Link(most=1000))
@@ -177,6 +180,7 @@ class ScriptedGenerator:
     limits: list[float] = field(default_factory=list)
     joins: list[JoinGroup] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
+    probed: list[str] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     version: str | None = None
     _staged: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -272,6 +276,11 @@ class ScriptedGenerator:
             await self._scripted("commit")
             return self._commit(body)
 
+        @app.post("/v1/weights/probe")
+        async def probe(body: Annotated[Reprobe, Depends(json_body(Reprobe))]) -> Response:
+            self.probed.append(body.version)
+            return json_answer(Reprobed(version=body.version, probe_logprobs=self._probe(body)))
+
         return app
 
     async def _scripted(self, step: str) -> None:
@@ -323,7 +332,10 @@ class ScriptedGenerator:
             staged |= receive_bucket(group, bucket, timeout_s=self.joins[-1].bucket_timeout_s)
         return staged
 
-    def _probe(self, body: Commit) -> tuple[float, ...]:
+    def _probe(self, body: Commit | Reprobe) -> tuple[float, ...]:
+        if self.misses:
+            self.misses -= 1
+            return ()
         if self.says is not None:
             return tuple(map(float, self.says(PolicyVersion.parse(body.version).number)))
         right = probe_logprobs(body.probe)

@@ -40,6 +40,50 @@ async def test_a_generator_with_a_wrong_probe_is_expelled_by_name_and_stays_out(
         await ours.publish(1, b)
 
 
+@pytest.fixture
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learner.weights.proofs._PROBE_REST_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_rest")
+async def test_a_probe_that_had_no_answer_is_asked_for_again_and_proves_then() -> None:
+    async with ScriptedGenerator("a", misses=2).running() as a, learner() as ours:
+        ours.join(a)
+        await ours.publish(0, a)
+        assert a.probed == ["1.0", "1.0"]
+        a.gap = 0.01
+        await ours.publish(1, a)
+        assert ours.reports[-1].probe_gap == pytest.approx(0.01)
+
+
+@pytest.mark.usefixtures("no_rest")
+async def test_without_an_answer_to_any_probe_nothing_is_proven_until_there_is_one() -> None:
+    options = replace(OPTIONS, pull_attempts=100)
+    async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner(options) as ours:
+        ours.join(a, b)
+        await ours.publish(0, a, b)
+        a.gap, a.misses = 0.2, 10**6
+        await ours.publish(1, b)
+        await ours.until(lambda: len(a.pulls) > 2)
+        assert ours.serving == {"b": "1.1"}
+        assert len(a.probed) >= 2 * len(a.commits[1:-1])
+        a.gap, a.misses = 0.0, 0
+        await ours.until_served(a=1, b=1)
+
+
+@pytest.mark.usefixtures("no_rest")
+async def test_one_that_never_answers_a_probe_is_sent_away_where_others_serve() -> None:
+    options = replace(OPTIONS, pull_attempts=2)
+    async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner(options) as ours:
+        ours.join(a, b)
+        await ours.publish(0, a, b)
+        a.misses = 10**6
+        await ours.publish(1, b)
+        await ours.until(lambda: [member.generator_id for member in ours.fleet.members()] == ["b"])
+        with pytest.raises(JoinRefused, match=r"no answer to the probe of version 1\.1 in 3 tries: it is not proven"):
+            ours.join(a)
+
+
 async def test_a_gap_that_all_generators_share_expels_nobody_and_the_run_goes_on() -> None:
     """As between a learner in float32 and engines in bfloat16."""
     names = [ScriptedGenerator(name, gap=0.09) for name in "abc"]
