@@ -63,11 +63,12 @@ class Fingerprints(WireModel):
 
 
 class Announcement(WireModel):
-    """`POST /v1/generators` at the learner, repeated every few seconds: I am here, this is what I am.
+    """`POST /v1/generators` at the learner, repeated every few seconds: a generator's address, state and model.
 
-    A generator that falls silent leaves the fleet. One that must not serve this run is refused with status 409. Kind
-    `join_refused` (another protocol or model) or `superseded` (another process has taken the id) stands for the life of
-    the generator's process; `expelled` (it proved to serve something else) for this start of the learner.
+    A generator that falls silent leaves the fleet. One that must not serve this run is refused with status 409. A
+    refusal of kind `join_refused` (another protocol or model) or `superseded` (another process has taken the id) holds
+    for the life of the generator's process; one of kind `expelled` (it served other weights than it was sent) holds for
+    the life of the learner's.
 
     `instance` is drawn at random at each start of the process, which was at `started_at`, in seconds since 1970; 0 if
     that is not known. Of two processes with one id the later one stays. Generators of one `kind` load equal bytes to
@@ -151,7 +152,7 @@ class PrepareResult(WireModel):
 
 
 class Pull(WireModel):
-    """`POST /v1/weights/pull`: download this version from the learner that is announced to, and stage it, within
+    """`POST /v1/weights/pull`: download this version from the learner of the announcements, and stage it, within
     `deadline_s`. Answered with PrepareResult; the commit that follows names the epoch `PULLED_EPOCH`.
     """
 

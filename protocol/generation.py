@@ -97,7 +97,7 @@ Logprob = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class LogprobsRequest(WireModel):
-    """Tokens in: how probable is each of them, given those before it? For each of several sequences.
+    """Tokens in: the logprob of each token given those before it, for each of several sequences.
 
     With `top`, the `top` likeliest tokens of each position are wanted, too.
     """

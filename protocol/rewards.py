@@ -65,9 +65,8 @@ class ScoreResult(WireModel):
 
     `latency_s` counts from the item's arrival; `attempts` are those of the service's own workers; `service_id` names
     the instance. `cached`: the verifier had judged the same before. `explanation` is what the verifier says of its
-    reward, for people: the answers that it compared, the tests that failed, a judge's words. A reward that nobody is to
-    train on (see `fault_of_reward`), wherever it comes from, becomes an error of kind `data`: the others of its answer
-    stand.
+    reward, for people: the answers that it compared, the tests that failed, a judge's words. A reward that must not be
+    trained on (see `fault_of_reward`) becomes an error of kind `data`; the other results of the answer stay.
     """
 
     id: str
@@ -118,7 +117,7 @@ class VerifierInfo(WireModel):
 
 
 class VerifierList(WireModel):
-    """`GET /v1/verifiers`."""
+    """The answer of `GET /v1/verifiers`."""
 
     verifiers: tuple[VerifierInfo, ...]
 
@@ -207,7 +206,7 @@ class ExecuteRequest(WireModel):
 
 
 class ExecuteAnswer(WireModel):
-    """How it ended: by `exit_code` or by `signal`. Bytes of the output that are no UTF-8 are replaced.
+    """The end of a program: by `exit_code` or by `signal`. Bytes of the output that are no UTF-8 are replaced.
 
     `timed_out`: it was killed at its wall-clock limit. `session_started`: there was no session of that name, so that
     no earlier state was there; `session_ended`: there is none any more.
@@ -226,6 +225,6 @@ class ExecuteAnswer(WireModel):
 
 
 class SessionEnded(WireModel):
-    """`DELETE /v1/sessions/{name}`: whether there was one."""
+    """`DELETE /v1/sessions/{name}`: `ended` is false if there was no such session."""
 
     ended: bool

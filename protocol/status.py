@@ -18,7 +18,7 @@ class WaitStatus(WireModel):
 
 
 class PeerStatus(WireModel):
-    """Another process as this one sees it. What is not known of it is None."""
+    """Another process as this one sees it. Fields that are not known are None."""
 
     name: str
     kind: Kind
@@ -29,7 +29,7 @@ class PeerStatus(WireModel):
 
 
 class QueueStatus(WireModel):
-    """How much of something is there now, of at most `limit`; None for no limit."""
+    """The length of a queue now, and its `limit`; None for no limit."""
 
     name: str
     depth: int = Field(ge=0)
@@ -83,7 +83,7 @@ class Report(WireModel):
 
 
 class Status(Report):
-    """The whole answer; `version` is of the release."""
+    """The answer of `GET /v1/status`; `version` is that of the release."""
 
     service: Kind
     version: str
@@ -97,7 +97,7 @@ class Status(Report):
 
 
 class ErrorDetail(WireModel):
-    """Tells what was wrong, where, what was expected and what arrived."""
+    """The fault: its kind, a message, the field, what was expected and what arrived."""
 
     kind: str
     message: str

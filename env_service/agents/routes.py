@@ -53,7 +53,7 @@ class SessionWanted(WireModel):
 
 
 class SessionOpened(WireModel):
-    """A session: where the policy is asked, with which key, and what is to be done."""
+    """A session of an agent: the address at which it asks the policy, its key, and its task."""
 
     session_id: str
     base_url: str

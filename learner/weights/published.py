@@ -208,7 +208,7 @@ def add_routes(app: FastAPI, *, fleet: FleetMembers, shelf: PublishedWeights) ->
 
     @app.post("/v1/generators")
     async def announce(announcement: Annotated[Announcement, Depends(json_body(Announcement))]) -> Response:
-        """A generator says who and where it is, again and again; refused with 409 if it does not fit the run."""
+        """A generator announces itself, every few seconds; refused with 409 if it does not fit the run."""
         try:
             return json_answer(fleet.announce(announcement, now=time.monotonic()))
         except JoinRefused as error:

@@ -156,7 +156,7 @@ def _arguments_of(label: JsonValue) -> dict[str, JsonValue]:
 
 
 class GetRewardReply(BaseModel):
-    """The rewards in the order of the queries, twice: for the trainer, and to be looked at."""
+    """The rewards in the order of the queries: `rewards` for the trainer, `scores` the same for its log."""
 
     rewards: tuple[float, ...]
     scores: tuple[float, ...]
