@@ -9,6 +9,7 @@ from typing import Any
 from simulation.actors.engine import EngineScript, EngineScripts
 from simulation.actors.environment import NAME, WORDS
 from simulation.actors.rewards import RewardScript, StubRewardService
+from simulation.actors.teacher import StubTeacher
 from simulation.world.clock import World
 from simulation.world.process import Main, Process
 from simulation.world.threads import Workers
@@ -50,6 +51,8 @@ class ClusterSettings:
     drop_uniform_groups: bool = False
     staging: str = "staging"
     checkpoints_kept: int = 2
+    teachers: int = 0
+    """Addresses of the one teacher that all trajectories have; none with 0."""
     hedged: float = 0.0
     """Share of the completions that a second reward service may be asked for, and after how many seconds."""
     hedged_after_s: float | None = None
@@ -177,6 +180,11 @@ class Cluster:
         name = f"rewards-{index}"
         return Service(name=name, host=name, make=lambda again: StubRewardService(script, service_id=name).serve)
 
+    def teacher(self, index: int) -> Service:
+        """An address of the teacher."""
+        name = f"teacher-{index}"
+        return Service(name=name, host=name, make=lambda again: StubTeacher().serve)
+
     # Their configurations
 
     def _run(self) -> dict[str, Any]:
@@ -218,8 +226,15 @@ class Cluster:
                 },
                 "checkpoint": {"every_steps": s.checkpoint_every, "keep": s.checkpoints_kept},
                 "guard": s.guard,
+                **self._taught(),
             }
         )  # fmt: skip
+
+    def _taught(self) -> dict[str, Any]:
+        if not self.settings.teachers:
+            return {}
+        urls = [f"http://teacher-{index}:7310" for index in range(self.settings.teachers)]
+        return {"algo": {"type": "opd"}, "teachers": [{"name": "teacher", "urls": urls, "same_tokenizer": False}]}
 
     def _env_config(self, env_id: str) -> Any:
         from env_service.config import EnvServiceConfig

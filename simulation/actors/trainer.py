@@ -16,6 +16,7 @@ from learner.weights.process_group import BucketWriter, LaidOut
 from simulation.actors.engine import History, Truth, context_of, is_behind, probe_logprob, sampled_by, tensors_of
 from simulation.actors.environment import WORDS, EnvironmentScript, observation_of, opening_of
 from simulation.actors.rewards import ABSURD, reward_of
+from simulation.actors.teacher import taught
 from simulation.world.clock import World, active
 from simulation.world.threads import current_thread
 
@@ -74,6 +75,7 @@ class Trainers:
     script: TrainerScript
     max_lag: int
     group_size: int
+    teachers: int
     broken: Callable[[str, str], None]
     trained: Callable[[History], None]
     exported: Callable[[History], None]
@@ -178,12 +180,18 @@ class ScriptedTrainer:
         if version != len(self.history):
             self._trainers.broken("versions", f"a step of version {version} on weights of {len(self.history)} steps")
         context = 0
-        for token, is_sampled, logprob, lag in zip(
-            sequence.token_ids, sequence.loss_mask, sequence.behavior_logprobs, sequence.lags, strict=True
+        for at, (token, is_sampled, logprob, lag) in enumerate(
+            zip(sequence.token_ids, sequence.loss_mask, sequence.behavior_logprobs, sequence.lags, strict=True)
         ):
             if is_sampled:
                 self._check_token(*sampled_by(float(logprob)), context=context, lag=int(lag), version=version)
             context = context_of((token,), context)
+            if is_sampled and self._trainers.teachers:
+                self._check_teacher(sequence.teacher_logprobs, at=at, due=taught(context))
+
+    def _check_teacher(self, logprobs: Sequence[float], *, at: int, due: float) -> None:
+        if at >= len(logprobs) or float(logprobs[at]) != due:
+            self._trainers.broken("teachers", f"token {at} is not taught what its teacher says of it, {due}")
 
     def _check_token(self, number: int, known: int, *, context: int, lag: int, version: int) -> None:
         if number <= 0 or number >= len(self._truth.histories):

@@ -387,6 +387,8 @@ def begin(stage: Stage) -> None:
     cluster = stage.cluster
     for index, script in enumerate(stage.rewards):
         cluster.add(cluster.reward_service(index, script))
+    for index in range(cluster.settings.teachers):
+        cluster.add(cluster.teacher(index))
     cluster.add(cluster.learner())
     for index, engine in enumerate(stage.engines):
         cluster.add(cluster.generator(index, engine))

@@ -473,7 +473,9 @@ def _shaped(scenario: Scenario) -> Scenario:
     if shape.levels > 1:
         curriculum = {"start": dice.choice((0, 1)), "window": 2, "raise_at": 0.6, "lower_at": 0.4}
         settings = replace(settings, curriculum=curriculum, success_reward=0.5)
-    return replace(scenario, shape=shape, settings=settings, stalls=dice.choice((0.0, 0.0, 0.05)))
+    stalls = dice.choice((0.0, 0.0, 0.05))
+    settings = replace(settings, teachers=dice.choice((0, 0, 0, 0, 1, 2)))
+    return replace(scenario, shape=shape, settings=settings, stalls=stalls)
 
 
 def _long_run(scenario: Scenario) -> Scenario:
@@ -547,6 +549,10 @@ def _more(scenario: Scenario, faults: tuple[ScheduledFault, ...]) -> tuple[Sched
         more.append(ScheduledFault(_moment(dice, scenario), "clock jumps", dice.choice(hosts), amount=amount))
     if dice.random() < _SELDOM:
         more += _taken_over(dice, _moment(dice, scenario))
+    if scenario.settings.teachers:
+        kind, lasts_s = dice.choice((("kill", 0.0), ("cut off", 30.0), ("cut off", 90.0), ("stop", 30.0)))
+        target = f"teacher-{dice.randrange(scenario.settings.teachers)}"
+        more.append(ScheduledFault(_moment(dice, scenario), kind, target, lasts_s))
     return _in_order(tuple(more))
 
 
@@ -673,9 +679,9 @@ def _simpler_shapes(scenario: Scenario) -> Iterator[Scenario]:
 
 def _smaller_settings(settings: ClusterSettings, faults: tuple[ScheduledFault, ...]) -> Iterator[ClusterSettings]:
     plain = ClusterSettings()
-    for name in ("env_services", "reward_services", "generators"):
+    for name in ("env_services", "reward_services", "generators", "teachers"):
         fewer = getattr(settings, name) - 1
-        if fewer > 0 and not _names(faults, name, fewer):
+        if fewer >= (name != "teachers") and not _names(faults, name, fewer):
             yield replace(settings, **{name: fewer})
     for name in (
         "final_tasks",
@@ -694,5 +700,5 @@ def _smaller_settings(settings: ClusterSettings, faults: tuple[ScheduledFault, .
 
 
 def _names(faults: tuple[ScheduledFault, ...], service: str, index: int) -> bool:
-    prefix = {"env_services": "env", "reward_services": "rewards", "generators": "gen"}[service]
+    prefix = {"env_services": "env", "reward_services": "rewards", "generators": "gen", "teachers": "teacher"}[service]
     return any(fault.target == f"{prefix}-{index}" for fault in faults)

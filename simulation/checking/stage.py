@@ -193,7 +193,7 @@ def _stage(
 
     trainers = Trainers(
         script=trainer or TrainerScript(), max_lag=settings.max_lag, group_size=settings.group_size,
-        broken=broken, trained=trained, exported=exported,
+        teachers=settings.teachers, broken=broken, trained=trained, exported=exported,
     )  # fmt: skip
 
     def exited(service: Service, process: Process, code: int | None) -> None:

@@ -81,6 +81,14 @@ def earn(self, reward):
     self._turns[0].reward += reward
 Transcript.earn = earn
 """,
+    "teachers": """
+from learner.teachers.teachers import RemoteTeacher
+real = RemoteTeacher.logprobs
+async def logprobs(self, sequences):
+    return [one[::-1] for one in await real(self, sequences)]
+RemoteTeacher.logprobs = logprobs
+scenario = replace(scenario, settings=replace(settings, teachers=2))
+""",
     "groups": """
 from env_service.rollouts import rollout
 async def hold(members, *, wanted):
