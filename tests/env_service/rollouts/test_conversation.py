@@ -179,6 +179,26 @@ async def test_a_conversation_reads_as_the_template_writes_it(bench: MakeBench, 
     assert trajectory.completion_text == "one\n\nturn 1\n\nstop"
 
 
+class PlainCounting(Counting):
+    """The same in plain text."""
+
+    def reset(self, task: Task, seed: int) -> Opening:
+        return Opening("go")
+
+    async def step(self, action: Action) -> Step:
+        step = await super().step(action)
+        return step if step.ends else replace(step, observation=f"turn {self.turn} of many")
+
+
+async def test_plain_text_of_an_environment_stands_whole_between_the_turns(bench: MakeBench, chat_model: Path) -> None:
+    made = await bench(Words(chat_model, "one two stop"), extra=[offered(start=PlainCounting)])
+    (trajectory,) = (await made.finished(lease(environment="counting", group_size=1))).group.trajectories
+
+    tokenization = Tokenization(chat_model)
+    given = [trajectory.token_ids[turn.start : turn.completion_start].tolist() for turn in trajectory.turns]
+    assert given == [tokenization.encode_after("", said) for said in ("go", "turn 1 of many", "turn 2 of many")]
+
+
 @pytest.mark.parametrize("history", ["append", "split"])
 async def test_an_environment_tells_the_template_what_it_wants_in_every_turn(tmp_path: Path, history: History) -> None:
     from transformers import PreTrainedTokenizerFast
