@@ -203,7 +203,7 @@ class Reprobe(WireModel):
     """`POST /v1/weights/probe`: logprobs of these texts are wanted again, of a generator that serves `version`."""
 
     version: VersionText
-    probe: tuple[ProbeText, ...] = Field(min_length=1, max_length=MOST_PROBE_TEXTS)
+    probe: tuple[ProbeText, ...] = Field(min_length=1, max_length=MAX_PROBE_TEXTS)
 
 
 class Reprobed(WireModel):
