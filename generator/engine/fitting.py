@@ -25,6 +25,9 @@ _NOT_OF_DELTA_NET = ("float32", "float16")
 """Under `auto` vLLM takes bfloat16 on a CPU."""
 _ALIKE = 3
 _USUAL = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM")
+_COMPUTED_OTHERWISE = frozenset({"gpt_neox"})
+"""Kinds of models whose probabilities in vLLM are not those of transformers: tokens would be trained with others."""
+_COMPUTED_OTHERWISE_ON_CPU = frozenset({*_COMPUTED_OTHERWISE, "deepseek_v3", "lfm2"})
 _OTHER_CODE = ("model_impl", "hf_overrides", "trust_remote_code")
 """Arguments of vLLM's under which config.json does not say what it runs."""
 
@@ -44,9 +47,20 @@ def engine_faults(model: Path, *, on_cpu: bool, dtype: str, extra: Mapping[str, 
     except (OSError, ValueError):
         return
     yield from _architecture_fault(model, config)
+    heads = list(_head_faults(model, config)) if on_cpu else []
+    yield from heads
     if on_cpu:
-        yield from _head_faults(model, config)
         yield from _delta_net_fault(model, config, dtype)
+    if not heads:
+        yield from _otherwise_fault(model, config.get("model_type"), on_cpu=on_cpu)
+
+
+def _otherwise_fault(model: Path, kind: object, *, on_cpu: bool) -> Iterator[str]:
+    if kind in (_COMPUTED_OTHERWISE_ON_CPU if on_cpu else _COMPUTED_OTHERWISE):
+        yield (
+            f"model: {model} is of model_type {kind}, and vLLM's probabilities of its tokens{' on a CPU' * on_cpu} are "
+            "not those of transformers, by which it is trained: expected a model of another kind"
+        )
 
 
 def _delta_net_fault(model: Path, config: Mapping[str, Any], dtype: str) -> Iterator[str]:

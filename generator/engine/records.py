@@ -25,12 +25,14 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _OF_LAYERS = ("layer_types", "layers_block_type", "block_types")
+_WIDER_BY_ONE = frozenset({"cohere2", "cohere2_moe"})
+"""Kinds of models whose window in vLLM is a token wider than config.json says, and than it is in transformers."""
 
 
 def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineArgs:
     """Arguments that vLLM is started with; its processes note their errors in the file `last_words`, if it is given."""
     return AsyncEngineArgs(
-        **options.extra,
+        **{"hf_overrides": _as_in_transformers(options.model), **options.extra},
         model=options.model,
         dtype=options.dtype,
         max_model_len=options.max_model_len,
@@ -58,6 +60,16 @@ def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineA
         disable_log_stats=True,
         enable_log_requests=False,
     )
+
+
+def _as_in_transformers(model: str) -> dict[str, object]:
+    """Changes of the config.json of a model's folder with which vLLM computes what transformers does without them."""
+    try:
+        config = AutoConfig.from_pretrained(model, local_files_only=True)
+    except (OSError, ValueError):
+        return {}
+    window = getattr(config, "sliding_window", None)
+    return {"sliding_window": window - 1} if config.model_type in _WIDER_BY_ONE and window else {}
 
 
 def _caches_prefixes(options: EngineOptions) -> bool:

@@ -13,6 +13,7 @@ import datetime
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,8 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedM
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS, materialize_layer
 
 from generator.weights.plan import WeightSyncError, tensor_bytes
 from protocol.fleet import MEETING_BYTES, BucketSpec, JoinGroup, Prepare
@@ -150,7 +152,8 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self._spare: list[torch.Tensor] = []
         self._deadline = float("inf")
         self.touched = False
-        self._parameters = frozenset(name for name, _ in model.named_parameters())
+        self._parameters = frozenset(name for name, _ in model.named_parameters() if _is_loaded(model, name))
+        self._written: set[torch.nn.Module] = set()
 
     def init_transfer_engine(self, init_info: GroupInfo) -> None:
         """Begin to join a group; `progress` says when that is done. A group held before is dropped."""
@@ -210,12 +213,36 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         assert plan is not None, "nothing was staged"
         loaded: set[str] = set()
         for bucket, buffer in self._buffers(plan):
-            loaded |= self.model.load_weights(_views(bucket=bucket, buffer=buffer))
+            loaded |= self._load(bucket, buffer)
         missing = sorted(self._parameters - loaded)
         if missing:
             raise WeightSyncError(f"the plan has no value for {len(missing)} parameters: {', '.join(missing[:5])}")
 
+    def _load(self, bucket: BucketSpec, buffer: torch.Tensor) -> set[str]:
+        """The names of the parameters that a bucket has values for.
+
+        A reload gathers what comes by parameters' loaders. What a model writes into its parameters itself, as gpt-oss
+        does with experts and sinks, is lost on its placeholders: such layers get memory, and the bucket once more.
+        """
+        loaded: set[str] = self.model.load_weights(_views(bucket=bucket, buffer=buffer))
+        written = {
+            self.model.get_submodule(name.rpartition(".")[0])
+            for name in loaded & self._parameters
+            if self.model.get_parameter(name).is_meta
+        }
+        written = {layer for layer in written if get_layerwise_info(layer).load_numel == 0}
+        if written:
+            for layer in written:
+                materialize_layer(layer, get_layerwise_info(layer))
+            self._written |= written
+            with _loaders_at_rest(self.model):
+                self.model.load_weights(_views(bucket=bucket, buffer=buffer))
+        return loaded
+
     def finish_weight_update(self) -> None:
+        for layer in self._written:
+            _layerwise_process(layer, get_layerwise_info(layer))
+        self._written = set()
         finalize_layerwise_reload(self.model, self.model_config)
         _pack_heads_again(self.model)
         self.touched = False
@@ -377,6 +404,27 @@ def _pack_experts_with_the_load(model: torch.nn.Module) -> None:
         method = getattr(module, "quant_method", None)
         if isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend is UnquantizedMoeBackend.CPU:
             method.moe_kernel = None
+
+
+def _is_loaded(model: torch.nn.Module, name: str) -> bool:
+    """False for a parameter that a layer has made of others, such as those of latent attention."""
+    layer, _, own = name.rpartition(".")
+    parameters, _ = get_layerwise_info(model.get_submodule(layer)).restore_metadata
+    return own in parameters or own in SKIP_TENSORS
+
+
+@contextmanager
+def _loaders_at_rest(model: torch.nn.Module) -> Iterator[None]:
+    """Within it a reload takes nothing from parameters' loaders."""
+    infos = [info for info in map(get_layerwise_info, model.modules()) if info.can_load()]
+    totals = [info.load_numel_total for info in infos]
+    try:
+        for info in infos:
+            info.load_numel_total = None
+        yield
+    finally:
+        for info, total in zip(infos, totals, strict=True):
+            info.load_numel_total = total
 
 
 def _forget_half_loaded_layers(model: torch.nn.Module) -> None:

@@ -74,6 +74,23 @@ def test_an_architecture_that_vllm_lacks_is_named_with_some_that_it_has(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("config", "on_cpu"),
+    [
+        ({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "head_dim": 64}, True),
+        ({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "head_dim": 64}, False),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}, True),
+        ({"model_type": "lfm2"}, True),
+    ],
+)
+def test_a_kind_that_vllm_computes_otherwise_than_transformers_is_named(
+    config: dict[str, Any], on_cpu: bool, tmp_path: Path
+) -> None:
+    (fault,) = faults(tmp_path, on_cpu=on_cpu, **config)
+    assert f"is of model_type {config['model_type']}, and vLLM's probabilities of its tokens" in fault
+    assert "are not those of transformers" in fault
+
+
+@pytest.mark.parametrize(
     "config",
     [
         {"architectures": None},

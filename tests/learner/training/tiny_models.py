@@ -146,7 +146,8 @@ _SERVED_OF: dict[str, dict[str, object]] = {
     "glm4 moe": _SERVED_EXPERTS,
     "qwen3.5 moe": _SERVED_BESIDE_SHARED,
     "qwen3-next": _SERVED_BESIDE_SHARED,
-    "llama4": {"intermediate_size_mlp": 64},
+    "llama4": {"intermediate_size_mlp": 64, "attention_chunk_size": 128, "max_position_embeddings": 256},
+    "lfm2": {"conv_dim": 128, "conv_dim_out": 128, "block_dim": 128},
     "deepseek v3": {
         **_SERVED_EXPERTS,
         "kv_lora_rank": 512,
@@ -158,7 +159,7 @@ _SERVED_OF: dict[str, dict[str, object]] = {
     "granite hybrid": {"mamba_d_head": 32, "mamba_d_state": 16, "shared_intermediate_size": 64},
     "falcon-h1": {"mamba_d_head": 32, "mamba_d_state": 16, "mamba_d_ssm": 256},
     "bamba": {"mamba_d_head": 32, "mamba_d_state": 16},
-    "mamba2": {"head_dim": 32, "state_size": 16},
+    "mamba2": {"head_dim": 32, "state_size": 16, "intermediate_size": 256},
 }
 
 
