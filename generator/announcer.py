@@ -8,7 +8,7 @@ from protocol.fleet import Announcement, AnnouncementAnswer
 from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceUnreachable
 from services.http.waiting import QUIET_S, Waiting
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 _NO_LEARNER = (
@@ -46,7 +46,7 @@ async def announce(
         try:
             await _announce_for_a_while(learner, client, announcement, serving, waits)
         except _ProcessRefusal as expelled:
-            log.error("%s", expelled)
+            logger.error("%s", expelled)
             serving.holds(None)
             with waits.wait(f"the learner at {learner} to take it back", remedy="restart this process"):
                 await _wait_until_taken_back(learner, client, announcement, serving)
@@ -74,7 +74,7 @@ async def _wait_until_taken_back(
             if await _announce_once(learner, client, announcement, serving) is not None:
                 return
         except _ProcessRefusal as expelled:
-            log.debug("%s", expelled)
+            logger.debug("%s", expelled)
 
 
 async def announce_leave(*, learner: str, client: HttpClient, announcement: Announcement) -> None:
@@ -85,7 +85,7 @@ async def announce_leave(*, learner: str, client: HttpClient, announcement: Anno
     except ServiceError as error:
         # Where it ended first, as at the end of a run, nobody is left to hear it.
         level = logging.DEBUG if isinstance(error, ServiceUnreachable) else logging.INFO
-        log.log(level, "could not tell the learner that this generator leaves: %s", error)
+        logger.log(level, "could not tell the learner that this generator leaves: %s", error)
 
 
 async def _announce_once(
@@ -101,8 +101,8 @@ async def _announce_once(
             raise _ProcessRefusal(error.message) from error
         if error.status in _FINAL:
             raise JoinRefusedByLearner(error.message) from error
-        log.info("the learner did not take this generator's announcement, retrying: %s", error)
+        logger.info("the learner did not take this generator's announcement, retrying: %s", error)
         return None
     except ServiceError as error:
-        log.debug("the learner does not answer: %s", error)
+        logger.debug("the learner does not answer: %s", error)
         return None

@@ -16,7 +16,7 @@ from services.nccl import keep_to_interface_of
 from services.network import LOOPBACK, address_to
 from services.process import WRONG_SETTINGS, leave, run_process
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def _refuse_what_vllm_lacks(config: GeneratorConfig) -> None:
     on_cpu = not visible(os.environ)
     faults = list(engine_faults(config.model, on_cpu=on_cpu, dtype=config.engine.dtype, extra=config.engine.extra))
     if faults:
-        log.critical("stopped by an error: [generator] %s", "; ".join(faults))
+        logger.critical("stopped by an error: [generator] %s", "; ".join(faults))
         leave(WRONG_SETTINGS)
 
 

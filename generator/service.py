@@ -37,7 +37,7 @@ from services.network import address_to, is_wildcard
 from services.process import Stop, WrongSettings
 from services.tracing import exporting_traces
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _EVERY_S = 1.0
 _STARTING = "vLLM loads and measures the model, which takes minutes for a large one, and longer at its first start"
 
@@ -89,7 +89,7 @@ async def watch_answers(engine: Engine, *, serving: Serving) -> None:
         try:
             done, _ = await asyncio.wait({answer}, timeout=engine.answer_timeout_s)
             if not done:
-                log.error(
+                logger.error(
                     "the engine has not answered for %.0f s: out of service until it does", engine.answer_timeout_s
                 )
                 serving.stall()

@@ -15,7 +15,7 @@ from services.http.app import RequestRefused
 from services.http.metrics import Metrics, one_label
 from services.http.waiting import QUIET_S, Waiting
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NO_WEIGHTS = "it sends them when it has loaded its own model, which its log tells"
 
@@ -138,7 +138,7 @@ class Serving:
     def answers(self) -> None:
         """The engine answers."""
         if self._stalled:
-            log.info("the engine answers again")
+            logger.info("the engine answers again")
             self._stalled = False
             self._news.set()
 
@@ -246,7 +246,7 @@ class Serving:
         """
         self.leave()
         if not await self._engine.drain(timeout_s=timeout_s):
-            log.info("%d requests did not finish within %.0f s and are handed back", self._in_flight, timeout_s)
+            logger.info("%d requests did not finish within %.0f s and are handed back", self._in_flight, timeout_s)
         await self._engine.hand_back()
 
     def state(self) -> GeneratorState:

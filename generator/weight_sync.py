@@ -38,7 +38,7 @@ from protocol.model import PolicyVersion
 from services.http.app import RequestRefused
 from services.http.client import HttpClient, ServiceError, ServiceRefused
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CHUNK_TIMEOUT_S = 10.0
 FIRST_REST_S = 0.1
@@ -85,11 +85,11 @@ class Puller:
             except ServiceRefused as error:
                 raise WeightSyncError(f"the learner refused a chunk: {error}") from error
             except ServiceError as error:
-                log.info("requesting a chunk again: %s", error)
+                logger.info("requesting a chunk again: %s", error)
             else:
                 if len(chunk) == length and headers.get(CHUNK_HASH_HEADER) == xxhash.xxh3_64_hexdigest(chunk):
                     return chunk
-                log.warning("requesting a chunk again: %s: it arrived damaged, %d bytes", url, len(chunk))
+                logger.warning("requesting a chunk again: %s: it arrived damaged, %d bytes", url, len(chunk))
             await asyncio.sleep(rest_s)
             rest_s = min(2 * rest_s, MAX_REST_S)
 
@@ -247,7 +247,7 @@ class WeightSync:
                 scored = await asyncio.gather(*works)
         except (HandedBack, TimeoutError) as error:
             why = str(error) or f"the engine did not come to it within {self._probe_s:.0f} s"
-            log.warning("the probe of version %s has no answer: %s", version, why)
+            logger.warning("the probe of version %s has no answer: %s", version, why)
             return ()
         except ValueError as error:
             why = f"the engine refused the probe of version {version}: {error}"
@@ -267,5 +267,5 @@ class WeightSync:
 
     def _failed(self, step: str, error: WeightSyncError, *, kind: str = "") -> RequestRefused:
         self._measures.sync_failed(step)
-        log.warning("weight sync failed at %s: %s", step, error)
+        logger.warning("weight sync failed at %s: %s", step, error)
         return RequestRefused(409, kind or f"{step}_failed", str(error))

@@ -52,7 +52,7 @@ from services.run_lock import holder_of, taken_text
 if TYPE_CHECKING:
     from headway.checking import Examination
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _LEADER = "learner"
 _QUIET_S = 10.0
@@ -128,11 +128,11 @@ def examined_apart(configs: Configs, *, patience_s: float = 60.0) -> None:
     text = _text_of(reader, patience_s=patience_s)
     if text is None:
         os.kill(child, signal.SIGKILL)
-        log.warning("what the settings name could not be checked within %g s: starting all the same", patience_s)
+        logger.warning("what the settings name could not be checked within %g s: starting all the same", patience_s)
     os.waitpid(child, 0)
     said = json.loads(text or "{}")
     for note in said.get("notes", ()):
-        log.warning("%s", note)
+        logger.warning("%s", note)
     if said.get("faults"):
         raise ConfigError(said["faults"])
 
@@ -143,7 +143,7 @@ def _examine_in_child(configs: Configs, writer: int) -> NoReturn:
         with os.fdopen(writer, "w") as pipe:
             json.dump({"faults": found.faults, "notes": found.notes}, pipe)
     except Exception:
-        log.exception("what the settings name could not be checked")
+        logger.exception("what the settings name could not be checked")
     finally:
         os._exit(0)
 
@@ -160,7 +160,7 @@ def _text_of(reader: int, *, patience_s: float) -> str | None:
                     return data.decode()
                 data += part
             elif not said:
-                log.info("reading the tasks and importing the code that the settings name: more than %g s", _QUIET_S)
+                logger.info("reading the tasks and importing the code that the settings name: more than %g s", _QUIET_S)
                 said = True
     return None
 

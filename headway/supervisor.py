@@ -30,7 +30,7 @@ from typing import Self
 from headway.child_output import Bar, Sink, Source, turn
 from services.process import NEVER_SERVED, START_AGAIN, WRONG_SETTINGS, parent_death_signal
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER = 36
 _PAUSE_S = 0.01
 _FLUSH_S = 0.25
@@ -200,7 +200,7 @@ class Supervisor:
                 self._bar = None
                 self._stop_all(inbox, quiet=code == 0 and inbox.stop is None)
         if self._last_sentence:  # of what scrolled by since, it is what matters
-            log.error("%s", self._last_sentence)
+            logger.error("%s", self._last_sentence)
         return code
 
     def _watch(self, inbox: "_Inbox") -> int:
@@ -213,7 +213,7 @@ class Supervisor:
                 return 1
             self._turn(inbox, until=min(self._due.values(), default=None))
         self.was_stopped = True
-        log.info("stopping: %s", inbox.stop.name)
+        logger.info("stopping: %s", inbox.stop.name)
         return 0
 
     def _start_due(self) -> bool:
@@ -224,7 +224,7 @@ class Supervisor:
             return True
         is_restart = self._restarts.count(command.name) > 0
         if is_restart and not self._kill_orphans():
-            log.warning("%s is not started yet: processes of its former start are still running", command.name)
+            logger.warning("%s is not started yet: processes of its former start are still running", command.name)
             self._due[command] = now + _KILL_S
             return True
         del self._due[command]
@@ -234,7 +234,7 @@ class Supervisor:
         try:
             self._children.append(_Child(command, arguments, err=self._err, out=self._out))
         except (OSError, subprocess.SubprocessError) as error:
-            log.error("cannot start %s: %s", command.name, error)
+            logger.error("cannot start %s: %s", command.name, error)
             return False
         self._restarts.started(command.name, now=now)
         return True
@@ -247,13 +247,13 @@ class Supervisor:
                 source.drain()
         self._bury(child)
         if code in (WRONG_SETTINGS, _UNREADABLE):
-            log.error("%s cannot be run with these settings: stopping all", command.name)
+            logger.error("%s cannot be run with these settings: stopping all", command.name)
             self._last_sentence = child.complaint()
             return _UNREADABLE
         if command.is_leader and code >= 0 and code != START_AGAIN:
             return code
         if self._died_so_before(child, code):
-            log.error("%s died twice of the same error before it ever served: stopping all", command.name)
+            logger.error("%s died twice of the same error before it ever served: stopping all", command.name)
             self._last_sentence, self.is_hopeless = child.complaint(), True
             return 1
         return self._again(child, code)
@@ -274,9 +274,9 @@ class Supervisor:
         most = self._limits.restarts.most
         if restart is None:
             after = f", after {most} restarts" if most else ""
-            log.error("%s %s%s: stopping all. Its last lines:%s", command.name, how, after, child.last_words())
+            logger.error("%s %s%s: stopping all. Its last lines:%s", command.name, how, after, child.last_words())
             return (code if code > 0 else 128 - code) if command.is_leader else 1
-        log.warning(
+        logger.warning(
             "%s %s; started again in %g s (%d of %d)", command.name, how, restart.after_s, restart.number, most,
             extra={"same": (command.name, self._restarts.count(command.name))},
         )  # fmt: skip
@@ -314,12 +314,12 @@ class Supervisor:
             self._await(inbox, partial(self._of_stage, stage), until=until, quiet=quiet)
         self._await(inbox, lambda: self._children, until=end, quiet=quiet)
         for child in tuple(self._children):
-            log.warning("%s does not stop and is killed", child.command.name)
+            logger.warning("%s does not stop and is killed", child.command.name)
             child.kill_group()
             try:
                 child.process.wait(timeout=_KILL_S)
             except subprocess.TimeoutExpired:  # it is in the middle of a system call that does not end
-                log.error("%s does not end: process %d is left behind", child.command.name, child.process.pid)
+                logger.error("%s does not end: process %d is left behind", child.command.name, child.process.pid)
             self._bury(child)
         self._kill_orphans()
         self._flush()

@@ -33,7 +33,7 @@ from services.http.status import recent_failures
 from services.http.tls import TlsContext, client_tls
 from services.process import Stop
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _VERSION = 0
 """What a learner that has trained nothing holds, also where the weights are a checkpoint's."""
@@ -168,7 +168,7 @@ def _checked(evaluation: Evaluation | None, settings: EvaluationConfig) -> Evalu
             f"none of {evaluation.result.failed} held-out tasks could be evaluated; the reasons are in the log above"
         )
     if evaluation.result.tasks < settings.final_tasks:
-        log.info("%d tasks were evaluated, %d were asked for", evaluation.result.tasks, settings.final_tasks)
+        logger.info("%d tasks were evaluated, %d were asked for", evaluation.result.tasks, settings.final_tasks)
     return evaluation
 
 

@@ -45,7 +45,7 @@ from services.http.waiting import Waiting
 from services.process import Stop
 from services.zmq.sockets import RouterSocket
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _SILENCE_TICK_S = 1.0
 _COMMIT_S = 20.0
 _STARTING = "the ranks load the model and make their optimizer, which takes minutes for a large one"
@@ -72,7 +72,7 @@ def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptio
     weights, training = config.weights, config.training
     merged = training.lora.rank > 0 and training.publish_dtype != "float32"
     if training.dtype == "float32" != training.publish_dtype:
-        log.warning(
+        logger.warning(
             "weights are trained in float32 but published in %s, which loses what a step moves by less than 0.2 %% of "
             "a weight: generators sample with other weights than the learner's; set learner.training.dtype to the "
             "same, or publish float32 to generators of engine.dtype float32",
@@ -368,7 +368,7 @@ class EventLoopParts:
     def _joined(self, report: JoinReport) -> None:
         self.records.join(report)
         self.measures.joined()
-        log.info(
+        logger.info(
             "generator %s has caught up with version %d in %.1f s, probe gap %.2g nats",
             report.generator_id, report.version, report.seconds, report.probe_gap,
         )  # fmt: skip
@@ -393,7 +393,7 @@ class EventLoopParts:
             if away_s > _SILENCE_TICK_S:  # this process stood still: what others said meanwhile is unread
                 self.fleet.stood_still(away_s)
             for name in self.fleet.expire(now=time.monotonic()):
-                log.warning(
+                logger.warning(
                     "no heartbeat from generator %s for %.0f s: removed from the fleet",
                     name,
                     self.config.weights.silence_s,

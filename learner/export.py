@@ -32,7 +32,7 @@ from services.config import made_with
 from services.process import WrongSettings
 from services.run_lock import holder_of
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Trained = PolicyModel | ScoreModel
 

@@ -51,7 +51,7 @@ from protocol.rewards import RewardInput, write_reward_input
 from services.config import made_with
 from services.process import FINISH_S, Stop
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Told = Callable[[Mapping[str, object]], None]
 
@@ -210,7 +210,7 @@ def _train(
     trainer.close()
     summary = {"algo": config.algo.type, "steps": step, "before": begun.before, "after": after}
     write_atomically(config.run.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    log.info("the trained model is in %s", config.exported_model)
+    logger.info("the trained model is in %s", config.exported_model)
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _begun(config: LearnerConfig, trainer: Trainer, examples: Examples) -> _RunS
             f"{data.path} now ({order}): restore file and settings, or start without --resume"
         )
     trainer.load(checkpoint.trainer)
-    log.info("resuming at step %d", begun.step)
+    logger.info("resuming at step %d", begun.step)
     return begun
 
 
@@ -252,16 +252,16 @@ def _newest(folder: Path, signer: Signer | None) -> Checkpoint | None:
         fault = checkpoint.fault(signer=signer)
         if fault is None:
             return checkpoint
-        log.error("checkpoint %s cannot be used: %s", checkpoint.path.name, fault)
+        logger.error("checkpoint %s cannot be used: %s", checkpoint.path.name, fault)
     if found:
         raise NothingToResume(f"no checkpoint in {folder} is whole: restore one, or start without --resume")
-    log.warning("there is no checkpoint in %s yet: the run begins with its first step", folder)
+    logger.warning("there is no checkpoint in %s yet: the run begins with its first step", folder)
     return None
 
 
 def _say(config: LearnerConfig, examples: Examples) -> None:
     lengths = length_statistics([_tokenized(sequence) for unit in examples.training for sequence in unit])
-    log.info(
+    logger.info(
         "%s on %d examples (%d held out), %d steps of %d; %.0f tokens each, at most %d",
         config.algo.type,
         len(examples.training),
@@ -293,7 +293,7 @@ class _End:
         if late or asked:
             why = "stopped" if asked else f"time_limit_s is {self._limit_s:g} s"
             how = made_with.to_go_on()
-            log.info(
+            logger.info(
                 "stopping early after step %d (%s); saving the model as at a normal end; to go on: %s", step, why, how
             )
         return late or asked
@@ -318,14 +318,14 @@ def _steps(
         made = trainer.train_step(in_step(next(order)), version=step - 1)
         metrics.write({"kind": "step", "step": step, **asdict(made)})
         if made.skipped_updates:
-            log.error(
+            logger.error(
                 "step %d: %d updates had a gradient that is not finite and were left out", step, made.skipped_updates
             )
             stop_after_skips(made, most=config.training.max_skipped_updates)
         now = time.monotonic()
         if now - said > _PROGRESS_EVERY_S or step == config.steps:
             left_s = (config.steps - step) * (now - began) / (step - begun.step)
-            log.info("step %d/%d  loss %.4f  ETA %s", step, config.steps, made.loss, clock_text(left_s))
+            logger.info("step %d/%d  loss %.4f  ETA %s", step, config.steps, made.loss, clock_text(left_s))
             said = now
         if data.measure_every_steps and step % data.measure_every_steps == 0 and step < config.steps:
             _measured(config, trainer, examples, metrics, step=step)
@@ -341,7 +341,7 @@ def _checkpoint(checkpoints: Checkpoints, trainer: Trainer, progress: _RunState)
     try:
         checkpoints.write(version=progress.step, save_trainer=trainer.save, progress=asdict(progress))
     except OSError as error:
-        log.warning("no checkpoint of step %d could be written: %s. The run goes on", progress.step, error)
+        logger.warning("no checkpoint of step %d could be written: %s. The run goes on", progress.step, error)
 
 
 def _measured(
@@ -353,7 +353,7 @@ def _measured(
     metrics.write({"kind": "held_out", "step": step, **found})
     shown = ("accuracy", "nll", "margin_mean")
     text = "  ".join(f"{name} {found[name]:.4f}" for name in shown if name in found)
-    log.info("%d held-out examples after step %d: %s", len(examples.held_out), step, text)
+    logger.info("%d held-out examples after step %d: %s", len(examples.held_out), step, text)
     return found
 
 
@@ -384,7 +384,7 @@ def _reference_logprobs(
     )
 
     def compute(_: Sequence[TokenizedExample]) -> list[NDArray[np.float32]]:
-        log.info("computing the reference's logprobs of %d sequences", len(sequences))
+        logger.info("computing the reference's logprobs of %d sequences", len(sequences))
         size = config.data.batch_size
         parts = (sequences[start : start + size] for start in range(0, len(sequences), size))
         trained = [values for part in parts for values in trainer.reference_logprobs(part)]

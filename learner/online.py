@@ -38,7 +38,7 @@ from learner.weights.publisher import Publisher
 from services.config import made_with
 from services.tracing import lease_ended, lease_trace
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LAST_PUBLISH_S = 30.0
@@ -109,12 +109,12 @@ class OnlineTraining:
         try:
             self._run()
         except EndedEarly:
-            log.info("ended before the first step: there is no model to write")
+            logger.info("ended before the first step: there is no model to write")
 
     def _run(self) -> None:
         config = self._config
         for logged in self._replay:
-            log.info("replaying the batch of step %d from the log", logged.version + 1)
+            logger.info("replaying the batch of step %d from the log", logged.version + 1)
             batch = logged.read()
             start = time.monotonic()
             sequences = self._sequences(batch, max_lag=batch.bound(config.max_lag))
@@ -148,7 +148,7 @@ class OnlineTraining:
             raise EndedEarly
         if self._ending:
             how = "" if made_with.is_handed_over() else f"; to go on: {made_with.to_go_on()}"
-            log.info(
+            logger.info(
                 "stopping early after step %d of %d; saving the model as at a normal end%s",
                 self._version,
                 config.steps,
@@ -156,7 +156,7 @@ class OnlineTraining:
             )
         self._records.may_write()
         self._trainer.export(config.exported_model)
-        log.info("the trained model is in %s", config.exported_model)
+        logger.info("the trained model is in %s", config.exported_model)
 
     def _keep_early_end(self) -> None:
         """A run that ends before its last step is gone on with from there, and need not train anything once more."""
@@ -167,7 +167,7 @@ class OnlineTraining:
         limit_s = self._config.time_limit_s
         if self._began is None or limit_s is None or time.monotonic() - self._began < limit_s:
             return False
-        log.info("training ends after time_limit_s, %g s; to go on: %s", limit_s, made_with.to_go_on())
+        logger.info("training ends after time_limit_s, %g s; to go on: %s", limit_s, made_with.to_go_on())
         return True
 
     def _step(self) -> None:
@@ -202,7 +202,7 @@ class OnlineTraining:
     def _take_up_bound(self) -> None:
         bound = self._guard.max_lag
         if bound < self._config.max_lag:
-            log.warning(
+            logger.warning(
                 "the guard goes on with a lag bound of %d, the configured one is %d", bound, self._config.max_lag
             )
         self._call(self._intake.bound_lag(bound))
@@ -243,7 +243,7 @@ class OnlineTraining:
     def _say_skipped(self, batch: TakenBatch, metrics: StepMetrics) -> None:
         rewards = [one.reward for group in batch.groups for one in group.trajectories]
         given = [one.reward for one in rewards if one.reward is not None]
-        log.error(
+        logger.error(
             "step %d: %d updates had a gradient that is not finite and were left out, the weights stay as they were; "
             "its leases: %s; rewards from %g to %g by %s",
             batch.version + 1,
@@ -282,7 +282,7 @@ class OnlineTraining:
             async with asyncio.timeout(_LAST_PUBLISH_S):
                 await self._publisher.wait_until_served(self._version)
         except TimeoutError:
-            log.warning("not all generators took the last version %d within %g s", self._version, _LAST_PUBLISH_S)
+            logger.warning("not all generators took the last version %d within %g s", self._version, _LAST_PUBLISH_S)
 
     def _after_step(self) -> None:
         config = self._config
@@ -316,7 +316,7 @@ class OnlineTraining:
             if self._interrupted:  # the files are closed by now, and nobody goes on
                 return
             self._measures.failed_write("checkpoint")
-            log.warning(
+            logger.warning(
                 "no checkpoint of version %d could be written: %s. The run goes on; the next is due in %d steps",
                 self._version,
                 error,
@@ -326,7 +326,7 @@ class OnlineTraining:
             seconds = time.monotonic() - start
             self._records.checkpoint(version=self._version, seconds=seconds)
             self._kept_version = self._version
-            log.info("checkpoint %s, %.1f s", path, seconds)
+            logger.info("checkpoint %s, %.1f s", path, seconds)
 
     def _evaluate_and_wait(self) -> None:
         if self._config.evaluation.final_tasks:
@@ -349,7 +349,7 @@ class OnlineTraining:
             self._credits.note(evaluation)
         except OSError as error:
             self._measures.failed_write("evaluation")
-            log.warning("the evaluation of version %d could not be noted: %s", evaluation.result.version, error)
+            logger.warning("the evaluation of version %d could not be noted: %s", evaluation.result.version, error)
 
     def interrupt(self) -> None:
         """From the event loop: makes `run` raise CancelledError if it waits for the loop, or as soon as it would."""
@@ -401,7 +401,7 @@ class Credits:
         if checkpoint is None or self._silent:
             return
         self._silent = True
-        log.info(
+        logger.info(
             "the evaluation of version %d does not count for checkpoint.keep_best: training went on beside it, and "
             "later versions sampled more than half of its answers. Its numbers are in metrics.jsonl all the same; to "
             "measure a checkpoint by itself: headway eval RUN.toml --checkpoint %s (not said again of later ones)",

@@ -38,7 +38,7 @@ from learner.weights.provenance import LoggedDistrust, LoggedProof, is_recalled
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def recover(
     ledger.replay_filtered(logged.filtered)
     ledger.replay_dead_lettered(dead_lettered_since(version, folder / DEAD_LETTERS))
     spare = _spare(logged, history)
-    log.info(
+    logger.info(
         "resuming at version %d: %d logged batches to replay, %d groups at hand",
         version,
         len(logged.batches),
@@ -168,7 +168,7 @@ def _base(folder: Path, signer: Signer | None) -> Checkpoint | None:
             return checkpoint
         missing = Segment.named(folder / FOLDER, checkpoint.version).path
         faults.append(fault or f"{checkpoint.path} is whole, but the journal after it is gone: {missing} is missing")
-        log.error("checkpoint %s cannot be used: %s", checkpoint.path.name, faults[-1])
+        logger.error("checkpoint %s cannot be used: %s", checkpoint.path.name, faults[-1])
     if 0 in begun or not (checkpoints or begun):
         return None
     found = "; ".join(faults) or f"there is no checkpoint, and the journal begins at version {min(begun)}"
@@ -249,7 +249,7 @@ def _read(segments: list[Segment], *, version: int) -> _LoggedSteps:
 def _move_aside(folder: Path, logged: _LoggedSteps, *, segments: list[Segment], base: int) -> None:
     """Nothing of another future may stand where this life will write its own."""
     if logged.damage is not None:
-        log.error(
+        logger.error(
             "the journal is damaged: %s. It is good up to version %d; the rest is kept in *.damaged files, and what "
             "later versions sampled is sampled again",
             logged.damage,
@@ -261,7 +261,7 @@ def _move_aside(folder: Path, logged: _LoggedSteps, *, segments: list[Segment], 
             aside = unused(checkpoint.path.with_name(f"{checkpoint.path.name}.damaged"))
             checkpoint.path.rename(aside)
             checkpoint.evaluation.unlink(missing_ok=True)
-            log.warning("%s is kept as %s", checkpoint.path, aside.name)
+            logger.warning("%s is kept as %s", checkpoint.path, aside.name)
 
 
 def _spare(logged: _LoggedSteps, history: History) -> tuple[_Place, ...]:
@@ -269,7 +269,7 @@ def _spare(logged: _LoggedSteps, history: History) -> tuple[_Place, ...]:
     left = [place for lease_id, place in logged.groups.items() if lease_id not in used]
     spare = tuple(place for place in left if place not in logged.recalled and history.sampled(place.read()))
     if len(spare) < len(left):
-        log.warning(
+        logger.warning(
             "%d groups were sampled by versions that are lost, or by generators that served something else: they are "
             "left out",
             len(left) - len(spare),

@@ -35,7 +35,7 @@ from services.config import made_with
 from services.process import Stop, WrongSettings
 from services.run_lock import holder_of
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _TIMES = ("forward_backward_s", "optimizer_s")
 _SAID_EVERY = 50
@@ -76,7 +76,7 @@ async def replay(config: LearnerConfig, stop: Stop, *, version: int | None) -> N
     if not steps:
         raise WrongSettings(f"the journal of {folder} holds no batch behind version {first}: nothing to replay")
     _say_what_is_other(folder)
-    log.info("replaying steps %d to %d, from %s", first + 1, first + len(steps), base.path if base else config.model)
+    logger.info("replaying steps %d to %d, from %s", first + 1, first + len(steps), base.path if base else config.model)
     async with AsyncExitStack() as stack:
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
         thread = await stack.enter_async_context(TrainerThread())
@@ -108,7 +108,7 @@ def _say_what_is_other(folder: Path) -> None:
     made, here = made_with.read(folder), made_with.here()
     for name in ("versions", "host"):
         if made.get(name) != here[name]:
-            log.warning(
+            logger.warning(
                 "the run's %s were %s, here they are %s: weights may differ in their last bits",
                 name, json.dumps(made.get(name)), json.dumps(here[name]),
             )  # fmt: skip
@@ -131,7 +131,7 @@ def _trained_again(
         if step.version + 1 in written or done == len(steps):
             mine[step.version + 1] = _by_name(trainer.host_copy())
         if done % _SAID_EVERY == 0:
-            log.info("replayed %d of %d steps, all equal so far", done, len(steps))
+            logger.info("replayed %d of %d steps, all equal so far", done, len(steps))
     last = first + len(steps)
     equal = [_exported(folder, mine[last], last=last)]
     for version, checkpoint in written.items():

@@ -50,7 +50,7 @@ from services.tracing import exporting_traces
 from services.zmq.keys import ServerKeys
 from services.zmq.sockets import RouterSocket
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _ENDING = "then come model, summary and curves; a second Ctrl-C ends at once, and the run can go on after that, too"
 
@@ -213,7 +213,7 @@ def _close(parts: EventLoopParts, *, train_wall_s: float) -> None:
     if records.tally.steps == 0:  # ended before the first one
         return
     if records.tally.steps == records.former_steps and (folder / "summary.json").exists():
-        log.info("no step was left to train: the summary of the run's former start still holds")
+        logger.info("no step was left to train: the summary of the run's former start still holds")
         return
     summary = summarize(
         records,
@@ -241,6 +241,6 @@ def _lease_socket(config: LeaseConfig, measures: LearnerMetrics) -> RouterSocket
 
 def _journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock, measures: LearnerMetrics) -> RunLog:
     if not config.checkpoint.journal:
-        log.warning("checkpoint.journal is false: nothing of this run can be resumed")
+        logger.warning("checkpoint.journal is false: nothing of this run can be resumed")
         return NoJournal()
     return stack.enter_context(Journal.open(config.run.folder / FOLDER, may_write=lock.check, synced=measures.synced))

@@ -47,7 +47,7 @@ from learner.training.ranks import (
 from learner.training.trainer import Trainer
 from services.process import ENDED, START_AGAIN, StartAgain, WrongSettings
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -236,7 +236,7 @@ class TrainerThread:
         self._work.put(None)
         await asyncio.to_thread(self._thread.join, _STOP_S)
         if self._thread.is_alive():
-            log.warning("the trainer is in the middle of a step and is cut off; the journal holds its batch")
+            logger.warning("the trainer is in the middle of a step and is cut off; the journal holds its batch")
 
     def stopping(self) -> bool:
         """True if the thread should leave what it does; asked from the thread."""
@@ -273,7 +273,7 @@ def _hand_over(
     try:
         loop.call_soon_threadsafe(_settle, done, result, error)
     except RuntimeError:
-        log.debug("the trainer ended after the event loop: nobody waits for it")
+        logger.debug("the trainer ended after the event loop: nobody waits for it")
 
 
 def _settle(done: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
@@ -341,7 +341,7 @@ def follow(config: LearnerConfig, ranks: Ranks) -> int:
     except RuntimeError as error:
         if not is_of_ranks(error):
             raise
-        log.warning("rank %d ends, since another one is gone: %s", ranks.rank, str(error).splitlines()[0])
+        logger.warning("rank %d ends, since another one is gone: %s", ranks.rank, str(error).splitlines()[0])
         return START_AGAIN
     return ENDED
 

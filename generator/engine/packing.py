@@ -34,7 +34,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TRIED = "0.32.0"
 """The release of vLLM whose outputs were looked at."""
@@ -60,11 +60,11 @@ def pack_outputs(config: VllmConfig) -> bool:
     """Has the engine that is started with this config pack its outputs. False, with a warning, where it cannot."""
     fault = internals_fault()
     if fault is not None:
-        log.warning("tokens travel one by one within the generator, at several times the CPU for each: %s", fault)
+        logger.warning("tokens travel one by one within the generator, at several times the CPU for each: %s", fault)
         return False
     chosen = config.scheduler_config
     if chosen.scheduler_cls is not None:
-        log.warning("tokens travel one by one within the generator: vLLM has chosen %s", chosen.scheduler_cls)
+        logger.warning("tokens travel one by one within the generator: vLLM has chosen %s", chosen.scheduler_cls)
         return False
     kind = PackingAsyncScheduler if chosen.async_scheduling else PackingScheduler
     chosen.scheduler_cls = f"{__name__}.{kind.__name__}"

@@ -26,7 +26,7 @@ from services.rewards.client import RewardClient
 from services.rewards.items import ItemScore
 from services.rewards.settings import ClientSettings
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # So many tasks show how prompts of a file stand in prompts as the model reads them.
 _SHOWING_TASKS = 64
@@ -225,7 +225,7 @@ def comparison_of(
             rewards.setdefault(pair.task_index, []).append(_checked(one.reward, verifier))
     failures = [one.error.message for one in scored if one.error is not None]
     if failures:
-        log.warning("%d of %d pairs could not be judged, the first since %s", len(failures), len(pairs), failures[0])
+        logger.warning("%d of %d pairs could not be judged, the first since %s", len(failures), len(pairs), failures[0])
     if not rewards:
         raise NotComparable(f"evaluation.judge: {verifier!r} could judge none of {len(pairs)} pairs: {failures[0]}")
     win_rate = _mean_over_tasks(rewards)

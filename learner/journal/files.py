@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 20
 _PARTS_AT_ONCE = 512
@@ -219,7 +219,7 @@ class LineFile:
         self.lost += 1
         self._failed(self._path.name)
         if self.lost == 1:
-            log.warning(
+            logger.warning(
                 "%s cannot be written: %s. The run goes on; lines are lost until there is room", self._path, error
             )
 

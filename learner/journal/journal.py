@@ -34,7 +34,7 @@ from protocol.codec import Frame
 from protocol.trajectories import TrajectoryGroup
 from services.http.waiting import Waiting
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "FOLDER",
@@ -376,7 +376,7 @@ class DiskRoom:
         self._failed("journal")
         if self._clock() - self._said_at >= _SAY_EVERY_S:
             self._said_at = self._clock()
-            log.error("%s. Groups are not acknowledged, and env_services send them again: make room", error.strerror)
+            logger.error("%s. Groups are not acknowledged, and env_services send them again: make room", error.strerror)
 
     async def wait_for(self, write: Callable[[], None]) -> None:
         """Calls `write` in a thread until the disk takes it."""

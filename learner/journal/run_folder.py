@@ -30,7 +30,7 @@ from services.config.made_with import TEMPLATE, Difference, changes_of_a_resume,
 from services.process import WrongSettings
 from services.run_lock import RunLock
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MARKER = "incarnation"
 _OF_ONE_START = ("resume", "accept_changes")
@@ -67,7 +67,7 @@ def open_run_folder(lock: RunLock, folder: Path, *, resume: bool, journal: bool)
         began = time.strftime("%Y%m%d-%H%M%S", time.localtime((marker if marker.exists() else folder).stat().st_mtime))
         aside = unused(folder.with_name(f"{folder.name}.{began}"))
         lock.move_aside(aside)
-        log.info("an earlier run of this name is kept in %s", aside)
+        logger.info("an earlier run of this name is kept in %s", aside)
     if journal and not marker.exists():
         _begin_journal(folder / FOLDER)
     incarnation = 1 + (int(marker.read_text(encoding="utf-8")) if marker.exists() else 0)
@@ -121,7 +121,7 @@ def _check_there_is_something(folder: Path, marker: Path, *, journal: bool) -> N
             f"{marker} is missing, though {folder} holds {kept[0].name}: write the number of the run's starts so far "
             "into that file, or start without --resume"
         )
-    log.info("the run in %s was stopped before its first step: it begins now", folder)
+    logger.info("the run in %s was stopped before its first step: it begins now", folder)
 
 
 def _history(folder: Path) -> list[Path]:

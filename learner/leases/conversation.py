@@ -45,7 +45,7 @@ from protocol.trajectories import TrajectoryGroup
 from services.logs import Occasionally
 from services.zmq.sockets import ReceivedMessage, RouterSocket
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MISSED_HEARTBEATS = 5
 """An env_service that missed so many may be gone."""
@@ -128,7 +128,7 @@ class EnvServiceConversation:
             case FailedLease():
                 await self._on_failed(holder, message)
             case Goodbye():
-                log.info("env_service %s leaves: %s", holder.name, message.reason)
+                logger.info("env_service %s leaves: %s", holder.name, message.reason)
                 await self._flow.peer_left(holder)
             case _:
                 text = f"a {message.kind} is for env_services, the learner does not take it"
@@ -142,7 +142,7 @@ class EnvServiceConversation:
         candidate = ConnectedEnvService(peer=peer, hello=hello, last_seen=self._clock())
         fault = self._fault_of(candidate)
         if fault is not None:
-            log.warning("env_service %s is refused: %s", hello.env_id, fault)
+            logger.warning("env_service %s is refused: %s", hello.env_id, fault)
             await self._refuse(peer, "hello", fault)
             return
         known = self._env_services.named(hello.env_id)
@@ -154,7 +154,7 @@ class EnvServiceConversation:
         holder, is_new = self._env_services.welcome(peer=peer, hello=hello, now=self._clock())
         info = holder.agreed(self._options.environment)
         if is_new:
-            log.info(
+            logger.info(
                 "env_service %s connected: environment %s, room for %d groups", holder.name, info.name, hello.capacity
             )
         self._granting.know_tasks(info.train_tasks, levels=info.levels, chat_template=info.chat_template)
@@ -171,7 +171,7 @@ class EnvServiceConversation:
 
     async def _replace(self, former: ConnectedEnvService) -> None:
         """Another process has the name of an env_service that is gone."""
-        log.info("env_service %s was restarted: its leases go to others", former.name)
+        logger.info("env_service %s was restarted: its leases go to others", former.name)
         await self._flow.peer_left(former)
 
     async def _is_there(self, known: ConnectedEnvService, *, namesake: Hello) -> bool:
@@ -189,7 +189,7 @@ class EnvServiceConversation:
             f"and was heard {self._clock() - known.last_seen:.1f} s ago; give each its own env_id, or stop the other"
         )
         if self._may_complain():
-            log.warning("an env_service at %s is refused: %s", hello.address or "an unknown address", fault)
+            logger.warning("an env_service at %s is refused: %s", hello.address or "an unknown address", fault)
         await self._refuse(peer, "name_taken", fault)
 
     def _fault_of(self, holder: ConnectedEnvService) -> str | None:
@@ -234,7 +234,7 @@ class EnvServiceConversation:
             now=now, holder=holder.name, running=training, disk_is_full=self._flow.room.is_missing()
         )
         if heard.adopted:
-            log.info("env_service %s goes on with %d leases from before the restart", holder.name, len(heard.adopted))
+            logger.info("env_service %s goes on with %d leases from before the restart", holder.name, len(heard.adopted))
         holder.running.update(heard.adopted)
         if heard.unwanted:
             self._env_services.ended(holder, filter(None, map(self._incarnations.attempt_of, heard.unwanted)))

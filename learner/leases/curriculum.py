@@ -21,7 +21,7 @@ from pathlib import Path
 from learner.journal.files import AppendFile, anyone, sync_folder
 from protocol.trajectories import TrajectoryGroup
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FILE = "curriculum.jsonl"
 
@@ -140,9 +140,9 @@ class Curriculum:
             if self._record is not None:
                 self._record.append(change)
         except OSError as error:
-            log.warning("level %d would be next, but that cannot be written down: %s", level, error)
+            logger.warning("level %d would be next, but that cannot be written down: %s", level, error)
             return
-        log.info("%.0f %% of the recent rollouts are solved: level %d from lease %d on", 100 * share, level, next_lease)
+        logger.info("%.0f %% of the recent rollouts are solved: level %d from lease %d on", 100 * share, level, next_lease)
         self._changes.append(change)
         self._recent.clear()
 

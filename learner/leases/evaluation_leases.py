@@ -18,7 +18,7 @@ from protocol.generation import Sampling
 from protocol.messages import Lease
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 _LOSSES = 8
@@ -218,7 +218,7 @@ class Evaluator:
             self._close_if_done(run)
 
     def _give_up(self, run: _Running, task: int, reason: str) -> None:
-        log.warning("held-out task %d is given up: %s", task, reason)
+        logger.warning("held-out task %d is given up: %s", task, reason)
         run.failed += 1
 
     def holder_gone(self, holder: str) -> None:

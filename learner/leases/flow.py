@@ -26,7 +26,7 @@ from services.http.waiting import Waiting as Waits
 from services.tracing import lease_began, lease_ended, lease_trace, span
 from services.zmq.sockets import RouterSocket
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class GroupFlow:
@@ -136,7 +136,7 @@ class GroupFlow:
     def recall(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Gives back groups that a generator took part in which is not believed any more."""
         if groups:
-            log.warning("%d groups are sampled again: a generator that served old weights took part", len(groups))
+            logger.warning("%d groups are sampled again: a generator that served old weights took part", len(groups))
             self.forget(self._ledger.recall([group.lease_id for group in groups]), why="unproven")
 
     def keep(self, group: TrajectoryGroup) -> None:
@@ -165,7 +165,7 @@ class GroupFlow:
         self._give_up(failed)
 
     def _give_up(self, failed: FailedLease) -> None:
-        log.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
+        logger.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
         lease_ended(lease_trace(failed.incarnation, failed.lease_id), left_out="dead_lettered")
         task_index = self.granting.task_index(failed.lease_id)
         self._dead_letters.append(failed, task_index=task_index, version=self._ledger.version)

@@ -19,7 +19,7 @@ from protocol.messages import (
 from protocol.trajectories import TrajectoryGroup
 from services.tracing import lease_began, lease_trace
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 _MAX_LEASES_IN_A_GRANT = 1024

@@ -38,7 +38,7 @@ from services.http.waiting import QUIET_S
 from services.http.waiting import Waiting as Waits
 from services.zmq.sockets import RouterSocket
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _TICK_S = 0.5
 _FEW_GROUPS = (
@@ -145,7 +145,7 @@ class Intake:
         must not pile up.
         """
         if beside and (other := self._evaluator.evaluating) is not None:
-            log.warning(
+            logger.warning(
                 "version %d is not evaluated: the evaluation of version %d has not ended; evaluate fewer tasks, or at "
                 "fewer steps", version, other,
             )  # fmt: skip
@@ -250,7 +250,7 @@ class Intake:
             limit_s = max(MISSED_HEARTBEATS * self._options.heartbeat_every_s, self._options.lease_timeout_s)
             for holder in self._env_services:
                 if now - holder.last_seen > limit_s:
-                    log.warning(
+                    logger.warning(
                         "no heartbeat from env_service %s for %.0f s: its leases go to others", holder.name, limit_s
                     )
                     await self._flow.peer_left(holder)

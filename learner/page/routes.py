@@ -48,7 +48,7 @@ from services.logs import configure_logging
 from services.network import is_loopback
 from services.process import Stop, run_loops, run_process
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAGE_PATHS = OPEN_PATHS | {"/", "/page/"}
@@ -337,7 +337,7 @@ def serve_runs(folders: Sequence[Path], *, host: str, port: str, token_file: str
             open_paths=PAGE_PATHS,
         )
         page.add_routes(app)
-        log.info("the page is at %s/", listener.url)
+        logger.info("the page is at %s/", listener.url)
         await run_loops(http=serve_http(app, listener), page=page.run())
 
     with listener:

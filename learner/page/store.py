@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FOLDER = "trajectories"
 """The store's name in the run's folder."""
@@ -109,7 +109,7 @@ def keep_tokenizer(model: Path, folder: Path) -> None:
     try:
         shutil.copyfile(model / TOKENIZER, folder / TOKENIZER)
     except OSError as error:
-        log.warning("no tokenizer is kept in %s, so tokens are shown by their numbers: %s", folder, error)
+        logger.warning("no tokenizer is kept in %s, so tokens are shown by their numbers: %s", folder, error)
 
 
 def packed(columns: Sequence[Columns]) -> bytes:
@@ -218,7 +218,7 @@ class TrajectoryStore:
                 else:
                     _forget_beyond(path, version)
             except (OSError, ValueError, sqlite3.Error) as error:
-                log.warning("%s cannot be cut at step %d and is removed: %s", path, version, error)
+                logger.warning("%s cannot be cut at step %d and is removed: %s", path, version, error)
                 _remove(path)
 
     def put(self, taken: TakenStep) -> None:
@@ -305,7 +305,7 @@ class TrajectoryStore:
 
     def _give_up(self, error: Exception) -> None:
         if not self._said:
-            log.warning("trajectories cannot be kept in %s: %s. The run goes on without them", self._folder, error)
+            logger.warning("trajectories cannot be kept in %s: %s. The run goes on without them", self._folder, error)
         self._said = True
         if self._database is not None:
             self._database.close()

@@ -30,7 +30,7 @@ from learner.training.step import StepMetrics
 from learner.weights.published import JoinReport, PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 T = TypeVar("T", StepRecord, PublishReport, EvaluationResult)
 N = TypeVar("N", int, float)
 _STEPS_LOOKED_AT = 20
@@ -64,7 +64,7 @@ def read_former(path: Path, *, version: int, at: int = 0, after: int = 0, life_s
             case {"kind": "resume"}:
                 life_s = 0.0
     if history.unread:
-        log.warning("%d lines of %s cannot be read: the summary leaves them out", history.unread, path)
+        logger.warning("%d lines of %s cannot be read: the summary leaves them out", history.unread, path)
     history.cut(version)
     records = [event["record"] for event in history.events if "record" in event]
     return PastRecords(
@@ -236,7 +236,7 @@ class Records:
         for group in groups[:_SAMPLES_PER_STEP]:
             self._samples.write(_sample(group, step=record.step))
         for doubt in self._doubts.step(record):
-            log.warning("%s", doubt)
+            logger.warning("%s", doubt)
         self._unsaid.append(record)
         if self._start_s is None:
             self._start_s = record.wait_s
@@ -261,7 +261,7 @@ class Records:
 
     def guard(self, change: GuardChange, *, step: int) -> None:
         """Notes and says what the guard did after a step."""
-        log.log(logging.INFO if change.kind == "loosened" else logging.WARNING, "guard: step %d: %s", step, change.text)
+        logger.log(logging.INFO if change.kind == "loosened" else logging.WARNING, "guard: step %d: %s", step, change.text)
         reading = change.reading
         self._event(
             "guard",
@@ -298,7 +298,7 @@ class Records:
         with self._lock:
             self.tally.evaluations.add(result)
             self._event("evaluation", **dataclasses.asdict(result))
-        log.info(
+        logger.info(
             "evaluation of version %d: accuracy %.3f (%.3f to %.3f), reward %.3f on %d held-out tasks%s%s",
             result.version,
             result.accuracy,
@@ -316,7 +316,7 @@ class Records:
         trained_s = sum(record.wait_s + record.train_s + record.copy_s for record in recent)
         left_s = (self._total_steps - last.step) * max(0.0, trained_s - (self._start_s or 0.0)) / len(recent)
         self._start_s = 0.0
-        log.info(
+        logger.info(
             "step %d/%d  reward %.3f%s  lag %.1f (max %d)  %.0f tokens/s  learner waits %.0f %%  ETA %s",
             last.step,
             self._total_steps,

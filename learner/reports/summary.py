@@ -14,7 +14,7 @@ from learner.ledger import Books
 from learner.reports.history import CURVES, FIGURES, HELD_OUT, CurveSpec, FigureSpec, Points, RunHistory, lines_in
 from learner.reports.run_records import Records
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAX_STEPS = 2048
 _COLORS = {"blue": "#1f6fb4", "orange": "#d95f02", "grey": "#8a8a8a", "green": "#1a7037", "violet": "#6b3fa0"}

@@ -33,7 +33,7 @@ from pydantic import SecretStr
 from learner.journal.files import write_atomically
 from learner.reports.history import group_of, numbers_of
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 IDS = "trackers.json"
 """In the run's folder: the ids that trackers have given the run, by which a resume goes on with it."""
@@ -130,7 +130,7 @@ class Follower:
             self._stirred.notify()
         if not (self._started or self._slow_said) and time.monotonic() - self._began > _QUIET_S:
             self._slow_said = True
-            log.warning("tracker %s has not started after %.0f s: the run goes on without it", self.name, _QUIET_S)
+            logger.warning("tracker %s has not started after %.0f s: the run goes on without it", self.name, _QUIET_S)
 
     def end(self, status: str) -> None:
         """Nothing comes after this; `finish` waits for it."""
@@ -147,7 +147,7 @@ class Follower:
                 self.dropped += left
                 self._waiting.clear()
                 self._abandoned = True
-            log.warning("tracker %s has not taken the last %d entries: the run ends without it", self.name, left)
+            logger.warning("tracker %s has not taken the last %d entries: the run ends without it", self.name, left)
             self._tracker.abandon()
 
     def _work(self) -> None:
@@ -163,7 +163,7 @@ class Follower:
             self._tracker.finish(self._ending or "finished")
         except Exception as error:  # noqa: BLE001 - the same
             if not self._abandoned:
-                log.warning("tracker %s failed at the end: %s", self.name, error)
+                logger.warning("tracker %s failed at the end: %s", self.name, error)
 
     def _next(self) -> list[Mapping[str, Any]]:
         """The next one; all that have come, if they are sent as one; nothing at the end."""
@@ -189,11 +189,11 @@ class Follower:
             call()
         except Exception as error:  # noqa: BLE001 - the same
             self.dropped += entries
-            log.warning("tracker %s did not take an entry: %s", self.name, error, extra={"same": (self.name, "entry")})
+            logger.warning("tracker %s did not take an entry: %s", self.name, error, extra={"same": (self.name, "entry")})
 
     def _give_up(self, error: Exception) -> None:
         if not self._abandoned:
-            log.error("tracker %s cannot start: %s. The run goes on without it", self.name, error)
+            logger.error("tracker %s cannot start: %s. The run goes on without it", self.name, error)
         with self._stirred:
             self._failed = True
             self.dropped += len(self._waiting)

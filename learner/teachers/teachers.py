@@ -37,7 +37,7 @@ from services.http.status import peers_at
 from services.http.tls import TlsContext
 from services.http.waiting import QUIET_S, Waiting
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _ATTEMPTS = 8
 """How often a request may fail after it was taken up."""
 _MAX_SEQUENCES = 256
@@ -222,7 +222,7 @@ class RemoteTeacher:
         self._first_version = self._first_version or version
         if version != self._first_version and not self._changes:
             self._changes = True
-            log.warning(
+            logger.warning(
                 "teacher %s changes: it answered with version %s at first, now with %s; a resumed run that asks it "
                 "again gets other logprobs", self.config.name, self._first_version, version,
             )  # fmt: skip
@@ -230,7 +230,7 @@ class RemoteTeacher:
     def _note(self, url: str, error: ServiceError) -> None:
         self.last_problem = str(error)
         self._measures.failed(self.config.name, url)
-        log.debug("a request to teacher %s failed: %s", self.config.name, error)
+        logger.debug("a request to teacher %s failed: %s", self.config.name, error)
 
 
 def _is_away(error: ServiceError) -> bool:

@@ -41,7 +41,7 @@ from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachabl
 from services.network import LOOPBACK, address_towards
 from services.process import DaemonThreads
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _GRACE_S = 3.0
 _PATIENCE_S = 1.0
@@ -205,7 +205,7 @@ class WeightBroadcast:
             host=host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s,
             place=self._kept_place(host) if options.port else None,
         )  # fmt: skip
-        log.info("opening the weight broadcast group with %s (group %d)", _names(members), self._epoch)
+        logger.info("opening the weight broadcast group with %s (group %d)", _names(members), self._epoch)
         asked = _MemberRequests(
             {
                 member: self._invite(member, meeting, rank_offset)
@@ -239,7 +239,7 @@ class WeightBroadcast:
             async with asyncio.timeout(self._options.meet_timeout_s):
                 return await in_thread(lambda: address_towards(hosts), threads=self._threads)
         except OSError as error:
-            log.warning("found no address of this machine that generators at %s reach: %s", ", ".join(hosts), error)
+            logger.warning("found no address of this machine that generators at %s reach: %s", ", ".join(hosts), error)
             return LOOPBACK
 
     async def _invite(self, member: FleetMember, meeting: Meeting, rank_offset: int) -> object:
@@ -279,7 +279,7 @@ class WeightBroadcast:
         )  # fmt: skip
         _raise_unless_expected(sent)
         if sent is not None:
-            log.debug("broadcast group %d: version %s was not sent to all: %s", self._epoch, packed.version, sent)
+            logger.debug("broadcast group %d: version %s was not sent to all: %s", self._epoch, packed.version, sent)
             self.close()
         return asked.sorted_out(whole=True)
 
@@ -298,12 +298,12 @@ class WeightBroadcast:
         for member in reached.through:
             self._failures.forget(_process(member))
         for member, why in reached.silent.items():
-            log.warning("generator %s is dropped, version %s: %s", member.generator_id, packed.version, why)
+            logger.warning("generator %s is dropped, version %s: %s", member.generator_id, packed.version, why)
             self._count(member)
             self._fleet.lost(member.generator_id)
         failed = dict(reached.failed) | (dict.fromkeys(reached.victims, "its second broadcast failed") if last else {})
         for member, why in failed.items():
-            log.warning("generator %s missed version %s and catches up: %s", member.generator_id, packed.version, why)
+            logger.warning("generator %s missed version %s and catches up: %s", member.generator_id, packed.version, why)
             self._count(member)
             self._fleet.suspend(member)
 
@@ -311,7 +311,7 @@ class WeightBroadcast:
         failures = (self._failures.get(_process(member)) or 0) + 1
         self._failures[_process(member)] = failures
         if failures == _FAILURES_TO_LEAVE:
-            log.warning(
+            logger.warning(
                 "generator %s failed %d broadcasts in a row: it gets its weights by download from now on",
                 member.generator_id, failures,
             )  # fmt: skip
@@ -340,7 +340,7 @@ class WeightBroadcast:
     async def _await_straggler(
         self, member: FleetMember, task: "asyncio.Task[Proof | None]", packed: PackedWeights
     ) -> None:
-        log.warning("generator %s is late with its commit of version %s", member.generator_id, packed.version)
+        logger.warning("generator %s is late with its commit of version %s", member.generator_id, packed.version)
         self._late.add(member)
         self._fleet.suspend(member)
         try:

@@ -21,7 +21,7 @@ from learner.weights.published import PackedWeights, PublishedWeights, Publisher
 from protocol.fleet import PULL_TOOK_TOO_LONG, PULLED_EPOCH, PrepareResult, Pull
 from services.http.client import ServiceError, ServiceFailed, ServiceRefused, ServiceTimeout, ServiceUnreachable
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
 _MAX_REST_S = 8.0
@@ -120,7 +120,7 @@ class CatchUps:
             self._past.forget(_process(member))
             self._at_once = min(self._at_once + 1, self._options.parallel_pulls)
         except ServiceUnreachable as error:
-            log.warning("generator %s is gone while it catches up: %s", member.generator_id, error)
+            logger.warning("generator %s is gone while it catches up: %s", member.generator_id, error)
             if self._fleet.holds(member):
                 self._fleet.lost(member.generator_id)
         except ServiceError as error:
@@ -167,12 +167,12 @@ class CatchUps:
         past.failures += not _is_unavailable(error) and (alone or not slow)
         if slow:
             self._at_once = max(1, self._at_once // 2)
-        log.warning("generator %s failed to catch up with version %s: %s", name, packed.version, error)
+        logger.warning("generator %s failed to catch up with version %s: %s", name, packed.version, error)
         if past.failures >= self._options.pull_attempts and self._fleet.holds(member) and self._others_serve(member):
             reason = (
                 f"it failed {past.failures} times in a row to catch up, last with version {packed.version}: {error}"
             )
-            log.error("generator %s is expelled: %s", name, reason)
+            logger.error("generator %s is expelled: %s", name, reason)
             self._past.forget(_process(member))
             self._fleet.expel(name, reason=reason)
             return 0.0

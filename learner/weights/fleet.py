@@ -25,7 +25,7 @@ from protocol.model import PROTOCOL_VERSION, PolicyVersion
 from services.http.client import HttpClient, ServiceError
 from services.network import is_loopback, is_own_address
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SUPERSEDED = "generator {}: a process that started later announces itself under this id; give each its own"
 _ROUNDS_HEARD = 3
@@ -316,7 +316,7 @@ class IdleWatch:
         try:
             state = await self._client.get(f"{generator.url}/v1/state", GeneratorState, deadline_s=5.0)
         except ServiceError as error:
-            log.debug("no state of generator %s: %s", generator.generator_id, error)
+            logger.debug("no state of generator %s: %s", generator.generator_id, error)
             return
         before = self._last.get(generator.generator_id)
         self._last[generator.generator_id] = state

@@ -32,7 +32,7 @@ from protocol.fleet import Commit, CommitResult, Reprobe, Reprobed
 from protocol.model import PolicyVersion
 from services.http.client import HttpClient, R, ServiceError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TOLERANCES = {"float32": 0.02, "": 0.5}
 """Nats, of the mean gap; others than float32 are half as wide. Two implementations of one model differed by 1e-5 and
@@ -175,7 +175,7 @@ class Proofs:
 
     def _probe_faults(self, proofs: Sequence[Proof], packed: PackedWeights) -> dict[FleetMember, str]:
         if not packed.probe.usable:
-            log.error(
+            logger.error(
                 "the learner's own logprobs of the probe are not finite at version %s: its weights are broken, and no "
                 "generator is judged by them",
                 packed.version,
@@ -325,7 +325,7 @@ class Commits:
         for tries in range(1, _PROBE_TRIES + 1):
             if answer.probe_logprobs or not probe.logprobs:
                 return answer
-            log.warning(
+            logger.warning(
                 "generator %s did not come to the probe of version %s (%d of %d tries)",
                 member.generator_id, packed.version, tries, _PROBE_TRIES,
             )  # fmt: skip
@@ -343,7 +343,7 @@ class Commits:
         try:
             return await self.commit(member, packed, epoch=epoch)
         except ServiceError as error:
-            log.warning("generator %s did not commit version %s: %s", member.generator_id, packed.version, error)
+            logger.warning("generator %s did not commit version %s: %s", member.generator_id, packed.version, error)
             self._fleet.suspend(member)
             return None
 
@@ -361,12 +361,12 @@ class Commits:
             self._fleet.expel(name, reason=fault)
         for member, fault in verdict.doubted.items():
             name = member.generator_id
-            log.warning("generator %s is doubted, and serves nothing until another one is right: %s", name, fault)
+            logger.warning("generator %s is doubted, and serves nothing until another one is right: %s", name, fault)
             self._fleet.doubt(name, reason=fault)
         good = [proof for proof in present if proof.member not in {*verdict.outliers, *verdict.doubted}]
         expelled |= self._fleet.expel_doubted() if any(proof.gap.tokens for proof in good) else {}
         for name, fault in expelled.items():
-            log.error("generator %s is expelled: %s", name, fault)
+            logger.error("generator %s is expelled: %s", name, fault)
         for proof in good:
             self._fleet.committed(
                 proof.name, version=packed.version, fingerprint=proof.answer.fingerprint, digest=packed.digest

@@ -29,7 +29,7 @@ from pydantic.fields import FieldInfo
 
 from services.process import WrongSettings
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FILE = "made_with.json"
 TEMPLATE = "chat_template.jinja"
@@ -256,7 +256,7 @@ def changes_of_a_resume(
     if not accepted and (said := refusal(folder, changes)):
         raise WrongSettings(said)
     for change in changes:
-        log.warning("the run goes on with another setting: %s", change)
+        logger.warning("the run goes on with another setting: %s", change)
     return changes
 
 
