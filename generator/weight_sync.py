@@ -32,7 +32,7 @@ from protocol.fleet import (
     Pull,
     PullPlan,
     Reprobe,
-    Reprobed,
+    ReprobeResult,
 )
 from protocol.model import PolicyVersion
 from services.http.app import RequestRefused
@@ -221,7 +221,7 @@ class WeightSync:
         self._measures.committed(committed, number=PolicyVersion.parse(request.version).number)
         return committed
 
-    async def probe(self, request: Reprobe) -> Reprobed:
+    async def probe(self, request: Reprobe) -> ReprobeResult:
         """Scores texts under the version that is served, which the engine did not come to in its commit. Raises
         RequestRefused if it is another version.
         """
@@ -232,7 +232,7 @@ class WeightSync:
         logprobs = await self._probe(request.version, request.probe)
         if self._serving.version != request.version:
             raise RequestRefused(409, "not_served", f"version {request.version} is not served here any more")
-        return Reprobed(version=request.version, probe_logprobs=logprobs)
+        return ReprobeResult(version=request.version, probe_logprobs=logprobs)
 
     async def _probe(self, version: str, texts: Sequence[Sequence[int]]) -> tuple[float, ...]:
         """Nothing if the engine does not come to it: the weights are loaded and served all the same."""

@@ -206,7 +206,7 @@ class Reprobe(WireModel):
     probe: tuple[ProbeText, ...] = Field(min_length=1, max_length=MAX_PROBE_TEXTS)
 
 
-class Reprobed(WireModel):
+class ReprobeResult(WireModel):
     """As in a `CommitResult`: the logprobs under `version`, or none if the engine was too busy again."""
 
     version: VersionText

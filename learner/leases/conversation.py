@@ -234,7 +234,9 @@ class EnvServiceConversation:
             now=now, holder=holder.name, running=training, disk_is_full=self._flow.room.is_missing()
         )
         if heard.adopted:
-            logger.info("env_service %s goes on with %d leases from before the restart", holder.name, len(heard.adopted))
+            logger.info(
+                "env_service %s goes on with %d leases from before the restart", holder.name, len(heard.adopted)
+            )
         holder.running.update(heard.adopted)
         if heard.unwanted:
             self._env_services.ended(holder, filter(None, map(self._incarnations.attempt_of, heard.unwanted)))

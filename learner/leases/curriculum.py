@@ -142,7 +142,9 @@ class Curriculum:
         except OSError as error:
             logger.warning("level %d would be next, but that cannot be written down: %s", level, error)
             return
-        logger.info("%.0f %% of the recent rollouts are solved: level %d from lease %d on", 100 * share, level, next_lease)
+        logger.info(
+            "%.0f %% of the recent rollouts are solved: level %d from lease %d on", 100 * share, level, next_lease
+        )
         self._changes.append(change)
         self._recent.clear()
 

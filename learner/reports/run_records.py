@@ -261,7 +261,9 @@ class Records:
 
     def guard(self, change: GuardChange, *, step: int) -> None:
         """Notes and says what the guard did after a step."""
-        logger.log(logging.INFO if change.kind == "loosened" else logging.WARNING, "guard: step %d: %s", step, change.text)
+        logger.log(
+            logging.INFO if change.kind == "loosened" else logging.WARNING, "guard: step %d: %s", step, change.text
+        )
         reading = change.reading
         self._event(
             "guard",

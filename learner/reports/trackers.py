@@ -189,7 +189,9 @@ class Follower:
             call()
         except Exception as error:  # noqa: BLE001 - the same
             self.dropped += entries
-            logger.warning("tracker %s did not take an entry: %s", self.name, error, extra={"same": (self.name, "entry")})
+            logger.warning(
+                "tracker %s did not take an entry: %s", self.name, error, extra={"same": (self.name, "entry")}
+            )
 
     def _give_up(self, error: Exception) -> None:
         if not self._abandoned:

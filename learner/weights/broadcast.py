@@ -303,7 +303,9 @@ class WeightBroadcast:
             self._fleet.lost(member.generator_id)
         failed = dict(reached.failed) | (dict.fromkeys(reached.victims, "its second broadcast failed") if last else {})
         for member, why in failed.items():
-            logger.warning("generator %s missed version %s and catches up: %s", member.generator_id, packed.version, why)
+            logger.warning(
+                "generator %s missed version %s and catches up: %s", member.generator_id, packed.version, why
+            )
             self._count(member)
             self._fleet.suspend(member)
 

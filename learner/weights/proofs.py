@@ -28,7 +28,7 @@ from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.probe import HIGH_QUANTILE, ProbeGap
 from learner.weights.provenance import InstanceMemory, Provenance
 from learner.weights.published import PackedWeights
-from protocol.fleet import Commit, CommitResult, Reprobe, Reprobed
+from protocol.fleet import Commit, CommitResult, Reprobe, ReprobeResult
 from protocol.model import PolicyVersion
 from services.http.client import HttpClient, R, ServiceError
 
@@ -332,7 +332,7 @@ class Commits:
             if tries < _PROBE_TRIES:
                 await asyncio.sleep(_PROBE_REST_S)
                 body = Reprobe(version=answer.version, probe=probe.texts)
-                again = await self.ask(member, "probe", body, Reprobed, deadline_s=self._timeout_s)
+                again = await self.ask(member, "probe", body, ReprobeResult, deadline_s=self._timeout_s)
                 answer = answer.model_copy(update={"probe_logprobs": again.probe_logprobs})
         raise ProbeUnanswered(
             member.url, f"no answer to the probe of version {packed.version} in {_PROBE_TRIES} tries: it is not proven"

@@ -69,7 +69,7 @@ class EnvironmentScript:
         return text.partition(self.stop)[0] if self.stop else text
 
     def earned(self, task: int, turn: int, text: str) -> float:
-        """What a turn is worth by itself; of one turn nothing, since a verifier judges it."""
+        """Reward of a turn by itself; of one turn nothing, since a verifier judges it."""
         if self.turns == 1 or is_uniform(task, share=self.uniform):
             return 0.0
         return round(_hash(f"{task} {turn} {text}") / _HASHES, 6)
@@ -90,7 +90,7 @@ def opening_of(task: int) -> str:
 
 
 def observation_of(task: int, turn: int, text: str) -> str:
-    """What the environment says after a turn: one to three words."""
+    """Text of the environment after a turn: one to three words."""
     drawn = _hash(f"after turn {turn} of {task}: {text}")
     return " ".join(_LETTERS[(drawn >> shift) % 8] for shift in range(3, 6 + 3 * (drawn % 3), 3))
 

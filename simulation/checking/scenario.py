@@ -340,7 +340,7 @@ class Paces:
 
 @dataclass(frozen=True)
 class TaskShape:
-    """What the environment's conversations are like: see EnvironmentScript. `patience` is the time limit of one, in
+    """Traits of the environment's conversations: see EnvironmentScript. `patience` is the time limit of one, in
     rollouts of usual length.
     """
 

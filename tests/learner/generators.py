@@ -32,7 +32,7 @@ from protocol.fleet import (
     Pull,
     PullPlan,
     Reprobe,
-    Reprobed,
+    ReprobeResult,
 )
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
 from protocol.status import Readiness
@@ -279,7 +279,7 @@ class ScriptedGenerator:
         @app.post("/v1/weights/probe")
         async def probe(body: Annotated[Reprobe, Depends(json_body(Reprobe))]) -> Response:
             self.probed.append(body.version)
-            return json_answer(Reprobed(version=body.version, probe_logprobs=self._probe(body)))
+            return json_answer(ReprobeResult(version=body.version, probe_logprobs=self._probe(body)))
 
         return app
 

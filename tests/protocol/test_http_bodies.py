@@ -105,7 +105,7 @@ BODIES: list[WireModel] = [
     fleet.Commit(version="1.7", epoch=1, probe=((1, 2, 3), (4, 5))),
     fleet.Commit(version="1.7", epoch=fleet.PULLED_EPOCH),
     fleet.Reprobe(version="1.7", probe=((1, 2, 3), (4, 5))),
-    fleet.Reprobed(version="1.7", probe_logprobs=(-1.0, -0.5)),
+    fleet.ReprobeResult(version="1.7", probe_logprobs=(-1.0, -0.5)),
     fleet.CommitResult(version="1.7", fingerprint="00ff", probe_logprobs=(-1.0, -0.5), load_s=0.1, pause_s=0.03),
     status.ErrorBody(
         error=status.ErrorDetail(kind="user", message="n is 0", field="n", expected="at least 1", got={"n": 0})
