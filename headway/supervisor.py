@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from headway.child_output import Bar, Sink, Source, turn
-from services.process import NEVER_SERVED, START_AGAIN, WRONG_SETTINGS, parent_death_signal
+from services.process import NEVER_SERVED, START_AGAIN, WRONG_SETTINGS, parent_death_signal, signal_name
 
 logger = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -459,8 +459,4 @@ def _tie_to(parent: int) -> None:
 
 
 def _how_it_ended(code: int) -> str:
-    return f"has ended with code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
-
-
-def _signal_name(number: int) -> str:
-    return next((one.name for one in signal.Signals if one == number), f"signal {number}")
+    return f"has ended with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"

@@ -298,9 +298,6 @@ class DataConfig(ConfigModel):
         "distill",
     )
     held_out_share: float = Field(0.0, ge=0, lt=1, description="share of the prompts that is only measured")
-    cache_reference: bool = Field(
-        True, description="compute the reference's logprobs once, and keep them in a file beside the data"
-    )
     batch_size: int = Field(128, ge=1, description="examples per step")
     epochs: int | None = Field(
         None,

@@ -361,8 +361,6 @@ def _with_reference(config: LearnerConfig, trainer: Trainer, examples: Examples)
     """The reference's logprobs, from the cache beside the data, for an algorithm whose reference stays as it is."""
     if not trainer.preset.passes.reference or config.training.reference.mode != "initial":
         return examples
-    if not config.data.cache_reference:
-        return examples
     count = len(examples.training)
     units = [*examples.training, *examples.held_out]
     sequences = [sequence for unit in units for sequence in unit]

@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -45,7 +44,7 @@ from learner.training.ranks import (
     start_followers,
 )
 from learner.training.trainer import Trainer
-from services.process import ENDED, START_AGAIN, StartAgain, WrongSettings
+from services.process import ENDED, START_AGAIN, StartAgain, WrongSettings, signal_name
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +177,7 @@ class RankWatch:
         rank, code = min(codes.items(), key=lambda one: (one[1] == START_AGAIN, one[1] > 0, one[0]))
         if code > 0:
             return f"rank {rank} has ended with code {code}; its own log says why"
-        return f"rank {rank} was killed by {_name_of(-code)}"
+        return f"rank {rank} was killed by {signal_name(-code)}"
 
     def _silent(self, passed_s: float) -> str | None:
         if self._store is None:
@@ -204,13 +203,6 @@ class RankWatch:
 
 def _key(rank: int) -> str:
     return f"pulse/{rank}"
-
-
-def _name_of(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class TrainerThread:

@@ -124,6 +124,14 @@ def run_process(name: str, main: Main, *, finish_s: float = 0.0, clean_up_s: flo
         watchdog.cancel()
 
 
+def signal_name(number: int) -> str:
+    """Such as SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def leave(code: int) -> NoReturn:
     """Ends the process with `code`; what was written is flushed.
 

@@ -17,7 +17,7 @@ from typing import BinaryIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from services.process import describe_error, parent_death_signal, seal_descriptors
+from services.process import describe_error, parent_death_signal, seal_descriptors, signal_name
 
 MAX_LINE_BYTES = 1 << 22
 
@@ -176,14 +176,6 @@ class WorkerProcess:
         except TimeoutError:
             return "it closed its pipes"
         return f"it ended with exit code {code}" if code >= 0 else f"it was ended by {signal_name(-code)}"
-
-
-def signal_name(number: int) -> str:
-    """Such as SIGKILL."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def worker_environment(*, inherit: bool, threads: int = 1) -> dict[str, str]:

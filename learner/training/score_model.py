@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ from learner.training.policy import (
 from learner.training.ranks import summed_over_ranks
 from learner.training.routing import ExpertWatch, RoutingSums
 
+Outputs = TypeVar("Outputs")
 HEAD = "score"
 FOLDER = "critic"
 
@@ -244,30 +245,14 @@ class CriticTargets:
     weights: Tensor
 
 
-class Critic:
-    """All ranks must call each method at the same time."""
+class _ValueModel(Generic[Outputs]):
+    """The parts that a critic of its own and a head on the policy share: checkpoints and the loss."""
 
-    def __init__(self, path: Path, *, config: TrainingConfig, device: torch.device, value_clip: float | None) -> None:
+    engine: TrainingEngine[Outputs]
+
+    def __init__(self, *, config: TrainingConfig, value_clip: float | None) -> None:
         self._config = config.critic
         self._clip = value_clip
-        model = load_score_model(config.critic.model or path, dtype=torch_dtype(config.dtype))
-        self.engine: TrainingEngine[tuple[Tensor, None, None, None, RoutingSums | None]] = TrainingEngine(
-            model, config=config, device=device, optimizer=config.critic.optimizer
-        )
-
-    def values(self, microbatch: Microbatch) -> Tensor:
-        """The value of the state before each of the microbatch's targets, [N]."""
-        return self.engine.forward(microbatch)[0]
-
-    def update(self, microbatches: Sequence[Microbatch], targets: CriticTargets, *, number: int) -> float:
-        """Moves the values towards the returns; `number` counts updates, for the schedule. Returns the loss."""
-        total = torch.zeros((), dtype=torch.float64)
-        for index, microbatch in enumerate(microbatches, start=1):
-            loss = self._loss(microbatch, targets)
-            self.engine.backward(loss, last=index == len(microbatches))
-            total += loss.detach().double().cpu()
-        self.engine.update(learning_rate=learning_rate(self._config.optimizer, update=number))
-        return float(summed_over_ranks(total))
 
     def save(self, directory: Path) -> None:
         """Writes model and optimizer, each rank its part."""
@@ -281,9 +266,7 @@ class Critic:
         """Releases the model."""
         self.engine.close()
 
-    def _loss(self, microbatch: Microbatch, targets: CriticTargets) -> Tensor:
-        values = self.values(microbatch)
-
+    def _loss_of(self, values: Tensor, microbatch: Microbatch, targets: CriticTargets) -> Tensor:
         def at_tokens(numbers: Tensor) -> Tensor:
             return numbers[microbatch.places].to(values)
 
@@ -294,6 +277,29 @@ class Critic:
             clip=self._clip,
         )
         return (at_tokens(targets.weights) * made.losses).sum()
+
+
+class Critic(_ValueModel[tuple[Tensor, None, None, None, RoutingSums | None]]):
+    """All ranks must call each method at the same time."""
+
+    def __init__(self, path: Path, *, config: TrainingConfig, device: torch.device, value_clip: float | None) -> None:
+        super().__init__(config=config, value_clip=value_clip)
+        model = load_score_model(config.critic.model or path, dtype=torch_dtype(config.dtype))
+        self.engine = TrainingEngine(model, config=config, device=device, optimizer=config.critic.optimizer)
+
+    def values(self, microbatch: Microbatch) -> Tensor:
+        """The value of the state before each of the microbatch's targets, [N]."""
+        return self.engine.forward(microbatch)[0]
+
+    def update(self, microbatches: Sequence[Microbatch], targets: CriticTargets, *, number: int) -> float:
+        """Moves the values towards the returns; `number` counts updates, for the schedule. Returns the loss."""
+        total = torch.zeros((), dtype=torch.float64)
+        for index, microbatch in enumerate(microbatches, start=1):
+            loss = self._loss_of(self.values(microbatch), microbatch, targets)
+            self.engine.backward(loss, last=index == len(microbatches))
+            total += loss.detach().double().cpu()
+        self.engine.update(learning_rate=learning_rate(self._config.optimizer, update=number))
+        return float(summed_over_ranks(total))
 
 
 def value_measures(*, values: Tensor, returns: Tensor) -> dict[str, float]:
@@ -308,7 +314,7 @@ def freezes_policy(config: TrainingConfig, *, first_update: int) -> bool:
     return first_update < config.critic.warmup_steps * config.updates_per_step * config.epochs_per_step
 
 
-class CriticHead:
+class CriticHead(_ValueModel[Tensor]):
     """Starts from values of 0. All ranks must call each method at the same time.
 
     `states` runs the policy: from a microbatch to the states [N, `width`] that its N targets are predicted from.
@@ -323,14 +329,11 @@ class CriticHead:
         device: torch.device,
         value_clip: float | None,
     ) -> None:
+        super().__init__(config=config, value_clip=value_clip)
         head = ScoreHead(width, 1, bias=False, dtype=torch_dtype(config.dtype))
         torch.nn.init.zeros_(head.weight)
         self._states = states
-        self._config = config.critic
-        self._clip = value_clip
-        self.engine: TrainingEngine[Tensor] = TrainingEngine(
-            head, config=config, device=device, optimizer=config.critic.optimizer
-        )
+        self.engine = TrainingEngine(head, config=config, device=device, optimizer=config.critic.optimizer)
         self._loss = torch.zeros((), dtype=torch.float64)
 
     def values(self, microbatch: Microbatch) -> Tensor:
@@ -345,13 +348,7 @@ class CriticHead:
         """
         below = states.detach().requires_grad_(self._config.trunk_gradient > 0)
         values = self.engine.forward(below)[:, 0]
-        made = value_loss(
-            values=values,
-            old_values=targets.old_values[microbatch.places].to(values),
-            returns=targets.returns[microbatch.places].to(values),
-            clip=self._clip,
-        )
-        loss = (targets.weights[microbatch.places].to(values) * made.losses).sum()
+        loss = self._loss_of(values, microbatch, targets)
         self.engine.backward(loss, last=last)
         self._loss += loss.detach().double().cpu()
         if below.grad is None:
@@ -370,15 +367,3 @@ class CriticHead:
         """Forgets gradients of an update that is abandoned."""
         self.engine.discard_gradients()
         self._loss = torch.zeros((), dtype=torch.float64)
-
-    def save(self, directory: Path) -> None:
-        """Writes head and optimizer, each rank its part."""
-        self.engine.save(directory / FOLDER)
-
-    def load(self, directory: Path) -> None:
-        """Reads what `save` wrote. Raises FileNotFoundError."""
-        self.engine.load(directory / FOLDER)
-
-    def close(self) -> None:
-        """Releases the head."""
-        self.engine.close()
