@@ -27,7 +27,7 @@ SUPERVISOR = """
 import json, logging, os, sys
 from services.logs import configure_logging
 from headway.supervisor import RestartPolicy
-from headway.supervisor import Command, Limits, Supervisor
+from headway.supervisor import ProcessCommand, StopLimits, Supervisor
 
 own = os.getpid()
 def complain(event, arguments):
@@ -38,11 +38,12 @@ sys.addaudithook(complain)
 configure_logging("headway")
 def command(again, arguments, environment, **fields):
     pairs = tuple((name, value) for name, value in environment)
-    return Command(arguments=tuple(arguments), again=again and (lambda: tuple(again)), environment=pairs, **fields)
+    restarted = again and (lambda: tuple(again))
+    return ProcessCommand(arguments=tuple(arguments), again=restarted, environment=pairs, **fields)
 commands = [command(**one) for one in json.loads(sys.argv[1])]
 limits = json.loads(sys.argv[2])
 restarts = RestartPolicy(**{"first_s": 0.0, **limits.pop("restarts", {})})
-sys.exit(Supervisor(commands, limits=Limits(restarts=restarts, **limits)).run())
+sys.exit(Supervisor(commands, limits=StopLimits(restarts=restarts, **limits)).run())
 """
 
 IDLE = "import signal; print('up', flush=True); signal.pause()"
