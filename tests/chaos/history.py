@@ -97,6 +97,7 @@ class Step:
     replayed: bool
     loss: float
     grad_norm: float
+    mismatch_kl: float | None = None
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,7 @@ def _steps(metrics: Sequence[Mapping[str, object]]) -> Iterable[Step]:
                 replayed=line["kind"] == "replay",
                 loss=_number(line, "loss"),
                 grad_norm=_number(line, "grad_norm"),
+                mismatch_kl=None if line.get("mismatch_kl") is None else _number(line, "mismatch_kl"),
             )
 
 

@@ -13,6 +13,8 @@ from tests.chaos.history import Batch, Group, History
 
 _REPLAY_TOLERANCE = 1e-6
 _PROBE_TOLERANCE = 1e-3
+_KL_TOLERANCE = 1e-4
+"""In float32 numerics alone make 1e-11; weights that are not the learner's make a tenth and more."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,13 @@ def publishes_prove_themselves(history: History, terms: Terms) -> Complaints:
             yield f"a generator's logprobs of version {publish.version} differ by {publish.probe_gap:.3g} nats"
 
 
+def what_is_trained_is_sampled_alike(history: History, terms: Terms) -> Complaints:
+    """Tokens that a generator sampled with the learner's own weights have the learner's logprobs."""
+    for step in history.steps:
+        if step.mismatch_kl is not None and not abs(step.mismatch_kl) < _KL_TOLERANCE:
+            yield f"tokens of step {step.step} were sampled {step.mismatch_kl:.3g} nats (KL) from what was trained"
+
+
 def the_journal_is_whole(history: History, terms: Terms) -> Complaints:
     """No byte of it is unreadable, once the last learner has opened it."""
     yield from history.damages
@@ -181,7 +190,8 @@ CHECKS: Mapping[str, Callable[[History, Terms], Complaints]] = {
     for check in (
         batches_are_whole, nothing_is_trained_twice, every_task_is_trained_once, no_token_exceeds_the_bound,
         every_trained_token_is_proven, no_acknowledged_group_is_lost, no_journaled_group_is_wasted,
-        steps_are_told_once, replays_agree, publishes_prove_themselves, the_journal_is_whole,
+        steps_are_told_once, replays_agree, publishes_prove_themselves, what_is_trained_is_sampled_alike,
+        the_journal_is_whole,
     )
 }  # fmt: skip
 

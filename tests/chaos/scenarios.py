@@ -34,12 +34,13 @@ def generator_killed_one_of_two(trial: Trial) -> None:
 
 
 def generator_killed_the_only_one(trial: Trial) -> None:
-    """At each moment of its life: the run waits, and goes on when it returns."""
+    """At each moment of its life: the run waits, and goes on when it returns, with the learner's weights."""
     for moment in MOMENTS:
         struck = MOMENTS[moment](trial, "g1")
         trial.restart("g1")
         trial.recover(f"the only generator killed {moment}, started again", since=struck)
         trial.serves("g1")
+        trial.sample("g1")
 
 
 def _kill_generator(trial: Trial, name: str, moment: str) -> None:
@@ -373,6 +374,13 @@ SCENARIOS: dict[str, Stage] = {
     "generator-one-of-two": Stage(generator_killed_one_of_two, steps=400),
     "generator-the-only-one": Stage(
         generator_killed_the_only_one, steps=200, generators=("g1",), alerts={"ProcessDown", "NoGenerator"}
+    ),
+    "mixture-the-only-one": Stage(
+        generator_killed_the_only_one,
+        steps=200,
+        generators=("g1",),
+        alerts={"ProcessDown", "NoGenerator"},
+        mixture=True,
     ),
     "generator-joins": Stage(generator_joins, steps=800, first=("g1",)),
     "learner-killed": Stage(learner_killed, steps=300, alerts={"ProcessDown", "StepsReplayed"}),

@@ -50,8 +50,9 @@ def good() -> History:
     )
 
 
-def step(number: int, *, replayed: bool = False, loss: float | None = None) -> Step:
-    return Step(step=number, replayed=replayed, loss=number / 7 if loss is None else loss, grad_norm=0.5)
+def step(number: int, *, replayed: bool = False, loss: float | None = None, kl: float | None = 1e-11) -> Step:
+    loss = number / 7 if loss is None else loss
+    return Step(step=number, replayed=replayed, loss=loss, grad_norm=0.5, mismatch_kl=kl)
 
 
 def with_batch(history: History, index: int, changed: Batch) -> History:
@@ -200,6 +201,16 @@ def a_probe_differs(good: History) -> History:
 @bad("publishes_prove_themselves")
 def a_probe_is_not_a_number(good: History) -> History:
     return replace(good, publishes=(Publish(version=2, probe_gap=float("nan")),))
+
+
+@bad("what_is_trained_is_sampled_alike")
+def tokens_of_the_same_weights_have_other_logprobs(good: History) -> History:
+    return replace(good, steps=(*good.steps[:-1], step(3, kl=0.1)))
+
+
+@bad("what_is_trained_is_sampled_alike")
+def a_mismatch_is_not_a_number(good: History) -> History:
+    return replace(good, steps=(*good.steps[:-1], step(3, kl=float("nan"))))
 
 
 @bad("the_journal_is_whole")

@@ -8,6 +8,8 @@ from pathlib import Path
 from random import Random
 from signal import SIGCONT, SIGSTOP
 
+from httpx import HTTPError
+
 from tests.chaos.alerts import alerts_watched
 from tests.chaos.books import books_of
 from tests.chaos.faults import send
@@ -16,11 +18,15 @@ from tests.chaos.kill_points import recovery
 from tests.chaos.outcomes import Outcome
 from tests.chaos.run_config import RunSize
 from tests.chaos.system import LEARNER, RANKS_END_S, System, chaos_system
-from tests.chaos.weights_check import serves_exported_weights
+from tests.chaos.weights_check import Sampled, sample_at_checkpoint, serves_checkpoint, serves_exported_weights
+from tests.e2e.mixture import write_mixture
+
+EVEN_LOAD = ("--training.router.aux-loss-coef", "1.0")
 
 FIRES_WITHIN_S = 15.0
 """An alert, after the end of its scenario."""
 JOIN_S = 300.0
+SAMPLE_S = 90.0
 END_S = 600.0
 
 
@@ -34,6 +40,8 @@ class Trial:
     say: Callable[[str], None]
     expected: set[str] = field(default_factory=set)
     """Nodes that the scenario has killed: they do not end by themselves."""
+    sampled: list[Sampled] = field(default_factory=list)
+    """What generators gave under versions of which there is a checkpoint."""
 
     def note(self, text: str) -> None:
         """For the reader of the results."""
@@ -124,6 +132,16 @@ class Trial:
             return float("inf")
         return joined_s
 
+    def sample(self, name: str) -> None:
+        """Notes what a generator that serves gives under a version that is a checkpoint, to be judged at the end."""
+        try:
+            found = sample_at_checkpoint(self.system, name, patience_s=SAMPLE_S)
+        except (AssertionError, OSError, ValueError, HTTPError) as error:
+            self.complain(f"{name} was not compared with a checkpoint: {type(error).__name__}: {error}")
+            return
+        self.sampled.append(found)
+        self.say(f"{name} was asked at version {found.version}, of which there is a checkpoint")
+
 
 Scenario = Callable[[Trial], None]
 
@@ -131,7 +149,8 @@ Scenario = Callable[[Trial], None]
 @dataclass(frozen=True)
 class Stage:
     """What a scenario plays on. `delay_s` is that of each reward, so that the epoch lasts. `alerts` must fire while it
-    is played, where Prometheus is installed; None: no alert may.
+    is played, where Prometheus is installed; None: no alert may. `mixture`: of a random mixture of experts in place of
+    the demo's model; it earns nothing, so that the load-balancing loss alone moves it.
     """
 
     play: Scenario
@@ -144,6 +163,7 @@ class Stage:
     learner_words: Sequence[str] = ()
     ranks: int = 1
     alerts: Collection[str] | None = frozenset()
+    mixture: bool = False
 
 
 def run_trial(name: str, stage: Stage, *, folder: Path, model: Path, seed: int, say: Callable[[str], None]) -> Outcome:
@@ -153,13 +173,13 @@ def run_trial(name: str, stage: Stage, *, folder: Path, model: Path, seed: int, 
     size = RunSize(steps=stage.steps)
     with chaos_system(
         folder,
-        model=model,
+        model=write_mixture(folder / "mixture") if stage.mixture else model,
         size=size,
         generators=stage.generators,
         envs=stage.envs,
         rewards=stage.rewards,
         ranks=stage.ranks,
-        learner_words=stage.learner_words,
+        learner_words=(*stage.learner_words, *(EVEN_LOAD if stage.mixture else ())),
     ) as system:
         trial = Trial(system=system, random=Random(seed), outcome=outcome, say=say)
         with _told(trial):
@@ -235,6 +255,11 @@ def judge(trial: Trial) -> None:
     for name, node in system.nodes.items():
         if node.command == "generator" and system.serves(name):
             trial.outcome.complaints += serves_exported_weights(system, name)
+    for one in trial.sampled:
+        trial.outcome.complaints += serves_checkpoint(system, one)
+    if trial.sampled:
+        versions = ", ".join(one.version for one in trial.sampled)
+        trial.note(f"logprobs compared with the checkpoints of versions {versions}")
     replayed = sum(one.replayed for one in history.steps)
     trial.note(
         f"{terms.steps} steps, {len(history.lives)} starts of the learner, {len(history.acknowledged)} acknowledged "
