@@ -22,7 +22,7 @@ _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadMo
 _DELTA_NET_KEY = "linear_key_head_dim"
 """In the config.json of a model with layers of a gated delta net, such as Qwen3-Next and Qwen3.5."""
 _NOT_OF_DELTA_NET = ("float32", "float16")
-"""Under `auto` vLLM takes bfloat16 on a CPU."""
+"""Under `auto` vLLM keeps float16 as the model's own type, and takes bfloat16 for float32."""
 _ALIKE = 3
 _USUAL = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM")
 _COMPUTED_OTHERWISE = frozenset({"gpt_neox"})
@@ -64,6 +64,9 @@ def _otherwise_fault(model: Path, kind: object, *, on_cpu: bool) -> Iterator[str
 
 
 def _delta_net_fault(model: Path, config: Mapping[str, Any], dtype: str) -> Iterator[str]:
+    own = config.get("dtype") or config.get("torch_dtype")
+    if dtype == "auto" and own == "float16":
+        dtype = "float16"
     if config.get(_DELTA_NET_KEY) and dtype in _NOT_OF_DELTA_NET:
         yield (
             f"engine.dtype: it is {dtype}, and {model} has layers of a gated delta net, which vLLM computes on a CPU "

@@ -64,6 +64,10 @@ def test_a_gated_delta_net_is_taken_in_bfloat16_alone_on_a_cpu(tmp_path: Path) -
     assert "Set engine.dtype to bfloat16" in fault
     assert faults(tmp_path, dtype="float32", on_cpu=False, **config) == []
     assert faults(tmp_path, dtype="bfloat16", **config) == faults(tmp_path, **config) == []
+    (fault,) = faults(tmp_path, dtype="float16", **config)
+    assert "it is float16" in fault
+    assert faults(tmp_path, dtype="auto", torch_dtype="float16", **config) == [fault]
+    assert faults(tmp_path, dtype="auto", torch_dtype="float32", **config) == []
     assert faults(tmp_path, dtype="float32") == []
 
 
