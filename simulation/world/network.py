@@ -5,6 +5,7 @@ the link is whole again, unless somebody gave the connection up meanwhile. A los
 its connection and no other: what is sent over another one, later, may come first.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -91,10 +92,13 @@ class Pipe:
     open: bool = True
     _last: float = 0.0
     under_way: int = 0
+    _sent: deque[Callable[[], object]] = field(default_factory=deque)
+    """What did not arrive yet. Whatever arrives is the oldest of it: what a cut link held may come late."""
 
     def send(self, deliver: Callable[[], object], *, after_s: float = 0.0) -> None:
         """Has `deliver` called at the other end, after all that was sent before."""
         self.under_way += 1
+        self._sent.append(deliver)
         network = self.network
 
         def arrive() -> None:
@@ -105,7 +109,7 @@ class Pipe:
                 self.under_way += 1
                 network._held.setdefault((self.source, self.target), []).append(arrive)
                 return
-            deliver()
+            self._sent.popleft()()
 
         late_s = after_s + network.held_up_s() + network.delay(self.source, self.target)
         when = max(self._last, network.world.now + late_s)
@@ -115,3 +119,4 @@ class Pipe:
     def close(self) -> None:
         """Closes; what is under way is lost."""
         self.open = False
+        self._sent.clear()

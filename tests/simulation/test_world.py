@@ -108,6 +108,20 @@ def test_what_is_sent_over_a_cut_link_arrives_when_it_is_mended(world: World, ne
     assert arrived[0] > 100.0
 
 
+def test_what_a_cut_link_held_stays_in_order_with_what_was_sent_later(world: World, network: Network) -> None:
+    pipe, arrived = Pipe(network, "a", "b"), list[int]()
+
+    def send(number: int) -> None:
+        pipe.send(lambda: arrived.append(number))
+
+    network.cut("a", "b")
+    world.at(5.0, lambda: network.mend("a", "b"))
+    for number in range(60):
+        world.at(number / 10, lambda number=number: send(number))  # type: ignore[misc]
+    world.run(until=lambda: len(arrived) == 60)
+    assert arrived == sorted(arrived)
+
+
 def test_a_closed_connection_loses_what_is_under_way(world: World, network: Network) -> None:
     pipe, arrived, over = Pipe(network, "a", "b"), list[float](), list[bool]()
     pipe.send(lambda: arrived.append(world.now))
