@@ -78,7 +78,7 @@ def install() -> None:
     _put(f"{layers}.fused_moe.oracle.unquantized", UnquantizedMoeBackend=SimpleNamespace(CPU="cpu"))
     _put(f"{layers}.fused_moe.unquantized_fused_moe_method", UnquantizedFusedMoEMethod=NoHead)
     _put(f"{loading}.reload", finalize_layerwise_reload=_nothing, initialize_layerwise_reload=_nothing)
-    _put(f"{loading}.reload.layerwise", get_layerwise_info=lambda layer: LayerInfo())
+    _put(f"{loading}.reload.layerwise", get_layerwise_info=lambda layer: LayerInfo(), _layerwise_process=_nothing)
     _put("generator.openai_routes", mount_openai_routes=None)
     from benchmarks.soak import torch_engine as ours
 

@@ -247,7 +247,8 @@ def _make_model(model: Path) -> None:
     """As much of a model as is read before a start."""
     model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 256, "vocab_size": 16}))
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "1": 1}, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "1": 1, "<eos>": 2}, unk_token="<unk>"))
     tokenizer.save(str(model / "tokenizer.json"))
-    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    words = {"chat_template": "{{ messages[0].content }}", "eos_token": "<eos>"}
+    (model / "tokenizer_config.json").write_text(json.dumps(words))
     (model / "model.safetensors").write_bytes(b"\0" * 16)
