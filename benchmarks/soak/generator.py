@@ -53,6 +53,9 @@ class Info:
 class LayerInfo:
     """No layer is ever half loaded: parameters are copied in place."""
 
+    def __init__(self, layer: Any) -> None:
+        self.restore_metadata: tuple[dict[str, Any], dict[str, Any]] = (dict(layer.named_parameters(recurse=False)), {})
+
     def can_load(self) -> bool:
         """See vLLM."""
         return False
@@ -78,7 +81,8 @@ def install() -> None:
     _put(f"{layers}.fused_moe.oracle.unquantized", UnquantizedMoeBackend=SimpleNamespace(CPU="cpu"))
     _put(f"{layers}.fused_moe.unquantized_fused_moe_method", UnquantizedFusedMoEMethod=NoHead)
     _put(f"{loading}.reload", finalize_layerwise_reload=_nothing, initialize_layerwise_reload=_nothing)
-    _put(f"{loading}.reload.layerwise", get_layerwise_info=lambda layer: LayerInfo(), _layerwise_process=_nothing)
+    _put(f"{loading}.reload.layerwise", get_layerwise_info=LayerInfo, _layerwise_process=_nothing)
+    _put(f"{loading}.reload.meta", SKIP_TENSORS=frozenset(), materialize_layer=_nothing)
     _put("generator.openai_routes", mount_openai_routes=None)
     from benchmarks.soak import torch_engine as ours
 

@@ -24,13 +24,13 @@ SUPERVISOR = """
 import json, sys
 from pathlib import Path
 from services.logs import configure_logging
-from headway.child_output import Bar, Progress
-from headway.supervisor import Command, Limits, RestartPolicy, Supervisor
+from headway.child_output import Bar, RunProgress
+from headway.supervisor import ProcessCommand, RestartPolicy, StopLimits, Supervisor
 
 configure_logging("headway")
-leader = Command("learner", (sys.executable, "-c", sys.argv[2]), is_leader=True)
-bar = Bar.where_possible(Progress(Path(sys.argv[1]), total=40))
-limits = Limits(restarts=RestartPolicy(most=1, first_s=0.0))
+leader = ProcessCommand("learner", (sys.executable, "-c", sys.argv[2]), is_leader=True)
+bar = Bar.where_possible(RunProgress(Path(sys.argv[1]), total=40))
+limits = StopLimits(restarts=RestartPolicy(most=1, first_s=0.0))
 sys.exit(Supervisor([leader], limits=limits, bar=bar).run())
 """
 # Notes a step for each line that it is told by a fifo, and says so in its log.

@@ -52,14 +52,14 @@ def test_a_failing_run_is_shortened_to_the_fault_that_matters() -> None:
 from simulation.install import install
 install()
 from simulation.checking import invariants
-from simulation.actors.cluster import Settings
-from simulation.checking.scenario import Fault
+from simulation.actors.cluster import ClusterSettings
+from simulation.checking.scenario import ScheduledFault
 from simulation.checking.scenario import Scenario
 from simulation.checking.invariants import shortened, simulate
 invariants.STANDSTILL_S = 30.0
-faults = (Fault(2.5, "kill", "env-0"), Fault(4.0, "cut off", "gen-0", 90.0))
+faults = (ScheduledFault(2.5, "kill", "env-0"), ScheduledFault(4.0, "cut off", "gen-0", 90.0))
 invariants.EXCUSED = False
-scenario = Scenario(seed=5, profile="test", settings=Settings(generators=1, steps=3), faults=faults)
+scenario = Scenario(seed=5, profile="test", settings=ClusterSettings(generators=1, steps=3), faults=faults)
 result = simulate(scenario)
 assert result.violation is not None and result.violation.promise == "progress", result.violation
 small, found = shortened(scenario, result, tries=4)
@@ -75,10 +75,10 @@ def test_a_run_ends_at_its_time_limit_with_a_model_and_no_step_is_cut_off() -> N
     program = """
 from simulation.install import install
 install()
-from simulation.actors.cluster import Settings
+from simulation.actors.cluster import ClusterSettings
 from simulation.checking.scenario import Scenario
 from simulation.checking.invariants import simulate
-settings = Settings(generators=1, steps=10_000, time_limit_s=20.0)
+settings = ClusterSettings(generators=1, steps=10_000, time_limit_s=20.0)
 result = simulate(Scenario(seed=5, profile="test", settings=settings))
 assert result.violation is None, result.violation
 print(result.steps)
@@ -103,10 +103,10 @@ install()
 from services import tracing
 spans = []
 tracing._exporting = tracing._Exporting("simulated", 1.0, lambda *span: span, spans.append)
-from simulation.actors.cluster import Settings
+from simulation.actors.cluster import ClusterSettings
 from simulation.checking.invariants import simulate
 from simulation.checking.scenario import Scenario
-result = simulate(Scenario(seed=5, profile="test", settings=Settings(generators=1, steps=3), faults=()))
+result = simulate(Scenario(seed=5, profile="test", settings=ClusterSettings(generators=1, steps=3), faults=()))
 assert result.violation is None, result.violation
 print(json.dumps([span[:3] for span in spans]))
 """
