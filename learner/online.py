@@ -19,7 +19,7 @@ from typing import TypeVar, cast
 from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, VersionScore
-from learner.leases.intake import Intake, TakenBatch
+from learner.leases.intake import EndedEarly, Intake, TakenBatch
 from learner.page.store import SequencePlace, TakenStep, TrajectoryStore
 from learner.recovery import LoggedStep
 from learner.reports.run_records import Records
@@ -42,10 +42,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LAST_PUBLISH_S = 30.0
-
-
-class EndedEarly(Exception):
-    """A wait that was cut off, since the run is to end."""
 
 
 class OnlineTraining:
@@ -172,7 +168,7 @@ class OnlineTraining:
 
     def _step(self) -> None:
         start = time.monotonic()
-        batch = self._call(self._intake.take(), may_end=True)
+        batch = self._call(self._intake.take())
         taken = time.monotonic()
         sequences = self._sequences(batch, max_lag=self._config.max_lag)
         metrics = self._train(batch, sequences)
@@ -360,6 +356,7 @@ class OnlineTraining:
     def end_early(self) -> None:
         """From the event loop: has `run` end as after the last step, once the present one is done, if there was one."""
         self._ending = True
+        self._intake.end()
         if self._awaited is not None and self._may_end:
             self._awaited.cancel()
 

@@ -63,6 +63,10 @@ class TakenBatch:
         return max(max_lag, *self.lags)
 
 
+class EndedEarly(Exception):
+    """A wait that was cut off, since the run is to end."""
+
+
 class Intake:
     """The source of the trainer's batches, and the loops beside it.
 
@@ -110,11 +114,15 @@ class Intake:
         self._waits = waits
         self._options = options
         self._clock = clock
+        self._ending = False
 
     # What the trainer calls, through the event loop
 
     async def take(self) -> TakenBatch:
-        """The next batch, once there is one; it is in the journal, on disk, before it is returned. Raises RunFailed."""
+        """The next batch, once there is one; it is in the journal, on disk, before it is returned.
+
+        Raises RunAborted, and EndedEarly after `end`.
+        """
         began = self._clock()
         with self._waits.wait("groups", quiet_s=QUIET_S, remedy=_FEW_GROUPS, blocks_readiness=False) as wait:
             while not isinstance(decision := self._decide(), Batch):
@@ -123,10 +131,19 @@ class Intake:
         groups = await self._flow.take(decision, asked_at=began)
         return TakenBatch(version=decision.version, groups=groups, lags=decision.lags)
 
+    def end(self) -> None:
+        """Decides no further batch. One that is decided already goes to the trainer: no checkpoint may come before it,
+        or its groups, accepted and in the journal, would never be trained.
+        """
+        self._ending = True
+        self._flow.wake()
+
     def _decide(self) -> Batch | BatchShortfall:
         self._flow.woken.clear()
         if self._flow.failure is not None:
             raise self._flow.failure
+        if self._ending:
+            raise EndedEarly
         self._note_provenance()
         return self._ledger.take(now=self._clock())
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +12,8 @@ import pytest
 
 from learner.evaluation.results import Evaluation, Sample, TaskSamples, result_of
 from learner.journal.checkpoints import Checkpoints
+from learner.journal.journal import Journal
+from learner.leases.intake import EndedEarly, TakenBatch
 from learner.ledger import LedgerConfig
 from learner.online import Credits, OnlineTraining
 from learner.page.store import TakenStep
@@ -18,7 +22,7 @@ from learner.training.guard import Guard, GuardState
 from learner.training.trainer import NotFinite
 from learner.weights.published import Snapshot
 from tests.learner.envs import learner
-from tests.learner.samples import LEDGER
+from tests.learner.samples import LEDGER, group
 
 
 def evaluation(version: int, *, own: int) -> Evaluation:
@@ -172,3 +176,46 @@ async def test_a_run_that_ends_early_leaves_a_checkpoint_of_its_last_step(
         cast("Any", training)._version = version
         await asyncio.to_thread(training.run)
     assert parts.versions == written
+
+
+class StepBegun(Exception):
+    """The trainer was given a batch."""
+
+
+async def test_a_batch_that_is_being_written_when_the_end_comes_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its groups would be in no later segment of the journal, and its version there twice."""
+    begun, may_end = threading.Event(), threading.Event()
+    really = Journal.append_batch
+
+    def slowly(self: Journal, *, version: int, lease_ids: Sequence[int]) -> None:
+        begun.set()
+        assert may_end.wait(30), "the end came meanwhile"
+        really(self, version=version, lease_ids=lease_ids)
+
+    monkeypatch.setattr(Journal, "append_batch", slowly)
+    given: list[TakenBatch] = []
+
+    def take(batch: TakenBatch, *_: object, **__: object) -> None:
+        given.append(batch)
+        raise StepBegun
+
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        await env.enter()
+        await env.leases(4)
+        await env.finish(group(0), group(1))
+        training = cast("Any", OnlineTraining.__new__(OnlineTraining))
+        vars(training).update(
+            _intake=ours.intake, _loop=asyncio.get_running_loop(), _awaited=None, _interrupted=False, _ending=False,
+            _config=SimpleNamespace(max_lag=1), _sequences=take,
+        )  # fmt: skip
+        step = asyncio.create_task(asyncio.to_thread(training._step))
+        assert await asyncio.to_thread(begun.wait, 30)
+        training.end_early()
+        may_end.set()
+        with pytest.raises(StepBegun):
+            await asyncio.wait_for(step, 30)
+        assert [[one.lease_id for one in batch.groups] for batch in given] == [[0, 1]]
+        with pytest.raises(EndedEarly):
+            await asyncio.to_thread(training._step)

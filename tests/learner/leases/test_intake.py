@@ -16,6 +16,7 @@ from learner.journal.journal import LoggedBatch, LoggedFilter, LoggedGroup
 from learner.leases.admission import GroupRules, admissible
 from learner.leases.dead_letters import RunAborted
 from learner.leases.filters import GroupFilter
+from learner.leases.intake import EndedEarly
 from learner.ledger import Books
 from learner.online import _credit
 from protocol.messages import (
@@ -298,6 +299,22 @@ async def test_groups_are_acknowledged_and_become_a_batch_that_is_journaled_befo
         assert ours.journal()[-1] == LoggedBatch(version=0, lease_ids=(0, 2))
         assert (batch.version, [one.lease_id for one in batch.groups], batch.lags) == (0, [0, 2], (0, 0))
         assert np.array_equal(batch.groups[0].trajectories[0].token_ids, trajectory(0).token_ids)
+
+
+async def test_an_end_cuts_off_the_wait_for_groups_and_decides_no_batch_more(tmp_path: Path) -> None:
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        await env.enter()
+        await env.leases(4)
+        taking = asyncio.create_task(ours.intake.take())
+        await asyncio.sleep(0)
+        ours.intake.end()
+        with pytest.raises(EndedEarly):
+            async with asyncio.timeout(5):
+                await taking
+        await env.finish(group(0), group(1))
+        with pytest.raises(EndedEarly):
+            await ours.intake.take()
+        assert not any(isinstance(record, LoggedBatch) for record in ours.journal())
 
 
 async def together(ours: Learner, env: ScriptedEnv, monkeypatch: pytest.MonkeyPatch, *messages: Message) -> None:
