@@ -1,14 +1,15 @@
-"""How many of our files a trajectory passes on its way from lease to loss.
+"""How many of our files a trajectory passes on its way from lease to loss, and how many calls lead from one to another.
 
     .venv/bin/python -m benchmarks.trajectory_trace
 
 Starts a short run of the addition task, as `headway up` does. In each of the four processes each function of ours notes
 its file when it is called inside one of the calls below, or in a task that such a call has started; what runs beside
 the way (starting, announcing, moving weights, heartbeats, metrics pages) does not count, and neither do files of which
-only a class is used. vLLM's own files are not ours, and do not count.
+only a class is used. vLLM's own files are not ours, and do not count. A call from one file to another counts once,
+however often it happens.
 
-    learner      grants (GroupFlow), messages in and out (RouterSocket), Finished (Conversation), the take of a batch,
-                 the batch's sequences, and the step of the trainer, up to its metrics
+    learner      grants (GroupFlow), messages in and out (RouterSocket), a finished group (EnvServiceConversation), the
+                 take of a batch, the batch's sequences, and the step of the trainer, up to its metrics
     env_service  messages in and out (DealerSocket), Granted and what comes of it, environments in their thread
     generator    POST /v1/generate
     reward       POST /v1/score
@@ -43,7 +44,7 @@ ENTRIES = frozenset(
 )  # fmt: skip
 """Calls that belong to the way as a whole."""
 
-MESSAGES = {"Conversation._handle": "finished", "LearnerLink._handle": "granted"}
+MESSAGES = {"EnvServiceConversation._handle": "finished", "LearnerLink._handle": "granted"}
 """Calls that do when they are about a message of that kind."""
 
 BESIDE = frozenset({"Waiting._speak", "Waiting._end"})
@@ -60,19 +61,37 @@ def trace() -> None:
     command = next((Path(word).name for word in sys.orig_argv[:3] if Path(word).name in COMMANDS), None)
     if folder is None or command is None:
         return
-    files: set[str] = set()
+    noted: set[str] = set()
     output = Path(folder) / f"{command}.{os.getpid()}"
 
-    def note(file: str) -> None:
-        if on_the_way.get() and file not in files:
-            files.add(file)
+    def note(function: str) -> None:
+        if not on_the_way.get():
+            return
+        line = f"{_caller()} {function}"
+        if line not in noted:
+            noted.add(line)
             with output.open("a") as written:
-                written.write(f"{Path(file).relative_to(ROOT)}\n")
+                written.write(f"{line}\n")
 
-    vars(builtins)["__note_file__"], vars(builtins)["__way__"] = note, _way
+    vars(builtins)["__note__"], vars(builtins)["__way__"] = note, _way
     vars(builtins)["__beside__"] = _beside
     sys.meta_path.insert(0, _Finder())
     _watch_routes()
+
+
+def _caller() -> str:
+    """Place of the function of ours that called the one that notes, directly or through code of others; `-` of none."""
+    frame = sys._getframe(2).f_back
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(ROOT) and file.relative_to(ROOT).parts[0] in PACKAGES:
+            return _place(file, frame.f_code.co_qualname)
+        frame = frame.f_back
+    return "-"
+
+
+def _place(file: Path, function: str) -> str:
+    return f"{file.relative_to(ROOT)}:{function}"
 
 
 @contextmanager
@@ -129,7 +148,7 @@ class _Notes(ast.NodeTransformer):
     """Has each function note its file, and the calls of the way mark what they call."""
 
     def __init__(self, file: str) -> None:
-        self._note = f"__note_file__({file!r})"
+        self._file = Path(file)
         self._classes: list[str] = []
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
@@ -147,8 +166,9 @@ class _Notes(ast.NodeTransformer):
     def _noted(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         self.generic_visit(node)
         documented = ast.get_docstring(node) is not None
-        head, body = node.body[:documented], [*ast.parse(self._note).body, *node.body[documented:]]
         name = ".".join([*self._classes[-1:], node.name])
+        note = f"__note__({_place(self._file, name)!r})"
+        head, body = node.body[:documented], [*ast.parse(note).body, *node.body[documented:]]
         if name in ENTRIES:
             body = _inside("__way__(True)", body)
         elif name in BESIDE:
@@ -168,6 +188,10 @@ def _inside(context: str, body: list[ast.stmt]) -> list[ast.stmt]:
 
 def main() -> None:
     """Runs the system, prints the files by process, and how many there are."""
+    if missing := (ENTRIES | MESSAGES.keys() | BESIDE) - _methods():
+        sys.exit(
+            f"error: the way begins at methods that are not there: {', '.join(sorted(missing))}; name those of now"
+        )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "hook").mkdir()
@@ -177,6 +201,18 @@ def main() -> None:
         (folder / "notes").mkdir()
         _run(folder)
         _report(folder / "notes")
+
+
+def _methods() -> set[str]:
+    """`Class.method` of all methods of ours."""
+    trees = (ast.parse(file.read_text(encoding="utf-8")) for name in PACKAGES for file in (ROOT / name).rglob("*.py"))
+    classes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return {
+        f"{each.name}.{inner.name}"
+        for each in classes
+        for inner in each.body
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 def _run(folder: Path) -> None:
@@ -197,11 +233,19 @@ def _run(folder: Path) -> None:
 
 def _report(notes: Path) -> None:
     every: set[str] = set()
+    total = 0
     for command in COMMANDS:
-        files = {line for file in notes.glob(f"{command}.*") for line in file.read_text().splitlines()}
+        lines = {line for file in notes.glob(f"{command}.*") for line in file.read_text().splitlines()}
+        files = {_file(callee) for _, callee in map(str.split, lines)}
+        calls = sum(caller != "-" and _file(caller) != _file(callee) for caller, callee in map(str.split, lines))
         every |= files
-        print(f"\n{command}: {len(files)} files", *sorted(files), sep="\n  ")
-    print(f"\nfrom lease to loss: {len(every)} files")
+        total += calls
+        print(f"\n{command}: {len(files)} files, {calls} calls across files", *sorted(files), sep="\n  ")
+    print(f"\nfrom lease to loss: {len(every)} files, {total} calls across files")
+
+
+def _file(place: str) -> str:
+    return place.partition(":")[0]
 
 
 if __name__ == "__main__":
