@@ -20,7 +20,9 @@ CONFIG = Path(__file__).with_name("settings") / "addition.toml"
 
 @dataclass(frozen=True)
 class Variant:
-    """One setting: learning rate, groups in a step, trajectories in a group, whether uniform groups are left out."""
+    """A setting of the sweep: learning rate, groups in a step, trajectories in a group, and if uniform groups are left
+    out.
+    """
 
     learning_rate: float
     groups: int
@@ -94,7 +96,7 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What a variant came to."""
+    """Accuracies, time and throughput of a variant's run."""
 
     name: str
     steps: int

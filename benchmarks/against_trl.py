@@ -82,7 +82,9 @@ verifier = "length"
 
 @dataclass(frozen=True)
 class Run:
-    """When each step ended, in seconds from the first one's beginning; its mean reward and completions' mean length."""
+    """A run of one side: each step's end in seconds after the first one began, its mean reward, completions' mean
+    length.
+    """
 
     side: str
     completions: int
@@ -97,7 +99,7 @@ class Run:
 
     @property
     def goal_s(self) -> float | None:
-        """When the mean reward of so many steps was first as high; None if it never was."""
+        """Time of the step at which the mean reward of so many steps first reached the goal; None if it never did."""
         for end in range(OVER, len(self.rewards) + 1):
             if statistics.mean(self.rewards[end - OVER : end]) >= GOAL:
                 return self.times[end - 1]
@@ -106,7 +108,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Subject:
-    """One thing that both do. `config` writes Headway's run.toml into a folder."""
+    """A task that both sides train on. `config` writes Headway's run.toml into a folder."""
 
     name: str
     trl: Callable[[int], TrlRun]

@@ -1,4 +1,4 @@
-"""Which runs the benchmark of the algorithms makes, and what each of them sets."""
+"""The runs that the benchmark of the algorithms makes, with their settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ _CORRECTIONS: Mapping[str, Mapping[str, object]] = {
     "interpolated": {"algo.proximal": "interpolate"},
     "behavior as anchor": {"algo.proximal": "behavior"},
 }
-"""What is set beside the default correction, or in its place; all of grpo."""
+"""Settings beside the default correction, or in its place; all of grpo."""
 _OTHER_LOSSES: Mapping[str, Mapping[str, object]] = {
     "gspo": {},
     "gmpo": {},
@@ -36,7 +36,7 @@ _OTHER_LOSSES: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One learner's run. `variant` names what it shares with its other seeds and lags; `extra` are options besides."""
+    """A learner's run. `variant` names what it shares with its other seeds and lags; `extra` are options besides."""
 
     variant: str
     algo: str
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def settings(self) -> str:
-        """What is set besides lag, seed and steps, for the report."""
+        """Settings other than lag, seed and steps, for the report."""
         updates = "" if self.updates_per_step == 1 else f"{self.updates_per_step} updates a step, "
         extra = "".join(f", `{key} = {value}`" for key, value in self.extra.items())
         return f"{updates}learning rate {self.learning_rate:g}{extra}"

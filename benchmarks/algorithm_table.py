@@ -15,7 +15,7 @@ KEPT_WITHIN = 0.03
 
 
 class Numbers(BaseModel):
-    """What a run that ended well came to. Intervals are of 95 %; lags are of trajectories, by their oldest token."""
+    """Results of a run that ended well. Intervals are of 95 %; lags are of trajectories, by their oldest token."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

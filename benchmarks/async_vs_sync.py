@@ -26,7 +26,7 @@ SKIPPED_STEPS = 5
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of training."""
+    """A way of training: a bound on the lag, and threads for the learner."""
 
     name: str
     max_lag: int
@@ -42,7 +42,7 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Run:
-    """What one run measured. Phase times are medians in seconds; `wait_s` is Tgen when the run is synchronous."""
+    """Measurements of a run. Phase times are medians in seconds; `wait_s` is Tgen when the run is synchronous."""
 
     variant: str
     completions_per_s: float

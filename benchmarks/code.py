@@ -1,4 +1,4 @@
-"""What an item of the verifier `code` costs, by kind of tests, with nothing else in the sandbox.
+"""Cost of an item of the verifier `code`, by kind of tests, with nothing else in the sandbox.
 
     .venv/bin/python -m benchmarks.code [--rounds N] [--sandbox required|unsafe] [--write]
 

@@ -1,4 +1,4 @@
-"""What a short completion costs in a whole run, in CPU by process and thread: the addition task, all of it real.
+"""Cost of a short completion in a whole run, in CPU by process and thread: the addition task, all of it real.
 
     python -m benchmarks.completion_cost [--steps 170] [--output FILE]
 
@@ -100,7 +100,7 @@ class Cost:
 
 
 def measured(run_file: Path, *, steps: int) -> Cost:
-    """One run. Raises SystemExit if it fails."""
+    """Makes a run and measures its cost. Raises SystemExit if it fails."""
     last = steps - 5
     with tempfile.TemporaryDirectory() as folder:
         watch = Watch(Path(folder) / "run/metrics.jsonl", steps=(FIRST_STEP, last))

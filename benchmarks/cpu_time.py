@@ -27,5 +27,5 @@ def _threads(pid: int) -> Iterator[tuple[int, float]]:
 
 
 def _fields(stat: Path) -> list[int]:
-    """What follows the name, which may hold anything; a 0 in place of the state, which is a letter."""
+    """The fields behind the name, which may hold anything; a 0 in place of the state, which is a letter."""
     return [0, *map(int, stat.read_text(encoding="utf-8").rpartition(")")[2].split()[1:])]

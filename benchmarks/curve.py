@@ -1,4 +1,4 @@
-"""What keys, and the checksum of every message, cost: groups over a socket on loopback, plain and with CURVE.
+"""Cost of encryption, and of each message's checksum: groups over a socket on loopback, plain and with CURVE.
 
     .venv/bin/python -m benchmarks.curve [--pairs N] [--seconds S]
 

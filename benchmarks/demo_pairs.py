@@ -25,7 +25,7 @@ RUN_FILE = "examples/addition/run.toml"
 
 @dataclass(frozen=True)
 class Timed:
-    """One run, in seconds."""
+    """Seconds of a run: of its training, and of the whole."""
 
     training_s: float
     whole_s: float

@@ -19,7 +19,7 @@ ACCURACY, TRAINING_S = 0.93, 180
 
 
 def row(seed: int) -> str:
-    """One run's line of the table."""
+    """Trains with the seed; returns the run's row of the table."""
     with tempfile.TemporaryDirectory() as folder:
         found = run_headway(CONFIG, folder=Path(folder), options={"run.seed": seed}).summary
     lags = {int(lag): count for lag, count in found["lag_histogram"].items()}

@@ -1,4 +1,4 @@
-"""Whether environments of several turns are learned: held-out success by steps and seconds, from a warm start.
+"""Learning in environments of several turns: held-out success by steps and seconds, from a warm start.
 
     .venv/bin/python -m benchmarks.env_learning [--only NAME ...] [--report]
 
@@ -30,17 +30,17 @@ from services.process import parent_death_signal
 
 RESULTS = Path(__file__).with_name("results")
 TIMES = 2.0
-"""How much better than the warm start a run is meant to become, or how much seldomer to fail if that is less."""
+"""Factor by which a run is meant to succeed more often than the warm start, or to fail less often if that asks less."""
 WITHIN_S = 600.0
 SCRIPTED = {"arithmetic": ("--noise", "0.3", "--count", "8000")}
-"""How the player of an example plays that is not as the maze's."""
+"""Options of the scripted player, for examples that do not take the maze's."""
 OPPONENT_URL = "http://127.0.0.1:7410"
 OPPONENT_STARTS_S = 1200.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an example. `extra` are options besides."""
+    """A run of an example. `extra` are options besides."""
 
     example: str
     algo: str
@@ -77,7 +77,7 @@ RUNS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. `successes` are held-out shares by step, `seconds` when those steps had been trained."""
+    """Numbers of a finished run. `successes` are held-out shares by step, `seconds` when those steps had been trained."""
 
     name: str
     example: str

@@ -1,4 +1,4 @@
-"""How many conversations one env_service carries: 500 at once, of five turns, with an environment that takes 50 ms.
+"""Load that one env_service carries: 500 conversations at once, of five turns, with an environment that takes 50 ms.
 
     .venv/bin/python -m benchmarks.env_rollouts [--seconds N] [--turn-s S] [--rollouts N]
 
@@ -69,7 +69,7 @@ class Clerk:
 
 @dataclass
 class Seen:
-    """What was measured in this process: seconds by which the loop was late, and MiB by second."""
+    """Measurements in this process: seconds by which the event loop was late, and MiB by second."""
 
     late_s: list[float] = field(default_factory=list)
     memory_mib: list[tuple[float, float]] = field(default_factory=list)
@@ -121,7 +121,7 @@ class Report:
 
 
 class Counts(BaseModel):
-    """What the scripted learner has received so far."""
+    """Trajectories and turns that the scripted learner has received so far."""
 
     trajectories: int
     turns: int

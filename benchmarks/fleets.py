@@ -1,4 +1,4 @@
-"""How a learner grows with its fleet: generators, env_services and groups in flight, from ten to a hundred thousand.
+"""Cost of a learner by its fleet: generators, env_services and groups in flight, from ten to a hundred thousand.
 
     python -m benchmarks.fleets [--against OTHER] [--sizes 10x10x1000,...]
 
@@ -41,7 +41,7 @@ HEAD = (
 
 
 class Side:
-    """One of the two processes; a context manager."""
+    """The learner's process or the peers'; a context manager that ends it."""
 
     def __init__(self, module: str, *options: str, checkout: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": f"{checkout}", "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
@@ -125,7 +125,7 @@ def measured(size: str, *, checkout: Path) -> dict[str, Any]:
 
 
 def row(found: dict[str, Any], *, code: str) -> str:
-    """One measurement, as a line of the table."""
+    """A line of the table, from the numbers of one measurement."""
     generators, envs, in_flight = found["size"].split("x")
     start, standing, working, join = (found[name] for name in ("start", "standing", "working", "one_join"))
     told, bytes_told = start["received"].get("fleet", (0, 0))

@@ -50,7 +50,7 @@ _LOOK_S = 0.01
 
 @dataclass
 class Window:
-    """What the event loop has done since it was last asked: seconds."""
+    """Lateness and busy time of the event loop in seconds, since they were last asked for."""
 
     began: float = field(default_factory=time.perf_counter)
     cpu_began: float = field(default_factory=time.process_time)

@@ -276,7 +276,7 @@ class Envs:
         await self._sockets[number].send_multipart(encode(FinishedLease(group=self._template.model_copy(update=named))))
 
     def stamp(self, version: str, instance: str) -> None:
-        """What follows was sampled under that version by that process."""
+        """Sets the version, and the process that proved it, under which all later trajectories were sampled."""
         self.version = version
         trajectories = tuple(
             one.model_copy(
@@ -347,7 +347,7 @@ class Peers:
         return {"lost": self.envs.finished - self.envs.acknowledged}
 
     async def _counts(self) -> dict[str, Any]:
-        """What was received since the last time."""
+        """Returns the counts of messages and calls since the last time, and begins anew."""
         found = {kind: tuple(counted) for kind, counted in self.envs.counts.items()}
         calls = dict(self.generators.calls)
         self.envs.counts.clear()

@@ -27,7 +27,7 @@ STEP_S = 30.0
 
 
 def measured(size: str, *, steps: int) -> dict[str, object]:
-    """One size, in this process: its simulation takes the place of much of the standard library."""
+    """Simulates one size in this process. The simulation takes the place of much of the standard library."""
     from simulation.install import install
 
     install()

@@ -1,4 +1,4 @@
-"""What a trajectory costs the learner before it is trained: CPU by stage, at four lengths.
+"""Cost of a trajectory for the learner before it is trained: CPU by stage, at four lengths.
 
     python -m benchmarks.intake [--against OTHER] [--rounds 3]
 
@@ -131,7 +131,7 @@ async def serve(folder: Path, *, groups: int, stages: Stages | None) -> dict[str
 
 
 def as_a_process(work: Coroutine[object, object, dict[str, Any]]) -> dict[str, Any]:
-    """What it returns, run as `headway` runs it: with the process's own event loop, garbage collection and malloc."""
+    """Runs `work` as `headway` runs a process, with its event loop, garbage collection and malloc; returns the result."""
     from learner.command import keep_freed_memory
     from services.process import run_process
 
@@ -306,7 +306,7 @@ async def finish_all(address: str, *, tokens: int) -> None:
 
 
 def measured(checkout: Path, *, tokens: int, stages: bool) -> dict[str, Any]:
-    """One run with the code of a checkout."""
+    """Runs both processes once with the code of a checkout; returns the measurements."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
     script = [sys.executable, str(HERE / "benchmarks/intake.py")]
     begun = [*script, "--learner", str(tokens), *(["--stages"] if stages else [])]
@@ -357,7 +357,7 @@ def rows(found: dict[str, dict[int, list[dict[str, Any]]]]) -> list[str]:
 
 
 def stage_rows(found: dict[str, dict[int, dict[str, Any]]]) -> list[str]:
-    """Where the CPU goes."""
+    """Rows of the table of CPU by stage."""
     lines = ["| commit | tokens | " + " | ".join(STAGES) + " | with clocks |", "|---" * (len(STAGES) + 3) + "|"]
     for name, lengths in found.items():
         for tokens, run in lengths.items():

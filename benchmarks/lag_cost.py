@@ -1,4 +1,4 @@
-"""What the age of tokens costs in learning, and what corrections save of it: the addition task without its services.
+"""Cost of tokens' age in learning, and the part that corrections save: the addition task without its services.
 
     python -m benchmarks.lag_cost [--steps 300] [--seeds 1] [--only NAME ...]
 
@@ -36,12 +36,14 @@ UPDATES, EPOCHS = 2, 2
 WINDOW = 20
 GOAL = 0.9
 DEMO: Mapping[str, object] = {"divergence_limit": 0.1}
-"""What the demo sets of its algorithm, beside the correction."""
+"""The demo's settings of its algorithm, beside the correction."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How many versions old tokens are, settings of grpo beside DEMO, and what else differs from the demo."""
+    """A setting of the benchmark: the tokens' lag in versions, options of grpo beside DEMO, and differences from the
+    demo.
+    """
 
     lag: int
     algo: Mapping[str, object] = field(default_factory=dict)

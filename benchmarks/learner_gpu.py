@@ -41,11 +41,11 @@ _LOSS_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.02}
 
 Dtype = Literal["float32", "bfloat16"]
 Train = Callable[[Sequence[TrainSequence]], float]
-"""One step; returns its loss."""
+"""Trains one step; returns its loss."""
 
 
 class Measured(BaseModel):
-    """What one way of training one shape came to; a line of the results."""
+    """Measurements of one way of training one shape; a line of the results."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -72,7 +72,7 @@ class Measured(BaseModel):
 
 @dataclass(frozen=True)
 class Workload:
-    """How it is trained and on what: `pack_tokens` in a row, `sequences` of at most `longest` tokens in a step."""
+    """Batches and limits of a measurement: `pack_tokens` in a row, `sequences` of at most `longest` tokens in a step."""
 
     dtype: Dtype
     pack_tokens: int

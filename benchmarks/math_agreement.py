@@ -1,4 +1,4 @@
-"""How often the `math` verifier agrees with hand-made labels: by form, and apart by what each error costs.
+"""Agreement of the `math` verifier with labels made by hand: by form, and apart by what each error costs.
 
     .venv/bin/python -m benchmarks.math_agreement
     .venv/bin/python -m benchmarks.math_agreement --pairs elsewhere.jsonl --result elsewhere.md

@@ -23,7 +23,7 @@ class MathVerifyAlone:
         self._worker: tuple[BaseProcess, Connection] | None = None
 
     def equal(self, *, golds: Sequence[str], completion: str) -> bool | None:
-        """Whether the completion's answer is one of the right ones; None if it took more than ten seconds."""
+        """True if the completion's answer is one of the right ones; None if it took more than ten seconds."""
         if self._worker is None:
             self._worker = self._start()
         _, connection = self._worker

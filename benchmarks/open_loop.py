@@ -17,7 +17,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One request, sent again and again. `expected` is in a right answer `times` times."""
+    """A request that is sent again and again. `expected` is in a right answer `times` times."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class Target:
 
 @dataclass
 class Load:
-    """What came of it: statuses, latencies in seconds by status, answers that were not right.
+    """Results of a load: statuses, latencies in seconds by status, answers that were not right.
 
     `late`: how many seconds after they were due requests were sent.
     """
@@ -40,7 +40,7 @@ class Load:
     wrong: int = 0
 
     def note(self, status: int, latency_s: float) -> None:
-        """One answer."""
+        """Counts an answer."""
         self.statuses[status] += 1
         self.latencies.setdefault(status, []).append(latency_s)
 
@@ -52,7 +52,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time. A protocol and not a stream: the sender shares two cores with the server."""
+    """A connection with one request at a time. A protocol, not a stream: the sender shares two cores with the server."""
 
     def __init__(self) -> None:
         self._received = bytearray()

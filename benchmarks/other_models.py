@@ -97,7 +97,7 @@ def warm_up(model: Path, *, folder: Path) -> Path:
 
 
 def row(name: str, *, steps: int) -> str:
-    """One model's line of the table."""
+    """Trains the model; returns its line of the table."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         parameters = write_model(name, folder / "random")

@@ -36,7 +36,7 @@ class PaddedTraining:
         )
 
     def step(self, batch: Sequence[TrainSequence]) -> float:
-        """One update by the mean negative log-likelihood of the trained tokens, which is returned."""
+        """Makes an update by the mean negative log-likelihood of the trained tokens, and returns that."""
         trained = sum(int(sequence.loss_mask.sum()) for sequence in batch)
         total = torch.zeros((), device=self._device)
         for rows in padded_microbatches(batch, most_tokens=self._microbatch_tokens):

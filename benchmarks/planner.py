@@ -1,4 +1,4 @@
-"""How well the planner's simulation foretells runs that were recorded: `python -m benchmarks.planner RUN ...`.
+"""Accuracy of the planner's simulation on runs that were recorded: `python -m benchmarks.planner RUN ...`.
 
 Of each RUN (its folder, with metrics.jsonl and summary.json) the durations of its steps and its publishes, the rate of
 its generators and what its guard read of each step (KL, effective sample share) are taken, and the run is simulated
@@ -23,9 +23,9 @@ from services.config.sources import ConfigError
 
 OUTPUT = Path(__file__).parent / "results" / "planner.md"
 RATE, LAG = 0.10, 0.3
-"""What is promised: share of the throughput, and versions."""
+"""Accuracy that is promised: share of the throughput, and versions of lag."""
 READINGS = ("effective_sample_share", "behavior_kl", "mismatch_kl", "importance_ratio_max")
-"""What the guard reads of a step."""
+"""Numbers of a step that the guard reads."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def rehearsal_of(run: ReportedRun, folder: Path, *, capacity: int, at_once: int)
 
 
 def tokens(steps: Sequence[Mapping[str, Any]]) -> int:
-    """That were sampled for these steps."""
+    """Tokens that were sampled for these steps."""
     return sum(step["sampled_tokens"] for step in steps)
 
 

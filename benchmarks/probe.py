@@ -1,4 +1,4 @@
-"""How often the probe is wrong: real engines of vLLM on a CPU against the real learner's logprobs.
+"""Errors of the probe: real engines of vLLM on a CPU against the real learner's logprobs.
 
     .venv/bin/python -m benchmarks.probe --model {addition|smollm2} --dtype {float32|bfloat16} [--versions N]
 
@@ -210,7 +210,7 @@ def _trajectory(
 
 
 def spoiled(weights: Tensors, random: np.random.Generator) -> Tensors:
-    """One matrix is that of another layer, as a wrong mapping of names would have it."""
+    """The weights with one matrix in the place of another layer's, as a wrong mapping of names would have it."""
     names = [name for name in weights if ".layers.0." in name and name.endswith("proj.weight")]
     first = names[random.integers(len(names))]
     layers = [name for name in weights if name.partition(".layers.")[2].partition(".")[2] == first.partition(".0.")[2]]

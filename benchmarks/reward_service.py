@@ -31,7 +31,9 @@ _COMMAND = (sys.executable, "-c", "from reward_service.command import main; main
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One phase. Latencies are of answers with status 200, and of those with 429; `late`: of the sender itself."""
+    """Results of a phase. Latencies are of answers with status 200, and of those with 429; `late`: of the sender
+    itself.
+    """
 
     offered_items_per_s: float | None
     scored_items_per_s: float

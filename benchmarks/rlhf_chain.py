@@ -41,7 +41,7 @@ ALGORITHMS: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True)
 class Stages:
-    """Where the chain's models and files lie."""
+    """Places of the chain's models and files."""
 
     folder: Path
 
@@ -64,7 +64,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Variant:
-    """One streamed run. `options` are the learner's beside those of examples/rlhf/run.toml."""
+    """A run with samples from generators. `options` are the learner's beside those of examples/rlhf/run.toml."""
 
     algo: str
     max_lag: int
@@ -135,7 +135,7 @@ def _train_and_judge(variants: Sequence[Variant], stages: Stages, store: Path, *
 
 
 def _train(variant: Variant, stages: Stages, *, every: int) -> Path:
-    """One run of the learner; returns its folder."""
+    """Runs the learner once; returns its folder."""
     options = {
         "model": stages.sft,
         "algo": variant.algo,

@@ -1,4 +1,4 @@
-"""What the sandbox costs, and that hostile programs leave nothing behind.
+"""Cost of the sandbox, and a check that hostile programs leave nothing behind.
 
     .venv/bin/python -m benchmarks.sandbox [--rounds N] [--python /usr/bin/python3] [--cgroup auto|off|FOLDER]
     .venv/bin/python -m benchmarks.sandbox --hostile 1000 [--cgroup ..]

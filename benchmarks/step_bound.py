@@ -43,7 +43,7 @@ def work(*, layers: float, head: float, prompt: float, completion: float) -> Wor
 
 
 def weights(model: Path) -> tuple[int, int]:
-    """How many the matrices of all layers of a Llama have, and its head."""
+    """Number of weights in the matrices of all layers of a Llama, and in its head."""
     config = AutoConfig.from_pretrained(model)
     hidden, width = config.hidden_size, config.hidden_size // config.num_attention_heads
     attention = 2 * hidden * width * (config.num_attention_heads + config.num_key_value_heads)

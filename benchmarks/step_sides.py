@@ -1,4 +1,4 @@
-"""One side of benchmarks/train_step.py: a process that makes one training step for each line that it reads.
+"""A side of benchmarks/train_step.py: a process that makes one training step for each line that it reads.
 
     python -m benchmarks.step_sides SIDE '{"model": ..., ...}'
 

@@ -1,4 +1,4 @@
-"""What surviving costs when nothing dies: throughput with the journal and checkpoints, and without, in alternation.
+"""Cost of survival when nothing dies: throughput with the journal and checkpoints, and without, in alternation.
 
     .venv/bin/python -m benchmarks.survival_cost [--config RUN.toml] [--pairs N] [--steps N]
 

@@ -1,4 +1,4 @@
-"""What a token and a completion cost around the engine: CPU of a generator's frontend, of its engine, and of a client.
+"""Cost of a token and of a completion around the engine: CPU of a generator's frontend, its engine, and a client.
 
     python -m benchmarks.token_cost [--against OTHER] [--rounds 2]
 

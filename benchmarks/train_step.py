@@ -1,4 +1,4 @@
-"""What a training step costs: ours, plain transformers' and TRL's, on the same tokens.
+"""Cost of a training step: ours, plain transformers' and TRL's, on the same tokens.
 
     .venv/bin/python -m benchmarks.train_step [--model DIR] [--dtype bfloat16] [--threads N] [--output FILE] ...
 
@@ -52,7 +52,7 @@ class Side:
         self.cpus: list[float] = []
 
     def step(self, *, counts: bool) -> None:
-        """One step; the first ones, which allocate, do not count."""
+        """Has the side make a step; the first ones, which allocate, do not count."""
         _pipe(self._child.stdin).write("step\n")
         _pipe(self._child.stdin).flush()
         line = _pipe(self._child.stdout).readline()

@@ -1,4 +1,4 @@
-"""How fast 100,000 kept trajectories are written, read and shown: python -m benchmarks.trajectory_pages [--output MD].
+"""Times to write, read and show 100,000 kept trajectories: python -m benchmarks.trajectory_pages [--output MD].
 
 Prints, or writes as Markdown, tables of milliseconds: the median and the largest of several repetitions, with the files
 in the page cache. The second table is of the whole page in headless Chromium, for a run of 5,000 steps; it is left out

@@ -1,4 +1,4 @@
-"""How many of our files a trajectory passes on its way from lease to loss, and how many calls lead from one to another.
+"""Files of ours on a trajectory's way from lease to loss, and the calls that lead from one to another.
 
     .venv/bin/python -m benchmarks.trajectory_trace
 

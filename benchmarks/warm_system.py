@@ -1,4 +1,4 @@
-"""One generator, reward-service and env-service that stay up, and learners that come and go."""
+"""A generator, reward-service and env-service that stay up, and learners that come and go."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class RunFailed(Exception):
 
 
 class EvaluationNumbers(BaseModel):
-    """What the benchmark reads of an evaluation in summary.json."""
+    """The benchmark's part of an evaluation in summary.json."""
 
     accuracy: float
     accuracy_low: float
@@ -39,7 +39,7 @@ class EvaluationNumbers(BaseModel):
 
 
 class SummaryNumbers(BaseModel):
-    """What the benchmark reads of summary.json."""
+    """The benchmark's part of summary.json."""
 
     evaluation_before: EvaluationNumbers
     evaluation_after: EvaluationNumbers
@@ -80,7 +80,7 @@ class FinishedRun:
 
     @property
     def guard_moves(self) -> int:
-        """How often the guard tightened the bound on the lag, or let it rise."""
+        """Number of times that the guard tightened the bound on the lag, or let it rise."""
         return sum(line["change"] != "powerless" for line in self._lines("guard"))
 
     def _lines(self, kind: str) -> Iterator[dict[str, object]]:
@@ -92,14 +92,14 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class Ports:
-    """Where everything listens, on this host."""
+    """Ports of all processes on this host."""
 
     learner: int
     leases: int
     services: Mapping[Service, int]
 
     def options(self, service: Service) -> Options:
-        """What `service` must be told of the ports."""
+        """Options that tell `service` its own port and those of its peers."""
         own = {"http.port": self.services[service]}
         if service == "generator":
             return {**own, "join.learner": f"http://127.0.0.1:{self.learner}"}
@@ -119,7 +119,7 @@ class WarmSystem:
     services: Mapping[Service, "subprocess.Popen[bytes]"]
 
     def learn(self, name: str, *, options: Options, limit_s: float) -> FinishedRun:
-        """One learner's whole run, in a new folder. Raises RunFailed; SystemExit if a service has died."""
+        """Runs a learner to its end in a new folder. Raises RunFailed; SystemExit if a service has died."""
         for service, process in self.services.items():
             if process.poll() is not None:
                 raise SystemExit(f"{service} ended with {process.returncode}; its log is in {self.folder}")

@@ -1,4 +1,4 @@
-"""What it costs a run to be watched: turns of one run of the demo with the page open and trackers on, and without.
+"""Cost of watching a run: turns of one run of the demo with the page open and trackers on, and without.
 
     python -m benchmarks.watch_cost [--pairs 10] [--starts 2] [--steps 120] [--trackers tensorboard]
 
@@ -49,14 +49,14 @@ OPTIONS: Options = {
     "steps": 100_000,  # it is ended when it has been measured
 }
 FIRST_STEPS = 80
-"""That are not measured: a run's beginning, and that of its trackers, whose start gets the CPU that is left."""
+"""Steps before the measurement: a run's beginning, and its trackers' start, which gets the CPU that is left."""
 TURN_STEPS = 5
 SETTLING_STEPS = 4
 MEASURES = {"of a step": "step_s", "of CPU of a step": "cpu_s"}
 _MAX_STEP_S = 30.0
 _LOOK_EVERY_S = 0.01
 _WATCHING = ("trajectories", "tracker ")
-"""How threads are called that do nothing but watch."""
+"""Prefixes of the names of threads that do nothing but watch."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a run is: its steps, the clock, and the CPU seconds that it has taken."""
+    """Progress of a run: its steps, the clock, and the CPU seconds that it has taken."""
 
     steps: int
     at: float
@@ -102,7 +102,7 @@ class Reader:
 
     def __init__(self, port: int, *, at: str) -> None:
         self.at = at
-        """How far it has read, as the stream's ids say; empty before it has asked for all that was before."""
+        """The last id of the stream that was read; empty before the reader has asked for all that was before."""
         self.events = 0
         self._port = port
         self._ended = threading.Event()
@@ -141,7 +141,7 @@ class WatchedRun:
 
     def __init__(self, system: WarmSystem, learner: "subprocess.Popen[bytes]", *, name: str) -> None:
         self.events = 0
-        """That readers were told of."""
+        """Events that readers were told of."""
         self._learner, self._system = learner, system
         self._switch = switch_of(system, name)
         self._metrics = system.folder / name / "metrics.jsonl"
@@ -151,7 +151,7 @@ class WatchedRun:
 
     @property
     def steps(self) -> int:
-        """How many it has made. Raises SystemExit with what it said if it has ended."""
+        """Number of steps made. Raises SystemExit with the learner's last words if it has ended."""
         if self._learner.poll() is not None:
             said = self._log.read_text(encoding="utf-8")[-4000:]
             raise SystemExit(f"the learner ended with {self._learner.returncode}:\n{said}")
@@ -238,7 +238,7 @@ class Found:
 
 
 def measured(*, pairs: int, steps: int, trackers: Sequence[str], watched_first: bool) -> Found:
-    """One start."""
+    """Starts a run and measures pairs of turns, watched and not."""
     found: list[tuple[Cost, Cost]] = []
     with started(trackers) as run:
         begun = run.until(FIRST_STEPS)

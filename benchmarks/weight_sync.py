@@ -1,4 +1,4 @@
-"""What weight sync costs beside raw gloo: the same bytes in the same buckets between two processes, in turns.
+"""Cost of weight sync beside raw gloo: the same bytes in the same buckets between two processes, in turns.
 
     python -m benchmarks.weight_sync [--shape 135m 1.5b] [--dtype bfloat16 float32] [--rounds N] [--bucket-mb N]
 
@@ -149,7 +149,7 @@ class Pair:
         self._child.heard()
 
     def round(self, number: int, *, counts: bool) -> None:
-        """One version by ours and its bytes by raw gloo; first the one, then the other, in turns."""
+        """Sends a version by ours and its bytes by raw gloo; first the one, then the other, in turns."""
         took: dict[str, float] = {}
         if number % 2 and self.packed is not None:
             took["raw_s"] = self._raw(self.packed)
@@ -220,7 +220,7 @@ def fingerprint_of(model: nn.Module) -> str:
 
 
 def measured(shape: str, dtype: str, given: argparse.Namespace) -> str:
-    """One row of the table, in a process that has measured no other: it keeps what it frees, as the learner does."""
+    """A row of the table, from a process that has measured no other: it keeps what it frees, as the learner does."""
     config = config_of(shape, given.layers)
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)

@@ -57,7 +57,7 @@ class Generator:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def answer(self, line: dict[str, Any]) -> dict[str, object]:
-        """What came of a line."""
+        """Does the work that a line asks for; returns its answer."""
         work = cast("Callable[..., dict[str, object]]", getattr(self, line.pop("do")))
         return work(**line)
 

@@ -24,7 +24,7 @@ class Outcome:
 
 
 def run_headway(config: Path, *, folder: Path, options: Mapping[str, object]) -> Outcome:
-    """One whole run, its files in `folder`/run. Its output is shown only if it fails; raises SystemExit then."""
+    """Runs `headway up` to its end, with files in `folder`/run. Its output is shown only if it fails, by SystemExit."""
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     place = ["--run.name", "run", "--run.directory", str(folder)]
     command = [str(Path(sys.executable).with_name("headway")), "up", str(config), *place, *words]
@@ -39,5 +39,5 @@ def run_headway(config: Path, *, folder: Path, options: Mapping[str, object]) ->
 
 
 def steps_in(metrics: Path) -> int:
-    """How many steps of a run under way are in its metrics.jsonl so far."""
+    """Number of steps of a run under way that are in its metrics.jsonl so far."""
     return metrics.read_bytes().count(b'"kind": "step"') if metrics.exists() else 0

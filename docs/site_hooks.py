@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 ALSO = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/results/*.md", "benchmarks/results/*.png")
-"""What the site shows beside docs/, under the same paths."""
+"""Files that the site shows beside docs/, under the same paths."""
 
 _DOCS = "docs/"
 _CODE_OR_LINK = re.compile(r"```.*?```|`[^`\n]*`(?!\])|(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)", re.DOTALL)
@@ -49,5 +49,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def in_repository(name: str) -> str:
-    """Where a page of the site lies in the repository."""
+    """Path in the repository of a page of the site."""
     return _DOCS + name if (ROOT / _DOCS / name).exists() else name

@@ -19,7 +19,7 @@ Update = TypeVar("Update")
 
 
 class WeightTransferEngine(Generic[Init, Update]):
-    """What the generator's transfer engine has of vLLM's."""
+    """The part of vLLM's transfer engine that the generator's own builds on."""
 
     update_info_cls: type[Any]
 

@@ -1,4 +1,4 @@
-"""What is measured from outside while the soak goes on: memory of processes, and disk of the run's folder, by kind."""
+"""Measurements from outside while the soak goes on: memory of processes, and disk of the run's folder, by kind."""
 
 import contextlib
 import os

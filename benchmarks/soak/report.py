@@ -55,7 +55,7 @@ RECORDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Lines:
-    """What a soak has written."""
+    """The lines of a soak's file, by kind."""
 
     plan: Plan
     samples: list[Sample]

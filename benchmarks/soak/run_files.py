@@ -1,4 +1,4 @@
-"""What a soak starts from: a tiny model, one short epoch of sums, and a run.toml with short deadlines."""
+"""Files that a soak starts from: a tiny model, one short epoch of sums, and a run.toml with short deadlines."""
 
 import json
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ TRAJECTORIES_MB = 4
 
 @dataclass(frozen=True)
 class Ports:
-    """Where each process listens, on this machine."""
+    """Ports of each process on this machine."""
 
     learner: int
     leases: int

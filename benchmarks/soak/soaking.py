@@ -1,4 +1,4 @@
-"""One soak: steps go on, faults strike, and the system is measured. What is seen goes to a file at once."""
+"""Runs a soak: steps go on, faults strike, and the system is measured. All that is seen goes to a file at once."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ KINDS: tuple[Kind, ...] = ("killed", "stopped and started", "hung")
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for: the first line of the file."""
+    """The soak's settings: the first line of the file."""
 
     kind: Literal["plan"]
     steps: int
@@ -34,7 +34,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class End:
-    """How it ended. `well`: the learner by itself, with code 0."""
+    """End of a soak. `well`: the learner ended by itself, with code 0."""
 
     kind: Literal["end"]
     at_s: float
@@ -45,7 +45,7 @@ class End:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the history came to, judged afterwards: all complaints."""
+    """Judgement of the history after its end: all complaints."""
 
     kind: Literal["verdict"]
     broken: list[str]
@@ -53,7 +53,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Note:
-    """What somebody has said of it."""
+    """Somebody's remark on the soak."""
 
     kind: Literal["note"]
     text: str
@@ -148,7 +148,7 @@ class Soaking:
 
     @property
     def _spared(self) -> str:
-        """One process in each quarter of the run, by steps or by time, whichever is further."""
+        """The process that is spared in this quarter of the run, by steps or by time, whichever is further."""
         done = max(self.system.progress.read() / self.steps, self._elapsed_s / self.most_s)
         return NAMES[min(int(done * len(NAMES)), len(NAMES) - 1)]
 

@@ -38,7 +38,7 @@ def lives_of(folder: Path) -> dict[int, Place]:
 
 @dataclass
 class Progress:
-    """What metrics.jsonl tells so far; only what is new is read."""
+    """Reader of the steps in metrics.jsonl; only new lines are read."""
 
     path: Path
     steps: int = 0
@@ -55,7 +55,7 @@ class Progress:
 
 @dataclass
 class Process:
-    """One of the four, through all of its starts."""
+    """One of the four processes, through all of its starts."""
 
     name: str
     words: tuple[str, ...]
@@ -106,7 +106,7 @@ class System:
             file.write(json.dumps([incarnation, end.file, end.offset]) + "\n")
 
     def strike(self, name: str, kind: Kind, *, for_s: float) -> None:
-        """One fault, and the way back. Raises TimeoutExpired for a process that does not end."""
+        """Strikes a process with a fault and starts it again. Raises TimeoutExpired for one that does not end."""
         process = self.processes[name]
         pids = tree(process.now.pid)
         if kind == "hung":

@@ -49,7 +49,7 @@ class Params:
 
 @dataclass(frozen=True)
 class Output:
-    """What a request brings: parts of completions, or the logprobs of its prompt under one version."""
+    """Output of a request: parts of completions, or the logprobs of its prompt under one version."""
 
     outputs: list[GeneratePart] = field(default_factory=list)
     logprobs: tuple[float, ...] = ()
@@ -58,7 +58,7 @@ class Output:
 
 @dataclass(eq=False)
 class Completion:
-    """One of a request's completions: all of its tokens, of which the first `told` were handed out."""
+    """A completion of a request: all of its tokens, of which the first `told` were handed out."""
 
     index: int
     chance: torch.Generator
@@ -77,7 +77,7 @@ class Completion:
         self.spans.append(VersionSpan(version=version, start=start, end=at + 1))
 
     def part(self) -> GeneratePart:
-        """What was not handed out yet."""
+        """The part that was not handed out yet."""
         since, self.told = self.told, len(self.token_ids)
         return GeneratePart(
             index=self.index,
@@ -104,7 +104,7 @@ class Running:
 
 
 class CountingOutputProcessor:
-    """Who is in the engine, and how much it has sampled. Stands for generator.engine.gated_llm's."""
+    """Requests in the engine, and counts of what it has sampled. Stands for generator.engine.gated_llm's."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.external_req_ids: dict[str, None] = {}
@@ -254,7 +254,7 @@ class AsyncLLM:
         running.outputs.put_nowait(None)
 
     def _logits(self, rows: Sequence[tuple[Running, Completion]]) -> Iterator[torch.Tensor]:
-        """Those of each row's next token."""
+        """Logits of each row's next token."""
         if rows:
             texts = [torch.tensor(running.prompt + one.token_ids) for running, one in rows]
             logits = self.policy(torch.nn.utils.rnn.pad_sequence(texts, batch_first=True))

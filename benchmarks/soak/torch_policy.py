@@ -16,7 +16,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Shape:
-    """What `config.json` says of the model."""
+    """Shape of a model, from its `config.json`."""
 
     vocabulary: int
     hidden: int

@@ -1,4 +1,4 @@
-"""What the measurements come to: slopes with intervals, resume times, and what must hold of the run's history."""
+"""Results of a soak's measurements: slopes with intervals, resume times, and what must hold of the run's history."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ WARM_STEPS = 200
 """So many steps after its start a process has loaded what it loads, and met its peers."""
 
 FULL_STEPS = 2500
-"""What a learner remembers of its steps is thinned from 2,048 on: lives are compared from here on."""
+"""Steps from which lives are compared: a learner's memory of its steps is thinned from 2,048 on."""
 
 LONG_STEPS = 2000
 """A life of so many steps is long. Its first half fills caches of fixed size: pydantic keeps the newest 16,384 strings
@@ -115,7 +115,7 @@ def _slope(rows: Iterable[Sequence[tuple[float, float]]], *, constants: int) -> 
 
 @dataclass(frozen=True)
 class Disk:
-    """One kind of file: bytes at the first quarter's and the last quarter's peak, and growth in bytes a step."""
+    """Disk that a kind of file takes: bytes at the first and the last quarter's peak, and growth in bytes a step."""
 
     early: int
     late: int

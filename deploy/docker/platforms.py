@@ -1,4 +1,4 @@
-"""Whether images can run on the container engine here: one line for each that is for another architecture.
+"""Checks that images can run on the container engine here: a line for each that is for another architecture.
 
     python3 deploy/docker/platforms.py IMAGE ...                                `make images-check` names our own
     docker compose config --images | xargs python3 deploy/docker/platforms.py   of all that Compose would start

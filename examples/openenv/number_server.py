@@ -24,7 +24,7 @@ class GuessAction(Action):
 
 
 class GuessObservation(Observation):
-    """How the number is."""
+    """Hint on the number: higher or lower."""
 
     hint: str = ""
 

@@ -96,7 +96,7 @@ def preferences(language: Language, *, count: int, noise: float, seed: int) -> l
 
 
 def win_rate(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """How often ours is the higher one of two rewards for the same prompt; ties count half."""
+    """Share of prompts at which ours has the higher of two rewards; ties count half."""
     pairs = list(zip(ours, theirs, strict=True))
     return math.fsum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
 

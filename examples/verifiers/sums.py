@@ -32,7 +32,7 @@ class SumTask(vf.Task[SumData]):
 
     @vf.metric
     async def tries(self, trace: vf.Trace) -> float:
-        """How often it was asked."""
+        """Number of times that the question was asked."""
         return float(trace.info.get("tries", 0))
 
 
