@@ -77,7 +77,7 @@ RUNS = (
 
 @dataclass(frozen=True)
 class Result:
-    """Numbers of a finished run. `successes` are held-out shares by step, `seconds` when those steps had been trained."""
+    """Numbers of a finished run. `successes` are held-out shares by step, `seconds` the times of those steps."""
 
     name: str
     example: str

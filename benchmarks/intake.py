@@ -131,7 +131,7 @@ async def serve(folder: Path, *, groups: int, stages: Stages | None) -> dict[str
 
 
 def as_a_process(work: Coroutine[object, object, dict[str, Any]]) -> dict[str, Any]:
-    """Runs `work` as `headway` runs a process, with its event loop, garbage collection and malloc; returns the result."""
+    """Runs `work` with event loop, garbage collection and malloc as in Headway's processes; returns the result."""
     from learner.command import keep_freed_memory
     from services.process import run_process
 

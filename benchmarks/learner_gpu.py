@@ -72,7 +72,7 @@ class Measured(BaseModel):
 
 @dataclass(frozen=True)
 class Workload:
-    """Batches and limits of a measurement: `pack_tokens` in a row, `sequences` of at most `longest` tokens in a step."""
+    """Batches of a measurement: `pack_tokens` in a row, `sequences` of at most `longest` tokens in a step."""
 
     dtype: Dtype
     pack_tokens: int

@@ -52,7 +52,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection with one request at a time. A protocol, not a stream: the sender shares two cores with the server."""
+    """A connection, one request at a time. A protocol, not a stream: the sender shares two cores with the server."""
 
     def __init__(self) -> None:
         self._received = bytearray()

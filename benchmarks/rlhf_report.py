@@ -74,7 +74,7 @@ def _row(run: Sequence[Point]) -> str:
 
 
 def figure(points: Sequence[Point], path: Path) -> None:
-    """Draws a panel for each algorithm, a colour for each max_lag: win rates over KL, by gold and by the reward model."""
+    """Draws a panel for each algorithm, a colour for each max_lag: win rates over KL, gold and by the reward model."""
     import matplotlib
 
     matplotlib.use("Agg")

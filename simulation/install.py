@@ -1,4 +1,4 @@
-"""Where the simulation takes hold of the product: clocks, chance, threads, disks, sockets, vLLM, and torch's models.
+"""The simulation's seams in the product: clocks, chance, threads, disks, sockets, vLLM, and torch's models.
 
 Everything is replaced below or beside the code that is meant to be real, and before that code is imported, since clocks
 are default arguments in many places. So a process that simulates does nothing else.

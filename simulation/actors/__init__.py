@@ -1,1 +1,1 @@
-"""Who acts in a simulated world: the processes of the system, their engines, trainers, environments and rewards."""
+"""Actors of a simulated world: the processes of the system, their engines, trainers, environments and rewards."""

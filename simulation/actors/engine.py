@@ -102,15 +102,15 @@ def probe_logprob(number: int, token: int, *, finite: bool) -> float:
 
 @dataclass
 class EngineScript:
-    """How an engine behaves. Its logprobs of a probe are off by some nats, to one side or the other: numerics look like
-    no other version. `gaps` are pairs of a policy's number and what they are off by from it on, in order: numerics are
-    of the weights, and older policies keep the ones that they had.
+    """Behaviour of an engine. Its logprobs of a probe are off by some nats, to one side or the other: numerics look
+    like no other version. `gaps` are pairs of a policy's number and what they are off by from it on, in order: numerics
+    are of the weights, and older policies keep the ones that they had.
     """
 
     start_s: float = 1.0
     token_s: float = 0.05
     sequence_s: float = 0.0
-    """What each sequence that is sampled at once adds to the time of a token."""
+    """Time that each sequence which is sampled at once adds to that of a token."""
     lengths: tuple[int, ...] = ()
     """Completions have one of these; one to six tokens if there are none."""
     at_once: int = 0
@@ -118,7 +118,7 @@ class EngineScript:
     running: int = 0
     load_s: float = 0.05
     score_s: float = 0.0
-    """What the logprobs of a text take, beside a call."""
+    """Time of the logprobs of a text, beside that of a call."""
     gaps: tuple[tuple[int, float], ...] = ()
     newest: int = 0
     """Number of the newest policy that it ever loaded."""
@@ -188,7 +188,7 @@ class EngineScripts:
     by_host: dict[str, EngineScript] = field(default_factory=dict)
 
     def of(self, process: Process) -> EngineScript:
-        """That of the engine in a process."""
+        """The script of the engine in a process."""
         return self.by_host[process.host]
 
 

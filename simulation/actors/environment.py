@@ -24,7 +24,7 @@ _HASHES = 1 << 32
 
 @dataclass
 class EnvironmentScript:
-    """How the tasks behave, by their index. `slow_s` is how long a step takes at most."""
+    """Behaviour of the tasks, by their index. `slow_s` is the longest that a step takes."""
 
     tasks: int = 40
     evaluation_tasks: int = 4

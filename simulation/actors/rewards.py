@@ -21,8 +21,8 @@ _STALL = 20.0
 
 @dataclass
 class RewardScript:
-    """How a reward service behaves. `lies` is how many of its next rewards are absurd, `uniform` the share of equal
-    ones.
+    """Behaviour of a reward service. `lies` is the number of its next rewards that are absurd, `uniform` the share of
+    equal ones.
     """
 
     latency_s: float = 0.05

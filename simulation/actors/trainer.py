@@ -26,12 +26,12 @@ _NOT_FINITE = 1e30
 """Rewards beyond this make gradients that float32 does not hold."""
 
 _SKIPS = "skipped_updates" in {each.name for each in fields(StepMetrics)}
-"""Whether the real trainer leaves such an update out, and says so."""
+"""True if the real trainer leaves such an update out, and reports it."""
 
 
 @dataclass
 class TrainerScript:
-    """How a trainer behaves."""
+    """Behaviour of a trainer."""
 
     open_s: float = 2.0
     step_s: float = 2.0
@@ -43,7 +43,7 @@ class TrainerScript:
     durations: Sequence[float] = ()
     """Seconds of each step, again from the first one after the last; `step_s` and chance if there are none."""
     readings: Sequence[Mapping[str, float | None]] = ()
-    """What the guard reads of each step, by measure, in the same way; `unhealthy` and chance if there are none."""
+    """The guard's readings of each step, by measure, in the same way; `unhealthy` and chance if there are none."""
 
     def duration(self, step: int, chance: float) -> float:
         """Seconds of a step, which are counted from 0."""

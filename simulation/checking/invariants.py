@@ -30,7 +30,7 @@ Told = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
 STANDSTILL_S = 300.0
 """A run whose processes are well trains a step at least this often."""
 EXCUSED = True
-"""Whether time in which a fault lasts does not count."""
+"""If true, time in which a fault lasts does not count."""
 _LOOK_EVERY_S = 5.0
 _BOOKS_EVERY = 16
 _MAX_PAUSE_S = 120.0
@@ -89,9 +89,9 @@ class LearnerStates:
     run_name: str = ""
     callbacks: int = 0
     two_since: float | None = None
-    """When a second learner began to run beside the first."""
+    """Time at which a second learner began to run beside the first."""
     afresh: int = 0
-    """How often a learner took an env_service for one that was started afresh."""
+    """Number of times that a learner took an env_service for one that was started afresh."""
     durable: set[Held] = field(default_factory=set)
     """Groups that no loss of power takes."""
     tasks: dict[int, int] = field(default_factory=dict)
@@ -208,7 +208,9 @@ class LearnerStates:
                 self.stage.broken("one learner", f"{by.name} takes the folder of {each.name}, which is at work")
 
     def _see_how_many(self, living: list[Process]) -> None:
-        """Where locks do not reach another machine, one that stood still may learn late that it was taken over."""
+        """Breaks on two learners at once. Without locks across machines, one that stood still may learn late of its
+        successor.
+        """
         if len(living) > 1 and not self.stage.disk.apart:
             self.stage.broken("one learner", f"{_names(living)} run at once")
         if len([each for each in living if not each.stopped]) < 2:

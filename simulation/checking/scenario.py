@@ -14,11 +14,11 @@ from simulation.world.network import LinkRates
 HEARTBEAT_S = 12.0
 ELSEWHERE = "learner-elsewhere"
 CHECKPOINT = "checkpoint-"
-"""How the names of checkpoints begin."""
+"""Prefix of the names of checkpoints."""
 PERMANENT = ("shared gap", "clock jumps", "task hangs", "task raises", "second env_service")
-"""What a run has to go on with, so that it excuses no standstill."""
+"""Faults that a run has to go on with, so that they excuse no standstill."""
 HARMLESS = ("clock jumps",)
-"""What nothing may go wrong by: not even what is borne after a fault."""
+"""Faults that nothing may go wrong by: not even what is borne after others."""
 _MAX_S = 90.0
 _LONGER, _RARELY = 15.0, 0.06
 """So many times longer some outages are."""
@@ -322,8 +322,8 @@ def _end(stage: Stage, fault: ScheduledFault) -> None:
 
 @dataclass(frozen=True)
 class Paces:
-    """How long things take, in seconds. Work beside an event loop and syncs of the disk take so long on average; with
-    0 such work takes a moment and a sync none.
+    """Durations in seconds. Work beside an event loop and syncs of the disk take so long on average; with 0 such work
+    takes a moment and a sync none.
     """
 
     token_s: float = 0.05
@@ -565,7 +565,7 @@ def _taken_over(dice: random.Random, at: float) -> tuple[ScheduledFault, ...]:
 
 
 def _with_older_ones(scenario: Scenario) -> Scenario:
-    """Who keeps one checkpoint has none to fall back to when it is damaged."""
+    """The scenario with a second checkpoint kept where one is damaged: a single one leaves nothing to fall back to."""
     damaged = any(fault.kind == "damaged checkpoint" for fault in scenario.faults)
     kept = max(scenario.settings.checkpoints_kept, 1 + damaged)
     return replace(scenario, settings=replace(scenario.settings, checkpoints_kept=kept))

@@ -62,7 +62,7 @@ class World:
         self.jumps: dict[str, float] = {}
         """By host: seconds by which its clock on the wall is ahead."""
         self.masked: dict[str, str] = {}
-        """What a history does not tell, and what stands there instead."""
+        """Texts that a history does not tell, with their substitutes."""
         self.callbacks = 0
         self.over = False
         self.current: Runnable | None = None

@@ -76,7 +76,7 @@ class Disk:
     sync_s: float = 0.0
     """Mean seconds of a sync; now and then ten times as long."""
     expecting: list[tuple[str, Callable[[], object]]] = field(default_factory=list)
-    """How a name begins, and who is told, once, when one that begins so is on the disk."""
+    """Prefixes of names, with calls that are made once, when a name that begins so is on the disk."""
 
     def check_alive(self) -> None:
         """Raises Killed where a dead process goes on."""

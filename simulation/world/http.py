@@ -61,7 +61,7 @@ class Directory:
         return server
 
     def find(self, url: str) -> Server | None:
-        """Who listens at a URL's address."""
+        """The server that listens at a URL's address."""
         parts = urlsplit(url)
         server = self.servers.get((parts.hostname or "", parts.port or 80))
         return server if server is not None and server.listens else None

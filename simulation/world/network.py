@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from simulation.world.clock import World
 
 _RETRANSMISSIONS_S = (0.2, 0.4, 0.8, 1.6, 3.2)
-"""How long TCP waits before a lost packet has arrived after all: twice as long for each time that it is lost."""
+"""Delays until a lost packet has arrived after all, as TCP sends it again: doubled each time that it is lost."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class LinkRates:
 
 @dataclass
 class Network:
-    """Who reaches whom. `doubled` is the share of messages that arrive twice where the protocol above allows for it,
+    """Links between hosts. `doubled` is the share of messages that arrive twice where the protocol above allows for it,
     `vanished` that of those which never do though the connection lasts, `lost` that of packets which have to be sent
     again.
     """
@@ -93,7 +93,7 @@ class Pipe:
     _last: float = 0.0
     under_way: int = 0
     _sent: deque[Callable[[], object]] = field(default_factory=deque)
-    """What did not arrive yet. Whatever arrives is the oldest of it: what a cut link held may come late."""
+    """Messages under way, oldest first: each arrival delivers the oldest, as a cut link may hold some back."""
 
     def send(self, deliver: Callable[[], object], *, after_s: float = 0.0) -> None:
         """Has `deliver` called at the other end, after all that was sent before."""

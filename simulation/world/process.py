@@ -123,7 +123,7 @@ class Process:
         self.alive = True
         self.stopped = False
         self.awake_since = -math.inf
-        """When it last went on after it had stood still."""
+        """Time at which it last went on after it had stood still."""
         self.leaving = False
         self.workers: Callable[[asyncio.Future[Any], Callable[[], object]], object] | None = None
         """Does work beside the loop, and settles its future; without it such work takes a moment."""
@@ -132,7 +132,7 @@ class Process:
         self._ready: deque[asyncio.Handle] = self.loop._ready  # type: ignore[attr-defined]
         self.started_at = world.now
         self.deaths: list[Callable[[], object]] = []
-        """What the rest of the world does when this process dies: connections break, locks are released."""
+        """Calls for the rest of the world when this process dies: connections break, locks are released."""
         self.failed: Callable[[BaseException], None] = lambda error: None
         self._ended = ended
         self._stop: Stop | None = None

@@ -1,4 +1,4 @@
-"""What the benchmark of watching makes of its turns."""
+"""Numbers that the benchmark of watching makes of its turns."""
 
 from benchmarks.watch_cost import Cost, Found, Mark, table
 

@@ -1,4 +1,4 @@
-"""Which alerts of `deploy/prometheus` fire in a scenario: a real Prometheus scrapes the nodes, past their links.
+"""Alerts of `deploy/prometheus` in a scenario: a real Prometheus scrapes the nodes, past their links.
 
 Its time goes SPEED times as fast: every duration of the rules is divided by it, so that a minute is an hour, and what
 would last for five minutes fires after five seconds. Nodes are scraped, and rules evaluated, once a second.
@@ -37,7 +37,7 @@ def hurried(rules: str) -> str:
 
 
 class Alerts:
-    """What has fired since the watch began."""
+    """Alerts that fired since the watch began."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -48,7 +48,7 @@ class Alerts:
         return {one["metric"]["alertname"] for one in answer.json()["data"]["result"]}
 
     def wait_for(self, names: Collection[str], *, patience_s: float) -> set[str]:
-        """What has fired, as soon as all these have, or after so long."""
+        """Waits until all these have fired, or for so long; returns all that have."""
         deadline = time.monotonic() + patience_s
         while not (fired := self.fired()) >= set(names) and time.monotonic() < deadline:
             time.sleep(0.5)

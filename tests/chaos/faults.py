@@ -1,4 +1,4 @@
-"""What is done to a running process from the outside: signals, a smaller file size limit, a clock that jumps."""
+"""Faults of a running process from the outside: signals, a smaller file size limit, a clock that jumps."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What a run did, as files and wire tell it: plain records, in journal order, for the invariants to judge."""
+"""A run's history, from files and wire: plain records, in journal order, for the invariants to judge."""
 
 import json
 from bisect import bisect_left
@@ -134,7 +134,7 @@ class History:
         return self.batches[before - 1].version + 1 if before else 0
 
     def unproven(self, stamps: Iterable[Stamp], *, before: int) -> list[Stamp]:
-        """Those of which the journal holds no proof before a record."""
+        """Stamps of which the journal holds no proof before a record."""
         return sorted(stamp for stamp in stamps if self._first_proofs.get(stamp, before) >= before)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What must hold of every run, whatever was done to it. Pure functions: a history in, complaints out.
+"""Invariants of every run, under any fault. Pure functions: a history in, complaints out.
 
 "The history of the final weights": the batches by rising version, as the journal has them. A batch that a learner took
 and lost would be taken again at its version; so a version that is there twice is a complaint.
@@ -19,7 +19,7 @@ _KL_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Terms:
-    """What the run was asked for. `tasks` is the size of an epoch, None if it is not to be trained exactly once."""
+    """Settings of a run. `tasks` is the size of an epoch, None if it is not to be trained exactly once."""
 
     steps: int
     groups_per_step: int
@@ -122,7 +122,7 @@ def no_acknowledged_group_is_lost(history: History, terms: Terms) -> Complaints:
 
 
 def _settled_at(history: History) -> dict[int, int]:
-    """Where the journal says that a lease is trained or filtered."""
+    """Place in the journal at which each lease is trained or filtered."""
     trained = {lease_id: batch.at for batch in history.batches for lease_id in batch.lease_ids}
     return {one.lease_id: one.at for one in history.filtered} | trained
 

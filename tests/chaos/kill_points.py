@@ -14,7 +14,7 @@ PATIENCE_S = 240.0
 
 @dataclass(frozen=True)
 class Recovery:
-    """What was done, and the seconds until the next step, and the next proven publish, were over."""
+    """A fault, and the seconds until the next step, and the next proven publish, were over."""
 
     fault: str
     at_step: int

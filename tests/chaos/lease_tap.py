@@ -28,7 +28,7 @@ _DOUBT_S = 3.0
 
 @dataclass(frozen=True, order=True)
 class AttemptKey:
-    """One attempt at a lease. `incarnation` is 0 where the messages carry none."""
+    """Key of an attempt at a lease. `incarnation` is 0 where the messages carry none."""
 
     incarnation: int
     lease_id: int
@@ -80,7 +80,7 @@ TapRecord = Grant | Finish | Failure | Acknowledgement
 
 @dataclass
 class Disturbance:
-    """What happens to the next `times` messages of these kinds, or to those that `only` picks of them."""
+    """A change to the next `times` messages of these kinds, or to those that `only` picks of them."""
 
     direction: Direction
     action: Action
@@ -278,7 +278,7 @@ def _decoded(frames: Sequence[bytes]) -> Message | None:
 
 
 def _damaged(frames: Sequence[bytes]) -> list[bytes]:
-    """One byte of one frame is changed."""
+    """The frames with one byte of one of them changed."""
     which = random.choice([index for index, frame in enumerate(frames) if frame])
     frame = bytearray(frames[which])
     frame[random.randrange(len(frame))] ^= 0x55

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass
 class Trouble:
-    """What a link does to the bytes that pass now. `drop_chunks` and `flip_bytes` count down to 0.
+    """Trouble of a link with the bytes that pass now. `drop_chunks` and `flip_bytes` count down to 0.
 
     stalled: connections stay open, or are taken, and nothing passes, not even their end: half-open.
     """
@@ -57,7 +57,7 @@ def _flipped(data: bytes) -> bytes:
 
 @dataclass
 class Connection:
-    """One connection through a link. `kind` is what its watcher made of the first bytes."""
+    """A connection through a link. `kind` is its watcher's name for it, by the first bytes."""
 
     client: asyncio.StreamWriter
     kind: str = ""
@@ -98,7 +98,7 @@ class Link:
         self.port = 0
 
     def trouble(self, kind: str = "") -> Trouble:
-        """That of the connections of a kind."""
+        """The trouble of connections of a kind."""
         return self._troubles.setdefault(kind, Trouble())
 
     def heal(self) -> None:

@@ -1,4 +1,4 @@
-"""What a scenario found: one JSON line each, and all of them as a table for people."""
+"""Findings of the scenarios: one JSON line each, and all of them as a table for people."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ the next training step, and to the next proven publish or join.
 
 @dataclass
 class Outcome:
-    """One scenario. `complaints` are the broken invariants, `notes` what a reader should know."""
+    """Outcome of a scenario. `complaints` are the broken invariants, `notes` remarks for a reader."""
 
     scenario: str
     seed: int

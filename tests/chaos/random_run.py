@@ -28,7 +28,7 @@ SIZE = RunSize(
         if name in ("steps", "groups_per_step", "max_lag")
     }
 )
-"""What the demo's file says, which the run is judged by."""
+"""Size of the run by the demo's file, which the run is judged by."""
 ACCURACY_WITHIN = 0.03
 BRAKE_S = 0.3
 PATIENCE_S = 240.0
@@ -36,7 +36,7 @@ PATIENCE_S = 240.0
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done, in words, and what undoes it, called when it has lasted `for_s`."""
+    """A fault under way: its description, and the call that undoes it when it has lasted `for_s`."""
 
     words: str
     for_s: float
@@ -59,7 +59,7 @@ def random_run(*, folder: Path, faults: int, seed: int, say: Callable[[str], Non
 def _demo(
     folder: Path, outcome: Outcome, *, faults: int, seed: int, say: Callable[[str], None], ranks: int
 ) -> float | None:
-    """One run of the demo; its final accuracy."""
+    """Runs the demo under faults; returns its final accuracy."""
     with chaos_system(folder, model=ROOT / "models/addition", size=SIZE, run_file=DEMO, ranks=ranks) as system:
         trial = Trial(system=system, random=Random(seed), outcome=outcome, say=say)
         system.start_all()
@@ -77,7 +77,7 @@ def _demo(
 
 
 def _strike(trial: Trial, number: int) -> bool:
-    """One fault, as long as it lasts, and the way back; whether the run went on."""
+    """Strikes with a fault for its time, and undoes it. True if the run went on."""
     fault = trial.random.choice(FAULTS)(trial)
     trial.say(f"fault {number + 1}: {fault.words}")
     struck = time.monotonic()

@@ -268,7 +268,7 @@ def clock(trial: Trial) -> None:
 
 
 def env_and_reward_killed(trial: Trial) -> None:
-    """One of two of each, then both of each."""
+    """Kills one of two of each, then both of each."""
     for names in (("e1",), ("r1",), ("e2",), ("r2",), ("e1", "e2"), ("r1", "r2")):
         struck = time.monotonic()
         for name in names:

@@ -42,7 +42,7 @@ RANKS_END_S = 20.0
 
 @dataclass
 class Node:
-    """One process of the system, through all of its starts. `words` are its command line after the run file."""
+    """A process of the system, through all of its starts. `words` are its command line after the run file."""
 
     name: str
     command: str
@@ -63,7 +63,7 @@ class Node:
 
 @dataclass
 class Progress:
-    """What metrics.jsonl tells so far. It is asked for often: only what is new is read."""
+    """Steps and publishes in metrics.jsonl so far. It is asked for often: only new lines are read."""
 
     steps: int = 0
     publishes: int = 0
@@ -169,7 +169,7 @@ class System:
         return httpx.request(method, f"http://127.0.0.1:{self.nodes[name].port}{path}", timeout=20, **request)
 
     def state(self, name: str) -> dict[str, Any]:
-        """What a generator says of itself; empty if it does not answer."""
+        """A generator's own state; empty if it does not answer."""
         try:
             answer = self.ask(name, "/v1/state")
             state: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
@@ -186,7 +186,7 @@ class System:
         return self.progress.read(self.run.path / "metrics.jsonl").steps
 
     def published(self) -> int:
-        """How many publishes metrics.jsonl tells of."""
+        """Number of publishes in metrics.jsonl."""
         return self.progress.read(self.run.path / "metrics.jsonl").publishes
 
     def wait(self, condition: Callable[[], object], what: str, *, timeout_s: float) -> float:
@@ -204,7 +204,7 @@ class System:
         return [f"{node.name}: {_last_line(node.process.text())}" for node in gone]
 
     def history(self) -> History:
-        """What files and wire tell until now."""
+        """The history of the run until now, from files and wire."""
         self.archive.look()
         return read_history(self.run.path, archive=self.archive.folder, starts=self.starts, tap=self.tap.records)
 

@@ -41,7 +41,7 @@ class Trial:
     expected: set[str] = field(default_factory=set)
     """Nodes that the scenario has killed: they do not end by themselves."""
     sampled: list[Sampled] = field(default_factory=list)
-    """What generators gave under versions of which there is a checkpoint."""
+    """Samples of generators under versions of which there is a checkpoint."""
 
     def note(self, text: str) -> None:
         """For the reader of the results."""
@@ -94,7 +94,7 @@ class Trial:
         return struck
 
     def any_rank(self) -> int | None:
-        """One of the learner's ranks, None if it has only one."""
+        """A rank of the learner by chance, None if it has only one."""
         return None if self.system.ranks == 1 else self.random.randrange(self.system.ranks)
 
     def hang_learner(self) -> Callable[[], None]:
@@ -148,7 +148,7 @@ Scenario = Callable[[Trial], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """What a scenario plays on. `delay_s` is that of each reward, so that the epoch lasts. `alerts` must fire while it
+    """Setting of a scenario. `delay_s` is that of each reward, so that the epoch lasts. `alerts` must fire while it
     is played, where Prometheus is installed; None: no alert may. `mixture`: of a random mixture of experts in place of
     the demo's model; it earns nothing, so that the load-balancing loss alone moves it.
     """

@@ -1,4 +1,4 @@
-"""Whether a generator serves the weights that the learner has: its logprobs against those of the model on disk.
+"""Checks that a generator serves the learner's weights: its logprobs against those of the model on disk.
 
 At the end that is the run's exported model; midway it is a checkpoint, of a version that the generator served.
 """
@@ -20,7 +20,7 @@ _TOLERANCE = 1e-3
 _PROMPTS = ((3, 4, 13, 5, 6, 14), (7, 8, 13, 9, 3, 14))
 _EXPORT_S = 120.0
 _MADE_WITH = "made_with.json"
-"""What an export reads beside a checkpoint."""
+"""The file beside a checkpoint that an export reads."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def images(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What the engine knows of the four images, by process."""
+    """The engine's descriptions of the four images, by process."""
     try:
         base = script("base", FOLDER) if engine.ours else _base(engine)
         engine("run", "--rm", "--network", "host", base, "apt-get", "update", "-qq", timeout_s=240)

@@ -19,7 +19,7 @@ FOLDER = ROOT / "build" / "engine"
 """Of an engine that the tests start: its base image stays there, for the next time."""
 
 IMAGES = "headway-test"
-"""What the names of the images begin with that are built for the tests."""
+"""Prefix of the names of images that are built for the tests."""
 PROCESSES = ("learner", "generator", "reward-service", "env-service")
 
 _SCRIPT = Path(__file__).with_name("engine.sh")
@@ -63,15 +63,15 @@ class Engine:
     ours: bool
 
     def __call__(self, *words: str, timeout_s: float = 120) -> str:
-        """What the client prints on stdout. Raises CommandFailed."""
+        """Runs the client; returns its stdout. Raises CommandFailed."""
         return run([self.client, *words], environment=self.environment, timeout_s=timeout_s)
 
     def json(self, *words: str) -> Any:
-        """What the client prints as one JSON value."""
+        """Runs the client; returns its stdout as one JSON value."""
         return json.loads(self(*words))
 
     def names(self, kind: str, *, label: str) -> list[str]:
-        """What there is of a kind (container, volume, network) with a label."""
+        """Names of all things of a kind (container, volume, network) with a label."""
         every = ["--all"] if kind == "container" else []
         return self(kind, "ls", *every, "--quiet", "--filter", f"label={label}").split()
 
@@ -92,7 +92,7 @@ class Project:
         return run(command, environment={**self.engine.environment, **self.environment}, timeout_s=timeout_s)
 
     def containers(self, service: str = "") -> list[dict[str, Any]]:
-        """What the engine knows of the project's containers, or of those of one service, by their numbers."""
+        """The engine's descriptions of the project's containers, or of those of one service, by their numbers."""
         filters = ["--filter", f"label=com.docker.compose.project={self.name}"]
         if service:
             filters += ["--filter", f"label=com.docker.compose.service={service}"]
@@ -104,7 +104,7 @@ class Project:
 def run(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, timeout_s: float, cwd: Path = ROOT
 ) -> str:
-    """What a command prints on stdout. Raises CommandFailed."""
+    """Runs a command; returns its stdout. Raises CommandFailed."""
     try:
         done = subprocess.run(
             command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL,
@@ -128,7 +128,7 @@ def find_engine(work: Path) -> Engine:
 
 
 def check_containers(engine: Engine, image: str) -> None:
-    """Whether containers of an image run here walled in as ours are, and reach each other by name.
+    """Checks that containers of an image run here walled in as ours are, and reach each other by name.
 
     An engine may answer where the machine around it forbids either. Raises EngineImpossible.
     """
@@ -213,7 +213,7 @@ def pip_configuration() -> str:
 
 
 def installed_packages() -> Path:
-    """Where this environment has PyTorch and vLLM, to be mounted instead of downloaded."""
+    """Folder in which this environment has PyTorch and vLLM, to be mounted instead of downloaded."""
     return Path(sysconfig.get_paths()["purelib"])
 
 
@@ -224,7 +224,7 @@ def free_port() -> int:
 
 
 def until(look: Callable[[], T | None], *, timeout_s: float, what: str) -> T:
-    """What `look` finds, asked each half second. Raises AssertionError after the timeout."""
+    """Calls `look` each half second until it finds something; returns that. Raises AssertionError after the timeout."""
     deadline = time.monotonic() + timeout_s
     while (found := look()) is None:
         assert time.monotonic() < deadline, f"after {timeout_s:g} s still not: {what}"

@@ -16,12 +16,12 @@ from tests.e2e.processes import ROOT, Launched, Launcher, kill_marked, script, u
 
 Kind = Literal["veth", "wire"]
 MODEL = ROOT / "models/addition"
-"""What `make machines-test` makes first, as the demo does."""
+"""The model that `make machines-test` makes first, as the demo does."""
 ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
 
 
 def why_not() -> str | None:
-    """Why there can be no such hosts here, if so."""
+    """Reason why there can be no such hosts here, if so."""
     if os.geteuid() != 0:
         return "needs root, to make network namespaces"
     if shutil.which("ip") is None:
@@ -52,7 +52,7 @@ class Hosts:
         return launched
 
     def process(self, launch: Launcher, host: str, name: str, config: Path, *words: str) -> Launched:
-        """One of the four, by its console script."""
+        """Starts one of the four processes, by its console script."""
         return self.start(launch, host, name, [script(name), "--config", str(config), *words])
 
     def lose(self, host: str) -> None:

@@ -1,4 +1,4 @@
-"""What the schemas of Kubernetes do not see in rendered manifests: whether the objects fit together, and are safe."""
+"""Checks of rendered manifests beyond the schemas of Kubernetes: the objects fit together, and are safe."""
 
 import re
 import tomllib
@@ -19,7 +19,7 @@ _FOUR_WALLS = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True
 
 @dataclass(frozen=True)
 class Workload:
-    """What makes pods, and the pods that it makes."""
+    """An object that makes pods, and the pods that it makes."""
 
     object: Object
     template: Object
@@ -65,7 +65,7 @@ class Manifests:
         return next((one for one in self.of(kind) if one["metadata"]["name"] == name), None)
 
     def chosen(self, selector: Mapping[str, Any] | None) -> list[Workload]:
-        """Whose pods a selector finds; one that selects all finds none here, as nobody here means that."""
+        """Workloads whose pods a selector finds; one that selects all finds none here, as nobody here means that."""
         wanted = (selector or {}).get("matchLabels", selector) or {}
         return [one for one in self.workloads() if wanted and wanted.items() <= one.labels.items()]
 

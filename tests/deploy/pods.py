@@ -27,7 +27,7 @@ _NAMESPACE = "default"
 
 
 def docker(*words: object, timeout_s: float = 120, allow_failure: bool = False) -> str:
-    """What the client prints, on both streams. DOCKER_HOST names the engine."""
+    """Runs the client; returns both of its streams. DOCKER_HOST names the engine."""
     done = _client(*words, timeout_s=timeout_s)
     assert allow_failure or done.returncode == 0, f"docker {' '.join(map(str, words))}: {done.stderr[-2000:]}"
     return (done.stdout + done.stderr).strip()
@@ -112,7 +112,7 @@ class Cluster:
         return next(pod for pod in self.pods if pod.name == name)
 
     def tick(self) -> None:
-        """One look at everything."""
+        """Looks at all pods once."""
         for pod in self.pods:
             pod.tick()
 

@@ -1,4 +1,4 @@
-"""What somebody sees whose set-up is wrong, as containers show it: one line that says what, and what to do."""
+"""Messages of a wrong set-up, as containers show them: one line that says what is wrong, and what to do."""
 
 import socket
 import subprocess

@@ -99,7 +99,7 @@ def test_containers_start_in_order_and_are_started_again(services: dict[str, Any
 
 
 def _make_keys(folder: Path) -> Path:
-    """What the service `keys` does, on folders for volumes."""
+    """Runs the script of the service `keys`, on folders for volumes."""
     for process in PROCESSES:
         (folder / "keys" / process).mkdir(parents=True, exist_ok=True)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -107,7 +107,7 @@ def test_what_is_in_an_image_is_listed_for_those_who_audit_it(engine: Engine, im
 def test_an_image_for_another_architecture_is_named_before_it_ends_with_an_error_that_does_not(
     engine: Engine, tmp_path: Path
 ) -> None:
-    """Which architecture an image is for, its own file says: an empty one does as well."""
+    """An image's own file says its architecture: an empty image will do."""
     own = engine("version", "--format", "{{.Server.Arch}}").strip()
     other, image = ("arm64" if own == "amd64" else "amd64"), f"{IMAGES}/of-another-architecture"
     # Of an ELF file the machine that it is for: no engine here knows it.

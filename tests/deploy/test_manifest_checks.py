@@ -39,7 +39,7 @@ def _object(manifests: Manifests, kind: str, name: str) -> Object:
 
 
 def _planted() -> Iterator[tuple[str, Plant]]:
-    """What is said of each fault, and how it is planted."""
+    """Messages of the checks, each with a fault that brings it."""
     yield (
         "does not match its pods' labels",
         lambda m: _load(m, "env-service")["spec"]["selector"]["matchLabels"].update({COMPONENT: "env"}),

@@ -21,7 +21,7 @@ K8S = ROOT / "deploy/k8s"
 VALUES = sorted(path.name for path in (K8S / "values").glob("*.yaml"))
 ON_TOP_OF_GPU = {"rdma.yaml", "host-network.yaml"}
 GIVEN = {"Secret": ("headway-keys", "headway-tls"), "PersistentVolumeClaim": ("runs", "models")}
-"""What a person makes before."""
+"""Objects that a person makes before."""
 OLDEST, NEWEST = "1.28", "1.37"
 VALIDATOR = "kubernetes-validate==1.37.0"
 

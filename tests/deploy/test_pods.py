@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def pod_images(engine: Engine, images: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """What stands for each image of the manifests."""
+    """Local images that stand for those of the manifests."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to give files to the pods' users")
     with pytest.MonkeyPatch.context() as patch:
@@ -45,7 +45,7 @@ def pod_images(engine: Engine, images: dict[str, Any]) -> Iterator[dict[str, str
 def test_a_run_in_pods_goes_to_its_end_through_the_deaths_of_generator_and_learner(
     pod_images: dict[str, str], tmp_path: Path
 ) -> None:
-    """What is committed, as it is applied."""
+    """The committed manifests, as they are applied."""
     cluster = _cluster((ROOT / "deploy/k8s/cpu.yaml").read_text(encoding="utf-8"), pod_images, tmp_path)
     run = RunFolder(tmp_path / "claims/headway-runs/addition")
     with cluster:
@@ -135,7 +135,7 @@ def _secrets(folder: Path) -> dict[str, dict[str, bytes]]:
 
 
 def _dependencies(image: str) -> list[str]:
-    """What this installation has, for an image that was built without torch and vLLM."""
+    """Mounts of this installation's packages, for an image that was built without torch and vLLM."""
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is not None)"
     run = ["run", "--rm", "--no-healthcheck", "--entrypoint", "sh", image]
     if docker(*run, "-c", f'python3 -c "{look}" && echo without') != "without":

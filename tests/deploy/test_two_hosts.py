@@ -85,14 +85,14 @@ def test_ranks_on_two_hosts_go_on_when_a_lost_host_is_back(launch: Launcher, tmp
 
 
 def _keys(launch: Launcher, folder: Path, *words: str) -> Mapping[str, dict[str, object]]:
-    """What `headway keys` says is to be written into the file."""
+    """Settings that `headway keys` prints for the run file."""
     made = launch("headway", "keys", str(folder), "--env-service", "east", *words)
     assert made.wait(timeout_s=120) == 0, made.text()
     return tomllib.loads(made.text())
 
 
 def _run_file(folder: Path, *, made: Mapping[str, dict[str, object]], steps: int = 100_000) -> Path:
-    """One file for both hosts. Their addresses are in the reference of settings; the rest is what was made."""
+    """Writes a file for both hosts. Their addresses are in the reference of settings; the rest is what was made."""
     scheme = "https" if "tls_cert_file" in made["learner"]["http"] else "http"  # type: ignore[operator]
     ours: dict[str, dict[str, object]] = {
         "run": {"name": "two", "directory": str(folder / "runs")},

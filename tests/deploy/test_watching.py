@@ -1,4 +1,4 @@
-"""What watches a run from outside: alert rules, and dashboards, over metrics that there are."""
+"""Alert rules and dashboards, which watch a run from outside: each of their metrics exists."""
 
 import json
 import re

@@ -30,7 +30,7 @@ _BURST = 64
 
 @dataclass(frozen=True)
 class Weather:
-    """How the wire is."""
+    """Weather on the wire: its delay, the share of lost packets, and if it is cut."""
 
     delay_ms: float = 0.0
     loss: float = 0.0
@@ -70,7 +70,7 @@ class Wire:
             self._poll.register(end, selectors.EVENT_READ, far)
 
     def turn(self) -> None:
-        """What can be taken and what is due; waits for either."""
+        """Waits until packets can be taken or are due, and moves them."""
         due = self._flying[0][0] - time.monotonic() if self._flying else _LOOK_S
         for key, _ in self._poll.select(max(0.0, min(due, _LOOK_S))):
             self._take(key.fd, key.data)

@@ -33,13 +33,13 @@ REST_OF_THE_FILE = {
     "chat.jinja": '[learner]\nmodel = "models/addition"\n',
     "trace_url": '[learner]\nmodel = "models/addition"\n',
 }
-"""What a part of a file, told by a word in it, says elsewhere."""
+"""Rest of a file of which a page shows a part, by a word in that part."""
 LEFT = {
     "10.0.0.1": ("no token is set|no keys are set", "`headway keys` prints the tokens and keys"),
     "127.0.0.1:7340": ("no host of environments|cannot be reached|cannot be made", "the host is another machine's"),
     'device = "cuda:0"': ("cuda:0", "the GPU of this machine, if it has one, has other work"),
 }
-"""What a check still says of a block, told by a word in it, and why it may."""
+"""Messages that a check may still have about a block, by a word in it, and why it may."""
 
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:

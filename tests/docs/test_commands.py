@@ -38,7 +38,7 @@ ELSEWHERE: Mapping[str, str] = {
     "verifiers/bin/python": "a virtual environment of another package",
     "until torchrun": "several machines",
 }
-"""What is not run here, by how it begins, and who runs it or why nobody does."""
+"""Commands that are not run here, by their beginning, and who runs them or why nobody does."""
 PROSE = ("─", "◀", "▼", "held-out accuracy", "FAULT")
 """Blocks with one of these hold no commands."""
 COMPLAINTS = {"export": "is no folder; expected that of a run"}

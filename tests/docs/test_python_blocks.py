@@ -63,7 +63,7 @@ def module(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, name: st
 
 
 def run(text: str, **names: object) -> ModuleType:
-    """What it defines, with these names known before."""
+    """Runs the text with these names known before; returns the module that it defines."""
     made = ModuleType("shown")
     vars(made).update(names)
     exec(compile(text, "shown", "exec"), vars(made))

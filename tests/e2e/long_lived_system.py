@@ -34,7 +34,7 @@ class LongLivedSystem:
             process.end()
 
     def replayed(self, name: str) -> tuple[int, str]:
-        """How `learner replay` of a run that has ended, from its first step on, ends itself, and what it says."""
+        """Replays a run that has ended from its first step on; returns the exit code and the output."""
         process = self.launch("learner", "replay", str(self.run_file.run(name).path))
         return process.wait(timeout_s=120), process.text()
 
@@ -44,7 +44,7 @@ class LongLivedSystem:
         return httpx.request(method, f"{self.run_file.url(service)}{path}", headers=headers, timeout=20, **request)
 
     def refusals(self, service: str) -> dict[str, float]:
-        """What `/metrics` of a service counts as refused, by reason: requests and messages."""
+        """Requests and messages that `/metrics` of a service counts as refused, by reason."""
         text = self.call(service, "/metrics").text
         found = re.findall(r'^headway_\w+_refused_(?:requests|messages)_total{reason="(\w+)"} (\S+)$', text, re.M)
         return {reason: float(count) for reason, count in found}

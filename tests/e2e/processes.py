@@ -44,7 +44,7 @@ class Launched:
         return self._process.poll() is None
 
     def text(self) -> str:
-        """What it has written so far."""
+        """The output so far."""
         return self.output.read_text(encoding="utf-8", errors="replace")
 
     def send(self, number: signal.Signals) -> None:

@@ -122,7 +122,7 @@ class RunFolder:
         return summary
 
     def batches(self) -> list[tuple[int, list[TrajectoryGroup]]]:
-        """What was trained, from the journal: the version that each batch was taken at, and its groups."""
+        """Trained batches in the journal: the version that each was taken at, and its groups."""
         records = list(read_journal(self.path / "journal"))
         groups = {record.group.lease_id: record.group for record in records if isinstance(record, LoggedGroup)}
         batches = [record for record in records if isinstance(record, LoggedBatch)]

@@ -145,7 +145,7 @@ def test_each_trained_token_has_the_version_that_sampled_it(ended: Ended) -> Non
 
 
 def test_the_logprobs_are_those_of_the_policy_on_the_trained_tokens(ended: Ended) -> None:
-    """One id that differed, in what was sampled or what was shown before it, and they would not agree."""
+    """With a single id that differed, in what was sampled or shown before, the logprobs would not agree."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""What does not fit is refused clearly and counted, and training goes on beside it."""
+"""Bad input is refused clearly and counted, and training goes on beside it."""
 
 import json
 from collections.abc import Iterator

@@ -54,7 +54,7 @@ class System:
         return pid
 
     def wait_for_steps(self, more: int) -> None:
-        """That so many steps are trained from now on."""
+        """Waits until so many more steps are trained."""
         goal = len(self.run.steps()) + more
         until(lambda: len(self.run.steps()) >= goal, what=f"{more} steps", timeout_s=RESTART_S, during=[self.up])
 

@@ -1,4 +1,4 @@
-"""One run, and generators that join it, die, leave and return."""
+"""A run, and generators that join it, die, leave and return."""
 
 import contextlib
 import os
@@ -64,7 +64,7 @@ def running(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def serving_state(port: int) -> dict[str, object] | None:
-    """What a generator says of itself; None while its engine starts."""
+    """A generator's own state; None while its engine starts."""
     try:
         answer = httpx.get(f"http://127.0.0.1:{port}/v1/state", timeout=5)
     except httpx.HTTPError:

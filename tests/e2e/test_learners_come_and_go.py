@@ -1,4 +1,4 @@
-"""One generator, one env_service, several learners: killed and resumed, with two ranks, synchronous."""
+"""A generator, an env_service, and several learners: killed and resumed, with two ranks, synchronous."""
 
 import json
 import os

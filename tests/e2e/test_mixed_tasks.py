@@ -1,4 +1,4 @@
-"""One run of a mix of tasks, whose verifiers are at different reward services."""
+"""A run of a mix of tasks, whose verifiers are at different reward services."""
 
 import json
 from pathlib import Path

@@ -135,7 +135,7 @@ def ready(url: str) -> bool:
 
 
 def held_out_rows(run: RunFolder, pairs: Path) -> list[int]:
-    """Which of the pairs the learner has held out, by their prompts."""
+    """Indices of the pairs that the learner has held out, by their prompts."""
     from transformers import AutoTokenizer
 
     from learner.config import LearnerConfig

@@ -39,7 +39,7 @@ def well(request: GenerateRequest) -> Sequence[GeneratePart | None]:
 
 
 def prefix_of(request: GenerateRequest) -> int:
-    """How many tokens of a completion of a plain lease the prompt ends with."""
+    """Number of a completion's tokens that the prompt of a plain lease ends with."""
     return lease().sampling.max_tokens - request.sampling.max_tokens
 
 

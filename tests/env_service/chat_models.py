@@ -29,7 +29,7 @@ ENDS = {
     "turns_in_brackets_of_their_own": ["<|eot|>", "<|eom|>"],
     "results_within_calls": ["<turn|>", "<|tool_response>"],
 }
-"""What ends a turn; of other templates `<|im_end|>` where they have it, else `</s>`."""
+"""Tokens that end a turn; of other templates `<|im_end|>` where they have it, else `</s>`."""
 
 WITHOUT_TOOL_ROLE = {
     "instructions_with_spaces": "Conversation roles must alternate",
@@ -50,7 +50,7 @@ PREFILLED = {
     "results_within_calls": "<|channel>thought\n<channel|>",
     "thinking_prefilled": "<think>\n",
 }
-"""What a template puts before an answer to a question, and takes for a part of it."""
+"""Text that a template puts before an answer to a question, and takes for a part of it."""
 
 _TEXT = ["the quick brown fox", " jumps over\nthe lazy dog", "user\nassistant\nsystem tool 0123456789", '{"a": 2}\n\n']
 

@@ -11,7 +11,7 @@ from protocol.trajectories import VersionSpan
 
 @dataclass
 class Shown:
-    """One turn as the engine knows it."""
+    """The engine's record of a turn."""
 
     prompt: tuple[int, ...]
     sampled: list[int] = field(default_factory=list)

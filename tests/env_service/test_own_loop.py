@@ -134,7 +134,7 @@ async def test_an_agent_in_the_users_loop_has_what_the_process_holds(chat_model:
 
 
 class OpensInALoop(Counting):
-    """What `reset` makes belongs to the loop of all later calls."""
+    """An environment whose `reset` makes things that belong to the loop of all later calls."""
 
     async def reset(self, task: Task, seed: int) -> Opening:  # type: ignore[override]
         self.lock = asyncio.Lock()

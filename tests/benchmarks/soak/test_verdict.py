@@ -1,4 +1,4 @@
-"""What the soak says of its measurements: growth is found where there is some, and only there."""
+"""The soak's verdict on its measurements: growth is found where there is some, and only there."""
 
 import random
 from collections.abc import Callable

@@ -27,7 +27,7 @@ async def said_to(client: AgentClient, route: str, body: str) -> tuple[int, Mapp
 async def answers(
     agents: MakeAgentBench, model: Path, asked: list[tuple[str, str]]
 ) -> list[tuple[int, Mapping[str, Any]]]:
-    """What is said to each body of a route, in one session."""
+    """Posts each body to its route, in one session; returns the answers."""
     found = []
 
     async def asks(task: Task, client: AgentClient) -> float:

@@ -1,4 +1,4 @@
-"""What a body of a request may hold: one that is malformed is a 400."""
+"""Bodies of requests: one that is malformed is a 400."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What agents do wrong, or may do: it is bounded, told in OpenAI's words, and costs nobody else a token."""
+"""Misuse by agents, and odd use: it is bounded, told in OpenAI's words, and costs nobody else a token."""
 
 import asyncio
 from collections.abc import Sequence

@@ -66,7 +66,7 @@ async def test_each_request_is_shown_what_the_template_writes_when_it_is_told_th
 
 
 def ending(text: str) -> str:
-    """What stands behind the last words of the user's."""
+    """The text behind the user's last words."""
     return text[text.rindex("and?") :]
 
 

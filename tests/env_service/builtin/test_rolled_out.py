@@ -47,7 +47,7 @@ class Lines:
 async def rolled_out(
     make: MakeBench, model: Path, source: str, options: dict[str, Any]
 ) -> tuple[list[dict[str, str]], Trajectory]:
-    """What the environment's own player said on its own, and the trajectory in which the policy says the same."""
+    """Words of the environment's own player, and the trajectory in which the policy says the same."""
     entry = ClassTasks.model_validate({"source": source, "name": "mine", "options": options})
     offered = catalog.build([entry])["mine"]
     task: Any = offered.tasks.task("train", 0)

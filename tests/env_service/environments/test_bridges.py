@@ -1,4 +1,4 @@
-"""What templates write between the policy's text and its next turn."""
+"""Bridges: the text that templates write between the policy's words and its next turn."""
 
 from pathlib import Path
 

@@ -55,7 +55,7 @@ CUT = '{"at": "nor'
 
 @dataclass(frozen=True)
 class Family:
-    """How one family writes a call of `name` with `arguments` as JSON, several of them, and what is before them."""
+    """Format of a family of models: a call of `name` with `arguments` as JSON, several of them, and the text before."""
 
     format: ToolFormat
     before: str
@@ -127,7 +127,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def labelled(family: Family) -> Sequence[tuple[str, str, Calls, bool]]:
-    """What is written, what is called, and whether there is a fault, alike in all families that write JSON."""
+    """Cases alike in all families that write JSON: the text, its calls, and if there is a fault."""
     marked = not (family.before + family.one).startswith("{")
     good = ("look", NORTH)
     last = family.one.partition("JSON")[0].replace("NAME", "look").replace("INDEX", "0")

@@ -1,4 +1,4 @@
-"""What a chat template is told besides the conversation, compared with what transformers makes of the same."""
+"""Arguments of a chat template besides the conversation, compared with transformers' rendering with the same."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from services.process import WrongSettings
 from tests.env_service.chat_models import PREFILLED, TEMPLATES, make_model, model_with
 
 EMPTY = {"thinking_switched": "<think>\n\n</think>\n\n", "thinking_kept_empty": "<think>\n\n</think>\n"}
-"""What these templates put before an answer without thinking."""
+"""Text that these templates put before an answer without thinking."""
 OFF: TemplateArguments = {"enable_thinking": False}
 
 

@@ -66,7 +66,7 @@ async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
 
 
 def guesses(seed: int) -> str:
-    """What bisection says until the number is found."""
+    """Guesses of a bisection until the number is found."""
     number, low, high = Random(seed % (1 << 31)).randint(0, 31), 0, 31
     said: list[int] = []
     while not said or said[-1] != number:

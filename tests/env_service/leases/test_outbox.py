@@ -1,4 +1,4 @@
-"""When outcomes are due."""
+"""Outcomes in the outbox: due at once, ever more rarely while unacknowledged, and anew after a welcome."""
 
 from env_service.leases.keys import LeaseKey
 from env_service.leases.outbox import Outbox

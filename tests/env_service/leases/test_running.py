@@ -1,4 +1,4 @@
-"""Which lease gets the next place, and that no place is ever lost."""
+"""Order in which leases get places; no place is ever lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -20,7 +20,7 @@ def spans(*bounds: tuple[str, int, int]) -> tuple[VersionSpan, ...]:
 
 
 def newer(request: GenerateRequest) -> Sequence[GeneratePart | None]:
-    """What `well` says, under a newer version."""
+    """The answer of `well`, under a newer version."""
     return [part(index, TEXT[prefix_of(request) :], version="1.4") for index in range(request.n)]
 
 

@@ -1,4 +1,4 @@
-"""What becomes of an environment's coroutine when its caller is cancelled: it is closed, whenever that happens."""
+"""Coroutines of environments whose caller is cancelled: they are closed, whenever that happens."""
 
 import asyncio
 import inspect

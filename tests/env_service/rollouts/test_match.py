@@ -98,7 +98,7 @@ async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
 
 
 class Lines:
-    """What players say, by the index of the conversation (member + members x place of the player) and turn."""
+    """Lines of the players, by the index of the conversation (member + members x place of the player) and turn."""
 
     def __init__(self, model: Path, said: Callable[[int, int], str], *, members: int) -> None:
         self._tokenization = Tokenization(model)
@@ -289,7 +289,7 @@ async def test_an_opponent_that_names_no_player_is_each_in_turn_by_the_task(benc
 
 
 class Resigning(Countdown):
-    """Who says "resign" has lost at once, "break" is a fault of the game's."""
+    """A game that is lost at once by "resign", and that "break" makes fail."""
 
     left = 4
     closed: ClassVar[list[Any]] = []

@@ -27,7 +27,7 @@ PLAYERS = ("x", "o", "judge")
 
 
 class Talk:
-    """Whose turn it is and what it is told are left to chance; it ends at some time."""
+    """A game that chooses the next speaker, and its words to him, by chance; it ends at some time."""
 
     players = PLAYERS
 

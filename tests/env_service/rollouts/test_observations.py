@@ -1,4 +1,4 @@
-"""What environments say in the wrong form: it is told by class and field, and costs their trajectory alone."""
+"""Observations in a wrong form: the error names class and field, and costs their trajectory alone."""
 
 from collections.abc import Callable
 from pathlib import Path

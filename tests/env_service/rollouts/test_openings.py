@@ -65,7 +65,7 @@ class Slow:
 
 
 class Group:
-    """What happens to the environments of one lease."""
+    """Environments of one lease, and the faults that they meet while they open."""
 
     def __init__(self, *, together: int) -> None:
         self.together = together

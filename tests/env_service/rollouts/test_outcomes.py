@@ -1,4 +1,4 @@
-"""What an env_service counts of rewards, environments and peers."""
+"""Counts that an env_service keeps of rewards, environments and peers."""
 
 from prometheus_client import generate_latest
 

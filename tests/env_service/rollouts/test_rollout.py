@@ -294,7 +294,7 @@ async def test_what_each_verifier_gave_is_counted(bench: MakeBench) -> None:
 
 
 class _OneTask:
-    """One training task."""
+    """Tasks with a single one for training."""
 
     train_tasks = 1
     evaluation_tasks = 0

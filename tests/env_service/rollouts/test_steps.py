@@ -1,4 +1,4 @@
-"""What an environment's step may hold: one that is nonsense costs its own trajectory, so it is refused by itself."""
+"""Contents of an environment's step: nonsense costs its own trajectory alone, as the step is refused by itself."""
 
 import math
 

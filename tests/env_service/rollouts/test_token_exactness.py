@@ -1,4 +1,4 @@
-"""What is trained is what the engine sampled and was shown, position by position, whatever the template."""
+"""Exactness of training data: each position is what the engine sampled or was shown, whatever the template."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the policy is shown behind its words is what transformers writes there for the true history.
+"""The prompt behind the policy's words is what transformers writes there for the true history.
 
 The true history has the policy's calls as calls, with their ids, and the results that answer them. Templates may write
 earlier turns otherwise; what comes behind the last one is compared.
@@ -73,7 +73,7 @@ def with_text(message: Mapping[str, Any]) -> Mapping[str, object]:
 def calls_and_results(
     chance: random.Random, turn: int, *, most: int
 ) -> tuple[Mapping[str, object], tuple[ChatMessage, ...]]:
-    """One message of one or two calls, and what answers them."""
+    """A message of one or two calls, and the results that answer them."""
     names = chance.choice((["look"], ["take"], ["look", "take"], ["look", "look"]))[:most]
     ids = [f"id{turn:03d}{number:04d}" for number in range(len(names))]
     calls = [
