@@ -61,7 +61,7 @@ class Collector:
         self._thread.join()
 
     def spans(self, *, at_least: int = 0) -> list[CollectedSpan]:
-        """What has come, when so many have."""
+        """Waits for so many spans; returns all that have come."""
         with self._came:
             assert self._came.wait_for(lambda: len(self._spans) >= at_least, timeout=60), self._spans
             return list(self._spans)

@@ -46,7 +46,7 @@ def _shared(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first, so that no worker is left alone with it at the end."""
+    """Puts the longest tests first, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in _TOGETHER)
 
 
@@ -75,7 +75,7 @@ def user_code_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """What a command that ran in this process has set; the stream it wrote to may be closed when the next test logs."""
+    """Restores the logging that a command in this process has set: its stream may be closed when the next test logs."""
     root, loggers = logging.getLogger(), logging.Logger.manager.loggerDict
     levels = {name: logger.level for name, logger in loggers.items() if isinstance(logger, logging.Logger)}
     level = root.level

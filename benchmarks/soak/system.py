@@ -55,7 +55,7 @@ class Progress:
 
 @dataclass
 class Process:
-    """One of the four processes, through all of its starts."""
+    """A process of the four, through all of its starts."""
 
     name: str
     words: tuple[str, ...]

@@ -71,7 +71,7 @@ class Policy:
         self._model.load_state_dict(snapshot)
 
     def tensors(self) -> "dict[str, torch.Tensor]":
-        """What is sent: checkpoint names, without the head if it is tied."""
+        """The tensors that are sent: checkpoint names, without the head if it is tied."""
         return {
             name: tensor
             for name, tensor in self._model.state_dict().items()
@@ -219,7 +219,7 @@ class Rig:
 
 @dataclass
 class Completion:
-    """What has come of one completion so far."""
+    """The parts of a completion that have come so far."""
 
     token_ids: tuple[int, ...] = ()
     behavior_logprobs: tuple[float, ...] = ()

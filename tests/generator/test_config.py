@@ -1,4 +1,4 @@
-"""What a generator's config comes to."""
+"""Config of a generator: when weights are taken, and which engines a learner may update."""
 
 import json
 from pathlib import Path

@@ -50,7 +50,7 @@ class PolicyOfExperts(Policy):
         self._model.save_pretrained(folder)
 
     def tensors(self) -> "dict[str, Tensor]":
-        """What is sent: checkpoint names, an expert's weights each under its own."""
+        """The tensors that are sent: checkpoint names, an expert's weights each under its own."""
         sent = self.folder / "sent"
         self._model.save_pretrained(sent)
         return dict(load_file(sent / "model.safetensors"))

@@ -1,4 +1,4 @@
-"""What only GPUs can show of a weight sync: NCCL's meeting, a member's death, and staging in host memory.
+"""Parts of a weight sync that only GPUs can show: NCCL's meeting, a member's death, and staging in host memory.
 
     .venv/bin/python -m pytest -m gpu tests/generator/test_gpu.py
 

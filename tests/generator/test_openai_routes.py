@@ -170,7 +170,7 @@ async def test_the_prefix_cache_is_not_shared_between_versions(rig: Rig, client:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """One token per character, and a template that is the text of the messages."""
+    """Writes a tokenizer with a token for each character, whose template is the text of the messages."""
     numbers = {token: number for number, token in enumerate(CHARACTERS)}
     characters = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")

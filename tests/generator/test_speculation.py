@@ -24,7 +24,7 @@ async def guessing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ri
 
 
 def wrong(rig: Rig, completion: Completion) -> int:
-    """How many tokens have another logprob than the policy gives them."""
+    """Number of tokens that have another logprob than the policy gives them."""
     expected = rig.policy.logprobs(PROMPT + completion.token_ids)[len(PROMPT) - 1 :]
     pairs = zip(expected, completion.behavior_logprobs, strict=True)
     return sum(abs(theirs - ours) > TOLERANCE for theirs, ours in pairs)

@@ -159,7 +159,7 @@ CASES: Sequence[tuple[str, str, Calls]] = (
 
 @pytest.fixture(scope="module")
 def parsed() -> Callable[[str, str], Calls]:
-    """What a parser of vLLM finds."""
+    """Calls of a text by a parser of vLLM."""
     prepare_environment(EngineOptions(model="none"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -188,7 +188,7 @@ def parsed() -> Callable[[str, str], Calls]:
 
 
 def ours(text: str, name: str) -> Calls:
-    """What an agent is given: nothing, where there is a fault."""
+    """Calls of a text as an agent gets them: none, where there is a fault."""
     reading = read(text, tools=TOOLS, formats=(PARSERS[name],))
     return [] if reading.fault else [(call.name, dict(call.arguments)) for call in reading.calls]
 

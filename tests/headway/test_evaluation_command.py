@@ -1,4 +1,4 @@
-"""What `headway eval` says to each process, and which processes it starts."""
+"""`headway eval`: the processes that it starts, and the options of each."""
 
 import socket
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `headway plan` says: memory and rates by arithmetic, throughput and lag by the simulator in virtual time."""
+"""Numbers of `headway plan`: memory and rates by arithmetic, throughput and lag by the simulator in virtual time."""
 
 import json
 from dataclasses import replace

@@ -102,7 +102,7 @@ class Terminal:
             self.seen += os.read(self._master, 1 << 16)
 
     def end(self) -> list[str]:
-        """What stays on the screen when all have ended."""
+        """Waits until all have ended; returns the lines that stay on the screen."""
         try:
             while data := os.read(self._master, 1 << 16):
                 self.seen += data

@@ -1,4 +1,4 @@
-"""When a process that dies again and again is given up."""
+"""Restarts of a process that dies again and again, until it is given up."""
 
 from headway.supervisor import Restart, RestartPolicy, Restarts
 

@@ -117,7 +117,7 @@ def hangups_end() -> Iterator[None]:
 
 @pytest.fixture
 def cleaned() -> Iterator[list[Running]]:
-    """Those started, killed at the end of the test should it fail."""
+    """Commands that were started, killed at the end of the test should it fail."""
     started: list[Running] = []
     yield started
     for running in started:

@@ -151,7 +151,7 @@ class Learner:
         await self.serve(batch.version + 1)
 
     def journal(self) -> list[Record]:
-        """What it says of leases."""
+        """The journal's records of leases."""
         records = read_journal(self.folder / "journal")
         return [record for record in records if not isinstance(record, LoggedProof)]
 

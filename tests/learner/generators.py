@@ -109,7 +109,7 @@ def unpacked(data: torch.Tensor, spec: BucketSpec) -> dict[str, torch.Tensor]:
 
 
 def probe_logprobs(texts: tuple[tuple[int, ...], ...]) -> tuple[float, ...]:
-    """What learner and generators agree on."""
+    """Logprobs of the probe on which learner and generators agree."""
     return tuple(-0.1 * token for text in texts for token in text[1:])
 
 
@@ -122,7 +122,7 @@ class _BrokenAnswer(Response):
 
 @dataclass
 class Link:
-    """What generators download over: with more than `most` at once none of them is done in time."""
+    """The link that generators download over: with more than `most` at once none of them is done in time."""
 
     most: int
     now: int = 0

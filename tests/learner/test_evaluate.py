@@ -1,4 +1,4 @@
-"""What an evaluation by itself says before it begins; the rest needs the real processes."""
+"""Refusals of an evaluation by itself before it begins; the rest needs the real processes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the learner's parts are told, from its configuration."""
+"""The learner's parts as its configuration makes them, and settings that are refused."""
 
 from pathlib import Path
 

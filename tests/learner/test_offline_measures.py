@@ -1,4 +1,4 @@
-"""What is measured on held-out examples, against numbers worked out by hand."""
+"""Metrics on held-out examples, against numbers worked out by hand."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

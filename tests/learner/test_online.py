@@ -1,4 +1,4 @@
-"""What evaluations beside training say of checkpoints, the step at which training gives up, and how it goes on."""
+"""Online training: evaluations of checkpoints beside it, the step at which it gives up, and how it goes on."""
 
 import asyncio
 import dataclasses

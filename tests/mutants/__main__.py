@@ -80,7 +80,9 @@ class _Trials:
         self._code = code
 
     def run(self, mutants: Sequence[Mutant]) -> None:
-        """What fails without a fault finds none: the tests must pass, and such seeds are passed over."""
+        """Tries all mutants. A failure without a fault finds none: the tests must pass, and such seeds are passed
+        over.
+        """
         if not self._arguments.seeds_only:
             self._by_tests([each for each in mutants if self._of(each).tests is None])
         if not self._arguments.tests_only:

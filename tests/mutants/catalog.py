@@ -33,7 +33,7 @@ class Mutant:
 
 
 def all_mutants(folder: Path = PLANTED) -> list[Mutant]:
-    """Those of all files of the folder, in order; a file is an area. Raises TypeError for a wrong key."""
+    """Mutants of all files of the folder, in order; a file is an area. Raises TypeError for a wrong key."""
     return [
         Mutant(**{**entry, "tests": tuple(entry["tests"]), "area": path.stem})
         for path in sorted(folder.glob("*.toml"))
@@ -42,7 +42,7 @@ def all_mutants(folder: Path = PLANTED) -> list[Mutant]:
 
 
 def fault_of(mutant: Mutant, *, root: Path = ROOT) -> str | None:
-    """Why it cannot be planted in the tree at `root`: what was expected and what is there; None if it can be."""
+    """Reason why it cannot be planted in the tree at `root`: expected and found text; None if it can be."""
     path = root / mutant.file
     if not path.is_file():
         return f"there is no {mutant.file}"

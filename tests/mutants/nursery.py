@@ -68,7 +68,7 @@ def _become_pytest(arguments: Sequence[str], said: str) -> None:
 
 
 def _end_others(child: int) -> None:
-    """What a test has started and left behind, and the child itself if it still runs."""
+    """Kills all that a test has started and left behind, and the child itself if it still runs."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
 

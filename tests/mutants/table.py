@@ -11,7 +11,7 @@ from tests.mutants.trying import Finding
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What became of a fault; None for whom it was not shown to."""
+    """Findings on a fault; None for those it was not shown to."""
 
     id: str
     tests: Finding | None = None
@@ -119,6 +119,6 @@ def _who(finding: Finding | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line of a table's cell."""
+    """The text as a line of a table's cell."""
     line = " ".join(text.split()).replace("|", "/")
     return line if len(line) <= 120 else f"{line[:117]}..."

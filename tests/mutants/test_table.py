@@ -1,4 +1,4 @@
-"""What is kept of an earlier run."""
+"""Results of an earlier run that the table keeps."""
 
 from pathlib import Path
 

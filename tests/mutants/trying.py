@@ -21,7 +21,7 @@ _TAIL_CHARACTERS = 2000
 
 
 class Unusable(RuntimeError):
-    """What was found says nothing about the fault: pytest could not begin, or the tests fail without any fault."""
+    """A finding says nothing about the fault: pytest could not begin, or the tests fail without any fault."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class CopyOfTree:
         return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
     def pytest(self, tests: Sequence[str], *, timeout_s: float) -> Finding:
-        """What the tests find, up to the first that fails. Raises Unusable."""
+        """Runs the tests up to the first that fails; returns the finding. Raises Unusable."""
         began = time.monotonic()
         code, said = self._asked(["-x", "-q", "-p", "no:cacheprovider", *tests], timeout_s=timeout_s)
         seconds = time.monotonic() - began
@@ -156,7 +156,7 @@ _HUNG = "the simulator hangs"
 
 
 def _answer(worker: "subprocess.Popen[bytes]", *, timeout_s: float) -> str | None:
-    """What the next seed broke, None if nothing."""
+    """The invariant that the next seed broke, None if none."""
     import selectors
 
     assert worker.stdout is not None

@@ -292,7 +292,7 @@ def test_a_group_is_taken_when_each_of_its_trajectories_would_be_and_refused_wit
 
 
 def refusal(take: Callable[[], object]) -> str | None:
-    """Why it is not taken."""
+    """Reason of the refusal, None if it is taken."""
     try:
         take()
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""One thing wrong in a group that is right otherwise: each is refused with a text that says what.
+"""Groups with a single fault: each is refused with a text that names it.
 
 Rows may be sent as they are held, or narrow: both are spoiled.
 """

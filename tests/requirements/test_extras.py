@@ -37,7 +37,7 @@ def left_out() -> set[str]:
 
 
 def needed(given: list[str]) -> Iterator[Requirement]:
-    """What `given` asks for, and what that asks for, as far as it is installed here."""
+    """Requirements among `given`, and theirs in turn, as far as they are installed here."""
     waiting, seen = [Requirement(text) for text in given], set()
     while waiting:
         one = waiting.pop()

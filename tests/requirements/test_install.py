@@ -36,7 +36,7 @@ def _wheel(folder: Path, *, name: str, version: str) -> None:
 
 
 def _install(python: Path, lock: Path, **settings: str) -> "subprocess.CompletedProcess[str]":
-    """What set-up does, with nothing configured but `settings`, and without uv."""
+    """Runs the set-up with nothing configured but `settings`, and without uv."""
     environment: Mapping[str, str] = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))},
         "PIP_CONFIG_FILE": os.devnull,

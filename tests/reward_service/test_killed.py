@@ -47,7 +47,7 @@ def held_up(pipe: Path) -> dict[str, JsonValue]:
 
 
 def check_all_right_or_failed(results: Sequence[Result]) -> tuple[int, int]:
-    """How many have their right reward, and how many an error that says that it might work at another time."""
+    """Checks each result for its right reward, or an error that may pass; returns the number of each."""
     for result in results:
         assert (result["reward"] is None) != (result["error"] is None)
         if result["reward"] is not None:

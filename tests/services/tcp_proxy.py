@@ -30,7 +30,7 @@ class TcpProxy:
         self._open.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until either side closes."""
+        """Serves a connection, until either side closes."""
         self.connections += 1
         if self.connections > 1:
             self.another.set()

@@ -81,7 +81,7 @@ def test_a_long_record_is_written_whole() -> None:
 
 
 def said(records: list[logging.LogRecord], *, seconds: list[float]) -> list[str]:
-    """What is let through of records that come at these seconds."""
+    """Messages let through of records that come at these seconds."""
     times = iter(seconds)
     before = SaidBefore(every_s=30.0, clock=lambda: next(times))
     return [record.getMessage() for record in records if before.filter(record)]

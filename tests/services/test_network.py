@@ -1,4 +1,4 @@
-"""Which addresses count as reachable by other machines."""
+"""Addresses that count as reachable by other machines."""
 
 from pathlib import Path
 

@@ -145,7 +145,7 @@ async def test_who_was_taken_over_while_standing_still_writes_no_more(folder: Pa
 
 
 async def test_who_was_taken_over_by_one_that_has_ended_since_writes_no_more(folder: Path) -> None:
-    """That one may have trained there, and has taken its lease with it."""
+    """The other one may have trained there, and has taken its lease with it."""
     (folder / "journal").mkdir(parents=True)
     with await RunLock.held(folder, pace=Pace(beat_s=1000.0, silence_s=0.0)) as lock:
         lock.check()

@@ -1,4 +1,4 @@
-"""What is said of an error that went through a file of the user's."""
+"""Messages about an error that went through a file of the user's."""
 
 import colorsys
 import importlib.util

@@ -1,4 +1,4 @@
-"""What is read from vLLM's source is what vLLM itself says when it is imported."""
+"""Facts read from vLLM's source, compared with vLLM's own when it is imported."""
 
 import pytest
 

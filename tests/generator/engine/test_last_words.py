@@ -1,4 +1,4 @@
-"""What an engine's process logs of its death reaches its owner, as one sentence."""
+"""Last words of an engine's process: the cause of its death in its log reaches its owner, as one sentence."""
 
 import logging
 import multiprocessing

@@ -1,4 +1,4 @@
-"""What vLLM says of its arguments, in the keys of run.toml."""
+"""vLLM's complaints about its arguments, in the keys of run.toml."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is found on a machine before a start."""
+"""Findings on a machine before a start."""
 
 import errno
 import os
@@ -73,7 +73,7 @@ def test_a_disk_is_judged_where_the_folder_will_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Where the kernel says no: root may write anywhere, so that it cannot be had from permissions in every test."""
+    """Replaces the kernel's refusal: root may write anywhere, so that permissions do not bring it in every test."""
 
     def refused(**_: object) -> None:
         raise OSError(code, os.strerror(code))

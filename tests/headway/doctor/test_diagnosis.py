@@ -1,4 +1,4 @@
-"""Who is found to be the culprit, from what processes say."""
+"""Diagnosis of a run: the culprit that is found from the processes' answers."""
 
 import pytest
 

@@ -78,7 +78,7 @@ class Mistake:
         return text
 
     def shown(self) -> str:
-        """What was written, for the reader of the messages."""
+        """The mistake as it was written, for the reader of the messages."""
         lines = [line for bad in self.change.values() for line in bad.splitlines() if line]
         lines += [
             f"{name}: {text.splitlines()[-1]}" if text else f"{name} is empty" for name, text in self.files.items()

@@ -19,7 +19,7 @@ def small_config(**fields: object) -> str:
 def small_model(
     folder: Path, *, positions: int = 128, characters: str = "0123456789+=abcdefgh ", template: str = ""
 ) -> Path:
-    """One token for each character; without weights that anything could be computed with."""
+    """Writes a model with a token for each character; without weights that anything could be computed with."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(small_config(max_position_embeddings=positions, vocab_size=3 + len(characters)))
     vocabulary = {token: index for index, token in enumerate(("<pad>", "<eos>", "<unk>", *characters))}

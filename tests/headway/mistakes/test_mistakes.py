@@ -29,7 +29,7 @@ _TITLE = "What `headway check` says of mistakes. To be read as a newcomer would.
 
 
 def written() -> dict[str, str]:
-    """What messages.txt says, by the mistake."""
+    """The messages in messages.txt, by the mistake."""
     parts = re.split(r"^## (.*)\n", MESSAGES.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -54,7 +54,7 @@ SAID: dict[str, str] = {}
 
 
 def say(mistake: Mistake, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a check says of the project with this mistake; it must end with 2."""
+    """Checks the project with this mistake, and returns the output; the check must end with 2."""
     files = {"run.toml": mistake.run_file(), "tasks.jsonl": GOOD, "reward.py": REWARD, **mistake.files}
     for name, text in files.items():
         (project / name).write_text(text)
@@ -188,7 +188,7 @@ async def test_a_run_of_the_same_name_that_lives_is_named_and_not_its_ports(
 
 
 def test_a_check_of_the_demo_loads_nothing_heavy(project: Path) -> None:
-    """What takes seconds to load would be noticed at each start."""
+    """Imports that take seconds would be noticed at each start."""
     small = Path(__file__).parents[3] / "examples/addition/run.toml"
     (project / "run.toml").write_text(small.read_text().replace("models/addition", "model"))
     loaded = subprocess.run(

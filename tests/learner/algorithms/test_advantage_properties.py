@@ -1,4 +1,4 @@
-"""What an estimator promises for every step: no order of trajectories matters, and the identities that define it."""
+"""Properties of an estimator at every step: no order of trajectories matters, and the identities that define it."""
 
 import random
 from collections.abc import Callable

@@ -30,7 +30,7 @@ def correct(rules: RatioRules, part: Tensor | None = None) -> ratios.TokenCorrec
 
 
 def kept_lengths(rules: RatioRules) -> NDArray[np.int64]:
-    """How many tokens of each trajectory pass the filters, [3]."""
+    """Number of tokens of each trajectory that pass the filters, [3]."""
     return np.bincount(SEQUENCES[ratios.kept_tokens(GAP, rules)], minlength=3).astype(np.int64)
 
 

@@ -53,7 +53,7 @@ def selected(preset: Preset, draw: Draw) -> Tensor:
 
 
 def good_weights(preset: Preset, rewards: Tensor, kept: Tensor) -> Tensor:
-    """One token a trajectory: its weight among those of good ones."""
+    """Weights of trajectories of one token each, among the good ones."""
     assert preset.good_reward is not None
     good = kept & (rewards >= preset.good_reward)
     return torch.from_numpy(preset.weights(good.numpy().astype(np.int64)))
@@ -62,7 +62,7 @@ def good_weights(preset: Preset, rewards: Tensor, kept: Tensor) -> Tensor:
 def loss_of(
     preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, teacher: Tensor, start: Tensor | None = None
 ) -> Tensor:
-    """What the trainer computes for an update in one microbatch: a step's only one, or one after its `start`."""
+    """The trainer's loss for an update in one microbatch: a step's only one, or one after its `start`."""
     chosen = selected(preset, draw)
     actions, count = draw.actions[chosen], len(chosen)
     policy = torch.log_softmax(logits, dim=0)[actions]

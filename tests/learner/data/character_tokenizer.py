@@ -10,7 +10,7 @@ END = 0
 
 
 class CharacterTokenizer:
-    """One token a character; `|` is the end token."""
+    """A tokenizer with a token for each character; `|` is the end token."""
 
     eos_token_id: int | None = END
 
@@ -27,7 +27,7 @@ class CharacterTokenizer:
 
 
 class Masked(Protocol):
-    """What has tokens and a mask."""
+    """A sequence with tokens and a mask."""
 
     @property
     def token_ids(self) -> NDArray[np.int32]: ...

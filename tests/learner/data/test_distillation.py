@@ -1,4 +1,4 @@
-"""What a teacher said, beside the data or in its columns."""
+"""A teacher's logprobs, beside the data or in its columns."""
 
 import json
 import math

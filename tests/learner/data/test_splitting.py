@@ -1,4 +1,4 @@
-"""What is held out, and how long data is."""
+"""The held-out part of data, and the data's length."""
 
 import numpy as np
 import pytest

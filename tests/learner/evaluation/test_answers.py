@@ -1,4 +1,4 @@
-"""What counts as a completion's answer when samples vote."""
+"""Answers of completions, as they count when samples vote."""
 
 import pytest
 

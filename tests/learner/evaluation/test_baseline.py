@@ -1,4 +1,4 @@
-"""Which completions our tasks are compared with."""
+"""Baselines: the completions with which our tasks are compared."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What can be set about evaluations, and what does not go together."""
+"""Settings of evaluations, and those that do not go together."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a power loss would leave of a folder: names and bytes that were synced, and nothing else."""
+"""A folder after a power loss: names and bytes that were synced, and nothing else."""
 
 import os
 import stat

@@ -24,7 +24,7 @@ def start(folder: Path, *, resume: bool, journal: bool = True) -> int:
 
 
 def touched(folder: Path) -> dict[Path, int]:
-    """When each file was last written."""
+    """Time at which each file was last written."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 

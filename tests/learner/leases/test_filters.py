@@ -1,4 +1,4 @@
-"""Which groups are left out, and when that ends a run: the rules by themselves, then in an intake on real sockets."""
+"""Groups that are left out, and when that ends a run: the rules by themselves, then in an intake on real sockets."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What one message costs does not grow with the number of env_services, of leases, or of changes of the fleet."""
+"""Cost of one message: it does not grow with the number of env_services, of leases, or of changes of the fleet."""
 
 from collections.abc import Iterable
 from contextlib import AsyncExitStack

@@ -1,4 +1,4 @@
-"""What the learner's spans say of leases whose first group, or every group, came to nothing."""
+"""The learner's spans of leases whose first group, or every group, came to nothing."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ Span = tuple[str, int, int, dict[str, Any]]
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Span]]:
-    """Those that this process exports, in the order in which they end, by trace."""
+    """Spans that this process exports, in the order in which they end, by trace."""
     exported: dict[str, list[Span]] = {}
 
     def make(name: str, own: str, parent: str, began: int, ended: int, told: dict[str, Any]) -> tuple[str, Span]:

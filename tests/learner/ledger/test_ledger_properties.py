@@ -69,7 +69,7 @@ class Checkpoint:
 
 @dataclass
 class Disk:
-    """What survives the learner."""
+    """The part of a run that survives the learner."""
 
     checkpoint: Checkpoint
     journal: dict[int, Group] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class World:
         self.ledger.served_changed(min(serving, default=None))
 
     def publish(self) -> None:
-        """One generator commits the newest policy, or comes back with it; the others still serve theirs."""
+        """Has a generator commit the newest policy, or come back with it; the others still serve theirs."""
         self.generators[self.random.randrange(len(self.generators))] = self.history
         self.updated()
 

@@ -305,7 +305,7 @@ def test_a_step_comes_by_itself_and_the_page_outlives_its_server(browser: "Brows
 
 
 def _legend(page: "Page", figure: str) -> dict[str, str]:
-    """What the figure's lines are called, and what its legend says of each where the pointer is at the last step."""
+    """Names of the figure's lines, with the legend's text for each where the pointer is at the last step."""
     found: dict[str, str] = page.evaluate(
         """async id => {
           const over = document.querySelector(`figure[aria-labelledby=h-${id}] .u-over`);

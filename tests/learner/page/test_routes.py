@@ -117,7 +117,7 @@ async def test_a_resume_takes_back_the_steps_that_were_lost(tmp_path: Path) -> N
 
 
 async def test_a_resume_resets_the_stream(tmp_path: Path) -> None:
-    """What a page must forget is said in one place: the file is read anew."""
+    """The page is told in one place to forget: the file is read anew."""
     write_lines(tmp_path, [step_line(1), step_line(2)])
     page = RunPage([ShownRun("one", tmp_path)], token=None)
     _, mark = page._curves[0].catch_up()

@@ -429,7 +429,7 @@ def test_a_resume_reads_only_what_was_written_since_its_checkpoint(tmp_path: Pat
 
 
 def doubts_of(**changes: Any) -> list[list[str]]:
-    """What is said after each of 45 steps."""
+    """Doubts after each of 45 steps."""
     doubts = Doubts()
     return [doubts.step(record(step, **changes)) for step in range(1, 46)]
 

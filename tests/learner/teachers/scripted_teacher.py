@@ -22,7 +22,7 @@ TOKEN = "let-me-in"
 
 
 def logprob(token: int, position: int) -> float:
-    """What the teacher says of a token at a position: no two alike, and neither depends on the request's form."""
+    """The teacher's logprob of a token at a position: no two alike, and neither depends on the request's form."""
     return float(np.float32(-token / 8 - position / 1024))
 
 

@@ -1,4 +1,4 @@
-"""One teacher and its generators, over real HTTP."""
+"""A remote teacher and its generators, over real HTTP."""
 
 import asyncio
 import socket

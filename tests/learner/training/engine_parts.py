@@ -61,7 +61,7 @@ def microbatch(sequences: Sequence[TrainSequence]) -> Microbatch:
 
 
 def update(parts: Parts, sequences: Sequence[TrainSequence], *, rate: float = OPTIMIZER.learning_rate) -> float:
-    """One update of two microbatches by the negative sum of the logprobs; returns the norm of its gradient."""
+    """Makes an update of two microbatches by the negative sum of the logprobs; returns the norm of its gradient."""
     for part, last in halves(sequences):
         parts.engine.backward(-logprobs(parts, microbatch(part)).sum(), last=last)
     return parts.engine.update(learning_rate=rate)

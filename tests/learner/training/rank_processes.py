@@ -1,4 +1,4 @@
-"""What a script does to run as two ranks: it starts itself once more, and both meet in a process group."""
+"""Two ranks of a script: it starts itself once more, and both meet in a process group."""
 
 import os
 import sys

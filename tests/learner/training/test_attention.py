@@ -1,4 +1,4 @@
-"""What computes attention, against float32 and against the plain formula."""
+"""Kernels of attention, against float32 and against the plain formula."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

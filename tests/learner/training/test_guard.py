@@ -20,7 +20,7 @@ CONFIG = GuardConfig(
 
 @dataclass(frozen=True)
 class Measured:
-    """One step's measures."""
+    """Measures of a step."""
 
     effective_sample_share: float | None = 0.9
     behavior_kl: float | None = 0.01

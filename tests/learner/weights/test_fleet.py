@@ -1,4 +1,4 @@
-"""Who is in the fleet, who is refused and why, and what the fleet as a whole serves."""
+"""The fleet: its members, who is refused and why, and the versions that it serves as a whole."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""Which process has proven which version: over a learner's restart, and when a later proof shows that one was wrong."""
+"""Proofs of versions by processes: over a learner's restart, and when a later proof shows that one was wrong."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is kept for downloads, for how long, and how it is served."""
+"""Published weights: which are kept for downloads, for how long, and how they are served."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is remembered of processes that came and went stays as much, however many there were."""
+"""Memory of processes that came and went: it stays as much, however many there were."""
 
 import pytest
 

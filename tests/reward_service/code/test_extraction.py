@@ -1,4 +1,4 @@
-"""Where the code stands in a completion."""
+"""Extraction of the code from a completion."""
 
 import pytest
 

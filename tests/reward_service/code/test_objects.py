@@ -1,4 +1,4 @@
-"""What crosses between the tests and a solution in another process."""
+"""Objects that cross between the tests and a solution in another process."""
 
 from collections.abc import Awaitable, Callable
 

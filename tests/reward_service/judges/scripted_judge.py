@@ -20,7 +20,7 @@ class _Message(BaseModel):
 
 
 class Asked(BaseModel):
-    """What a judge was sent."""
+    """A request that a judge got."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -66,7 +66,7 @@ def judge(script: Callable[[int, Asked], Answer]) -> ScriptedApi:
 
 
 def asked_of(api: ScriptedApi) -> list[Asked]:
-    """What the judge was sent, in order."""
+    """Requests that the judge got, in order."""
     return [Asked.model_validate(body) for body in api.bodies]
 
 

@@ -1,4 +1,4 @@
-"""What a judge's configuration refuses."""
+"""Refusals of a judge's configuration."""
 
 import pytest
 

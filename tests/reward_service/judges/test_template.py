@@ -1,4 +1,4 @@
-"""What the judge is shown: texts stay what they are, and cannot pretend to be anything else."""
+"""The prompt of a judge: texts stay what they are, and cannot pretend to be anything else."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What the process of an encoder computes, in the test's own process."""
+"""Embeddings of an encoder's process, computed in the test's own process."""
 
 import base64
 from array import array

@@ -1,4 +1,4 @@
-"""What the process of a reward model computes: for each input of a batch what it computes for that input alone."""
+"""Scores of a reward model's process: for each input of a batch the same as for that input alone."""
 
 import shutil
 from collections.abc import Sequence

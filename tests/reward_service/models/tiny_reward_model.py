@@ -63,7 +63,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def alone(folder: Path, token_ids: list[int]) -> float:
-    """What Hugging Face's own class says about one input."""
+    """Score of one input by Hugging Face's own class."""
     model = LlamaForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
         return float(model(input_ids=torch.tensor([token_ids])).logits.item())

@@ -1,4 +1,4 @@
-"""What is taken, what is turned away, and when it is to come again."""
+"""Admission of requests: which are taken, which turned away, and when those are to come again."""
 
 from collections.abc import Callable
 

@@ -24,7 +24,7 @@ async def right() -> Outcome:
 
 
 class ScriptedLanes:
-    """One lane for all, with places for `share` items, in which each becomes what `judge` makes of it."""
+    """A single lane for all, with places for `share` items, in which each becomes what `judge` makes of it."""
 
     def __init__(
         self, judge: Callable[[], Outcome | Coroutine[object, object, Outcome]] = right, *, share: int
@@ -42,7 +42,7 @@ class ScriptedLanes:
 
 
 async def outcomes(lanes: ScriptedLanes, *items: ScoreItem, deadline_s: float = 30.0) -> list[Outcome]:
-    """What became of each item, in order."""
+    """Outcomes of all items, in order."""
     found: dict[int, Outcome] = {}
     batch = ScoreBatch(
         request=ScoreRequest(items=items, deadline_s=deadline_s),

@@ -28,7 +28,7 @@ def repetitions(
 async def answered(
     known: Repetitions, key: str | None, answer: bytes, *, body: bytes = b"body", keep: bool = True
 ) -> bytes:
-    """What a caller gets whose own computation would give `answer`."""
+    """Answer to a caller whose own computation would give `answer`."""
     async with known.claimed(key=key, body=body) as claim:
         if claim.answer is None:
             claim.settle(answer, keep=keep)

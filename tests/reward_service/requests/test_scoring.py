@@ -32,7 +32,7 @@ async def score(scorer: Scorer, *items: ScoreItem, deadline_s: float = 30.0) -> 
 
 @asynccontextmanager
 async def held_back(scorer: Scorer) -> AsyncIterator[asyncio.Task[tuple[ScoreResult, ...]]]:
-    """One item is being scored within it, and is given up at its end."""
+    """Keeps an item in scoring while the body runs, and gives it up at its end."""
     running = asyncio.create_task(score(scorer, item("hang_async")))
     await asyncio.sleep(0)
     assert scorer.pending == 1

@@ -25,7 +25,7 @@ from tests.reward_service.sandbox.attacks import ATTACKS, SECRET, Attack
 
 
 async def attack_all(*, at_once: int, cgroup: str) -> dict[str, list[str]]:
-    """What each attack got, or how else it ended than it should; also what is left of all of them."""
+    """Gains of each attack, or its end if it was not the expected one; also all that is left behind."""
     config = ExecutionConfig(concurrency=at_once, cgroup=cgroup, packages=(), max_sessions=0)
     found: dict[str, list[str]] = {}
     with ExitStack() as stack:
@@ -40,7 +40,7 @@ async def attack_all(*, at_once: int, cgroup: str) -> dict[str, list[str]]:
 
 
 class _Host:
-    """What attacks look for."""
+    """Targets of attacks on the host."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -71,7 +71,7 @@ class _Host:
         }
 
     def reached(self) -> list[str]:
-        """What has happened outside."""
+        """Effects outside of the sandbox."""
         found = [] if self._victim.poll() is None else ["the victim was killed"]
         for name, heard in (("tcp", self._tcp), ("udp", self._udp), ("abstract", self._abstract)):
             heard.setblocking(False)

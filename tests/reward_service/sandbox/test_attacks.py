@@ -48,7 +48,7 @@ def cgroup() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def attacked(cgroup: str) -> Iterator[Outcomes]:
-    """What the attacks got, in each mode."""
+    """Gains of the attacks, in each mode."""
     folder = tempfile.mkdtemp(prefix="headway-attacks-", dir="/tmp")
     os.chmod(folder, 0o777)
 

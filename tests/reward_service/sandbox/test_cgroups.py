@@ -1,4 +1,4 @@
-"""Where a service finds its own control groups, outside of containers and inside."""
+"""Control groups that a service finds for itself, outside of containers and inside."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What every sandbox does with programs that mean no harm."""
+"""Contract of every sandbox with programs that mean no harm."""
 
 import asyncio
 from collections.abc import AsyncIterator

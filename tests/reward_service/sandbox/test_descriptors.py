@@ -1,4 +1,4 @@
-"""Who holds whose pipes: a worker that holds the end of a sandbox's pipe keeps its program waiting, or reads it."""
+"""Owners of pipes: a worker that holds the end of a sandbox's pipe keeps its program waiting, or reads it."""
 
 import os
 import signal
@@ -94,7 +94,7 @@ def families(service: int) -> Iterator[tuple[str, set[str]]]:
 
 
 def check_nobody_holds_anothers(service: int) -> int:
-    """How many families there are. Raises AssertionError for a descriptor in two of them."""
+    """Checks that no two families share a descriptor; returns the number of families. Raises AssertionError."""
     found = list(families(service))
     own = exclusive(service)
     for number, (command, held) in enumerate(found):

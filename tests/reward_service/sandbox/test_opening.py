@@ -1,4 +1,4 @@
-"""What a service says that cannot have its sandbox."""
+"""Refusals of a service that cannot have its sandbox."""
 
 import os
 import subprocess

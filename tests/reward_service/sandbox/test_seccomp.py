@@ -11,7 +11,7 @@ ALLOW, KILL, EPERM, ENOSYS, EAFNOSUPPORT = 0x7FFF0000, 0x80000000, 0x50001, 0x50
 
 
 def answer(machine: str, number: int, argument: int = 0, *, audit: int | None = None) -> int:
-    """What the filter of a machine returns for a call."""
+    """The filter's return value for a call on a machine."""
     architecture = ARCHITECTURES[machine].audit if audit is None else audit
     data = struct.pack("<IIQ6Q", number, architecture, 0, argument, 0, 0, 0, 0, 0)
     program = list(struct.iter_unpack("=HBBI", assemble(machine)))

@@ -1,4 +1,4 @@
-"""What verifiers say of their rewards, for people who look at samples."""
+"""Explanations that verifiers give of their rewards, for people who look at samples."""
 
 import pytest
 

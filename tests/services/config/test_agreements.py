@@ -1,4 +1,4 @@
-"""What two configs must agree about."""
+"""Agreements between two configs, and the complaints where they disagree."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Which process gets which GPU, found without any."""
+"""Assignment of GPUs to processes, found without any."""
 
 from pathlib import Path
 

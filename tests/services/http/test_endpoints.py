@@ -1,4 +1,4 @@
-"""Which service is asked next."""
+"""Choice of the service that is asked next."""
 
 import asyncio
 from contextlib import ExitStack

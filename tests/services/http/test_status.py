@@ -1,4 +1,4 @@
-"""What `GET /v1/status` tells, over a real socket."""
+"""Answers of `GET /v1/status`, over a real socket."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What is said about waits, and what /readyz is told."""
+"""Reports of waits, in logs and to /readyz."""
 
 import asyncio
 import logging

@@ -20,7 +20,7 @@ HELLO = Goodbye(reason="hello")
 
 @dataclass
 class Garbage:
-    """What a router was told by strangers."""
+    """Reports that a router makes of strangers."""
 
     reports: list[tuple[str, ProtocolError]]
 

@@ -74,7 +74,7 @@ def test_a_number_equals_itself_in_every_notation_and_its_neighbour_in_none(abov
 
 
 def steps(text: str) -> int:
-    """How many calls reading a hostile completion takes."""
+    """Number of calls that reading a hostile completion takes."""
     count = 0
 
     def counting(frame: object, event: str, argument: object) -> None:
