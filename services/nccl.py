@@ -7,6 +7,7 @@ import struct
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from typing import Protocol
 
 _INTERFACE = "NCCL_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -37,6 +38,24 @@ def environment_of_nccl(*, timeout_s: float, environ: MutableMapping[str, str] =
                     environ.pop(name, None)
                 else:
                     environ[name] = value
+
+
+class Collective(Protocol):
+    """The used part of torch's handle of a collective."""
+
+    def exception(self) -> object: ...
+
+
+def failure_of(work: Collective) -> str:
+    """Why a collective that calls itself completed has failed, on one line; empty if it has not.
+
+    A member's death completes a collective, too: without this its error would pass for an arrival.
+    """
+    try:
+        failure = work.exception()
+    except TypeError:  # torch before 2.12 cannot hand it out: then the bytes' hashes alone tell
+        return ""
+    return "" if failure is None else " ".join(str(failure).split())
 
 
 def keep_to_interface_of(address: str, *, environ: MutableMapping[str, str] = os.environ) -> None:

@@ -4,12 +4,8 @@ that serve.
 It lives in the worker process. The worker's RPC loop is serial, so whatever waits for the network runs in a thread of
 its own: joining a group, and receiving into the staging buffers. Only a load touches the model, and it runs within one
 call, so that no step can see half of it.
-
-The group is built from a TCPStore of its own, never from torch's default group: the engine has one already, and a group
-of ours has to be thrown away after any failure. It is pinned to the local address that reaches the store's host.
 """
 
-import datetime
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import xxhash
 from vllm.config import VllmConfig
 from vllm.config.weight_transfer import WeightTransferConfig
@@ -35,87 +30,13 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS, materialize_layer
 
+from generator.weights.group import BroadcastRank
 from generator.weights.plan import WeightSyncError, tensor_bytes
-from protocol.fleet import MEETING_BYTES, BucketSpec, JoinGroup, Prepare
-from services.nccl import environment_of_nccl
-from services.network import local_address
+from protocol.fleet import BucketSpec, JoinGroup, Prepare
 from services.process import DaemonThreads
 
-# torch's stubs lack the parts of these classes that are used here.
-c10d: Any = dist
-NCCL_POLL_S = 0.001
 BACKEND = "headway"
 DIGEST_CHUNK_BYTES = 64 << 20
-
-
-class BroadcastRank:
-    """A rank of the group. The constructor returns when all ranks have joined, or raises WeightSyncError."""
-
-    def __init__(self, *, spec: JoinGroup, worker_rank: int, device: torch.device) -> None:
-        self._spec = spec
-        self.device = device if spec.backend == "nccl" else torch.device("cpu")
-        """Where the group puts what it receives: gloo's is host memory, whatever the worker computes on."""
-        self._timeout = datetime.timedelta(seconds=spec.bucket_timeout_s)
-        self._meet_timeout = datetime.timedelta(seconds=spec.meet_timeout_s)
-        try:
-            self._group = self._join(rank=spec.rank_offset + worker_rank)
-            if spec.backend == "nccl":
-                self._meet()
-        except (RuntimeError, OSError) as error:
-            raise WeightSyncError(
-                f"could not join group {spec.epoch} of {spec.world_size} at {spec.host}:{spec.port}: {error}"
-            ) from error
-
-    def receive(self, *, buffer: torch.Tensor, index: int) -> None:
-        """Fill `buffer` (uint8, on the group's device) from rank 0. Raises WeightSyncError after the timeout."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        options.rootTensor = 0
-        options.timeout = self._timeout
-        try:
-            work = self._group.broadcast([buffer], options)
-            self._wait(work, timeout_s=self._spec.bucket_timeout_s)
-        except RuntimeError as error:
-            raise WeightSyncError(
-                f"bucket {index} did not arrive within {self._spec.bucket_timeout_s} s: {error}"
-            ) from error
-
-    def _join(self, *, rank: int) -> Any:
-        spec = self._spec
-        store = c10d.TCPStore(spec.host, spec.port, spec.world_size, is_master=False, timeout=self._meet_timeout)
-        prefixed = c10d.PrefixStore(f"headway-{spec.epoch}", store)
-        if spec.backend == "nccl":
-            options = c10d.ProcessGroupNCCL.Options()
-            options._timeout = self._meet_timeout
-            with environment_of_nccl(timeout_s=spec.meet_timeout_s):
-                return c10d.ProcessGroupNCCL(prefixed, rank, spec.world_size, options)
-        gloo = c10d.ProcessGroupGloo._Options()
-        gloo._timeout = self._meet_timeout
-        gloo._devices = [c10d.ProcessGroupGloo.create_device(hostname=local_address(host=spec.host, port=spec.port))]
-        return c10d.ProcessGroupGloo(prefixed, rank, spec.world_size, gloo)
-
-    def _meet(self) -> None:
-        """NCCL connects at the first broadcast, and not when the group is made: a tiny one belongs to the meeting."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        options.rootTensor = 0
-        token = torch.zeros(MEETING_BYTES, dtype=torch.uint8, device=self.device)
-        with environment_of_nccl(timeout_s=self._spec.meet_timeout_s):
-            work = self._group.broadcast([token], options)
-        self._wait(work, timeout_s=self._spec.meet_timeout_s)
-
-    def _wait(self, work: "dist.Work", *, timeout_s: float) -> None:
-        if self.device.type == "cpu":
-            work.wait(self._timeout)
-            return
-        # NCCL's own wait blocks a stream and not this thread, and its watchdog would end the process.
-        deadline = time.monotonic() + timeout_s
-        while not work.is_completed():
-            if time.monotonic() > deadline:
-                self._group.abort()  # its kernel would wait on the GPU for ever
-                raise RuntimeError("timed out")
-            time.sleep(NCCL_POLL_S)
-        work.synchronize()
 
 
 @dataclass

@@ -26,7 +26,7 @@ import xxhash
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorSpec
-from services.nccl import environment_of_nccl
+from services.nccl import environment_of_nccl, failure_of
 from services.network import BACKLOG
 from services.process import DaemonThreads, WrongSettings
 
@@ -320,6 +320,9 @@ class BroadcastGroup:
                 self._group.abort()  # its kernel would wait on the GPU for ever
                 raise RuntimeError(f"it was not through after {timeout_s:g} s")
             time.sleep(_NCCL_POLL_S)
+        if failure := failure_of(work):
+            self._group.abort()
+            raise RuntimeError(failure)
 
     def close(self) -> None:
         """Lets go of the group; may block until a broadcast that failed has come to its own timeout.

@@ -1,6 +1,6 @@
 """The environment of NCCL's communicators."""
 
-from services.nccl import environment_of_nccl, interface_of, keep_to_interface_of
+from services.nccl import environment_of_nccl, failure_of, interface_of, keep_to_interface_of
 
 
 def test_a_communicator_of_broadcasts_is_made_with_settings_that_leave_no_trace() -> None:
@@ -23,3 +23,19 @@ def test_the_interface_is_that_of_the_address_unless_one_is_named() -> None:
     named = {"NCCL_SOCKET_IFNAME": "ib0"}
     keep_to_interface_of("127.0.0.1", environ=named)
     assert named == {"NCCL_SOCKET_IFNAME": "ib0"}
+
+
+class Collective:
+    def __init__(self, failure: Exception | None) -> None:
+        self._failure = failure
+
+    def exception(self) -> Exception | None:
+        if isinstance(self._failure, TypeError):
+            raise self._failure
+        return self._failure
+
+
+def test_a_collective_says_why_it_failed_on_one_line_and_nothing_if_it_did_not() -> None:
+    assert failure_of(Collective(RuntimeError("remote process\n exited"))) == "remote process exited"
+    assert failure_of(Collective(None)) == ""
+    assert failure_of(Collective(TypeError("an older torch has no type for it"))) == ""

@@ -187,3 +187,33 @@ def test_the_store_listens_on_the_given_address_only() -> None:
     tables = [Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:] for name in ("tcp", "tcp6")]
     listening = [line.split()[1] for table in tables for line in table if line.split()[3] == "0A"]
     assert [entry for entry in listening if entry.endswith(f":{meeting.port:04X}")] == [f"0200007F:{meeting.port:04X}"]
+
+
+class FailedCollective:
+    """A collective of NCCL whose member died: torch calls it completed."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def exception(self) -> Exception:
+        return RuntimeError("NCCL error: remote process exited")
+
+
+class FailedGroup:
+    def __init__(self) -> None:
+        self.aborted = False
+
+    def broadcast(self, *_: object) -> FailedCollective:
+        return FailedCollective()
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_broadcast_over_nccl_that_is_completed_because_it_failed_is_an_error() -> None:
+    died: Any = FailedGroup()
+    store: Any = None
+    group = BroadcastGroup(group=died, device="meta", store=store)  # any that is not the CPU
+    with pytest.raises(ProcessGroupError, match=r"bucket 1 of 1 was not taken by all: NCCL error: remote process"):
+        group.send(pack_buckets(TENSORS, bucket_bytes=1 << 20), timeout_s=1.0)
+    assert died.aborted

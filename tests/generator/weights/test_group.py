@@ -1,0 +1,100 @@
+"""A worker's end of the broadcast, without vLLM, and what NCCL says of a collective that failed."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from generator.weights.group import BroadcastRank
+from generator.weights.plan import WeightSyncError
+from learner.weights.process_group import Meeting, pack_buckets
+from protocol.fleet import JoinGroup
+from services.network import LOOPBACK
+
+TIMEOUT_S = 10.0
+
+
+@contextmanager
+def joined() -> Iterator[tuple[Any, BroadcastRank]]:
+    """The learner's group over gloo, and the rank of a worker."""
+    meeting = Meeting(host=LOOPBACK, epoch=1, world_size=2, timeout_s=TIMEOUT_S)
+    spec = JoinGroup(
+        epoch=1, backend="gloo", host=LOOPBACK, port=meeting.port, rank_offset=1, world_size=2,
+        meet_timeout_s=TIMEOUT_S, bucket_timeout_s=TIMEOUT_S,
+    )  # fmt: skip
+    with ThreadPoolExecutor(1) as threads:
+        rank = threads.submit(BroadcastRank, spec=spec, worker_rank=0, device=torch.device("cpu"))
+        with meeting.join(backend="gloo") as group:
+            yield group, rank.result(TIMEOUT_S)
+
+
+def test_it_takes_a_bucket_and_loads_no_vllm() -> None:
+    bucket = pack_buckets([("weight", torch.arange(100.0))], bucket_bytes=1 << 20)[0]
+    buffer = torch.empty(bucket.spec.nbytes, dtype=torch.uint8)
+    with joined() as (group, rank), ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(group.send, [bucket], timeout_s=TIMEOUT_S)
+        rank.receive(buffer=buffer, index=0)
+        sent.result(TIMEOUT_S)
+    assert torch.equal(buffer, bucket.data)
+    asked = "import sys, generator.weights.group; sys.exit('vllm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asked], check=False, timeout=60).returncode == 0
+
+
+class Collective:
+    """A collective of NCCL as torch hands it out: one that has failed is completed, too."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        self._failure = failure
+
+    def is_completed(self) -> bool:
+        return True
+
+    def exception(self) -> Exception | None:
+        return self._failure
+
+    def synchronize(self) -> None:
+        """It is through."""
+
+
+class Group:
+    """In place of the process group, whose broadcasts fail."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        self._failure = failure
+        self.aborted = False
+
+    def broadcast(self, *_: object) -> Collective:
+        return Collective(self._failure)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def of_nccl(group: Group) -> BroadcastRank:
+    """A rank as it is after its meeting, in this group."""
+    rank = object.__new__(BroadcastRank)
+    spec = JoinGroup(
+        epoch=1, backend="nccl", host=LOOPBACK, port=1, rank_offset=1, world_size=2,
+        meet_timeout_s=TIMEOUT_S, bucket_timeout_s=TIMEOUT_S,
+    )  # fmt: skip
+    vars(rank).update(_spec=spec, device=torch.device("cuda"), _group=group, _timeout=None)
+    return rank
+
+
+def test_a_collective_that_is_completed_because_it_failed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("generator.weights.group.dist.BroadcastOptions", lambda: type("Options", (), {})())
+    died = Group(RuntimeError("NCCL error:\nremote process exited"))
+    began = time.monotonic()
+    with pytest.raises(WeightSyncError, match=r"bucket 3 did not arrive .*NCCL error: remote process exited"):
+        of_nccl(died).receive(buffer=torch.empty(4, dtype=torch.uint8), index=3)
+    assert time.monotonic() - began < TIMEOUT_S
+    assert died.aborted
+    well = Group(None)
+    of_nccl(well).receive(buffer=torch.empty(4, dtype=torch.uint8), index=0)
+    assert not well.aborted
