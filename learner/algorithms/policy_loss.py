@@ -56,7 +56,7 @@ def clip(
     (arXiv 1912.09729), the proximal anchor in place of the behavior policy (arXiv 2110.00641).
     """
     moved = ratio(numerator=policy_logprobs, denominator=proximal_logprobs)
-    gain, clipped = _pessimistic(moved, advantages, low=1.0 - clip_low, high=1.0 + clip_high)
+    gain, clipped = pessimistic(moved, advantages, low=1.0 - clip_low, high=1.0 + clip_high)
     if dual_clip is not None:
         floor = torch.where(advantages < 0, dual_clip * advantages, -torch.inf)
         clipped = clipped | (gain < floor)
@@ -90,8 +90,8 @@ def sequence_clip(
     gaps = log_gap(numerator=policy_logprobs, denominator=proximal_logprobs).detach()
     over = sequence_sums if product else sequence_means
     shared = bounded(over(values=gaps, sequences=sequences, count=count))[sequences]
-    moved = torch.exp(shared + _own_gradient(finite(policy_logprobs)))
-    gain, clipped = _pessimistic(moved, advantages, low=1.0 - clip_low, high=1.0 + clip_high)
+    moved = torch.exp(shared + own_gradient(finite(policy_logprobs)))
+    gain, clipped = pessimistic(moved, advantages, low=1.0 - clip_low, high=1.0 + clip_high)
     return PolicyLoss(losses=-gain, clipped=clipped)
 
 
@@ -114,7 +114,7 @@ def gmpo(
     gaps = log_gap(numerator=policy_logprobs, denominator=proximal_logprobs)
     limited = torch.where(advantages > 0, gaps.clamp(max=clip_high), gaps.clamp(min=-clip_low))
     shared = bounded(sequence_means(values=limited.detach(), sequences=sequences, count=count))[sequences]
-    moved = torch.exp(shared + _own_gradient(limited))
+    moved = torch.exp(shared + own_gradient(limited))
     return PolicyLoss(losses=-moved * advantages, clipped=limited.detach() != gaps.detach())
 
 
@@ -215,15 +215,17 @@ def negative_log_likelihood(*, policy_logprobs: Tensor) -> Tensor:
     return -policy_logprobs
 
 
-def _own_gradient(values: Tensor) -> Tensor:
+def own_gradient(values: Tensor) -> Tensor:
     """0, with the gradient of `values`."""
     return values - values.detach()
 
 
-def _pessimistic(moved: Tensor, advantages: Tensor, *, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """The smaller of the plain and the bounded gain, and where it is the bounded one."""
+def pessimistic(
+    moved: Tensor, advantages: Tensor, *, low: float | Tensor, high: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """The smaller of the plain and the bounded gain, and where it is the bounded one; bounds [N] are each token's."""
     plain = moved * advantages
-    limited = moved.clamp(low, high) * advantages
+    limited = moved.clamp(low, high) * advantages  # type: ignore[arg-type]  # both are numbers, or both tensors
     return torch.minimum(plain, limited), limited < plain
 
 
