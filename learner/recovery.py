@@ -16,9 +16,9 @@ from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.journal.files import unused
 from learner.journal.journal import FOLDER
 from learner.journal.manifest import Signer
+from learner.journal.records import JournalDamaged
 from learner.journal.run_folder import History, NothingToResume, resume_history
 from learner.journal.segments import (
-    JournalDamaged,
     JournalUnknown,
     LoggedBatch,
     LoggedFilter,

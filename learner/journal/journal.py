@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from learner.journal.files import AppendFile, anyone, ignore, sync_folder
+from learner.journal.records import JournalDamaged
 from learner.journal.segments import (
-    JournalDamaged,
     JournalUnknown,
     LoggedBatch,
     LoggedFilter,

@@ -1,9 +1,4 @@
-"""A segment of the batch log: its name, its records, and what became of them on the disk.
-
-A record is `length u32, type u8, xxh3 u64 of the payload, xxh32 of these three, payload`, little-endian. The header has
-a checksum of its own so that a damaged length is not mistaken for a torn tail, the mark of a crash in a write, which
-would cut off all that follows.
-"""
+"""A segment of the batch log: its name, its records, and what became of them on the disk."""
 
 import json
 import os
@@ -13,32 +8,18 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
-
-import xxhash
 
 from learner.journal.files import sync_folder, unused
+from learner.journal.records import JournalDamaged, framed, record, scan
 from learner.weights.provenance import LoggedDistrust, LoggedProof
 from protocol.codec import Frame, WrongProtocolVersion, decode, encode
 from protocol.messages import FinishedLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
-_FACTS = struct.Struct("<IBQ")
-_CHECK = struct.Struct("<I")
-_HEADER_BYTES = _FACTS.size + _CHECK.size
 _GROUP, _BATCH, _FILTERED, _PROOF, _DISTRUST = 1, 2, 3, 4, 5
 _FRAME = struct.Struct("<I")
 _NAME = re.compile(r"segment-(\d{8,})\.log")
-
-
-class JournalDamaged(RuntimeError):
-    """The journal cannot be read from a byte of a file on: what stands there is not what was written."""
-
-    def __init__(self, path: Path, at: int, *, what: str) -> None:
-        super().__init__(f"{path}: at byte {at} {what}")
-        self.path = path
-        self.at = at
 
 
 class JournalUnknown(RuntimeError):
@@ -95,18 +76,18 @@ def encoded(record: Record) -> bytes:
         case LoggedGroup(group=group):
             return b"".join(encoded_group(encode(FinishedLease(group=group))))
         case LoggedBatch(version=version, lease_ids=lease_ids):
-            return _framed(_BATCH, json.dumps([version, list(lease_ids)]).encode())
+            return framed(_BATCH, json.dumps([version, list(lease_ids)]).encode())
         case LoggedFilter(lease_id=lease_id):
-            return _framed(_FILTERED, str(lease_id).encode())
+            return framed(_FILTERED, str(lease_id).encode())
         case LoggedProof(version=proven, digest=digest, fingerprints=fingerprints):
-            return _framed(_PROOF, json.dumps([str(proven), digest, dict(fingerprints)]).encode())
+            return framed(_PROOF, json.dumps([str(proven), digest, dict(fingerprints)]).encode())
         case LoggedDistrust(instance=instance, since=since):
-            return _framed(_DISTRUST, json.dumps([instance, str(since)]).encode())
+            return framed(_DISTRUST, json.dumps([instance, str(since)]).encode())
 
 
 def encoded_group(frames: Sequence[Frame]) -> list[Frame]:
     """The record of the group that a Finished message of these frames brings, in parts, of which none is copied."""
-    return _record(_GROUP, [part for frame in frames for part in (_FRAME.pack(len(frame)), frame)])
+    return record(_GROUP, [part for frame in frames for part in (_FRAME.pack(len(frame)), frame)])
 
 
 def read_segment(path: Path) -> Iterator[tuple[Record, int]]:
@@ -115,13 +96,13 @@ def read_segment(path: Path) -> Iterator[tuple[Record, int]]:
     Raises JournalDamaged when a record that others follow fails its checksum, JournalUnknown when one is of no known
     type.
     """
-    for kind, payload, start, _ in _scan(path):
+    for kind, payload, start, _ in scan(path):
         yield _decoded(kind, payload, path=path), start
 
 
 def group_at(path: Path, at: int) -> TrajectoryGroup:
     """The group whose record begins at this byte, as `read_segment` said. Raises JournalDamaged."""
-    for kind, payload, _, _ in _scan(path, at=at):
+    for kind, payload, _, _ in scan(path, at=at):
         record = _decoded(kind, payload, path=path)
         if isinstance(record, LoggedGroup):
             return record.group
@@ -134,7 +115,7 @@ def end_of_records(path: Path, *, start: int = 0, size: int | None = None) -> in
 
     Raises JournalDamaged.
     """
-    return max((end for *_, end in _scan(path, at=start, size=size)), default=start)
+    return max((end for *_, end in scan(path, at=start, size=size)), default=start)
 
 
 def set_aside(damage: JournalDamaged, *, segments: Sequence[Segment], keep_empty: bool) -> None:
@@ -159,19 +140,6 @@ def set_aside(damage: JournalDamaged, *, segments: Sequence[Segment], keep_empty
 
 def _damaged_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.damaged")
-
-
-def _framed(kind: int, payload: bytes) -> bytes:
-    return b"".join(_record(kind, [payload]))
-
-
-def _record(kind: int, payload: Sequence[Frame]) -> list[Frame]:
-    """A record whose payload is in parts."""
-    digest = xxhash.xxh3_64()
-    for part in payload:
-        digest.update(part)
-    facts = _FACTS.pack(sum(map(len, payload)), kind, digest.intdigest())
-    return [facts + _CHECK.pack(xxhash.xxh32_intdigest(facts)), *payload]
 
 
 def _decoded(kind: int, payload: bytes, *, path: Path) -> Record:
@@ -200,41 +168,6 @@ def _group(payload: bytes, *, path: Path) -> TrajectoryGroup:
         raise JournalUnknown(f"{path}: a group cannot be read: {error}") from error
     assert isinstance(message, FinishedLease), message.kind
     return message.group
-
-
-def _scan(path: Path, *, at: int = 0, size: int | None = None) -> Iterator[tuple[int, bytes, int, int]]:
-    """Type, payload, first byte and the byte after, of each record from the byte `at` on."""
-    size = path.stat().st_size if size is None else size
-    with path.open("rb") as file:
-        start = file.seek(at)
-        while size - start >= _HEADER_BYTES:
-            facts, check = file.read(_FACTS.size), file.read(_CHECK.size)
-            length, kind, checksum = _FACTS.unpack(facts)
-            end = start + _HEADER_BYTES + length
-            if _CHECK.unpack(check)[0] != xxhash.xxh32_intdigest(facts):
-                if not any(facts + check) and _only_zeros(file):
-                    return  # the file had grown on the disk, the record's bytes had not arrived
-                raise _mismatch(path, start)
-            if end > size:
-                return
-            payload = file.read(length)
-            if xxhash.xxh3_64_intdigest(payload) != checksum:
-                if end == size:
-                    return
-                raise _mismatch(path, start)
-            yield kind, payload, start, end
-            start = end
-
-
-def _only_zeros(file: BinaryIO) -> bool:
-    while chunk := file.read(1 << 20):
-        if any(chunk):
-            return False
-    return True
-
-
-def _mismatch(path: Path, start: int) -> JournalDamaged:
-    return JournalDamaged(path, start, what="a record does not match its checksum, and it is not a torn last one")
 
 
 def _split(payload: bytes) -> list[memoryview]:
