@@ -14,6 +14,7 @@ PROMETHEUS := build/prometheus/usr/bin
 export PATH := $(CURDIR)/$(PROMETHEUS):$(PATH)
 ADDITION := models/addition/.complete
 MAZE := models/maze/.complete
+TINKER_SDK := build/tinker-sdk/.complete
 SMOLLM2 := models/smollm2-135m/.complete
 RLHF := models/rlhf-rm/.complete
 
@@ -239,6 +240,18 @@ simulate: $(INSTALLED) ## run 10,000 seeds of the whole system under a virtual c
 mutants: $(INSTALLED) $(FOR_TESTS) ## plant each known fault by itself and see who finds it, from where it was stopped; results go to runs/mutants.md
 	$(QUIET) mkdir -p runs
 	$(QUIET) $(BIN)/python -m tests.mutants --kept runs/mutants.jsonl --output runs/mutants.md
+
+.PHONY: tinker-sdk
+tinker-sdk: $(TINKER_SDK) ## install the Tinker SDK in build/tinker-sdk, for the tests that drive Headway with it unmodified
+
+$(TINKER_SDK): $(INSTALLED)
+	@rm -rf build/tinker-sdk
+	$(BIN)/python -m venv build/tinker-sdk
+	build/tinker-sdk/bin/python -m pip install -q --disable-pip-version-check tinker==0.38.0
+	# torch is heavy: it comes from .venv, behind the SDK's own packages
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(build/tinker-sdk/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-headway.pth"
+	touch $@
 
 .PHONY: lock
 lock: ## make the lock files anew (needs uv, and UV_FIND_LINKS or an index with PyTorch's CPU wheels)
