@@ -182,8 +182,8 @@ class Judging:
         self._count(conversation, record)
         transcript = conversation.transcript
         return transcript.record(
-            record,
-            text=conversation.text[:_MAX_CHARS],
+            reward=record,
+            completion_text=conversation.text[:_MAX_CHARS],
             stop_reason=conversation.stop_reason[:MAX_STOP_REASON_CHARS],
             # A verifier alone gives none to turns, and what it says of them may stand in its components.
             turn_rewards=(judged is None and conversation.given is None) or transcript.has_rewards,

@@ -28,7 +28,7 @@ from env_service.environments.rules import ActionForm, Rules, ToolFormat
 from env_service.environments.tokenization import TemplateArguments, Tokenization
 from env_service.environments.tool_formats import ALL_FORMATS, ParsedTurn, read
 from env_service.rollouts.completions import Completion, EndOf
-from protocol.trajectories import MAX_STATE_CHARS, TOGETHER, FinishReason, RewardRecord, Trajectory, Turn, VersionSpan
+from protocol.trajectories import MAX_STATE_CHARS, TOGETHER, FinishReason, Trajectory, Turn, VersionSpan
 
 _DECODER = json.JSONDecoder()
 
@@ -164,11 +164,10 @@ class Transcript:
         """The sum of the turns' rewards."""
         return sum(turn.reward for turn in self._turns)
 
-    def record(
-        self, reward: RewardRecord, *, text: str, stop_reason: str, turn_rewards: bool, player: str = ""
-    ) -> Trajectory:
+    def record(self, *, turn_rewards: bool, **judged: object) -> Trajectory:
         """The whole up to the last turn's end, as it goes to the learner; `turn_rewards` says whether its turns have
-        rewards of their own. At least one turn was sampled. Whether all fits is looked at when its group is made.
+        rewards of their own, `judged` are the fields of a Trajectory that no token tells. At least one turn was
+        sampled. Whether all fits is looked at when its group is made.
         """
         length = self._turns[-1].end
         loss_mask = np.zeros(length, dtype=np.uint8)
@@ -180,13 +179,9 @@ class Transcript:
             "behavior_logprobs": np.array(self._logprobs[:length], dtype=np.float32),
             "version_spans": tuple(self._spans),
             "turns": tuple(turn.record(with_reward=turn_rewards) for turn in self._turns),
-            "reward": reward,
-            "completion_text": text,
             "sequence_starts": tuple(start for start in self._starts if start < length),
-            "stop_reason": stop_reason,
-            "player": player,
         }
-        return Trajectory.model_validate(fields, context=TOGETHER)
+        return Trajectory.model_validate({**fields, **judged}, context=TOGETHER)
 
 
 def _key(state: str) -> str:

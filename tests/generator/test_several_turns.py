@@ -174,7 +174,7 @@ def gaps_by_span(rig: Rig, trajectory: Trajectory, published: Published) -> list
 
 def recorded(conversation: Conversation) -> Trajectory:
     return conversation.speech.transcript.record(
-        RewardRecord(reward=0.0, verifier="v"), text="", stop_reason="over", turn_rewards=True
+        reward=RewardRecord(reward=0.0, verifier="v"), stop_reason="over", turn_rewards=True
     )
 
 

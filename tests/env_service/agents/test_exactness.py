@@ -108,7 +108,7 @@ async def talk(session: AgentSession, chance: random.Random) -> None:
 
 def recorded(session: AgentSession) -> Trajectory:
     return session.recorded.transcript().record(
-        RewardRecord(reward=0.0, verifier="agent"), text="", stop_reason="finished", turn_rewards=False
+        reward=RewardRecord(reward=0.0, verifier="agent"), stop_reason="finished", turn_rewards=False
     )
 
 

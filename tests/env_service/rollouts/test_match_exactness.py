@@ -79,7 +79,7 @@ async def test_every_player_is_exact_to_the_token(template: str, history: Histor
         for side in sides:
             assert side.fault is None
             record = side.transcript.record(
-                RewardRecord(reward=0.0, verifier="v"), text="", stop_reason="x", turn_rewards=True
+                reward=RewardRecord(reward=0.0, verifier="v"), stop_reason="x", turn_rewards=True
             )
             names = [f"r/{side.index}.{turn}:0" for turn in range(side.transcript.turns)]
             check(record, [engine.turns[name] for name in names])

@@ -169,7 +169,7 @@ def check(trajectory: Trajectory, turns: Sequence[Shown]) -> None:
 
 def recorded(conversation: Conversation) -> Trajectory:
     return conversation.speech.transcript.record(
-        RewardRecord(reward=0.0, verifier="v"), text="", stop_reason=conversation.stop_reason, turn_rewards=True
+        reward=RewardRecord(reward=0.0, verifier="v"), stop_reason=conversation.stop_reason, turn_rewards=True
     )
 
 
