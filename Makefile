@@ -227,6 +227,10 @@ vendored: ## fetch what is vendored anew from its package, and compare it with t
 	cp build/vendored/package/{dist/uPlot.iife.min.js,dist/uPlot.min.css,LICENSE} $(UPLOT)/
 	$(BIN)/python -m pytest -q tests/learner/page/test_routes.py -k published
 
+.PHONY: gpu
+gpu: $(INSTALLED) ## show in ten minutes on one GPU what no CPU can; rows go to benchmarks/results/gpu.md (no GPU: all is skipped)
+	$(BIN)/python -m benchmarks.gpu
+
 .PHONY: chaos
 chaos: $(INSTALLED) $(ADDITION) ## kill, hang and disturb real runs for an hour; results go to benchmarks/results/chaos.md
 	$(QUIET) $(BIN)/python -m tests.chaos

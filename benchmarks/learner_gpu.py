@@ -17,8 +17,8 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -51,6 +51,7 @@ class Measured(BaseModel):
 
     shape: str
     way: Literal["learner", "padded"]
+    settings: str = ""
     device: str
     dtype: Dtype
     pack_tokens: int
@@ -67,7 +68,8 @@ class Measured(BaseModel):
         """For the terminal."""
         mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
         memory = "" if self.peak_memory_gib is None else f", peak {self.peak_memory_gib:.1f} GiB"
-        return f"{self.shape} {self.way}: {self.tokens_per_s:,.0f} tokens/s{mfu}{memory}, step {self.step_s:.3f} s"
+        way = f"{self.way} {self.settings}".strip()
+        return f"{self.shape} {way}: {self.tokens_per_s:,.0f} tokens/s{mfu}{memory}, step {self.step_s:.3f} s"
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,12 @@ class Workload:
     longest: int
     steps: int
     tflops: float | None
+    training: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def adapted(self) -> bool:
+        """True if adapters are trained, and no weight of the model."""
+        return "lora" in self.training
 
     def batch(self, shape: Shape) -> list[TrainSequence]:
         """Lengths from a sixteenth of the longest on, the same at every call; the first quarter of each is a prompt."""
@@ -106,7 +114,7 @@ def main() -> None:
         sequences=arguments.sequences,
         longest=arguments.longest or arguments.tokens // 2,
         steps=arguments.steps,
-        tflops=arguments.tflops or _known_tflops(),
+        tflops=arguments.tflops or known_tflops(),
     )
     commands = open_process_group(Ranks(), timeout_s=600)
     for name in arguments.shape:
@@ -131,30 +139,41 @@ def measure(shape: Shape, workload: Workload, *, commands: CommandChannel) -> li
     return rows
 
 
-def flops(shape: Shape, lengths: Sequence[int]) -> float:
+def flops(shape: Shape, lengths: Sequence[int], *, adapted: bool = False) -> float:
     """Of forward and backward pass over sequences of these lengths, without what is computed again.
 
     2 for each weight of a matrix product and token, 2 x hidden x length^2 for the causal half of each layer's attention
-    forward; backward twice as much.
+    forward; backward twice as much, but that frozen weights of an `adapted` model have no gradient.
     """
     tokens = sum(lengths)
     squares = sum(length**2 for length in lengths)
-    return 3.0 * (2.0 * shape.matrix_weights * tokens + 2.0 * shape.layers * shape.attention_width * squares)
+    products = 2.0 * shape.matrix_weights * tokens
+    return (2.0 if adapted else 3.0) * products + 6.0 * shape.layers * shape.attention_width * squares
+
+
+def measure_learner(
+    shape: Shape, model: Path, workload: Workload, *, commands: CommandChannel, settings: str
+) -> Measured:
+    """The learner's way alone; `settings` is what `workload.training` is called."""
+    row = _measured(shape, "learner", workload, workload.batch(shape), *_learner(model, workload, commands))
+    return row.model_copy(update={"settings": settings})
+
+
+def open_trainer(model: Path, workload: Workload, commands: CommandChannel) -> Trainer:
+    """The learner's trainer of supervised steps."""
+    settings = {
+        "dtype": workload.dtype,
+        "optimizer": OptimizerConfig(learning_rate=LEARNING_RATE),
+        "microbatch_tokens": workload.pack_tokens,
+        "report_entropy": False,
+        **workload.training,
+    }
+    config = TrainingConfig.model_validate(settings)
+    return Trainer(model, algorithm=SftConfig(), config=config, ranks=Ranks(), commands=commands)
 
 
 def _learner(model: Path, workload: Workload, commands: CommandChannel) -> tuple[Train, Callable[[], None]]:
-    trainer = Trainer(
-        model,
-        algorithm=SftConfig(),
-        config=TrainingConfig(
-            dtype=workload.dtype,
-            optimizer=OptimizerConfig(learning_rate=LEARNING_RATE),
-            microbatch_tokens=workload.pack_tokens,
-            report_entropy=False,
-        ),
-        ranks=Ranks(),
-        commands=commands,
-    )
+    trainer = open_trainer(model, workload, commands)
     return lambda batch: trainer.train_step(batch, version=0).loss, trainer.close
 
 
@@ -183,6 +202,7 @@ def _measured(
         torch.cuda.reset_peak_memory_stats()
     first = train(batch)  # not timed: it makes the optimizer's states and picks kernels
     step_s = statistics.median(_timed(train, batch, device) for _ in range(workload.steps))
+    arithmetic = flops(shape, lengths, adapted=workload.adapted)
     row = Measured(
         shape=shape.name,
         way=way,
@@ -194,7 +214,7 @@ def _measured(
         first_loss=first,
         step_s=step_s,
         tokens_per_s=sum(lengths) / step_s,
-        mfu=None if workload.tflops is None else flops(shape, lengths) / step_s / (workload.tflops * 1e12),
+        mfu=None if workload.tflops is None else arithmetic / step_s / (workload.tflops * 1e12),
         peak_memory_gib=torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
     )
     close()
@@ -217,7 +237,8 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _known_tflops() -> float | None:
+def known_tflops() -> float | None:
+    """The peak of the GPU that is here in bfloat16, if it is known."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing import get_context
@@ -89,11 +89,11 @@ class Whole:
 
 
 class Child:
-    """The generator's process."""
+    """The generator's process, whose model is on `device`."""
 
-    def __init__(self, folder: str, dtype: str) -> None:
+    def __init__(self, folder: str, dtype: str, *, device: str = "cpu") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.weight_sync_generator", folder, dtype],
+            [sys.executable, "-m", "benchmarks.weight_sync_generator", folder, dtype, device],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
         )  # fmt: skip
@@ -120,10 +120,19 @@ class Child:
 
 
 class Pair:
-    """Both processes, and the seconds of what they do."""
+    """Both processes, and the seconds of what they do, of CPU by default."""
 
-    def __init__(self, model: nn.Module, child: Child, *, dtype: str, bucket_bytes: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        child: Child,
+        *,
+        dtype: str,
+        bucket_bytes: int,
+        clock: Callable[[], float] = time.process_time,
+    ) -> None:
         self._whole = Whole(model)
+        self._clock = clock
         self._child = child
         self._dtype = dtype
         self._bucket_bytes = bucket_bytes
@@ -183,14 +192,14 @@ class Pair:
             for parameter in self._whole.model.parameters():
                 parameter.add_(0.01 + number)
         rss()
-        start = time.process_time()
+        start = self._clock()
         whole, dtype = cast("tuple[Any, Any]", (self._whole, self._dtype))
         copied = host_copy(whole, dtype=dtype, keep=True, bucket_bytes=self._bucket_bytes, rooms=self._rooms)
         snapshot = Snapshot(version=number, buckets=copied.buckets, probe=Probe())
-        offered = time.process_time()
+        offered = self._clock()
         threads = DaemonThreads(name="pack")
         self.packed = asyncio.run(pack(snapshot, incarnation=1, threads=threads))
-        packed = time.process_time()
+        packed = self._clock()
         specs = tuple(bucket.spec for bucket in self.packed.buckets)
         plan = Prepare(version=str(self.packed.version), epoch=1, buckets=specs)
         sending = time.perf_counter()
@@ -215,7 +224,7 @@ def fingerprint_of(model: nn.Module) -> str:
     digest = xxhash.xxh3_64()
     for name, parameter in model.named_parameters():
         digest.update(name.encode())
-        digest.update(parameter.detach().view(-1).view(torch.uint8).numpy().data)
+        digest.update(parameter.detach().view(-1).view(torch.uint8).cpu().numpy().data)
     return str(digest.hexdigest())
 
 

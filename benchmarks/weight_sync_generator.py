@@ -1,5 +1,7 @@
 """The generator's side of `benchmarks/weight_sync.py`: a process that does as the lines on its standard input say.
 
+    python -m benchmarks.weight_sync_generator FOLDER DTYPE DEVICE
+
 Each line is JSON with `do` and its arguments; each answer a line of JSON that begins with `{"did"`.
 """
 
@@ -7,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -17,9 +20,14 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.machine import peak_rss, rss
+from benchmarks.soak.generator import install
+from protocol.fleet import Prepare
+
+if find_spec("vllm") is None:  # of which nothing is needed here but that it can be imported
+    install()
+
 from generator.weights import transfer
 from generator.weights.transfer import GroupInfo, HeadwayTransferEngine
-from protocol.fleet import Prepare
 
 _TTL_S = 120.0
 _POLL_S = 0.001
@@ -28,15 +36,26 @@ _POLL_S = 0.001
 class Model(nn.Module):
     """A transformers model that takes weights as vLLM's models do: by name, a copy each."""
 
-    def __init__(self, folder: str, dtype: torch.dtype) -> None:
+    def __init__(self, folder: str, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         config = AutoConfig.from_pretrained(folder)
-        self.inner = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        with device:
+            self.inner = AutoModelForCausalLM.from_config(config, dtype=dtype)
         self.own = {name: parameter.data for name, parameter in self.inner.named_parameters()}
 
     def named_parameters(self, *_: Any, **__: Any) -> Any:
         """Under the checkpoint's names."""
         return self.inner.named_parameters()
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """As above."""
+        found: nn.Module = self.inner.get_submodule(target)
+        return found
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """As above."""
+        found: nn.Parameter = self.inner.get_parameter(target)
+        return found
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """The names that were loaded."""
@@ -50,10 +69,12 @@ class Model(nn.Module):
 class Generator:
     """The real transfer engine, without vLLM's own part of a load."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, device: torch.device) -> None:
         config: Any = SimpleNamespace(parallel_config=SimpleNamespace(rank=0), model_config=None)
-        self._engine = HeadwayTransferEngine(config, config, torch.device("cpu"), model)
+        self._engine = HeadwayTransferEngine(config, config, device, model)
         self._model = model
+        # A GPU works while the CPU waits.
+        self._clock = time.process_time if device.type == "cpu" else time.perf_counter
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def answer(self, line: dict[str, Any]) -> dict[str, object]:
@@ -94,28 +115,30 @@ class Generator:
         return self._ended()
 
     def load(self) -> dict[str, object]:
-        """The load, within which serving is paused, and the fingerprint after it; seconds of CPU."""
-        start = time.process_time()
+        """The load, within which serving is paused, and the fingerprint after it; seconds of CPU, or by the clock."""
+        start = self._clock()
         self._engine.first_bucket(ttl_s=_TTL_S)
         self._engine.start_weight_update()
         self._engine.update_weights({})
         self._engine.finish_weight_update()
-        loaded = time.process_time()
+        loaded = self._clock()
         self._engine.begin_fingerprint()
         self._ended()
-        hashed = time.process_time()
+        hashed = self._clock()
         return {
             "load_s": loaded - start, "hash_s": hashed - loaded, "fingerprint": self._engine.fingerprint(),
             "peak": peak_rss(),
         }  # fmt: skip
 
     def copy(self) -> dict[str, object]:
-        """Seconds of CPU of a plain copy of all weights from warm memory, a parameter at a time."""
+        """Seconds of a plain copy of all weights from warm memory, a parameter at a time."""
         sources = {name: value.clone() for name, value in self._model.own.items()}
-        start = time.process_time()
+        start = self._clock()
         for name, value in sources.items():
             self._model.own[name].copy_(value)
-        return {"copy_s": time.process_time() - start}
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return {"copy_s": self._clock() - start}
 
     def _ended(self) -> dict[str, object]:
         while not self._engine.progress():
@@ -125,10 +148,11 @@ class Generator:
 
 def main() -> None:
     """Answers until its standard input ends."""
-    folder, dtype = sys.argv[1:]
+    folder, dtype, device = sys.argv[1:]
     torch.set_num_threads(1)
     nothing = rss()
-    generator = Generator(Model(folder, getattr(torch, dtype)))
+    where = torch.device(device)
+    generator = Generator(Model(folder, getattr(torch, dtype), where), where)
     print(json.dumps({"did": "start", "nothing": nothing}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

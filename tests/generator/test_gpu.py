@@ -1,4 +1,4 @@
-"""What only a GPU can show of a weight sync: NCCL's meeting, a member's death, and one GPU for two processes.
+"""Parts of a weight sync that only a GPU can show: NCCL's meeting, a member's death, one GPU for two processes.
 
     .venv/bin/python -m pytest -m gpu tests/generator/test_gpu.py
 

@@ -1,0 +1,93 @@
+"""Training steps of the learner on random models of Qwen3's shapes: tokens/s, MFU, peak memory, and where time goes.
+
+The numbers are those of `benchmarks.learner_gpu`, in bfloat16, for settings that a user chooses between. Of one setting
+a step is looked at by torch's profiler.
+"""
+
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.gpu.rows import rehearses, say
+from benchmarks.learner_gpu import Workload, known_tflops, measure, measure_learner, open_trainer
+from benchmarks.learner_shapes import SHAPES, Shape, write_random_model
+from learner.training.ranks import CommandChannel, Ranks, close_process_group, open_process_group
+
+SETTINGS: dict[str, dict[str, object]] = {
+    "ZeRO-1": {},
+    "ZeRO-1, checkpointing": {"gradient_checkpointing": True},
+    "ZeRO-2, checkpointing": {"gradient_checkpointing": True, "zero_stage": 2},
+    "ZeRO-3, checkpointing": {"gradient_checkpointing": True, "zero_stage": 3},
+    "LoRA 16": {"lora": {"rank": 16}},
+    "LoRA 16, checkpointing": {"lora": {"rank": 16}, "gradient_checkpointing": True},
+}
+PROFILED = "ZeRO-1, checkpointing"
+_TOP = 14
+
+
+def workload(*, tiny: bool) -> Workload:
+    """Sequences of up to half a row."""
+    if tiny:
+        return Workload(dtype="bfloat16", pack_tokens=128, sequences=4, longest=64, steps=1, tflops=1.0)
+    return Workload(dtype="bfloat16", pack_tokens=8192, sequences=16, longest=4096, steps=2, tflops=known_tflops())
+
+
+def settings_of(shape: Shape, model: Path, work: Workload, commands: CommandChannel) -> None:
+    """Says a row for each setting; one that does not fit, or fails, does not keep the others from running."""
+    for settings, training in SETTINGS.items():
+        try:
+            row = measure_learner(shape, model, replace(work, training=training), commands=commands, settings=settings)
+        except (RuntimeError, ValueError, TypeError) as error:
+            say(f"{shape.name} {settings}", f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", "failed")
+            continue
+        what, _, found = row.told.partition(": ")
+        say(what, f"{found} of {row.step_tokens} tokens, loss {row.first_loss:.3f}")
+
+
+def profiled(shape: Shape, model: Path, work: Workload, commands: CommandChannel) -> None:
+    """Says which kernels a step spends the GPU's time in."""
+    trainer = open_trainer(model, replace(work, training=SETTINGS[PROFILED]), commands)
+    batch = work.batch(shape)
+    trainer.train_step(batch, version=0)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    began = time.perf_counter()
+    with profile(activities=activities) as found:
+        step = trainer.train_step(batch, version=1)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    wall_s = time.perf_counter() - began
+    trainer.close()
+    kernels = [each for each in found.key_averages() if each.self_device_time_total > 0]
+    busy_s = sum(each.self_device_time_total for each in kernels) / 1e6
+    parts = f"forward and backward {step.forward_backward_s:.2f} s, optimizer {step.optimizer_s:.2f} s"
+    say(f"{shape.name} {PROFILED}, profiled", f"{wall_s:.2f} s, GPU busy {busy_s:.2f} s; {parts}")
+    for each in sorted(kernels, key=lambda kernel: -kernel.self_device_time_total)[:_TOP]:
+        seconds = each.self_device_time_total / 1e6
+        say(
+            f"{shape.name} kernel",
+            f"{seconds / busy_s:.1%}, {seconds * 1e3:.0f} ms, {each.count} calls: {each.key[:110]}",
+        )
+
+
+def main() -> None:
+    """Says all shapes, the smaller one first, beside plain transformers."""
+    tiny = rehearses()
+    work = workload(tiny=tiny)
+    commands = open_process_group(Ranks(), timeout_s=120)
+    for name in ("tiny-qwen3",) if tiny else ("0.6b", "1.7b"):
+        shape = SHAPES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            model = write_random_model(shape, Path(folder))
+            settings_of(shape, model, work, commands)
+            profiled(shape, model, work, commands)
+    padded = measure(SHAPES["tiny" if tiny else "0.5b"], work, commands=commands)[-1]
+    say("0.5b, plain transformers with padding, no master weights", padded.told.partition(": ")[2])
+    close_process_group()
+
+
+if __name__ == "__main__":
+    main()
