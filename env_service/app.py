@@ -264,7 +264,7 @@ def sessions_of(config: EnvServiceConfig, url: str) -> AgentSessions:
 
 
 def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnvironment], *, port: int) -> Hello:
-    """Who this process is. Raises FileNotFoundError for an incomplete model directory.
+    """Introduction of this process to the learner. Raises FileNotFoundError for an incomplete model directory.
 
     A name of host and port is the same after a restart: the learner then gives away at once what the former one held.
     """
@@ -329,7 +329,7 @@ def concurrency_of(config: EnvServiceConfig, *, http: HttpClient, fleet: Generat
 async def opponents_of(
     config: EnvServiceConfig, stack: AsyncExitStack, *, tokenization: Tokenization, metrics: RolloutMetrics
 ) -> Mapping[str, Opponent]:
-    """Who plays against the policy, by environment; their clients are closed with the stack."""
+    """Opponents of the policy, by environment; their clients are closed with the stack."""
     found: dict[str, Opponent] = {}
     for entry in config.environments:
         if not isinstance(entry, ClassTasks) or (given := entry.opponent) is None:
@@ -390,7 +390,7 @@ def reward_client(config: EnvServiceConfig, *, metrics: Metrics) -> RewardClient
 
 
 def client_settings(config: EnvServiceConfig) -> ClientSettings:
-    """How much is tried. There is no end to its patience: a rollout has a deadline of its own."""
+    """Limits of the reward client. There is no end to its patience: a rollout has a deadline of its own."""
     retry, scoring = config.retry, config.scoring
     return ClientSettings(
         deadline_s=retry.reward_timeout_s,

@@ -60,7 +60,7 @@ class RoutedRewardService(ConfigModel):
 
 
 class RewardCallsConfig(ConfigModel):
-    """How completions are sent to the reward services."""
+    """Requests to the reward services: completions in each, and second requests where a service is slow."""
 
     batch_items: int = Field(256, ge=1, le=4096, description="most completions in one request")
     batch_wait_s: float = Field(
@@ -99,7 +99,7 @@ class AgentsConfig(ConfigModel):
 
 
 class ConcurrencyConfig(ConfigModel):
-    """How many completions are outstanding at each generator. What waits here goes by the age of its lease, what waits
+    """Bounds on the completions outstanding at each generator. What waits here goes by the age of its lease, what waits
     in a generator's queue does not.
     """
 

@@ -175,7 +175,7 @@ class LearnerLink:
         return (*finished, *(lease for lease in running.report_progress() if key_of(lease) not in known))
 
     def _silent_heartbeats(self) -> float:
-        """How many heartbeats ago the learner last said something."""
+        """Number of heartbeats since the learner last said something."""
         return 0.0 if self._welcome is None else (self._clock() - self._last_heard) / self._welcome.heartbeat_every_s
 
     async def _handle(self, message: Message, running: RunningLeases) -> None:

@@ -201,7 +201,7 @@ async def _step(player: object, action: Action, opening: Opening) -> Step:
 
 
 async def _bench(environment: OfferedEnvironment, text: str, out: TextIO) -> None:
-    """How many turns a second the environment does by itself, always answered with the same text."""
+    """Measures the turns a second of the environment by itself, always answered with the same text."""
     turns, conversations, started = 0, 0, time.perf_counter()
     while time.perf_counter() - started < _BENCH_S:
         player, opening = await _opened(environment, conversations % environment.task_count("train"))

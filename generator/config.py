@@ -167,7 +167,7 @@ class GeneratorConfig(ProcessConfig):
 
     @property
     def staging(self) -> Literal["staging", "none"]:
-        """Where an update is received.
+        """Place in which an update is received.
 
         Within the pause also where workers speak NCCL among each other while they serve: two communicators that run at
         the same time on one GPU, begun in another order on another, wait for each other for ever.

@@ -251,7 +251,7 @@ async def _add_routes(
 
 
 def _announced_url(config: GeneratorConfig, listener: Listener) -> str:
-    """Where the learner finds this generator: of all of this machine's addresses, the one that is on the way to it.
+    """URL at which the learner finds this generator: of this machine's addresses, the one that is on the way to it.
 
     A certificate is for names, so with one the machine's name stays.
     """

@@ -43,7 +43,7 @@ _MAX_BAR, _SHORTEST_BAR = 40, 8
 
 
 class RunProgress:
-    """How far a run is, read from its `metrics.jsonl` as this grows: step, mean reward, mean lag, time left.
+    """Progress of a run, read from its `metrics.jsonl` as this grows: step, mean reward, mean lag, time left.
 
     `total` is the number of its steps, None where nobody knows it. What the file holds at the start is of former lives.
     """

@@ -116,7 +116,7 @@ class DeviceSplit:
 
     @property
     def engines(self) -> int:
-        """How many generators."""
+        """Number of generators."""
         return self.generator_devices // self.engine_devices
 
     def sampling(self, plan: Plan) -> float:
@@ -258,7 +258,7 @@ def warm(steps: Steps) -> Steps:
 
 
 def seconds(steps: Steps) -> float:
-    """That these steps took."""
+    """Seconds that these steps took."""
     return float(sum(step["wait_s"] + step["train_s"] + step["copy_s"] for step in steps))
 
 

@@ -111,7 +111,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Balance:
-    """How fast a run was, and how fast each side would be without the other, in trained tokens a second.
+    """Rates of a run, and of each side without the other, in trained tokens a second.
 
     `sampling` is what the generators did in the time in which they had work; None if their idle time is not known.
     Both sides ran at once: where they share a machine, each would be faster alone than this says.

@@ -61,7 +61,7 @@ def _as_wide_as_the_screen(text: str) -> Any:
 
 
 class Rates:
-    """How much of its progress a process made a second, over the last minute: a step may take longer than a look."""
+    """Progress of each process a second, over the last minute: a step may take longer than a look."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}

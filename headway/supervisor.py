@@ -76,7 +76,7 @@ class Restarts:
         self._started_at[name] = now
 
     def count(self, name: str) -> int:
-        """How often it has died so far."""
+        """Number of times that it has died so far."""
         return self._deaths[name]
 
     def ended(self, name: str, *, now: float) -> Restart | None:

@@ -33,7 +33,7 @@ _OF_LOGPROBS = (
 
 
 class CurriculumConfig(ConfigModel):
-    """How the level moves, where the environment's training tasks are in levels (`source = "levels"`)."""
+    """Moves of the level, where the environment's training tasks are in levels (`source = "levels"`)."""
 
     start: int = Field(
         0, ge=0, description="level of the first leases, 0 the easiest; if there are fewer levels, the hardest"
@@ -117,7 +117,7 @@ class RolloutConfig(ConfigModel):
 
 
 class LagConfig(ConfigModel):
-    """How far sampling runs ahead, and what is done about rollouts that take long. The bound itself is `max_lag`."""
+    """Lead of sampling over training, and rules for rollouts that take long. The bound itself is `max_lag`."""
 
     pacing: Literal["demand", "full"] = Field(
         "demand",
@@ -406,7 +406,7 @@ class LearnerConfig(ProcessConfig):
 
     @property
     def exported_model(self) -> Path:
-        """Where the trained model is written."""
+        """Folder in which the trained model is written."""
         return self.output or self.run.folder / "model"
 
     @model_validator(mode="after")

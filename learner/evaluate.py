@@ -36,7 +36,7 @@ from services.process import Stop
 logger = logging.getLogger(__name__)
 
 _VERSION = 0
-"""What a learner that has trained nothing holds, also where the weights are a checkpoint's."""
+"""Version of a learner that has trained nothing, also where the weights are a checkpoint's."""
 
 
 class EvaluationFailed(RuntimeError):

@@ -68,7 +68,7 @@ def ledger_config(config: LearnerConfig) -> LedgerConfig:
 
 
 def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptions:
-    """How weights are published."""
+    """Options for publishing weights."""
     weights, training = config.weights, config.training
     merged = training.lora.rank > 0 and training.publish_dtype != "float32"
     if training.dtype == "float32" != training.publish_dtype:
@@ -131,7 +131,7 @@ def group_filter(config: LearnerConfig) -> GroupFilter:
 def intake_options(
     config: LearnerConfig, incarnation: int, fingerprints: Fingerprints, *, may_write: Callable[[], None]
 ) -> IntakeOptions:
-    """How the learner speaks with env_services; reads the model's directory. `may_write` as of a LevelLog."""
+    """Options of the exchange with env_services; reads the model's directory. `may_write` as of a LevelLog."""
     rollouts = config.rollouts
     return IntakeOptions(
         run=run_name(config.run.folder),

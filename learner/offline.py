@@ -92,7 +92,7 @@ def _implicit_rewards(
 
 
 def _of_labels(rewards: NDArray[np.float64], sequences: Sequence[TrainSequence]) -> dict[str, float]:
-    """How often a good example's reward is above the reference point and a bad one's below (ties count half), that
+    """Share of good examples with a reward above the reference point and of bad ones below (ties count half), that
     point, and the rewards of both labels, as far as there are any.
     """
     mismatched = np.array([sequence.mismatched for sequence in sequences])
@@ -172,7 +172,7 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
 
 
 def tokenizer_of(config: LearnerConfig) -> DataTokenizer:
-    """That of the initial model, with the run's chat template if one is given, and with what the run tells it."""
+    """Tokenizer of the initial model, with the run's chat template if one is given, and the run's arguments for it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
     tokenizer.chat_template = config.run.template_text or tokenizer.chat_template
     tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **config.run.chat_template_kwargs)
@@ -215,7 +215,7 @@ def _train(
 
 @dataclass(frozen=True)
 class _RunState:
-    """How far a run is. `order` names the examples and how they are drawn: batch n follows from it and n alone.
+    """Progress of a run. `order` names the examples and how they are drawn: batch n follows from it and n alone.
 
     `before`: what was measured before the first step. `metrics_bytes`: of `metrics.jsonl`; what follows them is of
     steps that will be trained again.
@@ -282,7 +282,7 @@ def _with_steps(config: LearnerConfig, examples: Examples) -> LearnerConfig:
 
 
 class _End:
-    """When training is to end before its last step: at a stop, and after some seconds. Asked from the thread."""
+    """End of training before its last step: at a stop, and after some seconds. Asked from the thread."""
 
     def __init__(self, stop: Stop | None, limit_s: float | None) -> None:
         self._stop, self._limit_s, self._began = stop, limit_s, time.monotonic()

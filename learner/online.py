@@ -261,7 +261,7 @@ class OnlineTraining:
         )
 
     def _teaching(self, batch: TakenBatch) -> list[Teaching]:
-        """Who teaches each group: what a teacher behind a URL said of it, or which model of the ranks is asked."""
+        """Teacher of each group: its logprobs from behind a URL, or the model of the ranks that is asked."""
         told = self._call(self._teachers.of_batch(batch.groups))
         return [
             Teaching(index=index_of(self._config.teachers, group.environment), logprobs=logprobs)

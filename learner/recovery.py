@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a group's record stands, and the version of its oldest token."""
+    """Place of a group's record, and the version of its oldest token."""
 
     path: Path
     at: int
@@ -69,7 +69,7 @@ class LoggedStep:
 
 @dataclass(frozen=True)
 class RecoveryPoint:
-    """Where a learner begins: at `version`, with `batches` to train again and spare groups for later ones.
+    """Beginning of a learner: at `version`, with `batches` to train again and spare groups for later ones.
 
     `history` tells which versions that former lives published belong to these weights. `guard` is its state at
     `version`. The ledger begins with the configured bound: the logged batches were taken under that of their time.

@@ -90,7 +90,7 @@ async def replay(config: LearnerConfig, stop: Stop, *, version: int | None) -> N
 
 
 def _base(folder: Path, version: int | None) -> tuple[Checkpoint | None, int]:
-    """Where to begin: a whole checkpoint that the journal follows, or the initial model at version 0."""
+    """Beginning of a replay: a whole checkpoint that the journal follows, or the initial model at version 0."""
     begun = {segment.start for segment in segments_of(folder / FOLDER)}
     whole = {each.version: each for each in checkpoints_of(folder) if each.version in begun and each.fault() is None}
     possible = sorted({*whole, *({0} & begun)})

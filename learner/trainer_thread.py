@@ -56,7 +56,7 @@ _SETTLE_S = 0.5
 """The ranks that lose another one end, too: so long after the first end, the one that began it has ended as well."""
 _EXPLAIN_S = 2.0
 _STOP_S = 5.0
-"""How long a stop waits for the thread to reach a point at which it notices."""
+"""Longest that a stop waits for the thread to reach a point at which it notices."""
 _STOP_READ_S, _STOP_S = 1.0, 1.5
 """Time for the other ranks to read that they are to end, and then for those of this host to have ended."""
 _PROBE_TEXT = "12+30=42. The capital of France is Paris, and two and two make four. One, two, three, four, five."

@@ -35,9 +35,9 @@ PULL_TOOK_TOO_LONG = "pull_took_too_long"
 """The kind of a refusal by a generator whose download was not done in time."""
 MAX_PROBE_TEXTS = 64
 PROBE_TIMEOUT_S = 15.0
-"""What a generator has for the probe of a small model."""
+"""Time of a generator for the probe of a small model, in seconds."""
 SLOWEST_BYTES_PER_S = 1e8
-"""What loading weights, or the probe, gets through at least, of a model on a busy machine without a GPU."""
+"""Least rate at which weights, or the probe, go through a model on a busy machine without a GPU."""
 TOLD_ALIKE = ", and with the same chat_template and chat_template_kwargs in [run]"
 """The end of a remedy for chat templates of different fingerprints."""
 CHUNK_HASH_HEADER = "X-Headway-Xxh3"
@@ -299,7 +299,7 @@ def vocabulary_size(model: Path) -> int:
 
 
 def positions(model: Path) -> int | None:
-    """How many tokens a model takes by its config.json; None if that does not say it, or cannot be read."""
+    """Most tokens that a model takes by its config.json; None if that does not say it, or cannot be read."""
     try:
         config = _read_json(model / "config.json")
     except (OSError, ValueError):
@@ -317,7 +317,7 @@ def positions(model: Path) -> int | None:
 
 
 def attention_heads(model: Path) -> int | None:
-    """How many heads a model's attention has by its config.json; None if that does not say it, or cannot be read."""
+    """Number of heads of a model's attention by its config.json; None if that does not say it, or cannot be read."""
     return _size_in_config(model, "num_attention_heads")
 
 

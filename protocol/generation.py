@@ -18,7 +18,7 @@ MAX_TOP_LOGPROBS = 128
 
 
 class Sampling(WireModel):
-    """How to sample. Everything below `stop_token_ids` is for evaluation only: training refuses it, because the
+    """Parameters of sampling. All below `stop_token_ids` is for evaluation only: training refuses it, because the
     learner's softmax over the whole vocabulary would be another distribution.
     """
 

@@ -52,7 +52,7 @@ class ScoreRequest(WireModel):
 
 
 class ScoreError(WireModel):
-    """Why there is no reward. `user`: the request is wrong; `data`: the verifier cannot judge this input;
+    """Reason for a missing reward. `user`: the request is wrong; `data`: the verifier cannot judge this input;
     `infrastructure`: it might work at another time or place.
     """
 

@@ -37,7 +37,7 @@ class QueueStatus(WireModel):
 
 
 class EventStatus(WireModel):
-    """How long ago something happened for the last time."""
+    """Age of the latest event of a kind."""
 
     name: str
     age_s: float = Field(ge=0)

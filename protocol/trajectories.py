@@ -42,7 +42,7 @@ ROWS: Mapping[str, np.dtype[Any]] = {
 
 
 def fault_of_reward(*, verifier: object, reward: object, components: object) -> str | None:
-    """Why nobody is to train on what a verifier gave, in words that name it; None if nothing speaks against it.
+    """Reason why nobody is to train on a verifier's reward, in words that name it; None if nothing speaks against it.
 
     A reward is finite and of at most MAX_REWARD, its components are finite.
     """
@@ -143,7 +143,7 @@ class RewardRecord(WireModel):
 
 CutOff = Literal["turn_limit", "token_budget", "time_limit", "invalid_actions"]
 CUT_OFF: frozenset[str] = frozenset(get_args(CutOff))
-"""Why a conversation ended that its environment would have gone on with."""
+"""Reasons for the end of a conversation that its environment would have gone on with."""
 
 
 @lru_cache(maxsize=4096)

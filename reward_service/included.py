@@ -155,7 +155,7 @@ INCLUDED = (
         arguments=SimilarityArguments,
         open=in_workers(f"{_OURS}.similarity:similarity"),
         packages=("rapidfuzz",),
-        description="How close the completion is to references, from 0 to 1, by n-grams or edits.",
+        description="Similarity of the completion to references, from 0 to 1, by n-grams or edits.",
     ),
 )
 

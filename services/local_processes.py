@@ -25,7 +25,7 @@ class LocalProcess:
 
 
 def listener_of(port: int) -> LocalProcess | None:
-    """Who listens on a TCP port of this machine; None if nobody does, or it belongs to somebody else."""
+    """Process that listens on a TCP port of this machine; None if none does, or it belongs to somebody else."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for folder in Path("/proc").glob("[0-9]*") if sockets else ():
         try:
@@ -45,7 +45,7 @@ def command_of(pid: int) -> str | None:
 
 
 def process_behind(url: str) -> LocalProcess | None:
-    """Who listens at an address, if that is on this machine."""
+    """Process that listens at an address, if that is on this machine."""
     parts = urlsplit(url)
     if parts.hostname is None or parts.port is None or not is_here(parts.hostname):
         return None

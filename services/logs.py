@@ -81,7 +81,7 @@ class SaidBefore(logging.Filter):
 
 @dataclass
 class _WrittenLine:
-    """When a line was last written, and how many like it have come since."""
+    """Last time of a line, and the number of lines like it since."""
 
     at: float
     since: int = 0

@@ -47,7 +47,7 @@ class Collective(Protocol):
 
 
 def failure_of(work: Collective) -> str:
-    """Why a collective that calls itself completed has failed, on one line; empty if it has not.
+    """Cause of the failure of a collective that calls itself completed, on one line; empty if it has not failed.
 
     A member's death completes a collective, too: without this its error would pass for an arrival.
     """

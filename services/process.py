@@ -45,7 +45,7 @@ _YOUNG_OBJECTS = 20_000
 is trained and are in no cycles: at Python's own 700 the learner looked through each of them twice.
 """
 FINISH_S = 60.0
-"""How long a learner may take after a stop for the end of its step, its model and its summary."""
+"""Time of a learner after a stop for the end of its step, its model and its summary, in seconds."""
 ENDED, FAILED, NEVER_SERVED, START_AGAIN, WRONG_SETTINGS = 0, 1, 70, 75, 78
 """Exit codes, the last three as in sysexits.h (EX_SOFTWARE, EX_TEMPFAIL, EX_CONFIG): it ended well, or as it was asked
 to; an error; one before it had been of any use, so that the same one again is no accident; what was lost may be there
@@ -83,7 +83,7 @@ class Stop:
         self._event = asyncio.Event()
         self.reason: str | None = None
         self.finish_s = 0.0
-        """How long after the request the work may go on to end by itself; set by work that looks at it."""
+        """Seconds after the request in which the work may go on to end by itself; set by work that looks at it."""
 
     def request(self, reason: str) -> None:
         """Ask the process to end cleanly; the first reason counts."""
@@ -302,7 +302,7 @@ def _in_user_code(error: BaseException) -> str:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """That of an error that ends the process, also if others came with it, or a loop was ended by it."""
+    """Exit code for an error that ends the process, also if others came with it, or a loop was ended by it."""
     if isinstance(error, StartAgain):
         return START_AGAIN
     if isinstance(error, WrongSettings):
@@ -339,7 +339,7 @@ class DaemonThreads:
 
     @property
     def idle(self) -> int:
-        """How many wait for work."""
+        """Number of threads that wait for work."""
         return len(self._idle)
 
     def start(self, work: Work) -> None:

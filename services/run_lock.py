@@ -46,7 +46,7 @@ class FolderLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a folder. `place` is the machine's start and the file system; `since` in seconds since 1970."""
+    """Holder of a folder. `place` is the machine's start and the file system; `since` in seconds since 1970."""
 
     host: str
     place: str
@@ -73,7 +73,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often a lease is rewritten, and how long one must stay as it is to be of a dead process; in seconds."""
+    """Interval at which a lease is rewritten, and the silence after which its process counts as dead; in seconds."""
 
     beat_s: float = 3.0
     silence_s: float = 15.0
@@ -208,7 +208,7 @@ class RunLock:
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Who holds the folder, as far as this machine's kernel knows; changes nothing."""
+    """Holder of the folder, as far as this machine's kernel knows; changes nothing."""
     try:
         handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -278,7 +278,7 @@ class _Claim:
         return os.dup(self._lease)
 
     def overtaken_by(self) -> Holder | None:
-        """Whose lease has a higher number."""
+        """Holder of a lease with a higher number."""
         higher = [number for number in _leases(self.folder) if number > self._number]
         return _holder(_lease_path(self.folder, max(higher))) if higher else None
 
@@ -363,7 +363,7 @@ def _holder_named(folder: Path) -> Holder:
 
 
 def _holder(path: Path) -> Holder:
-    """Who wrote the lease; somebody unknown if it is being written or is damaged."""
+    """Author of the lease; somebody unknown if it is being written or is damaged."""
     try:
         entry = json.loads(path.read_bytes())
         return Holder(**{name: entry[name] for name in ("host", "place", "pid", "command", "since")})

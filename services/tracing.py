@@ -42,7 +42,7 @@ class _Open:
 
 @dataclass
 class _Exporting:
-    """Where this process's spans go. `on_end` takes one of the library's."""
+    """Destination of this process's spans. `on_end` takes one of the library's."""
 
     run: str
     share: float

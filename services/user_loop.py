@@ -278,7 +278,7 @@ class _LoopThread:
         return blocked_s >= min((call.may_block_s for call in others), default=_UNLIMITED_S)
 
     def _place(self) -> str:
-        """Where the thread is, in the user's code."""
+        """Place of the thread in the user's code."""
         frame = None if self._thread.ident is None else sys._current_frames().get(self._thread.ident)
         return "" if frame is None else place_of(frame)
 
@@ -293,7 +293,7 @@ class _LoopThread:
 
 @dataclass
 class _Stay:
-    """Where the coroutines of one caller run."""
+    """Thread of the coroutines of one caller."""
 
     thread: _LoopThread | None = None
 

@@ -167,7 +167,7 @@ class WorkerProcess:
         return line
 
     async def _ending(self) -> str:
-        """How the process ended, whose pipe has closed."""
+        """Description of the end of the process, whose pipe has closed."""
         process = self._process
         assert process is not None, "an end without a beginning"
         try:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -17,7 +18,13 @@ PARTICIPLE = re.compile(
     "Unknown|Unseen|Unsent|Untold|Won|Written)"
 )
 """In one word: the `ed` of regular ones that is not of a noun, such as `Need`, and the irregular ones."""
-OPENERS = ("What", "Whether", "Those", "Which", "One")
+WHOLE_TREE = (*PACKAGES, "tests", "benchmarks", "docs", "deploy", "examples")
+OPENERS = ("What", "Whether", "Those", "Which", "One", "How", "That", "Who", "Whose", "Why")
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _modules() -> dict[str, Path]:
@@ -31,7 +38,7 @@ def _modules() -> dict[str, Path]:
 
 def _imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
     """The modules of ours that a file imports when it is loaded or later, those for type checkers alone left out."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = _tree(path)
     typing_only = {
         id(inner)
         for node in ast.walk(tree)
@@ -83,7 +90,7 @@ def test_no_two_folders_import_each_other_not_even_by_way_of_others() -> None:
 def _classes() -> Iterator[tuple[str, str]]:
     """The name of each class of the product, and its place."""
     for path in _modules().values():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ClassDef):
                 yield node.name, f"{path.relative_to(ROOT)}:{node.lineno}"
 
@@ -107,7 +114,7 @@ def test_functions_are_of_a_size_to_read() -> None:
     long = {
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": lines
         for path in _modules().values()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION
     }
@@ -136,20 +143,26 @@ def _late_constants(tree: ast.Module) -> Iterator[str]:
 
 def test_constants_stand_before_the_first_definition() -> None:
     late = {
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in _modules().values()
-        for name in _late_constants(ast.parse(path.read_text(encoding="utf-8")))
+        f"{path.relative_to(ROOT)}: {name}" for path in _modules().values() for name in _late_constants(_tree(path))
     }
     assert late == set()
 
 
+def _opened_by_a_clause(tree: ast.Module) -> Iterator[str]:
+    """First lines of docstrings that begin so: of modules, classes and functions, and of constants and fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            text = node.value.value.lstrip()
+            if re.split(r"\W", text, maxsplit=1)[0] in OPENERS:
+                yield text.splitlines()[0]
+
+
 def test_a_docstring_begins_with_what_the_thing_does() -> None:
-    found = []
-    for path in _modules().values():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node) or ""
-                if text.partition(" ")[0] in OPENERS:
-                    found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+    found = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for folder in WHOLE_TREE
+        for path in (ROOT / folder).rglob("*.py")
+        for text in _opened_by_a_clause(_tree(path))
+    ]
 
     assert found == []

@@ -235,7 +235,7 @@ def _call(call: MadeCall) -> dict[str, Any]:
 
 
 def _ending(answering: PendingTurn) -> dict[str, Any]:
-    """Why the turn ended, and by which of the texts that the request gave."""
+    """Stop reason of the turn, and the stop text of the request that ended it."""
     assert answering.reply is not None, "an unfinished answer"
     text = answering.language.text(answering.completion.token_ids)
     places = {text.index(stop): stop for stop in answering.asked.stop if stop in text}

@@ -23,7 +23,7 @@ from env_service.rollouts.speech import Language, Transcript
 from services.user_code import checked_number
 
 ID_FORMS = ("chatcmpl-", "resp_", "msg_")
-"""How the ids of answers begin, by API; what follows is the turn's name."""
+"""Prefixes of the ids of answers, by API; the turn's name follows."""
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class RecordedTurns:
         return Branch(None, tuple(ids))
 
     def count(self, messages: Sequence[AgentMessage], tools: Sequence[Tool], language: Language) -> int:
-        """How many tokens the policy would be given for a request. Raises ChatTemplateError."""
+        """Number of tokens that the policy would be given for a request. Raises ChatTemplateError."""
         parent, said = self._found(messages, tools, language)
         following = None if parent is None else _following(parent, said, tools, language)
         if parent is not None and following is not None:
@@ -190,7 +190,7 @@ class RecordedTurns:
 
     @property
     def invalid(self) -> int:
-        """How many turns that the agent has are invalid."""
+        """Number of the agent's delivered turns that are invalid."""
         return sum(turn.invalid for turn in self.turns if turn.delivered)
 
     @property

@@ -1,4 +1,4 @@
-"""Who has a session here: found by its id, opened by its key; and those that wait for an agent from outside."""
+"""Sessions by id, each opened by its key; and those that wait for an agent from outside."""
 
 import asyncio
 import hmac

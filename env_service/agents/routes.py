@@ -125,7 +125,7 @@ def _add_anthropic_routes(app: FastAPI, sessions: AgentSessions) -> None:
 
     @app.post("/v1/sessions/{name}/v1/messages/count_tokens")
     async def count_tokens(name: str, request: Request) -> Response:
-        """How many tokens the policy would be given for such a request."""
+        """Number of tokens that the policy would be given for such a request."""
         return await _served(sessions, name, request, _count_tokens, error_of=anthropic_error)
 
 

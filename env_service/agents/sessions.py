@@ -266,7 +266,7 @@ class AgentSession:
         return answering
 
     def count(self, asked: AgentRequest) -> int:
-        """How many tokens the policy would be given for a request. Raises CallRefused."""
+        """Number of tokens that the policy would be given for a request. Raises CallRefused."""
         language = self._language(asked)
         self._check_length(asked, language)
         with _shown_messages():

@@ -22,7 +22,7 @@ Parts = tuple[str, ...]
 
 
 class ArithmeticOptions(ConfigModel):
-    """How long expressions are, and how the calculator is called."""
+    """Length of expressions, and the form in which the calculator is called."""
 
     operands: int = Field(3, ge=2, le=6, description="numbers in an expression")
     largest: int = Field(99, ge=1, le=10**6, description="largest of the numbers")

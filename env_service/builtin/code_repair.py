@@ -42,7 +42,7 @@ _check(%s)
 
 
 class RepairOptions(ConfigModel):
-    """Where problems come from, and where code runs."""
+    """Source of the problems, and the service that runs code."""
 
     train_file: Path = Field(description="JSONL file: `prompt`, `tests` (statements), `verifier` with `arguments`")
     evaluation_file: Path | None = Field(None, description="the same for evaluation, if there is any")

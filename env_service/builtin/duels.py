@@ -138,7 +138,7 @@ class NimDuel(Duel[tuple[int, ...]]):
         return (*state[:heap], state[heap] - int(number), *state[heap + 1 :])
 
     def outcome(self, state: tuple[int, ...], mover: int) -> Literal["won", "draw"] | None:
-        """Who leaves nothing has won."""
+        """The mover has won if nothing is left."""
         return None if any(state) else "won"
 
     def show(self, state: tuple[int, ...]) -> str:

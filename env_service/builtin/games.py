@@ -20,7 +20,7 @@ from services.config.models import ConfigModel
 StateT = TypeVar("StateT", bound=Hashable)
 
 _HELD_OUT = 8
-"""One start of so many is for evaluation."""
+"""Of so many starts a single one is for evaluation."""
 _DRAWS = 2000
 _LETTERS = ascii_letters + digits
 
@@ -69,7 +69,7 @@ class Game(Protocol[StateT]):
 
     @property
     def columns(self) -> int:
-        """How wide the grid is that `show` gives row by row; 0 if it gives none."""
+        """Width of the grid that `show` gives row by row; 0 if it gives none."""
         ...
 
     def start(self, chance: Random) -> StateT:
@@ -257,7 +257,7 @@ def _named(action: Action) -> str:
 
 
 def _spoken(game: Game[StateT], options: GameOptions) -> dict[str, str]:
-    """How each move is said. Raises ValueError where there are more moves than letters."""
+    """The word for each move. Raises ValueError where there are more moves than letters."""
     alphabet = game.alphabet
     if options.moves == "words":
         return {move: move for move in alphabet}

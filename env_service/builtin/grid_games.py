@@ -27,7 +27,7 @@ _MAX_CELLS = 6
 
 
 class MazeOptions(GameOptions):
-    """How large mazes are, and how many holes they have."""
+    """Size of mazes, and their share of holes."""
 
     size: int = Field(4, ge=2, le=8, description="rows and columns")
     holes: float = Field(0.2, ge=0, le=0.5, description="probability of a hole in a cell; a map has a way in any case")
@@ -121,7 +121,7 @@ class MazeEnvironment(GameEnvironment[MazeState]):
 
 
 class SokobanOptions(GameOptions):
-    """How large rooms are, and how hard."""
+    """Size of rooms, and their difficulty."""
 
     size: int = Field(5, ge=3, le=6, description="rows and columns of the room; its border is not drawn")
     boxes: int = Field(1, ge=1, le=2, description="number of boxes")

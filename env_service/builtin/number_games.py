@@ -25,14 +25,14 @@ class NimOptions(GameOptions):
 
 @dataclass(frozen=True)
 class NimState:
-    """How many objects each heap has when the policy is to move; `lost` if the opponent took the last one."""
+    """Objects in each heap when the policy is to move; `lost` if the opponent took the last one."""
 
     heaps: tuple[int, ...]
     lost: bool = False
 
 
 class Nim:
-    """Who takes the last object wins. A move is the letter of a heap and how many are taken from it, such as b3.
+    """Nim: taking the last object wins. A move is the letter of a heap and how many are taken from it, such as b3.
 
     The policy begins, from heaps with which a perfect player wins. An optimal opponent that must lose takes one object.
     """

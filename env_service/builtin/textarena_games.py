@@ -150,7 +150,7 @@ class TextArenaMatch:
             return Round(self._turn(), invalid=self._env.state.error_count > 0)
 
     def _turn(self) -> TurnOf:
-        """Whose turn it is, with what the game and the others said since that player was told last."""
+        """The player to move, with all that the game and the others said since that player was told last."""
         number, messages = self._env.get_observation()
         told = [text for source, text, _ in messages if source != number and isinstance(text, str)]
         text = "\n".join(told).strip() or "Your move."

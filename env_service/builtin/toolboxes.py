@@ -312,7 +312,7 @@ class PythonToolbox:
 
 
 def told(answer: ExecuteAnswer) -> str:
-    """How a program ended, as the policy reads it."""
+    """Output and end of a program, as the policy reads them."""
     lines = [answer.stdout.rstrip(), answer.stderr.rstrip()]
     if answer.timed_out:
         lines.append(f"stopped after {answer.wall_s:.0f} s")

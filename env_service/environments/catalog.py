@@ -277,7 +277,7 @@ def _check_carried(environment: OfferedEnvironment, config: Tasks, tokenization:
 
 
 def budgets_of(environments: Mapping[str, OfferedEnvironment]) -> Mapping[str, int]:
-    """How long conversations may grow in those that say so, in tokens, by the setting."""
+    """Most tokens of a conversation, of the environments that bound it, by the setting."""
     tokens = {name: environment.rules.trajectory_tokens for name, environment in environments.items()}
     return {f"environments.{name}.rules.trajectory_tokens": most for name, most in tokens.items() if most is not None}
 
@@ -360,7 +360,7 @@ def wanted_of(environments: Mapping[str, OfferedEnvironment]) -> Iterator[Writte
 
 
 def held_out_verifications(environment: OfferedEnvironment) -> Iterator[Verification]:
-    """Who judges its held-out tasks, where tasks are at hand and nothing else is a part of their rewards; else none."""
+    """Verifications of its held-out tasks, where tasks are at hand and nothing else gives their rewards."""
     verifications = []
     for at in range(environment.tasks.evaluation_tasks):
         part, own = environment.at("evaluate", at)

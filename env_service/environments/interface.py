@@ -139,12 +139,12 @@ class ChatMessage:
 
 
 Prompt = str | tuple[ChatMessage, ...]
-"""What the policy is given: plain text that it continues, or messages that it answers."""
+"""Input of the policy: plain text that it continues, or messages that it answers."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Who judges a completion: a verifier of the reward service, with its arguments."""
+    """Judge of a completion: a verifier of the reward service, with its arguments."""
 
     verifier: str
     arguments: dict[str, JsonValue] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Opening:
-    """How a conversation begins. `tools` are what the chat template tells the policy that it may call.
+    """Beginning of a conversation. `tools` are what the chat template tells the policy that it may call.
 
     `state` is a key of what the policy is given, for algorithms that compare turns of equal states of a task (gigpo);
     without one, states are equal where the tokens of the turn's prompt are.
@@ -311,7 +311,7 @@ class Agent(Protocol):
 
 @dataclass(frozen=True)
 class TurnOf:
-    """Whose turn it is, and what this player is told now: as an opening before its first turn, as an observation later.
+    """The player to move, and what it is told now: as an opening before its first turn, as an observation later.
 
     `state` as in `Opening`. `tools` are those of its first turn.
     """

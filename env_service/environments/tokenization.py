@@ -275,7 +275,7 @@ class Tokenization:
 
     @cached_property
     def call_format(self) -> ToolFormat | None:
-        """How the model's chat template has calls of tools written; None if it is none that is known, if it shows no
+        """Format of tool calls in the model's chat template; None if it is none that is known, if it shows no
         tools, or if there is no template.
         """
         try:
@@ -359,7 +359,7 @@ class Tokenization:
 
     @cached_property
     def context_tokens(self) -> int:
-        """How many tokens the model takes at most, whatever a generator allows."""
+        """Most tokens that the model takes, whatever a generator allows."""
         return positions(self.folder) or _MAX_TOKENS
 
     def beginning_beyond(self, prompt: Prompt, tokens: int) -> Prompt | None:
@@ -420,7 +420,7 @@ def _special_tokens(model: Path) -> dict[str, str]:
 
 
 def characters_of(prompt: Prompt) -> int:
-    """How many there are in all of its texts."""
+    """Number of characters in all of its texts."""
     return len(prompt) if isinstance(prompt, str) else sum(len(message.content) for message in prompt)
 
 

@@ -81,7 +81,7 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     ("pythonic", ("<|python_start|>", "<|tool_call_start|>")),
     ("llama", ("<|python_tag|>", '"parameters": ')),
 )
-"""What a chat template of the family has in it, the surest first."""
+"""Marks of a family in its chat template, the surest first."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def read(text: str, *, tools: Sequence[Tool], formats: Sequence[ToolFormat] = AL
 
 
 def shown_until(text: str, *, formats: Sequence[ToolFormat] = ALL_FORMATS) -> int:
-    """How much of an unfinished text can be shown before it is known whether a call begins in it."""
+    """Length of the part of an unfinished text that can be shown before it is known if a call begins in it."""
     thought = _thought_until(text)
     if thought:
         return thought + shown_until(text[thought:], formats=formats)
@@ -143,7 +143,7 @@ def shown_until(text: str, *, formats: Sequence[ToolFormat] = ALL_FORMATS) -> in
 
 
 def _thought_until(text: str) -> int:
-    """Where thinking ends that was closed; 0 without any. The prompt may have opened it."""
+    """End of thinking that was closed; 0 without any. The prompt may have opened it."""
     return text.index(_THOUGHT) + len(_THOUGHT) if _THOUGHT in text else 0
 
 
@@ -158,7 +158,7 @@ def no_such_tool(name: str, offered: Iterable[str]) -> str:
 
 
 _Schemas = Mapping[str, Mapping[str, JsonValue]]
-"""What is said of the arguments of each tool that is offered, by its name."""
+"""Schemas of the arguments of each tool that is offered, by its name."""
 
 
 def _schemas(tools: Sequence[Tool]) -> _Schemas:
@@ -367,7 +367,7 @@ def _pythonic(text: str, schemas: _Schemas) -> _FoundCalls | None:
 
 
 def _behind_mark(text: str, marks: Sequence[str]) -> tuple[int | None, str]:
-    """Where the first of the marks is, and what is behind it; without one, all of the text."""
+    """Place of the first of the marks, and the text behind it; without one, all of the text."""
     there = [(text.index(mark), mark) for mark in marks if mark in text]
     start, mark = min(there, default=(None, ""))
     return start, text[(start or 0) + len(mark) :].strip()

@@ -24,7 +24,7 @@ _WAIT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostPoolSettings:
-    """How many processes there are at `most`, and how they are used.
+    """Settings of a pool of hosts: at most `most` processes.
 
     `shared`: each runs many conversations. Else each runs one after the other, or, `fresh`, one in its life; and
     `spares` are started before they are wanted.

@@ -135,7 +135,7 @@ class Child:
         return EnvironmentFailed("crashed", f"{text}{_place(stack)}", traceback=stack)
 
     async def _where(self) -> str:
-        """Where the environment's code is, which does not come back."""
+        """Place in the environment's code from which it does not come back."""
         if (process_id := self._worker.process_id) is None:
             return ""
         with suppress(ProcessLookupError):

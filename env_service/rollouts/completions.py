@@ -72,7 +72,7 @@ class Completion:
 
     @property
     def settled(self) -> int:
-        """How many of its tokens stay, whatever becomes of the present request: those that have a version."""
+        """Number of its tokens that stay, whatever becomes of the present request: those that have a version."""
         return min(_stamped(self.version_spans), len(self.token_ids))
 
     @property
@@ -148,7 +148,7 @@ def _check_whole(length: int, spans: Sequence[VersionSpan]) -> None:
 
 
 def _stamped(spans: Iterable[VersionSpan]) -> int:
-    """How many tokens, from the first one on, have a version."""
+    """Number of tokens, from the first one on, that have a version."""
     end = 0
     for span in spans:
         if span.start != end:
@@ -250,7 +250,7 @@ def continues(sampling: Sampling) -> bool:
 
 
 def _reason_to_end(token_ids: Sequence[int], sampling: Sampling) -> FinishReason | None:
-    """Why a completion that was cut off here has nothing to follow; None if it goes on."""
+    """Reason for which a completion that was cut off here has nothing to follow; None if it goes on."""
     if token_ids and token_ids[-1] in sampling.stop_token_ids and len(token_ids) >= sampling.min_tokens:
         return "stop"
     return "length" if len(token_ids) >= sampling.max_tokens else None
@@ -280,7 +280,7 @@ def _sampling(whole: Sampling, *, index: int, prefix: int) -> Sampling:
 
 
 class RolloutProgress:
-    """How far a rollout has come: written by its conversations, read when a heartbeat is due. `rank` is that of its
+    """Progress of a rollout: written by its conversations, read when a heartbeat is due. `rank` is that of its
     lease, the lowest first.
     """
 
@@ -293,11 +293,11 @@ class RolloutProgress:
         """For whom the rollout waits: of several, the generators are named first."""
         self.waits_since = time.monotonic()
         self.task: Task | None = None
-        """What is rolled out, once it was made."""
+        """The task that is rolled out, once it was made."""
         self.cut_short = False
         """True if its time was over before it was."""
         self.said = ""
-        """Why the host of its environment was last waited for."""
+        """Reason for which the host of its environment was last waited for."""
 
     def completions(self, count: int, *, end_of: EndOf | None = None) -> Sequence[Completion]:
         """New completions, to be sampled."""

@@ -1,4 +1,4 @@
-"""How many completions are outstanding at each generator: fewer while they wait in its queue, more while few do.
+"""Bound on the completions outstanding at each generator: lower while they wait in its queue, higher while few do.
 
     every poll_s: GET /v1/state ─▶ waiting for too long? ─┬─▶ yes: a fifth less than are outstanding
                                                           └─▶ few wait, and the bound is reached: a few more

@@ -199,7 +199,7 @@ class Conversation:
 
     @property
     def opening_text(self) -> str:
-        """How it began, as a person reads it."""
+        """Text of its opening, as a person reads it."""
         return text_of(self.speaker.language.opening.prompt)
 
     @property
@@ -462,7 +462,7 @@ def _aggregated(values: Sequence[float], how: Aggregation) -> float:
 
 
 def _place(error: BaseException) -> str:
-    """Where it was raised, in the user's own words: file, line and function."""
+    """Place of its origin in the user's own code: file, line and function."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 

@@ -240,7 +240,7 @@ def _player(conversation: JudgedConversation) -> str:
 
 
 def _own_prompt(conversation: JudgedConversation) -> str:
-    """How the conversation of a player began: others of its game began otherwise."""
+    """Opening of a player's conversation: others of its game began otherwise."""
     return conversation.opening_text if isinstance(conversation, Conversation) and conversation.player else ""
 
 

@@ -58,7 +58,7 @@ _DRAW_STRIDE = 0x9E6C63D0876A9A62 % _SEEDS | 1
 
 @dataclass(frozen=True, kw_only=True)
 class Opponent:
-    """Who plays some of the players and is not trained. `plays` are their names; none: one, by the task's number.
+    """A model that plays and is not trained. `plays` are its players' names; none: one, by the task's number.
 
     Its tokenizer is its own, and so are the ids that end its turns. `most_draws` is how often a game is drawn in which
     the policy has no turn.
@@ -80,7 +80,7 @@ class Opponent:
 
     @property
     def draws(self) -> int:
-        """How often a game is drawn at most: one that samples greedily says the same at every draw."""
+        """Most times that a game is drawn: one for a greedy opponent, which says the same at every draw."""
         return self.most_draws if self.temperature else 1
 
     def in_place_of(self, policy: Speaker) -> Speaker:
@@ -200,7 +200,7 @@ class Match:
 
     @property
     def why(self) -> str:
-        """Why it is over, as it is counted where the policy had no turn."""
+        """Reason for its end, as it is counted where the policy had no turn."""
         stop = next((side.stop_reason for side in self.sides.values() if side.stop_reason), "")
         return why_nothing(spoilt=self.fault is not None, stop_reason=stop)
 
@@ -261,7 +261,7 @@ class Match:
             side = await self._answered(side, side.speech.hear(completion))
 
     async def _answered(self, side: Conversation, action: Action) -> Conversation | None:
-        """Who speaks next; nobody, if the game is over."""
+        """The next speaker's conversation; None if the game is over."""
         given = await side.answer(partial(self.environment.step, action), self._checked)
         if given is None:
             self._blame_all(side)
@@ -369,7 +369,7 @@ def sides_of_the_policy(games: Sequence[Match]) -> Sequence[Conversation]:
 
 
 def _nothing_played(games: Sequence[Match]) -> RolloutFailure:
-    """Where the clock or the environment had a part in it, another attempt may go otherwise."""
+    """Failure of games without a turn of the policy; another attempt may help where clock or environment had a part."""
     faults = [game.fault for game in games if game.fault is not None]
     if len(faults) == len(games) or any(fault.passing for fault in faults):
         return failure_of_all(faults)
@@ -384,7 +384,7 @@ def _nothing_played(games: Sequence[Match]) -> RolloutFailure:
 
 
 def how_it_opens(given: object, players: Sequence[str]) -> TurnOf:
-    """How a game begins. Raises Nonsense."""
+    """Opening of a game. Raises Nonsense."""
     if not isinstance(given, TurnOf):
         raise Nonsense(f"the environment's reset returned {type(given).__name__}, expected a TurnOf")
     check_prompt(given.observation, field="TurnOf.observation")

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Openings:
-    """How patiently environments are opened. `attempts` is how often in a row one may have no place."""
+    """Opens environments with patience. `attempts` is how often in a row one may have no place."""
 
     def __init__(self, *, attempts: int, backoff: Backoff) -> None:
         self._attempts = attempts

@@ -1,7 +1,4 @@
-"""Why a rollout came to nothing. The two kinds decide whether the learner tries the lease again.
-
-What an env_service counts.
-"""
+"""Failures of rollouts, of two kinds, which decide if a lease is tried again; and the counts of an env_service."""
 
 import logging
 from collections.abc import Iterator
@@ -19,7 +16,7 @@ from services.http.metrics import Metrics, PeerCounter, one_label
 logger = logging.getLogger(__name__)
 
 Outcome = FinishedLease | FailedLease
-"""What a lease comes to."""
+"""Message to the learner that ends a lease."""
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600)
 _REWARDS = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.1, 0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 2.0, 5.0, 10.0)
 _MAX_VERIFIERS = 64
@@ -79,7 +76,7 @@ def rollout_failures(whom: str) -> Iterator[None]:
 
 
 def why_nothing(*, spoilt: bool, stop_reason: str) -> str:
-    """Why a rollout ended in which the policy had no turn, as a label: `fault`, one of CUT_OFF, or `ended`."""
+    """Label of the end of a rollout in which the policy had no turn: `fault`, one of CUT_OFF, or `ended`."""
     if spoilt:
         return "fault"
     return stop_reason if stop_reason in CUT_OFF else "ended"

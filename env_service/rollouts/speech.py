@@ -112,7 +112,7 @@ class Transcript:
 
     @property
     def turns(self) -> int:
-        """How many turns were sampled."""
+        """Number of turns that were sampled."""
         return len(self._turns)
 
     @property
@@ -122,7 +122,7 @@ class Transcript:
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens were sampled."""
+        """Number of tokens that were sampled."""
         return sum(turn.end - turn.completion_start for turn in self._turns)
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
@@ -215,7 +215,7 @@ class Language:
         return self if bridges is self.bridges else replace(self, tokenization=bridges.tokenization, bridges=bridges)
 
     def end_of(self) -> EndOf | None:
-        """Where a completion ends by one of the rules' stop texts, if there are any."""
+        """Test for the end of a completion by one of the rules' stop texts, if there are any."""
         return self._end if self.rules.stop else None
 
     def _end(self, token_ids: Sequence[int]) -> int | None:
@@ -287,7 +287,7 @@ class Speech:
 
     @property
     def room(self) -> int | None:
-        """How many tokens the budget leaves for a turn; None without one."""
+        """Tokens that the budget leaves for a turn; None without one."""
         budget = self.language.rules.trajectory_tokens
         return None if budget is None else budget - len(self.transcript.token_ids)
 
@@ -314,8 +314,8 @@ class Speech:
         return action
 
     def _begun_for_it(self) -> str:
-        """How the template began the policy's turn, where it takes that for the policy's own words; it may depend on
-        what stands before.
+        """Beginning of the policy's turn by the template, where it takes that for the policy's own words; it may depend
+        on what stands before.
         """
         tokenization = self.language.tokenization
         prefilled = tokenization.prefilled

@@ -165,7 +165,7 @@ class Engine:
         return counters.tokens_total > 0 or counters.completions_total > 0
 
     def death(self) -> EngineGone:
-        """Why its process has died, as far as that said it."""
+        """Error with the cause of its process's death, as far as that said it."""
         said = self._last_words.said()
         text = f"the engine's process has died: {said}" if said else "the engine's process has died"
         return EngineGone(f"{text}; restart this generator") if self.has_served else DiedUnused(text)

@@ -187,7 +187,7 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
 
     @property
     def waiting_at_the_gate(self) -> int:
-        """How many requests wait for it to open."""
+        """Number of requests that wait for it to open."""
         return len(self._waiters)
 
     async def send_at_once(self) -> None:

@@ -1,4 +1,4 @@
-"""Why an engine died, from the process in which it did to the one that owns it.
+"""Cause of an engine's death, from the process in which it died to the one that owns it.
 
 vLLM writes the traceback into its log, and tells its owner no more than that there was one. A file in memory, which the
 processes of an engine open as one of their owner's, takes the errors that they log, a sentence each; it needs no name
@@ -24,7 +24,7 @@ class LastWords:
 
     @property
     def path(self) -> str:
-        """Where the processes of the engine, on this machine and of this user, open the file."""
+        """Path by which the processes of the engine, on this machine and of this user, open the file."""
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def said(self) -> str:

@@ -1,4 +1,4 @@
-"""How an engine is started, the records that it hands out, and how its processes end: with their owner.
+"""Start of an engine, the records that it hands out, and the end of its processes: with their owner.
 
 Nothing here imports vllm or torch, so that a command can parse its config first.
 """

@@ -40,13 +40,13 @@ TRIED = "0.32.0"
 """The release of vLLM whose outputs were looked at."""
 
 MAX_HELD_S = 2.0
-"""What is lost with an engine's process: a slow engine sends fewer than `stream_interval` tokens at a time."""
+"""Most seconds of output that are lost with an engine: a slow one gathers fewer than `stream_interval` tokens."""
 
 _ONE_INT, _ONE_FLOAT = struct.Struct("i"), struct.Struct("f")
 
 
 def internals_fault() -> str | None:
-    """Why the outputs of this vLLM are not packed; None if it is the one that was tried."""
+    """Reason for not packing the outputs of this vLLM; None if it is the one that was tried."""
     if vllm.__version__ != TRIED:
         return f"vLLM is {vllm.__version__}, and {TRIED} was tried"
     if EngineCoreOutput.__struct_fields__[:3] != ("request_id", "new_token_ids", "new_logprobs"):

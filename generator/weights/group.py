@@ -27,7 +27,7 @@ class BroadcastRank:
     def __init__(self, *, spec: JoinGroup, worker_rank: int, device: torch.device) -> None:
         self._spec = spec
         self.device = device if spec.backend == "nccl" else torch.device("cpu")
-        """Where the group puts what it receives: gloo's is host memory, whatever the worker computes on."""
+        """Device on which the group receives: gloo's is host memory, whatever the worker computes on."""
         self._timeout = datetime.timedelta(seconds=spec.bucket_timeout_s)
         self._meet_timeout = datetime.timedelta(seconds=spec.meet_timeout_s)
         try:

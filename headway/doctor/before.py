@@ -366,7 +366,7 @@ async def _check_reachable(places: Sequence[FieldPlace]) -> list[Finding]:
 
 
 def _meeting(places: Sequence[FieldPlace]) -> Iterator[tuple[str, str]]:
-    """Where a generator of this machine meets a learner of another one, if that has a port for it."""
+    """Address at which a generator of this machine meets a learner of another one, if that has a port for it."""
     at = {(place.process, place.key): place.value for place in places}
     port, learner = at.get(("learner", "weights.port")), at.get(("generator", "join.learner"))
     host = urlsplit(learner).hostname if isinstance(learner, str) else None

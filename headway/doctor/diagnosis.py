@@ -48,7 +48,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Culprit:
-    """Who, what is wrong with it, what is to be done, and how it was found."""
+    """Culprit of a run that hangs: who, what is wrong with it, what is to be done, and how it was found."""
 
     who: str
     what: str
@@ -220,7 +220,7 @@ class _Ward:
         ]
 
     def _follow(self, patient: Patient, wait: WaitStatus, path: tuple[str, ...]) -> Culprit | None:
-        """Who is at the end of a wait; None if that one is at work, or starts."""
+        """Culprit at the end of a wait; None if that one is at work, or starts."""
         path = (*path, f"{patient.name} waits for {wait.whom} since {wait.since_s:.0f} s")
         kind = kind_waited_for(wait.whom)
         if kind is None:
@@ -402,7 +402,7 @@ def _state(status: Status) -> str:
 
 
 def _heard(patient: Patient, patients: Sequence[Patient]) -> str:
-    """How long ago another process last heard of this one."""
+    """Seconds since another process last heard of this one."""
     others = (other.status for other in patients if other is not patient and other.status is not None)
     ages = [
         peer.last_heard_s

@@ -53,7 +53,7 @@ def aggregation(default: Aggregation) -> Any:
 
 
 class AggregationKnobs(Knobs):
-    """How the losses of a step's tokens become one number."""
+    """Reduction of the losses of a step's tokens to one number."""
 
     aggregation: Aggregation = aggregation("token")
     constant_length: int = Field(
@@ -70,7 +70,7 @@ class AggregationKnobs(Knobs):
 
 
 class ScaleKnobs(Knobs):
-    """How a group's rewards become advantages."""
+    """Scaling of a group's rewards into advantages."""
 
     @staticmethod
     def field(default: AdvantageScale) -> Any:

@@ -95,7 +95,7 @@ def sequence_sums(*, values: Tensor, sequences: Tensor, count: int) -> Tensor:
 
 
 def sequence_lengths(*, sequences: Tensor, count: int) -> Tensor:
-    """How many tokens each sequence has, [count] int64."""
+    """Number of tokens in each sequence, [count] int64."""
     return sequence_sums(values=torch.ones_like(sequences), sequences=sequences, count=count)
 
 

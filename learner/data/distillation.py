@@ -91,7 +91,7 @@ def read_distillation(path: Path, tokenizer: DataTokenizer) -> list[Distillation
 
 
 def cache_beside(path: Path) -> Path:
-    """Where the cached logprobs of a data file are."""
+    """Path of the cached logprobs of a data file."""
     return path.with_name(f"{path.name}.top.safetensors")
 
 

@@ -62,7 +62,7 @@ class TokenizedExample:
 
     @property
     def trained_length(self) -> int:
-        """How many tokens are trained."""
+        """Number of tokens that are trained."""
         return int(self.loss_mask.sum())
 
     def without_tail(self) -> "TokenizedExample":

@@ -98,7 +98,7 @@ def _of_one_prompt(record: Mapping[str, object]) -> tuple[object, object, object
 
 
 def _common_beginning(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
-    """How many messages the two share. Of equal conversations the last one is left, so that there is a completion."""
+    """Number of messages that the two share. Of equal ones the last is left, so that there is a completion."""
     alike = 0
     for first, second in zip(chosen, rejected, strict=False):
         if first != second:

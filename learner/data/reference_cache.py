@@ -76,7 +76,7 @@ def fingerprint_sequences(sequences: Iterable[TokenizedExample]) -> str:
 
 
 def cache_file(folder: Path, key: CacheKey) -> Path:
-    """Where the logprobs of a key are kept."""
+    """Path of the logprobs of a key."""
     return folder / f"reference-{key.fingerprint()}.safetensors"
 
 

@@ -103,7 +103,7 @@ class EvaluationConfig(ConfigModel):
 
 
 class TrackersConfig(ConfigModel):
-    """Where the numbers of `metrics.jsonl` are sent besides. What a tracker is too slow for is left out and counted."""
+    """Trackers that get the numbers of `metrics.jsonl`. What one is too slow for is left out and counted."""
 
     tensorboard: bool = Field(False, description="write TensorBoard files, by the package tensorboardX")
     wandb: Literal["off", "online", "offline"] = Field(

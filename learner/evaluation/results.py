@@ -76,7 +76,7 @@ def wilson_interval(*, share: float, count: int) -> tuple[float, float]:
 
 
 def win_rate(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """How often a sample of ours has the higher reward than one of theirs for the same task; ties count half.
+    """Share of pairs in which our sample has the higher reward than theirs for the same task; ties count half.
 
     The mean over tasks of the mean over all pairs of their samples. Each sample was scored by itself, by the same
     scorer, so there is no order of a pair that could matter. Needs at least one task, with samples on both sides.
@@ -244,7 +244,7 @@ class NotComparable(ValueError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How often our samples had the higher reward, ties half, on the `tasks` tasks that both evaluations have.
+    """Share of samples of ours with the higher reward, ties half, on the `tasks` tasks that both evaluations have.
 
     The interval of 95 % from `low` to `high` has tasks as units. The judge is the tasks' verifier, which scored each
     completion by itself: a gold scorer, or a reward model behind the reward service.
@@ -259,7 +259,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class JudgedComparison:
-    """How often our completion was preferred to one of `against`, as a pairwise verifier says of each pair.
+    """Share of completions of ours that a pairwise verifier preferred to those of `against`.
 
     `win_rate` counts ties half; `tie_rate` is the share of pairs that were tied. Both are means over `tasks` of means
     over their pairs, with 95 % intervals whose units are tasks. `failed` pairs got no verdict and are in no number.

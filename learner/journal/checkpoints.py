@@ -76,7 +76,7 @@ class Checkpoint:
 
     @property
     def evaluation(self) -> Path:
-        """Where its held-out evaluation is written, once there is one."""
+        """Path of its held-out evaluation, once there is one."""
         return self.path.with_name(f"{self.path.name}.evaluation.json")
 
 

@@ -84,14 +84,16 @@ def keep_template(folder: Path, text: str) -> None:
 
 
 def changed_settings(folder: Path, settings: Mapping[str, object], *, resume: bool, accepted: bool) -> list[Difference]:
-    """How this start's settings differ from the run's so far. Raises WrongSettings if it would be another training."""
+    """Differences of this start's settings from the run's so far. Raises WrongSettings if it would be another
+    training.
+    """
     if not resume:
         return []
     return changes_of_a_resume(folder, settings, accepted=accepted, ignored=_ignored(settings))
 
 
 def refused_resume(folder: Path, settings: Mapping[str, object]) -> str:
-    """Why these settings cannot go on with the run in the folder; empty if they can. Known without a start."""
+    """Reason why these settings cannot go on with the run in the folder; empty if they can. Known without a start."""
     return refusal(folder, since_last_start(folder, settings, ignored=_ignored(settings)))
 
 

@@ -111,7 +111,7 @@ class Curriculum:
 
     @property
     def level(self) -> int:
-        """That of the leases which are yet to be granted for the first time."""
+        """Level of the leases that are yet to be granted for the first time."""
         return self._changes[-1].level
 
     def level_of(self, lease_id: int) -> int:

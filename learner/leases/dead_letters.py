@@ -61,7 +61,7 @@ class DeadLetters:
         self._lines.close()
 
     def verdict(self, ledger: Ledger) -> RunAborted | None:
-        """Why the run must stop, if too large a share of the leases was given up; None if it may go on."""
+        """Reason to stop the run, if too large a share of the leases was given up; None if it may go on."""
         books = ledger.books()
         finished = books.trained + books.filtered + books.dead_lettered
         if finished < _FEWEST_FINISHED or books.dead_lettered <= self._largest_share * finished:

@@ -87,11 +87,11 @@ class EnvServices:
         return len(self._by_name)
 
     def at(self, peer: str) -> ConnectedEnvService | None:
-        """Who speaks from this address."""
+        """The env_service at this address."""
         return self._by_name.get(self._names.get(peer, ""))
 
     def named(self, env_id: str) -> ConnectedEnvService | None:
-        """Who goes by this name."""
+        """The env_service of this name."""
         return self._by_name.get(env_id)
 
     def has(self, holder: ConnectedEnvService) -> bool:

@@ -103,7 +103,7 @@ class Evaluator:
         return bool(self._line) and self._line[0].beside
 
     def most_at(self, capacity: int) -> int:
-        """How many leases an env_service of that capacity may hold at once: all, unless training goes on beside."""
+        """Most leases that an env_service of that capacity may hold: all, unless training goes on beside."""
         return max(1, int(self._config.share * capacity)) if self.is_beside else capacity
 
     def start(self, *, tasks: int, version: int, beside: bool = False) -> "asyncio.Future[Evaluation]":
@@ -149,7 +149,7 @@ class Evaluator:
         return bool(self._line) and bool(self._line[0].waiting)
 
     def running(self, holder: str) -> int:
-        """How many leases an env_service holds."""
+        """Number of leases that an env_service holds."""
         return self._line[0].held[holder] if self._line else 0
 
     def heartbeat(

@@ -14,7 +14,7 @@ from protocol.trajectories import TrajectoryGroup
 
 
 class FilterReason(StrEnum):
-    """Why a group is left out."""
+    """Reason to leave a group out."""
 
     UNIFORM = "uniform"
     """All its rewards are equal: a group baseline leaves nothing to learn."""
@@ -37,7 +37,7 @@ class GroupFilter:
     rounds: int = 10
 
     def reason(self, group: TrajectoryGroup) -> FilterReason | None:
-        """Why the group is left out; None if it is taken. All its trajectories have a reward."""
+        """Reason to leave the group out; None if it is taken. All its trajectories have a reward."""
         rewards = rewards_of(group)
         reasons = [self._reason([rewards[index] for index in alike]) for alike in group.by_player.values()]
         return reasons[0] if all(reasons) else None

@@ -17,7 +17,7 @@ from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
 Belongs = Callable[[PolicyVersion], bool]
-"""Whether a version that a former life published is in the history of the weights that this life holds."""
+"""Tells if a version that a former life published is in the history of the weights that this life holds."""
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ class Intake:
 
     @property
     def level(self) -> int | None:
-        """That of the leases which are yet to be granted, 0 the easiest; None if the environment has no levels, or
+        """Level of the leases that are yet to be granted, 0 the easiest; None if the environment has no levels, or
         nobody has said so yet. May be read in any thread.
         """
         curriculum = self._flow.granting.curriculum

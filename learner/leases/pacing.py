@@ -1,4 +1,4 @@
-"""How many groups may be running or buffered, so that training neither waits for groups nor trains old ones.
+"""Bound on running and buffered groups, so that training neither waits for groups nor trains old ones.
 
 Groups that wait in the buffer only grow older. So the learner asks for as few groups at once as keep it from waiting:
 more when it had to wait for a batch, fewer when a good part of another batch lay ready. That is the rule `demand`. With
@@ -48,5 +48,5 @@ class Pacing:
             self.ahead = max(self.ahead - _SHRINK * step, float(step))
 
     def room(self, *, running: int, buffered: int) -> int:
-        """How many more groups may be granted now."""
+        """Number of groups that may be granted now."""
         return max(0, int(self.ahead) - running - buffered)

@@ -1,4 +1,4 @@
-"""Where every lease is and how its attempts ended: the moves that keep the books, not the rules that choose them.
+"""Place of every lease and end of its attempts: the moves that keep the books, not the rules that choose them.
 
 Beside them, whom a step has to wait for, so that no group becomes too old:
 
@@ -22,7 +22,7 @@ from learner.ledger.records import Books, EndedAttempt, FailureKind, LedgerSnaps
 
 
 class AttemptOutcome(StrEnum):
-    """Where an attempt is, or how it ended."""
+    """State of an attempt, or its end."""
 
     RUNNING = "running"
     ACCEPTED = "accepted"
@@ -32,7 +32,7 @@ class AttemptOutcome(StrEnum):
 
 
 class LeaseEnd(StrEnum):
-    """How a lease ended for good."""
+    """Final end of a lease."""
 
     TRAINED = "trained"
     FILTERED = "filtered"

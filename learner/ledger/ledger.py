@@ -112,7 +112,7 @@ class Ledger:
         self._served = served
 
     def places(self) -> int:
-        """How many more leases may be granted now."""
+        """Number of leases that may be granted now."""
         if self._served is None:
             return 0
         table, per_step = self._table, self.config.groups_per_step

@@ -149,7 +149,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShortfall:
-    """Why there is no batch yet: `have` of `need` groups are there, or, with enough of them, `stragglers` are awaited.
+    """Reason for no batch yet: `have` of `need` groups are there, or, with enough of them, `stragglers` are awaited.
 
     since: when the ledger began to wait for stragglers; None if groups are missing.
     """

@@ -22,7 +22,7 @@ from learner.page.store import FOLDER, TOKENIZER, Columns, unpacked
 
 MAX_ROWS = 200
 MAX_TOKENS = 1 << 16
-"""That are decoded for one answer: of all trajectories of a group, or from a place on of one."""
+"""Most tokens that are decoded for one answer: of all trajectories of a group, or from a place on of one."""
 MAX_TEXT = 1 << 13
 """Characters of one text in an answer. Of a longer one its beginning and its end are there; `whole_text` has it all."""
 
@@ -293,7 +293,7 @@ def _prompt(ids: Sequence[int], decode: Decode | None) -> str:
 
 
 def _shared(columns: Sequence[Columns]) -> int:
-    """How many tokens all trajectories begin with, before anything was sampled."""
+    """Number of tokens that all trajectories begin with, before anything was sampled."""
     first = columns[0]["token_ids"]
     most = min(_given(own["loss_mask"]) for own in columns)
     for own in columns[1:]:

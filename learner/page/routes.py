@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAGE_PATHS = OPEN_PATHS | {"/", "/page/"}
-"""What an application with the page leaves open: its routes ask for the token themselves."""
+"""Paths that an application with the page leaves open: its routes ask for the token themselves."""
 
 _STATIC = Path(__file__).with_name("static")
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -64,7 +64,7 @@ _NUMBERS = {"step": int, "max_step": int, "task": int, "min_length": int, "max_l
             "min_reward": float, "max_reward": float}  # fmt: skip
 
 Processes = Callable[[], Mapping[str, Any]]
-"""What the learner says of itself and the others, as JSON takes it."""
+"""Status of the learner and the other processes, for JSON."""
 _FRESH = {"Cache-Control": "no-store"}
 _HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)

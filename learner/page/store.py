@@ -51,7 +51,7 @@ COLUMNS = {
 _OF_THE_LEARNER = ("learner_logprobs", "entropies", "advantages")
 _QUEUED_STEPS = 8
 _GATHER_S = 1.0
-"""What comes in it is written in one transaction: a commit, and waking a thread, cost as much as a small group."""
+"""Time in which all writes become one transaction: a commit, and waking a thread, cost as much as a small group."""
 _GRANTED_S = 0.05
 _CLOSE_S = 10.0
 
@@ -77,7 +77,7 @@ _ROWS_AT_ONCE = 500
 
 
 class SequencePlace(NamedTuple):
-    """Where the tokens of a sequence belong: in a group of the step, in its trajectory, from the token `start` on."""
+    """Place of a sequence's tokens: a group of the step, its trajectory, from the token `start` on."""
 
     group: int
     trajectory: int

@@ -12,7 +12,7 @@ _CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a reader is: `inode` 0 before the file was there."""
+    """Position of a reader: `inode` 0 before the file was there."""
 
     inode: int = 0
     at: int = 0

@@ -182,7 +182,7 @@ class Records:
         self.former_steps = 0
         self._doubts = Doubts()
         self._start_s: float | None = None
-        """How long the first step of this life waited: mostly for the others' start, which no other step does."""
+        """Wait of this life's first step: mostly for the others' start, which no other step waits for."""
 
     def __enter__(self) -> "Records":
         return self

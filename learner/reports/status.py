@@ -53,7 +53,7 @@ class LearnerMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self.last_at: dict[str, float] = {}
-        """When the newest step and publish ended, on the monotonic clock."""
+        """Ends of the newest step and publish, on the monotonic clock."""
         self._make_training(metrics)
         self._make_newest(metrics)
         self._make_leases(metrics)

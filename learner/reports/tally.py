@@ -77,7 +77,7 @@ class RewardsSeen:
 
 @dataclass(frozen=True)
 class Timing:
-    """Where a step's time went, in seconds."""
+    """Seconds of a step, by what they went into."""
 
     time_s: float
     wait_s: float

@@ -223,7 +223,7 @@ class Trackers:
             follower.put(entry)
 
     def dropped(self) -> dict[str, float]:
-        """How many entries each tracker did not get."""
+        """Number of entries that each tracker did not get."""
         return {follower.name: float(follower.dropped) for follower in self._followers}
 
     def __enter__(self) -> Self:

@@ -39,7 +39,7 @@ from services.http.waiting import QUIET_S, Waiting
 
 logger = logging.getLogger(__name__)
 _ATTEMPTS = 8
-"""How often a request may fail after it was taken up."""
+"""Most failures of a request after it was taken up."""
 _MAX_SEQUENCES = 256
 _MAX_PAUSE_S = 5.0
 
@@ -119,7 +119,7 @@ class RemoteTeacher:
         self._first_version: str | None = None
         self._changes = False
         self.answered_at = float("-inf")
-        """When it last gave logprobs, in the event loop's time."""
+        """Time at which it last gave logprobs, by the event loop's clock."""
         self.last_problem = "no request has ended yet"
 
     def __str__(self) -> str:

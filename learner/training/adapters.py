@@ -136,7 +136,7 @@ def _plain(name: str) -> str:
 
 
 def _obstacle(config: LoraConfig, *, sharded: bool) -> str:
-    """Why experts can have no adapters; empty if they can. Their weights are changed for the time of a forward pass."""
+    """Reason why experts can have no adapters; empty if they can. A forward pass changes their weights meanwhile."""
     if sharded:
         return "training.zero_stage is 3, which leaves no expert whole: set it to 2 at most"
     return f"training.lora.dropout is {config.dropout:g}, which experts cannot have: set it to 0" * bool(config.dropout)

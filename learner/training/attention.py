@@ -119,7 +119,7 @@ def _probabilities(folded: Tensor, key_rows: Tensor, scaling: float) -> Tensor:
 
 @dataclass(frozen=True)
 class ScoreRules:
-    """How scores differ from plain causal attention's: a query sees the keys less than `window` before it; scores s are
+    """Rules of scores beyond plain causal attention: a query sees the keys less than `window` before it; scores s are
     `softcap` tanh(s / softcap); and `sinks` [H] are scores of a key more, whose value is 0.
     """
 
@@ -176,7 +176,7 @@ class LengthBucket:
 
 @dataclass(frozen=True)
 class PackedIndex:
-    """How the T tokens of a row fall into buckets. `order` int64 [T]: where, in the buckets' results put end to end,
+    """Buckets of the T tokens of a row. `order` int64 [T]: where, in the buckets' results put end to end,
     each token's is; absent if they come in the row's order.
     """
 

@@ -36,7 +36,7 @@ ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose tokens a sequence has: those from the token `start` on of a trajectory of a group, both by their place in
+    """Owner of a sequence's tokens: those from the token `start` on of a trajectory of a group, both by their place in
     the step.
     """
 
@@ -190,7 +190,7 @@ class FlatBatch:
 
     @property
     def trained_lengths(self) -> NDArray[np.int64]:
-        """How many tokens of each sequence are trained on, [S]."""
+        """Number of tokens of each sequence that are trained on, [S]."""
         if not len(self.lengths):
             return np.zeros(0, dtype=np.int64)
         return np.add.reduceat(self.loss_mask.astype(np.int64), self.starts)
@@ -283,7 +283,7 @@ class SeveralSequences(RuntimeError):
 
 @dataclass(frozen=True)
 class Teaching:
-    """Who teaches a group: the index of a model that the ranks hold, or logprobs of each trajectory, [T] each."""
+    """Teacher of a group: the index of a model that the ranks hold, or logprobs of each trajectory, [T] each."""
 
     index: int = 0
     logprobs: Sequence[NDArray[np.float32]] | None = None

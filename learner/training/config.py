@@ -107,7 +107,7 @@ class LoraConfig(BaseModel):
 
 
 class RouterConfig(BaseModel):
-    """How the routers of a mixture of experts are trained."""
+    """Training of the routers of a mixture of experts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -176,7 +176,7 @@ class CriticConfig(BaseModel):
 
 
 class TrainingConfig(BaseModel):
-    """How the training step is computed."""
+    """Computation of the training step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -259,7 +259,7 @@ class TrainingConfig(BaseModel):
 
 
 class GuardConfig(ConfigModel):
-    """When the lag bound is lowered for a while. A measure without a limit is not looked at; KL is in nats a token."""
+    """Limits that lower the lag bound for a while. A measure without one is not looked at; KL is in nats a token."""
 
     enabled: bool = Field(True, description="whether the bound is lowered at all")
     min_effective_sample_share: float | None = Field(

@@ -307,7 +307,7 @@ def learning_rate(config: OptimizerConfig, *, update: int) -> float:
 
 
 def _fallen(config: OptimizerConfig, *, update: int) -> float:
-    """How far the fall is done, from 0 to 1."""
+    """Share of the fall that is done, from 0 to 1."""
     assert config.total_updates is not None, "validated by OptimizerConfig"
     span = config.decay_updates or max(config.total_updates - config.warmup_updates, 1)
     return min(max((update - config.total_updates + span) / span, 0.0), 1.0)

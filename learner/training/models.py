@@ -43,7 +43,7 @@ Score = Callable[[Microbatch], Tensor]
 
 @dataclass(frozen=True)
 class Scorers:
-    """Who can be asked; None for those that the algorithm does not need."""
+    """Models that score tokens; None for those that the algorithm does not need."""
 
     proximal: Score
     reference: Score | None = None
@@ -85,7 +85,7 @@ class Credit:
     correction_scale: float = 1.0
 
     def kept_lengths(self, batch: FlatBatch) -> NDArray[np.int64]:
-        """How many tokens of each sequence take part in the loss, [S]."""
+        """Number of tokens of each sequence that take part in the loss, [S]."""
         return np.add.reduceat(self.kept.numpy().astype(np.int64), batch.starts)
 
     def moves(self, batch: FlatBatch) -> NDArray[np.bool_]:
@@ -281,7 +281,7 @@ def token_values(batch: FlatBatch, made: Credit, parts: Sequence[tuple[Tensor, T
 
 
 Output = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, RoutingSums | None]
-"""What a trained model returns: see PolicyModel.forward and ScoreModel.forward."""
+"""Output of a trained model: see PolicyModel.forward and ScoreModel.forward."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class Models:
 
     @property
     def scorers(self) -> Scorers:
-        """Who can be asked for a number at each token."""
+        """Models that can be asked for a number at each token."""
         return Scorers(
             proximal=lambda microbatch: self.engine.forward(microbatch)[0],
             reference=None if self.reference is None else self.reference.logprobs,
@@ -311,7 +311,7 @@ class Models:
 
     @property
     def skipped_in_row(self) -> int:
-        """How many of the newest updates, of the one that has more of them."""
+        """Number of the newest updates that were skipped one after the other, by the model with more of them."""
         return max(self.engine.skipped_in_row, 0 if self.critic is None else self.critic.engine.skipped_in_row)
 
     def has_finite_weights(self) -> bool:

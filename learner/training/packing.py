@@ -229,7 +229,7 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes) 
 
 
 def _pairs(numbers: NDArray[np.int64], sequences: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where in the row the two sequences of each pair stand, the one that is first in the batch first, [P, 2]."""
+    """Places in the row of each pair's two sequences, the one that is first in the batch first, [P, 2]."""
     paired = np.flatnonzero(numbers >= 0)
     order: NDArray[np.int64] = paired[np.lexsort((sequences[paired], numbers[paired]))].astype(np.int64)
     return order.reshape(-1, 2)

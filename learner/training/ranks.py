@@ -158,7 +158,7 @@ class CommandChannel:
         self._next = 0
         self._stopped = False
         self.place = "opening"
-        """What this rank is doing, for whoever asks why it is late."""
+        """This rank's present work, for whoever asks why it is late."""
 
     def another_store(self) -> Store:
         """The ranks' store over a connection of its own: a call that waits holds up all others of a connection."""

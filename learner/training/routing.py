@@ -1,4 +1,4 @@
-"""How a mixture of experts routes tokens: the load of its experts, and the loss that keeps the load even.
+"""Routing of tokens in a mixture of experts: the load of its experts, and the loss that keeps the load even.
 
 router ─ logits ─▶ softmax ─▶ probabilities ─┐
    └─ chosen experts ─▶ counts ──────────────┴─▶ RoutingSums of a row ─▶ of an update, over ranks ─▶ loss and measures
@@ -91,7 +91,7 @@ class ExpertWatch:
     def __init__(self, model: nn.Module) -> None:
         """Puts hooks onto the layers' experts, if it has any. Call it while the parameters are whole."""
         self.has_softmax = hasattr(sys.modules[type(model).__module__], _REFERENCE)
-        """Whether transformers has the loss for this model, whose routers then choose the largest of a softmax."""
+        """True if transformers has the loss for this model, whose routers then choose the largest of a softmax."""
         self._name = type(model).__name__
         self._chosen: list[Tensor] = []
         self._watching = False

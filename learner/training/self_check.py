@@ -43,7 +43,7 @@ Compute = Callable[[Microbatch], Tensor]
 
 @dataclass(frozen=True)
 class PackingGap:
-    """How far the worst piece of a sequence is off on average, and how far it may be."""
+    """Mean gap of logprobs in the worst piece of a sequence, and its limit."""
 
     found: float
     allowed: float

@@ -218,13 +218,13 @@ class TrainingStep:
         self._should_stop = should_stop
         self._reached = reached
         self.keeps_tokens = False
-        """Whether `tokens` is filled; the same on every rank."""
+        """If true, `tokens` is filled; the same on every rank."""
         self.tokens: TokenValues | None = None
         """Of the newest step."""
         self.tokens_s = 0.0
         """CPU seconds that filling `tokens` took in the newest step."""
         self.carried = CarriedState()
-        """What the algorithm carries to the next step; the same on every rank."""
+        """State of the algorithm for the next step; the same on every rank."""
 
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
         """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped."""
@@ -399,7 +399,7 @@ class TrainingStep:
             self._models.critic.discard_gradients()
 
     def _routed(self, microbatches: Sequence[Microbatch]) -> RoutingSums | None:
-        """How an update's tokens are routed on all ranks, as the load-balancing loss has to know beforehand; None
+        """Routing of an update's tokens on all ranks, as the load-balancing loss has to know beforehand; None
         without that loss, and of a single microbatch, whose own pass says it.
         """
         if not self._config.router.aux_loss_coef or len(microbatches) == 1:

@@ -50,7 +50,7 @@ _FAILURES_TO_LEAVE = 3
 
 @dataclass(frozen=True)
 class RoundResult:
-    """Who serves the version after a round, and where its seconds went."""
+    """Proofs of the members that serve the version after a round, and the round's seconds by phase."""
 
     proofs: Sequence[Proof]
     prepare_s: float
@@ -59,7 +59,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class _CollectiveResult:
-    """Who of a collective's members got through it, who may try again, who failed alone and why, and who is silent.
+    """Members of a collective by their end: through it, to try again, failed alone and why, and silent.
 
     Those without staging have committed when they are through, and have given their proof.
     """
@@ -85,7 +85,7 @@ class _MemberRequests:
             self._first_to_fail = member
 
     def sorted_out(self, *, whole: bool) -> _CollectiveResult:
-        """Who is to blame. `whole` tells that a member that answered well has all that it needs.
+        """Sorts the members by blame. `whole` tells that a member that answered well has all that it needs.
 
         If nobody is silent and all fail, the first has failed by itself, and the others for want of it.
         """
@@ -294,7 +294,7 @@ class WeightBroadcast:
         return await self._commits.commit(member, packed, epoch=body.epoch, receive_s=deadline_s)
 
     def _settle(self, reached: _CollectiveResult, packed: PackedWeights, *, last: bool) -> None:
-        """Who is out of this round leaves the fleet, or catches up; failures in a row are counted."""
+        """Takes members that are out of this round from the fleet, or has them catch up; counts failures in a row."""
         for member in reached.through:
             self._failures.forget(_process(member))
         for member, why in reached.silent.items():

@@ -50,7 +50,7 @@ class FleetMember:
     serving: PolicyVersion | None = None
     fingerprint: str | None = None
     doubted: str | None = None
-    """Why its weights may be wrong, if they may: it serves nothing, and is sent nothing."""
+    """Reason why its weights may be wrong, if they may: it serves nothing, and is sent nothing."""
 
     @property
     def generator_id(self) -> str:
@@ -81,9 +81,9 @@ class FleetMembers:
     changed: Callable[[], None]
     url_fault: Callable[[str], str | None] = lambda url: None
     provenance: Provenance = field(default_factory=Provenance)
-    """Who has proven which version; it is told of every commit, proof and departure."""
+    """Proofs of versions by processes; it is told of every commit, proof and departure."""
     expulsions: int = 0
-    """How many generators were expelled so far."""
+    """Number of generators that were expelled so far."""
     _members: dict[str, FleetMember] = field(default_factory=dict)
     _expelled: InstanceMemory[str] = field(default_factory=InstanceMemory)
     _superseded: InstanceMemory[str] = field(default_factory=InstanceMemory)
@@ -167,7 +167,7 @@ class FleetMembers:
         return self._members.get(member.generator_id) is member
 
     def serving(self) -> list[ServingGenerator]:
-        """Who can take requests, as env_services are told."""
+        """Generators that can take requests, for env_services."""
         return [
             ServingGenerator(generator_id=member.generator_id, url=member.url, policy_version=str(member.serving))
             for member in self.members()
@@ -342,7 +342,7 @@ class TrustedUrls:
     by_certificate: bool = False
 
     def fault(self, url: str) -> str | None:
-        """Why nothing is sent to a URL; None if it is trusted."""
+        """Reason why nothing is sent to a URL; None if it is trusted."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port

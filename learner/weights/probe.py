@@ -65,7 +65,7 @@ def _where(kept: NDArray[np.bool_], logprobs: tuple[float, ...]) -> tuple[float,
 
 @dataclass(frozen=True)
 class ProbeGap:
-    """How far a generator's logprobs of a probe are from the learner's, in nats: over all tokens, absolute.
+    """Gap between a generator's logprobs of a probe and the learner's, in nats: over all tokens, absolute.
 
     `tokens` is 0 where nothing was compared. `age` is the evidence, in nats of log likelihood, that they are those of
     the version before, over that neither is nearer: by how many standard errors the texts are nearer to that version

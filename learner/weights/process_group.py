@@ -79,7 +79,7 @@ class Rooms:
         self._most = 0
 
     def __len__(self) -> int:
-        """How many are kept and not in use."""
+        """Number of buffers that are kept and not in use."""
         return len(self._free)
 
     def take(self, nbytes: int) -> torch.Tensor:
@@ -203,7 +203,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 class Meeting:
-    """Where the members of one epoch meet: at `place`, or else at one of its own, at any port."""
+    """Meeting of the members of one epoch: at `place`, or else at one of its own, at any port."""
 
     def __init__(
         self, *, host: str, epoch: int, world_size: int, timeout_s: float, place: MeetingPlace | None = None

@@ -89,7 +89,7 @@ def proof_of(member: FleetMember, answer: CommitResult, packed: PackedWeights) -
 
 @dataclass(frozen=True)
 class ProbeVerdict:
-    """Who serves something else than was sent, and why: `outliers` for certain, `doubted` as far as is known;
+    """Members that serve something else than was sent, and why: `outliers` for certain, `doubted` as far as is known;
     and by process the version since which each of them may do so.
     """
 

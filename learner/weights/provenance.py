@@ -204,7 +204,7 @@ def is_recalled(group: TrajectoryGroup, since_of: Callable[[str], PolicyVersion 
 
 
 def _signed(group: TrajectoryGroup) -> set[tuple[str, PolicyVersion]]:
-    """Who sampled its tokens: processes, each with a version."""
+    """Processes that sampled its tokens, each with a version."""
     signed = {(span.instance, span.version) for one in group.trajectories for span in one.version_spans}
     return {(instance, PolicyVersion.parse(version)) for instance, version in signed}
 

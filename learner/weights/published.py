@@ -86,7 +86,7 @@ class PublisherOptions:
     parallel_pulls: int = 4
     """Downloads at once, at most."""
     slowest_pull_bytes_per_s: float = 20e6
-    """What all downloads together are expected to do at least; `pull_timeout_s` comes on top."""
+    """Least rate of all downloads together, in bytes a second; `pull_timeout_s` comes on top."""
     pull_backoff_s: float = 0.5
     """Before the second try of a download; twice as long each time."""
     pull_attempts: int = 5

@@ -138,7 +138,7 @@ Tests = Annotated[StdioTests | CallTests | AssertTests | CheckTests | PytestTest
 
 
 class CodeArguments(BaseModel):
-    """Where the code stands in the completion, what it is tested with, and what passed tests are worth."""
+    """Place of the code in the completion, its tests, and the worth of passed ones."""
 
     model_config = _MODEL
 
@@ -168,7 +168,7 @@ class CodeArguments(BaseModel):
 
 
 class CaseVerdict(Enum):
-    """How a case ended. `ERROR`: the solution raised, crashed or took too much; `KILLED`: somebody killed its process;
+    """End of a case. `ERROR`: the solution raised, crashed or took too much; `KILLED`: somebody killed its process;
     `SKIPPED`: not to be counted.
     """
 

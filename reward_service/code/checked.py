@@ -137,7 +137,7 @@ class Relay:
         return False
 
     def _deadline(self) -> float:
-        """When the side that is at work must have written."""
+        """Time by which the side that is at work must have written."""
         clock = asyncio.get_running_loop().time()
         if self._charged_from is None:
             return min(clock + START_S, self._budget.deadline)

@@ -13,7 +13,7 @@ _OF_OPENRLHF = ("requests_per_s", "most_requests", "most_tokens")
 
 
 class LimitsConfig(ConfigModel):
-    """How much is asked of the service. The budget counts from the start of the process."""
+    """Limits on requests to the service. The budget counts from the start of the process."""
 
     concurrency: int = Field(16, ge=1, le=1024, description="requests under way at once")
     requests_per_s: float | None = Field(

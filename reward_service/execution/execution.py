@@ -45,7 +45,7 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class CallEnded:
-    """How one call of a session ended, and what became of the session."""
+    """End of one call of a session, and what became of the session."""
 
     ended: RunEnd
     started: bool

@@ -214,7 +214,7 @@ class Judge:
 
 
 def _agreed(shown_first: Sequence[float], shown_second: Sequence[float]) -> Score:
-    """Where the two orders disagree, the order has decided: a tie."""
+    """Score of verdicts in both orders; where they disagree, the order has decided: a tie."""
     agreed = [one if one == other else TIE for one, other in zip(shown_first, shown_second, strict=True)]
     disagreements = [float(one != other) for one, other in zip(shown_first, shown_second, strict=True)]
     return Score(

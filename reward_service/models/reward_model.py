@@ -146,7 +146,7 @@ class RewardModelLane(Lane):
         return 2 * self._config.batch_size
 
     def workers(self) -> tuple[int, int]:
-        """How many of its processes have a batch, and how many it has."""
+        """Number of its processes that have a batch, and number of all."""
         return int(self._batches.busy), 1
 
     @property

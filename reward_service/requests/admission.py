@@ -1,4 +1,4 @@
-"""How much work is taken: items and bytes are bounded, and the rest is told when to come again.
+"""Admission of work: items and bytes are bounded, and the rest is told when to come again.
 
 Places are counted from a request's arrival to its answer. One verifier can take only a part of them, so that a slow one
 leaves room for others. What comes in the same moment, and was not looked into yet, counts as the items that so many
@@ -46,7 +46,7 @@ class Room:
 
 
 class ScoringPace:
-    """How many items end in a second of work, of late: time without any item does not count. `clock` is in seconds."""
+    """Items that end in a second of work, of late: time without any item does not count. `clock` is in seconds."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,7 +72,7 @@ class ScoringPace:
             self._began = self._clock()
 
     def seconds_for(self, items: int) -> float:
-        """How long this many items take, between 1 s and a minute."""
+        """Time that so many items take, between 1 s and a minute."""
         if self._per_s == 0:
             return 1.0
         return min(_MAX_RETRY_S, max(1.0, items / self._per_s))

@@ -88,7 +88,7 @@ class OpenLanes:
                 await lane.loaded()
 
     def workers(self) -> tuple[int, int]:
-        """How many worker processes are at work, and of how many."""
+        """Number of worker processes at work, and of all."""
         counts = [lane.workers() for lane in self._lanes.values()]
         return sum(busy for busy, _ in counts), sum(size for _, size in counts)
 

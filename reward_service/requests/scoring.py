@@ -102,7 +102,7 @@ class Scorer:
         return self.admission.items
 
     def workers(self) -> tuple[int, int]:
-        """How many worker processes are at work, and of how many."""
+        """Number of worker processes at work, and of all."""
         return self._lanes.workers()
 
     async def drain(self, *, timeout_s: float) -> bool:

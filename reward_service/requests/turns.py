@@ -9,7 +9,7 @@ _MAX_TURN_S = 0.1
 
 
 class Turns:
-    """Whose turn it is to compute: one request after the other, with a look at the network in between.
+    """Turns of requests to compute: one after the other, with a look at the network in between.
 
     Without that, what arrives in an overload would wait unseen, where nobody can turn it away. Between two looks there
     is work for `_TURN_S`, or for a quarter of the time that the last look took if that is longer: however many are

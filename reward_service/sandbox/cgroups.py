@@ -51,7 +51,7 @@ class ControlGroup:
         (self._folders["pids"] / "pids.max").write_text(str(processes))
 
     def memory_kills(self) -> int:
-        """How often a process was killed since the group had no memory left."""
+        """Number of times that a process was killed since the group had no memory left."""
         name = "memory.events" if self._unified else "memory.oom_control"
         for line in (self._folders["memory"] / name).read_text().splitlines():
             key, _, value = line.partition(" ")
@@ -78,7 +78,7 @@ class ControlGroup:
 
 @contextlib.contextmanager
 def open_parents(setting: str) -> Iterator[Parents | None]:
-    """Where groups can be made, of the setting `execution.cgroup`; None where they cannot.
+    """Groups under which others can be made, by the setting `execution.cgroup`; None where none can.
 
     Raises UserError if the setting names a folder where they cannot be made.
     """
@@ -146,7 +146,7 @@ def _below(path: str, root: str) -> Path | None:
 
 
 def _mounts(process: Path) -> dict[str, tuple[str, Path]]:
-    """Where the tree of each controller is mounted, and which part of it."""
+    """Mount of each controller's tree, and the part of the tree that is mounted."""
     mounts = {}
     for line in (process / "mountinfo").read_text().splitlines():
         front, _, back = line.partition(" - ")

@@ -114,7 +114,7 @@ def _owner(words: list[str]) -> Owner | None:
 
 
 def _started(pid: int) -> int | None:
-    """When a process started; None if there is none of that id, or only what is left of it."""
+    """Start time of a process; None if there is none of that id, or only its remains."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

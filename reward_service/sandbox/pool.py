@@ -256,7 +256,7 @@ def _check(program: Program, config: ExecutionConfig) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Sandboxes:
-    """Where programs run, and where sessions do, each with places of its own."""
+    """Pools of sandboxes, for programs and for sessions, each with places of its own."""
 
     programs: SandboxPool
     sessions: SandboxPool

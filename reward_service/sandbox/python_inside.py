@@ -58,7 +58,7 @@ class Python:
 
     @property
     def packages(self) -> str:
-        """Where it looks for packages, inside."""
+        """Folder in which it looks for packages, inside."""
         if self.is_system:
             return f"/usr/local/lib/{self.name}/dist-packages"
         return f"/opt/python/lib/{self.name}/site-packages"

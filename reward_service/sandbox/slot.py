@@ -45,7 +45,7 @@ _SIGNALS = range(129, 193)
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How keepers launch sandboxes. `mounts`: folders that their user could not reach, and where they see them."""
+    """Launch of sandboxes by keepers. `mounts`: folders that their user could not reach, and where they see them."""
 
     isolated: bool
     command: Sequence[str]
@@ -142,7 +142,7 @@ class SandboxSlot:
         self._say(keeper.KILL)
 
     async def ended(self) -> keeper.SandboxReport:
-        """How the sandbox ended, when nothing of it is left. Raises InfrastructureError if the keeper has died in
+        """Report of the sandbox's end, when nothing of it is left. Raises InfrastructureError if the keeper has died in
         between; if that was for lack of memory, the program's end is that it was killed."""
         assert self._end is not None
         try:

@@ -78,7 +78,7 @@ class KeeperSettings(NamedTuple):
 
 
 class SandboxReport(NamedTuple):
-    """How a sandbox ended: the wait status of the launched process, the CPU time of all that ran in it, and whether the
+    """End of a sandbox: the wait status of the launched process, the CPU time of all that ran in it, and whether the
     program had begun. That is told by what is there before the program, and nobody else can tell it.
     """
 

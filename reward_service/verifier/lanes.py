@@ -117,7 +117,7 @@ def make_metrics(metrics: Metrics) -> ScoringMetrics:
 
 
 class Lane(ABC):
-    """How the items of one verifier are judged. A lane without processes of its own needs only `judge`.
+    """Lane of a verifier, which judges its items. One without processes of its own needs only `judge`.
 
     `at_once`: `judge` never returns an outcome to wait for.
     """
@@ -152,7 +152,7 @@ class Lane(ABC):
         raise UserError("it runs in no worker processes, which `workers.prewarm` could start")
 
     def workers(self) -> tuple[int, int]:
-        """How many worker processes are at work, and of how many."""
+        """Number of worker processes at work, and of all."""
         return 0, 0
 
 
@@ -220,7 +220,7 @@ class Verifier:
     packages: tuple[str, ...] = ()
 
     def info(self) -> VerifierInfo:
-        """How the verifier is described on the wire."""
+        """Description of the verifier on the wire."""
         schema = self.arguments.model_json_schema()
         return VerifierInfo(name=self.name, version=self.version, description=self.description, arguments_schema=schema)
 
@@ -436,7 +436,7 @@ class WorkerLane(Lane):
         await self._pool.prewarm()
 
     def workers(self) -> tuple[int, int]:
-        """How many of the pool's processes have a job, and how many there are."""
+        """Number of the pool's processes with a job, and of all."""
         return self._pool.busy, self._pool.size
 
 

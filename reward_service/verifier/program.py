@@ -49,7 +49,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnd:
-    """How a run ended: by `exit_code`, or by `signal`.
+    """End of a run: by `exit_code`, or by `signal`.
 
     `timed_out`: it was killed at its wall-clock limit, and then `signal` is SIGKILL. `cpu_s` is what all of its
     processes took, its start included. Whatever the program wrote is its own word: neither its output nor its exit code
@@ -102,7 +102,7 @@ class Running(Protocol):
 
 
 class Sandbox(Protocol):
-    """Where programs run. At most a fixed number run at once; others wait for their turn, which their limits ignore."""
+    """Sandbox for programs. At most a fixed number run at once; others wait, which their limits ignore."""
 
     async def run(self, program: Program) -> RunEnd:
         """Run a program to its end. Raises UserError for a program or limits that it does not take, and

@@ -1,4 +1,4 @@
-"""Where the answer stands in a completion. Every function takes time linear in the text, whatever it holds."""
+"""Extraction of the answer from a completion. Every function takes time linear in the text, whatever it holds."""
 
 import itertools
 import re
@@ -75,7 +75,7 @@ def _repeats(text: str, end: int, box: tuple[int, int, str]) -> bool:
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
-    """Where each box starts and ends, and what it holds.
+    """Start, end and content of each box.
 
     One pass: a completion of boxes that never close must not take quadratic time.
     """

@@ -111,7 +111,7 @@ def jaccard(candidate: Sequence[str], reference: Sequence[str], *, n: int) -> fl
 
 
 def matches(candidate: Sequence[str], reference: Sequence[str], *, n: int) -> int:
-    """How many of the candidate's n-grams the reference has, each at most as often as there.
+    """Number of the candidate's n-grams that the reference has, each at most as often as there.
 
     Only the reference's are kept in memory: the candidate may be much longer.
     """
@@ -136,7 +136,7 @@ def _count(units: Sequence[str], *, n: int) -> int:
 
 
 def similarity(submission: Submission, arguments: SimilarityArguments) -> Score:
-    """How close the completion is to references, from 0 to 1, by n-grams or edits."""
+    """Similarity of the completion to references, from 0 to 1, by n-grams or edits."""
     text = strip_thinking(submission.completion) if arguments.strip_thinking else submission.completion
     values = [_compare(_folded(text, arguments), _folded(each, arguments), arguments) for each in arguments.references]
     parts = {"max": max(values), "mean": sum(values) / len(values)}

@@ -68,7 +68,7 @@ class FieldPlace:
 
 @dataclass(frozen=True)
 class _Address:
-    """Where something listens or is expected to; an ipc address has its path for a host, and no port."""
+    """Address of a listener, or of an expected one; an ipc address has its path for a host, and no port."""
 
     host: str
     port: int | None

@@ -39,7 +39,7 @@ def visible(environ: Mapping[str, str], *, driver: Path = _DRIVER) -> list[str]:
 
 
 def cores(*, quota: Path = _CGROUP_QUOTA) -> int:
-    """How many cores this process may keep busy: of its affinity, and by the quota of its container."""
+    """Number of cores that this process may keep busy: of its affinity, and by the quota of its container."""
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         limit, _, period = quota.read_text(encoding="ascii").partition(" ")

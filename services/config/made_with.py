@@ -224,7 +224,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Dif
 
 
 def since_last_start(folder: Path, settings: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> list[Difference]:
-    """How the settings differ from those that the run in this folder had last; nothing if that is not known."""
+    """Differences of the settings from the last ones of the run in this folder; none if those are not known."""
     former = read(folder).get("settings")
     if not isinstance(former, dict):
         return []
@@ -232,7 +232,7 @@ def since_last_start(folder: Path, settings: Mapping[str, Any], *, ignored: Sequ
 
 
 def refusal(folder: Path, changes: Sequence[Difference]) -> str:
-    """Why the run in this folder cannot go on with these changes; empty if it can."""
+    """Reason why the run in this folder cannot go on with these changes; empty if it can."""
     refused = [each for each in changes if each.is_other_training]
     if not refused:
         return ""
@@ -246,7 +246,7 @@ def refusal(folder: Path, changes: Sequence[Difference]) -> str:
 def changes_of_a_resume(
     folder: Path, settings: Mapping[str, Any], *, accepted: bool, ignored: Sequence[str] = ()
 ) -> list[Difference]:
-    """How the settings of a start that resumes differ from the last one's; each is said.
+    """Differences of the settings of a start that resumes from the last one's; each is logged.
 
     Raises WrongSettings for those that make it another training, unless they are accepted.
     """

@@ -65,7 +65,7 @@ class ConfigModel(BaseModel):
 
 
 class TraceSettings(TypedDict):
-    """Where traces are sent, of which share of the leases, and of which run they are."""
+    """Destination of traces, the share of leases that is traced, and the run's name."""
 
     url: str | None
     share: float
@@ -128,7 +128,7 @@ class RunConfig(ConfigModel):
 
     @property
     def folder(self) -> Path:
-        """Where this run's files are, as an absolute path: messages name it, whatever the current folder is."""
+        """Folder of this run's files, as an absolute path: messages name it, whatever the current folder is."""
         return (self.directory / self.name).absolute()
 
 
@@ -223,7 +223,7 @@ class ProcessConfig(ConfigModel):
 
     @property
     def gpus_wanted(self) -> int:
-        """How many GPUs it uses where there are some."""
+        """Number of GPUs that it uses where there are some."""
         return 0
 
     @property
@@ -380,7 +380,7 @@ def _merged(
 def _drop_other_type(
     merged: dict[str, SourcedSetting], picked: SourcedSetting | None, choice: Choice, schema: OptionSchema
 ) -> list[str]:
-    """Where a later source picks another type: forget what was said for the one before, after checking it."""
+    """Drops the settings of another type, where a later source picks a new one, after checking them."""
     before = merged.get(choice.type_key)
     if picked is None or before is None or picked.value == before.value:
         return []

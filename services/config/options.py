@@ -112,7 +112,7 @@ class Option:
     texts: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, object] = field(default_factory=dict)
     is_written: bool = False
-    """Whether it names what the process makes."""
+    """True for a path that the process makes."""
 
     @property
     def is_list(self) -> bool:
@@ -340,7 +340,7 @@ def _parted(name: str) -> tuple[str, str]:
 
 
 def idle_reason(key: str, idle: Mapping[str, str]) -> str | None:
-    """Why a key does nothing, by its own name or by that of a group that it is in; None if it does something."""
+    """Reason why a key does nothing, by its own name or by that of a group that it is in; None if it does something."""
     return next((reason for name, reason in idle.items() if f"{key}.".startswith(f"{name}.")), None)
 
 

@@ -24,7 +24,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MAX_NAME = 100
 HubKind = Literal["model", "dataset"]
 _OURS = str(Path(__file__).resolve().parents[2])
-"""Where the packages of this project are."""
+"""Folder of the packages of this project."""
 
 
 @dataclass(frozen=True)

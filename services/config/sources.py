@@ -1,4 +1,4 @@
-"""Where settings come from: a TOML file, the environment, the command line; and what is said of those that are wrong.
+"""Sources of settings: a TOML file, the environment, the command line; and messages about settings that are wrong.
 
 Each source yields flat, named settings.
 """

@@ -66,7 +66,7 @@ class Breaker:
         return self.state == "closed" or (self.state == "half-open" and self._probe is None)
 
     def rested_at(self, *, since: float) -> float | None:
-        """When its rest is over, or was if that is later than `since`; None if it did not rest then."""
+        """End of its rest, if that is later than `since`; None if it did not rest then."""
         return self._open_until if self._open_until is not None and self._open_until > since else None
 
     @contextmanager

@@ -81,7 +81,7 @@ class ServiceFailed(ServiceError):
 
 @dataclass(frozen=True)
 class Contact:
-    """How calls to one counterpart went; `origin` is scheme://host:port.
+    """Record of calls to one counterpart; `origin` is scheme://host:port.
 
     `last_answer_s` is how many seconds ago it last said anything, a refusal included; None if it never did.
     """
@@ -180,7 +180,7 @@ class HttpClient:
         self._contacts = Contacts()
 
     def contacts(self) -> tuple[Contact, ...]:
-        """How calls to each counterpart went, the most recent last."""
+        """Records of calls to each counterpart, the most recent last."""
         return self._contacts.all()
 
     async def __aenter__(self) -> Self:

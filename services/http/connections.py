@@ -17,7 +17,7 @@ HEAD_BYTES = 64 << 10
 HEAD_S = 10.0
 MAX_HEADS_OF_A_PEER = 1024
 CROWDED_S = 1.0
-"""How long a connection of a peer over that number may take for its head, in seconds: a burst of clients needs less."""
+"""Time for the head on a connection of a peer over that number, in seconds: a burst of clients needs less."""
 
 
 class LimitedConnection(HttpToolsProtocol):

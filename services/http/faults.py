@@ -1,4 +1,4 @@
-"""Whose fault it is that a call failed: the request's, the peer's, or nobody's because no peer took it up."""
+"""Blame for a call that failed: the request's, the peer's, or nobody's because no peer took it up."""
 
 from typing import Literal
 
@@ -27,7 +27,7 @@ _SIGN_OF_LIFE_S = 2.0
 
 
 def fault_of(error: ServiceError) -> Fault:
-    """Whose fault it is that a call failed."""
+    """Side to blame for a call that failed."""
     match error:
         case ServiceRefused(status=status) if status in _REQUEST_IS_WRONG:
             return "request"

@@ -42,7 +42,7 @@ class LocalCallers:
 
 
 def _foreign(scope: Scope, known_as: Collection[str]) -> str:
-    """How Host or Origin says that the caller did not mean this machine; empty if both do."""
+    """Complaint about a Host or Origin that does not mean this machine; empty if both do."""
     bound = (scope.get("server") or ("",))[0].lower()
     headers = scope["headers"]
     hosts = [(f"Host {_told(value)}", _host_in(b"//" + value)) for name, value in headers if name == b"host"]
@@ -69,7 +69,7 @@ def _host_in(address: bytes) -> str:
 
 
 def _simple_body(scope: Scope) -> str:
-    """How a body has a type that any page may send; empty if it has not, or there is no body."""
+    """Complaint about a body of a type that any page may send; empty without one."""
     headers = dict(scope["headers"])
     if headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
         return ""

@@ -214,7 +214,7 @@ class RewardClient:
         return self._urls
 
     def contacts(self) -> tuple[Contact, ...]:
-        """How calls to each service went."""
+        """Records of calls to each service."""
         return self._routes.contacts()
 
     def _entry(self, item: ScoreItem) -> Entry:

@@ -414,7 +414,7 @@ class Routes:
         return self._routes.values()
 
     def contacts(self) -> tuple[Contact, ...]:
-        """How calls to each service went."""
+        """Records of calls to each service."""
         return tuple(contact for client in self._clients.values() for contact in client.contacts())
 
     async def unready(self) -> tuple[Sequence[str], ...]:

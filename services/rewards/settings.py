@@ -46,7 +46,7 @@ class Hedges:
         self._latencies.setdefault(verifier, deque(maxlen=_WINDOW)).append(latency_s)
 
     def delay_s(self, verifier: str) -> float | None:
-        """How long an answer is waited for; None while too few are known to say what is slow."""
+        """Time after which an answer counts as slow; None while too few are known to say so."""
         if self._settings.after_s is not None:
             return self._settings.after_s
         seen = sorted(self._latencies.get(verifier, ()))
@@ -55,7 +55,7 @@ class Hedges:
         return max(_LEAST_DELAY_S, seen[min(len(seen) - 1, int(self._settings.percentile * len(seen)))])
 
     def afford(self, items: int) -> int:
-        """How many of so many items may be asked twice; they are taken from the budget."""
+        """Number of so many items that may be asked twice; they are taken from the budget."""
         afforded = min(items, int(self._budget))
         self._budget -= afforded
         return afforded
@@ -74,7 +74,7 @@ class RewardService:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """How much is tried, and for how long.
+    """Limits on requests, in number and time.
 
     `deadline_s` is for the scoring in one request, whose answer may take `margin_s` longer; `patience_s` for a whole
     call, None if the caller bounds it. `attempts` is how many requests for an item may fail after they were taken up,

@@ -321,7 +321,7 @@ class DealerSocket(_MessageSocket):
 
     @property
     def trouble(self) -> str | None:
-        """Why the last handshake failed, in words for a user; None if it succeeded."""
+        """Reason for the last handshake's failure, in words for a user; None if it succeeded."""
         return None if self._watch is None else self._watch.trouble
 
     async def send(self, message: Message, *, deadline_s: float = 5.0) -> None:

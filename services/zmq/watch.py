@@ -34,7 +34,7 @@ _ENDPOINT = "inproc://zeromq.zap.01"
 _COMPLAIN_EVERY_S = 10.0
 _LOOK_EVERY_S = 0.1
 _TCP_INFO_BYTES, _BYTES_RECEIVED_AT = 256, 128
-"""Where Linux's `struct tcp_info` has tcpi_bytes_received (since 4.1)."""
+"""Size and offset of tcpi_bytes_received in Linux's `struct tcp_info` (since 4.1)."""
 _AGAIN_AFTER_S = 2.0
 """A connection that ZeroMQ has given up is made again after so long."""
 

@@ -117,7 +117,7 @@ def count_words(text: str) -> int:
 
 
 def count_whole_words(text: str, phrase: str) -> int:
-    """How often the phrase stands in the text, in any case, and not as a part of a longer word.
+    """Number of times that the phrase stands in the text, in any case, and not as a part of a longer word.
 
     White space of any length is equal, and `_` and `*` around the phrase do not belong to a word.
     """

@@ -153,7 +153,7 @@ def _left_minus_right(relation: Relation) -> Node | None:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where an interval ends: whether it holds the end, and whether that is written as a decimal."""
+    """End of an interval: if the interval holds it, and if it is written as a decimal."""
 
     value: Value
     closed: bool

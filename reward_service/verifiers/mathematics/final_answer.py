@@ -210,7 +210,7 @@ def _last(text: str) -> str | None:
 
 
 def _last_sentence(text: str) -> int:
-    """Where it begins; formulas are not cut."""
+    """Start of the last sentence; formulas are not cut."""
     inside = [(start, end) for start, end, _ in _formulas(text)]
     ends = [
         match.end()
