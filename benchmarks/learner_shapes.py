@@ -49,7 +49,7 @@ SHAPES: Mapping[str, Shape] = {
         Shape("1.7b", 2048, layers=28, heads=16, key_value_heads=8, intermediate=6144, vocabulary=151_936, head=128),
     )
 }
-"""Those of billions are Qwen2.5-0.5B, Qwen2.5-1.5B, Qwen3-0.6B and Qwen3-1.7B."""
+"""Shapes by name. Those of billions are Qwen2.5-0.5B, Qwen2.5-1.5B, Qwen3-0.6B and Qwen3-1.7B."""
 
 
 def write_random_model(shape: Shape, folder: Path) -> Path:

@@ -20,7 +20,7 @@ class Telling:
         self._counts: dict[str, Counter[str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One phase of a test."""
+        """Counts the report of a phase of a test, and prints the errors of one that failed."""
         file, _, test = report.nodeid.partition("::")
         counts = self._counts.setdefault(file, Counter())
         if report.failed:

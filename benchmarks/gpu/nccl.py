@@ -35,7 +35,7 @@ _ANOTHER_HOST = "another-host"
 
 
 def buckets() -> list[Bucket]:
-    """Those that are sent: a GiB."""
+    """Buckets that are sent: a GiB."""
     return pack_buckets([(f"w{i}", torch.full((BUCKET_BYTES,), i, dtype=torch.uint8)) for i in range(BUCKETS)],
                         bucket_bytes=BUCKET_BYTES)  # fmt: skip
 

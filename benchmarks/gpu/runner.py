@@ -39,7 +39,7 @@ class GpuPart:
 
 
 def lacking(needs: Sequence[Need]) -> str:
-    """Why a part cannot run here; empty if it can."""
+    """Reason why a part cannot run here; empty if it can."""
     for need in needs:
         if need == "cuda" and (why := _no_cuda()):
             return why
@@ -88,7 +88,7 @@ def run_parts(
 
 
 def _groups(parts: Sequence[GpuPart]) -> list[list[GpuPart]]:
-    """Those that are run beside each other, in order: neighbours that are not timed."""
+    """Groups of parts that are run beside each other, in order: neighbours that are not timed."""
     groups: list[list[GpuPart]] = []
     for part in parts:
         if part.timed or not groups or groups[-1][0].timed:
