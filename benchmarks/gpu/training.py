@@ -4,12 +4,14 @@ The numbers are those of `benchmarks.learner_gpu`, in bfloat16, for settings tha
 a step is looked at by torch's profiler.
 """
 
+import gc
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.rows import rehearses, say
@@ -41,9 +43,11 @@ def settings_of(shape: Shape, model: Path, work: Workload, commands: CommandChan
     for settings, training in SETTINGS.items():
         try:
             row = measure_learner(shape, model, replace(work, training=training), commands=commands, settings=settings)
-        except (RuntimeError, ValueError, TypeError) as error:
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
             say(f"{shape.name} {settings}", f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", "failed")
             continue
+        finally:
+            free_memory()
         what, _, found = row.told.partition(": ")
         say(what, f"{found} of {row.step_tokens} tokens, loss {row.first_loss:.3f}")
 
@@ -61,7 +65,10 @@ def profiled(shape: Shape, model: Path, work: Workload, commands: CommandChannel
             torch.cuda.synchronize()
     wall_s = time.perf_counter() - began
     trainer.close()
-    kernels = [each for each in found.key_averages() if each.self_device_time_total > 0]
+    del trainer
+    free_memory()
+    # The operations that launched them have their time, too.
+    kernels = [each for each in found.key_averages() if each.device_type == DeviceType.CUDA]
     busy_s = sum(each.self_device_time_total for each in kernels) / 1e6
     parts = f"forward and backward {step.forward_backward_s:.2f} s, optimizer {step.optimizer_s:.2f} s"
     say(f"{shape.name} {PROFILED}, profiled", f"{wall_s:.2f} s, GPU busy {busy_s:.2f} s; {parts}")
@@ -71,6 +78,13 @@ def profiled(shape: Shape, model: Path, work: Workload, commands: CommandChannel
             f"{shape.name} kernel",
             f"{seconds / busy_s:.1%}, {seconds * 1e3:.0f} ms, {each.count} calls: {each.key[:110]}",
         )
+
+
+def free_memory() -> None:
+    """Gives back what is held by nothing but cycles: the next setting's peak is its own."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def main() -> None:

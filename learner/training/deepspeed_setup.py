@@ -8,9 +8,9 @@ import warnings
 
 import torch
 
-if not torch.cuda.is_available():
-    # Read once, when deepspeed is imported; without it deepspeed probes for accelerators and may settle on a wrong one.
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+# Read once, when deepspeed is imported; without it deepspeed probes for accelerators and may settle on a wrong one. What
+# is set already may be another machine's: a rank computes where torch sees a GPU, and deepspeed has to do so, too.
+os.environ["DS_ACCELERATOR"] = "cuda" if torch.cuda.is_available() else "cpu"
 
 import deepspeed
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
