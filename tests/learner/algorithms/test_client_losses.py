@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.client_losses import LOSS_NAMES, ClientLossError, LossInputs, find_loss
+from learner.algorithms.client_losses import LOSS_NAMES, ClientLossError, LossInputs
+from learner.algorithms.presets.client_presets import find_client_loss
 from learner.algorithms.presets.registry import ALGORITHMS
 
 CASES = 200
@@ -88,7 +89,7 @@ def plain(name: str, of: Mapping[str, Tensor], policy: Tensor) -> Tensor:
 
 
 def ours(name: str, of: Mapping[str, Tensor], policy: Tensor, **config: float | str) -> Tensor:
-    loss = find_loss(name, config)
+    loss = find_client_loss(name, config)
     inputs = {key: of[key] for key in loss.required}
     for key, value in loss.optional.items():
         inputs[key] = of[key] if key in ("weights", "mask") and key in of else torch.full_like(policy, value)
@@ -126,7 +127,7 @@ def test_float32_is_as_good_to_five_digits(name: str) -> None:
 def test_several_targets_of_a_position_are_weighed_one_by_one() -> None:
     of = case(1)
     wide = of["policy"].reshape(8, 3).requires_grad_()
-    loss = find_loss("cross_entropy", {})
+    loss = find_client_loss("cross_entropy", {})
     total = loss.total(LossInputs(wide.flatten(), of["sequences"], 3, {"weights": of["weights"]}))
     assert loss.wide
     torch.testing.assert_close(total, -(wide * of["weights"].reshape(8, 3)).sum())
@@ -137,7 +138,7 @@ def test_several_targets_of_a_position_are_weighed_one_by_one() -> None:
 @pytest.mark.parametrize("name", ["ppo", "cispo", "gspo"])
 def test_bounds_may_be_each_tokens_own(name: str) -> None:
     of = case(2)
-    loss = find_loss(name, {})
+    loss = find_client_loss(name, {})
     inputs = {key: of[key] for key in (*loss.required, *loss.optional)}
     together = loss.total(LossInputs(of["policy"], of["sequences"], 3, inputs))
     one_by_one = torch.zeros((), dtype=torch.float64)
@@ -167,14 +168,14 @@ def test_settings_change_a_loss(name: str, config: dict[str, float | str]) -> No
 
 def test_what_is_not_known_is_refused_with_what_is() -> None:
     with pytest.raises(ClientLossError, match="no loss is named 'sac': expected one of cross_entropy, importance"):
-        find_loss("sac", {})
+        find_client_loss("sac", {})
     with pytest.raises(ClientLossError, match="ppo has no setting 'clip_low': expected clip_low_threshold, clip_high"):
-        find_loss("ppo", {"clip_low": 0.2})
+        find_client_loss("ppo", {"clip_low": 0.2})
     with pytest.raises(ClientLossError, match="the setting beta of dro is 'much': expected a number"):
-        find_loss("dro", {"beta": "much"})
+        find_client_loss("dro", {"beta": "much"})
     for wrong in (math.nan, math.inf, "nan"):
         with pytest.raises(ClientLossError, match="expected a finite number"):
-            find_loss("dro", {"beta": wrong})
+            find_client_loss("dro", {"beta": wrong})
 
 
 @pytest.mark.parametrize("preset", GROUPLESS)
@@ -220,19 +221,19 @@ def test_a_mask_says_which_tokens_a_sequences_mean_is_over() -> None:
 @pytest.mark.parametrize("preset", sorted(set(ALGORITHMS) - set(GROUPLESS)))
 def test_presets_that_need_more_than_tokens_are_refused_by_name(preset: str) -> None:
     with pytest.raises(ClientLossError, match=f"^{preset} .*takes one of grpo, dapo"):
-        find_loss("ppo", {"headway": preset})
+        find_client_loss("ppo", {"headway": preset})
 
 
 def test_wrong_settings_of_a_preset_are_refused() -> None:
     with pytest.raises(ClientLossError, match="no algorithm is named 'grpo_9'"):
-        find_loss("ppo", {"headway": "grpo_9"})
+        find_client_loss("ppo", {"headway": "grpo_9"})
     with pytest.raises(ClientLossError, match="aggregation is no setting of headway: grpo here: advantages and sums"):
-        find_loss("ppo", {"headway": "grpo", "aggregation": "token"})
+        find_client_loss("ppo", {"headway": "grpo", "aggregation": "token"})
     with pytest.raises(ClientLossError, match="kl_coefficient is no setting"):
-        find_loss("ppo", {"headway": "grpo", "kl_coefficient": 0.1})
+        find_client_loss("ppo", {"headway": "grpo", "kl_coefficient": 0.1})
     with pytest.raises(ClientLossError, match="clip_low: Input should be less than or equal to 1"):
-        find_loss("ppo", {"headway": "grpo", "clip_low": 3.0})
+        find_client_loss("ppo", {"headway": "grpo", "clip_low": 3.0})
     with pytest.raises(ClientLossError, match="self_normalise needs a pass over the whole step"):
-        find_loss("ppo", {"headway": "grpo", "self_normalise": 1.0})
+        find_client_loss("ppo", {"headway": "grpo", "self_normalise": 1.0})
     with pytest.raises(ClientLossError, match="cross_entropy, which has no advantages"):
-        find_loss("cross_entropy", {"headway": "grpo"})
+        find_client_loss("cross_entropy", {"headway": "grpo"})
