@@ -8,8 +8,8 @@ import warnings
 
 import torch
 
-# Read once, when deepspeed is imported; without it deepspeed probes for accelerators and may settle on a wrong one. What
-# is set already may be another machine's: a rank computes where torch sees a GPU, and deepspeed has to do so, too.
+# Read once, when deepspeed is imported; without it deepspeed probes for accelerators and may settle on a wrong one.
+# What is set already may be wrong here: a rank computes where torch sees a GPU, and deepspeed has to do so, too.
 os.environ["DS_ACCELERATOR"] = "cuda" if torch.cuda.is_available() else "cpu"
 
 import deepspeed
