@@ -6,7 +6,8 @@ The file is the one truth: a learner that was started again, a run that has ende
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,12 @@ def figures() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class StepRow:
-    """The numbers of a step in the order of CURVES, null where a line has none, and its trajectories by lag."""
+    """The numbers of a step in the order of CURVES, null where a line has none, and its trajectories by lag.
 
-    numbers: Sequence[float | None]
+    Those of a curve by name are objects.
+    """
+
+    numbers: Sequence[Any]
     lags: Mapping[str, int]
 
 
@@ -75,15 +79,20 @@ def message(history: RunHistory[StepRow], *, most: int = MAX_STEPS) -> dict[str,
 
 def _short(value: Any) -> Any:
     """Six digits are enough to draw; JSON has no infinity."""
+    if isinstance(value, dict):
+        return {name: _short(part) for name, part in value.items()}
     if isinstance(value, float):
         return float(f"{value:.6g}") if value - value == 0 else None
     return value
 
 
-def _joined(curve: CurveSpec, values: Iterable[float | None]) -> float | None:
+def _joined(curve: CurveSpec, values: Iterable[Any]) -> Any:
     known = [value for value in values if value is not None]
     if not known:
         return None
+    if curve.by_name:
+        part = replace(curve, by_name=False)
+        return {name: _joined(part, (value.get(name) for value in known)) for name in dict.fromkeys(chain(*known))}
     return max(known) if curve.largest else _short(sum(known) / len(known))
 
 

@@ -23,6 +23,13 @@ interface CurveSpec {
   title: string;
   color: string;
   largest: boolean;
+  /** Its values are numbers by name, each of which is a line. */
+  by_name: boolean;
+}
+
+/** A curve with its values in a run. */
+interface MeasuredCurve extends CurveSpec {
+  values: Column;
 }
 
 interface FigureSpec {

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +20,8 @@ S = TypeVar("S")
 Entry = Mapping[str, Any]
 Points = Sequence[tuple[float, float]]
 
+_MAX_PARTS = 12
+_PART_COLORS = ("blue", "orange", "green", "violet", "red", "grey")
 _NO_NUMBERS = ("kind", "step", "version", "lag_counts", "token_lag_counts", "lease_ids", "generator_id", "unix_s")
 
 
@@ -52,7 +54,8 @@ class CurveSpec:
     """A number of the steps: its name in `metrics.jsonl`, its title in words, its figure and its colour there.
 
     `largest`: of steps that are joined to one point the largest is shown, and not the mean; it is never smoothed.
-    `gauge`: its name as a Prometheus metric of the newest step.
+    `gauge`: its name as a Prometheus metric of the newest step. `by_name`: its values are numbers by name, such as the
+    rewards of verifiers, of which each is a curve: see `parts_of`.
     """
 
     name: str
@@ -61,10 +64,12 @@ class CurveSpec:
     color: str = "blue"
     largest: bool = False
     gauge: str = ""
+    by_name: bool = False
 
 
 FIGURES = (
     FigureSpec("reward", "Reward", whole=True, held_out=True),
+    FigureSpec("verifiers", "Reward by verifier"),
     FigureSpec("spread", "Spread of rewards", zero=True),
     FigureSpec("kl", "KL of sampling to learning policy", "nats a token", log=True),
     FigureSpec("ratio", "Importance ratio", log=True),
@@ -83,6 +88,7 @@ FIGURES = (
 
 CURVES = (
     CurveSpec("reward_mean", "mean reward", "reward", gauge="reward_mean"),
+    CurveSpec("reward_by_verifier", "mean reward of each verifier", "verifiers", by_name=True),
     CurveSpec("reward_std", "standard deviation", "spread"),
     CurveSpec("behavior_kl", "KL with lag", "kl", gauge="behavior_kl_nats"),
     CurveSpec("mismatch_kl", "KL of numerics alone", "kl", "orange", gauge="mismatch_kl_nats"),
@@ -152,11 +158,23 @@ def lines_in(
 ) -> list[tuple[CurveSpec, Points]]:
     """The curves of a figure that have a point. But for those of largest values, a moving mean over a twentieth."""
     rows, measured = list(steps), [(each["step"], each) for each in evaluations]
-    found = [(curve, points_of(rows, curve.name)) for curve in curves_in(figure.id)]
+    drawn = (part for curve in curves_in(figure.id) for part in parts_of(curve, (entry for _, entry in rows)))
+    found = [(curve, points_of(rows, curve.name)) for curve in drawn]
     if figure.held_out:
         accuracy, reward = (points_of(measured, curve.name) for curve in HELD_OUT)
         found += zip(HELD_OUT, (accuracy, reward if reward != accuracy else []), strict=True)
     return [(curve, points if curve.largest else _smoothed(points)) for curve, points in found if points]
+
+
+def parts_of(curve: CurveSpec, entries: Iterable[Entry]) -> list[CurveSpec]:
+    """The curve; of one by name a curve `name/part` for each name, at most 12, and none where there is only one."""
+    if not curve.by_name:
+        return [curve]
+    names = sorted({name for entry in entries for name in entry.get(curve.name) or {}})[:_MAX_PARTS]
+    return [
+        replace(curve, name=f"{curve.name}/{name}", title=name, color=color, by_name=False)
+        for name, color in zip(names if len(names) > 1 else [], itertools.cycle(_PART_COLORS), strict=False)
+    ]
 
 
 def _smoothed(rows: Points) -> Points:
@@ -264,8 +282,12 @@ def is_number(value: object) -> bool:
 
 
 def points_of(steps: Iterable[tuple[int, Entry]], name: str) -> list[tuple[float, float]]:
-    """A number by step, where it was measured."""
-    return [(float(step), float(entry[name])) for step, entry in steps if is_number(entry.get(name))]
+    """A number by step, where it was measured; `name/part` is that of a part, as in `parts_of`."""
+    whole, _, part = name.partition("/")
+    found = [(float(step), entry.get(whole)) for step, entry in steps]
+    if part:
+        found = [(step, value.get(part)) for step, value in found if isinstance(value, Mapping)]
+    return [(step, float(value)) for step, value in found if value is not None and is_number(value)]
 
 
 def numbers_of(entry: Entry) -> tuple[int, dict[str, float]] | None:

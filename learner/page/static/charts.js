@@ -14,6 +14,9 @@ const LAG_COLORS = ["--green", "--blue", "--violet", "--orange", "--red"];
 const LEFT = 52;
 // Of runs beside, where the run itself has one curve; else they have its curves' own.
 const OTHER_COLORS = ["violet", "green", "red", "orange"];
+// Of a curve by name, as in learner/reports/history.py.
+const MAX_PARTS = 12;
+const PART_COLORS = ["blue", "orange", "green", "violet", "red", "grey"];
 const PALE = { blue: "pale" }; // of what is not smoothed; other colours have none
 const NO_POINTS = { show: false };
 const DASHES = [[7, 4], [2, 3], [12, 3, 2, 3], [4, 8]];
@@ -30,6 +33,22 @@ function smoothed(values, window) { // centred mean of what is known, shorter at
   return values.map((v, i) => {
     const from = Math.max(0, i - half), to = Math.min(values.length, i + half + 1), count = known[to] - known[from];
     return v == null || !count ? null : (sums[to] - sums[from]) / count;
+  });
+}
+
+// The curves of a figure with a run's values. One by name is a curve for each of its names, if there are two at least.
+/** @param {FigureSpec} figure @param {Columns} columns @returns {MeasuredCurve[]} */
+function measuredCurves(figure, columns) {
+  return figure.curves.flatMap((curve) => {
+    const values = columns[curve.name] ?? [];
+    if (!curve.by_name) return [{ ...curve, values }];
+    const names = [...new Set(values.flatMap((each) => Object.keys(each ?? {})))].sort().slice(0, MAX_PARTS);
+    return (names.length > 1 ? names : []).map((name, i) => ({
+      ...curve,
+      title: name,
+      color: PART_COLORS[i % PART_COLORS.length],
+      values: values.map((each) => each?.[name] ?? null),
+    }));
   });
 }
 
@@ -125,8 +144,8 @@ export class Charts {
     const few = { show: () => this.run.columns.step.length < 60, size: 4 };
     const lines = figure.stacked
       ? this.stacked(figure, window)
-      : figure.curves.flatMap(({ name, title, color, largest }) => {
-        const values = this.logged(figure, c[name]);
+      : measuredCurves(figure, c).flatMap(({ values: measured, title, color, largest }) => {
+        const values = this.logged(figure, measured);
         if (window <= 1 || largest) return [line(title, color, values, { points: few })];
         return [
           line(`${title}, raw`, PALE[color] ?? "line", values, { width: 1, points: NO_POINTS }),
@@ -163,11 +182,12 @@ export class Charts {
         lines: [line(`${name}: a whole step`, own, smoothed(whole, window), { ...plain, value: (_, v) => seconds(v) })],
       }];
     }
-    const lines = figure.curves.map((curve) =>
+    const curves = measuredCurves(figure, c);
+    const lines = curves.map((curve) =>
       line(
         `${name}: ${curve.title}`,
-        figure.curves.length > 1 ? curve.color : own,
-        smoothed(this.logged(figure, c[curve.name]), curve.largest ? 1 : window),
+        curves.length > 1 ? curve.color : own,
+        smoothed(this.logged(figure, curve.values), curve.largest ? 1 : window),
         plain,
       )
     );
@@ -180,7 +200,7 @@ export class Charts {
   /** @param {FigureSpec} figure */
   measured(figure) {
     return [this.run, ...this.run.others].some(({ columns, events }) =>
-      figure.curves.some(({ name }) => columns[name]?.some((v) => v != null)) ||
+      measuredCurves(figure, columns).some(({ values }) => values.some((v) => v != null)) ||
       (figure.held_out && events.some((one) => one.kind === "evaluation"))
     );
   }
@@ -256,12 +276,13 @@ export class Charts {
   words(figure) {
     const c = this.run.columns, format = figure.stacked ? seconds : number;
     if (!c.step.length) return "No step yet.";
-    const own = figure.curves.map(({ title, name }) =>
-      `${title}: ${format(atFirst(c[name]))} at first, ${format(atLast(c[name]))} at last`
+    const own = measuredCurves(figure, c).map(({ title, values }) =>
+      `${title}: ${format(atFirst(values))} at first, ${format(atLast(values))} at last`
     ).join("; ");
     const beside = this.run.others.map(({ name: run, columns }) =>
       `${run}: ${
-        figure.curves.map(({ title, name }) => `${title} ${format(atLast(columns[name]))} at last`).join(", ")
+        measuredCurves(figure, columns).map(({ title, values }) => `${title} ${format(atLast(values))} at last`)
+          .join(", ")
       }`
     );
     return [own, ...beside].join(". ");

@@ -373,6 +373,23 @@ def test_what_was_not_measured_has_no_figure_until_it_is(browser: "Browser", tmp
         page.context.close()
 
 
+def test_a_figure_by_name_comes_with_the_second_name(browser: "Browser", tmp_path: Path) -> None:
+    with Viewed(make_run(tmp_path / "run", steps=5)) as shown:
+        page, said = opened(browser, shown.url)
+        page.locator("#smooth").select_option("0")
+        write_lines(shown.folders[0], [step_line(6, reward_by_verifier={"math": 0.25})])
+        shows(page, "#tiles dd", "6")
+        assert page.locator("figure[aria-labelledby=h-verifiers]").is_hidden()
+
+        write_lines(shown.folders[0], [step_line(7, reward_by_verifier={"math": 0.5, "nim/first": 0.75})])
+        shows(page, "#charts .u-legend th", "nim/first")
+        assert _legend(page, "verifiers") == {"math": "0.500", "nim/first": "0.750"}
+        words = page.locator("figure[aria-labelledby=h-verifiers] figcaption").inner_text()
+        assert words == "math: – at first, 0.500 at last; nim/first: – at first, 0.750 at last"
+        assert said == []
+        page.context.close()
+
+
 def test_a_report_is_as_wide_as_the_screen_whatever_its_settings_are_called(browser: "Browser", tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=20, settings={"training.optimizer.a_setting_with_a_long_name": "x" * 90})
     report = tmp_path / "report.html"

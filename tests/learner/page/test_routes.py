@@ -154,6 +154,16 @@ async def test_of_a_long_run_neighbours_are_one_point_with_their_mean_or_their_l
     assert columns["lags"][0] == {"0": 4, "1": 8, "2": 4}
 
 
+async def test_of_a_curve_by_name_neighbours_are_joined_name_by_name() -> None:
+    history = RunHistory(_row)
+    for step, rewards in enumerate(({"math": 1.0}, {"math": 0.0, "code": 0.5}, {"code": 1 / 3}, None), start=1):
+        history.add(json.dumps(step_line(step, reward_by_verifier=rewards)).encode())
+
+    columns = message(history, most=2)["columns"]
+
+    assert columns["reward_by_verifier"] == [{"math": 0.5, "code": 0.5}, {"code": 0.333333}]
+
+
 async def test_an_event_tells_the_second_in_which_it_was(tmp_path: Path) -> None:
     write_lines(tmp_path, [{"kind": "leave", "version": 5, "generator_id": "g", "unix_s": 1790000123.456}])
 

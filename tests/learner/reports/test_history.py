@@ -102,6 +102,24 @@ def test_a_figure_has_the_curves_that_were_measured_smoothed_but_for_the_largest
     assert lines["lag_max"][100] == 0
 
 
+def test_a_curve_by_name_is_one_for_each_name_and_none_where_there_is_only_one() -> None:
+    figure = next(each for each in FIGURES if each.id == "verifiers")
+    steps = [(1, {"reward_by_verifier": {"math": 0.25}}), (2, {"reward_by_verifier": {"nim/first": 1.0, "math": 0.5}})]
+
+    lines = [(curve.title, curve.color, points) for curve, points in lines_in(figure, [*steps, (3, {})], [])]
+
+    assert lines == [("math", "blue", [(1.0, 0.25), (2.0, 0.5)]), ("nim/first", "orange", [(2.0, 1.0)])]
+    assert lines_in(figure, steps[:1], []) == []
+
+
+def test_of_many_names_the_first_twelve_are_drawn() -> None:
+    figure = next(each for each in FIGURES if each.id == "verifiers")
+
+    lines = lines_in(figure, [(1, {"reward_by_verifier": {f"v{n:02}": 1.0 for n in range(20)}})], [])
+
+    assert [curve.title for curve, _ in lines] == [f"v{n:02}" for n in range(12)]
+
+
 def test_a_held_out_reward_that_is_the_accuracy_is_drawn_once() -> None:
     """A reward with steps in between moves long before anything is solved."""
     reward = next(each for each in FIGURES if each.held_out)
