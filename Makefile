@@ -57,12 +57,12 @@ $(INSTALLED): $(LOCK) requirements/install.py pyproject.toml
 	echo "setup: done"
 
 .PHONY: check
-check: $(INSTALLED) ## formatting, lint, types, import rules, sizes of files, the page's files, and the links of the documentation
+check: $(INSTALLED) ## formatting, lint, types, import rules, layout, the page's files, the reference pages, and links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_layout.py
+	$(BIN)/python -m pytest -q tests/test_layout.py tests/reference tests/docs/test_settings_pages.py
 	$(MAKE) --no-print-directory page-check
 	$(MAKE) --no-print-directory docs
 
