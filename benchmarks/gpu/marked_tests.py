@@ -1,5 +1,6 @@
-"""The tests that are marked `gpu`, in this process; only files that have such a test are collected."""
+"""The tests that are marked `gpu`; only files that have such a test are collected."""
 
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from benchmarks.gpu.rows import say
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("tests/learner", "tests/generator", "tests/reward_service")
+LIMIT_S = 60
 _TAIL = 600
 
 
@@ -50,13 +52,23 @@ def marked(folders: tuple[str, ...] = FOLDERS) -> list[str]:
     ]
 
 
-def main() -> int:
+def run(file: str) -> int:
     """The exit code of pytest, but that no test is no failure."""
     # Warnings are other packages', of the versions that are installed here: they are shown and fail nothing.
     code = pytest.main(
-        ["-q", "-m", "gpu", "-W", "default", "-p", "no:cacheprovider", "--timeout=100", *marked()], plugins=[Telling()]
+        ["-q", "-m", "gpu", "-W", "default", "-p", "no:cacheprovider", f"--timeout={LIMIT_S}", file],
+        plugins=[Telling()],
     )
     return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else int(code)
+
+
+def main() -> int:
+    """1 if a test failed. Each file has a process of its own: one that hangs in a library keeps no other waiting."""
+    if len(sys.argv) > 1 and sys.argv[1] == "--file":
+        return run(sys.argv[2])
+    command = [sys.executable, "-m", "benchmarks.gpu.marked_tests", "--file"]
+    started = [subprocess.Popen([*command, file]) for file in marked()]
+    return min(1, sum(process.wait() != 0 for process in started))
 
 
 if __name__ == "__main__":

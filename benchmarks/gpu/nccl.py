@@ -26,7 +26,7 @@ from services.network import LOOPBACK
 
 How = Literal["takes", "dies", "stalls"]
 BACKEND: Backend = "gloo" if rehearses() else "nccl"
-DEVICE = torch.device("cpu" if rehearses() else "cuda")
+DEVICE = torch.device("cpu") if rehearses() else torch.device("cuda", 0)
 MEET_S = 20.0
 SEND_S = 4.0
 BUCKET_BYTES = 1 << 16 if rehearses() else 64 << 20

@@ -34,7 +34,9 @@ Say = Callable[[GpuRow], None]
 
 def say(what: str, found: str, state: State = "measured") -> None:
     """Says a row, from within a part's process."""
-    print(MARK + json.dumps({"what": what, "found": found, "state": state}), flush=True)
+    # One write, on a line of its own: others may be in the middle of a line, and processes of a part share the pipe.
+    sys.stdout.write(f"\n{MARK}{json.dumps({'what': what, 'found': found, 'state': state})}\n")
+    sys.stdout.flush()
 
 
 def heard(line: str, *, part: str) -> GpuRow | None:

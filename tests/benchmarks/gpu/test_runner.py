@@ -15,7 +15,7 @@ from benchmarks.gpu.runner import GpuPart, run_parts
 
 ROOT = Path(__file__).parents[3]
 MODULES = {
-    "part_that_tells": "from benchmarks.gpu.rows import say\nprint('noise')\nsay('speed', '3 GB/s')\n",
+    "part_that_tells": "from benchmarks.gpu.rows import say\nprint('noise', end='')\nsay('speed', '3 GB/s')\n",
     "part_that_fails": "print('about to fail')\nraise RuntimeError('no kernel image')\n",
     "part_that_hangs": (
         "import subprocess, sys, time\nfrom benchmarks.gpu.rows import say\nsay('begun', 'yes')\n"

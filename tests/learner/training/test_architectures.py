@@ -121,7 +121,7 @@ def of_plain(plain: nn.Module, sequences: list[TrainSequence]) -> Iterator[tuple
 
 
 def gradients(model: nn.Module, values: Tensor) -> dict[str, Tensor]:
-    slopes = torch.linspace(-1, 1, values.numel(), dtype=values.dtype).view(values.shape)
+    slopes = torch.linspace(-1, 1, values.numel(), dtype=values.dtype, device=values.device).view(values.shape)
     (slopes.sin() * values).sum().backward()  # type: ignore[no-untyped-call]
     return {name: known.grad for name, known in model.named_parameters() if known.grad is not None}
 
