@@ -200,12 +200,12 @@ async def serve(folder: Path, *, in_flight: int) -> dict[str, Any]:
     config = config_of(folder, in_flight=in_flight)
     run = config.run.folder
     run.mkdir(parents=True)
-    metrics = Metrics("learner", run=config.run.name)
-    measures = LearnerMetrics(metrics)
+    registry = Metrics("learner", run=config.run.name)
+    metrics = LearnerMetrics(registry)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(Listener(host="127.0.0.1", port=0))
         parts = EventLoopParts(
-            config=config, metrics=metrics, measures=measures, incarnation=1,
+            config=config, registry=registry, metrics=metrics, incarnation=1,
             socket=await stack.enter_async_context(RouterSocket.bind("tcp://127.0.0.1:*")),
             client=await stack.enter_async_context(HttpClient()),
             records=stack.enter_context(Records(folder=run, total_steps=config.steps)),

@@ -77,13 +77,13 @@ async def serve(model: Path) -> None:
     from services.http.metrics import Metrics
     from services.http.server import Listener, serve_http
 
-    metrics = Metrics("generator")
+    registry = Metrics("generator")
     app = create_app(
-        service="generator", version="0", token=None, readiness=lambda: Readiness(ready=True), metrics=metrics
+        service="generator", version="0", token=None, readiness=lambda: Readiness(ready=True), metrics=registry
     )
     serving = Serving(
         engine=engine, generator_id="g", vocabulary_size=64, max_model_len=2100, max_waiting_requests=1024,
-        measures=GeneratorMetrics(metrics, engine=engine),
+        metrics=GeneratorMetrics(registry, engine=engine),
     )  # fmt: skip
     serving.holds("0.0")
     unused: Any = None

@@ -28,7 +28,7 @@ class LogprobScoring:
         *,
         engine: Engine,
         serving: Serving,
-        measures: GeneratorMetrics,
+        metrics: GeneratorMetrics,
         generator_id: str,
         tokenizer: str,
         vocabulary_size: int,
@@ -36,7 +36,7 @@ class LogprobScoring:
     ) -> None:
         self._engine = engine
         self._serving = serving
-        self._measures = measures
+        self._metrics = metrics
         self._generator_id = generator_id
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
@@ -47,7 +47,7 @@ class LogprobScoring:
         self._check(request)
         with self._serving.occupied():
             scored, version = await self._under_one_version(request)
-        self._measures.scored(sum(map(len, request.sequences)))
+        self._metrics.scored(sum(map(len, request.sequences)))
         return LogprobsAnswer(
             generator_id=self._generator_id,
             policy_version=version,

@@ -103,7 +103,7 @@ async def watch_answers(engine: Engine, *, serving: Serving) -> None:
 
 async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> None:
     """Serves until a stop is requested, then drains. Raises JoinRefusedByLearner, NeverServed, EngineGone, OSError."""
-    waits, metrics = Waiting(start=_STARTING), Metrics("generator", run=config.run.name)
+    waits, registry = Waiting(start=_STARTING), Metrics("generator", run=config.run.name)
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting_traces("generator", **config.run.traces))
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
@@ -114,7 +114,7 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
             version=version("headway"),
             token=config.http.token,
             readiness=waits.readiness,
-            metrics=metrics,
+            metrics=registry,
             max_body_bytes=config.http.max_body_bytes,
         )
         most, learner = config.max_waiting_requests, config.join.learner
@@ -129,11 +129,11 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                 engine = await _engine_unless_stopped(options, stop)
             if engine is not None:
                 stack.push_async_callback(engine.shutdown)
-                measures = GeneratorMetrics(metrics, engine=engine)
-                serving = _serving(config, engine=engine, measures=measures, name=announcement.generator_id)
+                metrics = GeneratorMetrics(registry, engine=engine)
+                serving = _serving(config, engine=engine, metrics=metrics, name=announcement.generator_id)
                 status.serving = serving
-                scoring = _scoring(config, engine=engine, serving=serving, measures=measures, announcement=announcement)
-                sync = _weight_sync(config, engine=engine, serving=serving, measures=measures, client=client)
+                scoring = _scoring(config, engine=engine, serving=serving, metrics=metrics, announcement=announcement)
+                sync = _weight_sync(config, engine=engine, serving=serving, metrics=metrics, client=client)
                 await _add_routes(app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync)
                 waits.started()
                 works = {
@@ -182,12 +182,12 @@ async def _engine_unless_stopped(options: EngineOptions, stop: Stop) -> Engine |
 
 
 def _scoring(
-    config: GeneratorConfig, *, engine: Engine, serving: Serving, measures: GeneratorMetrics, announcement: Announcement
+    config: GeneratorConfig, *, engine: Engine, serving: Serving, metrics: GeneratorMetrics, announcement: Announcement
 ) -> LogprobScoring:
     return LogprobScoring(
         engine=engine,
         serving=serving,
-        measures=measures,
+        metrics=metrics,
         generator_id=announcement.generator_id,
         tokenizer=announcement.fingerprints.tokenizer,
         vocabulary_size=vocabulary_size(config.model),
@@ -195,19 +195,19 @@ def _scoring(
     )
 
 
-def _serving(config: GeneratorConfig, *, engine: Engine, measures: GeneratorMetrics, name: str) -> Serving:
+def _serving(config: GeneratorConfig, *, engine: Engine, metrics: GeneratorMetrics, name: str) -> Serving:
     return Serving(
         engine=engine,
         generator_id=name,
         vocabulary_size=vocabulary_size(config.model),
         max_model_len=config.context_tokens,
         max_waiting_requests=config.max_waiting_requests,
-        measures=measures,
+        metrics=metrics,
     )
 
 
 def _weight_sync(
-    config: GeneratorConfig, *, engine: Engine, serving: Serving, measures: GeneratorMetrics, client: HttpClient
+    config: GeneratorConfig, *, engine: Engine, serving: Serving, metrics: GeneratorMetrics, client: HttpClient
 ) -> WeightSync | None:
     """None for a generator that serves alone: nobody changes its weights."""
     learner = config.join.learner
@@ -218,7 +218,7 @@ def _weight_sync(
     return WeightSync(
         engine=engine,
         serving=serving,
-        measures=measures,
+        metrics=metrics,
         puller=puller,
         folder=folder,
         probe_s=with_size(PROBE_TIMEOUT_S, config.model),

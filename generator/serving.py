@@ -97,14 +97,14 @@ class Serving:
         vocabulary_size: int,
         max_model_len: int,
         max_waiting_requests: int,
-        measures: GeneratorMetrics,
+        metrics: GeneratorMetrics,
     ) -> None:
         self._engine = engine
         self._generator_id = generator_id
         self._vocabulary_size = vocabulary_size
         self._max_model_len = max_model_len
         self._max_waiting_requests = max_waiting_requests
-        self._measures = measures
+        self._metrics = metrics
         self._in_flight = 0
         self._draining = False
         self._stalled = False
@@ -221,7 +221,7 @@ class Serving:
                 )
                 async with aclosing(parts):
                     async for some in parts:
-                        self._measures.parts(some)
+                        self._metrics.parts(some)
                         yield some
             except (EngineGone, ValueError) as error:
                 raise RequestRefused(503, "engine", f"request {request.request_id}: {error}") from error

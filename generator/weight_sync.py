@@ -113,7 +113,7 @@ class WeightSync:
         *,
         engine: Engine,
         serving: Serving,
-        measures: GeneratorMetrics,
+        metrics: GeneratorMetrics,
         puller: Puller,
         folder: Path | None,
         probe_s: float = PROBE_TIMEOUT_S,
@@ -122,7 +122,7 @@ class WeightSync:
         self._probes = 0
         self._engine = engine
         self._serving = serving
-        self._measures = measures
+        self._metrics = metrics
         self._puller = puller
         self._folder = folder
         self._epoch: int | None = None
@@ -218,7 +218,7 @@ class WeightSync:
             load_s=report.load_s,
             pause_s=report.pause_s,
         )
-        self._measures.committed(committed, number=PolicyVersion.parse(request.version).number)
+        self._metrics.committed(committed, number=PolicyVersion.parse(request.version).number)
         return committed
 
     async def probe(self, request: Reprobe) -> ReprobeResult:
@@ -266,6 +266,6 @@ class WeightSync:
             raise RequestRefused(409, "wrong_epoch", message)
 
     def _failed(self, step: str, error: WeightSyncError, *, kind: str = "") -> RequestRefused:
-        self._measures.sync_failed(step)
+        self._metrics.sync_failed(step)
         logger.warning("weight sync failed at %s: %s", step, error)
         return RequestRefused(409, kind or f"{step}_failed", str(error))

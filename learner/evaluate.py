@@ -121,8 +121,8 @@ def _parts(config: LearnerConfig, links: Links, stack: AsyncExitStack, *, folder
     incarnation = 10**8 + secrets.randbelow(9 * 10**8)
     parts = EventLoopParts(
         config=config.model_copy(update={"run": run}),
+        registry=links.registry,
         metrics=links.metrics,
-        measures=links.measures,
         incarnation=incarnation,
         socket=links.socket,
         client=links.client,

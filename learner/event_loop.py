@@ -189,8 +189,8 @@ class EventLoopParts:
         self,
         *,
         config: LearnerConfig,
-        metrics: Metrics,
-        measures: LearnerMetrics,
+        registry: Metrics,
+        metrics: LearnerMetrics,
         incarnation: int,
         socket: RouterSocket,
         client: HttpClient,
@@ -204,9 +204,9 @@ class EventLoopParts:
         self.failures = failures
         self.records = records
         self.recovered = recovered
+        self.registry = registry
         self.metrics = metrics
-        self.measures = measures
-        self.waits = Waiting(start=_STARTING, on_waited=self.measures.waited)
+        self.waits = Waiting(start=_STARTING, on_waited=self.metrics.waited)
         self.closing_words = ""
         self._fleet_stirred = asyncio.Event()
         self.fleet = self._make_fleet(incarnation)
@@ -215,7 +215,7 @@ class EventLoopParts:
             config.teachers,
             tokenizer=self.fleet.fingerprints.tokenizer,
             waits=self.waits,
-            metrics=metrics,
+            registry=registry,
             tls=client_tls(config.http.tls),
         )
         self.shelf = PublishedWeights()
@@ -225,19 +225,19 @@ class EventLoopParts:
         self.dead_letters = DeadLetters(
             config.run.folder / DEAD_LETTERS,
             largest_share=config.leases.max_dead_letter_share,
-            failed=measures.failed_write,
+            failed=metrics.failed_write,
             may_write=records.may_write,
         )
         self.intake = self._make_intake(incarnation, socket)
-        measures.books(self.intake.books)
-        measures.lag_bound(lambda: recovered.ledger.max_lag, configured=config.max_lag)
-        measures.level(lambda: self.intake.level)
+        metrics.books(self.intake.books)
+        metrics.lag_bound(lambda: recovered.ledger.max_lag, configured=config.max_lag)
+        metrics.level(lambda: self.intake.level)
         self.intake.readmit(recovered.spare_groups())
         self.status = self._make_status(incarnation)
-        measures.fleet(self.status.generator_states, expulsions=lambda: self.fleet.expulsions)
-        measures.env_services(lambda: len(self.intake.env_services()))
+        metrics.fleet(self.status.generator_states, expulsions=lambda: self.fleet.expulsions)
+        metrics.env_services(lambda: len(self.intake.env_services()))
         samples = self.samples
-        measures.folder(config.run.folder, unseen=lambda: 0 if samples is None else samples.left_out_trajectories)
+        metrics.folder(config.run.folder, unseen=lambda: 0 if samples is None else samples.left_out_trajectories)
 
     def _make_publisher(self, client: HttpClient, incarnation: int) -> Publisher:
         return Publisher(
@@ -292,11 +292,11 @@ class EventLoopParts:
 
     def _events(self) -> IntakeEvents:
         told = IntakeEvents(
-            refused=self.measures.refused,
-            left_out=self.measures.left_out,
+            refused=self.metrics.refused,
+            left_out=self.metrics.left_out,
             forgotten=self._forgotten,
             filtered=self._filtered,
-            failed_write=self.measures.failed_write,
+            failed_write=self.metrics.failed_write,
         )
         return replace(told, accepted=self.teachers.prefetch) if self.config.teachers else told
 
@@ -309,7 +309,7 @@ class EventLoopParts:
             ledger=self.recovered.ledger,
             fleet=self.fleet,
             env_services=self.intake.env_services,
-            measures=self.measures,
+            metrics=self.metrics,
             teachers=self.teachers.peers,
         )
 
@@ -321,7 +321,7 @@ class EventLoopParts:
             version=version("headway"),
             token=http.token,
             readiness=self.waits.readiness,
-            metrics=self.metrics,
+            metrics=self.registry,
             max_body_bytes=http.max_body_bytes,
             open_paths=PAGE_PATHS,
         )
@@ -363,11 +363,11 @@ class EventLoopParts:
 
     def _published(self, report: PublishReport) -> None:
         self.records.publish(report)
-        self.measures.published(report)
+        self.metrics.published(report)
 
     def _joined(self, report: JoinReport) -> None:
         self.records.join(report)
-        self.measures.joined()
+        self.metrics.joined()
         logger.info(
             "generator %s has caught up with version %d in %.1f s, probe gap %.2g nats",
             report.generator_id, report.version, report.seconds, report.probe_gap,

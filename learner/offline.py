@@ -1,4 +1,4 @@
-"""Training on files: `sft`, `rm`, `dpo`, `distill`, by the same trainer without generators, and its held-out measures.
+"""Training on files: `sft`, `rm`, `dpo`, `distill`, by the same trainer without generators, and its held-out metrics.
 
 A run that is taken up goes on from its newest checkpoint as if it had never ended: weights, optimizer, random states
 and the place in the data are those of then, and `metrics.jsonl` is cut where its checkpoint stood.

@@ -60,7 +60,7 @@ class OnlineTraining:
         intake: Intake,
         publisher: Publisher,
         records: Records,
-        measures: LearnerMetrics,
+        metrics: LearnerMetrics,
         idle: IdleWatch,
         teachers: Teachers,
         checkpoints: Checkpoints,
@@ -76,7 +76,7 @@ class OnlineTraining:
         self._intake = intake
         self._publisher = publisher
         self._records = records
-        self._measures = measures
+        self._metrics = metrics
         self._idle = idle
         self._teachers = teachers
         self._checkpoints = checkpoints
@@ -114,12 +114,12 @@ class OnlineTraining:
             batch = logged.read()
             start = time.monotonic()
             sequences = self._sequences(batch, max_lag=batch.bound(config.max_lag))
-            metrics = self._train(batch, sequences)
+            step_metrics = self._train(batch, sequences)
             self._keep(batch, sequences)
             timing = Timing(time_s=0.0, wait_s=0.0, train_s=time.monotonic() - start, copy_s=0.0)
-            self._records.replay(self._record(batch, timing), metrics, lag_bound=self._guard.max_lag)
-            self._measures.replayed(self._version)
-            self._guard.observe(metrics, lag=max(batch.lags))
+            self._records.replay(self._record(batch, timing), step_metrics, lag_bound=self._guard.max_lag)
+            self._metrics.replayed(self._version)
+            self._guard.observe(step_metrics, lag=max(batch.lags))
             self._call(self._intake.trained(self._version))
         self._take_up_bound()
         self._publish()
@@ -171,9 +171,9 @@ class OnlineTraining:
         batch = self._call(self._intake.take())
         taken = time.monotonic()
         sequences = self._sequences(batch, max_lag=self._config.max_lag)
-        metrics = self._train(batch, sequences)
+        step_metrics = self._train(batch, sequences)
         lag_bound = self._guard.max_lag
-        change = self._guard.observe(metrics, lag=max(batch.lags))
+        change = self._guard.observe(step_metrics, lag=max(batch.lags))
         self._call(self._intake.trained(self._version, max_lag=self._guard.max_lag))
         trained = time.monotonic()
         self._publish()
@@ -188,11 +188,11 @@ class OnlineTraining:
             lease_ended(trace, at="step", began_ns=time.time_ns() - int(1e9 * (copied - taken)), step=self._version)
             lease_ended(trace, lease_id=group.lease_id, environment=group.environment)
         record = self._record(batch, timing)
-        self._records.step(record, metrics, batch.groups, lag_bound=lag_bound, level=self._intake.level)
-        self._measures.step(record, metrics)
+        self._records.step(record, step_metrics, batch.groups, lag_bound=lag_bound, level=self._intake.level)
+        self._metrics.step(record, step_metrics)
         if change is not None:
             self._records.guard(change, step=record.step)
-            self._measures.guard(change)
+            self._metrics.guard(change)
         self._after_step()
 
     def _take_up_bound(self) -> None:
@@ -208,17 +208,17 @@ class OnlineTraining:
         return step_record(batch.groups, version=batch.version, timing=timing, success_reward=success)
 
     def _train(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> StepMetrics:
-        metrics = self._trainer.train_step(sequences, version=batch.version)
-        if metrics.skipped_updates:
-            self._say_skipped(batch, metrics)
+        step_metrics = self._trainer.train_step(sequences, version=batch.version)
+        if step_metrics.skipped_updates:
+            self._say_skipped(batch, step_metrics)
             try:
-                stop_after_skips(metrics, most=self._config.training.max_skipped_updates)
+                stop_after_skips(step_metrics, most=self._config.training.max_skipped_updates)
             except NotFinite:
                 self._keep(batch, sequences)  # the caller comes no further, and this step is what one wants to see
                 raise
         self._version = batch.version + 1
         self._prober.renew(batch.groups)
-        return metrics
+        return step_metrics
 
     def _keep(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> None:
         if self._samples is None:
@@ -236,14 +236,14 @@ class OnlineTraining:
             )
         )
 
-    def _say_skipped(self, batch: TakenBatch, metrics: StepMetrics) -> None:
+    def _say_skipped(self, batch: TakenBatch, step_metrics: StepMetrics) -> None:
         rewards = [one.reward for group in batch.groups for one in group.trajectories]
         given = [one.reward for one in rewards if one.reward is not None]
         logger.error(
             "step %d: %d updates had a gradient that is not finite and were left out, the weights stay as they were; "
             "its leases: %s; rewards from %g to %g by %s",
             batch.version + 1,
-            metrics.skipped_updates,
+            step_metrics.skipped_updates,
             ", ".join(str(group.lease_id) for group in batch.groups),
             min(given, default=math.nan),
             max(given, default=math.nan),
@@ -311,7 +311,7 @@ class OnlineTraining:
         except OSError as error:
             if self._interrupted:  # the files are closed by now, and nobody goes on
                 return
-            self._measures.failed_write("checkpoint")
+            self._metrics.failed_write("checkpoint")
             logger.warning(
                 "no checkpoint of version %d could be written: %s. The run goes on; the next is due in %d steps",
                 self._version,
@@ -344,7 +344,7 @@ class OnlineTraining:
         try:
             self._credits.note(evaluation)
         except OSError as error:
-            self._measures.failed_write("evaluation")
+            self._metrics.failed_write("evaluation")
             logger.warning("the evaluation of version %d could not be noted: %s", evaluation.result.version, error)
 
     def interrupt(self) -> None:

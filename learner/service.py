@@ -70,14 +70,14 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         incarnation = open_run_folder(lock, folder, resume=config.resume is True, journal=config.checkpoint.journal)
         made_with.write(folder, settings, changes=changes, differs=made_with.differing(config))
         keep_template(folder, config.run.template_text)
-        measures = links.measures
+        metrics = links.metrics
         trackers = Trackers(trackers_of(**dict(config.trackers)), TrackedRun(config.run.name, folder, settings))
-        measures.trackers(stack.enter_context(trackers).dropped)
+        metrics.trackers(stack.enter_context(trackers).dropped)
         records = stack.enter_context(
             Records(
                 folder=folder,
                 total_steps=config.steps,
-                failed_write=measures.failed_write,
+                failed_write=metrics.failed_write,
                 told=trackers.take,
                 may_write=lock.check,
             )
@@ -90,8 +90,8 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
             progress = {} if recovered.checkpoint is None else recovered.checkpoint.progress()
             records.take_up(version=recovered.replayed_version, incarnation=incarnation, progress=progress)
         parts = EventLoopParts(
-            config=config, metrics=links.metrics, measures=measures, incarnation=incarnation, socket=links.socket,
-            client=links.client, records=records, recovered=recovered, journal=_journal(config, stack, lock, measures),
+            config=config, registry=links.registry, metrics=metrics, incarnation=incarnation, socket=links.socket,
+            client=links.client, records=records, recovered=recovered, journal=_journal(config, stack, lock, metrics),
             failures=stack.enter_context(recent_failures()),
         )  # fmt: skip
         stack.callback(parts.dead_letters.close)
@@ -110,11 +110,11 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
 
 @dataclass(frozen=True)
 class Links:
-    """Open connections of a learner to generators and env_services, and its measures."""
+    """Open connections of a learner to generators and env_services, and its metrics."""
 
     listener: Listener
-    metrics: Metrics
-    measures: LearnerMetrics
+    registry: Metrics
+    metrics: LearnerMetrics
     socket: RouterSocket
     client: HttpClient
 
@@ -122,13 +122,13 @@ class Links:
 async def open_links(config: LearnerConfig, stack: AsyncExitStack) -> Links:
     """Opens them; `stack` closes them, in the opposite order."""
     listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
-    metrics = Metrics("learner", run=config.run.name)
-    measures = LearnerMetrics(metrics)
+    registry = Metrics("learner", run=config.run.name)
+    metrics = LearnerMetrics(registry)
     return Links(
         listener=listener,
+        registry=registry,
         metrics=metrics,
-        measures=measures,
-        socket=await stack.enter_async_context(_lease_socket(config.leases, measures)),
+        socket=await stack.enter_async_context(_lease_socket(config.leases, metrics)),
         client=await stack.enter_async_context(
             HttpClient(token=config.weights.generator_token, tls=client_tls(config.http.tls))
         ),
@@ -165,7 +165,7 @@ async def _train(parts: EventLoopParts, trainer: Trainer, thread: TrainerThread,
         intake=parts.intake,
         publisher=parts.publisher,
         records=parts.records,
-        measures=parts.measures,
+        metrics=parts.metrics,
         idle=parts.idle,
         teachers=parts.teachers,
         checkpoints=Checkpoints(
@@ -230,17 +230,17 @@ def _close(parts: EventLoopParts, *, train_wall_s: float) -> None:
     parts.closing_words = f"\n{table(summary, folder=folder)}\n"
 
 
-def _lease_socket(config: LeaseConfig, measures: LearnerMetrics) -> RouterSocket:
+def _lease_socket(config: LeaseConfig, metrics: LearnerMetrics) -> RouterSocket:
     return RouterSocket.bind(
         config.address,
         keys=ServerKeys.read(secret_key_file=config.secret_key_file, authorized_keys=config.authorized_keys),
         insecure=config.insecure,
-        on_garbage=lambda _, error: measures.refused(error.reason),
+        on_garbage=lambda _, error: metrics.refused(error.reason),
     )
 
 
-def _journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock, measures: LearnerMetrics) -> RunLog:
+def _journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock, metrics: LearnerMetrics) -> RunLog:
     if not config.checkpoint.journal:
         logger.warning("checkpoint.journal is false: nothing of this run can be resumed")
         return NoJournal()
-    return stack.enter_context(Journal.open(config.run.folder / FOLDER, may_write=lock.check, synced=measures.synced))
+    return stack.enter_context(Journal.open(config.run.folder / FOLDER, may_write=lock.check, synced=metrics.synced))

@@ -38,7 +38,7 @@ def write_models(folder: Path) -> None:
 
 
 def take(models: Path, out: Path) -> None:
-    """Takes the steps on the device that is here, and writes losses, norms, measures and weights of each case."""
+    """Takes the steps on the device that is here, and writes losses, norms, metrics and weights of each case."""
     torch.set_num_threads(1)
     commands = open_process_group(Ranks(), timeout_s=60)
     seen: dict[str, object] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.soak.measures import MIB, Ended, Sample, Strike, is_resume
+from benchmarks.soak.measurements import MIB, Ended, Sample, Strike, is_resume
 from benchmarks.soak.run_files import (
     CHECKPOINT_EVERY,
     GROUP_SIZE,

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from benchmarks.soak.measures import Ended, Sample, Strike, sample_of
+from benchmarks.soak.measurements import Ended, Sample, Strike, sample_of
 from benchmarks.soak.system import LEARNER, NAMES, Kind, System
 
 SAMPLE_EVERY_S = 15.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.soak.measures import Sample, Strike, is_resume
+from benchmarks.soak.measurements import Sample, Strike, is_resume
 from benchmarks.soak.run_files import GROUPS_PER_STEP, MAX_LAG, TASKS
 from benchmarks.soak.system import ARCHIVE, lives_of, run_folder
 from tests.chaos.books import books_of

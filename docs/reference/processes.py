@@ -19,7 +19,7 @@ from generator.routes import add_token_routes
 from generator.routes import add_weight_routes as add_sync_routes
 from generator.serving import GeneratorMetrics
 from learner.reports.status import LearnerMetrics
-from learner.teachers.teachers import TeacherMeasures
+from learner.teachers.teachers import TeacherMetrics
 from learner.weights.published import add_routes as add_learner_routes
 from protocol.status import Kind, Readiness, Report
 from reward_service.config import RewardServiceConfig
@@ -109,7 +109,7 @@ def described() -> Mapping[str, Described]:
 def _learner() -> Described:
     metrics = _Noted("learner")
     LearnerMetrics(metrics)
-    TeacherMeasures(metrics)
+    TeacherMetrics(metrics)
     app = _app("learner", metrics)
     add_learner_routes(app, fleet=_ABSENT, shelf=_ABSENT)
     return _finished("learner", app, metrics)

@@ -253,17 +253,17 @@ def _record(conversation: JudgedConversation, judged: RewardRecord | None) -> Re
         return judged
     said = RewardRecord(reward=0.0, verifier=name) if judged is None else judged
     reward = conversation.transcript.earned + (conversation.given or 0.0) + (said.reward or 0.0)
-    measures = _measures(conversation)
-    if judged is not None and reward == said.reward and not measures:
+    metrics = _metrics(conversation)
+    if judged is not None and reward == said.reward and not metrics:
         return judged
-    components = dict([*said.components.items(), *measures.items()][:MAX_COMPONENTS])
+    components = dict([*said.components.items(), *metrics.items()][:MAX_COMPONENTS])
     fault = fault_of_reward(verifier=said.verifier, reward=reward, components=components)
     if fault is not None:
         return _error(name, fault)
     return said.model_copy(update={"reward": reward, "components": components})
 
 
-def _measures(conversation: JudgedConversation) -> Mapping[str, float]:
+def _metrics(conversation: JudgedConversation) -> Mapping[str, float]:
     """The environment's own, and of a conversation that could have had several turns how it went."""
     if conversation.single_turn:
         return conversation.metrics

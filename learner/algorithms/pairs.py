@@ -63,7 +63,7 @@ def reference(tokens: LossTokens) -> Tensor:
 
 
 def pair_loss(made: PairLoss, tokens: LossTokens) -> Loss:
-    """The loss of pairs by the weights of their sequences, with measures."""
+    """The loss of pairs by the weights of their sequences, with metrics."""
     weights = tokens.sequence_weights[tokens.pairs[:, 0]]
     better = (made.chosen_rewards > made.rejected_rewards).to(made.chosen_rewards.dtype)
     return Loss(

@@ -72,7 +72,7 @@ class ScoredBatch:
 
 @dataclass(frozen=True)
 class Advantages:
-    """`advantages` [M], and for a critic the `returns` [M] that its values should have been. `means`: measures.
+    """`advantages` [M], and for a critic the `returns` [M] that its values should have been. `means`: metrics.
 
     `kept` [M] bool is false for tokens that leave numerator and denominator of the loss; None keeps all. The weights of
     a correction are multiplied by `correction_scale`. `carried` goes to the next step; None leaves it as it was.
@@ -134,7 +134,7 @@ def mean_of(values: Tensor) -> Mean:
 class Loss:
     """`total`: the microbatch's part of the step's loss, a scalar.
 
-    `clipped` and `corrected` [N] bool where the preset has a clip or a bounded correction weight. `means` are measures
+    `clipped` and `corrected` [N] bool where the preset has a clip or a bounded correction weight. `means` are metrics
     of its own; the same names in every microbatch, an empty one too.
     """
 
@@ -215,7 +215,7 @@ class Rewards:
 
 @dataclass(frozen=True)
 class ShapedRewards:
-    """`rewards`, what the next step is to carry on with, and measures of the whole step."""
+    """`rewards`, what the next step is to carry on with, and metrics of the whole step."""
 
     rewards: Rewards
     carried: CarriedState

@@ -322,7 +322,7 @@ class LearnerStatus:
         ledger: Ledger,
         fleet: FleetMembers,
         env_services: Callable[[], Iterable[ConnectedEnvService]],
-        measures: LearnerMetrics,
+        metrics: LearnerMetrics,
         teachers: Callable[[], tuple[PeerStatus, ...]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -333,7 +333,7 @@ class LearnerStatus:
         self._ledger = ledger
         self._fleet = fleet
         self._env_services = env_services
-        self._measures = measures
+        self._metrics = metrics
         self._teachers = teachers
         self._clock = clock
 
@@ -353,7 +353,7 @@ class LearnerStatus:
             queues=self._queues(),
             events=tuple(
                 EventStatus(name=name, age_s=max(0.0, self._clock() - when))
-                for name, when in self._measures.last_at.items()
+                for name, when in self._metrics.last_at.items()
             ),
             disks=(disk,),
             problems=(*problems, *self._guarded()),

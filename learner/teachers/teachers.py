@@ -44,7 +44,7 @@ _MAX_SEQUENCES = 256
 _MAX_PAUSE_S = 5.0
 
 
-class TeacherMeasures:
+class TeacherMetrics:
     """Tokens that teachers have scored, requests that came to nothing, and how long steps waited for either."""
 
     def __init__(self, metrics: Metrics) -> None:
@@ -104,14 +104,14 @@ class RemoteTeacher:
         *,
         client: HttpClient,
         tokenizer: str,
-        measures: TeacherMeasures,
+        metrics: TeacherMetrics,
         breakers: Breakers | None = None,
         pause_s: float = 0.2,
     ) -> None:
         self.config = config
         self._client = client
         self._tokenizer = tokenizer
-        self._measures = measures
+        self._metrics = metrics
         urls = [url.rstrip("/") for url in config.urls]
         self._endpoints = Endpoints(urls, breakers=breakers or Breakers(f"teacher {config.name} at"))
         self._room = asyncio.Semaphore(config.requests_at_once * len(config.urls))
@@ -160,7 +160,7 @@ class RemoteTeacher:
             async with self._room:
                 answer = await self._answer(request)
             found += answer.sequences
-            self._measures.scored(self.config.name, sum(map(len, part)))
+            self._metrics.scored(self.config.name, sum(map(len, part)))
         return found
 
     async def _answer(self, request: LogprobsRequest) -> LogprobsAnswer:
@@ -229,7 +229,7 @@ class RemoteTeacher:
 
     def _note(self, url: str, error: ServiceError) -> None:
         self.last_problem = str(error)
-        self._measures.failed(self.config.name, url)
+        self._metrics.failed(self.config.name, url)
         logger.debug("a request to teacher %s failed: %s", self.config.name, error)
 
 
@@ -274,16 +274,16 @@ class Teachers:
         *,
         tokenizer: str,
         waits: Waiting,
-        metrics: Metrics,
+        registry: Metrics,
         tls: TlsContext | None = None,
     ) -> None:
         self._tls = tls
         self._configs = tuple(configs)
         self._tokenizer = tokenizer
         self._waits = waits
-        self._measures = TeacherMeasures(metrics)
+        self._metrics = TeacherMetrics(registry)
         for config in self._configs:
-            self._measures.know(config.name, config.urls)
+            self._metrics.know(config.name, config.urls)
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self._clients: dict[str, HttpClient] = {}
@@ -296,7 +296,7 @@ class Teachers:
                 client = await self._stack.enter_async_context(HttpClient(token=config.token, tls=self._tls))
                 self._clients[config.name] = client
                 self._remote[config.name] = RemoteTeacher(
-                    config, client=client, tokenizer=self._tokenizer, measures=self._measures
+                    config, client=client, tokenizer=self._tokenizer, metrics=self._metrics
                 )
         await self._stack.enter_async_context(self._tasks)
         return self
@@ -379,7 +379,7 @@ class Teachers:
                         "raise wait_s of the teacher"
                     )
                 await asyncio.wait({fetch}, timeout=left_s)
-        self._measures.waited(teacher.config.name, loop.time() - began)
+        self._metrics.waited(teacher.config.name, loop.time() - began)
         return fetch.result()
 
 

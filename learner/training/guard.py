@@ -15,7 +15,7 @@ rise, up to sixteen times as long: it settles where the run is healthy.
 At 0 training is synchronous, and that is the pause: a step waits until the generators serve the learner's own version,
 and takes only groups that were sampled by it from end to end. Nothing is skipped. What is beyond a limit even then does
 not come from lag; the guard says so once, and cannot do more. Nor does it bring back a policy that a few steps of too
-high a learning rate have ruined: its measures are healthy again soon, and its rewards are not.
+high a learning rate have ruined: its metrics are healthy again soon, and its rewards are not.
 
 The effective sample share is Kish's, (sum w)^2 / (n sum w^2), for importance ratios w; for ratios of log-normal
 distribution with variance s^2 it is exp(-s^2), and the KL divergence s^2 / 2.
@@ -34,7 +34,7 @@ _MAX_DOUBLINGS = 4
 Measure = Literal["effective_sample_share", "behavior_kl", "mismatch_kl", "importance_ratio_max"]
 
 
-class StepMeasures(Protocol):
+class GuardedMetrics(Protocol):
     """Part of a step's metrics that the guard reads; None where the step could not tell. KL in nats."""
 
     @property
@@ -124,11 +124,11 @@ class Guard:
         held = self._state.max_lag
         return self._configured if held is None else min(held, self._configured)
 
-    def observe(self, measures: StepMeasures, *, lag: int) -> GuardChange | None:
-        """Takes one step's measures, and the largest lag in it. Returns what that changes, if anything."""
+    def observe(self, metrics: GuardedMetrics, *, lag: int) -> GuardChange | None:
+        """Takes the metrics of a step, and the largest lag in it. Returns what that changes, if anything."""
         if not self._config.enabled:
             return None
-        readings = tuple(readings_of(measures, self._config))
+        readings = tuple(readings_of(metrics, self._config))
         crossed = next((reading for reading in readings if reading.beyond), None)
         if crossed is not None:
             return self._beyond(crossed, lag=lag)
@@ -189,16 +189,16 @@ class Guard:
         )
 
 
-def readings_of(measures: StepMeasures, config: GuardConfig) -> Iterator[MeasureReading]:
-    """The measures that have a limit and a value, the one that is looked at first before the others."""
-    share, ratio = measures.effective_sample_share, measures.importance_ratio_max
+def readings_of(metrics: GuardedMetrics, config: GuardConfig) -> Iterator[MeasureReading]:
+    """Readings of the metrics that have a limit and a value, the one that is looked at first before the others."""
+    share, ratio = metrics.effective_sample_share, metrics.importance_ratio_max
     if share is not None and (limit := config.min_effective_sample_share) is not None:
         within = share >= limit ** (1 - _MARGIN)
         yield _reading("effective_sample_share", share, limit, beyond=share < limit, within=within)
-    if measures.behavior_kl is not None and config.max_behavior_kl is not None:
-        yield _kl("behavior_kl", measures.behavior_kl, config.max_behavior_kl)
-    if measures.mismatch_kl is not None and config.max_mismatch_kl is not None:
-        yield _kl("mismatch_kl", measures.mismatch_kl, config.max_mismatch_kl)
+    if metrics.behavior_kl is not None and config.max_behavior_kl is not None:
+        yield _kl("behavior_kl", metrics.behavior_kl, config.max_behavior_kl)
+    if metrics.mismatch_kl is not None and config.max_mismatch_kl is not None:
+        yield _kl("mismatch_kl", metrics.mismatch_kl, config.max_mismatch_kl)
     if ratio is not None and (limit := config.max_importance_ratio) is not None:
         within = ratio <= limit ** (1 - _MARGIN)
         yield _reading("importance_ratio_max", ratio, limit, beyond=ratio > limit, within=within)

@@ -33,7 +33,7 @@ from learner.training.score_model import (
     CriticTargets,
     ScoreModel,
     load_score_model,
-    value_measures,
+    value_metrics,
 )
 from learner.training.self_check import check_policy, check_scores
 
@@ -240,14 +240,14 @@ def critic_targets(
     return CriticTargets(old_values=scores.values, returns=made.returns, weights=of_tokens)
 
 
-def critic_measures(data: StepData, losses: Sequence[float]) -> dict[str, float]:
-    """Measures of its updates, which had these losses."""
+def critic_metrics(data: StepData, losses: Sequence[float]) -> dict[str, float]:
+    """Metrics of its updates, which had these losses."""
     targets = data.critic_targets
     if targets is None or not losses:
         return {}
     trained = torch.from_numpy(data.batch.loss_mask)
-    measures = value_measures(values=targets.old_values[trained], returns=targets.returns[trained])
-    return {"value_loss": sum(losses) / len(losses), **measures}
+    metrics = value_metrics(values=targets.old_values[trained], returns=targets.returns[trained])
+    return {"value_loss": sum(losses) / len(losses), **metrics}
 
 
 @dataclass(frozen=True, kw_only=True)

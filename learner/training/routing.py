@@ -1,7 +1,7 @@
 """Routing of tokens in a mixture of experts: the load of its experts, and the loss that keeps the load even.
 
 router ─ logits ─▶ softmax ─▶ probabilities ─┐
-   └─ chosen experts ─▶ counts ──────────────┴─▶ RoutingSums of a row ─▶ of an update, over ranks ─▶ loss and measures
+   └─ chosen experts ─▶ counts ──────────────┴─▶ RoutingSums of a row ─▶ of an update, over ranks ─▶ loss and metrics
 
 The loss is transformers' `load_balancing_loss_func` (arXiv 2101.03961, equations 4 to 6) over the tokens of all
 sequences of an update, each as if it stood alone: a prompt that sequences share counts for each of them. It is a
@@ -56,7 +56,7 @@ def total(parts: Sequence[RoutingSums]) -> RoutingSums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoutingMeasures:
+class RoutingMetrics:
     """Of a mixture of experts, over the tokens of a step; None for other models, or where routers are no softmax.
 
     `expert_load_max`: the largest share of a layer's choices that an expert got, over an even one. `dead_experts`:
@@ -70,14 +70,14 @@ class RoutingMeasures:
     router_aux_loss: float | None = None
 
 
-def routing_measures(parts: Sequence[RoutingSums]) -> RoutingMeasures:
+def routing_metrics(parts: Sequence[RoutingSums]) -> RoutingMetrics:
     """Of this rank's parts; none for a model without experts. Every rank must call it."""
     if not parts:
-        return RoutingMeasures()
+        return RoutingMetrics()
     found = total(parts)
     shares = found.chosen / found.chosen.sum(1, keepdim=True).clamp(min=1)
     softmax = not bool(found.entropy.isnan())
-    return RoutingMeasures(
+    return RoutingMetrics(
         expert_load_max=float(shares.max() * shares.shape[1]),
         dead_experts=int((found.chosen == 0).sum()),
         router_entropy=float(found.entropy / found.tokens) if softmax else None,

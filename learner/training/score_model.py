@@ -302,11 +302,11 @@ class Critic(_ValueModel[tuple[Tensor, None, None, None, RoutingSums | None]]):
         return float(summed_over_ranks(total))
 
 
-def value_measures(*, values: Tensor, returns: Tensor) -> dict[str, float]:
-    """A step's measures of its critic, given both at all trained tokens [M]."""
+def value_metrics(*, values: Tensor, returns: Tensor) -> dict[str, float]:
+    """A step's metrics of its critic, given both at all trained tokens [M]."""
     explained = explained_variance(values=values, returns=returns)
-    measures = {"value_mean": float(values.mean()), "return_mean": float(returns.mean())}
-    return measures if explained is None else {**measures, "value_explained_variance": explained}
+    metrics = {"value_mean": float(values.mean()), "return_mean": float(returns.mean())}
+    return metrics if explained is None else {**metrics, "value_explained_variance": explained}
 
 
 def freezes_policy(config: TrainingConfig, *, first_update: int) -> bool:

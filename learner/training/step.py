@@ -9,7 +9,7 @@ records them before the first one.
 
 Where the loss has no gradient without an advantage, sequences that have none, such as a group's whose rewards are all
 equal, are measured once and left out of the updates: that changes no gradient, and most of what good policies sample is
-like that. Measures are sums over the trained tokens of this rank, then means over those of all ranks.
+like that. Metrics are sums over the trained tokens of this rank, then means over those of all ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from learner.training.models import (
     StepData,
     TokenValues,
     credit,
-    critic_measures,
+    critic_metrics,
     critic_targets,
     loss_tokens,
     score,
@@ -44,7 +44,7 @@ from learner.training.models import (
 )
 from learner.training.packing import Microbatch, Prefixes, pack, plan, shared_prefixes, slices_of
 from learner.training.ranks import Ranks, any_rank, summed_over_ranks
-from learner.training.routing import RoutingMeasures, RoutingSums, routing_measures, total
+from learner.training.routing import RoutingMetrics, RoutingSums, routing_metrics, total
 from learner.training.score_model import Critic, CriticHead, freezes_policy
 
 
@@ -57,7 +57,7 @@ class TokenMeans:
     `behavior_kl`: the same over all trained tokens, lag included. `importance_ratio_mean` and `_max`: exp(learner -
     behavior). `effective_sample_share`: (sum w)^2 / (n sum w^2) of those ratios, in (0, 1]. `clip_fraction`: share of
     tokens whose policy loss was clipped; None with one update per step, where the ratio to the proximal policy is
-    always 1. `correction_fraction`: share of tokens whose correction weight was capped. `means`: measures that the
+    always 1. `correction_fraction`: share of tokens whose correction weight was capped. `means`: metrics that the
     algorithm names itself.
     """
 
@@ -74,7 +74,7 @@ class TokenMeans:
 
 
 @dataclass(frozen=True)
-class StepMetrics(TokenMeans, RoutingMeasures):
+class StepMetrics(TokenMeans, RoutingMetrics):
     """Metrics of one step, over all ranks.
 
     `grad_norm`: before clipping, the mean over the updates. `learning_rate`: of the last update. `microbatches`: those
@@ -249,7 +249,7 @@ class TrainingStep:
                 data = replace(data, scores=data.scores.anchored(found, tokens=len(batch.token_ids)))
         critic_losses = self._train_critic(data, [row.learned for row in rows], first_update=first_update)
         critic_losses += [update.value_loss for update in updates if update.value_loss is not None]
-        measures = {**data.credit.means, **critic_measures(data, critic_losses)}
+        metrics = {**data.credit.means, **critic_metrics(data, critic_losses)}
         means = token_means(
             [record for update in updates for record in update.records],
             updates=len(updates),
@@ -267,8 +267,8 @@ class TrainingStep:
         if data.credit.carried.is_finite:
             self.carried = data.credit.carried
         return StepMetrics(
-            **vars(replace(means, means={**measures, **means.means})),
-            **vars(routing_measures(seen)),
+            **vars(replace(means, means={**metrics, **means.means})),
+            **vars(routing_metrics(seen)),
             grad_norm=sum(update.grad_norm for update in updates) / len(updates),
             learning_rate=rates[-1],
             tokens=int(batch.lengths.sum()),
@@ -385,7 +385,7 @@ class TrainingStep:
             raise TrainingStopped
 
     def _measure(self, data: StepData, microbatch: Microbatch) -> MicrobatchRecord:
-        """Measures of `_accumulate`, without a gradient."""
+        """Metrics of `_accumulate`, without a gradient."""
         self._reached("what has no gradient")
         self._stop_if_asked()
         with torch.no_grad():

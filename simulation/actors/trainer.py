@@ -37,7 +37,7 @@ class TrainerScript:
     step_s: float = 2.0
     save_s: float = 0.5
     unhealthy: float = 0.0
-    """Share of steps whose measures are beyond the guard's limits."""
+    """Share of steps whose metrics are beyond the guard's limits."""
     body: int = 8
     """Elements of the large parameter."""
     durations: Sequence[float] = ()

@@ -29,8 +29,8 @@ def trained(system: LongLivedSystem, name: str, *words: str) -> tuple[RunFolder,
         return run, learner.text()
 
 
-def measures(run: RunFolder) -> list[dict[str, Any]]:
-    """The algorithm's own measures of each step."""
+def algorithm_metrics(run: RunFolder) -> list[dict[str, Any]]:
+    """The algorithm's own metrics of each step."""
     return [line["means"] for line in run.metrics("step")]
 
 
@@ -85,10 +85,12 @@ def test_ppo_that_is_killed_has_its_policy_and_its_critic_back(system: LongLived
         assert line["loss"] == pytest.approx(first["loss"], abs=1e-5)
         assert line["means"] == pytest.approx(first["means"], rel=1e-3, abs=1e-5)
     names = {"value_loss", "value_mean", "return_mean", "reference_kl"}
-    assert all(means.keys() >= names for means in measures(resumed)[2:])
-    assert any("value_explained_variance" in means for means in measures(resumed)), "returns that are not all alike"
-    assert measures(resumed)[0]["value_mean"] == 0, "the critic's head begins with zeros"
-    assert measures(resumed)[-1]["value_mean"] != 0
+    assert all(means.keys() >= names for means in algorithm_metrics(resumed)[2:])
+    assert any("value_explained_variance" in means for means in algorithm_metrics(resumed)), (
+        "returns that are not all alike"
+    )
+    assert algorithm_metrics(resumed)[0]["value_mean"] == 0, "the critic's head begins with zeros"
+    assert algorithm_metrics(resumed)[-1]["value_mean"] != 0
     assert_replayed(system, "ppo", steps=20, weights="checkpoint-00000008, checkpoint-00000016")
 
 
@@ -111,8 +113,12 @@ def test_online_dpo_trains_the_best_and_the_worst_of_groups_that_have_both(syste
     assert "clip" not in said, "it has none"
     assert {line["sequences"] for line in run.metrics("step")} == {2 * GROUPS}
     assert {line["uniform_groups_share"] for line in run.metrics("step")} == {0}
-    assert all(means.keys() >= {"pair_accuracy", "chosen_reward", "rejected_reward"} for means in measures(run))
-    assert measures(run)[0]["chosen_reward"] == pytest.approx(0, abs=1e-6), "the policy is its own reference yet"
+    assert all(
+        means.keys() >= {"pair_accuracy", "chosen_reward", "rejected_reward"} for means in algorithm_metrics(run)
+    )
+    assert algorithm_metrics(run)[0]["chosen_reward"] == pytest.approx(0, abs=1e-6), (
+        "the policy is its own reference yet"
+    )
 
 
 def test_a_student_is_distilled_on_its_own_samples_from_a_teacher_in_a_folder(
@@ -125,7 +131,7 @@ def test_a_student_is_distilled_on_its_own_samples_from_a_teacher_in_a_folder(
         "--training.optimizer.learning-rate", "1e-3",
     )  # fmt: skip
     assert_streamed(run, steps=50)
-    divergences = [means["teacher_kl"] for means in measures(run)]
+    divergences = [means["teacher_kl"] for means in algorithm_metrics(run)]
     assert sum(divergences[-10:]) / 10 < 0.75 * divergences[0]
 
 
@@ -142,5 +148,5 @@ def test_grpo_with_adapters_a_penalty_two_updates_and_every_filter(system: LongL
     assert {line["uniform_groups_share"] for line in steps} == {0}
     assert all(line["trained_tokens"] <= line["sampled_tokens"] for line in steps)
     assert all(line["clip_fraction"] is not None for line in steps)
-    assert all(means["reference_kl"] >= 0 for means in measures(run))
-    assert measures(run)[-1]["reference_kl"] > 0
+    assert all(means["reference_kl"] >= 0 for means in algorithm_metrics(run))
+    assert algorithm_metrics(run)[-1]["reference_kl"] > 0

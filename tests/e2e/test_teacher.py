@@ -95,7 +95,7 @@ def expected(model: Path, trajectory: Trajectory) -> list[float]:
 
 def teachers_at(url: str, *, tokenizer: str) -> Teachers:
     config = TeacherConfig.model_validate({"name": "adder", "urls": [url], "token": TOKEN})
-    return Teachers([config], tokenizer=tokenizer, waits=Waiting(), metrics=Metrics("learner"))
+    return Teachers([config], tokenizer=tokenizer, waits=Waiting(), registry=Metrics("learner"))
 
 
 async def test_its_logprobs_are_those_of_transformers(teacher: str, model: Path) -> None:

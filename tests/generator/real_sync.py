@@ -57,10 +57,10 @@ async def served(
     from generator.serving import GeneratorMetrics, Serving
     from generator.weight_sync import Puller, WeightSync
 
-    measures = GeneratorMetrics(Metrics("generator"), engine=rig.engine)
+    metrics = GeneratorMetrics(Metrics("generator"), engine=rig.engine)
     serving = Serving(
         engine=rig.engine, generator_id=name, vocabulary_size=32, max_model_len=1024, max_waiting_requests=100,
-        measures=measures,
+        metrics=metrics,
     )  # fmt: skip
     app = create_app(
         service="generator", version="1", token=None, readiness=lambda: Readiness(ready=True),
@@ -68,7 +68,7 @@ async def served(
     )  # fmt: skip
     async with HttpClient() as client:
         puller = Puller(client=client, learner=learner.url)
-        sync = WeightSync(engine=rig.engine, serving=serving, measures=measures, puller=puller, folder=None)
+        sync = WeightSync(engine=rig.engine, serving=serving, metrics=metrics, puller=puller, folder=None)
         add_weight_routes(app, sync=sync)
         with Listener(host="127.0.0.1", port=0) as listener:
             server = asyncio.create_task(serve_http(app, listener, finish_s=0))

@@ -34,7 +34,7 @@ ANNOUNCEMENT = Announcement(
 def _serving() -> Serving:
     none = cast(Any, None)
     return Serving(
-        engine=none, generator_id="g", vocabulary_size=8, max_model_len=8, max_waiting_requests=1, measures=none
+        engine=none, generator_id="g", vocabulary_size=8, max_model_len=8, max_waiting_requests=1, metrics=none
     )
 
 

@@ -35,7 +35,7 @@ def scoring_of(rig: Rig) -> "LogprobScoring":
     return LogprobScoring(
         engine=rig.engine,
         serving=held(rig),
-        measures=GeneratorMetrics(Metrics("generator"), engine=rig.engine),
+        metrics=GeneratorMetrics(Metrics("generator"), engine=rig.engine),
         generator_id="g",
         tokenizer="70ken1",
         vocabulary_size=32,

@@ -86,13 +86,13 @@ class Generator:
 def generator() -> Generator:
     engine = ScriptedEngine()
     given = cast("Any", engine)
-    measures = GeneratorMetrics(Metrics("generator"), engine=given)
+    metrics = GeneratorMetrics(Metrics("generator"), engine=given)
     serving = Serving(
-        engine=given, generator_id="g", vocabulary_size=8, max_model_len=8, max_waiting_requests=2, measures=measures
+        engine=given, generator_id="g", vocabulary_size=8, max_model_len=8, max_waiting_requests=2, metrics=metrics
     )
     serving.holds("1.4")
     source = cast("Any", ScriptedSource())
-    sync = WeightSync(engine=given, serving=serving, measures=measures, puller=source, folder=None, probe_s=0.01)
+    sync = WeightSync(engine=given, serving=serving, metrics=metrics, puller=source, folder=None, probe_s=0.01)
     return Generator(engine, serving, sync)
 
 

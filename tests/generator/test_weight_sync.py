@@ -47,7 +47,7 @@ def serving_of(rig: Rig) -> "Serving":
         vocabulary_size=32,
         max_model_len=1024,
         max_waiting_requests=100,
-        measures=GeneratorMetrics(Metrics("generator"), engine=rig.engine),
+        metrics=GeneratorMetrics(Metrics("generator"), engine=rig.engine),
     )
 
 
@@ -63,7 +63,7 @@ async def sync_with(rig: Rig, learner: ScriptedLearner) -> AsyncIterator["tuple[
             WeightSync(
                 engine=rig.engine,
                 serving=serving,
-                measures=GeneratorMetrics(Metrics("generator"), engine=rig.engine),
+                metrics=GeneratorMetrics(Metrics("generator"), engine=rig.engine),
                 puller=Puller(client=client, learner=learner.url),
                 folder=None,
             ),

@@ -123,7 +123,7 @@ async def test_a_resumed_run_goes_on_with_the_bound_that_the_guard_had_lowered(t
         parts: Any = NothingToTrain()
         training = OnlineTraining(
             config=cast("Any", config), trainer=parts, intake=ours.intake, publisher=parts, records=parts,
-            measures=parts, idle=parts, teachers=parts, checkpoints=parts, samples=None,
+            metrics=parts, idle=parts, teachers=parts, checkpoints=parts, samples=None,
             guard=Guard(GuardConfig(), max_lag=4, state=GuardState(max_lag=1, tightened=2)),
             first_probe=(1, 2), first_version=7, replay=(), loop=asyncio.get_running_loop(),
         )  # fmt: skip
@@ -169,7 +169,7 @@ async def test_a_run_that_ends_early_leaves_a_checkpoint_of_its_last_step(
         parts: Any = Written()
         training = OnlineTraining(
             config=cast("Any", config), trainer=parts, intake=ours.intake, publisher=parts, records=parts,
-            measures=parts, idle=parts, teachers=parts, checkpoints=parts, samples=None,
+            metrics=parts, idle=parts, teachers=parts, checkpoints=parts, samples=None,
             guard=Guard(GuardConfig(), max_lag=1), first_probe=(1, 2), first_version=7, replay=(),
             loop=asyncio.get_running_loop(),
         )  # fmt: skip

@@ -46,8 +46,8 @@ def test_what_the_trainers_thread_writes_to_is_closed_after_it(
     working: list[asyncio.Task[None]] = []
     really_open = service._journal
 
-    def open_journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock, measures: LearnerMetrics) -> RunLog:
-        opened.append(really_open(config, stack, lock, measures))
+    def open_journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock, metrics: LearnerMetrics) -> RunLog:
+        opened.append(really_open(config, stack, lock, metrics))
         return opened[0]
 
     async def stopped(

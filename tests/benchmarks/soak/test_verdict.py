@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.soak.measures import MIB, Sample, Strike
+from benchmarks.soak.measurements import MIB, Sample, Strike
 from benchmarks.soak.report import Lines, findings, text_of
 from benchmarks.soak.soaking import End, Plan
 from benchmarks.soak.system import LEARNER, NAMES

@@ -21,12 +21,12 @@ from tests.learner.samples import LEDGER, group, trajectory
 
 
 def test_the_books_are_shown_as_they_are_when_somebody_looks_and_they_balance() -> None:
-    metrics, ledger = Metrics("learner"), Ledger(LEDGER)
-    LearnerMetrics(metrics).books(ledger.books)
+    scraped, ledger = Metrics("learner"), Ledger(LEDGER)
+    LearnerMetrics(scraped).books(ledger.books)
     ledger.served_changed(0)
     ledger.grant(now=0.0, holder="a", room=3)
     ledger.accept(lease_id=0, attempt=0, oldest_version=0, size=1)
-    shown = generate_latest(metrics.registry).decode()
+    shown = generate_latest(scraped.registry).decode()
     assert 'headway_learner_leases{state="buffered"} 1.0' in shown
     assert 'headway_learner_leases{state="running"} 2.0' in shown
     assert 'headway_learner_attempts{outcome="accepted"} 1.0' in shown
@@ -35,14 +35,14 @@ def test_the_books_are_shown_as_they_are_when_somebody_looks_and_they_balance() 
 
 
 def test_the_bound_in_use_and_what_the_guard_did_are_shown() -> None:
-    metrics, ledger = Metrics("learner"), Ledger(LEDGER)
-    measures = LearnerMetrics(metrics)
-    measures.lag_bound(lambda: ledger.max_lag, configured=LEDGER.max_lag)
+    scraped, ledger = Metrics("learner"), Ledger(LEDGER)
+    metrics = LearnerMetrics(scraped)
+    metrics.lag_bound(lambda: ledger.max_lag, configured=LEDGER.max_lag)
     ledger.bound_lag(0)
     reading = MeasureReading(measure="behavior_kl", value=1.5, limit=1.0, beyond=True, well_within=False)
-    measures.guard(GuardChange(kind="tightened", before=1, after=0, configured=1, steps=3, reading=reading))
-    measures.guard(GuardChange(kind="loosened", before=0, after=1, configured=1, steps=20))
-    shown = generate_latest(metrics.registry).decode()
+    metrics.guard(GuardChange(kind="tightened", before=1, after=0, configured=1, steps=3, reading=reading))
+    metrics.guard(GuardChange(kind="loosened", before=0, after=1, configured=1, steps=20))
+    shown = generate_latest(scraped.registry).decode()
     assert "headway_learner_lag_bound_versions 0.0" in shown
     assert "headway_learner_lag_bound_configured_versions 1.0" in shown
     assert 'headway_learner_guard_changes_total{change="tightened",measure="behavior_kl"} 1.0' in shown
@@ -50,9 +50,9 @@ def test_the_bound_in_use_and_what_the_guard_did_are_shown() -> None:
 
 
 def test_the_level_is_shown_as_it_is_when_somebody_looks() -> None:
-    metrics, levels = Metrics("learner"), [None, 2]
-    LearnerMetrics(metrics).level(lambda: levels.pop(0))
-    shown = [generate_latest(metrics.registry).decode() for _ in range(2)]
+    scraped, levels = Metrics("learner"), [None, 2]
+    LearnerMetrics(scraped).level(lambda: levels.pop(0))
+    shown = [generate_latest(scraped.registry).decode() for _ in range(2)]
     assert "headway_learner_curriculum_level 0.0" in shown[0], "no levels are one"
     assert "headway_learner_curriculum_level 2.0" in shown[1]
 
@@ -69,8 +69,8 @@ def test_the_exported_states_and_outcomes_are_all_there_are() -> None:
     assert sum(getattr(books, outcome) for outcome in ATTEMPT_OUTCOMES) == books.attempts
 
 
-def value(metrics: Metrics, name: str, **labels: str) -> float:
-    found = metrics.registry.get_sample_value(f"headway_learner_{name}", labels)
+def value(scraped: Metrics, name: str, **labels: str) -> float:
+    found = scraped.registry.get_sample_value(f"headway_learner_{name}", labels)
     assert found is not None, f"{name} {labels} is not shown"
     return float(found)
 
@@ -102,15 +102,15 @@ SCRAPED_OF_ALL_PUBLISHES = {
 
 
 def test_what_is_scraped_agrees_with_what_metrics_jsonl_holds(tmp_path: Path) -> None:
-    metrics = Metrics("learner")
-    measures = LearnerMetrics(metrics)
+    scraped = Metrics("learner")
+    metrics = LearnerMetrics(scraped)
     with Records(folder=tmp_path, total_steps=3) as records:
         for step in range(3):
             groups = [group(2 * step, trajectory(0, step, reward=0.5), trajectory(step)), group(2 * step + 1)]
             timing = Timing(time_s=step + 1.0, wait_s=0.25 * step, train_s=0.5, copy_s=0.125)
             record = step_record(groups, version=step + 1, timing=timing, success_reward=1.0)
             records.step(record, step_metrics(step), groups)
-            measures.step(record, step_metrics(step))
+            metrics.step(record, step_metrics(step))
             publish = PublishReport(
                 version=step + 1,
                 members=1,
@@ -121,7 +121,7 @@ def test_what_is_scraped_agrees_with_what_metrics_jsonl_holds(tmp_path: Path) ->
                 probe_gap=1e-6 * (step + 1),
             )
             records.publish(publish)
-            measures.published(publish)
+            metrics.published(publish)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
     publishes = [line for line in lines if line["kind"] == "publish"]
@@ -129,63 +129,63 @@ def test_what_is_scraped_agrees_with_what_metrics_jsonl_holds(tmp_path: Path) ->
     def total(name: str) -> float:
         return float(sum(step[name] for step in steps))
 
-    assert value(metrics, "steps_total") == len(steps) == value(metrics, "step_seconds_count")
-    newest = {field: value(metrics, name) for name, field in SCRAPED_OF_THE_NEWEST_STEP.items()}
+    assert value(scraped, "steps_total") == len(steps) == value(scraped, "step_seconds_count")
+    newest = {field: value(scraped, name) for name, field in SCRAPED_OF_THE_NEWEST_STEP.items()}
     assert newest == {field: steps[-1][field] for field in newest}
-    assert value(metrics, "skipped_updates_total") == total("skipped_updates")
+    assert value(scraped, "skipped_updates_total") == total("skipped_updates")
     for name, field in (("train", "train_s"), ("batch_wait", "wait_s"), ("copy", "copy_s")):
-        assert value(metrics, f"{name}_seconds_total") == pytest.approx(total(field))
+        assert value(scraped, f"{name}_seconds_total") == pytest.approx(total(field))
     whole = total("train_s") + total("wait_s") + total("copy_s")
-    assert value(metrics, "step_seconds_sum") == pytest.approx(whole)
-    assert value(metrics, "trained_tokens_total") == total("sampled_tokens")
-    assert value(metrics, "trained_token_lag_versions_count") == total("sampled_tokens")
-    assert value(metrics, "trained_trajectories_total") == total("trajectories")
+    assert value(scraped, "step_seconds_sum") == pytest.approx(whole)
+    assert value(scraped, "trained_tokens_total") == total("sampled_tokens")
+    assert value(scraped, "trained_token_lag_versions_count") == total("sampled_tokens")
+    assert value(scraped, "trained_trajectories_total") == total("trajectories")
     for name, field in (("token", "token_lag_counts"), ("trajectory", "lag_counts")):
         lags = sum(int(lag) * count for step in steps for lag, count in step[field].items())
-        assert value(metrics, f"trained_{name}_lag_versions_sum") == lags > 0
-    assert value(metrics, "probe_gap_nats") == publishes[-1]["probe_gap"]
+        assert value(scraped, f"trained_{name}_lag_versions_sum") == lags > 0
+    assert value(scraped, "probe_gap_nats") == publishes[-1]["probe_gap"]
     for name, field in SCRAPED_OF_ALL_PUBLISHES.items():
-        assert value(metrics, f"{name}_seconds_sum") == sum(each[field] for each in publishes)
-        assert value(metrics, f"{name}_seconds_count") == len(publishes)
+        assert value(scraped, f"{name}_seconds_sum") == sum(each[field] for each in publishes)
+        assert value(scraped, f"{name}_seconds_count") == len(publishes)
 
 
 def test_the_disk_and_the_journal_are_shown_and_each_sync_is_timed(tmp_path: Path) -> None:
-    metrics = Metrics("learner")
-    measures = LearnerMetrics(metrics)
-    measures.folder(tmp_path, unseen=lambda: 17)
-    assert value(metrics, "samples_left_out_total") == 17
-    with Journal.open(tmp_path / FOLDER, synced=measures.synced) as journal:
+    scraped = Metrics("learner")
+    metrics = LearnerMetrics(scraped)
+    metrics.folder(tmp_path, unseen=lambda: 17)
+    assert value(scraped, "samples_left_out_total") == 17
+    with Journal.open(tmp_path / FOLDER, synced=metrics.synced) as journal:
         journal.append_group(group(0))
         journal.append_batch(version=0, lease_ids=(0,))
 
-    assert value(metrics, "journal_sync_seconds_count") == 1
-    assert value(metrics, "journal_bytes") == sum(path.stat().st_size for path in (tmp_path / FOLDER).iterdir()) > 0
-    assert 0 < value(metrics, "disk_free_bytes") < value(metrics, "disk_size_bytes")
-    measures.folder(tmp_path / "gone", unseen=int)
-    assert value(metrics, "disk_free_bytes") != value(metrics, "disk_free_bytes"), "no number, and no failed scrape"
+    assert value(scraped, "journal_sync_seconds_count") == 1
+    assert value(scraped, "journal_bytes") == sum(path.stat().st_size for path in (tmp_path / FOLDER).iterdir()) > 0
+    assert 0 < value(scraped, "disk_free_bytes") < value(scraped, "disk_size_bytes")
+    metrics.folder(tmp_path / "gone", unseen=int)
+    assert value(scraped, "disk_free_bytes") != value(scraped, "disk_free_bytes"), "no number, and no failed scrape"
 
 
 def test_generators_and_expulsions_are_shown_as_they_are_when_somebody_looks() -> None:
-    metrics, expulsions = Metrics("learner"), [0, 1]
-    measures = LearnerMetrics(metrics)
-    measures.fleet(lambda: ("serving", "serving", "behind"), expulsions=lambda: expulsions.pop(0))
-    measures.env_services(lambda: 3)
+    scraped, expulsions = Metrics("learner"), [0, 1]
+    metrics = LearnerMetrics(scraped)
+    metrics.fleet(lambda: ("serving", "serving", "behind"), expulsions=lambda: expulsions.pop(0))
+    metrics.env_services(lambda: 3)
 
-    assert value(metrics, "generators", state="serving") == 2
-    assert value(metrics, "generators", state="joining") == 0
-    assert value(metrics, "env_services") == 3
-    assert value(metrics, "expelled_generators_total") == 0
-    assert value(metrics, "expelled_generators_total") == 1
+    assert value(scraped, "generators", state="serving") == 2
+    assert value(scraped, "generators", state="joining") == 0
+    assert value(scraped, "env_services") == 3
+    assert value(scraped, "expelled_generators_total") == 0
+    assert value(scraped, "expelled_generators_total") == 1
 
 
 def test_the_labels_of_waits_are_few_whatever_is_waited_for() -> None:
-    metrics = Metrics("learner")
-    measures = LearnerMetrics(metrics)
+    scraped = Metrics("learner")
+    metrics = LearnerMetrics(scraped)
     for whom in ("groups: 1 of 2 are there", "a generator that serves version 3", "room on the disk of /runs", "Ada"):
-        measures.waited(whom, 2.0)
+        metrics.waited(whom, 2.0)
 
-    assert value(metrics, "waited_seconds_total", whom="groups") == 2
-    assert value(metrics, "waited_seconds_total", whom="generator") == 2
-    assert value(metrics, "waited_seconds_total", whom="room") == 2
-    assert value(metrics, "waited_seconds_total", whom="others") == 2
-    assert value(metrics, "waited_seconds_total", whom="evaluation") == 0
+    assert value(scraped, "waited_seconds_total", whom="groups") == 2
+    assert value(scraped, "waited_seconds_total", whom="generator") == 2
+    assert value(scraped, "waited_seconds_total", whom="room") == 2
+    assert value(scraped, "waited_seconds_total", whom="others") == 2
+    assert value(scraped, "waited_seconds_total", whom="evaluation") == 0

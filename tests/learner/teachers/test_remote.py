@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import SecretStr
 
 from learner.teachers.config import TeacherConfig
-from learner.teachers.teachers import RemoteTeacher, TeacherFailed, TeacherMeasures, _parts
+from learner.teachers.teachers import RemoteTeacher, TeacherFailed, TeacherMetrics, _parts
 from services.http.backoff import Backoff
 from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient
@@ -30,7 +30,7 @@ async def teacher(*urls: str, token: str | None = None, **settings: float) -> As
             config,
             client=client,
             tokenizer=TOKENIZER,
-            measures=TeacherMeasures(Metrics("learner")),
+            metrics=TeacherMetrics(Metrics("learner")),
             breakers=Breakers("teacher", settings=BreakerSettings(rest_s=0.001, rest_max_s=0.01)),
             pause_s=0.001,
         )
@@ -197,5 +197,5 @@ def test_pauses_double_up_to_a_limit_however_long_a_teacher_is_away() -> None:
 def test_names_of_errors_are_those_of_the_config() -> None:
     urls: Sequence[str] = ("http://a:1", "http://b:2")
     config = TeacherConfig(name="math", urls=tuple(urls))
-    made = RemoteTeacher(config, client=HttpClient(), tokenizer=TOKENIZER, measures=TeacherMeasures(Metrics("learner")))
+    made = RemoteTeacher(config, client=HttpClient(), tokenizer=TOKENIZER, metrics=TeacherMetrics(Metrics("learner")))
     assert str(made) == "teacher math at http://a:1 or http://b:2"

@@ -21,7 +21,7 @@ from tests.learner.teachers.scripted_teacher import TOKENIZER, ScriptedTeacher, 
 @asynccontextmanager
 async def teachers(*configs: dict[str, Any], waits: Waiting | None = None) -> AsyncIterator[Teachers]:
     made = [TeacherConfig.model_validate(config) for config in configs]
-    async with Teachers(made, tokenizer=TOKENIZER, waits=waits or Waiting(), metrics=Metrics("learner")) as ours:
+    async with Teachers(made, tokenizer=TOKENIZER, waits=waits or Waiting(), registry=Metrics("learner")) as ours:
         yield ours
 
 

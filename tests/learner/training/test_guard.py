@@ -19,8 +19,8 @@ CONFIG = GuardConfig(
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Measures of a step."""
+class GivenMetrics:
+    """Metrics of a step, as the guard reads them."""
 
     effective_sample_share: float | None = 0.9
     behavior_kl: float | None = 0.01
@@ -28,9 +28,9 @@ class Measured:
     importance_ratio_max: float | None = 1.5
 
 
-FINE = Measured()
-BAD = Measured(behavior_kl=1.5)
-BETWEEN = Measured(behavior_kl=0.9)
+FINE = GivenMetrics()
+BAD = GivenMetrics(behavior_kl=1.5)
+BETWEEN = GivenMetrics(behavior_kl=0.9)
 """Inside the limit of 1, but not by the margin of a quarter."""
 
 
@@ -38,7 +38,7 @@ def guard(*, max_lag: int = 8, config: GuardConfig = CONFIG, state: GuardState =
     return Guard(config, max_lag=max_lag, state=state)
 
 
-def feed(one: Guard, *steps: Measured, lag: int | None = None) -> list[GuardChange]:
+def feed(one: Guard, *steps: GivenMetrics, lag: int | None = None) -> list[GuardChange]:
     """The changes that steps of the bound's own lag, or of `lag`, bring about."""
     changes = [one.observe(step, lag=one.max_lag if lag is None else lag) for step in steps]
     return [change for change in changes if change is not None]
@@ -51,24 +51,26 @@ def feed(one: Guard, *steps: Measured, lag: int | None = None) -> list[GuardChan
     ("measured", "beyond", "well_within"),
     [
         # 0.0625 ** 0.75 = 0.125: a quarter of the way to 1, in nats
-        (Measured(effective_sample_share=0.06), True, False),
-        (Measured(effective_sample_share=0.0625), False, False),
-        (Measured(effective_sample_share=0.12), False, False),
-        (Measured(effective_sample_share=0.13), False, True),
-        (Measured(behavior_kl=1.01), True, False),
-        (Measured(behavior_kl=1.0), False, False),
-        (Measured(behavior_kl=0.76), False, False),
-        (Measured(behavior_kl=0.75), False, True),
-        (Measured(mismatch_kl=0.11), True, False),
-        (Measured(mismatch_kl=0.08), False, False),
-        (Measured(mismatch_kl=0.07), False, True),
-        (Measured(mismatch_kl=None), False, True),
-        (Measured(importance_ratio_max=1e6), False, True),
-        (Measured(effective_sample_share=math.nan), True, False),
-        (Measured(behavior_kl=math.inf), True, False),
+        (GivenMetrics(effective_sample_share=0.06), True, False),
+        (GivenMetrics(effective_sample_share=0.0625), False, False),
+        (GivenMetrics(effective_sample_share=0.12), False, False),
+        (GivenMetrics(effective_sample_share=0.13), False, True),
+        (GivenMetrics(behavior_kl=1.01), True, False),
+        (GivenMetrics(behavior_kl=1.0), False, False),
+        (GivenMetrics(behavior_kl=0.76), False, False),
+        (GivenMetrics(behavior_kl=0.75), False, True),
+        (GivenMetrics(mismatch_kl=0.11), True, False),
+        (GivenMetrics(mismatch_kl=0.08), False, False),
+        (GivenMetrics(mismatch_kl=0.07), False, True),
+        (GivenMetrics(mismatch_kl=None), False, True),
+        (GivenMetrics(importance_ratio_max=1e6), False, True),
+        (GivenMetrics(effective_sample_share=math.nan), True, False),
+        (GivenMetrics(behavior_kl=math.inf), True, False),
     ],
 )
-def test_what_is_beyond_a_limit_and_what_is_well_within(measured: Measured, beyond: bool, well_within: bool) -> None:
+def test_what_is_beyond_a_limit_and_what_is_well_within(
+    measured: GivenMetrics, beyond: bool, well_within: bool
+) -> None:
     readings = list(readings_of(measured, CONFIG))
     assert any(reading.beyond for reading in readings) == beyond
     assert all(reading.well_within for reading in readings) == well_within
@@ -78,14 +80,14 @@ def test_a_limit_on_the_largest_ratio_counts_once_it_is_set() -> None:
     """16 ** 0.75 = 8."""
     config = GuardConfig(max_importance_ratio=16.0)
     ratios = (16.5, 16.0, 8.5, 8.0)
-    readings = [list(readings_of(Measured(importance_ratio_max=ratio), config))[-1] for ratio in ratios]
+    readings = [list(readings_of(GivenMetrics(importance_ratio_max=ratio), config))[-1] for ratio in ratios]
     assert [reading.beyond for reading in readings] == [True, False, False, False]
     assert [reading.well_within for reading in readings] == [False, False, False, True]
 
 
 # What it does, step by step: `.` fine, `x` beyond a limit, `~` between, `?` nothing measured
 
-STEPS = {".": FINE, "x": BAD, "~": BETWEEN, "?": Measured(None, None, None, None)}
+STEPS = {".": FINE, "x": BAD, "~": BETWEEN, "?": GivenMetrics(None, None, None, None)}
 
 
 @pytest.mark.parametrize(
@@ -156,15 +158,15 @@ def test_it_says_the_number_the_limit_and_the_bounds_once_per_change() -> None:
 
 
 def test_it_names_the_share_that_fell_and_a_measure_that_is_no_number() -> None:
-    (change,) = feed(guard(), *[Measured(effective_sample_share=0.01234)] * 2)
+    (change,) = feed(guard(), *[GivenMetrics(effective_sample_share=0.01234)] * 2)
     assert change.text.startswith("effective_sample_share is 0.0123, under its limit of 0.0625, for 2 steps")
-    (change,) = feed(guard(), *[Measured(behavior_kl=math.nan)] * 2)
+    (change,) = feed(guard(), *[GivenMetrics(behavior_kl=math.nan)] * 2)
     assert change.text.startswith("behavior_kl is nan, no number beside its limit of 1, for 2 steps")
 
 
 def test_at_0_it_says_once_that_lag_is_not_the_cause_and_what_may_be() -> None:
     one = guard(max_lag=0)
-    numerics = Measured(mismatch_kl=0.3)
+    numerics = GivenMetrics(mismatch_kl=0.3)
     (change,) = feed(one, *[numerics] * 50)
     assert (change.kind, change.before, change.after) == ("powerless", 0, 0)
     assert "mismatch_kl is 0.3, over its limit of 0.1" in change.text

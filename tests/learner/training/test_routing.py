@@ -172,7 +172,7 @@ def test_without_a_coefficient_the_load_is_measured_and_nothing_is_changed(
     assert all(not each.any() for each in moved.values())
 
 
-def test_the_measures_are_those_counted_by_hand(mixture: Path, commands: CommandChannel) -> None:
+def test_the_metrics_are_those_counted_by_hand(mixture: Path, commands: CommandChannel) -> None:
     sequences = random_sequences(8, seed=7)
     model = AutoModelForCausalLM.from_pretrained(mixture, dtype=torch.float32)
     counts, entropies = torch.zeros(2, EXPERTS), []
@@ -207,7 +207,7 @@ def test_routers_that_are_no_softmax_have_a_load_and_no_entropy(commands: Comman
     assert metrics.router_entropy is metrics.router_aux_loss is None
 
 
-def test_a_dense_model_has_no_such_measures(tiny_llama: Path, commands: CommandChannel) -> None:
+def test_a_dense_model_has_no_such_metrics(tiny_llama: Path, commands: CommandChannel) -> None:
     metrics, _ = trained(tiny_llama, random_sequences(8), commands, config_with(router={}))
     assert metrics.expert_load_max is metrics.dead_experts is metrics.router_entropy is None
 
