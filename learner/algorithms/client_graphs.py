@@ -307,7 +307,7 @@ def _run(node: _Node, values: Mapping[str, Value], *, device: torch.device, budg
 
 
 def _elements(node: _Node, args: list[Value], kwargs: dict[str, Value]) -> int:
-    """How many elements the node reads and writes, found out without computing it. Raises GraphError for a tensor that
+    """Number of elements that the node reads and writes, found out without computing it. Raises GraphError for a tensor
     is too large.
     """
     read = sum(each.numel() for each in _tensors([args, kwargs]))
