@@ -50,19 +50,26 @@ class ForwardBackwardBody:
         return sum(len(datum.token_ids) for datum in self.data)
 
 
-def canonical_forward_backward(body: bytes) -> bytes:
-    """The request in the one order of bytes that a request has: each try of a client serializes its maps in another.
+@dataclass(frozen=True)
+class IdentifiedRequest:
+    """A request's model and number, and its bytes in the one order that does not change from try to try."""
 
-    Raises TinkerWireError.
-    """
-    return bytes(_parsed(body).SerializeToString(deterministic=True))
+    model_id: str
+    seq_id: int
+    canonical: bytes
+
+
+def identify_forward_backward(body: bytes) -> IdentifiedRequest:
+    """Whose request it is. Each try of a client serializes its maps in another order. Raises TinkerWireError."""
+    request = _parsed(body)
+    if request.seq_id < 1:
+        raise TinkerWireError(f"seq_id: {request.seq_id}; expected the model's next number, 1 for its first operation")
+    return IdentifiedRequest(request.model_id, request.seq_id, bytes(request.SerializeToString(deterministic=True)))
 
 
 def read_forward_backward(body: bytes) -> ForwardBackwardBody:
     """The request. Raises TinkerWireError."""
     request = _parsed(body)
-    if request.seq_id < 1:
-        raise TinkerWireError(f"seq_id: {request.seq_id}; expected the model's next number, 1 for its first operation")
     return ForwardBackwardBody(
         model_id=request.model_id,
         seq_id=request.seq_id,

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.tinker.messages import MESSAGES
 from protocol.tinker.tensors import TinkerWireError
-from protocol.tinker.training import canonical_forward_backward, read_forward_backward, write_forward_backward
+from protocol.tinker.training import identify_forward_backward, read_forward_backward, write_forward_backward
 from tests.protocol.tinker.sdk import sdk_python
 
 PROGRAM = __file__.replace("test_training", "sdk_bodies")
@@ -86,14 +86,14 @@ def test_the_order_of_a_map_does_not_make_another_request() -> None:
         for name in names:
             datum.loss_fn_inputs[name].dtype = 1
         bodies.append(request.SerializeToString())
-    assert canonical_forward_backward(bodies[0]) == canonical_forward_backward(bodies[1])
+    assert identify_forward_backward(bodies[0]) == identify_forward_backward(bodies[1])
 
 
 def test_what_is_no_request_is_refused() -> None:
     with pytest.raises(TinkerWireError, match="body: not a protobuf ForwardBackwardRequest"):
         read_forward_backward(b"\xff\xff")
     with pytest.raises(TinkerWireError, match="seq_id: 0"):
-        read_forward_backward(MESSAGES["ForwardBackwardRequest"](model_id="m").SerializeToString())
+        identify_forward_backward(MESSAGES["ForwardBackwardRequest"](model_id="m").SerializeToString())
     request = MESSAGES["ForwardBackwardRequest"](model_id="m", seq_id=1)
     request.data.add()
     with pytest.raises(TinkerWireError, match=r"data\[0\]\.model_input: no tokens"):

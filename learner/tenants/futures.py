@@ -1,0 +1,89 @@
+"""Futures: the results of requests, by the name of the request, kept until their client has had them for a while."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+Payload = bytes | dict[str, JsonValue]
+"""Protobuf, or a JSON object."""
+_KEEP_S = 600.0
+"""After it was retrieved: the answer may have been lost on its way."""
+INLINE_BYTES = 1 << 20
+"""A larger result is announced first, if its client allows that, so that it can make room."""
+
+
+class RequestReused(ValueError):
+    """Another request came under the name of a former one."""
+
+
+@dataclass(eq=False)
+class ResultFuture:
+    """The result of a request of `owner`; `payload` is set once. `digest` knows the request's own retries."""
+
+    request_id: str
+    owner: str
+    digest: str
+    kind: str
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    payload: Payload | None = None
+    retrieved_at: float | None = None
+
+    def finish(self, payload: Payload) -> None:
+        """Set the result; a second one is ignored."""
+        if self.payload is None:
+            self.payload = payload
+            self.done.set()
+
+
+class ResultFutures:
+    """All futures of this life. `clock` is in seconds."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._futures: dict[str, ResultFuture] = {}
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def open(self, request_id: str, *, owner: str, digest: str, kind: str) -> tuple[ResultFuture, bool]:
+        """The future of the name, and if it is new. Raises RequestReused for another request under a known name."""
+        known = self._futures.get(request_id)
+        if known is None:
+            known = self._futures[request_id] = ResultFuture(request_id, owner, digest, kind)
+            return known, True
+        if known.digest != digest:
+            raise RequestReused(
+                f"{request_id} was another request before, a {known.kind}; a {kind} needs the next seq_id"
+                if known.kind != kind
+                else f"{request_id} was a {known.kind} with another content before; send the same again, or count up"
+            )
+        return known, False
+
+    def get(self, request_id: str, *, owner: str) -> ResultFuture | None:
+        """The future, if there is one of this owner."""
+        future = self._futures.get(request_id)
+        return None if future is None or future.owner != owner else future
+
+    def retrieved(self, future: ResultFuture) -> None:
+        """Its client was sent the result."""
+        future.retrieved_at = self._clock()
+
+    def forget(self, request_id: str) -> None:
+        """Drop a future, with its result."""
+        self._futures.pop(request_id, None)
+
+    def results(self, prefix: str) -> Iterator[ResultFuture]:
+        """Futures whose names begin so, and that have a result."""
+        return (
+            future for name, future in self._futures.items() if name.startswith(prefix) and future.payload is not None
+        )
+
+    def sweep(self) -> None:
+        """Drop what was retrieved long ago."""
+        old = self._clock() - _KEEP_S
+        for name, future in list(self._futures.items()):
+            if future.retrieved_at is not None and future.retrieved_at < old:
+                del self._futures[name]

@@ -1,0 +1,174 @@
+"""Sampling sessions: samples accepted once, done by a sampler, and told to their clients in the order they end in.
+
+A cursor of `retrieve_futures` holds the life of the learner that gave it: what is told is counted anew in each. Samples
+that a former life accepted are failed then, which makes the client ask for new ones.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pydantic import JsonValue
+
+from learner.tenants.catalog import SamplingEntry
+from learner.tenants.futures import ResultFuture
+from learner.tenants.keys import Tenant
+from learner.tenants.turns import TargetWeights
+from protocol.tinker.bodies import SampleBody
+from protocol.tinker.sampling import SampleAnswer, SampleRequest, write_sample
+
+logger = logging.getLogger(__name__)
+
+CLONE_SEQ_IDS = 1_000_000_000
+"""Numbers of each client of a sampling session: the clients are told apart by them."""
+_CURSOR_BITS = 40
+LOST_STATUS = 410
+"""Makes the SDK sample again."""
+
+
+class SampleFailed(RuntimeError):
+    """A completion that the sampler could not give. The text is for the client."""
+
+
+class Sampler(Protocol):
+    """Samples from adapters. Several requests may be under way; one that is cancelled stops."""
+
+    async def offer(self, weights: TargetWeights) -> None:
+        """Take note of new weights of a target. Completions that are under way on it go on with them."""
+
+    async def sample(self, weights: TargetWeights, request: SampleRequest, *, namespace: str) -> SampleAnswer:
+        """Sample from the target, whose weights are at least these; fetches what it does not hold.
+
+        Keys and values are shared within a namespace alone. Raises SampleFailed, TinkerWireError.
+        """
+
+    async def forget(self, target_id: str) -> None:
+        """Nobody samples from the target any more."""
+
+
+@dataclass
+class _Feed:
+    """Ends of samples of one client, in order; `first` is the number of the first one that is still here."""
+
+    first: int = 0
+    told: deque[dict[str, JsonValue]] = field(default_factory=deque)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self, completion: dict[str, JsonValue]) -> None:
+        self.told.append(completion)
+        self.news.set()
+
+    def after(self, number: int) -> list[dict[str, JsonValue]]:
+        """Those from a number on; those before it have been read, and are dropped."""
+        while self.told and self.first < number:
+            self.told.popleft()
+            self.first += 1
+        return list(self.told)
+
+
+class SamplingQueue:
+    """Samples under way, and what their clients are told."""
+
+    def __init__(self, *, sampler: Sampler, life: int, lost: Mapping[str, Iterable[str]]) -> None:
+        """`lost`: names of samples that former lives accepted, by sampling session."""
+        self._sampler, self._life = sampler, life
+        self._feeds: dict[tuple[str, int], _Feed] = defaultdict(_Feed)
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._counts: dict[str, int] = defaultdict(int)
+        for session, request_ids in lost.items():
+            for request_id in request_ids:
+                self._feeds[session, clone_of(request_id)].tell({"state": "failed", "request_id": request_id})
+
+    def full(self, tenant: Tenant) -> bool:
+        """The tenant has as many samples under way as it may have."""
+        return self._counts[tenant.name] >= tenant.max_samples
+
+    def start(
+        self,
+        future: ResultFuture,
+        entry: SamplingEntry,
+        weights: TargetWeights,
+        body: SampleBody,
+        request: SampleRequest,
+    ) -> None:
+        """Sample, finish the future, and tell the client."""
+        self._counts[future.owner] += request.samples
+        task = asyncio.create_task(self._sample(future, entry, weights, body, request))
+        self._running[future.request_id] = task
+        task.add_done_callback(lambda _: self._ended(future, entry, request))
+
+    def under_way(self) -> list[tuple[str, str]]:
+        """Session and name of each sample that has not ended."""
+        return [(request_id.rpartition(":")[0], request_id) for request_id in self._running]
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a sample that its client has given up; nothing if it has ended."""
+        task = self._running.get(request_id)
+        if task is not None:
+            task.cancel()
+
+    async def completions(
+        self, session: str, clone: int, cursor: int, timeout_s: float
+    ) -> tuple[list[dict[str, JsonValue]], int]:
+        """Ends of samples after the cursor, waited for if there are none, and the next cursor."""
+        life, number = divmod(cursor, 1 << _CURSOR_BITS)
+        feed = self._feeds[session, clone]
+        found = feed.after(number if life == self._life else 0)
+        if not found and timeout_s > 0:
+            feed.news.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await feed.news.wait()
+            except TimeoutError:
+                pass
+            found = feed.after(0)
+        return found, (self._life << _CURSOR_BITS) + feed.first + len(feed.told)
+
+    def forget(self, session: str) -> None:
+        """Drop what a session's clients would be told."""
+        for key in [key for key in self._feeds if key[0] == session]:
+            del self._feeds[key]
+
+    async def close(self) -> None:
+        """Stop all samples."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _sample(
+        self,
+        future: ResultFuture,
+        entry: SamplingEntry,
+        weights: TargetWeights,
+        body: SampleBody,
+        request: SampleRequest,
+    ) -> None:
+        try:
+            answer = await self._sampler.sample(weights, request, namespace=entry.sampling_session_id)
+            future.finish(write_sample(answer, body))
+        except SampleFailed as error:
+            future.finish({"error": str(error), "category": "server"})
+        except ValueError as error:
+            future.finish({"error": str(error), "category": "user"})
+
+    def _ended(self, future: ResultFuture, entry: SamplingEntry, request: SampleRequest) -> None:
+        task = self._running.pop(future.request_id)
+        self._counts[future.owner] -= request.samples
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None:
+            logger.error("a sample of %s failed", future.owner, exc_info=problem)
+        future.finish({"error": f"the sampler failed: {problem or 'cancelled'}", "category": "server"})
+        payload = future.payload
+        completion: dict[str, JsonValue] = {"state": "failed", "request_id": future.request_id}
+        if isinstance(payload, bytes):
+            completion |= {"state": "finished", "response_payload_uncompressed_size": len(payload)}
+        self._feeds[entry.sampling_session_id, clone_of(future.request_id)].tell(completion)
+
+
+def clone_of(request_id: str) -> int:
+    """The client, among those of a sampling session, that a sample is of."""
+    return int(request_id.rpartition(":")[2]) // CLONE_SEQ_IDS

@@ -1,0 +1,548 @@
+"""The service of tenants: what is accepted, in which order it is done, and what is on the disk before it is answered.
+
+| loop | takes | waits for | is woken by |
+|---|---|---|---|
+| a request's handler | its body | the journal's sync | the journal |
+| turns | operations whose turn has come | the trainer's thread | `_accept`, a resume |
+| sweeps | what is old | a timer | time |
+
+All state belongs to the event loop; the trainer's thread gets operations and gives outcomes. After a start the
+journal's operations that no snapshot covers are in the queues again, with futures that nobody has retrieved.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from learner.tenants.catalog import LossEntry, ModelEntry, SamplingEntry
+from learner.tenants.checkpoints import CheckpointPath, TenantCheckpoints, checkpoint_path
+from learner.tenants.fairness import DeficitRoundRobin
+from learner.tenants.futures import Payload, RequestReused, ResultFuture, ResultFutures
+from learner.tenants.keys import Tenant, TenantKeys
+from learner.tenants.models import TrainingModel, TrainingModels
+from learner.tenants.operations import LoggedOperation, OperationLog
+from learner.tenants.refusals import QueueFull, not_durable, unfit, unknown
+from learner.tenants.sampling import Sampler, SamplingQueue
+from learner.tenants.sessions import TenantSessions
+from learner.tenants.snapshots import ModelSnapshots
+from learner.tenants.trainer import TenantTrainer
+from learner.tenants.turns import BASE_TARGET, Outcome, TargetWeights, TrainerTurns, target_of
+from learner.tenants.work import LOAD_WEIGHTS, Operation, Work, WorkReader, digest_of_json, identify, shape_of
+from protocol.tinker.bodies import (
+    CopyWeights,
+    CreateCustomLoss,
+    CreateModel,
+    CreateSamplingSession,
+    LoadWeights,
+    SampleBody,
+)
+from protocol.tinker.sampling import read_sample
+from protocol.tinker.tensors import TinkerWireError
+
+logger = logging.getLogger(__name__)
+
+_OFF_LOOP_BYTES = 1 << 20
+"""A larger body is parsed in a thread."""
+_SWEEP_S = 10.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ServedBase:
+    """The base model that is served: its name is where clients look for its tokenizer."""
+
+    name: str
+    context_length: int
+    architecture: str = ""
+
+
+@dataclass(frozen=True)
+class TenantSettings:
+    """Bounds of the service. `snapshot_every`: operations between two snapshots of a model."""
+
+    snapshot_every: int = 64
+    max_resident: int = 256
+    round_tokens: int = 1 << 16
+    retain_targets_s: float = 86_400.0
+
+
+class TenantService:
+    """Everything behind the routes. Methods raise RequestRefused; those that write refuse when the disk does."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        keys: TenantKeys,
+        base: ServedBase,
+        trainer: TenantTrainer,
+        sampler: Sampler,
+        parse_graph: Callable[[CreateCustomLoss], object],
+        settings: TenantSettings | None = None,
+    ) -> None:
+        """Reads what former lives left in the folder. Raises JournalDamaged, TensorsDamaged, OSError."""
+        self.keys, self.base, self._parse_graph = keys, base, parse_graph
+        self._tenants = {tenant.name: tenant for tenant in keys.tenants}
+        self._settings = settings or TenantSettings()
+        self.log = OperationLog(folder / "journal")
+        self.checkpoints = TenantCheckpoints(folder / "checkpoints")
+        self._snapshots = ModelSnapshots(folder / "models")
+        self.futures, self.models = ResultFutures(), TrainingModels()
+        self.sessions = TenantSessions(self.log)
+        recovered = self.log.recovered
+        self.life = recovered.life
+        self.samples = SamplingQueue(sampler=sampler, life=self.life, lost=recovered.samples)
+        self._sampler = sampler
+        self._reader = WorkReader(losses=self.log.catalog.losses, parse_graph=self._graph_of, check=trainer.check)
+        self._turns = TrainerTurns(trainer=trainer, checkpoints=self.checkpoints, snapshots=self._snapshots)
+        self._round_robin = DeficitRoundRobin[Operation](
+            round_tokens=self._settings.round_tokens, cost=lambda each: each.tokens
+        )
+        self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="tenants-trainer")
+        self._accepting: dict[str, asyncio.Task[None]] = {}
+        self.log.samples_under_way = self.samples.under_way
+        self._news, self._targets = asyncio.Event(), {BASE_TARGET: TargetWeights(BASE_TARGET)}
+        self.rounds = self.passes = 0
+        self._resume()
+
+    # Requests.
+
+    async def create_model(self, tenant: Tenant, body: CreateModel) -> str:
+        """The name of the request; the model is there when it is answered."""
+        session = self.sessions.get(body.session_id, owner=tenant.name)
+        if body.base_model != self.base.name:
+            raise unfit(f"base_model: {body.base_model!r}; this server trains {self.base.name!r}")
+        if body.optimizer_config.type != "adamw":
+            raise unfit(f"optimizer_config.type: {body.optimizer_config.type!r}; this server has adamw alone")
+        model_id = f"{session.session_id}:train:{body.model_seq_id}"
+        if model_id not in self.models.by_id:
+            self._refuse_more_models(tenant)
+            entry = ModelEntry(
+                owner=tenant.name,
+                session_id=session.session_id,
+                created_at=time.time(),
+                model_id=model_id,
+                base_model=self.base.name,
+                shape=shape_of(body.lora_config, seed=secrets.randbits(62)),
+                user_metadata=body.user_metadata,
+            )
+            await self._add_model(entry)
+        return f"{model_id}:create"
+
+    async def load_into_new(self, tenant: Tenant, body: LoadWeights) -> str:
+        """The name of the request that makes a model of a checkpoint."""
+        if body.session_id is None or body.model_seq_id is None:
+            raise unfit("load_weights: names neither a model with its seq_id nor a session with a model_seq_id")
+        session = self.sessions.get(body.session_id, owner=tenant.name)
+        facts = self.checkpoints.find(body.path, reader=tenant.name)
+        if facts is None or facts.kind != "training":
+            raise unknown("training checkpoint", body.path)
+        model_id = f"{session.session_id}:train:{body.model_seq_id}"
+        if model_id not in self.models.by_id:
+            self._refuse_more_models(tenant)
+            entry = ModelEntry(
+                owner=tenant.name,
+                session_id=session.session_id,
+                created_at=time.time(),
+                model_id=model_id,
+                base_model=facts.base_model,
+                shape=facts.shape,
+                user_metadata=body.user_metadata,
+                loads=body.path,
+            )
+            await self._add_model(entry)
+        whole = body.model_copy(update={"model_id": model_id, "seq_id": 0, "user_metadata": None})
+        return await self.submit(tenant, LOAD_WEIGHTS, whole.model_dump_json().encode())
+
+    async def submit(self, tenant: Tenant, kind: str, body: bytes) -> str:
+        """Accept an operation of a model, and return the name of its request; sent again it is the same one."""
+        logged = await self._off_loop(len(body), lambda: identify(kind, body))
+        model = self.models.find(logged.model_id, owner=tenant.name)
+        if model is None:
+            raise unknown("model", logged.model_id)
+        request_id = f"{logged.model_id}:{logged.seq_id}"
+        known = self.futures.get(request_id, owner=tenant.name)
+        if known is None and logged.seq_id < model.next_seq:
+            return request_id  # done long ago, and its result was retrieved
+        if known is None:
+            self._refuse_flood(tenant, len(logged.body))
+        future, new = self._open(request_id, tenant.name, logged.digest, kind)
+        if new:
+            self._accepting[request_id] = asyncio.create_task(self._accept(tenant, logged, future))
+        if request_id in self._accepting:  # a retry that comes meanwhile must not be told more than is on the disk
+            await asyncio.shield(self._accepting[request_id])
+        return request_id
+
+    async def _accept(self, tenant: Tenant, logged: LoggedOperation, future: ResultFuture) -> None:
+        """Goes on if its client leaves: what is in the journal must be in the queue, too."""
+        try:
+            work = await self._off_loop(
+                len(logged.body), lambda: self._reader.read(logged.kind, logged.body, owner=tenant.name)
+            )
+            await self._durably(self.log.operation(logged), undo=future.request_id)
+            self._enqueue(logged, work, future)
+        finally:
+            del self._accepting[future.request_id]
+
+    async def unload_model(self, tenant: Tenant, model_id: str) -> None:
+        """Give back what a model takes; its checkpoints stay."""
+        model = self.models.find(model_id, owner=tenant.name)
+        if model is None:
+            raise unknown("model", model_id)
+        model.entry = model.entry.model_copy(update={"unloaded": True})
+        await self._durably(self.log.entry(model.entry))
+        self.models.drop_early(model)
+        await self._on_trainer(lambda: self._turns.remove(model_id))
+        model.resident = False
+
+    async def create_custom_loss(self, tenant: Tenant, body: CreateCustomLoss) -> str:
+        """The name of the request; its answer names the loss."""
+        session = self.sessions.get(body.session_id, owner=tenant.name)
+        loss_id = f"{session.session_id}:loss:{body.custom_loss_seq_id}"
+        if loss_id not in self.log.catalog.losses:
+            try:
+                self._parse_graph(body)
+            except ValueError as error:
+                future, _ = self._open(loss_id, tenant.name, "", "create_custom_loss")
+                future.finish({"error": str(error), "category": "user"})
+                return loss_id
+            entry = LossEntry(
+                owner=tenant.name, session_id=session.session_id, created_at=time.time(), loss_id=loss_id, body=body
+            )
+            await self._durably(self.log.entry(entry))
+        return loss_id
+
+    async def create_sampling_session(self, tenant: Tenant, body: CreateSamplingSession) -> str:
+        """The name of the sampling session."""
+        session = self.sessions.get(body.session_id, owner=tenant.name)
+        name = f"{session.session_id}:sample:{body.sampling_session_seq_id}"
+        if name in self.log.catalog.samplings:
+            return name
+        target_id = None
+        if body.model_path is not None:
+            facts = self.checkpoints.find(body.model_path, reader=tenant.name)
+            if facts is None:
+                raise unknown("checkpoint", body.model_path)
+            target_id = facts.path
+        elif body.base_model != self.base.name:
+            raise unfit(f"base_model: {body.base_model!r}; this server samples from {self.base.name!r}")
+        await self._durably(
+            self.log.entry(self._sampling_entry(tenant.name, name, target_id, model_path=body.model_path))
+        )
+        return name
+
+    async def join_sampling_session(self, tenant: Tenant, name: str) -> int:
+        """The number of one more client of the sampling session."""
+        entry = self.sampling(tenant, name)
+        joined = entry.model_copy(update={"clones": entry.clones + 1})
+        self.log.catalog.put(joined)  # at once: two that join together must not get the same number
+        await self._durably(self.log.entry(joined))
+        return joined.clones
+
+    async def sample(self, tenant: Tenant, body: SampleBody) -> str:
+        """Accept a sample, and return the name of its request."""
+        entry = self.sampling(tenant, body.sampling_session_id)
+        request_id = f"{entry.sampling_session_id}:{body.seq_id}"
+        try:
+            request = read_sample(body)
+        except TinkerWireError as error:
+            raise unfit(str(error)) from error
+        room = self.base.context_length - len(request.prompt)
+        if room < 1:
+            raise unfit(f"prompt: {len(request.prompt)} tokens; the model has room for {self.base.context_length}")
+        request = replace(request, max_tokens=min(room, request.max_tokens))
+        digest = digest_of_json("asample", body.model_dump_json().encode())
+        if self.futures.get(request_id, owner=tenant.name) is None and self.samples.full(tenant):
+            raise QueueFull(f"{tenant.max_samples} samples of yours are under way, as many as you may have at once")
+        weights = self._weights_of(entry)
+        future, new = self._open(request_id, tenant.name, digest, "asample")
+        if new:
+            await self._durably(self.log.sample(entry.sampling_session_id, request_id), undo=request_id)
+            self.samples.start(future, entry, weights, body, request)
+        return request_id
+
+    def sampling(self, tenant: Tenant, name: str) -> SamplingEntry:
+        """The tenant's sampling session. Raises RequestRefused."""
+        entry = self.log.catalog.samplings.get(name)
+        if entry is None or entry.owner != tenant.name:
+            raise unknown("sampling session", name)
+        return entry
+
+    async def copy_weights(self, tenant: Tenant, body: CopyWeights) -> str:
+        """The path of a copy of a checkpoint, which is a run of its own."""
+        facts = self.checkpoints.find(body.source_path, reader=tenant.name)
+        source = CheckpointPath.parse(body.source_path)
+        if facts is None or source is None:
+            raise unknown("checkpoint", body.source_path)
+        if body.session_id is None or body.model_seq_id is None:
+            raise unfit("copy_weights: projects are not served; name a session_id and a model_seq_id")
+        session = self.sessions.get(body.session_id, owner=tenant.name)
+        run_id = f"{session.session_id}:train:{body.model_seq_id}"
+        path = checkpoint_path(run_id, source.folder, source.name)
+        now = time.time()
+        copy = facts.model_copy(
+            update={
+                "path": path, "run_id": run_id, "owner": tenant.name, "created_at": now, "public": False, "seq_id": 0,
+                "expires_at": None if body.ttl_seconds is None else now + body.ttl_seconds,
+            }
+        )  # fmt: skip
+        if self.checkpoints.former(path) is None:
+            await asyncio.to_thread(self.checkpoints.copy, facts, copy)
+            entry = ModelEntry(
+                owner=tenant.name, session_id=session.session_id, created_at=now, model_id=run_id,
+                base_model=facts.base_model, shape=facts.shape, unloaded=True,
+            )  # fmt: skip
+            await self._durably(self.log.entry(entry))
+        return path
+
+    def derived(self, tenant: Tenant, request_id: str) -> Payload | None:
+        """The answer to a request whose result is what the catalog says; None if it says nothing."""
+        model_id, _, last = request_id.rpartition(":")
+        model = self.models.find(model_id, owner=tenant.name)
+        if model is not None and last == "create":
+            return {"model_id": model_id, "type": "create_model"}
+        loss = self.log.catalog.losses.get(request_id)
+        if loss is not None and loss.owner == tenant.name:
+            return {"loss_id": request_id, "type": "create_custom_loss"}
+        return None
+
+    def queue_reason(self, future: ResultFuture) -> str:
+        """Why a request has no result yet."""
+        model_id, _, last = future.request_id.rpartition(":")
+        model = self.models.by_id.get(model_id)
+        if model is not None and last.isdigit() and int(last) in model.early:
+            return f"waiting for operation {model.next_seq} of the model, which has not come"
+        return ""
+
+    # Loops.
+
+    async def run(self) -> None:
+        """Do what was accepted, until cancelled."""
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._run_turns())
+            loops.create_task(self._run_sweeps())
+
+    async def close(self) -> None:
+        """End what is under way in this process; all that was accepted is on the disk."""
+        await self.samples.close()
+        self._trainer_thread.shutdown()
+        await self.log.close()
+
+    async def _run_turns(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while taken := self._round_robin.take(self.models.backlogs(self._tenants)):
+                await self._turn(taken)
+
+    async def _turn(self, operations: Sequence[Operation]) -> None:
+        self.models.take(operations)
+        models = {operation.model_id: self.models.by_id[operation.model_id] for operation in operations}
+        for model in self.models.to_park(room=self._settings.max_resident, needed=models):
+            await self._park(model)
+        entries = {model_id: model.entry for model_id, model in models.items()}
+        outcomes = await self._on_trainer(lambda: self._turns.run(operations, entries))
+        self.rounds += 1
+        self.passes += sum(operation.is_pass for operation in operations)
+        for model in models.values():
+            model.resident = True
+        for operation in operations:
+            models[operation.model_id].done_seq = max(operation.seq_id, models[operation.model_id].done_seq)
+        await self._settle(outcomes)
+        await self._snapshot_due(models.values())
+
+    async def _settle(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            model = self.models.by_id[outcome.operation.model_id]
+            payload = outcome.payload
+            try:
+                if outcome.target is not None:
+                    await self._serve_target(model, outcome, outcome.target)
+                if outcome.needs_snapshot:
+                    await self._write_snapshot(model)
+            except OSError as error:
+                payload = {"error": f"the learner's disk: {error}", "category": "server"}
+            outcome.operation.future.finish(payload)
+
+    async def _serve_target(self, model: TrainingModel, outcome: Outcome, target: TargetWeights) -> None:
+        former = self._targets.get(target.target_id)
+        if former is not None and former.seq_id > target.seq_id:
+            former, target = target, former  # done again after a start: what it saved has been replaced since
+        self._targets[target.target_id] = target
+        await self._sampler.offer(target)
+        if outcome.sampling_session_id not in self.log.catalog.samplings:
+            entry = self._sampling_entry(model.entry.owner, outcome.sampling_session_id, target.target_id)
+            await self.log.entry(entry)
+        if former is not None and former.folder not in (None, target.folder):
+            self._forget_folder(former)
+
+    async def _snapshot_due(self, models: Iterable[TrainingModel]) -> None:
+        due = [each for each in models if each.done_seq - each.snapshot_seq >= self._settings.snapshot_every]
+        for model in due:
+            await self._write_snapshot(model)
+        if due:
+            self._trim()
+
+    def _trim(self) -> None:
+        self.log.trim({model_id: model.snapshot_seq for model_id, model in self.models.by_id.items()})
+
+    async def _write_snapshot(self, model: TrainingModel) -> None:
+        prefix, seq_id = f"{model.entry.model_id}:", model.done_seq
+        results = [each for each in self.futures.results(prefix) if each.retrieved_at is None]
+        try:
+            await self._on_trainer(lambda: self._turns.snapshot(model.entry, seq_id, results))
+        except OSError as error:
+            logger.warning("no snapshot of %s: %s; its journal is kept instead", model.entry.model_id, error)
+            return
+        model.snapshot_seq = seq_id
+
+    async def _park(self, model: TrainingModel) -> None:
+        """Leave the model on the disk alone; it comes back with its next operation."""
+        if model.snapshot_seq < model.done_seq:
+            await self._write_snapshot(model)
+        if model.snapshot_seq == model.done_seq:
+            await self._on_trainer(lambda: self._turns.remove(model.entry.model_id))
+            model.resident = False
+
+    async def _run_sweeps(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Park what the dead have left, and drop what is old."""
+        self.futures.sweep()
+        await asyncio.to_thread(self.checkpoints.expire)
+        dead = set(self.sessions.dead())
+        for model in self.models.by_id.values():
+            if model.entry.session_id in dead:
+                self.models.drop_early(model)
+                if model.resident and model.idle:
+                    await self._park(model)
+        old = {each for each in dead if self.sessions.silent_s(each) > self._settings.retain_targets_s}
+        for entry in [each for each in self.log.catalog.samplings.values() if each.session_id in old]:
+            await self._drop_sampling(entry)
+        for model_id in self.log.holding():
+            held = self.models.by_id.get(model_id)
+            if held is not None and held.resident and held.idle and held.snapshot_seq < held.done_seq:
+                await self._write_snapshot(held)
+        self._trim()
+
+    # Parts.
+
+    def _resume(self) -> None:
+        catalog, recovered = self.log.catalog, self.log.recovered
+        for entry in catalog.models.values():
+            facts = self._snapshots.covered.get(entry.model_id)
+            self.models.add_model(entry, covered=None if facts is None else facts.seq_id)
+            if facts is not None:
+                self._resume_results(entry)
+        for saved in sorted(self.checkpoints.targets(), key=lambda each: each.seq_id):
+            target = target_of(saved, self.checkpoints)
+            self._targets[target.target_id] = target
+        for (model_id, seq_id), logged in sorted(recovered.operations.items()):
+            model = self.models.by_id.get(model_id)
+            if model is None or model.entry.unloaded or seq_id <= model.snapshot_seq:
+                continue
+            future, _ = self.futures.open(
+                f"{model_id}:{seq_id}", owner=model.entry.owner, digest=logged.digest, kind=logged.kind
+            )
+            work = self._reader.read(logged.kind, logged.body, owner=model.entry.owner)
+            self._enqueue(logged, work, future)
+        recovered.operations.clear()
+
+    def _resume_results(self, entry: ModelEntry) -> None:
+        for result in self._snapshots.results(entry.model_id):
+            future, _ = self.futures.open(result.request_id, owner=entry.owner, digest=result.digest, kind=result.kind)
+            future.finish(result.payload)
+
+    def _graph_of(self, loss: LossEntry) -> object:
+        return self._parse_graph(loss.body)
+
+    async def _add_model(self, entry: ModelEntry) -> None:
+        await self._durably(self.log.entry(entry))
+        if entry.model_id not in self.models.by_id:
+            self.models.add_model(entry, covered=None)
+
+    def _enqueue(self, logged: LoggedOperation, work: Work, future: ResultFuture) -> None:
+        operation = Operation(logged.model_id, logged.seq_id, logged.kind, work, future, len(logged.body))
+        self.models.enqueue(operation)
+        self._news.set()
+
+    def _open(self, request_id: str, owner: str, digest: str, kind: str) -> tuple[ResultFuture, bool]:
+        try:
+            return self.futures.open(request_id, owner=owner, digest=digest, kind=kind)
+        except RequestReused as error:
+            raise unfit(str(error)) from error
+
+    async def _durably(self, written: Awaitable[None], *, undo: str = "") -> None:
+        """Wait for a write; if it fails, forget the request, so that its client can send it again."""
+        try:
+            await written
+        except OSError as error:
+            self.futures.forget(undo)
+            raise not_durable(error) from error
+
+    async def _off_loop(self, size: int, work: Callable[[], T]) -> T:
+        try:
+            return work() if size < _OFF_LOOP_BYTES else await asyncio.to_thread(work)
+        except (TinkerWireError, ValueError) as error:
+            raise unfit(str(error)) from error
+
+    async def _on_trainer(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, work)
+
+    def _refuse_more_models(self, tenant: Tenant) -> None:
+        count = sum(each.entry.owner == tenant.name for each in self.models.by_id.values())
+        if count >= tenant.max_models:
+            raise unfit(f"{count} training models are yours, as many as you may have; unload one first")
+
+    def _refuse_flood(self, tenant: Tenant, size: int) -> None:
+        queued = self.models.queue_length(tenant.name)
+        if queued.operations >= tenant.max_queued_operations or queued.size + size > tenant.max_queued_bytes:
+            raise QueueFull(
+                f"{queued.operations} operations of yours with {queued.size} bytes wait, as many as may at once"
+            )
+
+    def _sampling_entry(
+        self, owner: str, name: str, target_id: str | None, *, model_path: str | None = None
+    ) -> SamplingEntry:
+        return SamplingEntry(
+            owner=owner,
+            session_id=name.partition(":")[0],
+            created_at=time.time(),
+            sampling_session_id=name,
+            base_model=self.base.name,
+            model_path=model_path,
+            target_id=target_id,
+        )
+
+    def _weights_of(self, entry: SamplingEntry) -> TargetWeights:
+        if entry.target_id is None:
+            return self._targets[BASE_TARGET]
+        known = self._targets.get(entry.target_id)
+        if known is not None:
+            return known
+        facts = self.checkpoints.find(entry.target_id, reader=entry.owner)
+        if facts is None:
+            raise unknown("checkpoint", entry.target_id)
+        return target_of(facts, self.checkpoints)
+
+    async def _drop_sampling(self, entry: SamplingEntry) -> None:
+        self.samples.forget(entry.sampling_session_id)
+        await self._durably(self.log.entry(entry.model_copy(update={"dropped": True})))
+        target = self._targets.pop(entry.target_id or "", None)
+        if target is not None:
+            self._forget_folder(target)
+
+    def _forget_folder(self, target: TargetWeights) -> None:
+        for facts in self.checkpoints.targets():
+            if self.checkpoints.folder(facts.path) == target.folder:
+                self.checkpoints.delete(facts)
+                return

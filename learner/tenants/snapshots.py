@@ -1,0 +1,104 @@
+"""Snapshots of training models: their whole state after an operation, and the results that nobody has retrieved yet.
+
+A resume takes a model's snapshot, and does its later operations again, in order. Between two of them the journal alone
+knows what was done.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from learner.journal.records import framed, scan
+from learner.tenants.futures import ResultFuture
+from learner.tenants.tensor_files import (
+    Tensors,
+    folder_facts,
+    folder_files,
+    read_tensor_file,
+    remove_drafts,
+    remove_folder,
+    write_tensor_folder,
+)
+
+_JSON, _BYTES = 1, 2
+_STATE, _RESULTS = "state", "results.log"
+
+
+@dataclass(frozen=True)
+class SnapshotFacts:
+    """Which model it is of, the last operation in it, and how many steps that model had made."""
+
+    model_id: str
+    seq_id: int
+    version: int
+
+
+@dataclass(frozen=True)
+class StoredResult:
+    """A result that was not retrieved."""
+
+    request_id: str
+    digest: str
+    kind: str
+    payload: bytes | dict[str, JsonValue]
+
+
+class ModelSnapshots:
+    """The newest snapshot of each model."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_drafts(folder)
+        self._folder = folder
+        self.covered: dict[str, SnapshotFacts] = {}
+        for each in folder.iterdir():
+            facts = folder_facts(each)
+            assert isinstance(facts, dict), each
+            found = SnapshotFacts(str(facts["model_id"]), int(str(facts["seq_id"])), int(str(facts["version"])))
+            self.covered[found.model_id] = found
+
+    def write(self, facts: SnapshotFacts, state: Tensors, results: Sequence[ResultFuture]) -> None:
+        """Replace the model's snapshot; it is on the disk afterwards. Raises OSError."""
+        write_tensor_folder(
+            self._path(facts.model_id),
+            tensors={_STATE: state},
+            facts={"model_id": facts.model_id, "seq_id": facts.seq_id, "version": facts.version},
+            files={_RESULTS: b"".join(map(_stored, results))},
+        )
+        self.covered[facts.model_id] = facts
+
+    def state(self, model_id: str) -> dict[str, NDArray[np.generic]]:
+        """The state. Raises TensorsDamaged."""
+        return read_tensor_file(self._path(model_id), _STATE)
+
+    def results(self, model_id: str) -> list[StoredResult]:
+        """Results that were not retrieved when the snapshot was written."""
+        (path,) = (each for each in folder_files(self._path(model_id)) if each.name == _RESULTS)
+        return [_read(kind, payload) for kind, payload, *_ in scan(path)]
+
+    def remove(self, model_id: str) -> None:
+        """Forget a model."""
+        self.covered.pop(model_id, None)
+        remove_folder(self._path(model_id))
+
+    def _path(self, model_id: str) -> Path:
+        return self._folder / hashlib.sha256(model_id.encode()).hexdigest()[:32]
+
+
+def _stored(future: ResultFuture) -> bytes:
+    head = json.dumps([future.request_id, future.digest, future.kind]).encode() + b"\n"
+    if isinstance(future.payload, bytes):
+        return framed(_BYTES, head + future.payload)
+    return framed(_JSON, head + json.dumps(future.payload).encode())
+
+
+def _read(kind: int, payload: bytes) -> StoredResult:
+    head, _, rest = payload.partition(b"\n")
+    request_id, digest, name = json.loads(head)
+    return StoredResult(request_id, digest, name, rest if kind == _BYTES else json.loads(rest))

@@ -1,0 +1,258 @@
+"""Turns of the trainer's thread: one pass for all passes of a turn, then its steps, saves and loads."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from learner.tenants.catalog import ModelEntry
+from learner.tenants.checkpoints import CheckpointFacts, CheckpointKind, TenantCheckpoints, checkpoint_path
+from learner.tenants.futures import Payload, ResultFuture
+from learner.tenants.snapshots import ModelSnapshots, SnapshotFacts
+from learner.tenants.tensor_files import TensorsDamaged
+from learner.tenants.trainer import TenantTrainer
+from learner.tenants.work import Operation, UnfitOperation
+from learner.training.client_operations import (
+    AdamStep,
+    ForwardBackward,
+    OperationError,
+    OperationFault,
+    OperationResult,
+)
+from protocol.tinker.bodies import LoadWeights, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler
+from protocol.tinker.training import write_forward_backward
+
+BASE_TARGET = "base"
+_FAULTS = (RuntimeError, ValueError, ArithmeticError, MemoryError, OSError)
+
+
+@dataclass(frozen=True)
+class TargetWeights:
+    """Weights that a sampling session samples from: the files of an adapter in peft's format, None for the base model.
+
+    An inflight target keeps its name over its versions. `seq_id`: the operation that saved them.
+    """
+
+    target_id: str
+    version: int = 0
+    folder: Path | None = None
+    seq_id: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of an operation. `target`: weights that it gave to a sampling session named `sampling_session_id`.
+
+    `needs_snapshot`: its model must be on the disk before it is answered, since what it did cannot be done again.
+    """
+
+    operation: Operation
+    payload: Payload
+    target: TargetWeights | None = None
+    sampling_session_id: str = ""
+    needs_snapshot: bool = False
+
+
+class TrainerTurns:
+    """Runs operations. All but making it is for the trainer's thread. `clock` is in seconds since 1970."""
+
+    def __init__(
+        self,
+        *,
+        trainer: TenantTrainer,
+        checkpoints: TenantCheckpoints,
+        snapshots: ModelSnapshots,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._trainer, self._checkpoints, self._snapshots, self._clock = trainer, checkpoints, snapshots, clock
+        self._versions: dict[str, int] = {}
+
+    def run(self, operations: Sequence[Operation], entries: Mapping[str, ModelEntry]) -> list[Outcome]:
+        """Do the operations, each model's in order; what fails is told in its outcome."""
+        damaged = {model_id: problem for model_id in entries if (problem := self._bring(entries[model_id]))}
+        outcomes = [
+            Outcome(operation, _failure(damaged[operation.model_id], server=True))
+            for operation in operations
+            if operation.model_id in damaged
+        ]
+        whole = [operation for operation in operations if operation.model_id not in damaged]
+        outcomes += self._passes([operation for operation in whole if operation.is_pass])
+        outcomes += [self._barrier(each, entries[each.model_id]) for each in whole if not each.is_pass]
+        return outcomes
+
+    def snapshot(self, entry: ModelEntry, seq_id: int, results: Sequence[ResultFuture]) -> None:
+        """Write the model's state after an operation to the disk. Raises OSError."""
+        facts = SnapshotFacts(entry.model_id, seq_id, self._versions[entry.model_id])
+        self._snapshots.write(facts, self._trainer.state(entry.model_id), results)
+
+    def remove(self, model_id: str) -> None:
+        """Give the model's memory back."""
+        if self._versions.pop(model_id, None) is not None:
+            self._trainer.remove(model_id)
+
+    def _bring(self, entry: ModelEntry) -> str:
+        """Give the trainer a model that it does not hold; what is wrong if that cannot be."""
+        if entry.model_id in self._versions:
+            return ""
+        facts = self._snapshots.covered.get(entry.model_id)
+        try:
+            if facts is None:
+                self._trainer.create(entry.model_id, entry.shape)
+            else:
+                self._trainer.restore(entry.model_id, entry.shape, self._snapshots.state(entry.model_id))
+        except (TensorsDamaged, *_FAULTS) as error:
+            return f"the model cannot be loaded: {error}"
+        self._versions[entry.model_id] = 0 if facts is None else facts.version
+        return ""
+
+    def _passes(self, operations: Sequence[Operation]) -> list[Outcome]:
+        if not operations:
+            return []
+        works = [operation.work for operation in operations]
+        passes = [work for work in works if isinstance(work, ForwardBackward)]
+        try:
+            results: Sequence[OperationResult | OperationError] = self._trainer.run_round(passes)
+        except _FAULTS as error:
+            results = [OperationFault(f"the learner failed: {type(error).__name__}: {error}") for _ in passes]
+        return [Outcome(each, _passed(result)) for each, result in zip(operations, results, strict=True)]
+
+    def _barrier(self, operation: Operation, entry: ModelEntry) -> Outcome:
+        try:
+            return self._done(operation, entry)
+        except OperationError as error:
+            return Outcome(operation, _failure(str(error), server=isinstance(error, OperationFault)))
+        except (TensorsDamaged, *_FAULTS) as error:
+            return Outcome(operation, _failure(f"the learner failed: {type(error).__name__}: {error}", server=True))
+
+    def _done(self, operation: Operation, entry: ModelEntry) -> Outcome:
+        match operation.work:
+            case AdamStep():
+                metrics = self._trainer.step(operation.work)
+                self._versions[entry.model_id] += 1
+                return Outcome(operation, {"metrics": dict(metrics), "type": "optim_step"})
+            case SaveWeights(path=name):
+                facts = self._save(operation, entry, operation.work, "weights", name)
+            case SaveWeightsExternal(path=name):
+                if operation.work.age_encryption_recipients:
+                    raise OperationError("age_encryption_recipients: this server does not encrypt; leave them out")
+                facts = self._save(operation, entry, operation.work, "external_weights", name)
+            case SaveWeightsForSampler(path=str() as name):
+                facts = self._save(operation, entry, operation.work, "sampler_weights", name)
+            case SaveWeightsForSampler():
+                return self._sampling_session(operation, entry, operation.work)
+            case LoadWeights():
+                return self._load(operation, entry, operation.work)
+            case UnfitOperation(message=message):
+                raise OperationError(message)
+            case _:
+                raise AssertionError(operation.kind)
+        return Outcome(operation, {"path": facts.path, "size_bytes": facts.size_bytes, "type": operation.kind})
+
+    def _save(
+        self,
+        operation: Operation,
+        entry: ModelEntry,
+        body: SaveWeights | SaveWeightsExternal | SaveWeightsForSampler,
+        folder: str,
+        name: str,
+    ) -> CheckpointFacts:
+        path = checkpoint_path(entry.model_id, folder, name)
+        former = self._checkpoints.former(path)
+        if former is not None and former.seq_id >= operation.seq_id:
+            return former  # this operation, or a later one, has been done before the learner was started again
+        if former is not None and not (former.deleted or getattr(body, "overwrite", False)):
+            raise OperationError(f"path: {path} exists; choose another name, or overwrite it")
+        kinds: dict[str, CheckpointKind] = {
+            "weights": "training", "sampler_weights": "sampler", "external_weights": "external",
+        }  # fmt: skip
+        now = self._clock()
+        facts = self._facts(operation, entry, path, name, kinds[folder]).model_copy(
+            update={
+                "expires_at": None if body.ttl_seconds is None else now + body.ttl_seconds,
+                "user_metadata": getattr(body, "user_metadata", None),
+            }
+        )
+        return self._write(facts, with_state=folder == "weights")
+
+    def _sampling_session(self, operation: Operation, entry: ModelEntry, body: SaveWeightsForSampler) -> Outcome:
+        if body.sampling_session_seq_id is None:
+            raise OperationError("sampling_session_seq_id: missing; expected it where there is no path")
+        name = f"{entry.session_id}:sample:{body.sampling_session_seq_id}"
+        path = f"target://{entry.model_id}/{body.kind}/{operation.seq_id}"
+        facts = self._checkpoints.former(path) or self._write(
+            self._facts(operation, entry, path, body.kind, "target"), with_state=False
+        )
+        payload: dict[str, JsonValue] = {"sampling_session_id": name, "type": operation.kind}
+        return Outcome(operation, payload, target_of(facts, self._checkpoints), name)
+
+    def _load(self, operation: Operation, entry: ModelEntry, body: LoadWeights) -> Outcome:
+        facts = self._checkpoints.find(body.path, reader=entry.owner)
+        if facts is None or facts.kind != "training":
+            raise OperationError(f"path: no training checkpoint {body.path}; save_weights makes one")
+        if facts.shape.rank != entry.shape.rank or modules_of(facts) != _modules(entry):
+            raise OperationError(
+                f"path: {body.path} has rank {facts.shape.rank} and {modules_of(facts)}, the model rank "
+                f"{entry.shape.rank} and {_modules(entry)}; make a new training client from the checkpoint"
+            )
+        state = self._checkpoints.state(body.path)
+        self._trainer.restore(entry.model_id, entry.shape, state, optimizer=body.optimizer)
+        self._versions[entry.model_id] = facts.version if body.optimizer else 0
+        payload: dict[str, JsonValue] = {"path": body.path, "model_id": entry.model_id, "type": "load_weights"}
+        return Outcome(operation, payload, needs_snapshot=True)
+
+    def _facts(
+        self, operation: Operation, entry: ModelEntry, path: str, name: str, kind: CheckpointKind
+    ) -> CheckpointFacts:
+        return CheckpointFacts(
+            path=path,
+            run_id=entry.model_id,
+            name=name,
+            kind=kind,
+            owner=entry.owner,
+            base_model=entry.base_model,
+            shape=entry.shape,
+            seq_id=operation.seq_id,
+            version=self._versions[entry.model_id],
+            created_at=self._clock(),
+        )
+
+    def _write(self, facts: CheckpointFacts, *, with_state: bool) -> CheckpointFacts:
+        adapter, config = self._trainer.peft(facts.run_id)
+        state = self._trainer.state(facts.run_id) if with_state else None
+        self._checkpoints.save(facts, adapter=adapter, config=config, state=state)
+        written = self._checkpoints.former(facts.path)
+        assert written is not None
+        return written
+
+
+def target_of(facts: CheckpointFacts, checkpoints: TenantCheckpoints) -> TargetWeights:
+    """The weights of a checkpoint for sampling; all that an inflight model saves for it have one name."""
+    inflight = facts.kind == "target" and facts.name == "inflight"
+    target_id = f"inflight://{facts.run_id}" if inflight else facts.path
+    return TargetWeights(target_id, facts.version, checkpoints.folder(facts.path), facts.seq_id)
+
+
+def modules_of(facts: CheckpointFacts) -> str:
+    """The parts of the base model that a checkpoint's adapter is on."""
+    return _named(facts.shape.attention, facts.shape.mlp, facts.shape.unembed)
+
+
+def _modules(entry: ModelEntry) -> str:
+    return _named(entry.shape.attention, entry.shape.mlp, entry.shape.unembed)
+
+
+def _named(attention: bool, mlp: bool, unembed: bool) -> str:
+    names = (("attn", attention), ("mlp", mlp), ("unembed", unembed))
+    return " + ".join(name for name, there in names if there) or "no modules"
+
+
+def _passed(result: OperationResult | OperationError) -> Payload:
+    if isinstance(result, OperationError):
+        return _failure(str(result), server=isinstance(result, OperationFault))
+    return write_forward_backward([output.arrays for output in result.outputs], result.metrics)
+
+
+def _failure(message: str, *, server: bool) -> Payload:
+    return {"error": message, "category": "server" if server else "user"}

@@ -1,0 +1,176 @@
+"""Operations of training models, parsed from the bodies in which they came and stand in the journal.
+
+A body that does not fit is an operation too, one that fails in its turn: its number is taken, and those that follow it
+must not wait for ever.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+
+import xxhash
+from pydantic import ValidationError
+
+from learner.tenants.catalog import LossEntry
+from learner.tenants.futures import ResultFuture
+from learner.tenants.operations import LoggedOperation
+from learner.training.client_operations import AdamStep, AdapterShape, ClientDatum, ForwardBackward, OperationError
+from protocol.codec import describe
+from protocol.tinker.bodies import (
+    AdamParams,
+    LoadWeights,
+    OptimStep,
+    OrderedBody,
+    SaveWeights,
+    SaveWeightsExternal,
+    SaveWeightsForSampler,
+    TinkerLora,
+)
+from protocol.tinker.tensors import TinkerWireError
+from protocol.tinker.training import ForwardBackwardBody, identify_forward_backward, read_forward_backward
+
+FORWARD_BACKWARD = "forward_backward"
+LOAD_WEIGHTS = "load_weights"
+_COUNTED_UP = "sampling_session_seq_id"
+"""Clients count it up at each try of the same request."""
+_BODIES: dict[str, type[OrderedBody] | type[LoadWeights]] = {
+    "optim_step": OptimStep,
+    "save_weights": SaveWeights,
+    "save_weights_for_sampler": SaveWeightsForSampler,
+    "save_weights_external": SaveWeightsExternal,
+    LOAD_WEIGHTS: LoadWeights,
+}
+KINDS = (FORWARD_BACKWARD, *_BODIES)
+
+
+@dataclass(frozen=True)
+class UnfitOperation:
+    """An operation whose body did not fit, and why."""
+
+    message: str
+
+
+Work = (
+    ForwardBackward
+    | AdamStep
+    | SaveWeights
+    | SaveWeightsForSampler
+    | SaveWeightsExternal
+    | LoadWeights
+    | UnfitOperation
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """An accepted operation in its model's queue. `size`: bytes of its body."""
+
+    model_id: str
+    seq_id: int
+    kind: str
+    work: Work
+    future: ResultFuture
+    size: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it runs through the model."""
+        return sum(len(each.token_ids) for each in self.work.data) if isinstance(self.work, ForwardBackward) else 0
+
+    @property
+    def is_pass(self) -> bool:
+        """It may share a pass with others."""
+        return isinstance(self.work, ForwardBackward)
+
+
+def identify(kind: str, body: bytes) -> LoggedOperation:
+    """The operation as it stands in the journal. Raises TinkerWireError, ValueError."""
+    if kind == FORWARD_BACKWARD:
+        request = identify_forward_backward(body)
+        digest = _digest(kind, request.canonical)
+        return LoggedOperation(request.model_id, request.seq_id, kind, digest, request.canonical)
+    head = OrderedBody.model_validate_json(body)
+    return LoggedOperation(head.model_id, head.seq_id, kind, digest_of_json(kind, body), body)
+
+
+def digest_of_json(kind: str, body: bytes) -> str:
+    """The digest by which a retry is known. It leaves out the one number that clients change at a retry."""
+    rest = {name: value for name, value in json.loads(body).items() if name != _COUNTED_UP}
+    return _digest(kind, json.dumps(rest, sort_keys=True).encode())
+
+
+def _digest(kind: str, body: bytes) -> str:
+    digest: str = xxhash.xxh3_128_hexdigest(kind.encode() + b"\0" + body)
+    return digest
+
+
+class WorkReader:
+    """Parses operations. `parse_graph` makes the graph of a custom loss, `check` is the trainer's."""
+
+    def __init__(
+        self,
+        *,
+        losses: Mapping[str, LossEntry],
+        parse_graph: Callable[[LossEntry], object],
+        check: Callable[[ForwardBackward], None],
+    ) -> None:
+        self._losses, self._parse_graph, self._check = losses, parse_graph, check
+
+    def read(self, kind: str, body: bytes, *, owner: str) -> Work:
+        """The operation, UnfitOperation for one that cannot be done."""
+        try:
+            if kind == FORWARD_BACKWARD:
+                operation = self._forward_backward(read_forward_backward(body), owner)
+                self._check(operation)
+                return operation
+            parsed = _BODIES[kind].model_validate_json(body)
+            if isinstance(parsed, OptimStep):
+                return _adam_step(parsed)
+            assert isinstance(parsed, SaveWeights | SaveWeightsForSampler | SaveWeightsExternal | LoadWeights), kind
+            return parsed
+        except (TinkerWireError, OperationError) as error:
+            return UnfitOperation(str(error))
+        except ValidationError as error:
+            return UnfitOperation(f"{kind}: {describe(error)}")
+
+    def _forward_backward(self, body: ForwardBackwardBody, owner: str) -> ForwardBackward:
+        return ForwardBackward(
+            model_id=body.model_id,
+            data=tuple(ClientDatum(each.token_ids, each.inputs) for each in body.data),
+            loss=body.loss,
+            config=body.config,
+            forward_only=body.forward_only,
+            graph=self._graph(body, owner),
+        )
+
+    def _graph(self, body: ForwardBackwardBody, owner: str) -> object:
+        if body.loss != "custom":
+            return None
+        loss_id = str(body.config.get("loss_id", ""))
+        loss = self._losses.get(loss_id)
+        if loss is None or loss.owner != owner:
+            raise TinkerWireError(
+                f"loss_fn_config.loss_id: no custom loss {loss_id!r}; make it with create_custom_loss"
+            )
+        return self._parse_graph(loss)
+
+
+def shape_of(lora: TinkerLora, *, seed: int) -> AdapterShape:
+    """The adapter that a client asks for; `seed` if it names none."""
+    return AdapterShape(
+        rank=lora.rank,
+        seed=seed if lora.seed is None else lora.seed,
+        attention=lora.train_attn,
+        mlp=lora.train_mlp,
+        unembed=lora.train_unembed,
+    )
+
+
+def _adam_step(body: OptimStep) -> AdamStep:
+    if body.optimizer_params is not None:
+        raise TinkerWireError(
+            f"optimizer_params.type: {body.optimizer_params.type!r}; this server has AdamW alone: send adam_params"
+        )
+    params = body.adam_params or AdamParams()
+    names = {field.name for field in fields(AdamStep)}
+    return AdamStep(model_id=body.model_id, **{k: v for k, v in params.model_dump().items() if k in names})

@@ -1,0 +1,50 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from learner.tenants.keys import PREFIX, Tenant, TenantKeys, TenantKeysError, hash_of, new_key
+
+
+def keys_file(folder: Path, *keys: dict[str, object]) -> Path:
+    path = folder / "keys.json"
+    path.write_text(json.dumps({"keys": keys}))
+    path.chmod(0o600)
+    return path
+
+
+def test_a_key_finds_its_tenant_and_no_other(tmp_path: Path) -> None:
+    key = new_key()
+    assert key.startswith(PREFIX)
+    keys = TenantKeys.read(keys_file(tmp_path, {"name": "alice", "sha256": hash_of(key), "weight": 2}))
+    tenant = keys.tenant(key)
+    assert tenant is not None
+    assert (tenant.name, tenant.weight) == ("alice", 2)
+    assert keys.tenant(new_key()) is None
+
+
+def test_the_file_holds_no_key(tmp_path: Path) -> None:
+    key = new_key()
+    assert key not in keys_file(tmp_path, {"name": "alice", "sha256": hash_of(key)}).read_text()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"name": "a b", "sha256": "0" * 64}, {"name": "a", "sha256": "x"}, {"name": "a", "sha256": "0" * 64, "x": 1}],
+)
+def test_a_file_that_does_not_fit_is_refused_by_its_field(tmp_path: Path, entry: dict[str, object]) -> None:
+    with pytest.raises(TenantKeysError, match=r"keys\.json is no keys file: keys\.0"):
+        TenantKeys.read(keys_file(tmp_path, entry))
+
+
+def test_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = keys_file(tmp_path)
+    path.chmod(0o644)
+    with pytest.raises(TenantKeysError, match="chmod 600"):
+        TenantKeys.read(path)
+
+
+def test_a_name_stands_once() -> None:
+    twice = [Tenant(name="a", sha256=hash_of(key)) for key in ("x", "y")]
+    with pytest.raises(TenantKeysError, match="twice"):
+        TenantKeys(twice)

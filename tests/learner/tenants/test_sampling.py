@@ -1,0 +1,197 @@
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.tinker.messages import MESSAGES
+from tests.learner.tenants.service_client import BASE, Client, served
+
+
+async def base_session(client: Client) -> str:
+    body: dict[str, Any] = {"session_id": client.session_id or await client.session(), "sampling_session_seq_id": 0}
+    return str((await client.post("create_sampling_session", base_model=BASE, **body))["sampling_session_id"])
+
+
+async def sample(client: Client, session: str, seq_id: int = 1, status: int = 200, **more: Any) -> Any:
+    params = {"max_tokens": 4, "temperature": 0, "stop": [], **more.pop("params", {})}
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
+    return await client.post(
+        "asample", status, sampling_session_id=session, seq_id=seq_id, prompt=prompt, sampling_params=params, **more
+    )
+
+
+async def answer_of(client: Client, accepted: Any, status: int = 200) -> Any:
+    answer = await client.http.post("/retrieve_future", json={"request_id": accepted["request_id"]})
+    assert answer.status_code == status, answer.text
+    return MESSAGES["SampleResponse"].FromString(answer.content) if status == 200 else answer.json()
+
+
+def tokens_of(sequence: Any) -> list[int]:
+    return [int(token) for token in np.frombuffer(sequence.tokens, "<i4")]
+
+
+async def completions(client: Client, session: str, cursor: int = 0, clone: int = 0, **more: Any) -> Any:
+    target = {"sampling_session_id": session, "cloned_sampler_id": clone}
+    return await client.post("retrieve_futures", target=target, prev_cursor=cursor, **more)
+
+
+async def test_a_sample_has_an_id_for_each_sequence_and_is_done_once(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        accepted = await sample(client, session, num_samples=2)
+        assert accepted["sample_sequence_ids"] == [f"{session}:1:0", f"{session}:1:1"]
+        assert await sample(client, session, num_samples=2) == accepted
+        answer = await answer_of(client, accepted)
+        assert [len(tokens_of(each)) for each in answer.sequences] == [4, 4]
+        await sample(client, session, status=422, num_samples=3)
+
+
+async def test_ends_of_samples_are_told_once_to_the_client_they_are_of(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        clone = (await client.post("join_sampling_session", sampling_session_id=session))["client_counter"]
+        assert clone == 1
+        mine = await sample(client, session)
+        theirs = await sample(client, session, seq_id=10**9 + 1)
+        told = await completions(client, session)
+        assert [each["request_id"] for each in told["completions"]] == [mine["request_id"]]
+        assert told["completions"][0]["state"] == "finished"
+        told_other = await completions(client, session, clone=1)
+        assert [each["request_id"] for each in told_other["completions"]] == [theirs["request_id"]]
+        nothing = await completions(client, session, told["cursor"], timeout=0)
+        assert nothing == {"completions": [], "cursor": told["cursor"]}
+
+
+async def test_an_acknowledged_sample_may_go(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        accepted = await sample(client, session)
+        told = await completions(client, session)
+        request_id = accepted["request_id"]
+        await completions(client, session, told["cursor"], timeout=0, retrieved_request_ids=[request_id])
+        future = parts.service.futures.get(request_id, owner="a")
+        assert future is not None
+        assert future.retrieved_at is not None
+
+
+async def test_samples_of_a_former_life_are_failed_and_then_lost(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        accepted = await sample(client, session)
+        cursor = (await completions(client, session))["cursor"]
+    async with served(tmp_path) as parts:
+        again = parts.client()
+        told = await completions(again, session, cursor)
+        assert told["completions"] == [{"state": "failed", "request_id": accepted["request_id"]}]
+        assert told["cursor"] > cursor
+        lost = await answer_of(again, accepted, 410)
+        assert "sample again" in lost["error"]["message"]
+        other = parts.client("b")
+        await answer_of(other, accepted, 404)
+
+
+async def test_a_snapshot_stays_and_an_inflight_client_sees_new_weights_in_the_middle(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        names, seq_id = {}, 0
+        for kind in ("snapshot", "inflight"):
+            seq_id += 1
+            accepted = await client.post(
+                "save_weights_for_sampler", model_id=model_id, seq_id=seq_id, sampling_session_seq_id=seq_id, kind=kind
+            )
+            names[kind] = (await client.result(accepted))["sampling_session_id"]
+        before = await answer_of(client, await sample(client, names["snapshot"]))
+        gate, asked = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            asked.set()
+            await gate.wait()
+
+        first = await answer_of(client, await sample(client, names["inflight"]))
+        parts.sampler.gate = wait
+        live = await sample(client, names["inflight"], seq_id=2)
+        await asked.wait()
+        for _ in range(4):
+            await client.result(await client.train(model_id, seq_id + 1))
+            await client.result(await client.step(model_id, seq_id + 2))
+            seq_id += 2
+        accepted = await client.post(
+            "save_weights_for_sampler", model_id=model_id, seq_id=seq_id + 1, sampling_session_seq_id=9, kind="inflight"
+        )
+        assert (await client.result(accepted))["sampling_session_id"] != names["inflight"]
+        gate.set()
+        (sequence,) = (await answer_of(client, live)).sequences
+        assert np.frombuffer(sequence.versions, "<i8").tolist() == [4, 4, 4, 4]
+        assert np.frombuffer(first.sequences[0].versions, "<i8").tolist() == [0, 0, 0, 0]
+        after = await answer_of(client, await sample(client, names["snapshot"], seq_id=2))
+        assert tokens_of(after.sequences[0]) == tokens_of(before.sequences[0])
+        assert after.sequences[0].logprobs == before.sequences[0].logprobs
+        assert len(parts.service.checkpoints.targets()) == 2
+
+
+async def test_targets_are_there_after_a_start(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        await client.result(await client.train(model_id, 1))
+        await client.result(await client.step(model_id, 2))
+        accepted = await client.post(
+            "save_weights_for_sampler", model_id=model_id, seq_id=3, sampling_session_seq_id=0, kind="inflight"
+        )
+        session = (await client.result(accepted))["sampling_session_id"]
+    async with served(tmp_path) as parts:
+        again = parts.client()
+        answer = await answer_of(again, await sample(again, session))
+        assert np.frombuffer(answer.sequences[0].versions, "<i8").tolist() == [1, 1, 1, 1]
+
+
+async def test_a_sample_that_fails_says_whose_fault_it_was(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        parts.sampler.failing = True
+        accepted = await sample(client, session)
+        told = await completions(client, session)
+        assert told["completions"] == [{"state": "failed", "request_id": accepted["request_id"]}]
+        assert (await client.result(accepted)) == {"error": "the generators are gone", "category": "server"}
+
+
+async def test_a_sample_that_was_given_up_stops(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        never = asyncio.Event()
+        parts.sampler.gate = never.wait
+        accepted = await sample(client, session)
+        await client.post("cancel_future", 204, request_id=accepted["request_id"])
+        told = await completions(client, session)
+        assert told["completions"][0]["state"] == "failed"
+
+
+async def test_more_samples_than_a_tenant_may_have_are_told_to_come_again(tmp_path: Path) -> None:
+    async with served(tmp_path, max_samples=2) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        parts.sampler.gate = asyncio.Event().wait
+        await sample(client, session, num_samples=2)
+        refused = await sample(client, session, seq_id=2, status=429)
+        assert "2 samples of yours" in refused["queue_state_reason"]
+        await sample(client, session, num_samples=2)  # a retry is none
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt_logprobs_last_n": 9, "prompt_logprobs": True}, {"num_samples": 0}, {"params": {"top_p": 2}}]
+)
+async def test_a_sample_that_does_not_fit_is_refused_by_its_field(tmp_path: Path, fields: dict[str, Any]) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        refused = await sample(client, session, status=422, **fields)
+        assert next(iter(fields)) in refused["error"]["message"] or "top_p" in refused["error"]["message"]

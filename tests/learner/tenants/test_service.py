@@ -1,0 +1,325 @@
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.learner.tenants.service_client import Client, served
+
+
+async def history(client: Client, model_id: str, first: int, count: int) -> list[float]:
+    """Losses of pairs of a pass and a step, beginning with operation `first`."""
+    losses = []
+    for seq_id in range(first, first + 2 * count, 2):
+        losses.append(await client.loss(model_id, seq_id))
+        await client.result(await client.step(model_id, seq_id + 1))
+    return losses
+
+
+async def test_operations_wait_for_those_before_them_and_share_no_gradient(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        step = await client.step(model_id, 3)
+        second = await client.train(model_id, 2)
+        assert not any(call.startswith("round") for call in parts.trainer.calls)
+        first = await client.train(model_id, 1)
+        losses = [(await client.result(each))["loss:sum"] for each in (first, second)]
+        assert losses[0] == losses[1]
+        assert (await client.result(step))["metrics"]["step:max"] == 1
+        assert await client.loss(model_id, 4) < losses[0]
+
+
+async def test_calls_that_meet_share_a_pass(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        one, two = parts.client("a"), parts.client("b")
+        models = [await one.model(), await one.model(1), await two.model()]
+        accepted = await asyncio.gather(
+            *(client.train(model, seq) for client, model in zip((one, one, two), models, strict=True) for seq in (2, 1))
+        )
+        for client, each in zip((one, one, one, one, two, two), accepted, strict=True):
+            await client.result(each)
+        rounds = [call for call in parts.trainer.calls if call.startswith("round")]
+        assert len(rounds) < 6
+
+
+async def test_a_retry_is_done_once_and_another_message_under_its_number_is_named(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        first, again = await client.train(model_id, 1), await client.train(model_id, 1)
+        assert first == again
+        await client.result(first)
+        assert (await client.result(again))["loss:sum"] > 0
+        assert parts.trainer.calls.count("round of 1") == 1
+        refused = await client.train(model_id, 1, tokens=(4, 5), status=422)
+        assert "another content" in refused["error"]["message"]
+        refused = await client.post("optim_step", 422, model_id=model_id, seq_id=1, adam_params={})
+        assert "needs the next seq_id" in refused["error"]["message"]
+
+
+async def test_a_retry_that_counts_the_sampling_session_up_is_a_retry(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        names = []
+        for number in (5, 6):
+            accepted = await client.post(
+                "save_weights_for_sampler", model_id=model_id, seq_id=1, sampling_session_seq_id=number
+            )
+            names.append((await client.result(accepted))["sampling_session_id"])
+        assert names == [f"{client.session_id}:sample:5"] * 2
+
+
+async def test_what_does_not_fit_fails_in_its_turn_and_leaves_no_hole(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        failed = await client.post("optim_step", model_id=model_id, seq_id=1, adam_params={"beta1": 7})
+        answer = await client.result(failed)
+        assert answer["category"] == "user"
+        assert "adam_params.beta1" in answer["error"]
+        dimuon = await client.post("optim_step", model_id=model_id, seq_id=2, optimizer_params={"type": "dimuon"})
+        assert "AdamW alone" in (await client.result(dimuon))["error"]
+        assert await client.loss(model_id, 3) > 0
+
+
+async def test_another_tenant_finds_nothing_of_mine(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        mine, other = parts.client("a"), parts.client("b")
+        model_id = await mine.model()
+        saved = await mine.post("save_weights", model_id=model_id, seq_id=1, path="one")
+        path = (await mine.result(saved))["path"]
+        await other.session()
+        await other.train(model_id, 2, status=404)
+        await other.post("get_info", 404, model_id=model_id)
+        await other.post("retrieve_future", 404, request_id=saved["request_id"])
+        await other.post("session_heartbeat", 404, session_id=mine.session_id)
+        await other.post("weights_info", 404, tinker_path=path)
+        await other.get(f"training_runs/{model_id}", 404)
+        await other.get(f"sessions/{mine.session_id}", 404)
+        body = {"session_id": other.session_id, "model_seq_id": 0, "path": path, "optimizer": True}
+        await other.post("load_weights", 404, **body)
+        body = {"session_id": other.session_id, "sampling_session_seq_id": 0, "model_path": path}
+        await other.post("create_sampling_session", 404, **body)
+        await mine.post(f"training_runs/{model_id}/checkpoints/weights/one/publish", 204)
+        await other.post("create_sampling_session", **body)
+
+
+@pytest.mark.parametrize("key", ["", "tml-nobody", "a"])
+async def test_a_key_is_wanted(tmp_path: Path, key: str) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        client.http.headers["X-API-Key"] = key
+        answer = await client.post("create_session", 401)
+        assert "X-API-Key" in answer["error"]["message"]
+
+
+async def test_a_flood_is_told_to_come_again_and_others_do_not_notice(tmp_path: Path) -> None:
+    async with served(tmp_path, max_queued_operations=3) as parts:
+        client, other = parts.client("a"), parts.client("b")
+        model_id, theirs = await client.model(), await other.model()
+        for seq_id in (2, 3, 4):
+            await client.train(model_id, seq_id)
+        refused = await client.train(model_id, 5, status=429)
+        assert refused["queue_state"] == "paused_rate_limit"
+        assert "3 operations of yours" in refused["queue_state_reason"]
+        assert await other.loss(theirs, 1) > 0
+
+
+async def test_a_poll_says_what_an_operation_waits_for(tmp_path: Path) -> None:
+    async with served(tmp_path, long_poll_s=0.01) as parts:
+        client = parts.client()
+        accepted = await client.train(await client.model(), 2)
+        answer = await client.post("retrieve_future", 408, request_id=accepted["request_id"])
+        assert answer["queue_state"] == "active"
+        assert "operation 1 of the model" in answer["queue_state_reason"]
+
+
+async def test_a_resume_after_any_operation_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    async with served(tmp_path / "quiet") as parts:
+        client = parts.client()
+        expected = await history(client, await client.model(), 1, 6)
+    found: list[float] = []
+    model_id, session = "", ""
+    for life in range(6):
+        async with served(tmp_path / "killed") as parts:
+            client = parts.client()
+            client.session_id = session
+            model_id = model_id or await client.model()
+            session = client.session_id
+            found += await history(client, model_id, 1 + 2 * life, 1)
+        # A death leaves the folder as it is; nothing of a clean end may be needed.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+async def test_an_accepted_operation_is_answered_by_the_next_life(tmp_path: Path) -> None:
+    async with served(tmp_path / "one") as parts:
+        client = parts.client()
+        model_id = await client.model()
+        step = await client.step(model_id, 2)
+        copy = shutil.copytree(tmp_path / "one", tmp_path / "two")  # as a death at this moment leaves it
+    async with served(copy) as parts:
+        again = parts.client()
+        again.session_id = client.session_id
+        loss = await again.loss(model_id, 1)
+        assert (await again.result(step))["metrics"]["step:max"] == 1
+        assert await again.loss(model_id, 3) < loss
+
+
+async def test_results_that_nobody_retrieved_outlive_a_snapshot_and_a_death(tmp_path: Path) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        accepted = [await client.train(model_id, 1), await client.step(model_id, 2)]
+        other = await client.model(1)
+        for seq_id in (1, 2):  # in a later turn, before which the snapshots of the former one are written
+            await client.loss(other, seq_id)
+        assert parts.service.models.by_id[model_id].snapshot_seq == 2
+    async with served(tmp_path) as parts:
+        again = parts.client()
+        assert (await again.result(accepted[0]))["loss:sum"] > 0
+        assert (await again.result(accepted[1]))["metrics"]["step:max"] == 1
+        assert await again.train(model_id, 1) == accepted[0]
+        assert not any(call.startswith("round") for call in parts.trainer.calls)
+
+
+async def test_models_beyond_the_room_are_parked_and_come_back(tmp_path: Path) -> None:
+    async with served(tmp_path, max_resident=2) as parts:
+        client = parts.client()
+        models = [await client.model(number) for number in range(5)]
+        first = [await history(client, model, 1, 1) for model in models]
+        second = [await history(client, model, 3, 1) for model in models]
+        assert len(parts.trainer.adapters) <= 2
+        assert any(call.startswith("restore") for call in parts.trainer.calls)
+        assert second == [second[0]] * 5
+        assert second[0] < first[0]
+
+
+async def test_the_models_of_a_dead_session_are_parked_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        await client.loss(model_id, 1)
+        await client.train(model_id, 9)  # behind a hole
+        monkeypatch.setattr("learner.tenants.sessions.DEAD_S", -1.0)
+        await parts.service.sweep()
+        assert parts.trainer.adapters == {}
+        assert parts.service.models.queue_length("a").operations == 0
+        assert await client.loss(model_id, 2) > 0
+
+
+async def test_a_new_model_is_made_of_a_checkpoint_with_and_without_its_optimizer(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        await history(client, model_id, 1, 2)
+        saved = await client.result(await client.post("save_weights", model_id=model_id, seq_id=5, path="one"))
+        loss = await client.loss(model_id, 6)
+        for number, optimizer in ((1, True), (2, False)):
+            made = await client.post(
+                "load_weights",
+                session_id=client.session_id,
+                model_seq_id=number,
+                path=saved["path"],
+                optimizer=optimizer,
+            )
+            new = (await client.result(made))["model_id"]
+            assert await client.loss(new, 1) == loss
+            stepped = await client.result(await client.step(new, 2))
+            assert stepped["metrics"]["step:max"] == (3 if optimizer else 1)
+
+
+async def test_a_checkpoint_is_not_overwritten_unless_asked_to(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        body: dict[str, Any] = {"model_id": await client.model(), "path": "one"}
+        assert "path" in await client.result(await client.post("save_weights", seq_id=1, **body))
+        refused = await client.result(await client.post("save_weights", seq_id=2, **body))
+        assert "exists; choose another name" in refused["error"]
+        again = await client.post("save_weights", seq_id=3, overwrite=True, **body)
+        assert "path" in await client.result(again)
+
+
+async def test_runs_checkpoints_and_sessions_are_listed(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model(user_metadata={"x": "y"})
+        await client.result(await client.post("save_weights", model_id=model_id, seq_id=1, path="one"))
+        await client.result(await client.post("save_weights_for_sampler", model_id=model_id, seq_id=2, path="two"))
+        run = await client.get(f"training_runs/{model_id}")
+        assert (run["base_model"], run["lora_rank"], run["user_metadata"]) == ("tiny/bigram", 2, {"x": "y"})
+        assert run["last_checkpoint"]["checkpoint_id"] == "weights/one"
+        listed = (await client.get(f"training_runs/{model_id}/checkpoints"))["checkpoints"]
+        assert [each["checkpoint_type"] for each in listed] == ["training", "sampler"]
+        assert (await client.get("training_runs"))["cursor"]["total_count"] == 1
+        assert len((await client.get("checkpoints?limit=1"))["checkpoints"]) == 1
+        assert (await client.get("sessions"))["sessions"] == [client.session_id]
+        assert (await client.get(f"sessions/{client.session_id}"))["training_run_ids"] == [model_id]
+        assert (await client.post("sessions/search"))["sessions"][0]["checkpoints_count"] == 2
+        one = f"training_runs/{model_id}/checkpoints/weights/one"
+        assert (await client.http.put(f"/{one}/ttl", json={"ttl_seconds": 3600})).status_code == 204
+        assert (await client.get("checkpoints"))["checkpoints"][1]["expires_at"]
+        archive = await client.http.get(f"/{one}/archive")
+        assert b"adapter_model.safetensors" in archive.content
+        urls = (await client.get(f"{one}/external_weights_urls"))["urls"]
+        url = urls["adapter_config.json"]
+        client.http.headers.pop("X-API-Key")
+        assert (await client.http.get(url)).json()["r"] == 2
+        assert (await client.http.get(url.replace("signature=", "signature=0"))).status_code == 404
+        client.http.headers["X-API-Key"] = "tml-a"
+        assert (await client.http.delete(f"/{one}")).status_code == 204
+        await client.post("weights_info", 404, tinker_path=f"tinker://{model_id}/weights/one")
+
+
+async def test_weights_are_copied_into_a_run_of_their_own(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        saved = await client.post("save_weights", model_id=await client.model(), seq_id=1, path="one")
+        path = (await client.result(saved))["path"]
+        body = {"source_path": path, "session_id": client.session_id, "model_seq_id": 7}
+        copied = (await client.post("copy_weights", **body))["tinker_path"]
+        assert copied == f"tinker://{client.session_id}:train:7/weights/one"
+        assert await client.post("copy_weights", **body) == {"tinker_path": copied}
+        assert (await client.post("weights_info", tinker_path=copied))["lora_rank"] == 2
+
+
+async def test_an_unloaded_model_is_gone_and_its_checkpoints_stay(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        saved = await client.post("save_weights", model_id=model_id, seq_id=1, path="one")
+        path = (await client.result(saved))["path"]
+        await client.post("unload_model", model_id=model_id)
+        assert parts.trainer.adapters == {}
+        await client.train(model_id, 2, status=404)
+        await client.post("weights_info", tinker_path=path)
+
+
+async def test_a_damaged_snapshot_fails_its_model_alone(tmp_path: Path) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client = parts.client()
+        models = [await client.model(number) for number in range(2)]
+        for model_id in models:
+            await client.loss(model_id, 1)
+        folder = parts.service._snapshots._path(models[0])
+    path = folder / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    async with served(tmp_path) as parts:
+        again = parts.client()
+        answer = await again.result(await again.train(models[0], 2))
+        assert answer["category"] == "server"
+        assert "does not match its checksum" in answer["error"]
+        assert await again.loss(models[1], 2) > 0
+
+
+async def test_files_of_the_journal_do_not_pile_up(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        parts.service.log._segment_bytes = 3000
+        client = parts.client()
+        await history(client, await client.model(), 1, 60)
+        assert parts.service.log.files <= 4
