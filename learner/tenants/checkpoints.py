@@ -79,7 +79,7 @@ class CheckpointPath:
 
     @property
     def kind(self) -> CheckpointKind:
-        """What the folder of the path is for."""
+        """The kind of checkpoints in the folder of the path."""
         return _FOLDERS[self.folder]
 
 
@@ -109,7 +109,7 @@ class TenantCheckpoints:
         return self._facts.get(path)
 
     def of(self, owner: str, run_id: str | None = None) -> list[CheckpointFacts]:
-        """Those that clients may see, the oldest first."""
+        """Checkpoints that clients may see, the oldest first."""
         found = (
             facts
             for facts in self._facts.values()
@@ -165,7 +165,7 @@ class TenantCheckpoints:
         self.save(copy, adapter=read_tensor_file(folder, ADAPTER), config=config, state=state)
 
     def targets(self) -> list[CheckpointFacts]:
-        """Those that sampling sessions alone know."""
+        """Checkpoints that sampling sessions alone know."""
         return [facts for facts in self._facts.values() if facts.kind == "target"]
 
     def expire(self) -> int:

@@ -1,4 +1,4 @@
-"""Whose operations come next: deficit round-robin over tenants, so that each gets the share of its weight.
+"""The order of tenants: deficit round-robin over tenants, so that each gets the share of its weight.
 
 A round takes operations until `round_tokens` are together. A tenant saves what a round did not give it; one with
 nothing to do saves nothing. Operations of a tenant's models come in turn, each model's in order.

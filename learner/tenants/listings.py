@@ -86,7 +86,7 @@ class TenantListings:
         return self._by_path(tenant, f"tinker://{run_id}/{checkpoint_id}", own=own)
 
     def weights_info(self, tenant: Tenant, path: str) -> Json:
-        """What a client needs to know of a checkpoint before it loads it."""
+        """Facts of a checkpoint that a client needs before it loads it."""
         facts = self._by_path(tenant, path, own=False)
         return {
             "base_model": facts.base_model,

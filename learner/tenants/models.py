@@ -98,11 +98,11 @@ class TrainingModels:
         counted[0], counted[1] = counted[0] + 1, counted[1] + operation.size
 
     def queue_length(self, owner: str) -> QueueLength:
-        """How much of a tenant waits."""
+        """Count what waits of a tenant."""
         return QueueLength(*self._queued[owner])
 
     def backlogs(self, tenants: Mapping[str, Tenant]) -> list[Backlog[Operation]]:
-        """What each tenant could have done now."""
+        """Operations of each tenant that could be done now."""
         queues: dict[str, list[deque[Operation]]] = defaultdict(list)
         for model in self.by_id.values():
             if model.ready:

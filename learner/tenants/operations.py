@@ -37,7 +37,7 @@ class LoggedOperation:
 
 @dataclass
 class RecoveredLog:
-    """What the journal held at a start. `samples`: names of requests that former lives accepted, by session."""
+    """Contents of the journal at a start. `samples`: names of requests that former lives accepted, by session."""
 
     catalog: Catalog = field(default_factory=Catalog)
     operations: dict[tuple[str, int], LoggedOperation] = field(default_factory=dict)

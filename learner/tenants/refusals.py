@@ -21,5 +21,5 @@ def unfit(message: str) -> RequestRefused:
 
 
 def not_durable(error: OSError) -> RequestRefused:
-    """What was asked could not be put on the disk, and has not been accepted; the SDK comes again by itself."""
+    """A request that could not be put on the disk has not been accepted; the SDK comes again by itself."""
     return RequestRefused(503, "disk", f"not accepted: {error.strerror or error}", retry_after_s=5.0)

@@ -89,7 +89,7 @@ def add_tenant_routes(
 def _add_start(app: FastAPI, service: TenantService, tenant_of: TenantOfKey) -> None:
     @app.post(f"{PREFIX_PATH}/client/config")
     async def client_config(_: Annotated[Tenant, Depends(tenant_of)]) -> Json:
-        """How the SDK should behave."""
+        """Settings of the SDK's behavior."""
         return {
             "pjwt_auth_enabled": False,
             "proto_compress_fwdbwd": True,
@@ -100,7 +100,7 @@ def _add_start(app: FastAPI, service: TenantService, tenant_of: TenantOfKey) -> 
 
     @app.post(f"{PREFIX_PATH}/client/dynamic_config")
     async def dynamic_config(_: Annotated[Tenant, Depends(tenant_of)]) -> Json:
-        """What the SDK asks for again while it runs."""
+        """Settings that the SDK asks for again while it runs."""
         return {"sample_cancel_enabled": True}
 
     @app.get(f"{PREFIX_PATH}/healthz")
@@ -314,7 +314,7 @@ def _add_listings(app: FastAPI, listings: TenantListings, tenant_of: TenantOfKey
 
     @app.get(f"{PREFIX_PATH}/auth/apikey/me")
     async def whoami(tenant: Annotated[Tenant, Depends(tenant_of)]) -> Json:
-        """Whose key it is."""
+        """The tenant of the key."""
         return {"user_urn": f"urn:headway:{tenant.name}", "org_urn": "urn:headway", "name": tenant.name}
 
     @app.get(f"{PREFIX_PATH}/training_runs")

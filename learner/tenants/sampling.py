@@ -62,7 +62,7 @@ class _Feed:
         self.news.set()
 
     def after(self, number: int) -> list[dict[str, JsonValue]]:
-        """Those from a number on; those before it have been read, and are dropped."""
+        """Ends from a number on; earlier ones have been read, and are dropped."""
         while self.told and self.first < number:
             self.told.popleft()
             self.first += 1

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from learner.tenants.catalog import LossEntry, ModelEntry, SamplingEntry
 from learner.tenants.checkpoints import CheckpointPath, TenantCheckpoints, checkpoint_path
@@ -32,7 +32,7 @@ from learner.tenants.sampling import Sampler, SamplingQueue
 from learner.tenants.sessions import TenantSessions
 from learner.tenants.snapshots import ModelSnapshots
 from learner.tenants.trainer import TenantTrainer
-from learner.tenants.turns import BASE_TARGET, Outcome, TargetWeights, TrainerTurns, target_of
+from learner.tenants.turns import BASE_TARGET, OperationOutcome, TargetWeights, TrainerTurns, target_of
 from learner.tenants.work import LOAD_WEIGHTS, Operation, Work, WorkReader, digest_of_json, identify, shape_of
 from protocol.tinker.bodies import (
     CopyWeights,
@@ -44,6 +44,9 @@ from protocol.tinker.bodies import (
 )
 from protocol.tinker.sampling import read_sample
 from protocol.tinker.tensors import TinkerWireError
+
+if TYPE_CHECKING:
+    from learner.algorithms.client_graphs import LossGraph
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +86,7 @@ class TenantService:
         base: ServedBase,
         trainer: TenantTrainer,
         sampler: Sampler,
-        parse_graph: Callable[[CreateCustomLoss], object],
+        parse_graph: Callable[[CreateCustomLoss], "LossGraph"],
         settings: TenantSettings | None = None,
     ) -> None:
         """Reads what former lives left in the folder. Raises JournalDamaged, TensorsDamaged, OSError."""
@@ -313,7 +316,7 @@ class TenantService:
         return None
 
     def queue_reason(self, future: ResultFuture) -> str:
-        """Why a request has no result yet."""
+        """The reason why a request has no result yet; empty if it is simply not done."""
         model_id, _, last = future.request_id.rpartition(":")
         model = self.models.by_id.get(model_id)
         if model is not None and last.isdigit() and int(last) in model.early:
@@ -357,7 +360,7 @@ class TenantService:
         await self._settle(outcomes)
         await self._snapshot_due(models.values())
 
-    async def _settle(self, outcomes: Iterable[Outcome]) -> None:
+    async def _settle(self, outcomes: Iterable[OperationOutcome]) -> None:
         for outcome in outcomes:
             model = self.models.by_id[outcome.operation.model_id]
             payload = outcome.payload
@@ -370,7 +373,7 @@ class TenantService:
                 payload = {"error": f"the learner's disk: {error}", "category": "server"}
             outcome.operation.future.finish(payload)
 
-    async def _serve_target(self, model: TrainingModel, outcome: Outcome, target: TargetWeights) -> None:
+    async def _serve_target(self, model: TrainingModel, outcome: OperationOutcome, target: TargetWeights) -> None:
         former = self._targets.get(target.target_id)
         if former is not None and former.seq_id > target.seq_id:
             former, target = target, former  # done again after a start: what it saved has been replaced since
@@ -462,7 +465,7 @@ class TenantService:
             future, _ = self.futures.open(result.request_id, owner=entry.owner, digest=result.digest, kind=result.kind)
             future.finish(result.payload)
 
-    def _graph_of(self, loss: LossEntry) -> object:
+    def _graph_of(self, loss: LossEntry) -> "LossGraph":
         return self._parse_graph(loss.body)
 
     async def _add_model(self, entry: ModelEntry) -> None:

@@ -32,7 +32,7 @@ _STATE, _RESULTS = "state", "results.log"
 
 @dataclass(frozen=True)
 class SnapshotFacts:
-    """Which model it is of, the last operation in it, and how many steps that model had made."""
+    """The model, the last operation in its snapshot, and how many steps it had made."""
 
     model_id: str
     seq_id: int

@@ -42,7 +42,7 @@ class TargetWeights:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OperationOutcome:
     """The result of an operation. `target`: weights that it gave to a sampling session named `sampling_session_id`.
 
     `needs_snapshot`: its model must be on the disk before it is answered, since what it did cannot be done again.
@@ -69,11 +69,11 @@ class TrainerTurns:
         self._trainer, self._checkpoints, self._snapshots, self._clock = trainer, checkpoints, snapshots, clock
         self._versions: dict[str, int] = {}
 
-    def run(self, operations: Sequence[Operation], entries: Mapping[str, ModelEntry]) -> list[Outcome]:
+    def run(self, operations: Sequence[Operation], entries: Mapping[str, ModelEntry]) -> list[OperationOutcome]:
         """Do the operations, each model's in order; what fails is told in its outcome."""
         damaged = {model_id: problem for model_id in entries if (problem := self._bring(entries[model_id]))}
         outcomes = [
-            Outcome(operation, _failure(damaged[operation.model_id], server=True))
+            OperationOutcome(operation, _failure(damaged[operation.model_id], server=True))
             for operation in operations
             if operation.model_id in damaged
         ]
@@ -107,7 +107,7 @@ class TrainerTurns:
         self._versions[entry.model_id] = 0 if facts is None else facts.version
         return ""
 
-    def _passes(self, operations: Sequence[Operation]) -> list[Outcome]:
+    def _passes(self, operations: Sequence[Operation]) -> list[OperationOutcome]:
         if not operations:
             return []
         works = [operation.work for operation in operations]
@@ -116,22 +116,24 @@ class TrainerTurns:
             results: Sequence[OperationResult | OperationError] = self._trainer.run_round(passes)
         except _FAULTS as error:
             results = [OperationFault(f"the learner failed: {type(error).__name__}: {error}") for _ in passes]
-        return [Outcome(each, _passed(result)) for each, result in zip(operations, results, strict=True)]
+        return [OperationOutcome(each, _passed(result)) for each, result in zip(operations, results, strict=True)]
 
-    def _barrier(self, operation: Operation, entry: ModelEntry) -> Outcome:
+    def _barrier(self, operation: Operation, entry: ModelEntry) -> OperationOutcome:
         try:
             return self._done(operation, entry)
         except OperationError as error:
-            return Outcome(operation, _failure(str(error), server=isinstance(error, OperationFault)))
+            return OperationOutcome(operation, _failure(str(error), server=isinstance(error, OperationFault)))
         except (TensorsDamaged, *_FAULTS) as error:
-            return Outcome(operation, _failure(f"the learner failed: {type(error).__name__}: {error}", server=True))
+            return OperationOutcome(
+                operation, _failure(f"the learner failed: {type(error).__name__}: {error}", server=True)
+            )
 
-    def _done(self, operation: Operation, entry: ModelEntry) -> Outcome:
+    def _done(self, operation: Operation, entry: ModelEntry) -> OperationOutcome:
         match operation.work:
             case AdamStep():
                 metrics = self._trainer.step(operation.work)
                 self._versions[entry.model_id] += 1
-                return Outcome(operation, {"metrics": dict(metrics), "type": "optim_step"})
+                return OperationOutcome(operation, {"metrics": dict(metrics), "type": "optim_step"})
             case SaveWeights(path=name):
                 facts = self._save(operation, entry, operation.work, "weights", name)
             case SaveWeightsExternal(path=name):
@@ -148,7 +150,7 @@ class TrainerTurns:
                 raise OperationError(message)
             case _:
                 raise AssertionError(operation.kind)
-        return Outcome(operation, {"path": facts.path, "size_bytes": facts.size_bytes, "type": operation.kind})
+        return OperationOutcome(operation, {"path": facts.path, "size_bytes": facts.size_bytes, "type": operation.kind})
 
     def _save(
         self,
@@ -176,7 +178,9 @@ class TrainerTurns:
         )
         return self._write(facts, with_state=folder == "weights")
 
-    def _sampling_session(self, operation: Operation, entry: ModelEntry, body: SaveWeightsForSampler) -> Outcome:
+    def _sampling_session(
+        self, operation: Operation, entry: ModelEntry, body: SaveWeightsForSampler
+    ) -> OperationOutcome:
         if body.sampling_session_seq_id is None:
             raise OperationError("sampling_session_seq_id: missing; expected it where there is no path")
         name = f"{entry.session_id}:sample:{body.sampling_session_seq_id}"
@@ -185,9 +189,9 @@ class TrainerTurns:
             self._facts(operation, entry, path, body.kind, "target"), with_state=False
         )
         payload: dict[str, JsonValue] = {"sampling_session_id": name, "type": operation.kind}
-        return Outcome(operation, payload, target_of(facts, self._checkpoints), name)
+        return OperationOutcome(operation, payload, target_of(facts, self._checkpoints), name)
 
-    def _load(self, operation: Operation, entry: ModelEntry, body: LoadWeights) -> Outcome:
+    def _load(self, operation: Operation, entry: ModelEntry, body: LoadWeights) -> OperationOutcome:
         facts = self._checkpoints.find(body.path, reader=entry.owner)
         if facts is None or facts.kind != "training":
             raise OperationError(f"path: no training checkpoint {body.path}; save_weights makes one")
@@ -200,7 +204,7 @@ class TrainerTurns:
         self._trainer.restore(entry.model_id, entry.shape, state, optimizer=body.optimizer)
         self._versions[entry.model_id] = facts.version if body.optimizer else 0
         payload: dict[str, JsonValue] = {"path": body.path, "model_id": entry.model_id, "type": "load_weights"}
-        return Outcome(operation, payload, needs_snapshot=True)
+        return OperationOutcome(operation, payload, needs_snapshot=True)
 
     def _facts(
         self, operation: Operation, entry: ModelEntry, path: str, name: str, kind: CheckpointKind

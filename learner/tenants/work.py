@@ -7,6 +7,7 @@ must not wait for ever.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import xxhash
 from pydantic import ValidationError
@@ -28,6 +29,9 @@ from protocol.tinker.bodies import (
 )
 from protocol.tinker.tensors import TinkerWireError
 from protocol.tinker.training import ForwardBackwardBody, identify_forward_backward, read_forward_backward
+
+if TYPE_CHECKING:
+    from learner.algorithms.client_graphs import LossGraph
 
 FORWARD_BACKWARD = "forward_backward"
 LOAD_WEIGHTS = "load_weights"
@@ -111,7 +115,7 @@ class WorkReader:
         self,
         *,
         losses: Mapping[str, LossEntry],
-        parse_graph: Callable[[LossEntry], object],
+        parse_graph: Callable[[LossEntry], "LossGraph"],
         check: Callable[[ForwardBackward], None],
     ) -> None:
         self._losses, self._parse_graph, self._check = losses, parse_graph, check
@@ -143,7 +147,7 @@ class WorkReader:
             graph=self._graph(body, owner),
         )
 
-    def _graph(self, body: ForwardBackwardBody, owner: str) -> object:
+    def _graph(self, body: ForwardBackwardBody, owner: str) -> "LossGraph | None":
         if body.loss != "custom":
             return None
         loss_id = str(body.config.get("loss_id", ""))

@@ -60,7 +60,7 @@ class IdentifiedRequest:
 
 
 def identify_forward_backward(body: bytes) -> IdentifiedRequest:
-    """Whose request it is. Each try of a client serializes its maps in another order. Raises TinkerWireError."""
+    """The identity of a request. Each try of a client serializes its maps in another order. Raises TinkerWireError."""
     request = _parsed(body)
     if request.seq_id < 1:
         raise TinkerWireError(f"seq_id: {request.seq_id}; expected the model's next number, 1 for its first operation")

@@ -76,7 +76,7 @@ def serving(folder: Path, *arguments: object) -> Iterator[ServerProcess]:
 
 
 def run_program(name: str, server: ServerProcess, *arguments: object, timeout_s: float = 240) -> Any:
-    """What a program of the SDK prints as JSON."""
+    """The JSON that a program of the SDK prints."""
     command: Sequence[str | Path] = [sdk_python(), PROGRAMS / name, server.url, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0, f"{done.stderr[-3000:]}\n{server.log()}"

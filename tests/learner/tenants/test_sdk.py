@@ -9,7 +9,7 @@ from tests.learner.tenants.server_process import killed_again_and_again, run_pro
 
 MODEL = "tiny/bigram"
 NEEDS_A_MODEL = {"ppo", "cispo", "dro", "gspo", "ppo thresholds", "custom loss in the server"}
-"""What the trainer of these tests, a bigram model in numpy, does not have."""
+"""Features that the trainer of these tests, a bigram model in numpy, does not have."""
 
 
 @pytest.fixture(scope="module")
