@@ -142,17 +142,22 @@ def _obstacle(config: LoraConfig, *, sharded: bool) -> str:
     return f"training.lora.dropout is {config.dropout:g}, which experts cannot have: set it to 0" * bool(config.dropout)
 
 
-def _targets(causal_lm: nn.Module, wanted: Sequence[str], *, obstacle: str) -> Targets:
+def adaptable(causal_lm: nn.Module) -> tuple[dict[str, nn.Linear], dict[str, nn.Parameter]]:
+    """The linear layers of a model's decoder, and the parameters that hold its experts, by their names in the model."""
     decoder = causal_lm.base_model
     assert isinstance(decoder, nn.Module), "a model of transformers"
     prefix = next(f"{name}." if name else "" for name, module in causal_lm.named_modules() if module is decoder)
-    linear = [prefix + name for name, module in decoder.named_modules() if isinstance(module, nn.Linear)]
-    experts = {prefix + name: each for name, each in expert_parameters(decoder)}
+    linear = {prefix + name: module for name, module in decoder.named_modules() if isinstance(module, nn.Linear)}
+    return linear, {prefix + name: each for name, each in expert_parameters(decoder)}
+
+
+def _targets(causal_lm: nn.Module, wanted: Sequence[str], *, obstacle: str) -> Targets:
+    linear, experts = adaptable(causal_lm)
     if tuple(wanted) == (ALL_LINEAR,):
         if experts and obstacle:
             share = sum(map(torch.numel, experts.values())) / sum(each.numel() for each in causal_lm.parameters())
             logger.warning("the experts, %.0f %% of the weights, get no adapters: %s", 100 * share, obstacle)
-        return Targets(linear, () if obstacle else list(experts))
+        return Targets(list(linear), () if obstacle else list(experts))
     for target in wanted:
         if not any(_is_named(name, target) for name in (*linear, *experts)):
             known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in (*linear, *experts)}))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.training.attention import ATTENTION_NAME, LengthBucket, PackedIndex
-from learner.training.packing import Microbatch
+from learner.training.packing import PackedRow
 from learner.training.routing import ExpertWatch, RoutingSums
 
 
@@ -25,27 +25,27 @@ def takes_packed_rows(model: nn.Module) -> bool:
 
 
 def last_states(
-    model: nn.Module, microbatch: Microbatch, *, watch: ExpertWatch | None = None
+    model: nn.Module, row: PackedRow, *, watch: ExpertWatch | None = None
 ) -> tuple[Tensor, RoutingSums | None]:
-    """The last hidden states [T, H] of the microbatch's T tokens, in the layout that the model takes, and what `watch`
-    saw of the routers.
+    """The last hidden states [T, H] of the row's T tokens, in the layout that the model takes, and what `watch` saw of
+    the routers.
     """
     decoder = _decoder_of(model)
     if takes_packed_rows(model):
-        named = {"position_ids": microbatch.positions[None], "packed_index": microbatch.index}
-        hidden, routing = _run(decoder, microbatch.token_ids[None], watch=watch, counts=microbatch.counts, **named)
+        named = {"position_ids": row.positions[None], "packed_index": row.index}
+        hidden, routing = _run(decoder, row.token_ids[None], watch=watch, counts=row.counts, **named)
         return hidden[0], routing
     states, sums = [], []
-    for bucket in _rectangles(model, microbatch.index):
-        rows = microbatch.token_ids.index_select(0, bucket.rectangle).view(bucket.sequences, bucket.longest)
+    for bucket in _rectangles(model, row.index):
+        rows = row.token_ids.index_select(0, bucket.rectangle).view(bucket.sequences, bucket.longest)
         counts = torch.zeros_like(bucket.rectangle)
-        counts[bucket.places] = microbatch.counts[bucket.rectangle[bucket.places]].to(counts)
+        counts[bucket.places] = row.counts[bucket.rectangle[bucket.places]].to(counts)
         # Positions are left to the model: each row begins at 0.
         hidden, routing = _run(decoder, rows, watch=watch, counts=counts)
         states.append(hidden.flatten(0, 1).index_select(0, bucket.places))
         sums.append(routing)
     found = states[0] if len(states) == 1 else torch.cat(states)
-    order = microbatch.index.order
+    order = row.index.order
     return found if order is None else found.index_select(0, order), _added(sums)
 
 

@@ -27,14 +27,35 @@ def spans(total: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 
+@dataclass(frozen=True)
+class LowRankLogits:
+    """A low-rank term of the output matrix: `features` [T, R] `up`^T [V, R] is added to the products."""
+
+    features: Tensor
+    up: Tensor
+
+    def of(self, rows: slice) -> LowRankLogits:
+        """The term of some of the tokens."""
+        return LowRankLogits(self.features[rows], self.up)
+
+
 def span_logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, span: slice, *, temperature: float, rules: LogitRules = _PLAIN
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    span: slice,
+    *,
+    temperature: float,
+    rules: LogitRules = _PLAIN,
+    low_rank: LowRankLogits | None = None,
 ) -> Tensor:
     """[t, H] x [V, H] to the logits of the vocabulary span, [t, v], in the accumulation type, over the temperature.
 
     The result is the caller's to overwrite.
     """
     products = nn.functional.linear(hidden, weight[span], None if bias is None else bias[span])
+    if low_rank is not None:
+        products.addmm_(low_rank.features, low_rank.up[span].T)
     # A copy where the types are the same would be one more tensor of this size, and nobody else has the product.
     logits = rules.apply_(products.to(accumulation_dtype(hidden.dtype)))
     return logits if temperature == 1.0 else logits.div_(temperature)
@@ -119,12 +140,14 @@ def token_logprobs(
     with_entropy: bool,
     entropy_gradient: bool = False,
     rules: LogitRules = _PLAIN,
+    low_rank: LowRankLogits | None = None,
 ) -> TokenLogprobs:
     """log softmax(rules(hidden weight^T + bias) / temperature) at `target`, and at each of `candidates`.
 
     hidden [T, H], weight [V, H], bias [V] or none, target int64 [T], candidates int64 [T, C] or none; a token may occur
-    several times in a row. Gradients reach hidden, weight and bias, from the entropy only with `entropy_gradient`,
-    which costs the backward pass another pass over the logits.
+    several times in a row. Gradients reach hidden, weight, bias and the two factors of `low_rank`, which is added to
+    the products, from the entropy only with `entropy_gradient`, which costs the backward pass another pass over the
+    logits.
     """
     tokens = target[:, None] if candidates is None else torch.cat([target[:, None], candidates], dim=1)
     logprobs, entropy = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -137,6 +160,8 @@ def token_logprobs(
         with_entropy or entropy_gradient,
         entropy_gradient,
         rules,
+        None if low_rank is None else low_rank.features,
+        None if low_rank is None else low_rank.up,
     )
     return TokenLogprobs(
         logprobs=logprobs[:, 0],
@@ -155,12 +180,13 @@ def _forward_rows(
     vocabulary: int,
     with_entropy: bool,
     rules: LogitRules,
+    low_rank: LowRankLogits | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of t rows the logprobs of `tokens` [t, P], the log-sum-exp [t] and the entropy [t] (zeros if not wanted)."""
     softmax = RunningSoftmax(hidden, with_entropy=with_entropy)
     chosen = torch.zeros_like(tokens, dtype=accumulation_dtype(hidden.dtype))
     for span in spans(weight.shape[0], vocabulary):
-        logits = span_logits(hidden, weight, bias, span, temperature=temperature, rules=rules)
+        logits = span_logits(hidden, weight, bias, span, temperature=temperature, rules=rules, low_rank=low_rank)
         columns, inside = span_columns(tokens, span)
         chosen += torch.where(inside, logits.gather(1, columns), 0)
         softmax.add(logits)
@@ -182,7 +208,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         with_entropy: bool,
         entropy_gradient: bool,
         rules: LogitRules,
+        features: Tensor | None,
+        up: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        low_rank = None if features is None or up is None else LowRankLogits(features, up)
         parts = [
             _forward_rows(
                 hidden[rows],
@@ -193,12 +222,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 vocabulary=chunking.vocabulary,
                 with_entropy=with_entropy,
                 rules=rules,
+                low_rank=None if low_rank is None else low_rank.of(rows),
             )
             # Without tokens there is one chunk all the same, of none.
             for rows in spans(hidden.shape[0], chunking.tokens) or [slice(0, 0)]
         ]
         logprobs, normalizer, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, tokens, normalizer, entropy)  # type: ignore[arg-type]
+        ctx.save_for_backward(hidden, weight, bias, tokens, normalizer, entropy, features, up)  # type: ignore[arg-type]
         ctx.temperature, ctx.chunking, ctx.rules = temperature, chunking, rules  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
         if not entropy_gradient:
@@ -206,10 +236,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, *grads: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None, None, None]:
-        hidden, weight, bias, tokens, normalizer, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, tokens, normalizer, entropy, features, up = ctx.saved_tensors  # type: ignore[attr-defined]
+        low_rank = None if features is None else LowRankLogits(features, up)
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
         chunking: Chunking = ctx.chunking  # type: ignore[attr-defined]
         rules: LogitRules = ctx.rules  # type: ignore[attr-defined]
@@ -223,20 +252,30 @@ class _ChunkedLogprobs(torch.autograd.Function):
             to_entropy=None if grads[1] is None else grads[1] / temperature,
             to_products=lambda logits: rules.slope(logits, temperature=temperature),
         )
-        sums = _GradientSums(hidden, weight, bias, wanted=ctx.needs_input_grad)  # type: ignore[attr-defined]
+        wanted: Sequence[bool] = ctx.needs_input_grad  # type: ignore[attr-defined]
+        sums = _GradientSums(hidden, weight, bias, low_rank, wanted=(*wanted[:3], *wanted[-2:]))
         for rows in spans(hidden.shape[0], chunking.tokens):
             for span in spans(weight.shape[0], chunking.vocabulary):
                 # Without names, so that no chunk outlives its turn.
                 sums.add(
                     slopes.of(
-                        span_logits(hidden[rows], weight, bias, span, temperature=temperature, rules=rules),
+                        span_logits(
+                            hidden[rows],
+                            weight,
+                            bias,
+                            span,
+                            temperature=temperature,
+                            rules=rules,
+                            low_rank=None if low_rank is None else low_rank.of(rows),
+                        ),
                         rows=rows,
                         span=span,
                     ),
                     rows=rows,
                     span=span,
                 )
-        return *sums.results(), None, None, None, None, None, None
+        to_hidden, to_weight, to_bias, *to_low_rank = sums.results()
+        return to_hidden, to_weight, to_bias, None, None, None, None, None, None, *to_low_rank
 
 
 class _Slopes:
@@ -282,18 +321,30 @@ class _Slopes:
 
 
 class _GradientSums:
-    """Gradients of hidden [T, H], weight [V, H] and bias [V], as far as wanted, summed in the accumulation type."""
+    """Gradients of hidden [T, H], weight [V, H], bias [V] and the factors of a low-rank term, as far as wanted, summed
+    in the accumulation type.
+    """
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, wanted: Sequence[bool]) -> None:
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        low_rank: LowRankLogits | None,
+        *,
+        wanted: Sequence[bool],
+    ) -> None:
         def zeros(tensor: Tensor | None, is_wanted: bool) -> Tensor | None:
             if tensor is None or not is_wanted:
                 return None
             return torch.zeros_like(tensor, dtype=accumulation_dtype(tensor.dtype))
 
-        self._hidden, self._weight = hidden, weight
+        self._hidden, self._weight, self._low_rank = hidden, weight, low_rank
         self._to_hidden = zeros(hidden, wanted[0])
         self._to_weight = zeros(weight, wanted[1])
         self._to_bias = zeros(bias, wanted[2])
+        self._to_features = zeros(None if low_rank is None else low_rank.features, wanted[3])
+        self._to_up = zeros(None if low_rank is None else low_rank.up, wanted[4])
 
     def add(self, slope: Tensor, *, rows: slice, span: slice) -> None:
         """Adds the part of the chunk whose gradient with respect to its logits is `slope` [t, v]."""
@@ -304,14 +355,15 @@ class _GradientSums:
             self._to_weight[span] += slope.T @ self._hidden[rows]
         if self._to_bias is not None:
             self._to_bias[span] += slope.sum(dim=0)
+        if self._low_rank is not None and self._to_features is not None:
+            self._to_features[rows] += slope @ self._low_rank.up[span]
+        if self._low_rank is not None and self._to_up is not None:
+            self._to_up[span] += slope.T @ self._low_rank.features[rows]
 
-    def results(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The three gradients in the types of their tensors, which are all of one type."""
-        hidden, weight, bias = (
-            None if total is None else total.to(self._hidden.dtype)
-            for total in (self._to_hidden, self._to_weight, self._to_bias)
-        )
-        return hidden, weight, bias
+    def results(self) -> tuple[Tensor | None, ...]:
+        """The five gradients in the types of their tensors, which are all of one type."""
+        totals = (self._to_hidden, self._to_weight, self._to_bias, self._to_features, self._to_up)
+        return tuple(None if total is None else total.to(self._hidden.dtype) for total in totals)
 
 
 @dataclass(frozen=True)

@@ -62,21 +62,29 @@ def _tokens_before_training(batch: FlatBatch) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Microbatch:
-    """A row of T input tokens, of which N predictions are trained.
-
-    `token_ids` and `positions` int64 [T]. [N]: `rows` int64, the row that predicts each target; `targets` int64;
-    `places` int64, of the target among the batch's tokens; `sequences` int64, which of the row's K sequences it is of;
-    `behavior_logprobs` float32; `lags` int64; `current` bool, true where exactly one policy version sampled the
-    sequence and that version is the learner's own. `candidates` int64 [N, C] are further tokens whose logprobs are
-    wanted. `counts` int64 [T]: how many of the sequences have the token. [K]: `members` int64, the sequences' numbers
-    in the batch; `teachers` int64, whom to ask. `pairs` int64 [P, 2]: chosen and rejected.
+class PackedRow:
+    """A row of T input tokens as a decoder takes it. int64 [T]: `token_ids`, `positions`, and `counts`: how many of the
+    sequences have the token.
     """
 
     token_ids: Tensor
     positions: Tensor
     index: PackedIndex
     counts: Tensor
+
+
+@dataclass(frozen=True)
+class Microbatch(PackedRow):
+    """A row of T input tokens, of which N predictions are trained.
+
+    [N]: `rows` int64, the row that predicts each target; `targets` int64;
+    `places` int64, of the target among the batch's tokens; `sequences` int64, which of the row's K sequences it is of;
+    `behavior_logprobs` float32; `lags` int64; `current` bool, true where exactly one policy version sampled the
+    sequence and that version is the learner's own. `candidates` int64 [N, C] are further tokens whose logprobs are
+    wanted. [K]: `members` int64, the sequences' numbers in the batch; `teachers` int64, whom to ask. `pairs` int64
+    [P, 2]: chosen and rejected.
+    """
+
     rows: Tensor
     targets: Tensor
     places: Tensor

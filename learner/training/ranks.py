@@ -331,9 +331,14 @@ def _broadcast(values: NDArray[Scalar] | None, size: int, dtype: np.dtype[Scalar
     return buffer
 
 
+def rank_count() -> int:
+    """How many ranks there are. A process without a group is the only one."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def summed_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """The sum of all ranks' tensors, in place; the same on all. All ranks must call it with the same shape."""
-    if dist.get_world_size() > 1:
+    if rank_count() > 1:
         dist.all_reduce(values)
     return values
 

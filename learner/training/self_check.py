@@ -20,7 +20,7 @@ from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.layouts import plain_attention
 from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.policy import PolicyModel
-from learner.training.ranks import summed_over_ranks
+from learner.training.ranks import rank_count, summed_over_ranks
 from learner.training.score_model import ScoreModel
 
 # In nats, or in a score's unit: the mean over the tokens of a piece. Random models that are computed wrongly are off by
@@ -133,7 +133,7 @@ def _gap(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     ]
     worst = torch.stack(pieces).max()
     # Each rank sees the same sequences; the mean of what they found is the same number on every one of them.
-    return float(summed_over_ranks(worst.reshape(1))) / torch.distributed.get_world_size()
+    return float(summed_over_ranks(worst.reshape(1))) / rank_count()
 
 
 def probe(model: nn.Module, *, device: torch.device) -> FlatBatch:

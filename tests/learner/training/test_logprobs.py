@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from learner.training.logits import LogitRules
-from learner.training.logprobs import Chunking, LogprobHead, TokenLogprobs, token_logprobs
+from learner.training.logprobs import Chunking, LogprobHead, LowRankLogits, TokenLogprobs, token_logprobs
 
 TOKENS, VOCABULARY, CANDIDATES = 7, 11, 4
 CHUNKINGS = [Chunking(100, 100), Chunking(3, 100), Chunking(100, 4), Chunking(2, 3), Chunking(1, 1)]
@@ -99,6 +99,59 @@ def test_scaled_and_capped_logits_have_the_gradients_of_their_formula(rules: Log
     ours = torch.autograd.grad(total(known(result.entropy), known(result.candidates)), (hidden, weight, bias))
     expected = torch.autograd.grad(total(of_entropy, of_candidates), (hidden, weight, bias))
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("rules", [LogitRules(), LogitRules(factor=1.5, softcap=2.0)], ids=str)
+@pytest.mark.parametrize("chunking", CHUNKINGS)
+def test_a_low_rank_term_is_the_same_as_another_weight(rules: LogitRules, chunking: Chunking) -> None:
+    hidden, weight, bias, target = problem()
+    generator = torch.Generator().manual_seed(1)
+    down = torch.randn(2, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    up = torch.randn(VOCABULARY, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    inputs = (hidden, weight, bias, down, up)
+    candidates = candidates_of(target)
+
+    def found(matrix: Tensor, low_rank: LowRankLogits | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        made = token_logprobs(
+            hidden=hidden,
+            weight=matrix,
+            bias=bias,
+            target=target,
+            candidates=candidates,
+            temperature=0.7,
+            chunking=chunking,
+            with_entropy=True,
+            entropy_gradient=True,
+            rules=rules,
+            low_rank=low_rank,
+        )
+        total = (SLOPES * made.logprobs).sum() + (CANDIDATE_SLOPES * known(made.candidates)).sum()
+        return made.logprobs, torch.autograd.grad(total + (SLOPES * known(made.entropy)).sum(), inputs)
+
+    ours, gradients = found(weight, LowRankLogits(hidden @ down.T, up))
+    merged, expected = found(weight + up @ down, None)
+    torch.testing.assert_close(ours, merged, rtol=0, atol=1e-12)
+    torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-11)
+
+
+def test_a_frozen_weight_gets_no_gradient_beside_a_low_rank_term() -> None:
+    hidden, weight, _, target = problem()
+    features, up = torch.ones(TOKENS, 2, dtype=torch.float64), torch.ones(VOCABULARY, 2, dtype=torch.float64)
+    weight.requires_grad_(False)
+    low_rank = LowRankLogits(features, up.requires_grad_())
+    made = token_logprobs(
+        hidden=hidden.detach(),
+        weight=weight,
+        bias=None,
+        target=target,
+        temperature=1.0,
+        chunking=Chunking(),
+        with_entropy=False,
+        low_rank=low_rank,
+    )
+    (gradient,) = torch.autograd.grad(made.logprobs.sum(), up)
+    assert bool(gradient.any())
+    assert weight.grad is None
 
 
 @pytest.mark.parametrize("chunking", CHUNKINGS)

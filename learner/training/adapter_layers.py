@@ -1,0 +1,204 @@
+"""Many low-rank adapters beside each other on one frozen model, each of its own rank, scale and choice of layers.
+
+Sequences of several adapters lie in one packed row, those of an adapter next to each other: its segment. The model's
+layers compute the row as they are, and a hook on each adds to a segment's tokens the low-rank term of its adapter
+alone. Attention keeps sequences apart, so nothing passes from one segment to another, forward or backward, as long as
+all numbers are finite.
+
+    [T, in] ─▶ base layer ─▶ [T, out] + scale * (segment [t, in] @ down^T) @ up^T, segment by segment
+
+The output projection is no part of the decoder, and is often the embedding too: its term is added to the logits, in
+`logprobs`, and the embedding stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from learner.training.adapters import Adapter, adaptable
+from learner.training.client_operations import AdapterShape
+from learner.training.layouts import last_states
+from learner.training.logits import logit_rules
+from learner.training.logprobs import Chunking, LowRankLogits, token_logprobs
+from learner.training.packing import PackedRow
+
+MAX_RANK = 1024
+_OF_ATTENTION = ("attn", "attention")
+_OF_MLP = ("mlp", "feed_forward", "ffn", "expert")
+# They choose experts, and are as frozen as ordinary training leaves them.
+_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+# Distinguishes draws without a seed; torch's generators take 64 bits.
+_SEED_BITS = 63
+
+
+@dataclass(frozen=True)
+class AdaptableLayer:
+    """A linear layer by the part of the model that it is in: `attention`, `mlp` or `unembed`."""
+
+    part: str
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, eq=False)
+class ClientAdapter:
+    """Factors of the adapter of a training model, by the name of their layer. They are float32 leaves, whose `.grad`
+    are sums since the last optimizer step.
+    """
+
+    shape: AdapterShape
+    factors: Mapping[str, Adapter]
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """All factors by name: `LAYER.down` and `LAYER.up`."""
+        return {
+            f"{layer}.{side}": getattr(pair, side) for layer, pair in self.factors.items() for side in ("down", "up")
+        }
+
+
+@dataclass(frozen=True)
+class AdapterSegment:
+    """Tokens `start` to `stop` of a row, which are of the sequences of an adapter. `targets` int64 [t, K]: the tokens
+    at each place whose logprobs are wanted.
+    """
+
+    adapter: ClientAdapter
+    start: int
+    stop: int
+    targets: Tensor
+
+
+class AdaptedModel:
+    """A frozen causal language model of transformers whose packed rows may be of several adapters."""
+
+    def __init__(self, causal_lm: nn.Module, *, chunking: Chunking) -> None:
+        self._causal_lm, self._chunking = causal_lm, chunking
+        self._segments: Sequence[AdapterSegment] = ()
+        head = causal_lm.get_output_embeddings()  # type: ignore[operator]
+        assert isinstance(head, nn.Linear), "an output projection"
+        self._head, self._rules = head, logit_rules(causal_lm.config)
+        linear, experts = adaptable(causal_lm)
+        self.has_experts = bool(experts)
+        self.linear_names = frozenset(linear)
+        self.layers: dict[str, AdaptableLayer] = {}
+        for name, layer in linear.items():
+            part = _part_of(name)
+            if part is not None:
+                self.layers[name] = AdaptableLayer(part, layer.in_features, layer.out_features)
+                layer.register_forward_hook(partial(self._added, name))
+        self._unembed = next(name for name, module in causal_lm.named_modules() if module is head)
+        self.layers[self._unembed] = AdaptableLayer("unembed", head.in_features, head.out_features)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model and of its adapters."""
+        return self._head.weight.device
+
+    def layers_of(self, shape: AdapterShape) -> dict[str, AdaptableLayer]:
+        """The layers that an adapter of this shape has factors for."""
+        wanted = {"attention": shape.attention, "mlp": shape.mlp, "unembed": shape.unembed}
+        return {name: layer for name, layer in self.layers.items() if wanted[layer.part]}
+
+    def new_adapter(self, shape: AdapterShape) -> ClientAdapter:
+        """An adapter that changes nothing yet: `up` is 0, `down` uniform within 1/sqrt(inputs), drawn by the seed
+        in the order of layers, the same on every device.
+        """
+        seed = secrets.randbits(_SEED_BITS) if shape.seed is None else shape.seed
+        generator = torch.Generator().manual_seed(seed)
+        values: dict[str, Tensor] = {}
+        for name, layer in self.layers_of(shape).items():
+            bound = 1 / math.sqrt(layer.inputs)
+            values[f"{name}.down"] = torch.empty(shape.rank, layer.inputs).uniform_(-bound, bound, generator=generator)
+            values[f"{name}.up"] = torch.zeros(layer.outputs, shape.rank)
+        return self.adapter_with(shape, values)
+
+    def adapter_with(self, shape: AdapterShape, values: Mapping[str, Tensor]) -> ClientAdapter:
+        """An adapter with copies of `values`, which have the names of `ClientAdapter.parameters`."""
+
+        def leaf(name: str) -> Tensor:
+            return values[name].detach().to(self.device, torch.float32, copy=True).requires_grad_()
+
+        scale = shape.alpha / shape.rank
+        return ClientAdapter(
+            shape,
+            {
+                name: Adapter(down=leaf(f"{name}.down"), up=leaf(f"{name}.up"), scale=scale)
+                for name in self.layers_of(shape)
+            },
+        )
+
+    @contextmanager
+    def of_segments(self, segments: Sequence[AdapterSegment]) -> Iterator[None]:
+        """Within it the row of each forward pass, and of its backward pass, consists of these segments."""
+        self._segments = segments
+        try:
+            yield
+        finally:
+            self._segments = ()
+
+    def logprobs(self, row: PackedRow) -> list[Tensor]:
+        """Logprobs of each segment's targets, [t, K], float32 at least. Call it within `of_segments`."""
+        hidden, _ = last_states(self._causal_lm, row)
+        return [self._logprobs_of(segment, hidden[segment.start : segment.stop]) for segment in self._segments]
+
+    def _logprobs_of(self, segment: AdapterSegment, states: Tensor) -> Tensor:
+        states = states.to(self._head.weight.dtype)
+        pair = segment.adapter.factors.get(self._unembed)
+        target, others = segment.targets[:, 0], segment.targets[:, 1:]
+        made = token_logprobs(
+            hidden=states,
+            weight=self._head.weight,
+            bias=self._head.bias,
+            target=target,
+            candidates=others if others.shape[1] else None,
+            temperature=1.0,
+            chunking=self._chunking,
+            with_entropy=False,
+            rules=self._rules,
+            low_rank=None if pair is None else LowRankLogits(_features(states, pair), pair.up.to(states.dtype)),
+        )
+        first = made.logprobs[:, None]
+        return first if made.candidates is None else torch.cat([first, made.candidates], dim=1)
+
+    def _added(self, name: str, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """A layer's output with the terms of the segments' adapters; None leaves it as it is."""
+        if not any(name in segment.adapter.factors for segment in self._segments):
+            return None
+        inputs, plain = args[0].flatten(0, -2), output.flatten(0, -2)
+        if len(inputs) != self._segments[-1].stop:
+            raise ValueError(
+                f"the layer {name} computes {len(inputs)} of a row's {self._segments[-1].stop} tokens: expected all. "
+                "Adapters on it are not supported: name another model."
+            )
+        parts = []
+        for segment in self._segments:
+            rows, pair = slice(segment.start, segment.stop), segment.adapter.factors.get(name)
+            part = plain[rows]
+            if pair is not None:
+                part = torch.addmm(part, _features(inputs[rows], pair), pair.up.to(part.dtype).T)
+            parts.append(part)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).view_as(output)
+
+
+def _features(values: Tensor, pair: Adapter) -> Tensor:
+    """[t, in] to [t, rank], scaled."""
+    return nn.functional.linear(values, pair.down.to(values.dtype)) * pair.scale
+
+
+def _part_of(name: str) -> str | None:
+    """The part of the model that a layer of the decoder is in; None for one that is never adapted."""
+    *path, last = name.lower().split(".")
+    if last in _ROUTERS:
+        return None
+    if any(word in place for place in path for word in _OF_ATTENTION):
+        return "attention"
+    return "mlp" if any(word in place for place in path for word in _OF_MLP) else None

@@ -1,0 +1,370 @@
+"""Training models of many clients on one base model: their operations in shared passes, their steps each for itself.
+
+    operations of a round ─▶ packed rows ─▶ one pass over each ─▶ losses by operation ─▶ gradients by adapter
+                                                                        │ one fails
+                                                                        └─▶ the others again, without it
+
+Gradients of a round are added to what the adapters have accumulated once all of it has succeeded. An operation that
+fails adds nothing, and the others come out as if it had never been there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learner.training.adapter_layers import MAX_RANK, AdaptedModel, ClientAdapter
+from learner.training.adapter_optimizer import AdamMoments, clear_gradients, take_step
+from learner.training.client_checks import (
+    BaseDescription,
+    check_operation,
+    check_shape,
+    check_step,
+)
+from learner.training.client_gradients import OperationTally, add_row
+from learner.training.client_operations import (
+    AdamStep,
+    AdapterShape,
+    Array,
+    ClientDatum,
+    ForwardBackward,
+    OperationError,
+    OperationFault,
+    OperationResult,
+)
+from learner.training.client_rows import ClientRow, rows_of
+from learner.training.config import Dtype
+from learner.training.layouts import takes_packed_rows
+from learner.training.logprobs import Chunking
+from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm, torch_dtype
+from learner.training.self_check import check_policy
+
+logger = logging.getLogger(__name__)
+
+_CHUNKING = Chunking()
+_MICROBATCH_TOKENS = 16384
+# Of a model whose config names no longest sequence.
+_UNBOUNDED_CONTEXT = 1 << 20
+_STEPS = "steps"
+_MOMENTS = {"mean": "means", "square": "squares"}
+_PEFT_PREFIX = "base_model.model."
+
+
+class _RoundFailure(Exception):
+    """A pass has failed, and not by the loss of an operation that is known. `cause` is the error of an operation that
+    was alone.
+    """
+
+    def __init__(self, cause: OperationError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class AdapterTrainer:
+    """The training models on one base model. All calls but `check` and `base` are made from one thread.
+
+    `passes` counts forward passes of the base model, to show how many operations share one.
+    """
+
+    def __init__(
+        self, model: AdaptedModel, *, base: BaseDescription, microbatch_tokens: int = _MICROBATCH_TOKENS
+    ) -> None:
+        self._model, self._base, self._microbatch_tokens = model, base, microbatch_tokens
+        self._adapters: dict[str, ClientAdapter] = {}
+        self._moments: dict[str, AdamMoments] = {}
+        self.passes = 0
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        name: str | None = None,
+        dtype: Dtype = "float32",
+        device: torch.device | None = None,
+        microbatch_tokens: int = _MICROBATCH_TOKENS,
+        chunking: Chunking = _CHUNKING,
+    ) -> AdapterTrainer:
+        """A trainer on the model in the folder `path`, which clients call `name`.
+
+        Raises ValueError for a model that the learner does not train, or not in packed rows with adapters.
+        """
+        causal_lm = load_causal_lm(path, dtype=torch_dtype(dtype)).to(device or torch.device("cpu"))
+        causal_lm.requires_grad_(False)
+        if not takes_packed_rows(causal_lm):
+            raise ValueError(
+                f"{path}: {type(causal_lm).__name__} takes no packed rows, and adapters of several clients are trained "
+                "in packed rows alone: expected a model of attention layers. Name another model."
+            )
+        settings = LogprobSettings(temperature=1.0, chunking=chunking, with_entropy=False)
+        policy = PolicyModel(causal_lm, settings=settings)
+        with torch.no_grad():
+            check_policy(policy, path, compute=lambda microbatch: policy(microbatch)[0])
+        model = AdaptedModel(causal_lm, chunking=chunking)
+        parts = {layer.part for layer in model.layers.values()}
+        if not parts >= {"attention", "mlp"} and not (model.has_experts and "attention" in parts):
+            missing = "attention" if "mlp" in parts else "MLPs"
+            raise ValueError(
+                f"{path}: {type(causal_lm).__name__} has no linear layers of {missing} that could have adapters. Name "
+                "another model."
+            )
+        trainer = cls(model, base=_described(causal_lm, name or str(path)), microbatch_tokens=microbatch_tokens)
+        trainer._try_adapters(path)
+        return trainer
+
+    @property
+    def base(self) -> BaseDescription:
+        """The base model."""
+        return self._base
+
+    def create(self, model_id: str, shape: AdapterShape) -> None:
+        """A new training model. Raises OperationError for a shape that the base model cannot have."""
+        if model_id in self._adapters:
+            raise OperationError(f"the training model {model_id} is there already: create it under another id")
+        self._check_shape(shape)
+        self._adapters[model_id] = self._model.new_adapter(shape)
+        self._moments[model_id] = AdamMoments()
+
+    def remove(self, model_id: str) -> None:
+        """Forgets a training model; its `state` can be restored. Nothing happens if there is none."""
+        self._adapters.pop(model_id, None)
+        self._moments.pop(model_id, None)
+
+    def check(self, operation: ForwardBackward) -> None:
+        """Raises OperationError for an operation that cannot be done. It is cheap, and any thread may call it; the
+        training model itself may be parked.
+        """
+        check_operation(operation, self._base)
+
+    def run_round(self, operations: Sequence[ForwardBackward]) -> list[OperationResult | OperationError]:
+        """Does the operations together, each as if it were alone, and returns their results in order, or errors.
+
+        The rows of all of them are packed and run through the base model once. If an operation fails, the others are
+        run again; if it is not clear which one, each is run alone.
+        """
+        results: dict[int, OperationResult | OperationError] = {}
+        for number, operation in enumerate(operations):
+            try:
+                self._adapter(operation.model_id)
+                self.check(operation)
+            except OperationError as error:
+                results[number] = error
+        while len(results) < len(operations):
+            waiting = [number for number in range(len(operations)) if number not in results]
+            for number, result in zip(waiting, self._try([operations[each] for each in waiting]), strict=True):
+                if result is not None:
+                    results[number] = result
+        return [results[number] for number in range(len(operations))]
+
+    def step(self, step: AdamStep) -> dict[str, float]:
+        """Takes a step of AdamW of a training model, which spends what it has accumulated. Returns metrics.
+
+        Raises OperationError, with weights and moments as they were, for what would not be finite.
+        """
+        adapter = self._adapter(step.model_id)
+        check_step(step)
+        moments = self._moments[step.model_id]
+        norm = take_step(adapter.parameters, moments, step)
+        return {"grad_norm:mean": norm, "step:max": float(moments.steps)}
+
+    def state(self, model_id: str) -> dict[str, Array]:
+        """All that a training model is, but its shape, as copies on the host: factors, moments, accumulated gradients
+        and the number of steps. `restore` continues from it bit by bit.
+        """
+        moments = self._moments[model_id] if model_id in self._moments else AdamMoments()
+        state: dict[str, Array] = {_STEPS: np.array(moments.steps, dtype=np.int64)}
+        for name, value in self._adapter(model_id).parameters.items():
+            state[name] = _on_host(value)
+            if value.grad is not None:
+                state[f"{name}.gradient"] = _on_host(value.grad)
+            for ending, field in _MOMENTS.items():
+                if name in getattr(moments, field):
+                    state[f"{name}.{ending}"] = _on_host(getattr(moments, field)[name])
+        return state
+
+    def restore(
+        self, model_id: str, shape: AdapterShape, state: Mapping[str, Array], *, optimizer: bool = True
+    ) -> None:
+        """A training model as `state` has it, in place of one that is there; without `optimizer` its factors alone,
+        with no steps and no gradients. Raises OperationError for a state that is not of this shape and base model.
+        """
+        self._check_shape(shape)
+        expected = {
+            f"{name}.{side}": size
+            for name, layer in self._model.layers_of(shape).items()
+            for side, size in (("down", (shape.rank, layer.inputs)), ("up", (layer.outputs, shape.rank)))
+        }
+        for name, size in expected.items():
+            found = state[name].shape if name in state else None
+            if found != size:
+                raise OperationError(
+                    f"the state has {name} of the shape {found}: expected {size} for rank {shape.rank} on "
+                    f"{self._base.name}. Was it saved of another base model or shape?"
+                )
+        values = {name: self._tensor(state[name]) for name in expected}
+        adapter, moments = self._model.adapter_with(shape, values), AdamMoments()
+        if optimizer:
+            moments.steps = int(state[_STEPS])
+            for name, parameter in adapter.parameters.items():
+                if f"{name}.gradient" in state:
+                    parameter.grad = self._tensor(state[f"{name}.gradient"])
+                for ending, field in _MOMENTS.items():
+                    if f"{name}.{ending}" in state:
+                        getattr(moments, field)[name] = self._tensor(state[f"{name}.{ending}"])
+        self._adapters[model_id], self._moments[model_id] = adapter, moments
+
+    def peft(self, model_id: str) -> tuple[dict[str, Array], dict[str, object]]:
+        """The adapter as peft keeps it: tensors of its adapter_model.safetensors, and its adapter_config.json."""
+        adapter = self._adapter(model_id)
+        tensors = {}
+        for name, pair in adapter.factors.items():
+            tensors[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = _on_host(pair.down)
+            tensors[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = _on_host(pair.up)
+        config: dict[str, object] = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self._base.name,
+            "r": adapter.shape.rank,
+            "lora_alpha": adapter.shape.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": self._targets(adapter),
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+        }
+        return tensors, config
+
+    def _targets(self, adapter: ClientAdapter) -> list[str]:
+        """The last parts of the layers' names, if they name no other layer that could be adapted; else the names."""
+        last = sorted({name.rpartition(".")[2] for name in adapter.factors})
+        others = {name.rpartition(".")[2] for name in self._model.linear_names - set(adapter.factors)}
+        return sorted(adapter.factors) if others & set(last) else last
+
+    def _tensor(self, value: Array) -> Tensor:
+        return torch.from_numpy(np.array(value, dtype=np.float32)).to(self._model.device)
+
+    def _adapter(self, model_id: str) -> ClientAdapter:
+        if model_id not in self._adapters:
+            raise OperationError(f"no training model {model_id} is loaded: create it, or load its weights")
+        return self._adapters[model_id]
+
+    def _check_shape(self, shape: AdapterShape) -> None:
+        check_shape(shape, max_rank=MAX_RANK)
+        if shape.mlp and self._model.has_experts:
+            raise OperationError(
+                f"{self._base.name} is a mixture of experts, which have no adapters here: expected train_mlp=False"
+            )
+
+    def _try(self, operations: Sequence[ForwardBackward]) -> list[OperationResult | OperationError | None]:
+        """Runs the operations together. None for those that have to be run again, since another one failed."""
+        try:
+            return self._run(operations)
+        except _RoundFailure as failure:
+            if len(operations) == 1:
+                logger.warning("an operation of %s failed: %s", operations[0].model_id, failure.cause)
+                return [failure.cause]
+            logger.warning("a round of %d operations failed, each is run alone: %s", len(operations), failure.cause)
+        return [result for operation in operations for result in self._try([operation])]
+
+    def _run(self, operations: Sequence[ForwardBackward]) -> list[OperationResult | OperationError | None]:
+        tallies = [OperationTally(operation) for operation in operations]
+        gathered: dict[str, list[Tensor]] = {}
+        rows = rows_of(
+            operations, adapters=self._adapters, max_tokens=self._microbatch_tokens, device=self._model.device
+        )
+        for row in rows:
+            try:
+                self._pass(row, tallies, gathered)
+            except (RuntimeError, ValueError, ArithmeticError) as error:
+                fault = error if isinstance(error, OperationError) else OperationFault(f"the learner failed: {error}")
+                raise _RoundFailure(fault) from error
+        if any(tally.error is not None for tally in tallies):
+            return [tally.error for tally in tallies]
+        for model_id, gradients in gathered.items():
+            for parameter, gradient in zip(self._adapters[model_id].parameters.values(), gradients, strict=True):
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        return [tally.result() for tally in tallies]
+
+    def _pass(self, row: ClientRow, tallies: Sequence[OperationTally], gathered: dict[str, list[Tensor]]) -> None:
+        """Runs a row through the model, and back unless an operation has failed. Raises OperationError for logprobs or
+        gradients that are not numbers.
+        """
+        self.passes += 1
+        with self._model.of_segments(row.segments), torch.set_grad_enabled(not row.forward_only):
+            logprobs = self._model.logprobs(row.row)
+            on_host = [each.detach().cpu() for each in logprobs]
+            _check_logprobs(row, on_host)
+            slopes = add_row(tallies, row.data, on_host, with_gradient=not row.forward_only)
+            if row.forward_only or any(tally.error is not None for tally in tallies):
+                return
+            self._go_back(row, logprobs, slopes, gathered)
+
+    def _go_back(
+        self, row: ClientRow, logprobs: Sequence[Tensor], slopes: Sequence[Tensor], gathered: dict[str, list[Tensor]]
+    ) -> None:
+        parameters = {model_id: list(self._adapters[model_id].parameters.values()) for model_id in row.models}
+        found = torch.autograd.grad(
+            logprobs,
+            [parameter for each in parameters.values() for parameter in each],
+            [slope.to(each) for slope, each in zip(slopes, logprobs, strict=True)],
+            allow_unused=True,
+        )
+        gradients = iter(found)
+        for model_id, own in parameters.items():
+            made = [_or_zero(next(gradients), parameter) for parameter in own]
+            if not bool(torch.stack([each.sum() for each in made]).isfinite().all()):
+                raise OperationError(
+                    "the gradient through the model is not finite: expected finite numbers. The weights of the "
+                    "training model have grown too large: load an earlier checkpoint."
+                )
+            before = gathered.get(model_id)
+            gathered[model_id] = (
+                made if before is None else [one.add_(other) for one, other in zip(before, made, strict=True)]
+            )
+
+    def _try_adapters(self, path: Path) -> None:
+        """Runs an adapter on every layer once. Raises ValueError, with the name `path`, if a layer does not take it."""
+        name = "trial"
+        self.create(name, AdapterShape(rank=1, seed=0, mlp=not self._model.has_experts))
+        tokens = np.zeros(3, dtype=np.int64)
+        operation = ForwardBackward(name, (ClientDatum(tokens, {"target_tokens": tokens}),) * 2, "cross_entropy")
+        (result,) = self.run_round([operation])
+        if isinstance(result, OperationError):
+            raise ValueError(f"{path}: adapters do not work on this model: {result}")
+        clear_gradients(self._adapters[name].parameters)
+        self.remove(name)
+        self.passes = 0
+
+
+def _described(causal_lm: nn.Module, name: str) -> BaseDescription:
+    config = causal_lm.config.get_text_config(decoder=True)  # type: ignore[operator,union-attr]
+    embedding = causal_lm.get_input_embeddings()  # type: ignore[operator]
+    return BaseDescription(
+        name=name,
+        context_length=int(getattr(config, "max_position_embeddings", None) or _UNBOUNDED_CONTEXT),
+        vocabulary_size=int(embedding.num_embeddings),
+    )
+
+
+def _check_logprobs(row: ClientRow, logprobs: Sequence[Tensor]) -> None:
+    for placed in sorted(row.data, key=lambda each: each.number):
+        part = logprobs[placed.segment][placed.start : placed.stop]
+        if bool(part.isnan().any()):
+            raise OperationError(
+                f"datum {placed.number}: its logprobs are not numbers. The weights of the training model have grown "
+                "too large: load an earlier checkpoint, and use a smaller learning_rate."
+            )
+
+
+def _or_zero(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter, requires_grad=False) if gradient is None else gradient
+
+
+def _on_host(value: Tensor) -> Array:
+    copied: Array = value.detach().cpu().numpy().copy()
+    return copied
