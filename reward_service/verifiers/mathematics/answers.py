@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from reward_service.verifiers.mathematics.tokens import Token, modulus_of
+from reward_service.verifiers.mathematics.latex import modulus_of
+from reward_service.verifiers.mathematics.tokens import Token
 
 PERCENT = "percent"
 DEGREE = "degree"

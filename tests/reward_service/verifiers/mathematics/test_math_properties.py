@@ -12,10 +12,11 @@ from reward_service.verifiers.arguments import MathArguments
 from reward_service.verifiers.mathematics.answers import Number, OverLimits, Scalar, Unreadable
 from reward_service.verifiers.mathematics.equality import same_answer
 from reward_service.verifiers.mathematics.final_answer import final_answers
+from reward_service.verifiers.mathematics.latex import to_latex
 from reward_service.verifiers.mathematics.math_answer import math_answer
 from reward_service.verifiers.mathematics.quantities import QuantityRules
 from reward_service.verifiers.mathematics.reading import read
-from reward_service.verifiers.mathematics.tokens import to_latex, tokenise
+from reward_service.verifiers.mathematics.tokens import tokenise
 
 COMMANDS = (
     r"\frac \sqrt \boxed \text \pm \le \infty \cup \in \setminus \log \sin \pi \{ \} \left( \right) \begin{pmatrix} "
