@@ -20,7 +20,7 @@ from typing import TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
 
 from protocol.rewards import ScoreItem
-from reward_service.endpoints.asking import AskingLane, Batcher, Send, open_batcher
+from reward_service.endpoints.asking import AskingLane, Batcher, Send, open_batcher, together
 from reward_service.endpoints.cache import Cache, key_of, open_cache
 from reward_service.endpoints.config import EmbeddingArguments, EmbeddingConfig
 from reward_service.endpoints.endpoint import Endpoint, InputRefused, open_endpoint
@@ -190,12 +190,7 @@ class Vectors:
 
     async def of(self, texts: Sequence[str], *, deadline: float) -> list[Embedding]:
         """The texts' embeddings in order. Raises VerifierError."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(text, deadline=deadline)) for text in texts]
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from failed
-        return [task.result() for task in tasks]
+        return await together([self._one(text, deadline=deadline) for text in texts])
 
     async def _one(self, text: str, *, deadline: float) -> Embedding:
         whole = f"{self._prefix}{text}"

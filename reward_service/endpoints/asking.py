@@ -7,7 +7,7 @@ ask -> gathering -> send, in a task of the group -> each job's answer
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import inf
@@ -138,3 +138,13 @@ async def open_batcher(
             yield batcher
         finally:
             batcher.close()
+
+
+async def together(questions: Sequence[Coroutine[None, None, R]]) -> list[R]:
+    """The answers in order. The first error ends the other questions, and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(question) for question in questions]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    return [task.result() for task in tasks]

@@ -1,18 +1,16 @@
 """A judge as a verifier: its verdicts on one completion, or on a pair in both orders, kept or asked for until given."""
 
-import asyncio
 import json
 import logging
 import statistics
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from pydantic import JsonValue
 
 from protocol.rewards import ScoreItem
-from reward_service.endpoints.asking import AskingLane
+from reward_service.endpoints.asking import AskingLane, together
 from reward_service.endpoints.cache import Cache, key_of, open_cache
 from reward_service.endpoints.endpoint import Endpoint, InputRefused, open_endpoint
 from reward_service.judges.config import JudgeConfig, PairwiseArguments, ScoreArguments, check_template
@@ -40,7 +38,6 @@ logger = logging.getLogger(__name__)
 _RETRY_TEMPERATURE = 0.7
 _SHOWN_CHARS = 200
 _KEPT_CHARS = 500
-T = TypeVar("T")
 TIE = 0.5
 _FINGERPRINT_CHARS = 12
 # Settings that change what is asked; the others change only how.
@@ -234,16 +231,6 @@ def _words(verdicts: Sequence[JudgeVerdict]) -> str:
 
 def _all_kept(verdicts: Sequence[JudgeVerdict]) -> bool:
     return all(verdict.kept for verdict in verdicts)
-
-
-async def together(questions: Sequence[Coroutine[None, None, T]]) -> list[T]:
-    """The answers in order. The first error ends the other questions, and is raised as itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(question) for question in questions]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
-    return [task.result() for task in tasks]
 
 
 def judge_verifier(config: JudgeConfig) -> Verifier:

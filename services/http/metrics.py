@@ -5,7 +5,6 @@ labels is made with the values that are known: a series that begins at its first
 which sees a rise between two scrapes only.
 """
 
-import importlib
 import importlib.metadata
 import platform
 import threading
