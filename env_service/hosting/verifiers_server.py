@@ -31,7 +31,8 @@ from env_service.environments.task_files import OBJECT, tasks_of_files
 from protocol.codec import MalformedMessage, describe, pack_value, unpack_value
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
-from services.zmq.sockets import PlainDealer, SendTimeout
+from services.zmq.plain import PlainDealer
+from services.zmq.sockets import SendTimeout
 
 logger = logging.getLogger(__name__)
 

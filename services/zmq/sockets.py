@@ -202,14 +202,14 @@ class RouterSocket(_MessageSocket):
         received = await self.receive_whole()
         return received.peer, received.message
 
-    async def receive_whole(self) -> "ReceivedMessage":
+    async def receive_whole(self) -> ReceivedMessage:
         """As `receive`, with the frames that the message came in."""
         while True:
             received = await self._read(await self._socket.recv_multipart(copy=False))
             if received is not None:
                 return received
 
-    async def receive_now(self) -> "ReceivedMessage | None":
+    async def receive_now(self) -> ReceivedMessage | None:
         """As `receive_whole`, of a message that has arrived already; None if there is none."""
         while True:
             try:
@@ -220,7 +220,7 @@ class RouterSocket(_MessageSocket):
             if received is not None:
                 return received
 
-    async def _read(self, parts: Sequence[zmq.Frame]) -> "ReceivedMessage | None":
+    async def _read(self, parts: Sequence[zmq.Frame]) -> ReceivedMessage | None:
         """None for what is refused."""
         self._inflow.delivered(_source_of(parts[0]))
         peer = bytes(parts[0].buffer).decode("latin-1")
@@ -409,40 +409,3 @@ def _check_keys(address: str, *, has_keys: bool, insecure: bool) -> None:
         return
     refuse_without_keys(address, insecure=insecure)
     logger.warning("%s is open to other machines, without keys: anybody who reaches it can take part", address)
-
-
-class PlainDealer:
-    """A dealer for a server of other people: frames in and out as they are, no messages of ours; a context manager.
-
-    The server need not be there yet.
-    """
-
-    def __init__(self, address: str, *, most_bytes: int = 64 << 20) -> None:
-        self._address = address
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
-        self._socket.connect(address)
-
-    async def send(self, *frames: bytes, deadline_s: float = 5.0) -> None:
-        """Queue frames as one message. Raises SendTimeout if the queue stays full."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                await self._socket.send_multipart(frames)
-        except TimeoutError as error:
-            raise SendTimeout(f"{self._address} took no message for {deadline_s:g} s") from error
-
-    async def receive(self) -> Sequence[bytes]:
-        """The frames of the next message."""
-        frames: list[bytes] = await self._socket.recv_multipart()
-        return frames
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._socket.close(linger=0)
-        self._context.term()
