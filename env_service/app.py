@@ -29,7 +29,8 @@ from env_service.hosting.hosted import Hosting
 from env_service.leases.outbox import Outbox
 from env_service.leases.running import RunningLeases, Slow
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds
-from env_service.rollouts.generation import Generation, GeneratorFleet
+from env_service.rollouts.fleet import GeneratorFleet
+from env_service.rollouts.generation import Generation
 from env_service.rollouts.judging import GroupScoring
 from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from env_service.leases.keys import key_of
 from env_service.leases.outbox import Outbox
 from env_service.leases.running import RunningLeases
-from env_service.rollouts.generation import GeneratorFleet
+from env_service.rollouts.fleet import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.messages import (
     MAX_LEASES,

@@ -44,7 +44,7 @@ from env_service.environments.tokenization import Tokenization
 from env_service.environments.tool_formats import ParsedTurn, read
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.conversation import checked
-from env_service.rollouts.generation import GeneratorFleet
+from env_service.rollouts.fleet import GeneratorFleet
 from env_service.rollouts.judging import GroupScoring
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout

@@ -13,7 +13,7 @@ import logging
 from dataclasses import dataclass
 from math import inf
 
-from env_service.rollouts.generation import GeneratorFleet
+from env_service.rollouts.fleet import GeneratorFleet
 from protocol.generation import GeneratorState
 from services.http.client import HttpClient, ServiceError
 

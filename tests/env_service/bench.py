@@ -11,7 +11,8 @@ from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.task_configs import AdditionTasks
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import RolloutProgress
-from env_service.rollouts.generation import Generation, GeneratorFleet
+from env_service.rollouts.fleet import GeneratorFleet
+from env_service.rollouts.generation import Generation
 from env_service.rollouts.judging import GroupScoring
 from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics

@@ -13,7 +13,7 @@ from env_service.leases.keys import LeaseKey, key_of
 from env_service.leases.outbox import Outbox
 from env_service.leases.running import RunningLeases
 from env_service.rollouts.completions import RolloutProgress
-from env_service.rollouts.generation import GeneratorFleet
+from env_service.rollouts.fleet import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.codec import DamagedMessage
 from protocol.messages import (

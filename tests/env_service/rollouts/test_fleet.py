@@ -14,7 +14,7 @@ from env_service.leases.keys import key_of
 from env_service.leases.running import RunningLeases
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds, ConcurrencyWindow
-from env_service.rollouts.generation import GeneratorFleet
+from env_service.rollouts.fleet import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.generation import GeneratorState
 from protocol.messages import FailedLease, Lease, ServingGenerator
