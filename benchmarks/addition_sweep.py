@@ -19,7 +19,7 @@ CONFIG = Path(__file__).with_name("settings") / "addition.toml"
 
 
 @dataclass(frozen=True)
-class Variant:
+class SweepVariant:
     """A setting of the sweep: learning rate, groups in a step, trajectories in a group, and if uniform groups are left
     out.
     """
@@ -48,18 +48,18 @@ class Variant:
 
 
 VARIANTS = (
-    Variant(learning_rate=3e-4, groups=32, group_size=8),
-    Variant(learning_rate=5e-4, groups=32, group_size=8),
-    Variant(learning_rate=8e-4, groups=32, group_size=8),
-    Variant(learning_rate=5e-4, groups=32, group_size=8, max_lag=0),
-    Variant(learning_rate=5e-4, groups=32, group_size=8, beta2=0.999),
-    Variant(learning_rate=8e-4, groups=32, group_size=8, beta2=0.999),
-    Variant(learning_rate=5e-4, groups=32, group_size=8, beta2=0.999, drop_uniform=True),
-    Variant(learning_rate=5e-4, groups=16, group_size=16, beta2=0.999, capacity=16),
-    Variant(learning_rate=5e-4, groups=32, group_size=8, beta2=0.999, capacity=16),
-    Variant(learning_rate=5e-4, groups=32, group_size=8, beta2=0.999, capacity=16, epochs=2),
+    SweepVariant(learning_rate=3e-4, groups=32, group_size=8),
+    SweepVariant(learning_rate=5e-4, groups=32, group_size=8),
+    SweepVariant(learning_rate=8e-4, groups=32, group_size=8),
+    SweepVariant(learning_rate=5e-4, groups=32, group_size=8, max_lag=0),
+    SweepVariant(learning_rate=5e-4, groups=32, group_size=8, beta2=0.999),
+    SweepVariant(learning_rate=8e-4, groups=32, group_size=8, beta2=0.999),
+    SweepVariant(learning_rate=5e-4, groups=32, group_size=8, beta2=0.999, drop_uniform=True),
+    SweepVariant(learning_rate=5e-4, groups=16, group_size=16, beta2=0.999, capacity=16),
+    SweepVariant(learning_rate=5e-4, groups=32, group_size=8, beta2=0.999, capacity=16),
+    SweepVariant(learning_rate=5e-4, groups=32, group_size=8, beta2=0.999, capacity=16, epochs=2),
     *(
-        Variant(
+        SweepVariant(
             rate,
             groups,
             256 // groups,
@@ -82,20 +82,20 @@ VARIANTS = (
             (5e-4, 64, 3, 2, 0.1),
         )
     ),
-    Variant(learning_rate=5e-4, groups=64, group_size=4, beta2=0.999, capacity=16),
-    Variant(learning_rate=5e-4, groups=16, group_size=8, beta2=0.999, capacity=16),
-    Variant(learning_rate=3e-4, groups=32, group_size=8, max_lag=1),
-    Variant(learning_rate=3e-4, groups=32, group_size=8, drop_uniform=True),
-    Variant(learning_rate=5e-4, groups=32, group_size=8, drop_uniform=True),
-    Variant(learning_rate=8e-4, groups=32, group_size=8, drop_uniform=True),
-    Variant(learning_rate=5e-4, groups=16, group_size=16, drop_uniform=True),
-    Variant(learning_rate=5e-4, groups=16, group_size=8, drop_uniform=True),
-    Variant(learning_rate=1e-3, groups=32, group_size=16, drop_uniform=True),
+    SweepVariant(learning_rate=5e-4, groups=64, group_size=4, beta2=0.999, capacity=16),
+    SweepVariant(learning_rate=5e-4, groups=16, group_size=8, beta2=0.999, capacity=16),
+    SweepVariant(learning_rate=3e-4, groups=32, group_size=8, max_lag=1),
+    SweepVariant(learning_rate=3e-4, groups=32, group_size=8, drop_uniform=True),
+    SweepVariant(learning_rate=5e-4, groups=32, group_size=8, drop_uniform=True),
+    SweepVariant(learning_rate=8e-4, groups=32, group_size=8, drop_uniform=True),
+    SweepVariant(learning_rate=5e-4, groups=16, group_size=16, drop_uniform=True),
+    SweepVariant(learning_rate=5e-4, groups=16, group_size=8, drop_uniform=True),
+    SweepVariant(learning_rate=1e-3, groups=32, group_size=16, drop_uniform=True),
 )
 
 
 @dataclass(frozen=True)
-class Result:
+class SweepResult:
     """Accuracies, time and throughput of a variant's run."""
 
     name: str
@@ -127,7 +127,7 @@ def main() -> None:
             (RESULTS / "addition_sweep.md").write_text(_table(list(results.values())), encoding="utf-8")
 
 
-def _run(variant: Variant, *, completions: int) -> Result:
+def _run(variant: SweepVariant, *, completions: int) -> SweepResult:
     steps = completions // (variant.groups * variant.group_size)
     options = {
         "learner.steps": steps,
@@ -149,7 +149,7 @@ def _run(variant: Variant, *, completions: int) -> Result:
         outcome = run_headway(CONFIG, folder=Path(folder), options=options)
     summary = outcome.summary
     lags = {int(lag): count for lag, count in summary["lag_histogram"].items()}
-    return Result(
+    return SweepResult(
         name=variant.name,
         steps=summary["steps"],
         accuracy_before=summary["accuracy_before"],

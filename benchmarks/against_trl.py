@@ -81,7 +81,7 @@ verifier = "length"
 
 
 @dataclass(frozen=True)
-class Run:
+class SideRun:
     """A run of one side: each step's end in seconds after the first one began, its mean reward, completions' mean
     length.
     """
@@ -107,7 +107,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrainingTask:
     """A task that both sides train on. `config` writes Headway's run.toml into a folder."""
 
     name: str
@@ -185,8 +185,8 @@ def _smollm2_config(folder: Path, *, dtype: str) -> Path:
     return path
 
 
-def _smollm2(name: str, *, dtype: str) -> Subject:
-    return Subject(
+def _smollm2(name: str, *, dtype: str) -> TrainingTask:
+    return TrainingTask(
         name,
         partial(_smollm2_for_trl, dtype=dtype),
         partial(_smollm2_config, dtype=dtype),
@@ -195,18 +195,20 @@ def _smollm2(name: str, *, dtype: str) -> Subject:
 
 
 SUBJECTS = {
-    "addition": Subject("addition", _addition_for_trl, lambda _: Path("examples/addition/run.toml"), _addition_options),
+    "addition": TrainingTask(
+        "addition", _addition_for_trl, lambda _: Path("examples/addition/run.toml"), _addition_options
+    ),
     "smollm2": _smollm2("smollm2", dtype="float32"),
     "smollm2-bfloat16": _smollm2("smollm2-bfloat16", dtype="bfloat16"),
 }
 
 
-def headway_run(subject: Subject, steps: int, settings: Sequence[str] = ()) -> Run:
+def headway_run(subject: TrainingTask, steps: int, settings: Sequence[str] = ()) -> SideRun:
     """`settings` are further ones, NAME=VALUE."""
     with tempfile.TemporaryDirectory() as folder:
         options = subject.options(steps) | dict(setting.split("=", 1) for setting in settings)
         found = run_headway(subject.config(Path(folder)), folder=Path(folder), options=options).of_kind("step")
-    return Run(
+    return SideRun(
         side="Headway",
         completions=int(found[0]["trajectories"]),
         times=tuple(step["time_s"] for step in found),
@@ -215,7 +217,7 @@ def headway_run(subject: Subject, steps: int, settings: Sequence[str] = ()) -> R
     )
 
 
-def trl_run(subject: Subject, steps: int, settings: Sequence[str] = ()) -> Run:
+def trl_run(subject: TrainingTask, steps: int, settings: Sequence[str] = ()) -> SideRun:
     """In TRL's own virtual environment; `settings` are as of `headway_run`, with values in JSON. Raises SystemExit with
     its last words if it fails.
     """
@@ -231,10 +233,12 @@ def trl_run(subject: Subject, steps: int, settings: Sequence[str] = ()) -> Run:
         if done.returncode != 0:
             raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
         steps_found = json.loads((Path(folder) / "steps.json").read_text(encoding="utf-8"))
-    return Run(side="TRL", completions=given.groups * given.group_size, **{k: tuple(v) for k, v in steps_found.items()})
+    return SideRun(
+        side="TRL", completions=given.groups * given.group_size, **{k: tuple(v) for k, v in steps_found.items()}
+    )
 
 
-def report(subject: Subject, runs: Sequence[Run], *, steps: int, others: Sequence[str] = ()) -> str:
+def report(subject: TrainingTask, runs: Sequence[SideRun], *, steps: int, others: Sequence[str] = ()) -> str:
     """The ratios first, then what they are made of; `others` are settings that are not the subject's own."""
     sides = {side: [run for run in runs if run.side == side] for side in ("Headway", "TRL")}
     step_s = {side: statistics.median(run.step_s for run in some) for side, some in sides.items()}
@@ -268,7 +272,7 @@ def _goal_line(goals: dict[str, list[float | None]]) -> str:
     return f"To a mean reward of {GOAL} over {OVER} steps TRL takes **{ratio:.2f} times** as long as Headway."
 
 
-def _row(run: Run) -> str:
+def _row(run: SideRun) -> str:
     first, last = statistics.mean(run.rewards[:OVER]), statistics.mean(run.rewards[-OVER:])
     goal = "not reached" if run.goal_s is None else f"{run.goal_s:.0f}"
     return (

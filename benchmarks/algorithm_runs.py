@@ -35,7 +35,7 @@ _OTHER_LOSSES: Mapping[str, Mapping[str, object]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class AlgorithmRun:
     """A learner's run. `variant` names what it shares with its other seeds and lags; `extra` are options besides."""
 
     variant: str
@@ -84,7 +84,7 @@ class Run:
             **self.extra,
         }
 
-    def of_steps(self, steps: int) -> "Run":
+    def of_steps(self, steps: int) -> "AlgorithmRun":
         """The same with another number of steps."""
         return replace(self, steps=steps)
 
@@ -96,8 +96,8 @@ def _preset(
     steps: int = STEPS,
     learning_rate: float = LEARNING_RATE,
     extra: Mapping[str, object] | None = None,
-) -> Run:
-    return Run(variant=variant or algo, algo=algo, steps=steps, learning_rate=learning_rate, extra=extra or {})
+) -> AlgorithmRun:
+    return AlgorithmRun(variant=variant or algo, algo=algo, steps=steps, learning_rate=learning_rate, extra=extra or {})
 
 
 _ONE_EACH = (
@@ -125,13 +125,13 @@ _ONE_EACH = (
     _preset("opd"),
 )
 _OF_THEM = [run for run in _ONE_EACH if run.variant in _COMPARED]
-PRESETS: tuple[Run, ...] = (
+PRESETS: tuple[AlgorithmRun, ...] = (
     *_ONE_EACH,
     *(replace(run, max_lag=0) for run in _OF_THEM),
     *(replace(run, max_lag=lag, seed=seed) for seed in (1, 2) for lag in (4, 0) for run in _OF_THEM),
 )
 
-_STALE = Run(
+_STALE = AlgorithmRun(
     variant="corrected",
     algo="grpo",
     max_lag=8,
@@ -146,12 +146,12 @@ _NEW = (
     *(replace(_STALE, variant=f"{algo} stale", algo=algo, extra={**_STALE.extra, **extra})
       for algo, extra in _OTHER_LOSSES.items()),
 )  # fmt: skip
-STALENESS: tuple[Run, ...] = (
+STALENESS: tuple[AlgorithmRun, ...] = (
     *(replace(run, seed=seed) for seed in range(5) for run in (_STALE, _UNCORRECTED, _SYNCHRONOUS)),
     *(replace(run, seed=seed) for seed in range(3) for run in _NEW),
 )
 
 
-def teacher_run(steps: int) -> Run:
+def teacher_run(steps: int) -> AlgorithmRun:
     """The run whose model teaches another of so many steps."""
     return _ONE_EACH[0].of_steps(steps)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.algorithm_runs import HELD_OUT_TASKS, PRESETS, STALENESS, Run
+from benchmarks.algorithm_runs import HELD_OUT_TASKS, PRESETS, STALENESS, AlgorithmRun
 from benchmarks.warm_system import FinishedRun
 
 KEPT_WITHIN = 0.03
@@ -54,7 +54,9 @@ class Row(BaseModel):
     failure: str | None = None
 
     @staticmethod
-    def of(run: Run, *, began: float, finished: FinishedRun | None = None, failure: str | None = None) -> "Row":
+    def of(
+        run: AlgorithmRun, *, began: float, finished: FinishedRun | None = None, failure: str | None = None
+    ) -> "Row":
         """The row of a run that began at that time of the clock."""
         return Row(
             name=run.name,

@@ -21,9 +21,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.algorithm_runs import PRESETS, STALENESS, Run, teacher_run
+from benchmarks.algorithm_runs import PRESETS, STALENESS, AlgorithmRun, teacher_run
 from benchmarks.algorithm_table import Row, read_rows, report
-from benchmarks.warm_system import FinishedRun, Options, RunFailed, Service, WarmSystem, warm_system
+from benchmarks.warm_system import FinishedRun, LearnerFailed, Options, Service, WarmSystem, warm_system
 
 RESULTS = Path(__file__).with_name("results") / "algorithms.jsonl"
 STALE_SERVICES: dict[Service, Options] = {
@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _chosen(runs: Sequence[Run], only: Sequence[str], *, steps: int | None) -> list[Run]:
+def _chosen(runs: Sequence[AlgorithmRun], only: Sequence[str], *, steps: int | None) -> list[AlgorithmRun]:
     known = {name for run in runs for name in (run.name, run.variant)}
     if unknown := sorted(set(only) - known):
         raise SystemExit(f"no run is named {', '.join(unknown)}; there are {', '.join(sorted(known))}")
@@ -78,24 +78,24 @@ def _chosen(runs: Sequence[Run], only: Sequence[str], *, steps: int | None) -> l
     return [run if steps is None else run.of_steps(steps) for run in chosen]
 
 
-def _measured(run: Run, *, system: WarmSystem, limit_s: float) -> Row:
+def _measured(run: AlgorithmRun, *, system: WarmSystem, limit_s: float) -> Row:
     """Runs it; a failure becomes a row that says so."""
     began = time.time()
     try:
         finished = _learned(run, system=system, limit_s=limit_s)
-    except RunFailed as error:
+    except LearnerFailed as error:
         return Row.of(run, began=began, failure=str(error))
     return Row.of(run, began=began, finished=finished)
 
 
-def _see_to_teacher(run: Run, *, system: WarmSystem, arguments: argparse.Namespace) -> None:
+def _see_to_teacher(run: AlgorithmRun, *, system: WarmSystem, arguments: argparse.Namespace) -> None:
     """Trains the model that teaches in `run`, if no earlier run has left it."""
     teacher = teacher_run(run.steps)
     if not _model_of(teacher, system).exists():
         _keep(_measured(teacher, system=system, limit_s=arguments.limit_s), results=arguments.results)
 
 
-def _learned(run: Run, *, system: WarmSystem, limit_s: float) -> FinishedRun:
+def _learned(run: AlgorithmRun, *, system: WarmSystem, limit_s: float) -> FinishedRun:
     options = run.options
     if run.has_teacher:
         teacher = teacher_run(run.steps)
@@ -103,7 +103,7 @@ def _learned(run: Run, *, system: WarmSystem, limit_s: float) -> FinishedRun:
     return system.learn(run.name, options=options, limit_s=limit_s)
 
 
-def _model_of(run: Run, system: WarmSystem) -> Path:
+def _model_of(run: AlgorithmRun, system: WarmSystem) -> Path:
     return system.folder / run.name / "model"
 
 

@@ -85,7 +85,7 @@ class NotServed(Exception):
     """An engine cannot serve a model; why, in its own words."""
 
 
-class Models:
+class ModelPair:
     """The same weights in the learner and in transformers."""
 
     def __init__(self, folder: Path) -> None:
@@ -174,7 +174,7 @@ async def compared(name: str, folder: Path) -> Gaps:
     )  # fmt: skip
     prepare_environment(options)
     torch.set_num_threads(1)
-    models = Models(folder)
+    models = ModelPair(folder)
     # vLLM warns at import of things that are not ours to change.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -41,7 +41,7 @@ VARIANTS = (
 
 
 @dataclass(frozen=True)
-class Run:
+class RunNumbers:
     """Measurements of a run. Phase times are medians in seconds; `wait_s` is Tgen when the run is synchronous."""
 
     variant: str
@@ -57,7 +57,7 @@ class Run:
 def main() -> None:
     """Runs all variants `rounds` times in alternation, prints and writes the comparison."""
     arguments = _arguments()
-    runs: list[Run] = []
+    runs: list[RunNumbers] = []
     with tempfile.TemporaryDirectory() as folder:
         config = SUBJECTS[arguments.subject].config(Path(folder)) if arguments.subject else arguments.config
         for number in range(arguments.rounds):
@@ -83,7 +83,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(variant: Variant, *, config: Path, steps: int) -> Run:
+def _run(variant: Variant, *, config: Path, steps: int) -> RunNumbers:
     options = {
         "learner.steps": steps,
         "learner.max-lag": variant.max_lag,
@@ -95,7 +95,7 @@ def _run(variant: Variant, *, config: Path, steps: int) -> Run:
         outcome = run_headway(config, folder=Path(folder), options=options)
     summary = outcome.summary
     counted = outcome.of_kind("step")[SKIPPED_STEPS:]
-    return Run(
+    return RunNumbers(
         variant=variant.name,
         completions_per_s=summary["completions_per_s"],
         train_s=statistics.median(step["train_s"] + step["copy_s"] for step in counted),
@@ -107,7 +107,7 @@ def _run(variant: Variant, *, config: Path, steps: int) -> Run:
     )
 
 
-def _report(runs: list[Run], *, title: str) -> str:
+def _report(runs: list[RunNumbers], *, title: str) -> str:
     by_name = {variant.name: [run for run in runs if run.variant == variant.name] for variant in VARIANTS}
     speeds = {name: statistics.median(run.completions_per_s for run in some) for name, some in by_name.items()}
     asynchronous, *synchronous = speeds
@@ -137,7 +137,7 @@ def _report(runs: list[Run], *, title: str) -> str:
     return "\n".join(lines)
 
 
-def _row(name: str, runs: list[Run]) -> str:
+def _row(name: str, runs: list[RunNumbers]) -> str:
     cells = [
         name,
         _spread([run.completions_per_s for run in runs], "{:.3g}"),

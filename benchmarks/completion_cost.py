@@ -71,7 +71,7 @@ def _name(pid: int) -> str:
     return ""
 
 
-class Watch:
+class CpuWatch:
     """Looks at this process's descendants when the run has reached each of two steps; from a thread of its own."""
 
     def __init__(self, metrics: Path, *, steps: tuple[int, int]) -> None:
@@ -87,7 +87,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Cost:
+class CompletionCost:
     """us of CPU a completion by part, and completions/s."""
 
     us: Mapping[str, float]
@@ -99,20 +99,20 @@ class Cost:
         return sum(us for part, us in self.us.items() if part not in (ENGINE, TRAINER))
 
 
-def measured(run_file: Path, *, steps: int) -> Cost:
+def measured(run_file: Path, *, steps: int) -> CompletionCost:
     """Makes a run and measures its cost. Raises SystemExit if it fails."""
     last = steps - 5
     with tempfile.TemporaryDirectory() as folder:
-        watch = Watch(Path(folder) / "run/metrics.jsonl", steps=(FIRST_STEP, last))
+        watch = CpuWatch(Path(folder) / "run/metrics.jsonl", steps=(FIRST_STEP, last))
         options = {"learner.steps": steps, "learner.evaluation.tasks": 0, "learner.evaluation.final-tasks": 0}
         found = run_headway(run_file, folder=Path(folder), options=options).of_kind("step")
     completions = sum(int(step["trajectories"]) for step in found[FIRST_STEP:last])
     (began, before), (ended, after) = watch.seen
     us = {part: 1e6 * (after[part] - before.get(part, 0.0)) / completions for part in after}
-    return Cost(us=us, rate=completions / (ended - began))
+    return CompletionCost(us=us, rate=completions / (ended - began))
 
 
-def table(costs: Mapping[str, Cost], *, steps: int) -> str:
+def table(costs: Mapping[str, CompletionCost], *, steps: int) -> str:
     """As Markdown; parts that cost nothing are left out."""
     seen = {part for cost in costs.values() for part, us in cost.us.items() if us >= 1}
     parts = [*(part for part in PARTS if part in seen), *sorted(seen.difference(PARTS))]

@@ -29,7 +29,7 @@ _SHAPES = ((8, 6, 4), (8, 100, 200), (8, 300, 1000), (16, 500, 4000))
 
 
 @dataclass(frozen=True)
-class Cost:
+class CurveCost:
     """CPU microseconds of one group: everything with and without keys, and of that the checksums of both sides."""
 
     plain: float
@@ -59,7 +59,7 @@ def main() -> None:
         )
 
 
-async def _measure(message: FinishedLease, *, pairs: int, seconds: float) -> Cost:
+async def _measure(message: FinishedLease, *, pairs: int, seconds: float) -> CurveCost:
     with tempfile.TemporaryDirectory() as folder:
         own = CurveKeys.new()
         write_public(Path(folder) / "env.pub", own.public)
@@ -72,7 +72,7 @@ async def _measure(message: FinishedLease, *, pairs: int, seconds: float) -> Cos
             plain.append(await _round(message, groups, None, None))
             curve.append(await _round(message, groups, server, client))
     ratios = tuple(with_keys / without for with_keys, without in zip(curve, plain, strict=True))
-    return Cost(statistics.median(plain), statistics.median(curve), ratios, _checksums(message))
+    return CurveCost(statistics.median(plain), statistics.median(curve), ratios, _checksums(message))
 
 
 async def _round(message: FinishedLease, groups: int, server: ServerKeys | None, client: ClientKeys | None) -> float:

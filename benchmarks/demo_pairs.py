@@ -24,14 +24,14 @@ RUN_FILE = "examples/addition/run.toml"
 
 
 @dataclass(frozen=True)
-class Timed:
+class RunSeconds:
     """Seconds of a run: of its training, and of the whole."""
 
     training_s: float
     whole_s: float
 
 
-def timed(checkout: Path, *, steps: int) -> Timed:
+def timed(checkout: Path, *, steps: int) -> RunSeconds:
     """Raises SystemExit with what the run said if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         model = str(HERE / "models/addition")
@@ -50,7 +50,7 @@ def timed(checkout: Path, *, steps: int) -> Timed:
                 f"{checkout}: headway up ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"
             )
         summary = json.loads((Path(folder) / "pair/summary.json").read_text(encoding="utf-8"))
-    return Timed(training_s=summary["train_wall_s"], whole_s=whole_s)
+    return RunSeconds(training_s=summary["train_wall_s"], whole_s=whole_s)
 
 
 def commit(checkout: Path) -> str:
@@ -59,7 +59,7 @@ def commit(checkout: Path) -> str:
     return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def pair(other: Path, *, steps: int, other_first: bool) -> tuple[Timed, Timed]:
+def pair(other: Path, *, steps: int, other_first: bool) -> tuple[RunSeconds, RunSeconds]:
     """This checkout's run and the other's."""
     if other_first:
         theirs = timed(other, steps=steps)
@@ -68,7 +68,7 @@ def pair(other: Path, *, steps: int, other_first: bool) -> tuple[Timed, Timed]:
     return ours, timed(other, steps=steps)
 
 
-def table(pairs: list[tuple[Timed, Timed]], *, other: str, steps: int) -> str:
+def table(pairs: list[tuple[RunSeconds, RunSeconds]], *, other: str, steps: int) -> str:
     """The results as Markdown."""
     lines = [
         "# The demo against a former commit",
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=110)
     arguments = parser.parse_args()
-    pairs: list[tuple[Timed, Timed]] = []
+    pairs: list[tuple[RunSeconds, RunSeconds]] = []
     for number in range(arguments.pairs):
         ours, theirs = pair(arguments.other.resolve(), steps=arguments.steps, other_first=bool(number % 2))
         pairs.append((ours, theirs))

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.whole_runs import Outcome, run_headway
+from benchmarks.whole_runs import RunFiles, run_headway
 from learner.evaluation.results import wilson_interval
 from services.process import parent_death_signal
 
@@ -39,7 +39,7 @@ OPPONENT_STARTS_S = 1200.0
 
 
 @dataclass(frozen=True)
-class Run:
+class ExampleRun:
     """A run of an example. `extra` are options besides."""
 
     example: str
@@ -69,14 +69,14 @@ class Run:
 
 
 RUNS = (
-    *(Run("maze", algo, seed) for seed in range(3) for algo in ("grpo", "gigpo")),
-    *(Run("arithmetic", "grpo", seed) for seed in range(3)),
-    *(Run("nim", "grpo", seed, steps=40) for seed in range(3)),
+    *(ExampleRun("maze", algo, seed) for seed in range(3) for algo in ("grpo", "gigpo")),
+    *(ExampleRun("arithmetic", "grpo", seed) for seed in range(3)),
+    *(ExampleRun("nim", "grpo", seed, steps=40) for seed in range(3)),
 )
 
 
 @dataclass(frozen=True)
-class Result:
+class EnvResult:
     """Numbers of a finished run. `successes` are held-out shares by step, `seconds` the times of those steps."""
 
     name: str
@@ -129,13 +129,13 @@ def main() -> int:
     return int(any((each.better_after_s or WITHIN_S + 1) > WITHIN_S for each in results.values()))
 
 
-def _ordered(results: Mapping[str, Result]) -> list[Result]:
+def _ordered(results: Mapping[str, EnvResult]) -> list[EnvResult]:
     return [results[run.name] for run in RUNS if run.name in results]
 
 
-def _read(store: Path) -> dict[str, Result]:
+def _read(store: Path) -> dict[str, EnvResult]:
     known = json.loads(store.read_text(encoding="utf-8")) if store.exists() else []
-    return {item["name"]: Result(**{**item, **_numbered(item)}) for item in known}
+    return {item["name"]: EnvResult(**{**item, **_numbered(item)}) for item in known}
 
 
 def _numbered(item: Mapping[str, Any]) -> dict[str, dict[int, float]]:
@@ -195,12 +195,12 @@ def _answers(url: str) -> bool:
         return False
 
 
-def result_of(run: Run, outcome: Outcome) -> Result:
+def result_of(run: ExampleRun, outcome: RunFiles) -> EnvResult:
     """From what the run left."""
     steps = {entry["step"]: entry for entry in outcome.of_kind("step")}
     successes = {entry["version"]: entry["accuracy"] for entry in outcome.of_kind("evaluation")}
     lags = {int(lag): count for lag, count in outcome.summary["lag_histogram"].items()}
-    return Result(
+    return EnvResult(
         name=run.name,
         example=run.example,
         algo=run.algo,
@@ -212,7 +212,7 @@ def result_of(run: Run, outcome: Outcome) -> Result:
     )
 
 
-def _row(each: Result) -> str:
+def _row(each: EnvResult) -> str:
     better = "not reached" if each.better_after_s is None else f"{each.better_after_s:.0f}"
     before, after = (_with_interval(share, each.tasks) for share in (each.before, each.after))
     return (
@@ -226,7 +226,7 @@ def _with_interval(share: float, count: int) -> str:
     return f"{share:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _report(results: Sequence[Result]) -> None:
+def _report(results: Sequence[EnvResult]) -> None:
     lines = [
         "# Environments of several turns, learned from a warm start",
         "",
@@ -250,7 +250,7 @@ def _report(results: Sequence[Result]) -> None:
     _draw(results)
 
 
-def _means(results: Sequence[Result]) -> list[str]:
+def _means(results: Sequence[EnvResult]) -> list[str]:
     lines = []
     for example, algo in dict.fromkeys((each.example, each.algo) for each in results):
         ours = [each.after for each in results if (each.example, each.algo) == (example, algo)]
@@ -259,7 +259,7 @@ def _means(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def _draw(results: Sequence[Result]) -> None:
+def _draw(results: Sequence[EnvResult]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")

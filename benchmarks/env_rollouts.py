@@ -44,7 +44,7 @@ _END = 1
 _SETTLED_S = 10.0
 
 
-class Options(BaseModel):
+class NoOptions(BaseModel):
     """It has none."""
 
 
@@ -53,7 +53,7 @@ class Clerk:
 
     rules = Rules(max_turns=TURNS, turn_tokens=2 * TURN_TOKENS)
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: NoOptions) -> None:
         self._turn = 0
 
     def reset(self, task: Task, seed: int) -> Opening:
@@ -68,7 +68,7 @@ class Clerk:
 
 
 @dataclass
-class Seen:
+class ProcessSeries:
     """Measurements in this process: seconds by which the event loop was late, and MiB by second."""
 
     late_s: list[float] = field(default_factory=list)
@@ -113,7 +113,7 @@ def _make_model() -> None:
 
 
 @dataclass(frozen=True)
-class Report:
+class RolloutReport:
     """The table, and whether all aims were met."""
 
     table: str
@@ -127,7 +127,7 @@ class Counts(BaseModel):
     turns: int
 
 
-async def _measure(arguments: argparse.Namespace, *, learner: str, rewards: str, counts: str) -> Report:
+async def _measure(arguments: argparse.Namespace, *, learner: str, rewards: str, counts: str) -> RolloutReport:
     config = EnvServiceConfig.model_validate(
         {
             "model": MODEL,
@@ -139,7 +139,7 @@ async def _measure(arguments: argparse.Namespace, *, learner: str, rewards: str,
             "environments": ({"name": "clerk", "source": "benchmarks.env_rollouts:Clerk"},),
         }
     )
-    stop, seen = Stop(), Seen()
+    stop, seen = Stop(), ProcessSeries()
     async with asyncio.TaskGroup() as tasks, HttpClient() as http:
         service = tasks.create_task(run(config, stop))
         await asyncio.sleep(_SETTLED_S)
@@ -155,7 +155,7 @@ async def _measure(arguments: argparse.Namespace, *, learner: str, rewards: str,
     return _report(arguments, seen=seen, rate=rate, done=last.trajectories - first.trajectories, cpu_share=cpu_share)
 
 
-async def _watch(seen: Seen) -> None:
+async def _watch(seen: ProcessSeries) -> None:
     began, told = time.monotonic(), 0.0
     while True:
         asked = time.monotonic()
@@ -171,7 +171,9 @@ def _memory_mib() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-def _report(arguments: argparse.Namespace, *, seen: Seen, rate: float, done: int, cpu_share: float) -> Report:
+def _report(
+    arguments: argparse.Namespace, *, seen: ProcessSeries, rate: float, done: int, cpu_share: float
+) -> RolloutReport:
     ideal = arguments.rollouts / (arguments.turn_s + STEP_S)
     half = [mib for at, mib in seen.memory_mib if at > arguments.seconds / 2]
     growth = half[-1] - half[0]
@@ -198,7 +200,7 @@ def _report(arguments: argparse.Namespace, *, seen: Seen, rate: float, done: int
         f"| CPU of the env_service | {cpu_share:.0%} of a core | | |",
         "",
     ]
-    return Report("\n".join(lines), good=all(met for *_, met in rows))
+    return RolloutReport("\n".join(lines), good=all(met for *_, met in rows))
 
 
 class _Peers:

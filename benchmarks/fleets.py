@@ -40,7 +40,7 @@ HEAD = (
 )  # fmt: skip
 
 
-class Side:
+class FleetSide:
     """The learner's process or the peers'; a context manager that ends it."""
 
     def __init__(self, module: str, *options: str, checkout: Path) -> None:
@@ -51,7 +51,7 @@ class Side:
         )  # fmt: skip
         self.first = self._read()
 
-    def __enter__(self) -> "Side":
+    def __enter__(self) -> "FleetSide":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,10 +87,10 @@ def measured(size: str, *, checkout: Path) -> dict[str, Any]:
     """All phases at one size."""
     generators, envs, in_flight = map(int, size.split("x"))
     found: dict[str, Any] = {"size": size}
-    learning = Side("fleets_learner", "--in-flight", str(in_flight), checkout=checkout)
+    learning = FleetSide("fleets_learner", "--in-flight", str(in_flight), checkout=checkout)
     with learning as learner:
         where = learner.first
-        with Side("fleets_peers", "--zmq", where["zmq"], "--http", where["http"], "--model", where["model"],
+        with FleetSide("fleets_peers", "--zmq", where["zmq"], "--http", where["http"], "--model", where["model"],
                   checkout=HERE) as peers:  # fmt: skip
 
             def phase(name: str, **more: Any) -> None:

@@ -58,7 +58,7 @@ class Window:
     busy: list[float] = field(default_factory=list)
 
 
-class Watch:
+class LoopWatch:
     """Wakes up every 10 ms: how late it is, and how much CPU the event loop's thread has used without a turn for it.
 
     The latter leaves out what other processes on the machine do.
@@ -135,10 +135,10 @@ def config_of(folder: Path, *, in_flight: int) -> LearnerConfig:
     )
 
 
-class Side:
+class MeasuredLearner:
     """A learner without ranks. `asked` answers the parent's questions."""
 
-    def __init__(self, parts: EventLoopParts, watch: Watch) -> None:
+    def __init__(self, parts: EventLoopParts, watch: LoopWatch) -> None:
         self._parts = parts
         self._watch = watch
         self._published = -1
@@ -213,8 +213,8 @@ async def serve(folder: Path, *, in_flight: int) -> dict[str, Any]:
             journal=stack.enter_context(Journal.open(run / FOLDER)),
             failures=stack.enter_context(recent_failures()),
         )  # fmt: skip
-        watch = Watch()
-        side = Side(parts, watch)
+        watch = LoopWatch()
+        side = MeasuredLearner(parts, watch)
         parts.waits.started()
         loops = {**parts.loops(listener, Stop()), "train": side.train(), "watch": watch.run()}
         async with asyncio.TaskGroup() as group:

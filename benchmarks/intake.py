@@ -41,7 +41,7 @@ INSTANCE = "0123456789abcdef"
 # The learner's process
 
 
-class Stages:
+class StageTimes:
     """CPU seconds of the calling thread by stage, each without what others inside of it count."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Stages:
         setattr(owner, name, call_async if asyncio.iscoroutinefunction(original) else call)
 
 
-def watch_stages() -> Stages:
+def watch_stages() -> StageTimes:
     """Clocks around the stages, in whatever release this process runs."""
     import learner.leases.conversation as conversation
     import services.zmq.sockets as sockets
@@ -82,7 +82,7 @@ def watch_stages() -> Stages:
     from learner.ledger import Ledger
     from learner.weights.provenance import Provenance
 
-    stages = Stages()
+    stages = StageTimes()
     for owner, name, stage in (
         (sockets, "decode", "decode"),
         (Provenance, "standing", "checks"),
@@ -100,7 +100,7 @@ def watch_stages() -> Stages:
     return stages
 
 
-async def serve(folder: Path, *, groups: int, stages: Stages | None) -> dict[str, Any]:
+async def serve(folder: Path, *, groups: int, stages: StageTimes | None) -> dict[str, Any]:
     """Takes in `WARM_UP` groups, then measures `groups` of them."""
     from learner.journal.journal import Journal
     from services.zmq.sockets import RouterSocket

@@ -40,7 +40,7 @@ DEMO: Mapping[str, object] = {"divergence_limit": 0.1}
 
 
 @dataclass(frozen=True)
-class Variant:
+class LagVariant:
     """A setting of the benchmark: the tokens' lag in versions, options of grpo beside DEMO, and differences from the
     demo.
     """
@@ -54,20 +54,20 @@ class Variant:
 
 
 VARIANTS = {
-    "lag 0": Variant(0),
-    "lag 1": Variant(1),
-    "lag 2": Variant(2),
-    "lag 1, correction_cap 1": Variant(1, {"correction_cap": 1.0}),
-    "lag 2, correction_cap 1": Variant(2, {"correction_cap": 1.0}),
-    "lag 2, correction_floor 0.5": Variant(2, {"correction_floor": 0.5}),
-    "lag 2, no correction": Variant(2, {"correction": "none"}),
-    "lag 2, clip 0.4": Variant(2, {"clip_low": 0.4, "clip_high": 0.4}),
-    "lag 2, three passes": Variant(2, epochs=3),
-    "lag 1, learning rate 7e-4": Variant(1, learning_rate=7e-4),
-    "lag 1, groups of 8": Variant(1, group_size=8),
-    "lag 1, groups of 2": Variant(1, group_size=2),
-    "lag 1, three passes": Variant(1, epochs=3),
-    "lag 1, learning rate to 0": Variant(1, final_fraction=0.0),
+    "lag 0": LagVariant(0),
+    "lag 1": LagVariant(1),
+    "lag 2": LagVariant(2),
+    "lag 1, correction_cap 1": LagVariant(1, {"correction_cap": 1.0}),
+    "lag 2, correction_cap 1": LagVariant(2, {"correction_cap": 1.0}),
+    "lag 2, correction_floor 0.5": LagVariant(2, {"correction_floor": 0.5}),
+    "lag 2, no correction": LagVariant(2, {"correction": "none"}),
+    "lag 2, clip 0.4": LagVariant(2, {"clip_low": 0.4, "clip_high": 0.4}),
+    "lag 2, three passes": LagVariant(2, epochs=3),
+    "lag 1, learning rate 7e-4": LagVariant(1, learning_rate=7e-4),
+    "lag 1, groups of 8": LagVariant(1, group_size=8),
+    "lag 1, groups of 2": LagVariant(1, group_size=2),
+    "lag 1, three passes": LagVariant(1, epochs=3),
+    "lag 1, learning rate to 0": LagVariant(1, final_fraction=0.0),
 }
 
 
@@ -148,7 +148,7 @@ class Sampler:
         return tokens.int().numpy(), torch.cat(columns, dim=1).numpy(), lengths.numpy()
 
 
-def run(variant: Variant, *, steps: int, seed: int) -> dict[str, object]:
+def run(variant: LagVariant, *, steps: int, seed: int) -> dict[str, object]:
     """Mean rewards of windows of steps, when one of them first was at GOAL, and held-out accuracy at the end."""
     import torch
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.learner_shapes import SHAPES, Shape, write_random_model
+from benchmarks.learner_shapes import SHAPES, QwenShape, write_random_model
 from benchmarks.padded_training import PaddedTraining
 from learner.algorithms.presets.sft import SftConfig
 from learner.training.batch import TrainSequence
@@ -89,7 +89,7 @@ class Workload:
         """True if adapters are trained, and no weight of the model."""
         return "lora" in self.training
 
-    def batch(self, shape: Shape) -> list[TrainSequence]:
+    def batch(self, shape: QwenShape) -> list[TrainSequence]:
         """Lengths from a sixteenth of the longest on, the same at every call; the first quarter of each is a prompt."""
         draw = np.random.default_rng(0)
         lengths = draw.integers(max(self.longest // 16, 2), self.longest + 1, self.sequences)
@@ -125,7 +125,7 @@ def main() -> None:
     close_process_group()
 
 
-def measure(shape: Shape, workload: Workload, *, commands: CommandChannel) -> list[Measured]:
+def measure(shape: QwenShape, workload: Workload, *, commands: CommandChannel) -> list[Measured]:
     """Both ways, the learner first. Raises AssertionError if their first losses differ."""
     batch = workload.batch(shape)
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +139,7 @@ def measure(shape: Shape, workload: Workload, *, commands: CommandChannel) -> li
     return rows
 
 
-def flops(shape: Shape, lengths: Sequence[int], *, adapted: bool = False) -> float:
+def flops(shape: QwenShape, lengths: Sequence[int], *, adapted: bool = False) -> float:
     """Of forward and backward pass over sequences of these lengths, without what is computed again.
 
     2 for each weight of a matrix product and token, 2 x hidden x length^2 for the causal half of each layer's attention
@@ -152,7 +152,7 @@ def flops(shape: Shape, lengths: Sequence[int], *, adapted: bool = False) -> flo
 
 
 def measure_learner(
-    shape: Shape, model: Path, workload: Workload, *, commands: CommandChannel, settings: str
+    shape: QwenShape, model: Path, workload: Workload, *, commands: CommandChannel, settings: str
 ) -> Measured:
     """The learner's way alone; `settings` is what `workload.training` is called."""
     row = _measured(shape, "learner", workload, workload.batch(shape), *_learner(model, workload, commands))
@@ -189,7 +189,7 @@ def _padded(model: Path, workload: Workload) -> tuple[Train, Callable[[], None]]
 
 
 def _measured(
-    shape: Shape,
+    shape: QwenShape,
     way: Literal["learner", "padded"],
     workload: Workload,
     batch: Sequence[TrainSequence],

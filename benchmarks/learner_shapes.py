@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config, Qw
 
 
 @dataclass(frozen=True)
-class Shape:
+class QwenShape:
     """A Qwen2 with tied embeddings; a Qwen3, if its heads have a size of their own."""
 
     name: str
@@ -38,21 +38,25 @@ class Shape:
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocabulary
 
 
-SHAPES: Mapping[str, Shape] = {
+SHAPES: Mapping[str, QwenShape] = {
     shape.name: shape
     for shape in (
-        Shape("tiny", hidden=32, layers=2, heads=4, key_value_heads=2, intermediate=64, vocabulary=128),
-        Shape("0.5b", hidden=896, layers=24, heads=14, key_value_heads=2, intermediate=4864, vocabulary=151_936),
-        Shape("1.5b", hidden=1536, layers=28, heads=12, key_value_heads=2, intermediate=8960, vocabulary=151_936),
-        Shape("tiny-qwen3", 32, layers=2, heads=4, key_value_heads=2, intermediate=64, vocabulary=128, head=16),
-        Shape("0.6b", 1024, layers=28, heads=16, key_value_heads=8, intermediate=3072, vocabulary=151_936, head=128),
-        Shape("1.7b", 2048, layers=28, heads=16, key_value_heads=8, intermediate=6144, vocabulary=151_936, head=128),
+        QwenShape("tiny", hidden=32, layers=2, heads=4, key_value_heads=2, intermediate=64, vocabulary=128),
+        QwenShape("0.5b", hidden=896, layers=24, heads=14, key_value_heads=2, intermediate=4864, vocabulary=151_936),
+        QwenShape("1.5b", hidden=1536, layers=28, heads=12, key_value_heads=2, intermediate=8960, vocabulary=151_936),
+        QwenShape("tiny-qwen3", 32, layers=2, heads=4, key_value_heads=2, intermediate=64, vocabulary=128, head=16),
+        QwenShape(
+            "0.6b", 1024, layers=28, heads=16, key_value_heads=8, intermediate=3072, vocabulary=151_936, head=128
+        ),
+        QwenShape(
+            "1.7b", 2048, layers=28, heads=16, key_value_heads=8, intermediate=6144, vocabulary=151_936, head=128
+        ),
     )
 }
 """Shapes by name. Those of billions are Qwen2.5-0.5B, Qwen2.5-1.5B, Qwen3-0.6B and Qwen3-1.7B."""
 
 
-def write_random_model(shape: Shape, folder: Path) -> Path:
+def write_random_model(shape: QwenShape, folder: Path) -> Path:
     """A Hugging Face directory in bfloat16, without a tokenizer, the same at every call. Returns `folder`."""
     # Billions of random numbers take a CPU minutes.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,7 +66,7 @@ def write_random_model(shape: Shape, folder: Path) -> Path:
     return folder
 
 
-def _config_of(shape: Shape) -> PreTrainedConfig:
+def _config_of(shape: QwenShape) -> PreTrainedConfig:
     sizes = {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,

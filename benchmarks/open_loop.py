@@ -16,7 +16,7 @@ _TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class RepeatedRequest:
     """A request that is sent again and again. `expected` is in a right answer `times` times."""
 
     host: str
@@ -27,7 +27,7 @@ class Target:
 
 
 @dataclass
-class Load:
+class LoadResult:
     """Results of a load: statuses, latencies in seconds by status, answers that were not right.
 
     `late`: how many seconds after they were due requests were sent.
@@ -96,13 +96,13 @@ class _Connection(asyncio.Protocol):
 class _Connections:
     """Idle ones first, the last used before others; new ones when none is idle."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: RepeatedRequest) -> None:
         self._target = target
         self._idle: list[_Connection] = []
         self._all: list[_Connection] = []
         self._places = asyncio.Semaphore(_MAX_CONNECTIONS)
 
-    async def ask(self, load: Load, *, due: float) -> None:
+    async def ask(self, load: LoadResult, *, due: float) -> None:
         async with self._places:
             try:
                 connection = self._idle.pop() if self._idle else await self._connect()
@@ -128,9 +128,9 @@ class _Connections:
                 connection.transport.close()
 
 
-async def open_loop(target: Target, *, per_s: float, seconds: float) -> Load:
+async def open_loop(target: RepeatedRequest, *, per_s: float, seconds: float) -> LoadResult:
     """Requests that start evenly, `per_s` in a second. Status 0 counts those without an answer, after a minute too."""
-    load, connections = Load(), _Connections(target)
+    load, connections = LoadResult(), _Connections(target)
     began = time.perf_counter()
     asked: set[asyncio.Task[None]] = set()
     for number in range(int(per_s * seconds)):
@@ -152,9 +152,9 @@ async def open_loop(target: Target, *, per_s: float, seconds: float) -> Load:
     return load
 
 
-async def closed_loop(target: Target, *, clients: int, seconds: float) -> Load:
+async def closed_loop(target: RepeatedRequest, *, clients: int, seconds: float) -> LoadResult:
     """Clients that send their next request as soon as they have an answer: what the server can do at most."""
-    load, connections = Load(), _Connections(target)
+    load, connections = LoadResult(), _Connections(target)
     began = time.perf_counter()
 
     async def ask_again() -> None:

@@ -126,7 +126,7 @@ def _share(caught: Sequence[bool]) -> str:
     return f"{sum(caught)} of {len(caught)}"
 
 
-class Rig:
+class ProbeRig:
     """An engine and a learner of one model."""
 
     def __init__(self, *, engine: "Engine", trainer: Trainer, folder: Path, subject: Subject, model: Path) -> None:
@@ -228,7 +228,7 @@ def _rounded(tensor: torch.Tensor) -> torch.Tensor:
     return ((tensor.float() / scale).round() * scale).to(tensor.dtype)
 
 
-async def measure(rig: Rig, *, dtype: Dtype, versions: int) -> dict[str, Verdicts]:
+async def measure(rig: ProbeRig, *, dtype: Dtype, versions: int) -> dict[str, Verdicts]:
     """Trains, and judges each version from the tenth on."""
     verdicts = {kind: Verdicts() for kind in KINDS}
     rows: dict[tuple[str, int], Proofs] = {}
@@ -262,7 +262,7 @@ async def measure(rig: Rig, *, dtype: Dtype, versions: int) -> dict[str, Verdict
 
 
 async def _judge(
-    rig: Rig, probes: Sequence[Probe], served: Mapping[str, Tensors], *, version: int, dtype: Dtype,
+    rig: ProbeRig, probes: Sequence[Probe], served: Mapping[str, Tensors], *, version: int, dtype: Dtype,
     verdicts: Mapping[str, Verdicts], rows: dict[tuple[str, int], Proofs], caught: dict[tuple[str, int], bool],
 ) -> None:  # fmt: skip
     right: list[list[NDArray[np.float64]]] = []
@@ -312,7 +312,7 @@ def _proof(name: str, answer: NDArray[np.float64], packed: PackedWeights, dtype:
 
 
 @asynccontextmanager
-async def _rig(subject: Subject, dtype: Dtype, folder: Path) -> AsyncIterator[Rig]:
+async def _rig(subject: Subject, dtype: Dtype, folder: Path) -> AsyncIterator[ProbeRig]:
     model = folder / "model"
     with contextlib.redirect_stdout(io.StringIO()):
         subject.make(model)
@@ -325,7 +325,7 @@ async def _rig(subject: Subject, dtype: Dtype, folder: Path) -> AsyncIterator[Ri
     engine = await Engine.start(options=options)
     try:
         with _trainer(subject, model, dtype) as trainer:
-            rig = Rig(engine=engine, trainer=trainer, folder=folder, subject=subject, model=model)
+            rig = ProbeRig(engine=engine, trainer=trainer, folder=folder, subject=subject, model=model)
             await rig.load(rig.weights())
             yield rig
     finally:

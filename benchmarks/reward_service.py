@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.open_loop import Load, Target, closed_loop, open_loop, percentile
+from benchmarks.open_loop import LoadResult, RepeatedRequest, closed_loop, open_loop, percentile
 
 RESULTS = Path(__file__).with_name("results")
 BATCH = 64
@@ -86,7 +86,7 @@ def _arguments() -> argparse.Namespace:
 
 
 async def _measure(
-    arguments: argparse.Namespace, *, process_id: int, target: Target
+    arguments: argparse.Namespace, *, process_id: int, target: RepeatedRequest
 ) -> tuple[dict[str, Phase], Memory | None]:
     await closed_loop(target, clients=8, seconds=min(3.0, arguments.seconds))  # to warm up
     most = _phase(await closed_loop(target, clients=8, seconds=arguments.seconds), offered=None)
@@ -96,11 +96,11 @@ async def _measure(
     return {"most": most, "half": half, "twice": double}, memory
 
 
-async def _offered(target: Target, *, items_per_s: float, seconds: float) -> Phase:
+async def _offered(target: RepeatedRequest, *, items_per_s: float, seconds: float) -> Phase:
     return _phase(await open_loop(target, per_s=items_per_s / BATCH, seconds=seconds), offered=items_per_s)
 
 
-async def _memory(target: Target, process_id: int, *, minutes: float) -> Memory:
+async def _memory(target: RepeatedRequest, process_id: int, *, minutes: float) -> Memory:
     samples: list[float] = []
     slices = max(8, int(minutes * 6))
     for _ in range(slices):
@@ -110,7 +110,7 @@ async def _memory(target: Target, process_id: int, *, minutes: float) -> Memory:
     return Memory(minutes=minutes, mib=tuple(samples))
 
 
-def _phase(load: Load, *, offered: float | None) -> Phase:
+def _phase(load: LoadResult, *, offered: float | None) -> Phase:
     scored, refused = load.latencies.get(200, []), load.latencies.get(429, [])
     return Phase(
         offered_items_per_s=offered,
@@ -129,7 +129,7 @@ def _resident_mib(process_id: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
-def _target(port: int) -> Target:
+def _target(port: int) -> RepeatedRequest:
     items = [
         {
             "id": str(number),
@@ -141,7 +141,7 @@ def _target(port: int) -> Target:
     ]
     body = json.dumps({"items": items}).encode()
     head = f"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    return Target(host="127.0.0.1", port=port, request=head + body, expected=b'"reward":1.0', times=BATCH)
+    return RepeatedRequest(host="127.0.0.1", port=port, request=head + body, expected=b'"reward":1.0', times=BATCH)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.rlhf_report import Point, figure, read_points, table
-from examples.rlhf.judge import Judge, read_prompts
-from examples.rlhf.language import Language
+from examples.rlhf.judge import WinRateJudge, read_prompts
+from examples.rlhf.language import LetterLanguage
 from learner.config import LearnerConfig
 from learner.trainer_thread import LearnerRanks
 from learner.training.trainer import Trainer
@@ -63,7 +63,7 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Variant:
+class ChainVariant:
     """A run with samples from generators. `options` are the learner's beside those of examples/rlhf/run.toml."""
 
     algo: str
@@ -85,7 +85,7 @@ def main() -> None:
     store = RESULTS / "rlhf_chain.jsonl"
     done = {(point.algo, point.max_lag) for point in read_points(store)}
     variants = [
-        Variant(algo=algo, max_lag=lag, options={**ALGORITHMS[algo], "steps": arguments.steps})
+        ChainVariant(algo=algo, max_lag=lag, options={**ALGORITHMS[algo], "steps": arguments.steps})
         for lag in arguments.lags
         for algo in arguments.algos
         if (algo, lag) not in done
@@ -120,10 +120,10 @@ def _make_models(stages: Stages) -> None:
             _call([_script("learner"), "--config", str(EXAMPLE / f"{name}.toml"), *paths, *place])
 
 
-def _train_and_judge(variants: Sequence[Variant], stages: Stages, store: Path, *, every: int) -> None:
+def _train_and_judge(variants: Sequence[ChainVariant], stages: Stages, store: Path, *, every: int) -> None:
     prompts = read_prompts(stages.start / "held_out.jsonl")
-    judge = Judge(
-        sft=stages.sft, reward_model=stages.reward_model, prompts=prompts, language=Language.of_seed(0), seed=0
+    judge = WinRateJudge(
+        sft=stages.sft, reward_model=stages.reward_model, prompts=prompts, language=LetterLanguage.of_seed(0), seed=0
     )
     with _services(stages), _checkpoint_reader(stages) as reader, store.open("a", encoding="utf-8") as lines:
         for variant in variants:
@@ -134,7 +134,7 @@ def _train_and_judge(variants: Sequence[Variant], stages: Stages, store: Path, *
                 print(point, flush=True)
 
 
-def _train(variant: Variant, stages: Stages, *, every: int) -> Path:
+def _train(variant: ChainVariant, stages: Stages, *, every: int) -> Path:
     """Runs the learner once; returns its folder."""
     options = {
         "model": stages.sft,
@@ -156,7 +156,7 @@ def _train(variant: Variant, stages: Stages, *, every: int) -> Path:
     return stages.runs / variant.name
 
 
-def _points(variant: Variant, folder: Path, judge: Judge, reader: Trainer) -> Iterator[Point]:
+def _points(variant: ChainVariant, folder: Path, judge: WinRateJudge, reader: Trainer) -> Iterator[Point]:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     lags = {int(lag): count for lag, count in summary["token_lag_histogram"].items()}
     for checkpoint in sorted(path for path in folder.glob("checkpoint-*") if path.is_dir()):

@@ -169,7 +169,7 @@ async def sample(http: Any, url: str, load: Load, requests: int) -> int:
     return count
 
 
-class Subject:
+class CheckoutGenerator:
     """A generator with the code of a checkout, which runs while it is entered, and clients with the same code."""
 
     def __init__(self, checkout: Path, model: Path) -> None:
@@ -233,7 +233,7 @@ def measure(checkouts: Sequence[Path], *, rounds: int) -> str:
     """All runs, in turn: each generator is started once, and idle while another one is asked."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         make_model(Path(folder))
-        started = {commit(checkout): Subject(checkout, Path(folder)) for checkout in checkouts}
+        started = {commit(checkout): CheckoutGenerator(checkout, Path(folder)) for checkout in checkouts}
         subjects = {name: running.enter_context(subject) for name, subject in started.items()}
         found: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in subjects}
         for number in range(rounds):

@@ -33,7 +33,7 @@ SIDES = {
 HEAD = "# The training step against transformers and TRL\n\n`benchmarks/train_step.py`, which says what each side is.\n"
 
 
-class Side:
+class StepSide:
     """A process that makes a step when asked to."""
 
     def __init__(self, name: str, given: Given) -> None:
@@ -83,7 +83,7 @@ def main() -> None:
     """Prints a table, and appends it to the file of results."""
     arguments = _arguments()
     given = Given(**{name: getattr(arguments, name) for name in Given.__dataclass_fields__})
-    sides = {name: Side(name, given) for name in SIDES if name in arguments.sides}
+    sides = {name: StepSide(name, given) for name in SIDES if name in arguments.sides}
     try:
         for number in range(arguments.steps + arguments.warmup):
             for side in sides.values():
@@ -98,7 +98,7 @@ def main() -> None:
         arguments.output.write_text(f"{text.rstrip()}\n\n{table}", encoding="utf-8")
 
 
-def report(given: Given, sides: dict[str, Side], *, steps: int) -> str:
+def report(given: Given, sides: dict[str, StepSide], *, steps: int) -> str:
     """The ratios first, then what they are made of."""
     lengths = given.lengths()
     tokens = given.prompt * len(lengths) + sum(lengths)

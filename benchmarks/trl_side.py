@@ -104,7 +104,7 @@ def steps_on_given_tokens(given: "Given", *, wait: Callable[[], bool], tell: Cal
     inputs = _padded_batch(given)
     began: list[float] = []
 
-    class Timed(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+    class StepTimes(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_end(self, *_: object, **__: object) -> None:
             tell(time.perf_counter() - began[0], time.process_time() - began[1])
 
@@ -133,7 +133,7 @@ def steps_on_given_tokens(given: "Given", *, wait: Callable[[], bool], tell: Cal
             args=settings,
             train_dataset=datasets.Dataset.from_list([{"prompt": "1"}] * count),
             processing_class=transformers.AutoTokenizer.from_pretrained(given.model),
-            callbacks=[Timed()],
+            callbacks=[StepTimes()],
         ).train()
 
 
@@ -170,7 +170,7 @@ def run(folder: Path) -> None:
     steps: dict[str, list[float]] = {"times": [], "rewards": [], "lengths": []}
     began = [0.0]
 
-    class Timed(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+    class RewardTimes(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_train_begin(self, *_: object, **__: object) -> None:
             began[0] = time.perf_counter()
 
@@ -203,7 +203,7 @@ def run(folder: Path) -> None:
         ),
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=transformers.AutoTokenizer.from_pretrained(given.model, padding_side="left"),
-        callbacks=[Timed()],
+        callbacks=[RewardTimes()],
     ).train()
     (folder / "steps.json").write_text(json.dumps(steps), encoding="utf-8")
 

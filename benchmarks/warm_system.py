@@ -26,7 +26,7 @@ _STARTS_WITHIN_S = 300
 _ENDS_WITHIN_S = 60
 
 
-class RunFailed(Exception):
+class LearnerFailed(Exception):
     """A learner that did not end well; the message says how, with the last of what it logged."""
 
 
@@ -150,9 +150,9 @@ class WarmSystem:
         try:
             status = process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired as error:
-            raise RunFailed(f"not done after {limit_s:.0f} s: {_last_line(log)}") from error
+            raise LearnerFailed(f"not done after {limit_s:.0f} s: {_last_line(log)}") from error
         if status != 0:
-            raise RunFailed(f"ended with {status}: {_last_line(log)}")
+            raise LearnerFailed(f"ended with {status}: {_last_line(log)}")
 
 
 @contextmanager

@@ -60,7 +60,7 @@ _WATCHING = ("trajectories", "tracker ")
 
 
 @dataclass
-class Cost:
+class TurnsCost:
     """Of all turns so far of one kind. `watching` are CPU seconds of the threads and processes that only watch."""
 
     steps: int = 0
@@ -78,7 +78,7 @@ class Cost:
         """CPU seconds of a step."""
         return self.cpu / self.steps
 
-    def add(self, before: "Mark", after: "Mark") -> None:
+    def add(self, before: "RunMark", after: "RunMark") -> None:
         """A turn."""
         self.steps += after.steps - before.steps
         self.seconds += after.at - before.at
@@ -88,7 +88,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Mark:
+class RunMark:
     """Progress of a run: its steps, the clock, and the CPU seconds that it has taken."""
 
     steps: int
@@ -97,7 +97,7 @@ class Mark:
     watching: Mapping[str, float]
 
 
-class Reader:
+class EventReader:
     """Follows the page's events from a thread, as long as the body lasts; a context manager."""
 
     def __init__(self, port: int, *, at: str) -> None:
@@ -108,7 +108,7 @@ class Reader:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
-    def __enter__(self) -> "Reader":
+    def __enter__(self) -> "EventReader":
         self._thread.start()
         return self
 
@@ -164,7 +164,7 @@ class WatchedRun:
             self._steps += whole.count(b'"kind": "step"')
         return self._steps
 
-    def until(self, step: int) -> Mark:
+    def until(self, step: int) -> RunMark:
         """Waits for that step. Raises SystemExit if it does not come."""
         latest = time.monotonic() + 300 + _MAX_STEP_S * (step - self.steps)
         while self.steps < step:
@@ -175,7 +175,7 @@ class WatchedRun:
         processes = (self._learner, *self._system.services.values())
         pids = [pid for process in processes for pid in tree(process.pid)]
         cpu = {pid: cpu_time.of_process(pid) for pid in pids}
-        return Mark(steps=self.steps, at=at, cpu=sum(cpu.values()), watching=self._watching(cpu))
+        return RunMark(steps=self.steps, at=at, cpu=sum(cpu.values()), watching=self._watching(cpu))
 
     def _watching(self, cpu: Mapping[int, float]) -> dict[str, float]:
         names = json.loads(self._switch.with_suffix(".threads").read_text(encoding="utf-8"))
@@ -184,13 +184,13 @@ class WatchedRun:
         found["processes of trackers"] = sum(used for pid, used in cpu.items() if _tracks(pid))
         return found
 
-    def turn(self, *, watched: bool) -> tuple[Mark, Mark]:
+    def turn(self, *, watched: bool) -> tuple[RunMark, RunMark]:
         """A turn from here on: when it begins to count, and its end."""
         if watched:
             self._switch.touch()
         else:
             self._switch.unlink(missing_ok=True)
-        reader = Reader(self._system.ports.learner, at=self._at)
+        reader = EventReader(self._system.ports.learner, at=self._at)
         with reader if watched else nullcontext():
             before = self.until(self.steps + SETTLING_STEPS)
             told = reader.events
@@ -232,18 +232,18 @@ class Found:
     pair; and events that the page's reader was told of in a second.
     """
 
-    pairs: list[tuple[Cost, Cost]]
+    pairs: list[tuple[TurnsCost, TurnsCost]]
     trackers_start_s: float
     events_per_s: float
 
 
 def measured(*, pairs: int, steps: int, trackers: Sequence[str], watched_first: bool) -> Found:
     """Starts a run and measures pairs of turns, watched and not."""
-    found: list[tuple[Cost, Cost]] = []
+    found: list[tuple[TurnsCost, TurnsCost]] = []
     with started(trackers) as run:
         begun = run.until(FIRST_STEPS)
         for number in range(pairs):
-            watched, other = Cost(), Cost()
+            watched, other = TurnsCost(), TurnsCost()
             order = [watched_first, not watched_first, not watched_first, watched_first]
             while other.steps < steps:
                 for is_watched in order:
@@ -290,7 +290,7 @@ def table(found: Sequence[Found], *, command: str) -> str:
     return "\n".join([*lines, "", *words, ""])
 
 
-def _mean_ms(costs: Sequence[Cost], name: str) -> float:
+def _mean_ms(costs: Sequence[TurnsCost], name: str) -> float:
     return 1e3 * sum(cost.watching.get(name, 0.0) for cost in costs) / sum(cost.steps for cost in costs)
 
 

@@ -72,7 +72,7 @@ def config_of(shape: str, layers: int) -> PretrainedConfig:
     )  # fmt: skip
 
 
-class Whole:
+class TrainedModel:
     """The trainer's model, as far as a host copy needs it."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -88,7 +88,7 @@ class Whole:
         return parameter.detach()
 
 
-class Child:
+class GeneratorChild:
     """The generator's process, whose model is on `device`."""
 
     def __init__(self, folder: str, dtype: str, *, device: str = "cpu") -> None:
@@ -119,19 +119,19 @@ class Child:
         self._process.wait()
 
 
-class Pair:
+class ProcessPair:
     """Both processes, and the seconds of what they do, of CPU by default."""
 
     def __init__(
         self,
         model: nn.Module,
-        child: Child,
+        child: GeneratorChild,
         *,
         dtype: str,
         bucket_bytes: int,
         clock: Callable[[], float] = time.process_time,
     ) -> None:
-        self._whole = Whole(model)
+        self._whole = TrainedModel(model)
         self._clock = clock
         self._child = child
         self._dtype = dtype
@@ -233,13 +233,13 @@ def measured(shape: str, dtype: str, given: argparse.Namespace) -> str:
     config = config_of(shape, given.layers)
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        child = Child(folder, dtype)
+        child = GeneratorChild(folder, dtype)
     try:
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
         nbytes = sum(parameter.nbytes for parameter in model.parameters())
         ctypes.CDLL(None).malloc_trim(0)  # what the model was made in
         held = rss()
-        pair = Pair(model, child, dtype=dtype, bucket_bytes=given.bucket_mb << 20)
+        pair = ProcessPair(model, child, dtype=dtype, bucket_bytes=given.bucket_mb << 20)
         for number in range(given.rounds + 2):
             pair.round(number, counts=number >= 2)
     finally:

@@ -33,7 +33,7 @@ _TTL_S = 120.0
 _POLL_S = 0.001
 
 
-class Model(nn.Module):
+class LoadableModel(nn.Module):
     """A transformers model that takes weights as vLLM's models do: by name, a copy each."""
 
     def __init__(self, folder: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -66,10 +66,10 @@ class Model(nn.Module):
         return loaded
 
 
-class Generator:
+class TransferEngineHost:
     """The real transfer engine, without vLLM's own part of a load."""
 
-    def __init__(self, model: Model, device: torch.device) -> None:
+    def __init__(self, model: LoadableModel, device: torch.device) -> None:
         config: Any = SimpleNamespace(parallel_config=SimpleNamespace(rank=0), model_config=None)
         self._engine = HeadwayTransferEngine(config, config, device, model)
         self._model = model
@@ -152,7 +152,7 @@ def main() -> None:
     torch.set_num_threads(1)
     nothing = rss()
     where = torch.device(device)
-    generator = Generator(Model(folder, getattr(torch, dtype), where), where)
+    generator = TransferEngineHost(LoadableModel(folder, getattr(torch, dtype), where), where)
     print(json.dumps({"did": "start", "nothing": nothing}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

@@ -12,7 +12,7 @@ from services.process import parent_death_signal
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunFiles:
     """The run's summary.json, and its metrics.jsonl by kind."""
 
     summary: dict[str, Any]
@@ -23,7 +23,7 @@ class Outcome:
         return [entry for entry in self.entries if entry["kind"] == kind]
 
 
-def run_headway(config: Path, *, folder: Path, options: Mapping[str, object]) -> Outcome:
+def run_headway(config: Path, *, folder: Path, options: Mapping[str, object]) -> RunFiles:
     """Runs `headway up` to its end, with files in `folder`/run. Its output is shown only if it fails, by SystemExit."""
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     place = ["--run.name", "run", "--run.directory", str(folder)]
@@ -35,7 +35,7 @@ def run_headway(config: Path, *, folder: Path, options: Mapping[str, object]) ->
         )
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
-    return Outcome(summary=summary, entries=[json.loads(line) for line in lines])
+    return RunFiles(summary=summary, entries=[json.loads(line) for line in lines])
 
 
 def steps_in(metrics: Path) -> int:

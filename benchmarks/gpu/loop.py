@@ -20,9 +20,9 @@ from benchmarks.soak.system import (
     LEARNER,
     NAMES,
     REWARDS,
-    Process,
-    Progress,
-    System,
+    SoakProcess,
+    SoakSystem,
+    StepReader,
     ports,
     run_folder,
 )
@@ -44,13 +44,13 @@ def command_of(name: str) -> tuple[str, ...]:
     return (sys.executable, "-c", f"from {_MODULES[name]}.command import main; main()")
 
 
-def system_in(folder: Path) -> System:
+def system_in(folder: Path) -> SoakSystem:
     """All four, not started yet."""
     run_file = write_run_file(folder, steps=STEPS, seed=0, ports=ports())
     (folder / "logs").mkdir()
     where = ("--config", str(run_file))
-    processes = {name: Process(name, (*command_of(name), *where)) for name in NAMES}
-    return System(folder, uuid.uuid4().hex, processes, Progress(run_folder(folder) / "metrics.jsonl"))
+    processes = {name: SoakProcess(name, (*command_of(name), *where)) for name in NAMES}
+    return SoakSystem(folder, uuid.uuid4().hex, processes, StepReader(run_folder(folder) / "metrics.jsonl"))
 
 
 def uses_a_gpu(pid: int) -> bool:
@@ -69,7 +69,7 @@ def main() -> int:
             system.end()
 
 
-def _ran(system: System) -> int:
+def _ran(system: SoakSystem) -> int:
     began = time.monotonic()
     for name in NAMES:
         system.start(name)

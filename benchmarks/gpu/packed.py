@@ -30,7 +30,7 @@ _REHEARSED = ("llama", "gpt-oss", "qwen3.5 moe")
 
 
 @dataclass(frozen=True)
-class Gaps:
+class PackedGaps:
     """Largest absolute differences in float32; means of absolute differences to float32 in bfloat16."""
 
     logprobs: float
@@ -53,7 +53,7 @@ class Gaps:
         )
 
 
-def gaps_of(name: str, folder: Path, *, device: torch.device) -> Gaps:
+def gaps_of(name: str, folder: Path, *, device: torch.device) -> PackedGaps:
     """Of one architecture."""
     write_tiny_model(name, folder)
     sequences = sequences_with_a_shared_prompt()
@@ -61,7 +61,7 @@ def gaps_of(name: str, folder: Path, *, device: torch.device) -> Gaps:
     packed, packed_slopes = _packed(folder, sequences, torch.float32, device)
     halved, _ = _plain(folder, sequences, torch.bfloat16, device)
     packed_halved, _ = _packed(folder, sequences, torch.bfloat16, device)
-    return Gaps(
+    return PackedGaps(
         logprobs=float((packed - exact).abs().max()),
         gradients=max(
             float((packed_slopes[key] - slope).abs().max() / slope.abs().max().clamp(min=1.0))

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.rows import rate, rehearses, say
-from benchmarks.weight_sync import Child, Pair, config_of
+from benchmarks.weight_sync import GeneratorChild, ProcessPair, config_of
 from learner.training.finite import all_finite
 from services.nccl import interface_of
 from services.network import LOOPBACK
@@ -42,14 +42,14 @@ def measure(layers: int, *, device: torch.device, shape: str, rounds: int) -> No
     config = config_of(shape, layers)
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        child = Child(folder, DTYPE, device=device.type)
+        child = GeneratorChild(folder, DTYPE, device=device.type)
     try:
         with device:
             model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, DTYPE))
         nbytes = sum(parameter.nbytes for parameter in model.parameters())
         size = f"{nbytes / 1e9:.1f} GB"
         _singly(model, size, nbytes)
-        pair = Pair(model, child, dtype=DTYPE, bucket_bytes=BUCKET_BYTES, clock=time.perf_counter)
+        pair = ProcessPair(model, child, dtype=DTYPE, bucket_bytes=BUCKET_BYTES, clock=time.perf_counter)
         pair.round(0, counts=True)
         say(f"{size}: the first host copy", rate(nbytes, pair.took["host_copy_s"][0]))
         pair.took.clear()

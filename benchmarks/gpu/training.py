@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.rows import rehearses, say
 from benchmarks.learner_gpu import Workload, known_tflops, measure, measure_learner, open_trainer
-from benchmarks.learner_shapes import SHAPES, Shape, write_random_model
+from benchmarks.learner_shapes import SHAPES, QwenShape, write_random_model
 from learner.training.ranks import CommandChannel, Ranks, close_process_group, open_process_group
 
 SETTINGS: dict[str, dict[str, object]] = {
@@ -38,7 +38,7 @@ def workload(*, tiny: bool) -> Workload:
     return Workload(dtype="bfloat16", pack_tokens=8192, sequences=16, longest=4096, steps=2, tflops=known_tflops())
 
 
-def settings_of(shape: Shape, model: Path, work: Workload, commands: CommandChannel) -> None:
+def settings_of(shape: QwenShape, model: Path, work: Workload, commands: CommandChannel) -> None:
     """Says a row for each setting; one that does not fit, or fails, does not keep the others from running."""
     for settings, training in SETTINGS.items():
         try:
@@ -52,7 +52,7 @@ def settings_of(shape: Shape, model: Path, work: Workload, commands: CommandChan
         say(what, f"{found} of {row.step_tokens} tokens, loss {row.first_loss:.3f}")
 
 
-def profiled(shape: Shape, model: Path, work: Workload, commands: CommandChannel) -> None:
+def profiled(shape: QwenShape, model: Path, work: Workload, commands: CommandChannel) -> None:
     """Says which kernels a step spends the GPU's time in."""
     trainer = open_trainer(model, replace(work, training=SETTINGS[PROFILED]), commands)
     batch = work.batch(shape)

@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.soak.report import write_report
 from benchmarks.soak.run_files import write_run_file
 from benchmarks.soak.soaking import Note, Soaking, Verdict, append
-from benchmarks.soak.system import ARCHIVE, Progress, ports, run_folder, system_of
+from benchmarks.soak.system import ARCHIVE, StepReader, ports, run_folder, system_of
 from benchmarks.soak.verdict import broken
 from tests.chaos.journal_reader import Archive
 
@@ -57,7 +57,7 @@ def _soak(folder: Path, arguments: argparse.Namespace) -> None:
         most_s=60.0 * arguments.minutes,
         seed=arguments.seed,
         random=random.Random(arguments.seed),
-        say=Saying(time.monotonic()),
+        say=TimedSaying(time.monotonic()),
     )
     with Archive(run=system.run, folder=folder / ARCHIVE) as archive:
         try:
@@ -71,7 +71,7 @@ def judge(folder: Path, *, results: Path, name: str, notes: list[str]) -> int:
     """Checks the history that a soak has left, and writes the results; 1 if something grew or broke."""
     for text in notes:
         append(folder / LINES, Note(kind="note", text=text))
-    steps = Progress(run_folder(folder) / "metrics.jsonl").read()
+    steps = StepReader(run_folder(folder) / "metrics.jsonl").read()
     append(folder / LINES, Verdict(kind="verdict", broken=broken(folder, steps=steps)))
     shutil.copy(folder / LINES, results / f"{name}.jsonl")
     found = write_report(results, name=name)
@@ -80,7 +80,7 @@ def judge(folder: Path, *, results: Path, name: str, notes: list[str]) -> int:
     return 1 if found else 0
 
 
-class Saying:
+class TimedSaying:
     """Says what happens, with the time since the start."""
 
     def __init__(self, began: float) -> None:

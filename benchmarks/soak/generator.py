@@ -107,8 +107,8 @@ def install() -> None:
         engine_kind=lambda config: "torch float32",
         dtype_name=lambda config: "float32",
         generate_part=lambda part, *, instance, oldest_cache: part.signed(instance, oldest_cache=oldest_cache),
-        sampling_params=ours.Params,
-        scoring_params=lambda top=0: ours.Params(),
+        sampling_params=ours.TorchParams,
+        scoring_params=lambda top=0: ours.TorchParams(),
         scored_sequence=ours.scored_sequence,
     )
     _put(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.soak.system import LEARNER, System
+from benchmarks.soak.system import LEARNER, SoakSystem
 from tests.chaos.faults import tree
 
 MIB = 1 << 20
@@ -16,7 +16,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
-class Sample:
+class SystemSample:
     """The whole system at one moment. `rss_mib` is of a process and its children; a life began at `born`, a step."""
 
     kind: Literal["sample"]
@@ -43,7 +43,7 @@ class Strike:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessEnd:
     """A process that ended though nothing was done to it."""
 
     kind: Literal["ended"]
@@ -52,10 +52,10 @@ class Ended:
     text: str
 
 
-def sample_of(system: System, *, at_s: float, now: float) -> Sample:
+def sample_of(system: SoakSystem, *, at_s: float, now: float) -> SystemSample:
     """Of this moment; `now` by the monotonic clock."""
     processes = [process for process in system.processes.values() if process.alive]
-    return Sample(
+    return SystemSample(
         kind="sample",
         at_s=round(at_s, 1),
         step=system.progress.read(),

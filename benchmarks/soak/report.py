@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.soak.measurements import MIB, Ended, Sample, Strike, is_resume
+from benchmarks.soak.measurements import MIB, ProcessEnd, Strike, SystemSample, is_resume
 from benchmarks.soak.run_files import (
     CHECKPOINT_EVERY,
     GROUP_SIZE,
@@ -17,14 +17,14 @@ from benchmarks.soak.run_files import (
     TASKS,
     TRAJECTORIES_MB,
 )
-from benchmarks.soak.soaking import End, Note, Plan, Verdict
+from benchmarks.soak.soaking import Note, SoakEnd, SoakPlan, Verdict
 from benchmarks.soak.system import NAMES
 from benchmarks.soak.verdict import (
     GROWS_MIB,
     LONG_STEPS,
     SLOWS,
     WARM_STEPS,
-    Disk,
+    DiskGrowth,
     Growth,
     Slope,
     disks_of,
@@ -43,30 +43,30 @@ FLAT_SHARE = 1.5
 """A rotated file whose peak in the last quarter is more than so many times that of the first has grown."""
 
 RECORDS: dict[str, type] = {
-    "plan": Plan,
-    "sample": Sample,
+    "plan": SoakPlan,
+    "sample": SystemSample,
     "fault": Strike,
-    "ended": Ended,
-    "end": End,
+    "ended": ProcessEnd,
+    "end": SoakEnd,
     "verdict": Verdict,
     "note": Note,
 }
 
 
 @dataclass(frozen=True)
-class Lines:
+class SoakLines:
     """The lines of a soak's file, by kind."""
 
-    plan: Plan
-    samples: list[Sample]
+    plan: SoakPlan
+    samples: list[SystemSample]
     strikes: list[Strike]
-    ended: list[Ended]
-    end: End
+    ended: list[ProcessEnd]
+    end: SoakEnd
     broken: list[str]
     notes: Sequence[str] = ()
 
     @classmethod
-    def read(cls, path: Path) -> "Lines":
+    def read(cls, path: Path) -> "SoakLines":
         """Raises IndexError for a soak that was not judged."""
         found: dict[str, list[Any]] = {kind: [] for kind in RECORDS}
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -79,7 +79,7 @@ class Lines:
 
 def write_report(results: Path, *, name: str) -> list[str]:
     """Writes NAME.md and NAME.png beside NAME.jsonl; everything that grew or broke."""
-    lines = Lines.read(results / f"{name}.jsonl")
+    lines = SoakLines.read(results / f"{name}.jsonl")
     growths = {name: growth_of(lines.samples, name) for name in NAMES}
     found = findings(lines, growths)
     (results / f"{name}.md").write_text(text_of(lines, growths, found, name=name), encoding="utf-8")
@@ -87,7 +87,7 @@ def write_report(results: Path, *, name: str) -> list[str]:
     return found
 
 
-def findings(lines: Lines, growths: dict[str, Growth]) -> list[str]:
+def findings(lines: SoakLines, growths: dict[str, Growth]) -> list[str]:
     """Everything that grew or broke, in words."""
     found = list(lines.broken)
     found += [f"ended by itself at step {one.step}: {one.text}" for one in lines.ended]
@@ -106,7 +106,7 @@ def findings(lines: Lines, growths: dict[str, Growth]) -> list[str]:
     return found
 
 
-def text_of(lines: Lines, growths: dict[str, Growth], found: Sequence[str], *, name: str = "soak") -> str:
+def text_of(lines: SoakLines, growths: dict[str, Growth], found: Sequence[str], *, name: str = "soak") -> str:
     """The whole of NAME.md."""
     return "\n".join(
         [
@@ -130,7 +130,7 @@ def text_of(lines: Lines, growths: dict[str, Growth], found: Sequence[str], *, n
     )
 
 
-def _setting(lines: Lines) -> list[str]:
+def _setting(lines: SoakLines) -> list[str]:
     end, plan = lines.end, lines.plan
     hours = end.at_s / 3600
     stepping = end.steps / max(end.at_s, 1.0)
@@ -170,7 +170,7 @@ def _memory(growths: dict[str, Growth]) -> list[str]:
     ]
 
 
-def _disk(disks: dict[str, Disk]) -> list[str]:
+def _disk(disks: dict[str, DiskGrowth]) -> list[str]:
     return [
         "| on disk | peak in the first quarter, MiB | in the last | bytes a step | |",
         "|---|---|---|---|---|",
@@ -182,7 +182,7 @@ def _disk(disks: dict[str, Disk]) -> list[str]:
     ]
 
 
-def _faults(lines: Lines) -> list[str]:
+def _faults(lines: SoakLines) -> list[str]:
     resumes = resumes_of(lines.strikes)
     counts = Counter((one.process, one.how) for one in lines.strikes)
     rows = []
@@ -211,7 +211,7 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / MIB:.1f}" if nbytes >= MIB / 10 else f"{nbytes / MIB:.3f}"
 
 
-def figure(lines: Lines, path: Path) -> None:
+def figure(lines: SoakLines, path: Path) -> None:
     """Three panels over the step: memory of each process, disk by kind, and the time of each resume."""
     import matplotlib
 

@@ -15,7 +15,7 @@ TRAJECTORIES_MB = 4
 
 
 @dataclass(frozen=True)
-class Ports:
+class SoakPorts:
     """Ports of each process on this machine."""
 
     learner: int
@@ -54,7 +54,7 @@ def _task(index: int) -> str:
     return json.dumps({"prompt": f"{left:02d}+{right:02d}=", "verifier": "numeric", "arguments": arguments}) + "\n"
 
 
-def write_run_file(folder: Path, *, steps: int, seed: int, ports: Ports) -> Path:
+def write_run_file(folder: Path, *, steps: int, seed: int, ports: SoakPorts) -> Path:
     """Model, tasks and run.toml; the path of the latter."""
     model, tasks = folder / "model", folder / "tasks.jsonl"
     make_model(model, seed=seed)

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from benchmarks.soak.measurements import Ended, Sample, Strike, sample_of
-from benchmarks.soak.system import LEARNER, NAMES, Kind, System
+from benchmarks.soak.measurements import ProcessEnd, Strike, SystemSample, sample_of
+from benchmarks.soak.system import LEARNER, NAMES, Kind, SoakSystem
 
 SAMPLE_EVERY_S = 15.0
 POLL_S = 0.2
@@ -23,7 +23,7 @@ KINDS: tuple[Kind, ...] = ("killed", "stopped and started", "hung")
 
 
 @dataclass(frozen=True)
-class Plan:
+class SoakPlan:
     """The soak's settings: the first line of the file."""
 
     kind: Literal["plan"]
@@ -33,7 +33,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class End:
+class SoakEnd:
     """End of a soak. `well`: the learner ended by itself, with code 0."""
 
     kind: Literal["end"]
@@ -59,7 +59,7 @@ class Note:
     text: str
 
 
-def append(lines: Path, record: Plan | Sample | Strike | Ended | End | Verdict | Note) -> None:
+def append(lines: Path, record: SoakPlan | SystemSample | Strike | ProcessEnd | SoakEnd | Verdict | Note) -> None:
     """Writes one line."""
     with lines.open("a", encoding="utf-8") as file:
         file.write(json.dumps(dataclasses.asdict(record)) + "\n")
@@ -69,7 +69,7 @@ def append(lines: Path, record: Plan | Sample | Strike | Ended | End | Verdict |
 class Soaking:
     """Runs a soak to its last step, or until `most_s` seconds have passed."""
 
-    system: System
+    system: SoakSystem
     lines: Path
     steps: int
     every_steps: float
@@ -84,7 +84,7 @@ class Soaking:
 
     def run(self) -> None:
         """Starts all, strikes, and lets the learner come to its end. Raises TimeoutError if steps stop for good."""
-        append(self.lines, Plan(kind="plan", steps=self.steps, faults_every_steps=self.every_steps, seed=self.seed))
+        append(self.lines, SoakPlan(kind="plan", steps=self.steps, faults_every_steps=self.every_steps, seed=self.seed))
         for name in NAMES:
             self.system.start(name)
         self._until_step(1)
@@ -110,7 +110,7 @@ class Soaking:
         for text in self.system.ended_by_itself():
             step = self.system.progress.read()
             self.say(f"step {step}: ended by itself: {text}")
-            append(self.lines, Ended(kind="ended", at_s=self._elapsed_s, step=step, text=text))
+            append(self.lines, ProcessEnd(kind="ended", at_s=self._elapsed_s, step=step, text=text))
         now = time.monotonic()
         if now - self.sampled_at >= SAMPLE_EVERY_S:
             self.sampled_at = now
@@ -162,4 +162,6 @@ class Soaking:
         self._until_step(self.steps + 1)
         learner = self.system.processes[LEARNER]
         well, steps = learner.now.wait(timeout_s=1) == 0, self.system.progress.read()
-        append(self.lines, End(kind="end", at_s=self._elapsed_s, steps=steps, learner_starts=learner.starts, well=well))
+        append(
+            self.lines, SoakEnd(kind="end", at_s=self._elapsed_s, steps=steps, learner_starts=learner.starts, well=well)
+        )

@@ -9,7 +9,7 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Literal
 
-from benchmarks.soak.run_files import Ports
+from benchmarks.soak.run_files import SoakPorts
 from learner.reports.growing import Mark, lines_after
 from tests.chaos.faults import send, tree
 from tests.chaos.journal_reader import Place, journal_end
@@ -37,7 +37,7 @@ def lives_of(folder: Path) -> dict[int, Place]:
 
 
 @dataclass
-class Progress:
+class StepReader:
     """Reader of the steps in metrics.jsonl; only new lines are read."""
 
     path: Path
@@ -54,7 +54,7 @@ class Progress:
 
 
 @dataclass
-class Process:
+class SoakProcess:
     """A process of the four, through all of its starts."""
 
     name: str
@@ -75,13 +75,13 @@ class Process:
 
 
 @dataclass
-class System:
+class SoakSystem:
     """All four. `lives.jsonl` in the folder gets the journal's end before each start of the learner."""
 
     folder: Path
     mark: str
-    processes: Mapping[str, Process]
-    progress: Progress
+    processes: Mapping[str, SoakProcess]
+    progress: StepReader
 
     @property
     def run(self) -> Path:
@@ -141,12 +141,12 @@ class System:
         kill_marked(self.mark)
 
 
-def ports() -> Ports:
+def ports() -> SoakPorts:
     """Free ones."""
-    return Ports(*free_ports(5))
+    return SoakPorts(*free_ports(5))
 
 
-def system_of(folder: Path, run_file: Path, *, mark: str) -> System:
+def system_of(folder: Path, run_file: Path, *, mark: str) -> SoakSystem:
     """The system of a run file; nothing is started yet."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     where = ("--config", str(run_file))
@@ -154,5 +154,5 @@ def system_of(folder: Path, run_file: Path, *, mark: str) -> System:
         GENERATOR: (sys.executable, "-m", "benchmarks.soak.generator"),
         ENV: (script(ENV),), REWARDS: (script(REWARDS),), LEARNER: (script(LEARNER),),
     }  # fmt: skip
-    processes = {name: Process(name, (*commands[name], *where)) for name in NAMES}
-    return System(folder, mark, processes, Progress(run_folder(folder) / "metrics.jsonl"))
+    processes = {name: SoakProcess(name, (*commands[name], *where)) for name in NAMES}
+    return SoakSystem(folder, mark, processes, StepReader(run_folder(folder) / "metrics.jsonl"))

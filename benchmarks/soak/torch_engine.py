@@ -39,7 +39,7 @@ class WeightTransferInitRequest:
 
 
 @dataclass(frozen=True)
-class Params:
+class TorchParams:
     """Of a request. `sampling` is None for one that asks for the logprobs of its prompt."""
 
     n: int = 1
@@ -48,7 +48,7 @@ class Params:
 
 
 @dataclass(frozen=True)
-class Output:
+class TorchOutput:
     """Output of a request: parts of completions, or the logprobs of its prompt under one version."""
 
     outputs: list[GeneratePart] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Output:
 
 
 @dataclass(eq=False)
-class Completion:
+class EngineCompletion:
     """A completion of a request: all of its tokens, of which the first `told` were handed out."""
 
     index: int
@@ -89,16 +89,16 @@ class Completion:
 
 
 @dataclass(eq=False)
-class Running:
+class EngineRequest:
     """A request in the engine."""
 
     prompt: list[int]
-    params: Params
-    completions: list[Completion]
-    outputs: "asyncio.Queue[Output | None]" = field(default_factory=asyncio.Queue)
+    params: TorchParams
+    completions: list[EngineCompletion]
+    outputs: "asyncio.Queue[TorchOutput | None]" = field(default_factory=asyncio.Queue)
 
     @property
-    def open(self) -> list[Completion]:
+    def open(self) -> list[EngineCompletion]:
         """Completions that have not ended."""
         return [one for one in self.completions if one.ended is None]
 
@@ -169,7 +169,7 @@ class AsyncLLM:
         self._version = options.initial_version
         self._seed = options.seed
         self._paused = False
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, EngineRequest] = {}
         self._work = asyncio.Event()
 
     @classmethod
@@ -182,23 +182,25 @@ class AsyncLLM:
 
     # Requests
 
-    async def add_request(self, request_id: str, prompt: Any, params: Params, **_: object) -> Running:
+    async def add_request(self, request_id: str, prompt: Any, params: TorchParams, **_: object) -> EngineRequest:
         """See vLLM."""
         chances = [self._chance(params, index) for index in range(params.n)]
-        completions = [Completion(index, chance) for index, chance in enumerate(chances)]
-        running = self._running[request_id] = Running(prompt["prompt_token_ids"], params, completions)
+        completions = [EngineCompletion(index, chance) for index, chance in enumerate(chances)]
+        running = self._running[request_id] = EngineRequest(prompt["prompt_token_ids"], params, completions)
         self.output_processor.came(request_id)
         if self.output_handler is None:
             self.output_handler = asyncio.create_task(self._steps(), name="engine")
         self._work.set()
         return running
 
-    def _chance(self, params: Params, index: int) -> torch.Generator:
+    def _chance(self, params: TorchParams, index: int) -> torch.Generator:
         seed = params.sampling.seed if params.sampling is not None else None
         self._seed += 1
         return torch.Generator().manual_seed(self._seed if seed is None else seed + index)
 
-    async def generate(self, prompt: Any, params: Params, request_id: str, **_: object) -> AsyncIterator[Output]:
+    async def generate(
+        self, prompt: Any, params: TorchParams, request_id: str, **_: object
+    ) -> AsyncIterator[TorchOutput]:
         """See vLLM."""
         from generator.engine.gated_llm import TurnedAway
 
@@ -219,7 +221,7 @@ class AsyncLLM:
             if running := self._running.pop(request_id, None):
                 for completion in running.open:
                     completion.ended = "abort"
-                    running.outputs.put_nowait(Output([completion.part()]))
+                    running.outputs.put_nowait(TorchOutput([completion.part()]))
                 running.outputs.put_nowait(None)
 
     # Steps
@@ -247,20 +249,20 @@ class AsyncLLM:
                 running.outputs.put_nowait(None)
                 del self._running[request_id]
 
-    def _score(self, running: Running) -> None:
+    def _score(self, running: EngineRequest) -> None:
         logprobs = self.policy(torch.tensor([running.prompt]))[0, :-1].log_softmax(-1)
         found = logprobs.gather(1, torch.tensor(running.prompt[1:])[:, None])[:, 0]
-        running.outputs.put_nowait(Output(logprobs=tuple(found.tolist()), version=self._version))
+        running.outputs.put_nowait(TorchOutput(logprobs=tuple(found.tolist()), version=self._version))
         running.outputs.put_nowait(None)
 
-    def _logits(self, rows: Sequence[tuple[Running, Completion]]) -> Iterator[torch.Tensor]:
+    def _logits(self, rows: Sequence[tuple[EngineRequest, EngineCompletion]]) -> Iterator[torch.Tensor]:
         """Logits of each row's next token."""
         if rows:
             texts = [torch.tensor(running.prompt + one.token_ids) for running, one in rows]
             logits = self.policy(torch.nn.utils.rnn.pad_sequence(texts, batch_first=True))
             yield from (logits[row, len(text) - 1] for row, text in enumerate(texts))
 
-    def _sample(self, running: Running, completion: Completion, logits: torch.Tensor) -> None:
+    def _sample(self, running: EngineRequest, completion: EngineCompletion, logits: torch.Tensor) -> None:
         sampling = running.params.sampling
         assert sampling is not None
         logprobs = (logits / sampling.temperature).log_softmax(-1)
@@ -273,7 +275,7 @@ class AsyncLLM:
             completion.ended = "length"
         self.output_processor.completions += completion.ended is not None
         if completion.ended or len(completion.token_ids) - completion.told >= running.params.stream_interval:
-            running.outputs.put_nowait(Output([completion.part()]))
+            running.outputs.put_nowait(TorchOutput([completion.part()]))
 
     # Weights
 
@@ -322,7 +324,7 @@ def _worker(policy: TorchPolicy, config: SimpleNamespace) -> "WorkerExtension":
     return worker
 
 
-def scored_sequence(output: Output, *, entered_under: str, **_: object) -> ScoredSequence:
+def scored_sequence(output: TorchOutput, *, entered_under: str, **_: object) -> ScoredSequence:
     """See generator.engine.records."""
     version = output.version if output.version == entered_under else None
     return ScoredSequence(logprobs=output.logprobs, top_token_ids=(), top_logprobs=(), version=version)

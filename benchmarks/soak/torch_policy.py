@@ -15,7 +15,7 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True)
-class Shape:
+class PolicyShape:
     """Shape of a model, from its `config.json`."""
 
     vocabulary: int
@@ -28,7 +28,7 @@ class Shape:
     theta: float
 
     @classmethod
-    def read(cls, folder: Path) -> "Shape":
+    def read(cls, folder: Path) -> "PolicyShape":
         """Raises ValueError for a model that `TorchPolicy` is not."""
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if config["model_type"] != "llama" or not config["tie_word_embeddings"]:
@@ -49,7 +49,7 @@ class Shape:
 class TorchPolicy(nn.Module):
     """Logits of whole sequences, without a cache of keys and values: they are a dozen tokens long."""
 
-    def __init__(self, shape: Shape, *, positions: int) -> None:
+    def __init__(self, shape: PolicyShape, *, positions: int) -> None:
         super().__init__()
         self.shape = shape
         self.model = _Decoder(shape)
@@ -62,7 +62,7 @@ class TorchPolicy(nn.Module):
     @classmethod
     def read(cls, folder: Path, *, positions: int) -> "TorchPolicy":
         """The model of a directory. Raises ValueError for one that is not of this kind."""
-        policy = cls(Shape.read(folder), positions=positions)
+        policy = cls(PolicyShape.read(folder), positions=positions)
         policy.load_weights(load_file(folder / "model.safetensors").items())
         return policy
 
@@ -86,7 +86,7 @@ class TorchPolicy(nn.Module):
 
 
 class _Decoder(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: PolicyShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
@@ -94,7 +94,7 @@ class _Decoder(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: PolicyShape) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.epsilon)
         self.self_attn = _Attention(shape)
@@ -108,7 +108,7 @@ class _Layer(nn.Module):
 
 
 class _Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: PolicyShape) -> None:
         super().__init__()
         self._size = shape.hidden // shape.heads
         self.q_proj = nn.Linear(shape.hidden, shape.heads * self._size, bias=False)
@@ -130,7 +130,7 @@ class _Attention(nn.Module):
 
 
 class _Mlp(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: PolicyShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.soak.measurements import Sample, Strike, is_resume
+from benchmarks.soak.measurements import Strike, SystemSample, is_resume
 from benchmarks.soak.run_files import GROUPS_PER_STEP, MAX_LAG, TASKS
 from benchmarks.soak.system import ARCHIVE, lives_of, run_folder
 from tests.chaos.books import books_of
-from tests.chaos.history import History, read_history
-from tests.chaos.invariants import Terms, books_balance, complaints
+from tests.chaos.history import SystemHistory, read_history
+from tests.chaos.invariants import RunTerms, books_balance, complaints
 
 PER_STEPS = 10_000
 WARM_STEPS = 200
@@ -60,9 +60,9 @@ class Growth:
     longest_steps: int
 
 
-def growth_of(samples: Sequence[Sample], name: str) -> Growth:
+def growth_of(samples: Sequence[SystemSample], name: str) -> Growth:
     """From the samples of a process that has been there for a while."""
-    lives: dict[int, list[Sample]] = {}
+    lives: dict[int, list[SystemSample]] = {}
     for one in samples:
         if is_warm(one, name):
             lives.setdefault(one.life[name], []).append(one)
@@ -83,12 +83,12 @@ def growth_of(samples: Sequence[Sample], name: str) -> Growth:
     )
 
 
-def _age(sample: Sample, name: str) -> int:
+def _age(sample: SystemSample, name: str) -> int:
     """Steps since the process was started."""
     return sample.step - sample.born[name]
 
 
-def is_warm(sample: Sample, name: str) -> bool:
+def is_warm(sample: SystemSample, name: str) -> bool:
     """True if the process lives, and has for a while."""
     return name in sample.born and _age(sample, name) >= WARM_STEPS
 
@@ -114,7 +114,7 @@ def _slope(rows: Iterable[Sequence[tuple[float, float]]], *, constants: int) -> 
 
 
 @dataclass(frozen=True)
-class Disk:
+class DiskGrowth:
     """Disk that a kind of file takes: bytes at the first and the last quarter's peak, and growth in bytes a step."""
 
     early: int
@@ -122,18 +122,18 @@ class Disk:
     per_step: float
 
 
-def disks_of(samples: Sequence[Sample]) -> dict[str, Disk]:
+def disks_of(samples: Sequence[SystemSample]) -> dict[str, DiskGrowth]:
     """By kind. The peaks, since files that are rotated go up and down."""
     quarter = max(1, len(samples) // 4)
     kinds = sorted({kind for one in samples for kind in one.disk_bytes})
     return {kind: _disk(samples, kind, quarter=quarter) for kind in kinds}
 
 
-def _disk(samples: Sequence[Sample], kind: str, *, quarter: int) -> Disk:
+def _disk(samples: Sequence[SystemSample], kind: str, *, quarter: int) -> DiskGrowth:
     early = max(one.disk_bytes.get(kind, 0) for one in samples[:quarter])
     late = max(one.disk_bytes.get(kind, 0) for one in samples[-quarter:])
     slope = _slope([_centred([(one.step, one.disk_bytes.get(kind, 0)) for one in samples])], constants=1)
-    return Disk(early, late, slope.value / PER_STEPS)
+    return DiskGrowth(early, late, slope.value / PER_STEPS)
 
 
 @dataclass(frozen=True)
@@ -166,12 +166,12 @@ def broken(folder: Path, *, steps: int) -> list[str]:
     """Complaints of all checks from outside, over the whole history that a soak of so many steps has left."""
     run = run_folder(folder)
     history = read_history(run, archive=folder / ARCHIVE, starts=lives_of(folder))
-    terms = Terms(steps=steps, groups_per_step=GROUPS_PER_STEP, max_lag=MAX_LAG, tasks=None)
+    terms = RunTerms(steps=steps, groups_per_step=GROUPS_PER_STEP, max_lag=MAX_LAG, tasks=None)
     found = complaints(history, terms) + books_balance(books_of(run), history, terms)
     return found + tasks_once_an_epoch(history, tasks=TASKS)
 
 
-def tasks_once_an_epoch(history: History, *, tasks: int) -> list[str]:
+def tasks_once_an_epoch(history: SystemHistory, *, tasks: int) -> list[str]:
     """A lease's number tells its epoch: in each of them a task is trained once at most, and left out if excused.
 
     The leases of the last epoch are not all granted, and the last few granted ones are not trained.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from examples.rlhf.language import Language, win_rate
+from examples.rlhf.language import LetterLanguage, win_rate
 
 MAX_TOKENS = 32
 
@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
 class Model(Protocol):
     """The used part of a Hugging Face model; its output's `logits` are [B, T, V], or of a reward model [B, 1]."""
 
-    def __call__(self, *, input_ids: Tensor, attention_mask: Tensor) -> "Output": ...
+    def __call__(self, *, input_ids: Tensor, attention_mask: Tensor) -> "LogitsOutput": ...
 
     def generate(
         self,
@@ -51,7 +51,7 @@ class Model(Protocol):
     ) -> Tensor: ...
 
 
-class Output(Protocol):
+class LogitsOutput(Protocol):
     """A model's output."""
 
     logits: Tensor
@@ -73,10 +73,12 @@ class Judgement:
     length: float
 
 
-class Judge:
+class WinRateJudge:
     """Holds the SFT model's samples, which every judged model is compared with. All models run on the CPU."""
 
-    def __init__(self, *, sft: Path, reward_model: Path, prompts: Sequence[str], language: Language, seed: int) -> None:
+    def __init__(
+        self, *, sft: Path, reward_model: Path, prompts: Sequence[str], language: LetterLanguage, seed: int
+    ) -> None:
         self._tokenizer = cast(Tokenizer, AutoTokenizer.from_pretrained(sft))
         self._sft = _policy(sft)
         loaded = AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float32)
@@ -179,11 +181,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the language; default: %(default)s")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    judge = Judge(
+    judge = WinRateJudge(
         sft=arguments.sft,
         reward_model=arguments.reward_model,
         prompts=read_prompts(arguments.held_out),
-        language=Language.of_seed(arguments.seed),
+        language=LetterLanguage.of_seed(arguments.seed),
         seed=arguments.seed,
     )
     for name, judgement in (("SFT model", judge.sft), (str(arguments.model), judge.judge(arguments.model))):

@@ -30,14 +30,14 @@ _LENGTH_COST = 0.05
 
 
 @dataclass(frozen=True)
-class Language:
+class LetterLanguage:
     """`followers`: for each letter the probabilities of all letters after it. `taste`: the worth of each letter."""
 
     followers: dict[str, tuple[float, ...]]
     taste: dict[str, float]
 
     @classmethod
-    def of_seed(cls, seed: int) -> "Language":
+    def of_seed(cls, seed: int) -> "LetterLanguage":
         """Equal for equal seeds."""
         draw = random.Random(f"language {seed}")
         followers = {letter: _spread(draw) for letter in LETTERS}
@@ -79,7 +79,7 @@ class Preference:
     rejected: str
 
 
-def preferences(language: Language, *, count: int, noise: float, seed: int) -> list[Preference]:
+def preferences(language: LetterLanguage, *, count: int, noise: float, seed: int) -> list[Preference]:
     """Pairs of writers' continuations. The person errs with probability `noise`."""
     draw = random.Random(f"preferences {seed}")
     made: list[Preference] = []

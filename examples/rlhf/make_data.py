@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.addition.make_model import END, PAD, UNKNOWN, make_model
 from examples.addition.make_model import make_tokenizer as tokenizer_of
-from examples.rlhf.language import LETTERS, PROMPT_END, Language, preferences
+from examples.rlhf.language import LETTERS, PROMPT_END, LetterLanguage, preferences
 
 DEFAULT_DIRECTORY = Path("models/rlhf-init")
 VERIFIER = "reward_model"
@@ -31,7 +31,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer_of("".join((*LETTERS, PROMPT_END)), positions=POSITIONS)
 
 
-def write_data(directory: Path, language: Language, arguments: argparse.Namespace) -> None:
+def write_data(directory: Path, language: LetterLanguage, arguments: argparse.Namespace) -> None:
     """The four files."""
     draw = random.Random(f"prompts {arguments.seed}")
     prompts = [language.prompt(draw) for _ in range(arguments.texts)]
@@ -73,7 +73,7 @@ def main() -> None:
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(directory)
     make_model(tokenizer, seed=arguments.seed).save_pretrained(directory)
-    write_data(directory, Language.of_seed(arguments.seed), arguments)
+    write_data(directory, LetterLanguage.of_seed(arguments.seed), arguments)
     print(
         f"{directory}: an untrained model, {arguments.texts:,} texts, {arguments.pairs:,} preferences of which "
         f"{arguments.noise:.0%} are wrong, {arguments.tasks:,} prompts and {arguments.held_out:,} held-out ones"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.algorithm_runs import PRESETS, STALENESS, Run
+from benchmarks.algorithm_runs import PRESETS, STALENESS, AlgorithmRun
 from learner.config import LearnerConfig
 from services.config.models import load_config
 
@@ -19,7 +19,7 @@ def test_no_two_runs_share_a_folder() -> None:
 
 
 @pytest.mark.parametrize("run", EACH.values(), ids=EACH)
-def test_the_learner_takes_the_options_of_every_variant(run: Run) -> None:
+def test_the_learner_takes_the_options_of_every_variant(run: AlgorithmRun) -> None:
     words = [word for key, value in run.options.items() for word in (f"--{key}", str(value))]
     teacher = ["--teachers", '[{"name": "t", "path": "m"}]'] if run.has_teacher else []
     config = load_config(LearnerConfig, process="learner", argv=["--config", str(DEMO), *words, *teacher], environ={})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.learner_gpu import Workload, flops, measure
-from benchmarks.learner_shapes import SHAPES, Shape
+from benchmarks.learner_shapes import SHAPES, QwenShape
 from benchmarks.padded_training import padded_microbatches
 from learner.training.batch import TrainSequence
 from learner.training.ranks import CommandChannel
@@ -23,7 +23,7 @@ def test_both_ways_train_the_same_and_are_measured(commands: CommandChannel) -> 
 
 
 def test_arithmetic_is_that_of_the_products_and_of_half_of_the_attention() -> None:
-    shape = Shape("s", hidden=4, layers=2, heads=2, key_value_heads=1, intermediate=3, vocabulary=5)
+    shape = QwenShape("s", hidden=4, layers=2, heads=2, key_value_heads=1, intermediate=3, vocabulary=5)
     # A layer: query and output 2 x 16, key and value 2 x 4 x 2, three matrices of 12: 84. Two of them and 4 x 5: 188.
     assert shape.matrix_weights == 188
     # Three tokens and one: forward 2 x 188 x 4 + 2 x 2 layers x 4 x (9 + 1) = 1504 + 160; with backward three times.

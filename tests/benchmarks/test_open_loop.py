@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from benchmarks.open_loop import Target, open_loop, percentile
+from benchmarks.open_loop import RepeatedRequest, open_loop, percentile
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def server(serve: Serve) -> AsyncIterator[Target]:
+async def server(serve: Serve) -> AsyncIterator[RepeatedRequest]:
     """A server that treats each connection so, and has closed all of them at the end."""
     writers: list[asyncio.StreamWriter] = []
 
@@ -22,7 +22,7 @@ async def server(serve: Serve) -> AsyncIterator[Target]:
 
     async with asyncio.timeout(60), await asyncio.start_server(connected, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
-        yield Target(host="127.0.0.1", port=port, request=b"GET\n", expected=b"1.0", times=2)
+        yield RepeatedRequest(host="127.0.0.1", port=port, request=b"GET\n", expected=b"1.0", times=2)
         for writer in writers:
             writer.close()
             await writer.wait_closed()

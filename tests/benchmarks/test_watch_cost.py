@@ -1,13 +1,15 @@
 """Numbers that the benchmark of watching makes of its turns."""
 
-from benchmarks.watch_cost import Cost, Found, Mark, table
+from benchmarks.watch_cost import Found, RunMark, TurnsCost, table
 
 
-def _cost(*turns: tuple[float, float]) -> Cost:
+def _cost(*turns: tuple[float, float]) -> TurnsCost:
     """Of turns of ten steps, each of so many seconds and CPU seconds."""
-    cost = Cost()
+    cost = TurnsCost()
     for seconds, cpu in turns:
-        cost.add(Mark(5, 1.0, 3.0, {"thread a": 1.0}), Mark(15, 1.0 + seconds, 3.0 + cpu, {"thread a": 1.5, "b": 0.25}))
+        cost.add(
+            RunMark(5, 1.0, 3.0, {"thread a": 1.0}), RunMark(15, 1.0 + seconds, 3.0 + cpu, {"thread a": 1.5, "b": 0.25})
+        )
     return cost
 
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos.outcomes import Outcome, write_outcome
+from tests.chaos.outcomes import ScenarioOutcome, write_outcome
 from tests.chaos.random_run import RANDOM, RANDOM_RANKS, random_run
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.trial import run_trial
@@ -48,7 +48,7 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _play(name: str, arguments: argparse.Namespace, *, folder: Path) -> Outcome:
+def _play(name: str, arguments: argparse.Namespace, *, folder: Path) -> ScenarioOutcome:
     began = time.monotonic()
 
     def say(text: str) -> None:

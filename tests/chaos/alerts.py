@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.chaos.system import System
+from tests.chaos.system import ChaosSystem
 from tests.e2e.processes import ROOT, Launched, until
 from tests.e2e.run_files import free_ports
 
@@ -56,7 +56,7 @@ class Alerts:
 
 
 @contextmanager
-def alerts_watched(system: System) -> Iterator[Alerts | None]:
+def alerts_watched(system: ChaosSystem) -> Iterator[Alerts | None]:
     """Alerts of all nodes from now on; None where Prometheus is not installed."""
     if PROMETHEUS is None:
         yield None
@@ -77,7 +77,7 @@ def alerts_watched(system: System) -> Iterator[Alerts | None]:
         process.end()
 
 
-def _config(system: System, folder: Path) -> Path:
+def _config(system: ChaosSystem, folder: Path) -> Path:
     """As deploy/prometheus/prometheus.yml, whose addresses are names of containers. JSON is YAML."""
     (folder / "rules.yml").write_text(hurried(RULES.read_text(encoding="utf-8")), encoding="utf-8")
     jobs: dict[str, list[str]] = {}

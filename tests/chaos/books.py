@@ -4,17 +4,17 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from tests.chaos.invariants import Books
+from tests.chaos.invariants import KeptBooks
 
 
-def books_of(run: Path) -> Books:
+def books_of(run: Path) -> KeptBooks:
     """Raises FileNotFoundError for a run that has left neither."""
     ledgers = sorted(run.glob("checkpoint-*/ledger.json"))
     if not ledgers:
         raise FileNotFoundError(f"{run} has no checkpoint with a ledger")
     ledger = json.loads(ledgers[-1].read_text(encoding="utf-8"))
     closed, outcomes = Counter(ledger["closed"]), Counter(ledger["outcomes"])
-    return Books(
+    return KeptBooks(
         version=ledger["version"],
         leases=ledger["cursor"],
         trained=closed["trained"],

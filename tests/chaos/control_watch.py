@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tests.chaos.network import Connection, Watcher
+from tests.chaos.network import LinkConnection, LinkWatcher
 
 CONTROL, TRAFFIC = "control", "traffic"
 _REQUEST = re.compile(rb"(?:GET|POST) (/[^ ]*) HTTP/1\.[01]\r\n")
@@ -43,7 +43,7 @@ class Trap:
 
 
 @dataclass
-class ControlWatch(Watcher):
+class ControlWatch(LinkWatcher):
     """The requests of one generator's control plane, by path, with the times that earlier ones took."""
 
     traps: list[Trap] = field(default_factory=list)
@@ -63,13 +63,13 @@ class ControlWatch(Watcher):
         found = _REQUEST.match(data)
         return CONTROL if found and found[1].decode().startswith(_CONTROL_PATHS) else TRAFFIC
 
-    async def before(self, connection: Connection, data: bytes) -> None:
+    async def before(self, connection: LinkConnection, data: bytes) -> None:
         if path := _path(connection, data):
             self.seen.append(path)
             for trap in self._due(path, "on"):
                 trap.spring()
 
-    async def after(self, connection: Connection, data: bytes) -> None:
+    async def after(self, connection: LinkConnection, data: bytes) -> None:
         path = _path(connection, data)
         if not path:
             return
@@ -82,7 +82,7 @@ class ControlWatch(Watcher):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _spring_in_the_middle(self, trap: Trap, connection: Connection) -> None:
+    async def _spring_in_the_middle(self, trap: Trap, connection: LinkConnection) -> None:
         usual_s = statistics.median(self.took_s.get(trap.path, [0.0])[-20:])
         await asyncio.sleep(usual_s / 2 if trap.after_s is None else trap.after_s)
         if connection.answered.is_set():
@@ -90,7 +90,7 @@ class ControlWatch(Watcher):
         else:
             trap.spring()
 
-    async def _time(self, connection: Connection, path: str) -> None:
+    async def _time(self, connection: LinkConnection, path: str) -> None:
         began = time.monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(60):
@@ -108,6 +108,6 @@ class ControlWatch(Watcher):
         return due
 
 
-def _path(connection: Connection, data: bytes) -> str:
+def _path(connection: LinkConnection, data: bytes) -> str:
     found = _REQUEST.match(data) if connection.kind == CONTROL else None
     return found[1].decode() if found else ""

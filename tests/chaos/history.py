@@ -30,7 +30,7 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class Group:
+class AcceptedGroup:
     """An accepted group, the `at`-th record of the journal. `stamps` are those on its sampled tokens."""
 
     at: int
@@ -44,7 +44,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainedBatch:
     """The batch that was trained at `version`."""
 
     at: int
@@ -61,7 +61,7 @@ class Filtered:
 
 
 @dataclass(frozen=True)
-class Life:
+class LearnerLife:
     """A start of the learner; what it wrote begins at record `at`."""
 
     incarnation: int
@@ -82,7 +82,7 @@ class Acknowledged:
 
 
 @dataclass(frozen=True)
-class Proof:
+class ServedProof:
     """A process proved to serve a version, as the `at`-th record of the journal says."""
 
     at: int
@@ -90,7 +90,7 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepLine:
     """A line of metrics.jsonl about a step: trained, or trained again from the journal."""
 
     step: int
@@ -109,21 +109,21 @@ class Publish:
 
 
 @dataclass(frozen=True)
-class History:
+class SystemHistory:
     """All of it. Several lives of the learner make one history."""
 
-    groups: tuple[Group, ...]
-    batches: tuple[Batch, ...]
+    groups: tuple[AcceptedGroup, ...]
+    batches: tuple[TrainedBatch, ...]
     filtered: tuple[Filtered, ...]
-    lives: tuple[Life, ...]
+    lives: tuple[LearnerLife, ...]
     acknowledged: tuple[Acknowledged, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[StepLine, ...]
     publishes: tuple[Publish, ...]
     dead_lettered: frozenset[int]
-    proofs: tuple[Proof, ...]
+    proofs: tuple[ServedProof, ...]
     damages: tuple[str, ...] = ()
 
-    def group_of(self, lease_id: int, *, before: int) -> Group | None:
+    def group_of(self, lease_id: int, *, before: int) -> AcceptedGroup | None:
         """The group of a lease that a batch at record `before` took: the newest one until then."""
         found = [group for group in self._groups_by_lease.get(lease_id, ()) if group.at < before]
         return found[-1] if found else None
@@ -142,8 +142,8 @@ class History:
         return {proof.stamp: proof.at for proof in reversed(self.proofs)}
 
     @cached_property
-    def _groups_by_lease(self) -> dict[int, list[Group]]:
-        found: dict[int, list[Group]] = {}
+    def _groups_by_lease(self) -> dict[int, list[AcceptedGroup]]:
+        found: dict[int, list[AcceptedGroup]] = {}
         for group in self.groups:
             found.setdefault(group.key.lease_id, []).append(group)
         return found
@@ -153,17 +153,19 @@ class History:
         return [batch.at for batch in self.batches]
 
 
-def read_history(run: Path, *, archive: Path, starts: Mapping[int, Place], tap: Sequence[TapRecord] = ()) -> History:
+def read_history(
+    run: Path, *, archive: Path, starts: Mapping[int, Place], tap: Sequence[TapRecord] = ()
+) -> SystemHistory:
     """The history of a run. `starts` has the journal's end at the start of each incarnation."""
     journal = read_journal(archive)
     places = [record.place for record in journal.records]
     metrics = _lines(run / "metrics.jsonl")
     numbered = list(enumerate(journal.records))
-    lives = (Life(incarnation=number, at=bisect_left(places, place)) for number, place in sorted(starts.items()))
-    return History(
+    lives = (LearnerLife(incarnation=number, at=bisect_left(places, place)) for number, place in sorted(starts.items()))
+    return SystemHistory(
         groups=tuple(_group(at, record.group) for at, record in numbered if isinstance(record, GroupRecord)),
         batches=tuple(
-            Batch(at=at, version=record.version, lease_ids=record.lease_ids)
+            TrainedBatch(at=at, version=record.version, lease_ids=record.lease_ids)
             for at, record in numbered
             if isinstance(record, BatchRecord)
         ),
@@ -180,7 +182,7 @@ def read_history(run: Path, *, archive: Path, starts: Mapping[int, Place], tap: 
         ),
         dead_lettered=frozenset(int(str(line["lease_id"])) for line in _lines(run / "dead_letters.jsonl")),
         proofs=tuple(
-            Proof(at=at, stamp=Stamp(instance, PolicyVersion.parse(record.version)))
+            ServedProof(at=at, stamp=Stamp(instance, PolicyVersion.parse(record.version)))
             for at, record in numbered
             if isinstance(record, ProofRecord)
             for instance in sorted(record.instances)
@@ -189,8 +191,8 @@ def read_history(run: Path, *, archive: Path, starts: Mapping[int, Place], tap: 
     )
 
 
-def _group(at: int, group: TrajectoryGroup) -> Group:
-    return Group(at=at, key=key_of(group), task_index=group.task_index, stamps=_stamps(group))
+def _group(at: int, group: TrajectoryGroup) -> AcceptedGroup:
+    return AcceptedGroup(at=at, key=key_of(group), task_index=group.task_index, stamps=_stamps(group))
 
 
 def _stamps(group: TrajectoryGroup) -> frozenset[Stamp]:
@@ -218,10 +220,10 @@ def _acknowledged(tap: Sequence[TapRecord], journal: ReadJournal) -> Iterable[Ac
                 yield Acknowledged(key=record.key, journaled=journaled, stamps=stamps)
 
 
-def _steps(metrics: Sequence[Mapping[str, object]]) -> Iterable[Step]:
+def _steps(metrics: Sequence[Mapping[str, object]]) -> Iterable[StepLine]:
     for line in metrics:
         if line["kind"] in ("step", "replay"):
-            yield Step(
+            yield StepLine(
                 step=int(str(line["step"])),
                 replayed=line["kind"] == "replay",
                 loss=_number(line, "loss"),

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.chaos.history import Batch, Group, History
+from tests.chaos.history import AcceptedGroup, SystemHistory, TrainedBatch
 
 _REPLAY_TOLERANCE = 1e-6
 _PROBE_TOLERANCE = 1e-3
@@ -18,7 +18,7 @@ _KL_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunTerms:
     """Settings of a run. `tasks` is the size of an epoch, None if it is not to be trained exactly once."""
 
     steps: int
@@ -30,7 +30,7 @@ class Terms:
 Complaints = Iterator[str]
 
 
-def batches_are_whole(history: History, terms: Terms) -> Complaints:
+def batches_are_whole(history: SystemHistory, terms: RunTerms) -> Complaints:
     """Each version has one batch of the right size, whose groups are in the journal before it."""
     versions = [batch.version for batch in history.batches]
     if versions != list(range(terms.steps)):
@@ -45,7 +45,7 @@ def batches_are_whole(history: History, terms: Terms) -> Complaints:
                 yield f"the batch of version {batch.version} takes lease {lease_id}, whose group was never journaled"
 
 
-def nothing_is_trained_twice(history: History, terms: Terms) -> Complaints:
+def nothing_is_trained_twice(history: SystemHistory, terms: RunTerms) -> Complaints:
     """No lease is in two batches, or in a batch and filtered or dead-lettered."""
     trained = Counter(lease_id for batch in history.batches for lease_id in batch.lease_ids)
     for lease_id, count in trained.items():
@@ -57,7 +57,7 @@ def nothing_is_trained_twice(history: History, terms: Terms) -> Complaints:
         yield f"lease {lease_id} is trained and dead-lettered"
 
 
-def every_task_is_trained_once(history: History, terms: Terms) -> Complaints:
+def every_task_is_trained_once(history: SystemHistory, terms: RunTerms) -> Complaints:
     """Each task of the epoch is in one batch; only a filtered or dead-lettered lease may leave its task out."""
     if terms.tasks is None:
         return
@@ -70,7 +70,7 @@ def every_task_is_trained_once(history: History, terms: Terms) -> Complaints:
         yield f"of {terms.tasks} tasks {missing} were never trained and {twice} more than once ({excused} excused)"
 
 
-def no_token_exceeds_the_bound(history: History, terms: Terms) -> Complaints:
+def no_token_exceeds_the_bound(history: SystemHistory, terms: RunTerms) -> Complaints:
     """Every trained token was sampled under a policy of this history, at most max_lag versions back.
 
     A version that a former life published and that was then lost names another policy than the history's.
@@ -87,21 +87,21 @@ def no_token_exceeds_the_bound(history: History, terms: Terms) -> Complaints:
                 yield f"lease {group.key.lease_id} has a token of {version}; of that life {last} steps were kept"
 
 
-def every_trained_token_is_proven(history: History, terms: Terms) -> Complaints:
+def every_trained_token_is_proven(history: SystemHistory, terms: RunTerms) -> Complaints:
     """Before a batch is taken, the journal says that whoever sampled its tokens served the versions that they bear."""
     for batch, group in _trained(history):
         for stamp in history.unproven(group.stamps, before=batch.at):
             yield f"version {batch.version} trains a token of {stamp.version} (lease {group.key.lease_id}), unproven"
 
 
-def _last_version_kept(history: History, incarnation: int) -> int:
+def _last_version_kept(history: SystemHistory, incarnation: int) -> int:
     """The newest version of a life that later lives went on from: at their first own batch at the latest."""
     begins = min((life.at for life in history.lives if life.incarnation > incarnation), default=math.inf)
     firsts = [batch.version for batch in history.batches if batch.at >= begins]
     return min(firsts) if firsts else max((batch.version + 1 for batch in history.batches), default=0)
 
 
-def no_acknowledged_group_is_lost(history: History, terms: Terms) -> Complaints:
+def no_acknowledged_group_is_lost(history: SystemHistory, terms: RunTerms) -> Complaints:
     """Acknowledged: by then its lease was settled, or a group of it that can still be trained was in the journal.
 
     Or its own tokens were too old, or of a version that their generator has not proven to serve. A batch may be taken
@@ -121,15 +121,15 @@ def no_acknowledged_group_is_lost(history: History, terms: Terms) -> Complaints:
             yield f"{one.key} was acknowledged at journal record {one.journaled} and is not journaled before it"
 
 
-def _settled_at(history: History) -> dict[int, int]:
+def _settled_at(history: SystemHistory) -> dict[int, int]:
     """Place in the journal at which each lease is trained or filtered."""
     trained = {lease_id: batch.at for batch in history.batches for lease_id in batch.lease_ids}
     return {one.lease_id: one.at for one in history.filtered} | trained
 
 
-def no_journaled_group_is_wasted(history: History, terms: Terms) -> Complaints:
+def no_journaled_group_is_wasted(history: SystemHistory, terms: RunTerms) -> Complaints:
     """A group gives way to another of its lease only when it is too old for the batch after next."""
-    newest: dict[int, Group] = {}
+    newest: dict[int, AcceptedGroup] = {}
     for group in history.groups:
         before = newest.get(group.key.lease_id)
         newest[group.key.lease_id] = group
@@ -144,7 +144,7 @@ def no_journaled_group_is_wasted(history: History, terms: Terms) -> Complaints:
             yield f"{group.key} is journaled, young enough, and in no batch at the end of the epoch"
 
 
-def steps_are_told_once(history: History, terms: Terms) -> Complaints:
+def steps_are_told_once(history: SystemHistory, terms: RunTerms) -> Complaints:
     """metrics.jsonl has each step once as trained, or else as replayed: its line may be lost with its learner."""
     trained = Counter(step.step for step in history.steps if not step.replayed)
     replayed = {step.step for step in history.steps if step.replayed}
@@ -154,7 +154,7 @@ def steps_are_told_once(history: History, terms: Terms) -> Complaints:
         yield f"metrics.jsonl tells of steps {twice} more than once, and not of {missing}"
 
 
-def replays_agree(history: History, terms: Terms) -> Complaints:
+def replays_agree(history: SystemHistory, terms: RunTerms) -> Complaints:
     """A batch that is trained again has the loss and the gradient that it had."""
     first: dict[int, tuple[float, float]] = {}
     for step in history.steps:
@@ -166,26 +166,26 @@ def replays_agree(history: History, terms: Terms) -> Complaints:
             yield f"step {step.step} had {before}; replayed, {after}"
 
 
-def publishes_prove_themselves(history: History, terms: Terms) -> Complaints:
+def publishes_prove_themselves(history: SystemHistory, terms: RunTerms) -> Complaints:
     """Every generator that took a version computes the learner's logprobs with it."""
     for publish in history.publishes:
         if not publish.probe_gap < _PROBE_TOLERANCE:
             yield f"a generator's logprobs of version {publish.version} differ by {publish.probe_gap:.3g} nats"
 
 
-def what_is_trained_is_sampled_alike(history: History, terms: Terms) -> Complaints:
+def what_is_trained_is_sampled_alike(history: SystemHistory, terms: RunTerms) -> Complaints:
     """Tokens that a generator sampled with the learner's own weights have the learner's logprobs."""
     for step in history.steps:
         if step.mismatch_kl is not None and not abs(step.mismatch_kl) < _KL_TOLERANCE:
             yield f"tokens of step {step.step} were sampled {step.mismatch_kl:.3g} nats (KL) from what was trained"
 
 
-def the_journal_is_whole(history: History, terms: Terms) -> Complaints:
+def the_journal_is_whole(history: SystemHistory, terms: RunTerms) -> Complaints:
     """No byte of it is unreadable, once the last learner has opened it."""
     yield from history.damages
 
 
-CHECKS: Mapping[str, Callable[[History, Terms], Complaints]] = {
+CHECKS: Mapping[str, Callable[[SystemHistory, RunTerms], Complaints]] = {
     check.__name__: check
     for check in (
         batches_are_whole, nothing_is_trained_twice, every_task_is_trained_once, no_token_exceeds_the_bound,
@@ -196,13 +196,13 @@ CHECKS: Mapping[str, Callable[[History, Terms], Complaints]] = {
 }  # fmt: skip
 
 
-def complaints(history: History, terms: Terms) -> list[str]:
+def complaints(history: SystemHistory, terms: RunTerms) -> list[str]:
     """All of all checks, each with its check's name."""
     return [f"{name}: {text}" for name, check in CHECKS.items() for text in check(history, terms)]
 
 
 @dataclass(frozen=True)
-class Books:
+class KeptBooks:
     """The counts that a learner keeps of leases and attempts, when it held `version`."""
 
     version: int
@@ -219,7 +219,7 @@ class Books:
     running: int
 
 
-def books_balance(books: Books, history: History, terms: Terms) -> list[str]:
+def books_balance(books: KeptBooks, history: SystemHistory, terms: RunTerms) -> list[str]:
     """The two sums of the architecture, and what journal and files say of the same counts."""
     found = []
     if books.leases != books.trained + books.filtered + books.dead_lettered + books.outstanding:
@@ -237,7 +237,7 @@ def books_balance(books: Books, history: History, terms: Terms) -> list[str]:
     return found
 
 
-def _trained(history: History) -> Iterator[tuple[Batch, Group]]:
+def _trained(history: SystemHistory) -> Iterator[tuple[TrainedBatch, AcceptedGroup]]:
     for batch in history.batches:
         for lease_id in batch.lease_ids:
             group = history.group_of(lease_id, before=batch.at)

@@ -7,7 +7,7 @@ from signal import SIGKILL
 
 from tests.chaos.control_watch import Moment
 from tests.chaos.faults import send
-from tests.chaos.system import LEARNER, RANKS_END_S, System
+from tests.chaos.system import LEARNER, RANKS_END_S, ChaosSystem
 
 PATIENCE_S = 240.0
 
@@ -29,7 +29,7 @@ class Recovery:
 
 
 def recovery(
-    system: System,
+    system: ChaosSystem,
     fault: str,
     *,
     since: float,
@@ -53,7 +53,7 @@ def recovery(
     return Recovery(fault=fault, at_step=steps, next_step_s=stepped, next_publish_s=time.monotonic() - since)
 
 
-def kill_in_sync(system: System, name: str, path: str, moment: Moment) -> float:
+def kill_in_sync(system: ChaosSystem, name: str, path: str, moment: Moment) -> float:
     """SIGKILL to a generator at its next request of that path; when it was."""
     trap = system.watches[name].trap(path, moment, lambda: send(SIGKILL, system.pids(name)))
     assert trap.sprung.wait(PATIENCE_S), f"no {path} of {name} for {PATIENCE_S:g} s"
@@ -62,7 +62,7 @@ def kill_in_sync(system: System, name: str, path: str, moment: Moment) -> float:
     return trap.sprung_at
 
 
-def kill_learner_in_publish(system: System, name: str, *, rank: int | None = None) -> float:
+def kill_learner_in_publish(system: ChaosSystem, name: str, *, rank: int | None = None) -> float:
     """SIGKILL to the learner, or to one of its ranks, when generator `name` has begun to receive a version; when."""
     trap = system.watches[name].trap("prepare", "middle", lambda: send(SIGKILL, system.victims(rank)))
     assert trap.sprung.wait(PATIENCE_S), f"no publish to {name} for {PATIENCE_S:g} s"
@@ -71,7 +71,7 @@ def kill_learner_in_publish(system: System, name: str, *, rank: int | None = Non
     return trap.sprung_at
 
 
-def kill_learner_in_checkpoint(system: System, *, rank: int | None = None) -> float:
+def kill_learner_in_checkpoint(system: ChaosSystem, *, rank: int | None = None) -> float:
     """SIGKILL to the learner, or to one of its ranks, while a draft of a checkpoint is in the run's folder; when."""
     victims = system.victims(rank)
     _at_once(lambda: list(system.run.path.glob("*draft*")), what="a draft of a checkpoint")

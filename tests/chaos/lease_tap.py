@@ -36,7 +36,7 @@ class AttemptKey:
 
 
 @dataclass(frozen=True)
-class Grant:
+class SeenGrant:
     """The learner granted a training lease."""
 
     at: float
@@ -75,7 +75,7 @@ class Acknowledgement:
     doubtful: bool = False
 
 
-TapRecord = Grant | Finish | Failure | Acknowledgement
+TapRecord = SeenGrant | Finish | Failure | Acknowledgement
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Disturbance:
 
 
 @dataclass
-class Tally:
+class MessageTally:
     """Messages by what became of them."""
 
     passed: int = 0
@@ -125,7 +125,7 @@ class LeaseTap:
         self._thread = threading.Thread(target=self._run, name="chaos-tap", daemon=True)
         self.records: list[TapRecord] = []
         self.doubts: list[tuple[float, float]] = []
-        self.tally = Tally()
+        self.tally = MessageTally()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -246,7 +246,7 @@ class LeaseTap:
         match message:
             case LeaseGrant():
                 grants = (lease for lease in message.leases if lease.purpose == "train")
-                self.records.extend(Grant(at=now, env=env, key=key_of(lease)) for lease in grants)
+                self.records.extend(SeenGrant(at=now, env=env, key=key_of(lease)) for lease in grants)
             case FinishedLease(group=group) if group.purpose == "train":
                 spans = (span for one in group.trajectories for span in one.version_spans)
                 stamps = frozenset((span.instance, span.version) for span in spans)

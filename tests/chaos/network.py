@@ -56,7 +56,7 @@ def _flipped(data: bytes) -> bytes:
 
 
 @dataclass
-class Connection:
+class LinkConnection:
     """A connection through a link. `kind` is its watcher's name for it, by the first bytes."""
 
     client: asyncio.StreamWriter
@@ -70,29 +70,29 @@ class Connection:
                 writer.transport.abort()
 
 
-class Watcher:
+class LinkWatcher:
     """Sees what clients send through a link. This one sees nothing in it."""
 
     def kind_of(self, data: bytes) -> str:
         """The kind of a connection that begins with these bytes."""
         return ""
 
-    async def before(self, connection: Connection, data: bytes) -> None:
+    async def before(self, connection: LinkConnection, data: bytes) -> None:
         """Called before the bytes are passed on."""
 
-    async def after(self, connection: Connection, data: bytes) -> None:
+    async def after(self, connection: LinkConnection, data: bytes) -> None:
         """Called when they were passed on."""
 
 
-class Link:
+class ChaosLink:
     """Listens on `port` and passes everything on to `target`. Troubles are set by kind of connection."""
 
-    def __init__(self, network: "Network", *, target: int, watcher: Watcher) -> None:
+    def __init__(self, network: "LinkNetwork", *, target: int, watcher: LinkWatcher) -> None:
         self._network = network
         self._target = target
         self._watcher = watcher
         self._troubles: dict[str, Trouble] = {}
-        self._connections: list[Connection] = []
+        self._connections: list[LinkConnection] = []
         self._server: asyncio.Server | None = None
         self.refusing = False
         self.port = 0
@@ -127,7 +127,7 @@ class Link:
         self._abort_all()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(client=writer)
+        connection = LinkConnection(client=writer)
         self._connections.append(connection)
         try:
             await self._pass_on(reader, connection)
@@ -137,7 +137,7 @@ class Link:
             connection.abort()
             self._connections.remove(connection)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, connection: Connection) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, connection: LinkConnection) -> None:
         if self.refusing:
             return
         server_reader, connection.server = await asyncio.open_connection("127.0.0.1", self._target)
@@ -150,7 +150,7 @@ class Link:
             if isinstance(ended, Exception) and not isinstance(ended, OSError):  # both sides of a break may tell of it
                 raise ended
 
-    async def _pump_up(self, reader: asyncio.StreamReader, connection: Connection) -> None:
+    async def _pump_up(self, reader: asyncio.StreamReader, connection: LinkConnection) -> None:
         assert connection.server is not None
         first = True
         while data := await reader.read(_CHUNK):
@@ -164,7 +164,7 @@ class Link:
             await self._watcher.after(connection, data)
         await self._end(connection.server, connection)
 
-    async def _pump_down(self, reader: asyncio.StreamReader, connection: Connection) -> None:
+    async def _pump_down(self, reader: asyncio.StreamReader, connection: LinkConnection) -> None:
         while data := await reader.read(_CHUNK):
             connection.answered.set()
             if passed := await self.trouble(connection.kind).pass_through(data):
@@ -172,18 +172,18 @@ class Link:
                 await connection.client.drain()
         await self._end(connection.client, connection)
 
-    async def _end(self, writer: asyncio.StreamWriter, connection: Connection) -> None:
+    async def _end(self, writer: asyncio.StreamWriter, connection: LinkConnection) -> None:
         while self.trouble(connection.kind).stalled:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_EVERY_S)
         writer.write_eof()
 
 
-class Network:
+class LinkNetwork:
     """The event loop of all links; a context manager."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._links: list[Link] = []
+        self._links: list[ChaosLink] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="chaos-network", daemon=True)
 
     def __enter__(self) -> Self:
@@ -196,9 +196,9 @@ class Network:
         self._thread.join(timeout=5)
         self._loop.close()
 
-    def link(self, target: int, *, watcher: Watcher | None = None) -> Link:
+    def link(self, target: int, *, watcher: LinkWatcher | None = None) -> ChaosLink:
         """A new link to a port of this machine, on a free port."""
-        link = Link(self, target=target, watcher=watcher or Watcher())
+        link = ChaosLink(self, target=target, watcher=watcher or LinkWatcher())
         self._links.append(link)
         self.run(link.serve())
         return link

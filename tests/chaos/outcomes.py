@@ -17,7 +17,7 @@ the next training step, and to the next proven publish or join.
 
 
 @dataclass
-class Outcome:
+class ScenarioOutcome:
     """Outcome of a scenario. `complaints` are the broken invariants, `notes` remarks for a reader."""
 
     scenario: str
@@ -32,7 +32,7 @@ class Outcome:
         return not self.complaints
 
 
-def write_outcome(outcome: Outcome, *, lines: Path, table: Path) -> None:
+def write_outcome(outcome: ScenarioOutcome, *, lines: Path, table: Path) -> None:
     """Replaces the scenario's line, and makes the table anew."""
     kept = [one for one in read_lines(lines) if one["scenario"] != outcome.scenario]
     entries = sorted([*kept, {**asdict(outcome), "passed": outcome.passed}], key=lambda one: str(one["scenario"]))

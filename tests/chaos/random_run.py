@@ -13,9 +13,9 @@ from tests.chaos.faults import limit_file_size, send
 from tests.chaos.journal_reader import journal_end
 from tests.chaos.lease_tap import Action, Disturbance
 from tests.chaos.network import Trouble
-from tests.chaos.outcomes import Outcome
+from tests.chaos.outcomes import ScenarioOutcome
 from tests.chaos.run_config import RunSize
-from tests.chaos.system import LEARNER, System, chaos_system
+from tests.chaos.system import LEARNER, ChaosSystem, chaos_system
 from tests.chaos.trial import Trial, finish
 from tests.e2e.processes import ROOT, Launched
 
@@ -35,7 +35,7 @@ PATIENCE_S = 240.0
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultUnderWay:
     """A fault under way: its description, and the call that undoes it when it has lasted `for_s`."""
 
     words: str
@@ -43,10 +43,10 @@ class Fault:
     undo: Callable[[], None]
 
 
-def random_run(*, folder: Path, faults: int, seed: int, say: Callable[[str], None], ranks: int = 1) -> Outcome:
+def random_run(*, folder: Path, faults: int, seed: int, say: Callable[[str], None], ranks: int = 1) -> ScenarioOutcome:
     """The demo without faults and then with many: kills, hangs, troubled links and messages, a full disk, the clock."""
     began = time.monotonic()
-    outcome = Outcome(scenario=RANDOM if ranks == 1 else RANDOM_RANKS, seed=seed)
+    outcome = ScenarioOutcome(scenario=RANDOM if ranks == 1 else RANDOM_RANKS, seed=seed)
     quiet = _demo(folder / "quiet", outcome, faults=0, seed=seed, say=say, ranks=ranks)
     chaotic = _demo(folder / "chaotic", outcome, faults=faults, seed=seed, say=say, ranks=ranks)
     outcome.notes.append(f"accuracy on 2,000 held-out problems: {quiet} without faults, {chaotic} with {faults}")
@@ -57,7 +57,7 @@ def random_run(*, folder: Path, faults: int, seed: int, say: Callable[[str], Non
 
 
 def _demo(
-    folder: Path, outcome: Outcome, *, faults: int, seed: int, say: Callable[[str], None], ranks: int
+    folder: Path, outcome: ScenarioOutcome, *, faults: int, seed: int, say: Callable[[str], None], ranks: int
 ) -> float | None:
     """Runs the demo under faults; returns its final accuracy."""
     with chaos_system(folder, model=ROOT / "models/addition", size=SIZE, run_file=DEMO, ranks=ranks) as system:
@@ -89,41 +89,41 @@ def _strike(trial: Trial, number: int) -> bool:
     return went_on
 
 
-def _brake(system: System, *, done: float) -> None:
+def _brake(system: ChaosSystem, *, done: float) -> None:
     """Slows rewards down while training is further along than the faults, or it would be over before them."""
     system.pace(BRAKE_S if system.steps() / system.size.steps > done else 0.0)
 
 
-def _accuracy(system: System) -> float | None:
+def _accuracy(system: ChaosSystem) -> float | None:
     found = [line["accuracy"] for line in system.run.metrics("evaluation") if line["version"] == system.size.steps]
     return float(found[-1]) if found else None
 
 
-def _kill(name: str) -> Callable[[Trial], Fault]:
-    def strike(trial: Trial) -> Fault:
+def _kill(name: str) -> Callable[[Trial], FaultUnderWay]:
+    def strike(trial: Trial) -> FaultUnderWay:
         trial.expected.add(name)
         trial.system.kill(name)
-        return Fault(f"{name} killed", trial.random.uniform(0.0, 5.0), lambda: None)
+        return FaultUnderWay(f"{name} killed", trial.random.uniform(0.0, 5.0), lambda: None)
 
     return strike
 
 
-def _kill_learner(trial: Trial) -> Fault:
+def _kill_learner(trial: Trial) -> FaultUnderWay:
     trial.kill_learner()
-    return Fault("the learner killed", trial.random.uniform(0.0, 5.0), lambda: None)
+    return FaultUnderWay("the learner killed", trial.random.uniform(0.0, 5.0), lambda: None)
 
 
-def _hang_learner(trial: Trial) -> Fault:
+def _hang_learner(trial: Trial) -> FaultUnderWay:
     for_s = trial.random.uniform(0.5, 40.0)
-    return Fault(f"the learner hangs for {for_s:.0f} s", for_s, trial.hang_learner())
+    return FaultUnderWay(f"the learner hangs for {for_s:.0f} s", for_s, trial.hang_learner())
 
 
-def _kill_engine(trial: Trial) -> Fault:
+def _kill_engine(trial: Trial) -> FaultUnderWay:
     pids = _pids(trial, "g1", engine_only=True)
     trial.expected.add("g1")
     send(SIGKILL, pids)
     ended = trial.system.nodes["g1"].process
-    return Fault("g1's engine killed", 3.0, lambda: _await_end(ended))
+    return FaultUnderWay("g1's engine killed", 3.0, lambda: _await_end(ended))
 
 
 def _pids(trial: Trial, name: str, *, engine_only: bool) -> list[int]:
@@ -138,17 +138,17 @@ def _await_end(process: Launched) -> None:
     process.wait(timeout_s=60)
 
 
-def _hang(name: str, *, engine_only: bool = False) -> Callable[[Trial], Fault]:
-    def strike(trial: Trial) -> Fault:
+def _hang(name: str, *, engine_only: bool = False) -> Callable[[Trial], FaultUnderWay]:
+    def strike(trial: Trial) -> FaultUnderWay:
         pids, for_s = _pids(trial, name, engine_only=engine_only), trial.random.uniform(0.5, 40.0)
         send(SIGSTOP, pids)
         who = f"{name}'s engine" if engine_only else name
-        return Fault(f"{who} hangs for {for_s:.0f} s", for_s, lambda: send(SIGCONT, pids))
+        return FaultUnderWay(f"{who} hangs for {for_s:.0f} s", for_s, lambda: send(SIGCONT, pids))
 
     return strike
 
 
-def _trouble(trial: Trial) -> Fault:
+def _trouble(trial: Trial) -> FaultUnderWay:
     name, kind = trial.random.choice(
         [("leases", ""), ("env:e1", ""), ("generator:g1", CONTROL), ("generator:g2", TRAFFIC), ("learner:g1", CONTROL)]
     )
@@ -162,10 +162,10 @@ def _trouble(trial: Trial) -> Fault:
     link.trouble(kind).__dict__.update(trouble.__dict__)
     if trouble.flip_bytes:
         trial.system.tap.doubt(for_s=for_s)
-    return Fault(f"link {name} {kind} is {what} for {for_s:.0f} s", for_s, link.heal)
+    return FaultUnderWay(f"link {name} {kind} is {what} for {for_s:.0f} s", for_s, link.heal)
 
 
-def _cut(trial: Trial) -> Fault:
+def _cut(trial: Trial) -> FaultUnderWay:
     name = trial.random.choice(sorted(trial.system.links))
     link = trial.system.links[name]
     link.cut(refuse=True)
@@ -173,10 +173,10 @@ def _cut(trial: Trial) -> Fault:
     def mend() -> None:
         link.refusing = False
 
-    return Fault(f"link {name} is cut", trial.random.uniform(0.5, 10.0), mend)
+    return FaultUnderWay(f"link {name} is cut", trial.random.uniform(0.5, 10.0), mend)
 
 
-def _messages(trial: Trial) -> Fault:
+def _messages(trial: Trial) -> FaultUnderWay:
     actions: tuple[Action, ...] = ("drop", "duplicate", "delay", "corrupt")
     action = trial.random.choice(actions)
     kinds = {"finished", "heartbeat", "granted", "acknowledged", "cancelled", "fleet", "welcome"}
@@ -186,10 +186,10 @@ def _messages(trial: Trial) -> Fault:
                 direction="up" if direction == "up" else "down", action=action, kinds=kinds, times=20, delay_s=8.0
             )
         )
-    return Fault(f"40 messages: {action}", 3.0, trial.system.tap.calm)
+    return FaultUnderWay(f"40 messages: {action}", 3.0, trial.system.tap.calm)
 
 
-def _full_disk(trial: Trial) -> Fault:
+def _full_disk(trial: Trial) -> FaultUnderWay:
     process = trial.system.nodes[LEARNER].process
     limit_file_size(process.pid, max(1, journal_end(trial.system.run.path).offset))
 
@@ -197,16 +197,16 @@ def _full_disk(trial: Trial) -> Fault:
         if process.alive:
             limit_file_size(process.pid, None)
 
-    return Fault("the learner's disk is full", trial.random.uniform(1.0, 8.0), make_room)
+    return FaultUnderWay("the learner's disk is full", trial.random.uniform(1.0, 8.0), make_room)
 
 
-def _clock(trial: Trial) -> Fault:
+def _clock(trial: Trial) -> FaultUnderWay:
     offset_s = trial.random.choice([-86400.0, -60.0, 60.0, 3600.0, 0.0])
     trial.system.jump(offset_s)
-    return Fault(f"the clock is {offset_s:g} s off", 1.0, lambda: None)
+    return FaultUnderWay(f"the clock is {offset_s:g} s off", 1.0, lambda: None)
 
 
-FAULTS: tuple[Callable[[Trial], Fault], ...] = (
+FAULTS: tuple[Callable[[Trial], FaultUnderWay], ...] = (
     _kill("g1"), _kill("g2"), _kill("e1"), _kill("r1"), _kill_learner, _kill_learner, _kill_engine,
     _hang("g1"), _hang("g2", engine_only=True), _hang("e1"), _hang("r1"), _hang_learner,
     _trouble, _trouble, _cut, _messages, _full_disk, _clock,

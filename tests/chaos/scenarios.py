@@ -15,7 +15,7 @@ from tests.chaos.lease_tap import Disturbance
 from tests.chaos.network import Trouble
 from tests.chaos.run_config import MAX_DEADLINE_S
 from tests.chaos.system import LEARNER, RANKS_END_S
-from tests.chaos.trial import Stage, Trial
+from tests.chaos.trial import ScenarioSetting, Trial
 
 HANG_S = MAX_DEADLINE_S + 4.0
 ALERT_S = 5.0
@@ -369,26 +369,26 @@ def quiet(trial: Trial) -> None:
 
 
 TWO_OF_EACH = ("e1", "e2"), ("r1", "r2")
-SCENARIOS: dict[str, Stage] = {
-    "quiet": Stage(quiet, steps=120, alerts=None),
-    "generator-one-of-two": Stage(generator_killed_one_of_two, steps=400),
-    "generator-the-only-one": Stage(
+SCENARIOS: dict[str, ScenarioSetting] = {
+    "quiet": ScenarioSetting(quiet, steps=120, alerts=None),
+    "generator-one-of-two": ScenarioSetting(generator_killed_one_of_two, steps=400),
+    "generator-the-only-one": ScenarioSetting(
         generator_killed_the_only_one, steps=200, generators=("g1",), alerts={"ProcessDown", "NoGenerator"}
     ),
-    "mixture-the-only-one": Stage(
+    "mixture-the-only-one": ScenarioSetting(
         generator_killed_the_only_one,
         steps=200,
         generators=("g1",),
         alerts={"ProcessDown", "NoGenerator"},
         mixture=True,
     ),
-    "generator-joins": Stage(generator_joins, steps=800, first=("g1",)),
-    "learner-killed": Stage(learner_killed, steps=300, alerts={"ProcessDown", "StepsReplayed"}),
-    "learner-killed-two-ranks": Stage(learner_killed, steps=300, ranks=2),
-    "ranks-hang": Stage(ranks_hang, steps=150, ranks=2),
-    "full-disk-of-a-rank": Stage(full_disk_of_a_rank, steps=60, generators=("g1",), ranks=2),
-    "started-twice": Stage(started_twice, steps=100, generators=("g1",)),
-    "env-and-reward-killed": Stage(
+    "generator-joins": ScenarioSetting(generator_joins, steps=800, first=("g1",)),
+    "learner-killed": ScenarioSetting(learner_killed, steps=300, alerts={"ProcessDown", "StepsReplayed"}),
+    "learner-killed-two-ranks": ScenarioSetting(learner_killed, steps=300, ranks=2),
+    "ranks-hang": ScenarioSetting(ranks_hang, steps=150, ranks=2),
+    "full-disk-of-a-rank": ScenarioSetting(full_disk_of_a_rank, steps=60, generators=("g1",), ranks=2),
+    "started-twice": ScenarioSetting(started_twice, steps=100, generators=("g1",)),
+    "env-and-reward-killed": ScenarioSetting(
         env_and_reward_killed,
         steps=300,
         generators=("g1",),
@@ -396,14 +396,14 @@ SCENARIOS: dict[str, Stage] = {
         rewards=TWO_OF_EACH[1],
         alerts={"ProcessDown"},
     ),
-    "hangs": Stage(hangs, steps=400, envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]),
-    "never-ending": Stage(
+    "hangs": ScenarioSetting(hangs, steps=400, envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]),
+    "never-ending": ScenarioSetting(
         never_ending, steps=200, generators=("g1",), learner_words=("--leases.longest-attempt-s", "8")
     ),
-    "namesakes": Stage(namesakes, steps=120, generators=("g1",), envs=TWO_OF_EACH[0]),
-    "hangs-alone": Stage(hangs_alone, steps=120, generators=("g1",), alerts={"ProcessDown", "NoGenerator"}),
-    "network": Stage(network, steps=600, generators=("g1",)),
-    "messages": Stage(messages, steps=200, generators=("g1",)),
-    "full-disk": Stage(full_disk, steps=120, generators=("g1",), alerts={"DiskRefusesWrites"}),
-    "clock": Stage(clock, steps=100, generators=("g1",)),
+    "namesakes": ScenarioSetting(namesakes, steps=120, generators=("g1",), envs=TWO_OF_EACH[0]),
+    "hangs-alone": ScenarioSetting(hangs_alone, steps=120, generators=("g1",), alerts={"ProcessDown", "NoGenerator"}),
+    "network": ScenarioSetting(network, steps=600, generators=("g1",)),
+    "messages": ScenarioSetting(messages, steps=200, generators=("g1",)),
+    "full-disk": ScenarioSetting(full_disk, steps=120, generators=("g1",), alerts={"DiskRefusesWrites"}),
+    "clock": ScenarioSetting(clock, steps=100, generators=("g1",)),
 }

@@ -24,11 +24,11 @@ import httpx
 from services.process import START_AGAIN
 from tests.chaos.control_watch import ControlWatch
 from tests.chaos.faults import engine_core, send, tree
-from tests.chaos.history import History, read_history
-from tests.chaos.invariants import Terms
+from tests.chaos.history import SystemHistory, read_history
+from tests.chaos.invariants import RunTerms
 from tests.chaos.journal_reader import Archive, Place, journal_end
 from tests.chaos.lease_tap import LeaseTap
-from tests.chaos.network import Link, Network
+from tests.chaos.network import ChaosLink, LinkNetwork
 from tests.chaos.run_config import RunSize, write_config
 from tests.e2e.processes import Launched, Launcher, kill_marked, marked, until
 from tests.e2e.run_files import RunFolder, free_ports
@@ -62,7 +62,7 @@ class Node:
 
 
 @dataclass
-class Progress:
+class RunCounts:
     """Steps and publishes in metrics.jsonl so far. It is asked for often: only new lines are read."""
 
     steps: int = 0
@@ -86,23 +86,23 @@ class Progress:
 
 
 @dataclass
-class System:
+class ChaosSystem:
     """Nodes and links by name. `starts` has the journal's end before each start of the learner, by incarnation."""
 
     launch: Launcher
     folder: Path
     run_file: Path
     size: RunSize
-    network: Network
+    network: LinkNetwork
     tap: LeaseTap
     nodes: dict[str, Node]
-    links: dict[str, Link]
+    links: dict[str, ChaosLink]
     watches: dict[str, ControlWatch]
     archive: Archive
     tasks_once: bool = True
     ranks: int = 1
     starts: dict[int, Place] = field(default_factory=dict)
-    progress: Progress = field(default_factory=Progress)
+    progress: RunCounts = field(default_factory=RunCounts)
 
     @property
     def run(self) -> RunFolder:
@@ -203,14 +203,14 @@ class System:
         gone = [node for node in self.nodes.values() if node.launched is not None and not node.alive]
         return [f"{node.name}: {_last_line(node.process.text())}" for node in gone]
 
-    def history(self) -> History:
+    def history(self) -> SystemHistory:
         """The history of the run until now, from files and wire."""
         self.archive.look()
         return read_history(self.run.path, archive=self.archive.folder, starts=self.starts, tap=self.tap.records)
 
     @property
-    def terms(self) -> Terms:
-        return Terms(
+    def terms(self) -> RunTerms:
+        return RunTerms(
             steps=self.size.steps,
             groups_per_step=self.size.groups_per_step,
             max_lag=self.size.max_lag,
@@ -270,7 +270,7 @@ def chaos_system(
     run_file: Path | None = None,
     learner_words: Sequence[str] = (),
     ranks: int = 1,
-) -> Iterator[System]:
+) -> Iterator[ChaosSystem]:
     """Nothing is started yet. At the end everything is killed. `run_file` is another one than the short epoch's."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [*generators, *envs, *rewards]
@@ -279,7 +279,7 @@ def chaos_system(
     launch = Launcher(folder=folder, environment=_environment(clock))
     run = folder / "runs" / "chaos"
     with ExitStack() as stack:
-        network = stack.enter_context(Network())
+        network = stack.enter_context(LinkNetwork())
         watches = {name: ControlWatch() for name in generators}
         links = {f"generator:{name}": network.link(ports[name], watcher=watches[name]) for name in generators}
         links |= {f"learner:{name}": network.link(ports[LEARNER], watcher=ControlWatch()) for name in generators}
@@ -302,7 +302,7 @@ def chaos_system(
             *(Node(name, "reward-service", ("--http.port", str(ports[name])), ports[name]) for name in rewards),
             *(Node(name, "env-service", _env_words(name, ports, links, reward_urls), ports[name]) for name in envs),
         ]
-        system = System(
+        system = ChaosSystem(
             launch=launch, folder=folder, run_file=path, size=size, network=network, tap=tap,
             nodes={node.name: node for node in nodes}, links=links, watches=watches, archive=archive,
             tasks_once=run_file is None, ranks=ranks,
@@ -319,7 +319,7 @@ def _learner_words(ports: dict[str, int]) -> Sequence[str]:
     return ("--http.port", str(ports[LEARNER]), "--leases.address", f"tcp://127.0.0.1:{ports['leases']}")
 
 
-def _generator_words(name: str, ports: dict[str, int], links: dict[str, Link]) -> Sequence[str]:
+def _generator_words(name: str, ports: dict[str, int], links: dict[str, ChaosLink]) -> Sequence[str]:
     return (
         "--http.port", str(ports[name]), "--id", name,
         "--join.url", f"http://127.0.0.1:{links[f'generator:{name}'].port}",
@@ -327,7 +327,7 @@ def _generator_words(name: str, ports: dict[str, int], links: dict[str, Link]) -
     )  # fmt: skip
 
 
-def _env_words(name: str, ports: dict[str, int], links: dict[str, Link], reward_urls: list[str]) -> Sequence[str]:
+def _env_words(name: str, ports: dict[str, int], links: dict[str, ChaosLink], reward_urls: list[str]) -> Sequence[str]:
     return (
         "--http.port", str(ports[name]), "--env-id", name,
         "--learner", f"tcp://127.0.0.1:{links[f'env:{name}'].port}",

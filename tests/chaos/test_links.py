@@ -14,13 +14,13 @@ from protocol.messages import Heartbeat, OutcomeReceipt
 from tests.chaos.control_watch import ControlWatch
 from tests.chaos.journal_reader import Place
 from tests.chaos.lease_tap import Acknowledgement, Disturbance, LeaseTap
-from tests.chaos.network import Link, Network
+from tests.chaos.network import ChaosLink, LinkNetwork
 from tests.e2e.processes import until
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
-    with Network() as network:
+def network() -> Iterator[LinkNetwork]:
+    with LinkNetwork() as network:
         yield network
 
 
@@ -51,7 +51,7 @@ def _serve_echo(server: socket.socket) -> None:
         threading.Thread(target=answer, args=[connection], daemon=True).start()
 
 
-def client(link: Link) -> socket.socket:
+def client(link: ChaosLink) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", link.port), timeout=5)
     connection.settimeout(5)
     return connection
@@ -69,12 +69,12 @@ def is_broken(connection: socket.socket) -> bool:
         return True
 
 
-def test_a_link_without_trouble_passes_bytes_both_ways(network: Network, echo: int) -> None:
+def test_a_link_without_trouble_passes_bytes_both_ways(network: LinkNetwork, echo: int) -> None:
     with closing(client(network.link(echo))) as connection:
         assert asked(connection) == b"hello"
 
 
-def test_a_stalled_link_stays_open_and_passes_nothing_until_it_is_healed(network: Network, echo: int) -> None:
+def test_a_stalled_link_stays_open_and_passes_nothing_until_it_is_healed(network: LinkNetwork, echo: int) -> None:
     link = network.link(echo)
     with closing(client(link)) as connection:
         link.trouble().stalled = True
@@ -86,7 +86,7 @@ def test_a_stalled_link_stays_open_and_passes_nothing_until_it_is_healed(network
         assert connection.recv(100) == b"hello"
 
 
-def test_a_cut_link_breaks_what_is_open_and_refuses_until_it_is_healed(network: Network, echo: int) -> None:
+def test_a_cut_link_breaks_what_is_open_and_refuses_until_it_is_healed(network: LinkNetwork, echo: int) -> None:
     link = network.link(echo)
     with closing(client(link)) as connection:
         assert asked(connection) == b"hello"
@@ -99,7 +99,7 @@ def test_a_cut_link_breaks_what_is_open_and_refuses_until_it_is_healed(network: 
         assert asked(connection) == b"hello"
 
 
-def test_a_chunk_is_lost_or_changed_as_often_as_told(network: Network, echo: int) -> None:
+def test_a_chunk_is_lost_or_changed_as_often_as_told(network: LinkNetwork, echo: int) -> None:
     link = network.link(echo)
     with closing(client(link)) as connection:
         link.trouble().flip_bytes = 1
@@ -114,7 +114,7 @@ def test_a_chunk_is_lost_or_changed_as_often_as_told(network: Network, echo: int
         assert asked(connection) == b"hello"
 
 
-def test_a_delay_is_kept_both_ways(network: Network, echo: int) -> None:
+def test_a_delay_is_kept_both_ways(network: LinkNetwork, echo: int) -> None:
     link = network.link(echo)
     link.trouble().delay_s = 0.1
     with closing(client(link)) as connection:
@@ -127,7 +127,7 @@ def request(path: str) -> bytes:
     return f"POST {path} HTTP/1.1\r\nContent-Length: 0\r\n\r\n".encode()
 
 
-def test_a_trap_springs_at_the_chosen_request_before_it_is_passed_on(network: Network, echo: int) -> None:
+def test_a_trap_springs_at_the_chosen_request_before_it_is_passed_on(network: LinkNetwork, echo: int) -> None:
     watch = ControlWatch()
     link = network.link(echo, watcher=watch)
     sprung: list[str] = []
@@ -142,7 +142,7 @@ def test_a_trap_springs_at_the_chosen_request_before_it_is_passed_on(network: Ne
     assert watch.seen == [f"/v1/weights/{path}" for path in ("group", "prepare", "commit", "prepare")]
 
 
-def test_a_trap_in_the_middle_springs_only_while_the_request_is_unanswered(network: Network, echo: int) -> None:
+def test_a_trap_in_the_middle_springs_only_while_the_request_is_unanswered(network: LinkNetwork, echo: int) -> None:
     watch = ControlWatch()
     link = network.link(echo, watcher=watch)
     trap = watch.trap("prepare", "middle", lambda: None, after_s=0.1)
@@ -157,7 +157,7 @@ def test_a_trap_in_the_middle_springs_only_while_the_request_is_unanswered(netwo
             assert trap.sprung.wait(5)
 
 
-def test_control_and_traffic_of_a_generator_are_troubled_apart(network: Network, echo: int) -> None:
+def test_control_and_traffic_of_a_generator_are_troubled_apart(network: LinkNetwork, echo: int) -> None:
     link = network.link(echo, watcher=ControlWatch())
     link.trouble("control").stalled = True
     with closing(client(link)) as connection:

@@ -15,9 +15,9 @@ from tests.chaos.books import books_of
 from tests.chaos.faults import send
 from tests.chaos.invariants import books_balance, complaints
 from tests.chaos.kill_points import recovery
-from tests.chaos.outcomes import Outcome
+from tests.chaos.outcomes import ScenarioOutcome
 from tests.chaos.run_config import RunSize
-from tests.chaos.system import LEARNER, RANKS_END_S, System, chaos_system
+from tests.chaos.system import LEARNER, RANKS_END_S, ChaosSystem, chaos_system
 from tests.chaos.weights_check import Sampled, sample_at_checkpoint, serves_checkpoint, serves_exported_weights
 from tests.e2e.mixture import write_mixture
 
@@ -34,9 +34,9 @@ END_S = 600.0
 class Trial:
     """A system under way, a source of chance, and what is found."""
 
-    system: System
+    system: ChaosSystem
     random: Random
-    outcome: Outcome
+    outcome: ScenarioOutcome
     say: Callable[[str], None]
     expected: set[str] = field(default_factory=set)
     """Nodes that the scenario has killed: they do not end by themselves."""
@@ -147,7 +147,7 @@ Scenario = Callable[[Trial], None]
 
 
 @dataclass(frozen=True)
-class Stage:
+class ScenarioSetting:
     """Setting of a scenario. `delay_s` is that of each reward, so that the epoch lasts. `alerts` must fire while it
     is played, where Prometheus is installed; None: no alert may. `mixture`: of a random mixture of experts in place of
     the demo's model; it earns nothing, so that the load-balancing loss alone moves it.
@@ -166,10 +166,12 @@ class Stage:
     mixture: bool = False
 
 
-def run_trial(name: str, stage: Stage, *, folder: Path, model: Path, seed: int, say: Callable[[str], None]) -> Outcome:
+def run_trial(
+    name: str, stage: ScenarioSetting, *, folder: Path, model: Path, seed: int, say: Callable[[str], None]
+) -> ScenarioOutcome:
     """Plays a scenario to the end of its epoch and judges it."""
     began = time.monotonic()
-    outcome = Outcome(scenario=name, seed=seed)
+    outcome = ScenarioOutcome(scenario=name, seed=seed)
     size = RunSize(steps=stage.steps)
     with chaos_system(
         folder,
@@ -190,7 +192,7 @@ def run_trial(name: str, stage: Stage, *, folder: Path, model: Path, seed: int, 
     return outcome
 
 
-def _play(trial: Trial, stage: Stage) -> None:
+def _play(trial: Trial, stage: ScenarioSetting) -> None:
     with alerts_watched(trial.system) as alerts:
         stage.play(trial)
         if alerts is None:
@@ -220,7 +222,7 @@ def _told(trial: Trial) -> Iterator[None]:
             trial.complain(f"left behind: {left}")
 
 
-def _begin(trial: Trial, stage: Stage) -> None:
+def _begin(trial: Trial, stage: ScenarioSetting) -> None:
     system = trial.system
     system.pace(stage.delay_s)
     generators = tuple(stage.generators if stage.first is None else stage.first)

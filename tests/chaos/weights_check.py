@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from protocol.generation import GeneratePart
 
 if TYPE_CHECKING:
-    from tests.chaos.system import System
+    from tests.chaos.system import ChaosSystem
 
 _TOLERANCE = 1e-3
 _PROMPTS = ((3, 4, 13, 5, 6, 14), (7, 8, 13, 9, 3, 14))
@@ -43,7 +43,7 @@ class Sampled:
     checkpoint: Path
 
 
-def serves_exported_weights(system: "System", generator: str) -> list[str]:
+def serves_exported_weights(system: "ChaosSystem", generator: str) -> list[str]:
     """Complaints about a generator that should serve the run's last version."""
     state = system.state(generator)
     version = str(state.get("policy_version"))
@@ -52,7 +52,7 @@ def serves_exported_weights(system: "System", generator: str) -> list[str]:
     return differences(generator, _answers(system, generator), model=system.run.path / "model")
 
 
-def sample_at_checkpoint(system: "System", generator: str, *, patience_s: float) -> Sampled:
+def sample_at_checkpoint(system: "ChaosSystem", generator: str, *, patience_s: float) -> Sampled:
     """Asks a generator while it serves a version that becomes a checkpoint, and keeps that. It must serve."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
@@ -68,7 +68,7 @@ def sample_at_checkpoint(system: "System", generator: str, *, patience_s: float)
     raise AssertionError(f"waited {patience_s:g} s in vain for {generator} to serve a version that is a checkpoint")
 
 
-def serves_checkpoint(system: "System", sampled: Sampled) -> list[str]:
+def serves_checkpoint(system: "ChaosSystem", sampled: Sampled) -> list[str]:
     """Complaints about answers that are not those of the checkpoint."""
     model = sampled.checkpoint.with_name(f"{sampled.checkpoint.name}-model")
     exported = system.launch("headway", "export", str(sampled.checkpoint), "--to", str(model))
@@ -90,11 +90,11 @@ def differences(who: str, answers: Sequence[Answer], *, model: Path) -> list[str
     return found
 
 
-def _answers(system: "System", generator: str) -> list[Answer]:
+def _answers(system: "ChaosSystem", generator: str) -> list[Answer]:
     return [_answer(system, generator, prompt) for prompt in _PROMPTS]
 
 
-def _answer(system: "System", generator: str, prompt: tuple[int, ...]) -> Answer:
+def _answer(system: "ChaosSystem", generator: str, prompt: tuple[int, ...]) -> Answer:
     body = {"request_id": "chaos", "prompt_token_ids": list(prompt), "purpose": "train", "sampling": {"max_tokens": 4}}
     answer = system.ask(generator, "/v1/generate", json=body)
     parts = [GeneratePart.model_validate_json(line) for line in answer.text.splitlines()]
@@ -106,7 +106,7 @@ def _answer(system: "System", generator: str, prompt: tuple[int, ...]) -> Answer
     )
 
 
-def _keep(system: "System", checkpoint: Path) -> Path | None:
+def _keep(system: "ChaosSystem", checkpoint: Path) -> Path | None:
     """A copy of a checkpoint that is there or comes soon, since a run removes all but its newest; else None."""
     kept = system.folder / "kept" / checkpoint.name
     kept.parent.mkdir(exist_ok=True)

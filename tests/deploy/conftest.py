@@ -12,7 +12,7 @@ from tests.deploy.containers import (
     IMAGES,
     PROCESSES,
     CommandFailed,
-    Engine,
+    ContainerEngine,
     EngineImpossible,
     check_containers,
     end_engine,
@@ -24,7 +24,7 @@ from tests.deploy.containers import (
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerEngine]:
     try:
         found = find_engine(tmp_path_factory.mktemp("engine"))
     except EngineImpossible as error:
@@ -36,7 +36,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def images(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def images(engine: ContainerEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """The engine's descriptions of the four images, by process."""
     try:
         base = script("base", FOLDER) if engine.ours else _base(engine)
@@ -64,7 +64,7 @@ def images(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         engine("image", "rm", "--force", *engine("images", "--quiet", "--filter", f"reference={IMAGES}/*").split())
 
 
-def _base(engine: Engine) -> str:
+def _base(engine: ContainerEngine) -> str:
     """Of an engine that is not ours."""
     for name in ("headway/test-base", "python:3.11-slim"):
         try:

@@ -55,7 +55,7 @@ class CommandFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Engine:
+class ContainerEngine:
     """An engine that answers: `client` is its command, `environment` what the client needs to find it."""
 
     client: str
@@ -80,7 +80,7 @@ class Engine:
 class Project:
     """A Compose project of ours, of files with overrides."""
 
-    engine: Engine
+    engine: ContainerEngine
     name: str
     files: Sequence[Path]
     environment: Mapping[str, str]
@@ -117,7 +117,7 @@ def run(
     return done.stdout
 
 
-def find_engine(work: Path) -> Engine:
+def find_engine(work: Path) -> ContainerEngine:
     """The engine that answers already, or else one of our own. Raises EngineImpossible."""
     engine = _answering() or _started()
     try:
@@ -127,7 +127,7 @@ def find_engine(work: Path) -> Engine:
         raise
 
 
-def check_containers(engine: Engine, image: str) -> None:
+def check_containers(engine: ContainerEngine, image: str) -> None:
     """Checks that containers of an image run here walled in as ours are, and reach each other by name.
 
     An engine may answer where the machine around it forbids either. Raises EngineImpossible.
@@ -147,22 +147,22 @@ def check_containers(engine: Engine, image: str) -> None:
         raise EngineImpossible(f"containers cannot run, or not reach each other: {error}") from error
 
 
-def _answering() -> Engine | None:
+def _answering() -> ContainerEngine | None:
     # Debian's own client first, where it is: a newer one that stands before it on the path may lack a builder.
     for client in ("/usr/bin/docker", "docker"):
         try:
             run([client, "info"], timeout_s=20)
         except CommandFailed:
             continue
-        return Engine(client=client, environment={"DOCKER_BUILDKIT": "1"}, ours=False)
+        return ContainerEngine(client=client, environment={"DOCKER_BUILDKIT": "1"}, ours=False)
     return None
 
 
-def _started() -> Engine:
+def _started() -> ContainerEngine:
     printed = script("up", FOLDER)
     pairs = (word.partition("=") for word in printed.split()[1:])
     environment = {name: value for name, _, value in pairs}
-    return Engine(client="/usr/bin/docker", environment={**environment, "DOCKER_BUILDKIT": "1"}, ours=True)
+    return ContainerEngine(client="/usr/bin/docker", environment={**environment, "DOCKER_BUILDKIT": "1"}, ours=True)
 
 
 def script(what: str, folder: Path) -> str:
@@ -173,13 +173,13 @@ def script(what: str, folder: Path) -> str:
     return done.stdout.strip()
 
 
-def end_engine(engine: Engine) -> None:
+def end_engine(engine: ContainerEngine) -> None:
     """Takes the engine down with all that it held, if we started it."""
     if engine.ours:
         script("down", FOLDER)
 
 
-def with_compose(engine: Engine, work: Path) -> Engine:
+def with_compose(engine: ContainerEngine, work: Path) -> ContainerEngine:
     """The engine with a client that has the command `compose`. Raises EngineImpossible."""
     try:
         run([engine.client, "compose", "version"], environment=engine.environment, timeout_s=20)
@@ -195,7 +195,9 @@ def with_compose(engine: Engine, work: Path) -> Engine:
         found = next(path for path in target.rglob("docker-compose") if path.is_file())
         found.chmod(0o755)
         (plugins / "docker-compose").symlink_to(found)
-        return Engine(engine.client, {**engine.environment, "DOCKER_CONFIG": str(work / "docker")}, engine.ours)
+        return ContainerEngine(
+            engine.client, {**engine.environment, "DOCKER_CONFIG": str(work / "docker")}, engine.ours
+        )
     return engine
 
 

@@ -18,7 +18,7 @@ _FOUR_WALLS = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True
 
 
 @dataclass(frozen=True)
-class Workload:
+class PodMaker:
     """An object that makes pods, and the pods that it makes."""
 
     object: Object
@@ -55,8 +55,8 @@ class Manifests:
     def of(self, *kinds: str) -> list[Object]:
         return [one for one in self.objects if one["kind"] in kinds]
 
-    def workloads(self) -> list[Workload]:
-        return [Workload(one, one if one["kind"] == "Pod" else one["spec"]["template"]) for one in self.of(*_WORKLOADS)]
+    def workloads(self) -> list[PodMaker]:
+        return [PodMaker(one, one if one["kind"] == "Pod" else one["spec"]["template"]) for one in self.of(*_WORKLOADS)]
 
     def has(self, kind: str, name: str) -> bool:
         return name in self.given.get(kind, ()) or any(one["metadata"]["name"] == name for one in self.of(kind))
@@ -64,7 +64,7 @@ class Manifests:
     def find(self, kind: str, name: str) -> Object | None:
         return next((one for one in self.of(kind) if one["metadata"]["name"] == name), None)
 
-    def chosen(self, selector: Mapping[str, Any] | None) -> list[Workload]:
+    def chosen(self, selector: Mapping[str, Any] | None) -> list[PodMaker]:
         """Workloads whose pods a selector finds; one that selects all finds none here, as nobody here means that."""
         wanted = (selector or {}).get("matchLabels", selector) or {}
         return [one for one in self.workloads() if wanted and wanted.items() <= one.labels.items()]
@@ -121,7 +121,7 @@ def _selectors(manifests: Manifests) -> Iterator[str]:
             yield from _headless(load, manifests)
 
 
-def _headless(load: Workload, manifests: Manifests) -> Iterator[str]:
+def _headless(load: PodMaker, manifests: Manifests) -> Iterator[str]:
     name = load.object["spec"]["serviceName"]
     service = manifests.find("Service", name)
     if service is None or service["spec"].get("clusterIP") != "None":

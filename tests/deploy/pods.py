@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.deploy.manifest_checks import Manifests, Object, Workload
+from tests.deploy.manifest_checks import Manifests, Object, PodMaker
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _NAMESPACE = "default"
@@ -52,7 +52,7 @@ def amount(quantity: str) -> int:
 
 
 @dataclass
-class Running:
+class PodContainer:
     """A container of a pod that is to run on."""
 
     started: bool = False
@@ -63,7 +63,7 @@ class Running:
     failed: dict[str, int] = field(default_factory=dict)
 
 
-class Cluster:
+class PodCluster:
     """The pods of some manifests. `secrets` are those that a person makes; `images` what stands for an image's name;
     `mounts` and `variables` come on top, for containers of the images that need them.
     """
@@ -83,13 +83,13 @@ class Cluster:
         self.pods = [pod for load in manifests.workloads() for pod in self._pods_of(load)]
         self.events: list[str] = []
 
-    def _pods_of(self, load: Workload) -> Iterator["Pod"]:
+    def _pods_of(self, load: PodMaker) -> Iterator["Pod"]:
         spec = load.object["spec"]
         first = spec.get("ordinals", {}).get("start", 0)
         for number in range(first, first + spec.get("replicas", 1)):
             yield Pod(self, load, f"{load.object['metadata']['name']}-{number}", number)
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> "PodCluster":
         docker("network", "create", self.name)
         for pod in self.pods:
             pod.begin()
@@ -120,11 +120,11 @@ class Cluster:
 class Pod:
     """A pod; `running` has its containers by name, once those before them have ended."""
 
-    def __init__(self, cluster: Cluster, load: Workload, name: str, number: int) -> None:
+    def __init__(self, cluster: PodCluster, load: PodMaker, name: str, number: int) -> None:
         self.cluster, self.load, self.name, self.spec = cluster, load, name, load.spec
         self.labels = {**load.labels, "apps.kubernetes.io/pod-index": str(number)}
         self.address = ""
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, PodContainer] = {}
         self._before = [one["name"] for one in self.spec.get("initContainers", [])]
 
     def full(self, container: str) -> str:
@@ -155,20 +155,20 @@ class Pod:
             docker(*self._command(one))
             return
         for one in self.load.serving:
-            self.running[one["name"]] = Running()
+            self.running[one["name"]] = PodContainer()
             docker(*self._command(one))
 
     def tick(self) -> None:
         if self._before:
             state = self._state(self._before[0])
-            if not state["Running"]:
+            if not state["PodContainer"]:
                 assert state["ExitCode"] == 0, f"{self.name}: {self._before[0]}: {self.log(self._before[0])[-3000:]}"
                 self._before.pop(0)
                 self._next()
             return
         for one in self.load.serving:
             state = self._state(one["name"])
-            if not state["Running"]:
+            if not state["PodContainer"]:
                 self.cluster.say(f"{self.name} ended with {state['ExitCode']}")
                 self._again(one)
             else:
@@ -180,10 +180,10 @@ class Pod:
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(self.log(one["name"]))
         docker("rm", "-f", self.full(one["name"]))
-        self.running[one["name"]] = Running(restarts=former.restarts + 1)
+        self.running[one["name"]] = PodContainer(restarts=former.restarts + 1)
         docker(*self._command(one))
 
-    def _probe(self, one: Object, running: Running) -> None:
+    def _probe(self, one: Object, running: PodContainer) -> None:
         kinds = ("livenessProbe", "readinessProbe") if running.started else ("startupProbe",)
         for kind in kinds:
             probe = one[kind]

@@ -24,7 +24,7 @@ from tests.deploy.containers import (
     PROCESSES,
     ROOT,
     CommandFailed,
-    Engine,
+    ContainerEngine,
     Project,
     free_port,
     git_commit,
@@ -66,7 +66,7 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def project(engine: Engine, images: dict[str, Any], override: Path, port: int) -> Iterator[Project]:
+def project(engine: ContainerEngine, images: dict[str, Any], override: Path, port: int) -> Iterator[Project]:
     """The demo, which has begun to train."""
     made = Project(
         engine=engine,
@@ -93,7 +93,7 @@ def test_the_small_images_are_small_and_every_image_says_what_it_is_of(images: d
         assert image["Config"]["User"] == "10001:10001"
 
 
-def test_what_is_in_an_image_is_listed_for_those_who_audit_it(engine: Engine, images: dict[str, Any]) -> None:
+def test_what_is_in_an_image_is_listed_for_those_who_audit_it(engine: ContainerEngine, images: dict[str, Any]) -> None:
     make = ["make", "sbom", f"DOCKER={engine.client}", f"IMAGES={IMAGES}"]
     run(make, environment=engine.environment, timeout_s=600)
     listed = json.loads((ROOT / "build/sbom/reward-service.cdx.json").read_text(encoding="utf-8"))
@@ -105,7 +105,7 @@ def test_what_is_in_an_image_is_listed_for_those_who_audit_it(engine: Engine, im
 
 
 def test_an_image_for_another_architecture_is_named_before_it_ends_with_an_error_that_does_not(
-    engine: Engine, tmp_path: Path
+    engine: ContainerEngine, tmp_path: Path
 ) -> None:
     """An image's own file says its architecture: an empty image will do."""
     own = engine("version", "--format", "{{.Server.Arch}}").strip()
@@ -254,13 +254,13 @@ def _step(port: int) -> int | None:
     return None if found is None else int(float(found[1]))
 
 
-def _users(engine: Engine, container: str) -> set[str]:
+def _users(engine: ContainerEngine, container: str) -> set[str]:
     """The users of all processes in a container."""
     look = "import glob; print(*{open(f).read().split('Uid:')[1].split()[0] for f in glob.glob('/proc/[0-9]*/status')})"
     return set(engine("exec", container, "python3", "-c", look).split())
 
 
-def _version_of(engine: Engine, container: str) -> int:
+def _version_of(engine: ContainerEngine, container: str) -> int:
     """The version that a generator serves, by its metrics; -1 if it does not answer yet."""
     look = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:7310/metrics').read().decode())"
     try:

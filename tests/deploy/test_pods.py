@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from tests.deploy.chart import RENDER
-from tests.deploy.containers import IMAGES, Engine
+from tests.deploy.containers import IMAGES, ContainerEngine
 from tests.deploy.hosts import MODEL
 from tests.deploy.manifest_checks import Manifests
-from tests.deploy.pods import Cluster, docker
+from tests.deploy.pods import PodCluster, docker
 from tests.e2e.run_files import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def pod_images(engine: Engine, images: dict[str, Any]) -> Iterator[dict[str, str]]:
+def pod_images(engine: ContainerEngine, images: dict[str, Any]) -> Iterator[dict[str, str]]:
     """Local images that stand for those of the manifests."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to give files to the pods' users")
@@ -81,7 +81,7 @@ def test_a_learner_of_two_pods_goes_on_with_certificates_when_one_of_them_has_di
     assert set(others.values()) == {0}, cluster.events
 
 
-def _goes_to_its_end(cluster: Cluster, run: RunFolder) -> None:
+def _goes_to_its_end(cluster: PodCluster, run: RunFolder) -> None:
     learner = cluster.pod("headway-learner-0")
     _until(cluster, lambda: "the run is over" in learner.log("learner"), "the end of the run")
     _until(cluster, lambda: not learner.running["learner"].ready, "an end that is said")
@@ -90,18 +90,18 @@ def _goes_to_its_end(cluster: Cluster, run: RunFolder) -> None:
     assert (run.path / "model/model.safetensors").exists()
 
 
-def _restarts(cluster: Cluster) -> dict[str, int]:
+def _restarts(cluster: PodCluster) -> dict[str, int]:
     return {pod.name: one.restarts for pod in cluster.pods for one in pod.running.values()}
 
 
-def _cluster(text: str, images: dict[str, str], folder: Path) -> Cluster:
+def _cluster(text: str, images: dict[str, str], folder: Path) -> PodCluster:
     """Manifests with fewer steps, with the Secrets that a person makes; the model is in its claim already."""
     model = folder / "claims/headway-models/addition"
     shutil.copytree(MODEL, model)
     for path in (model, *model.iterdir()):
         os.chown(path, 0, 10001)
         path.chmod(0o775 if path.is_dir() else 0o664)
-    return Cluster(
+    return PodCluster(
         _shortened(Manifests(list(yaml.safe_load_all(text)))),
         folder=folder,
         name=f"hwpods-{uuid.uuid4().hex[:6]}",
@@ -144,7 +144,7 @@ def _dependencies(image: str) -> list[str]:
     return [f"--mount=type=bind,src={packages},dst=/deps,readonly", "-e", "PYTHONPATH=/deps", "-e", "OMP_NUM_THREADS=1"]
 
 
-def _until(cluster: Cluster, condition: Callable[[], bool], what: str, *, timeout_s: float = 400) -> None:
+def _until(cluster: PodCluster, condition: Callable[[], bool], what: str, *, timeout_s: float = 400) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}: {cluster.events}"

@@ -32,7 +32,7 @@ SUMMARY_KEYS = {
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedRun:
     folder: RunFolder
     exit_code: int
     output: str
@@ -41,7 +41,7 @@ class Ended:
 
 
 @pytest.fixture(scope="module")
-def ended(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def ended(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedRun:
     run_file = write_run_file(tmp_path_factory.mktemp("run"), model=model)
     words = [str(run_file.path), "--learner.steps", str(STEPS), "--learner.max-lag", str(MAX_LAG)]
     with Collector() as collector:
@@ -49,17 +49,17 @@ def ended(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFact
         up = launcher("headway", "up", *words)
         exit_code = up.wait(timeout_s=150)
         left_over = marked(launcher.mark)
-        return Ended(
+        return EndedRun(
             folder=run_file.run(), exit_code=exit_code, output=up.text(), left_over=left_over, spans=collector.spans()
         )
 
 
-def test_it_ends_well_and_leaves_no_process(ended: Ended) -> None:
+def test_it_ends_well_and_leaves_no_process(ended: EndedRun) -> None:
     assert ended.exit_code == 0, ended.output
     assert ended.left_over == {}
 
 
-def test_it_says_whom_it_waits_for_and_how_it_goes_and_nothing_strange(ended: Ended) -> None:
+def test_it_says_whom_it_waits_for_and_how_it_goes_and_nothing_strange(ended: EndedRun) -> None:
     assert f"step {STEPS}/{STEPS}  reward" in ended.output
     assert "ETA" in ended.output
     assert "held-out accuracy" in ended.output
@@ -70,7 +70,7 @@ def test_it_says_whom_it_waits_for_and_how_it_goes_and_nothing_strange(ended: En
         assert noise not in said
 
 
-def test_the_summary_has_its_keys_and_adds_up(ended: Ended) -> None:
+def test_the_summary_has_its_keys_and_adds_up(ended: EndedRun) -> None:
     summary = ended.folder.summary()
     assert summary.keys() >= SUMMARY_KEYS
     assert summary["steps"] == STEPS
@@ -84,7 +84,7 @@ def test_the_summary_has_its_keys_and_adds_up(ended: Ended) -> None:
     assert 0 <= summary["generator_idle_share"] <= 1
 
 
-def test_no_trained_token_exceeds_the_lag_bound(ended: Ended) -> None:
+def test_no_trained_token_exceeds_the_lag_bound(ended: EndedRun) -> None:
     summary = ended.folder.summary()
     lags = {int(lag) for lag in summary["token_lag_histogram"]}
     assert lags <= set(range(MAX_LAG + 1))
@@ -93,7 +93,7 @@ def test_no_trained_token_exceeds_the_lag_bound(ended: Ended) -> None:
     assert max(lags) > 0, "sampling ran ahead of training"
 
 
-def test_each_lease_is_trained_once_and_in_a_step_of_the_right_size(ended: Ended) -> None:
+def test_each_lease_is_trained_once_and_in_a_step_of_the_right_size(ended: EndedRun) -> None:
     batches = ended.folder.batches()
     assert [version for version, _ in batches] == list(range(STEPS))
     assert {len(groups) for _, groups in batches} == {GROUPS_PER_STEP}
@@ -101,7 +101,7 @@ def test_each_lease_is_trained_once_and_in_a_step_of_the_right_size(ended: Ended
     assert set(trained.values()) == {1}
 
 
-def test_every_version_on_a_trained_token_was_published(ended: Ended) -> None:
+def test_every_version_on_a_trained_token_was_published(ended: EndedRun) -> None:
     published = [line["version"] for line in ended.folder.metrics("publish")]
     assert published[0] == 0
     assert published[-1] == STEPS
@@ -109,14 +109,14 @@ def test_every_version_on_a_trained_token_was_published(ended: Ended) -> None:
     assert trained_versions(ended.folder) <= {f"1.{version}" for version in published}
 
 
-def test_engine_and_learner_agree_at_every_publish_and_on_every_trained_token(ended: Ended) -> None:
+def test_engine_and_learner_agree_at_every_publish_and_on_every_trained_token(ended: EndedRun) -> None:
     assert all(line["probe_gap"] < 1e-3 for line in ended.folder.metrics("publish"))
     mismatches = [line["mismatch_kl"] for line in ended.folder.metrics("step") if line["mismatch_kl"] is not None]
     assert mismatches
     assert max(abs(mismatch) for mismatch in mismatches) < 1e-5
 
 
-def test_metrics_and_samples_tell_of_every_step(ended: Ended) -> None:
+def test_metrics_and_samples_tell_of_every_step(ended: EndedRun) -> None:
     assert ended.folder.steps() == list(range(1, STEPS + 1))
     evaluated = [line["version"] for line in ended.folder.metrics("evaluation")]
     assert sorted(evaluated) == [0, 10, 20, STEPS]
@@ -130,7 +130,7 @@ TOLD = re.compile(r"token (\d+) \(id (\d+)\) .*: (?:version (\d+), logprob (\S+)
 
 
 @NEEDS_CHROMIUM
-def test_the_page_shows_the_tokens_versions_masks_and_rewards_of_the_journal(ended: Ended) -> None:
+def test_the_page_shows_the_tokens_versions_masks_and_rewards_of_the_journal(ended: EndedRun) -> None:
     """Of a group as Chromium shows it, token by token under the cursor of the keyboard."""
     step, groups = ended.folder.batches()[-1]
     by_lease = {group.lease_id: group for group in groups}
@@ -175,11 +175,11 @@ def _shown_by(page: "Page", card: "Locator") -> list[tuple[int, int, int, float]
         found.append((int(place), int(token), int(version or -1), float(logprob or 0.0)))
 
 
-def test_the_curves_are_a_picture(ended: Ended) -> None:
+def test_the_curves_are_a_picture(ended: EndedRun) -> None:
     assert (ended.folder.path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_trained_model_is_a_model_directory(ended: Ended, model: Path) -> None:
+def test_the_trained_model_is_a_model_directory(ended: EndedRun, model: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     trained = AutoModelForCausalLM.from_pretrained(ended.folder.path / "model")
@@ -191,7 +191,7 @@ def test_the_trained_model_is_a_model_directory(ended: Ended, model: Path) -> No
 
 
 @pytest.mark.skipif(not OTEL, reason="needs OpenTelemetry: pip install 'headway[otel]'")
-def test_the_life_of_a_lease_from_its_grant_to_its_step_is_one_trace_of_all_four_processes(ended: Ended) -> None:
+def test_the_life_of_a_lease_from_its_grant_to_its_step_is_one_trace_of_all_four_processes(ended: EndedRun) -> None:
     traces: dict[str, list[CollectedSpan]] = defaultdict(list)
     for span in ended.spans:
         traces[span.trace_id].append(span)

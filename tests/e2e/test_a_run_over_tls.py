@@ -20,7 +20,7 @@ SERVICES = {"generator": "generator", "reward": "reward-service", "env": "env-se
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedTlsRun:
     """The run, after the learner has ended and while the others live on."""
 
     run: RunFolder
@@ -40,7 +40,7 @@ class Ended:
 
 
 @pytest.fixture(scope="module")
-def ended(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def ended(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedTlsRun:
     folder = tmp_path_factory.mktemp("run")
     run_file = write_run_file(folder, model=model)
     run_file.path.write_text(run_file.path.read_text().replace("http://", "https://"))
@@ -50,7 +50,7 @@ def ended(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFact
     learner = start(launcher, "learner", run_file, settings, *words)
     exit_code = learner.wait(timeout_s=400)
     assert [name for name, service in launched.items() if not service.alive] == []
-    return Ended(
+    return EndedTlsRun(
         run=run_file.run(), run_file=run_file, keys=folder / "keys", exit_code=exit_code, output=learner.text()
     )
 
@@ -78,20 +78,20 @@ def options(table: Mapping[str, object], prefix: str = "--") -> Iterator[str]:
             yield from (name, str(value))
 
 
-def test_it_trains_every_step(ended: Ended) -> None:
+def test_it_trains_every_step(ended: EndedTlsRun) -> None:
     assert ended.exit_code == 0, ended.output
     assert ended.run.steps() == list(range(1, STEPS + 1))
     assert ended.run.summary()["groups_trained"] == STEPS * GROUPS_PER_STEP
 
 
-def test_the_generator_takes_every_version_over_it_and_proves_it(ended: Ended) -> None:
+def test_the_generator_takes_every_version_over_it_and_proves_it(ended: EndedTlsRun) -> None:
     published = ended.run.metrics("publish")
     assert published[-1]["version"] == STEPS
     assert all(line["probe_gap"] < 1e-3 for line in published)
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_each_process_answers_those_with_a_certificate_of_the_ca_alone(ended: Ended, service: str) -> None:
+def test_each_process_answers_those_with_a_certificate_of_the_ca_alone(ended: EndedTlsRun, service: str) -> None:
     assert ended.answer(service).status_code in (200, 503)
     with pytest.raises(httpx.TransportError):
         ended.answer(service, shows=None)

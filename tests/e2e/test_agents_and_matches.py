@@ -57,7 +57,7 @@ def environments(opponent: str) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedAgentsRun:
     run: RunFolder
     replies: list[list[str]]
     model: Path
@@ -73,7 +73,7 @@ class Ended:
 
 
 @pytest.fixture(scope="module")
-def ended(request: pytest.FixtureRequest, chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def ended(request: pytest.FixtureRequest, chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedAgentsRun:
     folder = tmp_path_factory.mktemp("mixed")
     run_file, (port,) = write_run_file(folder, model=chat_model), free_ports(1)
     # The opponent serves its folder as it is.
@@ -97,7 +97,7 @@ def ended(request: pytest.FixtureRequest, chat_model: Path, tmp_path_factory: py
         )  # fmt: skip
         assert learner.wait(timeout_s=500) == 0, learner.text()
     lines = replies.read_text(encoding="utf-8").splitlines()
-    return Ended(RunFolder(folder / "runs" / "e2e"), [json.loads(line) for line in lines], chat_model)
+    return EndedAgentsRun(RunFolder(folder / "runs" / "e2e"), [json.loads(line) for line in lines], chat_model)
 
 
 def trajectories(groups: list[tuple[int, TrajectoryGroup]]) -> list[Trajectory]:
@@ -109,7 +109,7 @@ def sampled(one: Trajectory, turn: Turn) -> list[int]:
     return ids
 
 
-def test_what_the_agent_was_told_is_what_was_trained(ended: Ended) -> None:
+def test_what_the_agent_was_told_is_what_was_trained(ended: EndedAgentsRun) -> None:
     words, told = Tokenization(ended.model), Counter(map(tuple, ended.replies))
     found = trajectories(ended.of("agent"))
 
@@ -120,7 +120,7 @@ def test_what_the_agent_was_told_is_what_was_trained(ended: Ended) -> None:
     assert {one.sequence_starts for one in found} == {()}, "the second call goes on from the tokens of the first"
 
 
-def test_the_opponents_tokens_are_nobodys_and_each_side_of_self_play_is_trained(ended: Ended) -> None:
+def test_the_opponents_tokens_are_nobodys_and_each_side_of_self_play_is_trained(ended: EndedAgentsRun) -> None:
     assert {one.player for one in trajectories(ended.of("frozen"))} == {"first"}
     assert Counter(one.player for one in trajectories(ended.of("selfplay"))).keys() == {"first", "second"}
     for one in trajectories([*ended.of("frozen"), *ended.of("selfplay")]):
@@ -128,7 +128,7 @@ def test_the_opponents_tokens_are_nobodys_and_each_side_of_self_play_is_trained(
         assert one.loss_mask.sum() == 2
 
 
-def test_each_trained_token_has_the_version_that_sampled_it(ended: Ended) -> None:
+def test_each_trained_token_has_the_version_that_sampled_it(ended: EndedAgentsRun) -> None:
     published = {report["version"] for report in ended.run.metrics("publish")}
     for part in PARTS:
         groups = ended.of(part)
@@ -144,7 +144,7 @@ def test_each_trained_token_has_the_version_that_sampled_it(ended: Ended) -> Non
                 assert numbers.max() <= version
 
 
-def test_the_logprobs_are_those_of_the_policy_on_the_trained_tokens(ended: Ended) -> None:
+def test_the_logprobs_are_those_of_the_policy_on_the_trained_tokens(ended: EndedAgentsRun) -> None:
     """With a single id that differed, in what was sampled or shown before, the logprobs would not agree."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -163,7 +163,7 @@ def test_the_logprobs_are_those_of_the_policy_on_the_trained_tokens(ended: Ended
     assert all(checked[part] for part in PARTS)
 
 
-def test_the_learner_finds_them_as_the_engine_gave_them(ended: Ended) -> None:
+def test_the_learner_finds_them_as_the_engine_gave_them(ended: EndedAgentsRun) -> None:
     steps = ended.run.metrics("step")
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     gaps = [step["mismatch_kl"] for step in steps if step["mismatch_kl"] is not None]

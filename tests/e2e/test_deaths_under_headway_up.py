@@ -21,7 +21,7 @@ RESTART_S = 180
 
 
 @dataclass(frozen=True)
-class System:
+class RunUnderHeadwayUp:
     """A run under `headway up`, and the doctor for it."""
 
     launch: Launcher
@@ -63,12 +63,14 @@ class System:
 
 
 @pytest.fixture(scope="module")
-def system(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> System:
+def system(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunUnderHeadwayUp:
     run_file = write_run_file(tmp_path_factory.mktemp("run"), model=model, token="let-me-in")
     doctor = launcher("headway", "doctor", str(run_file.path))
     assert doctor.wait(timeout_s=60) == 0, doctor.text()
     assert "before a start (no process of the config file answers)" in doctor.text()
-    return System(launch=launcher, run_file=run_file, up=start(launcher, run_file, "--learner.steps", str(ENDLESS)))
+    return RunUnderHeadwayUp(
+        launch=launcher, run_file=run_file, up=start(launcher, run_file, "--learner.steps", str(ENDLESS))
+    )
 
 
 def start(launch: Launcher, run_file: RunFile, *words: str) -> Launched:
@@ -77,7 +79,7 @@ def start(launch: Launcher, run_file: RunFile, *words: str) -> Launched:
     return launch("headway", "up", str(run_file.path), *frequent, "--learner.evaluation.tasks", "0", *words)
 
 
-def test_a_healthy_run_is_called_healthy(system: System) -> None:
+def test_a_healthy_run_is_called_healthy(system: RunUnderHeadwayUp) -> None:
     system.wait_for_steps(2)
     system.wait_for_health()
     code, found = system.examined()
@@ -89,7 +91,7 @@ def test_a_healthy_run_is_called_healthy(system: System) -> None:
     assert {peer["kind"] for peer in learner["peers"]} == {"generator", "env-service"}
 
 
-def test_a_stopped_generator_is_named_as_hanging(system: System) -> None:
+def test_a_stopped_generator_is_named_as_hanging(system: RunUnderHeadwayUp) -> None:
     pid = system.send("generator", signal.SIGSTOP)
     try:
         code, text = system.doctor()
@@ -102,7 +104,7 @@ def test_a_stopped_generator_is_named_as_hanging(system: System) -> None:
     system.wait_for_health()
 
 
-def test_a_killed_generator_is_named_as_dead_and_comes_back(system: System) -> None:
+def test_a_killed_generator_is_named_as_dead_and_comes_back(system: RunUnderHeadwayUp) -> None:
     killed = system.send("generator", signal.SIGKILL)
     code, found = system.examined()
     assert code == 1
@@ -115,7 +117,7 @@ def test_a_killed_generator_is_named_as_dead_and_comes_back(system: System) -> N
     system.wait_for_steps(5)
 
 
-def test_a_killed_learner_resumes_its_own_run(system: System) -> None:
+def test_a_killed_learner_resumes_its_own_run(system: RunUnderHeadwayUp) -> None:
     system.send("learner", signal.SIGKILL)
     until(
         lambda: "learner was killed by SIGKILL; started again in 1 s (1 of 5)" in system.up.text(),
@@ -124,13 +126,13 @@ def test_a_killed_learner_resumes_its_own_run(system: System) -> None:
     system.wait_for_steps(5)
 
 
-def test_a_killed_env_service_comes_back(system: System) -> None:
+def test_a_killed_env_service_comes_back(system: RunUnderHeadwayUp) -> None:
     killed = system.send("env", signal.SIGKILL)
     system.wait_for_steps(5)
     assert system.pid("env") != killed
 
 
-def test_the_run_ends_well_with_every_step_once(system: System) -> None:
+def test_the_run_ends_well_with_every_step_once(system: RunUnderHeadwayUp) -> None:
     """The last test: it stops the run, and resumes it for five more steps."""
     system.up.send(signal.SIGINT)
     assert system.up.wait(timeout_s=20) == 0, system.up.text()

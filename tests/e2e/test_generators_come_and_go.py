@@ -19,7 +19,7 @@ STEPS = 5000
 
 
 @dataclass
-class Running:
+class RunUnderWay:
     """A run under way, and its first generator."""
 
     launch: Launcher
@@ -50,7 +50,7 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
+def running(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunUnderWay:
     run_file = write_run_file(tmp_path_factory.mktemp("run"), model=model)
     words = ("--config", str(run_file.path))
     for name in ("reward-service", "env-service"):
@@ -58,7 +58,7 @@ def running(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFa
     first = launcher("generator", *words, "--id", "first")
     evaluation = ("--evaluation.tasks", "0", "--evaluation.final-tasks", "0")
     learner = launcher("learner", *words, "--steps", str(STEPS), "--max-lag", "4", *evaluation)
-    running = Running(launch=launcher, run_file=run_file, run=run_file.run(), learner=learner, first=first)
+    running = RunUnderWay(launch=launcher, run_file=run_file, run=run_file.run(), learner=learner, first=first)
     until(lambda: len(running.run.steps()) >= 5, what="5 steps", timeout_s=600, during=[learner, first])
     return running
 
@@ -80,7 +80,7 @@ def served_number(port: int) -> int:
 
 
 def test_a_generator_that_joins_in_the_middle_serves_the_current_version_with_the_learners_logprobs(
-    running: Running,
+    running: RunUnderWay,
 ) -> None:
     (port,) = free_ports(1)
     second = running.generator("second", port)
@@ -121,7 +121,7 @@ def test_a_generator_that_joins_in_the_middle_serves_the_current_version_with_th
     running.first = first
 
 
-def test_a_generator_whose_engine_is_stopped_is_out_of_service_until_it_goes_on(running: Running) -> None:
+def test_a_generator_whose_engine_is_stopped_is_out_of_service_until_it_goes_on(running: RunUnderWay) -> None:
     """The last test: it leaves the learner with one generator that was away."""
     engine = engine_of(running.first)
     os.kill(engine, signal.SIGSTOP)

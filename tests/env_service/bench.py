@@ -25,7 +25,7 @@ from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from services.rewards.client import RewardClient
 from services.rewards.settings import ClientSettings
-from tests.env_service.peers import END, ScriptedGenerator, ScriptedRewards, lease, part, served, serving
+from tests.env_service.peers import END, ScriptedCompletions, ScriptedRewards, lease, part, served, serving
 
 Script = Callable[[GenerateRequest], Sequence[GeneratePart | None] | int]
 
@@ -54,7 +54,7 @@ class Bench:
 
     rollout: Rollout
     fleet: GeneratorFleet
-    generators: list[ScriptedGenerator]
+    generators: list[ScriptedCompletions]
     rewards: list[ScriptedRewards]
     pauses: list[float]
     metrics: Metrics
@@ -94,7 +94,7 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
             agents: Attempts | None = None,
             opponents: Mapping[str, Opponent] | None = None,
         ) -> Bench:
-            generators = [ScriptedGenerator(script) for script in scripts or (well,)]
+            generators = [ScriptedCompletions(script) for script in scripts or (well,)]
             judges = list(rewards or [ScriptedRewards(exact)])
             for generator in generators:
                 generator.url = await stack.enter_async_context(served(generator.handle, "/v1/generate"))

@@ -31,7 +31,7 @@ def part(index: int, tokens: Sequence[int], *, version: str = "1.3", last: bool 
 
 
 @dataclass
-class ScriptedGenerator:
+class ScriptedCompletions:
     """Answers each request with `script(request)`: parts, or a status; `None` as a part breaks the connection."""
 
     script: Callable[[GenerateRequest], Sequence[GeneratePart | None] | int]

@@ -13,7 +13,7 @@ from protocol.messages import FinishedLease, Goodbye, OutcomeReceipt
 from services.zmq.sockets import RouterSocket
 from tests.env_service.peers import (
     END,
-    ScriptedGenerator,
+    ScriptedCompletions,
     ScriptedLearner,
     ScriptedRewards,
     lease,
@@ -64,7 +64,7 @@ async def _ready(url: str) -> tuple[int, str]:
 
 
 async def test_the_process_rolls_out_a_lease_reports_its_state_and_leaves_on_sigterm(model: Path) -> None:
-    generator = ScriptedGenerator(lambda request: [part(index, [0, 8, 5, END]) for index in range(request.n)])
+    generator = ScriptedCompletions(lambda request: [part(index, [0, 8, 5, END]) for index in range(request.n)])
     rewards = ScriptedRewards(lambda text, arguments: 1.0 if text == arguments["answer"] else 0.0)
     async with (
         RouterSocket.bind("tcp://127.0.0.1:*") as router,

@@ -73,7 +73,7 @@ class ManualRollouts:
 
 
 @dataclass
-class Conversation:
+class LearnerConversation:
     learner: ScriptedLearner
     link: LearnerLink
     rollouts: ManualRollouts
@@ -83,7 +83,7 @@ class Conversation:
 
 
 @asynccontextmanager
-async def conversing(*, resend_s: float = 0.2, capacity: int = 2) -> AsyncIterator[Conversation]:
+async def conversing(*, resend_s: float = 0.2, capacity: int = 2) -> AsyncIterator[LearnerConversation]:
     metrics = RolloutMetrics(Metrics("env-service"))
     fleet, outbox, rollouts = GeneratorFleet(), Outbox(resend_s=resend_s), ManualRollouts()
     router = RouterSocket.bind("tcp://127.0.0.1:*")
@@ -98,7 +98,7 @@ async def conversing(*, resend_s: float = 0.2, capacity: int = 2) -> AsyncIterat
                     run=rollouts.run, report=link.report, capacity=capacity, tasks=tasks, metrics=metrics
                 )
                 loops = [tasks.create_task(link.receive(running)), tasks.create_task(link.tick(running))]
-                yield Conversation(learner, link, rollouts, running, fleet, outbox)
+                yield LearnerConversation(learner, link, rollouts, running, fleet, outbox)
                 running.cancel_all()
                 for loop in loops:
                     loop.cancel()
@@ -107,7 +107,7 @@ async def conversing(*, resend_s: float = 0.2, capacity: int = 2) -> AsyncIterat
 
 
 @asynccontextmanager
-async def working() -> AsyncIterator[Conversation]:
+async def working() -> AsyncIterator[LearnerConversation]:
     """A conversation in which lease 5 has been granted and is being rolled out."""
     async with conversing() as talk:
         await talk.learner.welcome()

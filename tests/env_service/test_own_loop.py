@@ -18,7 +18,7 @@ from tests.env_service.agents.served import Saying, agent, agent_benches
 from tests.env_service.bench import Bench, MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
-from tests.env_service.rollouts.test_conversation import Counting, Words, counted, offered
+from tests.env_service.rollouts.test_conversation import Counting, TrajectoryWords, counted, offered
 
 WAIT_S = 20.0
 
@@ -59,7 +59,7 @@ async def rolled_out(
     bench: MakeBench, model: Path, *said: str, **settings: float
 ) -> tuple[Bench, tuple[Trajectory, ...]]:
     environment = replace(offered(start=Blocking), own_loop=True)
-    made = await bench(Words(model, *said), extra=[environment], **settings)
+    made = await bench(TrajectoryWords(model, *said), extra=[environment], **settings)
     return made, (await made.finished(lease(environment="counting", group_size=len(said)))).group.trajectories
 
 
@@ -92,7 +92,7 @@ async def test_only_the_step_that_blocks_is_at_fault(
 
 async def test_a_step_that_blocks_for_ever_is_no_fault_of_others(bench: MakeBench, chat_model: Path) -> None:
     environment = replace(offered(start=Blocking), own_loop=True)
-    made = await bench(Words(chat_model, "block", "one stop"), extra=[environment], environment_timeout_s=1.0)
+    made = await bench(TrajectoryWords(chat_model, "block", "one stop"), extra=[environment], environment_timeout_s=1.0)
 
     failed = await made.failed(lease(environment="counting"))
     Blocking.go_on.set()
@@ -106,7 +106,7 @@ async def test_a_step_that_blocks_for_ever_is_no_fault_of_others(bench: MakeBenc
 def test_classes_of_users_run_in_the_users_loop_and_ours_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "environments"))
     entries = [
-        ClassTasks(source="sample_environments:Guess", name="theirs"),
+        ClassTasks(source="sample_environments:GuessNumber", name="theirs"),
         ClassTasks(source="env_service.hosting.openenv:OpenEnvEnvironment", name="ours", options={"urls": ["ws://a"]}),
     ]
     offers = catalog.build(entries)
@@ -149,7 +149,7 @@ class OpensInALoop(Counting):
 
 async def test_all_calls_of_a_conversation_are_in_one_loop(bench: MakeBench, chat_model: Path) -> None:
     environment = replace(offered(start=OpensInALoop), own_loop=True)
-    made = await bench(Words(chat_model, "one stop"), extra=[environment])
+    made = await bench(TrajectoryWords(chat_model, "one stop"), extra=[environment])
     (trajectory,) = (await made.finished(lease(environment="counting", group_size=1))).group.trajectories
 
     assert trajectory.reward.reward == 1.5
@@ -163,7 +163,7 @@ class Odd(Counting):
 
 
 async def test_a_constructor_that_exits_is_at_fault(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(Words(chat_model, "stop"), extra=[replace(offered(start=Odd), own_loop=True)])
+    made = await bench(TrajectoryWords(chat_model, "stop"), extra=[replace(offered(start=Odd), own_loop=True)])
 
     failed = await made.failed(lease(environment="counting", group_size=1))
 

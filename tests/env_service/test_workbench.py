@@ -11,8 +11,8 @@ import pytest
 from env_service import workbench
 from tests.env_service.agents.served import Saying
 from tests.env_service.chat_models import model_with
-from tests.env_service.peers import ScriptedGenerator, served
-from tests.env_service.rollouts.test_conversation import Words
+from tests.env_service.peers import ScriptedCompletions, served
+from tests.env_service.rollouts.test_conversation import TrajectoryWords
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def run_file(tmp_path: Path) -> Path:
     model = model_with("chatml", tmp_path)
     path.write_text(
         f'[env-service]\nmodel = "{model}"\n[[env-service.environments]]\nname = "guess"\n'
-        'source = "sample_environments:Guess"\noptions = { highest = 0 }\n'
+        'source = "sample_environments:GuessNumber"\noptions = { highest = 0 }\n'
     )
     return path
 
@@ -46,7 +46,7 @@ def test_the_built_in_ones_are_listed_and_those_of_a_file(run_file: Path) -> Non
     text = said("list", "--config", str(run_file))
 
     assert "nim" in text
-    assert "guess           source sample_environments:Guess, of this file" in text
+    assert "guess           source sample_environments:GuessNumber, of this file" in text
 
 
 def test_an_opening_is_shown_as_the_model_gets_it(run_file: Path) -> None:
@@ -57,7 +57,7 @@ def test_an_opening_is_shown_as_the_model_gets_it(run_file: Path) -> None:
 
 
 def test_a_person_plays_one_without_a_file() -> None:
-    text = said("play", "sample_environments:Words", answers=("hello",))
+    text = said("play", "sample_environments:TwoWords", answers=("hello",))
 
     assert text == "to\n[reward 0] \nover: said, reward 0\n"
 
@@ -78,7 +78,7 @@ def test_a_person_plays_all_parts_of_a_game_of_two() -> None:
 def test_turns_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workbench, "_BENCH_S", 0.01)
 
-    assert "turns/s" in said("bench", "sample_environments:Guess", "--action", "3")
+    assert "turns/s" in said("bench", "sample_environments:GuessNumber", "--action", "3")
 
 
 def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,8 +88,8 @@ def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 
 
 async def test_one_rollout_is_told_turn_by_turn(run_file: Path, tmp_path: Path) -> None:
-    words = Words(tmp_path, "seven 0")
-    async with served(ScriptedGenerator(words).handle, "/v1/generate") as url:
+    words = TrajectoryWords(tmp_path, "seven 0")
+    async with served(ScriptedCompletions(words).handle, "/v1/generate") as url:
         text = await asyncio.to_thread(said, "try", "guess", "--config", str(run_file), "--generator", url)
 
     assert "— turn 1, given" in text
@@ -106,7 +106,7 @@ def _offer_an_agent(run_file: Path) -> None:
 async def test_an_agent_is_tried_too(run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "agents"))
     _offer_an_agent(run_file)
-    async with served(ScriptedGenerator(Saying(tmp_path, lambda _: "solved")).handle, "/v1/generate") as url:
+    async with served(ScriptedCompletions(Saying(tmp_path, lambda _: "solved")).handle, "/v1/generate") as url:
         text = await asyncio.to_thread(said, "try", "mine", "--config", str(run_file), "--generator", url)
 
     assert "— turn 1, given" in text

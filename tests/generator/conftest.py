@@ -88,12 +88,12 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class SentBucket:
     spec: BucketSpec
     payload: "torch.Tensor"
 
 
-def pack(tensors: "Mapping[str, torch.Tensor]") -> list[Bucket]:
+def pack(tensors: "Mapping[str, torch.Tensor]") -> list[SentBucket]:
     """Buckets by the rule of generator.weight_plan, a new one whenever the limit is passed."""
     groups: list[dict[str, torch.Tensor]] = [{}]
     size = 0
@@ -106,7 +106,7 @@ def pack(tensors: "Mapping[str, torch.Tensor]") -> list[Bucket]:
     return [_bucket(group) for group in groups]
 
 
-def _bucket(group: "Mapping[str, torch.Tensor]") -> Bucket:
+def _bucket(group: "Mapping[str, torch.Tensor]") -> SentBucket:
     import torch
 
     raw = b""
@@ -117,10 +117,10 @@ def _bucket(group: "Mapping[str, torch.Tensor]") -> Bucket:
         raw += tensor.detach().contiguous().numpy().tobytes()
         raw += b"\0" * (-len(raw) % 16)
     spec = BucketSpec(tensors=tuple(specs), nbytes=len(raw), xxh3=xxhash.xxh3_64_hexdigest(raw))
-    return Bucket(spec=spec, payload=torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+    return SentBucket(spec=spec, payload=torch.frombuffer(bytearray(raw), dtype=torch.uint8))
 
 
-def plan_of(buckets: Sequence[Bucket], *, version: str) -> Prepare:
+def plan_of(buckets: Sequence[SentBucket], *, version: str) -> Prepare:
     return Prepare(version=version, epoch=1, buckets=tuple(bucket.spec for bucket in buckets))
 
 
@@ -160,7 +160,7 @@ class Sender:
         store = self._dist.PrefixStore(f"headway-{self.epoch}", self._store)
         self._group = self._dist.ProcessGroupGloo(store, 0, 2, options)
 
-    def send(self, buckets: Sequence[Bucket]) -> None:
+    def send(self, buckets: Sequence[SentBucket]) -> None:
         for bucket in buckets:
             options = self._dist.BroadcastOptions()
             options.rootRank = 0
@@ -197,7 +197,7 @@ class Rig:
         self.sender = sender
         return sender
 
-    async def stage(self, buckets: Sequence[Bucket], *, version: str) -> None:
+    async def stage(self, buckets: Sequence[SentBucket], *, version: str) -> None:
         sender = self.sender or await self.connect()
         sending = asyncio.create_task(asyncio.to_thread(sender.send, buckets))
         try:
@@ -218,7 +218,7 @@ class Rig:
 
 
 @dataclass
-class Completion:
+class CompletionSoFar:
     """The parts of a completion that have come so far."""
 
     token_ids: tuple[int, ...] = ()
@@ -236,9 +236,9 @@ class Completion:
 Parts = AsyncIterator[GeneratePart]
 
 
-async def sample(rig: Rig, *, n: int = 4, max_tokens: int = 40, seed: int | None = None) -> list[Completion]:
+async def sample(rig: Rig, *, n: int = 4, max_tokens: int = 40, seed: int | None = None) -> list[CompletionSoFar]:
     sampling = Sampling(max_tokens=max_tokens, seed=seed)
-    completions = [Completion() for _ in range(n)]
+    completions = [CompletionSoFar() for _ in range(n)]
     async for parts in rig.engine.generate(
         request_id=rig.next_request(), prompt_token_ids=PROMPT, n=n, sampling=sampling
     ):
@@ -247,7 +247,7 @@ async def sample(rig: Rig, *, n: int = 4, max_tokens: int = 40, seed: int | None
     return completions
 
 
-def largest_gap(rig: Rig, completion: Completion, *, start: int = 0, end: int | None = None) -> float:
+def largest_gap(rig: Rig, completion: CompletionSoFar, *, start: int = 0, end: int | None = None) -> float:
     """Of the engine's logprobs against the policy's as it is now, over output tokens start to end."""
     expected = rig.policy.logprobs(PROMPT + completion.token_ids)[len(PROMPT) - 1 :]
     pairs = list(zip(expected, completion.behavior_logprobs, strict=True))[start:end]

@@ -17,7 +17,7 @@ from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from tests.generator.conftest import Policy, Rig
 from tests.learner.generators import announcement
-from tests.learner.weights.publishing import Learner
+from tests.learner.weights.publishing import PublishingLearner
 
 TEXTS = ((3, 4, 5, 9, 11, 2, 30), (5, 6, 7, 8), (12, 11, 10, 9, 8))
 
@@ -44,13 +44,13 @@ class ServedRig:
         update = {"kind": self.kind, "world_size": self.world_size, "staging": self.staging, "dtype": "float32"}
         return made.model_copy(update=update)
 
-    def join(self, learner: Learner) -> None:
+    def join(self, learner: PublishingLearner) -> None:
         learner.fleet.announce(self.announcement(), now=0.0)
 
 
 @asynccontextmanager
 async def served(
-    rig: Rig, learner: Learner, *, name: str = "real", world_size: int = 1, staging: bool = True
+    rig: Rig, learner: PublishingLearner, *, name: str = "real", world_size: int = 1, staging: bool = True
 ) -> AsyncIterator[ServedRig]:
     """The routes of weight syncs, on a port of their own."""
     from generator.routes import add_weight_routes

@@ -14,16 +14,16 @@ from protocol.status import Readiness
 from services.http.app import RequestRefused, create_app, json_answer
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
-from tests.generator.conftest import Bucket
+from tests.generator.conftest import SentBucket
 
 CHUNK_BYTES = 50_000
 
 
 @dataclass
-class ScriptedLearner:
+class ScriptedDownloads:
     """`spoil` is asked at each chunk, by the number of chunks asked for before: "damage", "fail", "hang" or nothing."""
 
-    buckets: Sequence[Bucket]
+    buckets: Sequence[SentBucket]
     version: str
     spoil: Callable[[int], str] = lambda _: ""
     url: str = ""
@@ -31,7 +31,7 @@ class ScriptedLearner:
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator["ScriptedLearner"]:
+    async def running(self) -> AsyncIterator["ScriptedDownloads"]:
         with Listener(host="127.0.0.1", port=0) as listener:
             self.url = listener.url
             server = asyncio.create_task(serve_http(self._app(), listener, finish_s=0))

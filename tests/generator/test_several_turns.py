@@ -34,7 +34,7 @@ LONG = Opening("12+34=" * 50)
 """Of more tokens than two blocks of the prefix cache have."""
 
 
-class Talk:
+class FiveTurns:
     """Five turns; in the third step new weights come."""
 
     def __init__(self, rig: Rig) -> None:
@@ -62,7 +62,7 @@ def tokenization(folder: Path) -> Tokenization:
 
 
 def conversation_with(
-    rig: Rig, talk: Talk, folder: Path, *, opening: Opening = OPENING, most: int = 20
+    rig: Rig, talk: FiveTurns, folder: Path, *, opening: Opening = OPENING, most: int = 20
 ) -> Conversation:
     words = tokenization(folder)
     rules = Rules(max_turns=TURNS)
@@ -105,7 +105,7 @@ def gap(rig: Rig, trajectory: Trajectory, turn: Turn) -> float:
 async def test_five_turns_with_a_weight_update_in_the_middle(rig: Rig, tmp_path: Path) -> None:
     older = await rig.publish()
     before = rig.policy.snapshot()
-    talk = Talk(rig)
+    talk = FiveTurns(rig)
     conversation = conversation_with(rig, talk, tmp_path)
     async with asyncio.timeout(120):
         await conversation.hold()
@@ -121,7 +121,7 @@ async def test_five_turns_with_a_weight_update_in_the_middle(rig: Rig, tmp_path:
     await rig.publish()
 
 
-class Busy(Talk):
+class Busy(FiveTurns):
     """Five turns; with some of the steps new weights begin to come, and none is waited for."""
 
     def __init__(self, rig: Rig, published: "Published") -> None:

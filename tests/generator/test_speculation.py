@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from tests.generator.conftest import PROMPT, Completion, Rig, sample, start_rig
+from tests.generator.conftest import PROMPT, CompletionSoFar, Rig, sample, start_rig
 from tests.generator.engine.test_engine import TOLERANCE, covers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -23,7 +23,7 @@ async def guessing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ri
     await rig.engine.shutdown()
 
 
-def wrong(rig: Rig, completion: Completion) -> int:
+def wrong(rig: Rig, completion: CompletionSoFar) -> int:
     """Number of tokens that have another logprob than the policy gives them."""
     expected = rig.policy.logprobs(PROMPT + completion.token_ids)[len(PROMPT) - 1 :]
     pairs = zip(expected, completion.behavior_logprobs, strict=True)

@@ -68,7 +68,7 @@ class ScriptedSource:
 
 
 @dataclass
-class Generator:
+class ServingParts:
     """It serves version 1.4 at first."""
 
     engine: ScriptedEngine
@@ -83,7 +83,7 @@ class Generator:
 
 
 @pytest.fixture
-def generator() -> Generator:
+def generator() -> ServingParts:
     engine = ScriptedEngine()
     given = cast("Any", engine)
     metrics = GeneratorMetrics(Metrics("generator"), engine=given)
@@ -93,7 +93,7 @@ def generator() -> Generator:
     serving.holds("1.4")
     source = cast("Any", ScriptedSource())
     sync = WeightSync(engine=given, serving=serving, metrics=metrics, puller=source, folder=None, probe_s=0.01)
-    return Generator(engine, serving, sync)
+    return ServingParts(engine, serving, sync)
 
 
 def group(epoch: int) -> JoinGroup:
@@ -107,7 +107,7 @@ def plan(version: str, *, epoch: int) -> Prepare:
     return Prepare(version=version, epoch=epoch, buckets=BUCKETS)
 
 
-async def test_a_version_that_is_not_the_staged_one_is_never_loaded(generator: Generator) -> None:
+async def test_a_version_that_is_not_the_staged_one_is_never_loaded(generator: ServingParts) -> None:
     await generator.sync.join(group(1))
     await generator.sync.prepare(plan("1.5", epoch=1))
 
@@ -119,7 +119,7 @@ async def test_a_version_that_is_not_the_staged_one_is_never_loaded(generator: G
     assert generator.serving.version == "1.5"
 
 
-async def test_what_was_committed_has_to_be_staged_again(generator: Generator) -> None:
+async def test_what_was_committed_has_to_be_staged_again(generator: ServingParts) -> None:
     await generator.sync.pull(Pull(version="1.5", deadline_s=10.0))
     await generator.sync.commit(Commit(version="1.5", epoch=PULLED_EPOCH))
 
@@ -129,7 +129,7 @@ async def test_what_was_committed_has_to_be_staged_again(generator: Generator) -
     assert generator.engine.done == ["stage 1.5", "commit 1.5"]
 
 
-async def test_a_probe_that_the_commit_did_not_come_to_can_be_asked_for_again(generator: Generator) -> None:
+async def test_a_probe_that_the_commit_did_not_come_to_can_be_asked_for_again(generator: ServingParts) -> None:
     texts = ((1, 2, 3), (4, 5))
     generator.engine.busy = True
     await generator.sync.pull(Pull(version="1.5", deadline_s=10.0))
@@ -142,7 +142,7 @@ async def test_a_probe_that_the_commit_did_not_come_to_can_be_asked_for_again(ge
     assert await generator.refused(generator.sync.probe(Reprobe(version="1.4", probe=texts))) == "not_served"
 
 
-async def test_a_step_of_an_earlier_connection_is_refused(generator: Generator) -> None:
+async def test_a_step_of_an_earlier_connection_is_refused(generator: ServingParts) -> None:
     await generator.sync.join(group(1))
     await generator.sync.prepare(plan("1.5", epoch=1))
     await generator.sync.join(group(2))
@@ -153,7 +153,7 @@ async def test_a_step_of_an_earlier_connection_is_refused(generator: Generator) 
     assert generator.engine.done == ["join 1", "stage 1.5", "join 2"]
 
 
-async def test_after_a_load_that_failed_midway_nothing_is_served_until_a_whole_one(generator: Generator) -> None:
+async def test_after_a_load_that_failed_midway_nothing_is_served_until_a_whole_one(generator: ServingParts) -> None:
     generator.engine.fails = WeightSyncError("a tensor does not fit", unloaded=True)
     await generator.sync.pull(Pull(version="1.5", deadline_s=10.0))
 
@@ -167,7 +167,7 @@ async def test_after_a_load_that_failed_midway_nothing_is_served_until_a_whole_o
     assert generator.serving.ready
 
 
-async def test_a_load_that_never_began_leaves_the_old_version_serving(generator: Generator) -> None:
+async def test_a_load_that_never_began_leaves_the_old_version_serving(generator: ServingParts) -> None:
     generator.engine.fails = WeightSyncError("nothing to load")
     await generator.sync.pull(Pull(version="1.5", deadline_s=10.0))
 
@@ -176,7 +176,7 @@ async def test_a_load_that_never_began_leaves_the_old_version_serving(generator:
     assert (generator.serving.version, generator.serving.ready) == ("1.4", True)
 
 
-async def test_while_the_engine_does_not_answer_no_weights_are_taken_but_a_commit_is(generator: Generator) -> None:
+async def test_while_the_engine_does_not_answer_no_weights_are_taken_but_a_commit_is(generator: ServingParts) -> None:
     await generator.sync.join(group(1))
     await generator.sync.prepare(plan("1.5", epoch=1))
     generator.serving.stall()
@@ -194,7 +194,7 @@ async def test_while_the_engine_does_not_answer_no_weights_are_taken_but_a_commi
     assert (generator.serving.version, generator.serving.ready) == ("1.5", True)
 
 
-async def test_a_generator_with_all_the_requests_that_it_may_have_refuses_the_next(generator: Generator) -> None:
+async def test_a_generator_with_all_the_requests_that_it_may_have_refuses_the_next(generator: ServingParts) -> None:
     serving = generator.serving
     with serving.occupied(), serving.occupied():
         with pytest.raises(RequestRefused, match="2 requests are here already: try another generator") as refusal:

@@ -18,7 +18,7 @@ from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from tests.generator.conftest import Rig, largest_gap, pack, sample
 from tests.generator.engine.test_engine import TOLERANCE, covers, gaps
-from tests.generator.scripted_learner import ScriptedLearner
+from tests.generator.scripted_learner import ScriptedDownloads
 
 if TYPE_CHECKING:
     from generator.serving import Serving
@@ -52,7 +52,7 @@ def serving_of(rig: Rig) -> "Serving":
 
 
 @asynccontextmanager
-async def sync_with(rig: Rig, learner: ScriptedLearner) -> AsyncIterator["tuple[WeightSync, Serving]"]:
+async def sync_with(rig: Rig, learner: ScriptedDownloads) -> AsyncIterator["tuple[WeightSync, Serving]"]:
     from generator.serving import GeneratorMetrics
     from generator.weight_sync import Puller, WeightSync
 
@@ -71,10 +71,10 @@ async def sync_with(rig: Rig, learner: ScriptedLearner) -> AsyncIterator["tuple[
         )
 
 
-def changed(rig: Rig, *, seed: int) -> ScriptedLearner:
+def changed(rig: Rig, *, seed: int) -> ScriptedDownloads:
     """A learner with other weights than the engine's."""
     rig.policy.change(seed=seed)
-    return ScriptedLearner(buckets=pack(rig.policy.tensors()), version=rig.next_version())
+    return ScriptedDownloads(buckets=pack(rig.policy.tensors()), version=rig.next_version())
 
 
 async def test_a_downloaded_version_is_committed_and_agrees_with_the_learners_logprobs(rig: Rig) -> None:

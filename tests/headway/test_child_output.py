@@ -10,7 +10,7 @@ import pytest
 from headway.child_output import Sink, Source, turn
 
 
-class Pipe:
+class PipeEnds:
     """Both ends of a pipe."""
 
     def __init__(self) -> None:
@@ -24,27 +24,27 @@ class Pipe:
 
 
 @pytest.fixture
-def child() -> Iterator[Pipe]:
-    pipe = Pipe()
+def child() -> Iterator[PipeEnds]:
+    pipe = PipeEnds()
     yield pipe
     pipe.close()
 
 
 @pytest.fixture
-def screen() -> Iterator[Pipe]:
-    pipe = Pipe()
+def screen() -> Iterator[PipeEnds]:
+    pipe = PipeEnds()
     yield pipe
     pipe.close()
 
 
-def shown(sink: Sink, screen: Pipe) -> bytes:
+def shown(sink: Sink, screen: PipeEnds) -> bytes:
     if not sink.has_queue:
         return b""
     sink.flush(deadline=time.monotonic() + 5)
     return screen.reader.read(1 << 16)
 
 
-def test_a_line_waits_for_its_end_and_a_last_one_gets_it(child: Pipe, screen: Pipe) -> None:
+def test_a_line_waits_for_its_end_and_a_last_one_gets_it(child: PipeEnds, screen: PipeEnds) -> None:
     sink = Sink(screen.writer.fileno())
     source = Source(child.reader, sink)
     child.writer.write(b"one\ntw")
@@ -55,7 +55,7 @@ def test_a_line_waits_for_its_end_and_a_last_one_gets_it(child: Pipe, screen: Pi
     assert shown(sink, screen) == b"two\nthree\n"
 
 
-def test_held_lines_are_shown_or_dropped_at_the_end(child: Pipe, screen: Pipe) -> None:
+def test_held_lines_are_shown_or_dropped_at_the_end(child: PipeEnds, screen: PipeEnds) -> None:
     sink = Sink(screen.writer.fileno())
     source = Source(child.reader, sink, held=True)
     child.writer.write(b"result\n")
@@ -63,7 +63,7 @@ def test_held_lines_are_shown_or_dropped_at_the_end(child: Pipe, screen: Pipe) -
     assert shown(sink, screen) == b""
     source.close()
     assert shown(sink, screen) == b"result\n"
-    other = Pipe()
+    other = PipeEnds()
     source = Source(other.reader, sink)
     other.writer.write(b"before\n")
     source.drain()
@@ -74,7 +74,7 @@ def test_held_lines_are_shown_or_dropped_at_the_end(child: Pipe, screen: Pipe) -
     assert shown(sink, screen) == b"before\n"
 
 
-def test_too_much_to_be_held_is_shown(child: Pipe, screen: Pipe) -> None:
+def test_too_much_to_be_held_is_shown(child: PipeEnds, screen: PipeEnds) -> None:
     sink = Sink(screen.writer.fileno())
     source = Source(child.reader, sink, held=True)
     for _ in range(5):
@@ -85,10 +85,10 @@ def test_too_much_to_be_held_is_shown(child: Pipe, screen: Pipe) -> None:
 
 
 def test_an_output_that_nobody_reads_stops_no_child_and_says_later_what_is_missing(
-    child: Pipe, screen: Pipe, monkeypatch: pytest.MonkeyPatch
+    child: PipeEnds, screen: PipeEnds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headway.child_output.PATIENCE_S", 0.01)
-    sink, wake = Sink(screen.writer.fileno()), Pipe()
+    sink, wake = Sink(screen.writer.fileno()), PipeEnds()
     source = Source(child.reader, sink)
     for _ in range(100):
         child.writer.write((b"x" * 99 + b"\n") * 100)  # a pipe holds 64 KiB: this waits for ever unless it is read
@@ -104,7 +104,7 @@ def test_an_output_that_nobody_reads_stops_no_child_and_says_later_what_is_missi
     assert lines[-1] == b"[%d lines are missing here: nobody read them]" % (10_000 - len(lines) + 1)
 
 
-def test_an_output_whose_reader_has_left_swallows_all(screen: Pipe) -> None:
+def test_an_output_whose_reader_has_left_swallows_all(screen: PipeEnds) -> None:
     sink = Sink(screen.writer.fileno())
     screen.reader.close()
     sink.add(b"x\n" * 100_000)

@@ -37,7 +37,7 @@ def write_run(folder: Path, *lines: dict[str, Any], summary: dict[str, Any] | No
     return folder
 
 
-class Seen(HTMLParser):
+class PageTags(HTMLParser):
     """Tags with their attributes, and the text."""
 
     def __init__(self, text: str) -> None:
@@ -54,7 +54,7 @@ class Seen(HTMLParser):
 
 
 def test_the_file_has_no_script_loads_nothing_and_shows_what_is_hostile_as_text(tmp_path: Path) -> None:
-    seen = Seen(page([read_run(write_run(tmp_path / "run"))]))
+    seen = PageTags(page([read_run(write_run(tmp_path / "run"))]))
 
     names = {tag for tag, _ in seen.tags}
     assert not names & {"script", "img", "link", "iframe", "object", "embed", "base", "form"}
@@ -67,7 +67,7 @@ def test_the_file_has_no_script_loads_nothing_and_shows_what_is_hostile_as_text(
 
 def test_every_figure_says_in_words_what_it_shows_and_both_schemes_and_paper_have_colours(tmp_path: Path) -> None:
     text = page([read_run(write_run(tmp_path / "run"))])
-    seen = Seen(text)
+    seen = PageTags(text)
 
     figures = [given for tag, given in seen.tags if tag == "svg"]
     assert len(figures) == text.count("<figcaption>") == 4, "reward, lag, time, loss; no entropy was measured"
@@ -116,7 +116,7 @@ def test_steps_that_a_resume_took_back_are_not_shown_and_a_torn_line_is_left_out
 
 
 def test_settings_that_differ_from_the_defaults_come_first(tmp_path: Path) -> None:
-    seen = Seen(page([read_run(write_run(tmp_path / "run"))])).text
+    seen = PageTags(page([read_run(write_run(tmp_path / "run"))])).text
 
     changed, _, same = seen.partition("settings as they are by default")
     assert "max_lag7" in changed.replace("\n", "")

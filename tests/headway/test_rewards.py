@@ -12,11 +12,11 @@ from reward_service.verifier import Submission
 from reward_service.verifier.submission import UserError, inspect_function
 
 
-class Arguments(BaseModel):
+class AnswerArguments(BaseModel):
     answer: int
 
 
-def close(submission: Submission, arguments: Arguments) -> float:
+def close(submission: Submission, arguments: AnswerArguments) -> float:
     """Less the further away."""
     return 1 - abs(int(submission.completion) - arguments.answer) / 10
 

@@ -74,7 +74,7 @@ signal.pause()
 """
 
 
-class Running:
+class SupervisorProcess:
     """A supervisor in a process of its own, and everything that descends from it."""
 
     def __init__(self, *commands: ProcessCommand, limits: dict[str, Any], output: int = subprocess.PIPE) -> None:
@@ -116,9 +116,9 @@ def hangups_end() -> Iterator[None]:
 
 
 @pytest.fixture
-def cleaned() -> Iterator[list[Running]]:
+def cleaned() -> Iterator[list[SupervisorProcess]]:
     """Commands that were started, killed at the end of the test should it fail."""
-    started: list[Running] = []
+    started: list[SupervisorProcess] = []
     yield started
     for running in started:
         running.process.kill()
@@ -146,9 +146,12 @@ def described_command(command: ProcessCommand) -> dict[str, Any]:
 
 
 def start(
-    cleaned: list[Running], *commands: ProcessCommand, restarts: dict[str, float] | None = None, **limits: float
-) -> Running:
-    running = Running(*commands, limits={"restarts": restarts or {}, **limits})
+    cleaned: list[SupervisorProcess],
+    *commands: ProcessCommand,
+    restarts: dict[str, float] | None = None,
+    **limits: float,
+) -> SupervisorProcess:
+    running = SupervisorProcess(*commands, limits={"restarts": restarts or {}, **limits})
     cleaned.append(running)
     return running
 
@@ -174,19 +177,19 @@ def fifo(tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("code", [0, 1, 5])
-def test_the_leaders_end_ends_all_with_its_exit_code(cleaned: list[Running], code: int) -> None:
+def test_the_leaders_end_ends_all_with_its_exit_code(cleaned: list[SupervisorProcess], code: int) -> None:
     running = start(cleaned, polite("helper"), leader(f"raise SystemExit({code})"))
     assert running.end()[0] == code
 
 
-def test_after_the_result_of_a_good_run_nothing_is_printed(cleaned: list[Running], tmp_path: Path) -> None:
+def test_after_the_result_of_a_good_run_nothing_is_printed(cleaned: list[SupervisorProcess], tmp_path: Path) -> None:
     tell, wait = fifo(tmp_path)
     training = leader(wait + "import sys; print('the table', flush=True); sys.stderr.write('last step\\n')")
     code, output = start(cleaned, polite("helper", once_up=tell), training).end()
     assert (code, output.splitlines()) == (0, ["helper is up", "last step", "the table"])
 
 
-def test_a_helper_that_fails_while_it_is_stopped_is_heard(cleaned: list[Running], tmp_path: Path) -> None:
+def test_a_helper_that_fails_while_it_is_stopped_is_heard(cleaned: list[SupervisorProcess], tmp_path: Path) -> None:
     tell, wait = fifo(tmp_path)
     failing = polite("helper", once_up=tell, code=1)
     code, output = start(cleaned, failing, leader(wait + "print('the table')")).end()
@@ -194,7 +197,9 @@ def test_a_helper_that_fails_while_it_is_stopped_is_heard(cleaned: list[Running]
     assert output.splitlines() == ["helper is up", "the table", "helper stops"]
 
 
-def test_a_leader_that_is_killed_too_often_is_named_with_its_signal_and_its_last_lines(cleaned: list[Running]) -> None:
+def test_a_leader_that_is_killed_too_often_is_named_with_its_signal_and_its_last_lines(
+    cleaned: list[SupervisorProcess],
+) -> None:
     killed = leader("import os, sys; print('last words', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)")
     code, output = start(cleaned, killed, polite("helper"), restarts={"most": 2}).end()
     assert code == 137
@@ -204,7 +209,7 @@ def test_a_leader_that_is_killed_too_often_is_named_with_its_signal_and_its_last
 
 
 def test_a_leader_that_was_killed_is_started_again_with_other_arguments_and_its_end_ends_all(
-    cleaned: list[Running],
+    cleaned: list[SupervisorProcess],
 ) -> None:
     resumed = (sys.executable, "-c", "print('resumed'); raise SystemExit(3)")
     killed = (sys.executable, "-c", "import os; print('began', flush=True); os.kill(os.getpid(), 11)")
@@ -216,7 +221,7 @@ def test_a_leader_that_was_killed_is_started_again_with_other_arguments_and_its_
 
 
 def test_a_leader_that_asks_for_a_new_start_gets_one_and_in_the_end_its_code_is_passed_on(
-    cleaned: list[Running],
+    cleaned: list[SupervisorProcess],
 ) -> None:
     asking = (sys.executable, "-c", "print('began', flush=True); raise SystemExit(75)")
     resumed = (sys.executable, "-c", "print('resumed', flush=True); raise SystemExit(75)")
@@ -227,13 +232,13 @@ def test_a_leader_that_asks_for_a_new_start_gets_one_and_in_the_end_its_code_is_
     assert "leader has ended with code 75; started again in 0 s (2 of 2)" in output
 
 
-def test_a_leader_that_fails_by_itself_is_not_started_again(cleaned: list[Running]) -> None:
+def test_a_leader_that_fails_by_itself_is_not_started_again(cleaned: list[SupervisorProcess]) -> None:
     code, output = start(cleaned, leader("raise SystemExit(1)"), polite("helper")).end()
     assert code == 1
     assert "started again" not in output
 
 
-def test_a_helper_that_crashes_is_started_again_a_few_times(cleaned: list[Running]) -> None:
+def test_a_helper_that_crashes_is_started_again_a_few_times(cleaned: list[SupervisorProcess]) -> None:
     crashing = helper("import sys; print('started', file=sys.stderr, flush=True); raise SystemExit(7)")
     code, output = start(cleaned, crashing, leader(IDLE), restarts={"most": 3}).end()
     assert code == 1
@@ -243,14 +248,16 @@ def test_a_helper_that_crashes_is_started_again_a_few_times(cleaned: list[Runnin
     assert "ERROR helper has ended with code 7, after 3 restarts: stopping all. Its last lines:" in output
 
 
-def test_without_restarts_the_first_death_ends_all(cleaned: list[Running]) -> None:
+def test_without_restarts_the_first_death_ends_all(cleaned: list[SupervisorProcess]) -> None:
     code, output = start(cleaned, helper("raise SystemExit(7)"), leader(IDLE), restarts={"most": 0}).end()
     assert code == 1
     assert "ERROR helper has ended with code 7: stopping all" in output
     assert "started again" not in output
 
 
-def test_a_helper_that_lived_long_enough_has_all_its_restarts_again(cleaned: list[Running], tmp_path: Path) -> None:
+def test_a_helper_that_lived_long_enough_has_all_its_restarts_again(
+    cleaned: list[SupervisorProcess], tmp_path: Path
+) -> None:
     tell, wait = fifo(tmp_path)
     starts = str(tmp_path / "starts")
     crashing = f"""
@@ -265,7 +272,9 @@ raise SystemExit(7)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_while_a_restart_is_waited_for(cleaned: list[Running], number: signal.Signals) -> None:
+def test_a_signal_ends_all_while_a_restart_is_waited_for(
+    cleaned: list[SupervisorProcess], number: signal.Signals
+) -> None:
     running = start(
         cleaned, helper("raise SystemExit(7)"), polite("other"), restarts={"first_s": 1000.0, "longest_s": 1000.0}
     )
@@ -278,7 +287,7 @@ def test_a_signal_ends_all_while_a_restart_is_waited_for(cleaned: list[Running],
 
 @pytest.mark.parametrize(("code", "role"), [(2, helper), (78, helper), (78, leader)])
 def test_a_child_with_wrong_settings_ends_all_at_once_and_its_sentence_is_the_last_one(
-    cleaned: list[Running], code: int, role: Callable[[str], ProcessCommand]
+    cleaned: list[SupervisorProcess], code: int, role: Callable[[str], ProcessCommand]
 ) -> None:
     mistaken = role(
         f"import sys; sys.stderr.write('12:00:00 it CRITICAL stopped by an error: no x\\n'); sys.exit({code})"
@@ -307,7 +316,7 @@ def dying(tmp_path: Path, *lives: tuple[int, str]) -> ProcessCommand:
 
 
 def test_the_same_death_twice_before_it_ever_served_ends_all_with_its_sentence(
-    cleaned: list[Running], tmp_path: Path
+    cleaned: list[SupervisorProcess], tmp_path: Path
 ) -> None:
     deaths = (
         (70, "the engine's process has died: no head_dim=16 at 0x1"),
@@ -329,7 +338,7 @@ def test_the_same_death_twice_before_it_ever_served_ends_all_with_its_sentence(
     ],
 )
 def test_other_deaths_have_all_their_restarts(
-    lives: tuple[tuple[int, str], ...], cleaned: list[Running], tmp_path: Path
+    lives: tuple[tuple[int, str], ...], cleaned: list[SupervisorProcess], tmp_path: Path
 ) -> None:
     code, output = start(cleaned, dying(tmp_path, *lives), leader(IDLE), restarts={"most": 3}).end()
     assert code == 1
@@ -337,14 +346,14 @@ def test_other_deaths_have_all_their_restarts(
     assert "twice of the same" not in output
 
 
-def test_a_command_that_cannot_be_started_ends_all(cleaned: list[Running]) -> None:
+def test_a_command_that_cannot_be_started_ends_all(cleaned: list[SupervisorProcess]) -> None:
     code, output = start(cleaned, polite("helper"), ProcessCommand("broken", ("/nowhere/broken",))).end()
     assert code == 1
     assert "ERROR cannot start broken" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_all_and_leaves_no_grandchild(cleaned: list[Running], number: signal.Signals) -> None:
+def test_a_signal_stops_all_and_leaves_no_grandchild(cleaned: list[SupervisorProcess], number: signal.Signals) -> None:
     running = start(cleaned, polite("helper"), helper(WITH_GRANDCHILD, name="parent"), leader(IDLE))
     running.read_until("helper is up", "grandchild is up")
     assert len(descendants(running.mark)) == 5
@@ -357,7 +366,9 @@ def test_a_signal_stops_all_and_leaves_no_grandchild(cleaned: list[Running], num
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_children_are_started_leaves_none(cleaned: list[Running], number: signal.Signals) -> None:
+def test_a_signal_while_children_are_started_leaves_none(
+    cleaned: list[SupervisorProcess], number: signal.Signals
+) -> None:
     sender = helper(f"import os; os.kill(os.getppid(), {int(number)})")
     others = [polite(f"helper-{index}") for index in range(8)]
     code, output = start(cleaned, sender, *others, leader(IDLE)).end()
@@ -365,7 +376,7 @@ def test_a_signal_while_children_are_started_leaves_none(cleaned: list[Running],
     assert f"stopping: {number.name}" in output
 
 
-def test_a_second_interrupt_kills_what_does_not_stop(cleaned: list[Running]) -> None:
+def test_a_second_interrupt_kills_what_does_not_stop(cleaned: list[SupervisorProcess]) -> None:
     running = start(cleaned, helper(STUBBORN, name="stubborn"), stage_s=60, stop_s=60)
     running.read_until("stubborn is up")
     running.process.send_signal(signal.SIGINT)
@@ -376,7 +387,7 @@ def test_a_second_interrupt_kills_what_does_not_stop(cleaned: list[Running]) -> 
     assert "stubborn does not stop and is killed" in output
 
 
-def test_a_repeated_hangup_is_in_no_hurry(cleaned: list[Running]) -> None:
+def test_a_repeated_hangup_is_in_no_hurry(cleaned: list[SupervisorProcess]) -> None:
     running = start(cleaned, polite("slow", on_stop="signal.sigtimedwait([signal.SIGUSR1], 0.3)"))
     running.read_until("slow is up")
     running.process.send_signal(signal.SIGTERM)
@@ -385,14 +396,14 @@ def test_a_repeated_hangup_is_in_no_hurry(cleaned: list[Running]) -> None:
     assert "slow stops" in running.end()[1]
 
 
-def test_a_child_that_does_not_stop_in_time_is_killed(cleaned: list[Running]) -> None:
+def test_a_child_that_does_not_stop_in_time_is_killed(cleaned: list[SupervisorProcess]) -> None:
     running = start(cleaned, helper(STUBBORN, name="stubborn"), polite("helper"), stage_s=0.1, stop_s=0.2)
     running.read_until("stubborn is up", "helper is up")
     running.process.terminate()
     assert "stubborn does not stop and is killed" in running.end()[1]
 
 
-def test_children_are_stopped_stage_by_stage(cleaned: list[Running]) -> None:
+def test_children_are_stopped_stage_by_stage(cleaned: list[SupervisorProcess]) -> None:
     running = start(cleaned, polite("last", stop_stage=2), polite("first"), polite("middle", stop_stage=1))
     running.read_until("last is up", "first is up", "middle is up")
     running.process.terminate()
@@ -400,7 +411,7 @@ def test_children_are_stopped_stage_by_stage(cleaned: list[Running]) -> None:
     assert output.index("first stops") < output.index("middle stops") < output.index("last stops")
 
 
-def test_children_end_when_the_supervisor_is_killed(cleaned: list[Running]) -> None:
+def test_children_end_when_the_supervisor_is_killed(cleaned: list[SupervisorProcess]) -> None:
     running = start(cleaned, polite("a"), polite("b"), leader(IDLE))
     running.read_until("a is up", "b is up")
     children = [pid for pid in descendants(running.mark) if pid != running.process.pid]
@@ -410,7 +421,7 @@ def test_children_end_when_the_supervisor_is_killed(cleaned: list[Running]) -> N
 
 
 def test_what_a_killed_child_left_running_is_killed_before_it_is_started_again(
-    cleaned: list[Running], tmp_path: Path
+    cleaned: list[SupervisorProcess], tmp_path: Path
 ) -> None:
     code = """
 import os, pathlib, signal, subprocess, sys
@@ -430,7 +441,7 @@ if not known:
     assert output.count("left: []") == 2
 
 
-def test_no_output_is_lost_and_no_line_is_cut(cleaned: list[Running]) -> None:
+def test_no_output_is_lost_and_no_line_is_cut(cleaned: list[SupervisorProcess]) -> None:
     code = """
 import sys
 for index in range(20000):
@@ -448,7 +459,7 @@ sys.stdout.write("NAME without an end")
     assert all(line.startswith(("leader ", "helper ")) for line in output)
 
 
-def test_a_reader_that_leaves_disturbs_nobody(cleaned: list[Running]) -> None:
+def test_a_reader_that_leaves_disturbs_nobody(cleaned: list[SupervisorProcess]) -> None:
     talking = leader("import sys; [print('x' * 1000) for _ in range(9999)]; sys.exit(4)")
     running = start(cleaned, polite("helper"), talking)
     assert running.process.stdout is not None
@@ -457,7 +468,7 @@ def test_a_reader_that_leaves_disturbs_nobody(cleaned: list[Running]) -> None:
     assert descendants(running.mark) == []
 
 
-def test_a_reader_that_is_stuck_does_not_hinder_a_stop(cleaned: list[Running]) -> None:
+def test_a_reader_that_is_stuck_does_not_hinder_a_stop(cleaned: list[SupervisorProcess]) -> None:
     running = start(cleaned, polite("helper"), leader("while True: print('x' * 1000, flush=True)"))
     running.read_until("helper is up", "x" * 1000)
     running.process.terminate()
@@ -465,7 +476,7 @@ def test_a_reader_that_is_stuck_does_not_hinder_a_stop(cleaned: list[Running]) -
     assert descendants(running.mark) == []
 
 
-def test_a_child_can_do_nothing_to_the_terminal(cleaned: list[Running]) -> None:
+def test_a_child_can_do_nothing_to_the_terminal(cleaned: list[SupervisorProcess]) -> None:
     code = """
 import os, sys
 sys.stderr.write("terminals: " + str([os.isatty(n) for n in range(3)]) + "\\n")
@@ -474,7 +485,7 @@ try: open("/dev/tty")
 except OSError: sys.stderr.write("no terminal of its own\\n")
 """
     controller, terminal = pty.openpty()
-    running = Running(leader(code), limits={}, output=terminal)
+    running = SupervisorProcess(leader(code), limits={}, output=terminal)
     cleaned.append(running)
     os.close(terminal)
     running.process.wait(timeout=20)
@@ -487,5 +498,5 @@ except OSError: sys.stderr.write("no terminal of its own\\n")
     ]
 
 
-def test_nothing_is_imported_between_fork_and_exec(cleaned: list[Running]) -> None:
+def test_nothing_is_imported_between_fork_and_exec(cleaned: list[SupervisorProcess]) -> None:
     assert "imported" not in start(cleaned, polite("helper"), leader("print('done')")).end()[1]

@@ -48,7 +48,7 @@ ADDITION = EnvironmentInfo(name="addition", train_tasks=100, evaluation_tasks=50
 
 
 @dataclass
-class Clock:
+class SetClock:
     """Seconds, as set by the test."""
 
     now: float = 0.0
@@ -123,14 +123,14 @@ class ScriptedEnv:
 
 
 @dataclass
-class Learner:
+class RunningIntake:
     """An intake whose loops run, and what it is made of."""
 
     intake: Intake
     ledger: Ledger
     fleet: FleetMembers
     router: RouterSocket
-    clock: Clock
+    clock: SetClock
     folder: Path
     left_out: Counter[str]
     not_written: Counter[str]
@@ -183,8 +183,8 @@ async def learner(
     filters: GroupFilter = EVERY_GROUP,
     serves: bool = True,
     evaluation: EvaluationConfig | None = None,
-) -> AsyncIterator[Learner]:
-    clock = Clock()
+) -> AsyncIterator[RunningIntake]:
+    clock = SetClock()
     left_out: Counter[str] = Counter()
     not_written: Counter[str] = Counter()
     forgotten: list[tuple[int, str]] = []
@@ -228,7 +228,7 @@ async def learner(
                 ),
                 clock=clock,
             )
-            made = Learner(
+            made = RunningIntake(
                 left_out=left_out,
                 not_written=not_written,
                 intake=intake,

@@ -121,7 +121,7 @@ class _BrokenAnswer(Response):
 
 
 @dataclass
-class Link:
+class DownloadLink:
     """The link that generators download over: with more than `most` at once none of them is done in time."""
 
     most: int
@@ -164,7 +164,7 @@ class ScriptedGenerator:
     misses: int = 0
     loads_wrong: bool = False
     learner: str = ""
-    link: Link = field(default_factory=lambda: Link(most=1000))
+    link: DownloadLink = field(default_factory=lambda: DownloadLink(most=1000))
     instance: str = "1"
     condition: Condition = "able"
     hold: dict[str, asyncio.Event] = field(default_factory=dict)

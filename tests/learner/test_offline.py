@@ -22,7 +22,7 @@ STEPS, EVERY, BATCH, EXAMPLES = 7, 2, 6, 20
 Train = Callable[[LearnerConfig], None]
 
 
-class Ended(Exception):
+class ProcessGone(Exception):
     """The process is no more."""
 
 
@@ -72,7 +72,7 @@ def ending_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal taken
         taken += 1
         if taken == step:
-            raise Ended
+            raise ProcessGone
         return really(units)
 
     monkeypatch.setattr(offline, "in_step", count)
@@ -110,7 +110,7 @@ def test_a_run_that_was_ended_comes_to_the_same_weights_and_metrics(
         config = config_of(tmp_path, untrained_model, kind, "cut", resume=attempt > 0)
         with monkeypatch.context() as patch:
             ending_at(step, patch)
-            with pytest.raises(Ended):
+            with pytest.raises(ProcessGone):
                 train(config)
     resumed = config_of(tmp_path, untrained_model, kind, "cut", resume=True)
     train(resumed)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tests.e2e.processes import ROOT
 from tests.mutants.catalog import Mutant, all_mutants, fault_of
-from tests.mutants.table import Result, former_finders, keep, kept_results, table
-from tests.mutants.trying import CopyOfTree, Finding, Unusable
+from tests.mutants.table import MutantResult, former_finders, keep, kept_results, table
+from tests.mutants.trying import CopyOfTree, MutantFinding, Unusable
 
 _TESTS_TIMEOUT_S = 300.0
 _SEED_TIMEOUT_S = 120.0
@@ -72,7 +72,7 @@ class _Trials:
     """Adds to `results` who finds a fault, and keeps that if a file is given."""
 
     def __init__(
-        self, tree: CopyOfTree, results: dict[str, Result], arguments: argparse.Namespace, *, code: str
+        self, tree: CopyOfTree, results: dict[str, MutantResult], arguments: argparse.Namespace, *, code: str
     ) -> None:
         self._tree = tree
         self._results = results
@@ -102,7 +102,7 @@ class _Trials:
             _note(mutant, found, f"{number} of {len(mutants)}")
             self._keep(replace(self._of(mutant), tests=found))
 
-    def _found(self, mutant: Mutant, *, first: str | None) -> Finding:
+    def _found(self, mutant: Mutant, *, first: str | None) -> MutantFinding:
         """By the test that found it before, if that is one of its tests still and fails still; else by any of them."""
         if first is not None and any(_is_of(first, each) for each in mutant.tests):
             with suppress(Unusable):  # it has another name now
@@ -124,10 +124,10 @@ class _Trials:
             _note(mutant, found, f"{number} of {len(mutants)}")
             self._keep(replace(self._of(mutant), seeds=found))
 
-    def _of(self, mutant: Mutant) -> Result:
-        return self._results.get(mutant.id) or Result(id=mutant.id)
+    def _of(self, mutant: Mutant) -> MutantResult:
+        return self._results.get(mutant.id) or MutantResult(id=mutant.id)
 
-    def _keep(self, result: Result) -> None:
+    def _keep(self, result: MutantResult) -> None:
         self._results[result.id] = result
         if self._arguments.kept is not None:
             keep(result, self._arguments.kept, code=self._code)
@@ -143,7 +143,7 @@ def _is_of(test: str, named: str) -> bool:
     return test == named or test.startswith((f"{named}/", f"{named}::"))
 
 
-def _note(mutant: Mutant, found: Finding, which: str) -> None:
+def _note(mutant: Mutant, found: MutantFinding, which: str) -> None:
     _say(f"{which}: {mutant.id}: {found.by or 'SURVIVED'}, {found.how} ({found.seconds:.0f} s)")
 
 

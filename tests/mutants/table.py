@@ -6,19 +6,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.mutants.catalog import Mutant
-from tests.mutants.trying import Finding
+from tests.mutants.trying import MutantFinding
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class MutantResult:
     """Findings on a fault; None for those it was not shown to."""
 
     id: str
-    tests: Finding | None = None
-    seeds: Finding | None = None
+    tests: MutantFinding | None = None
+    seeds: MutantFinding | None = None
 
 
-def kept_results(file: Path, *, code: str) -> dict[str, Result]:
+def kept_results(file: Path, *, code: str) -> dict[str, MutantResult]:
     """The results of a file that are of this very code, by id: none if it was changed since its commit. Of one that was
     tried again the newest.
     """
@@ -26,7 +26,7 @@ def kept_results(file: Path, *, code: str) -> dict[str, Result]:
         return {}
     entries = map(json.loads, file.read_text(encoding="utf-8").splitlines())
     return {
-        entry["id"]: Result(id=entry["id"], tests=_finding(entry["tests"]), seeds=_finding(entry["seeds"]))
+        entry["id"]: MutantResult(id=entry["id"], tests=_finding(entry["tests"]), seeds=_finding(entry["seeds"]))
         for entry in entries
         if entry["code"] == code
     }
@@ -43,20 +43,20 @@ def former_finders(file: Path) -> Mapping[str, str]:
     return found
 
 
-def keep(result: Result, file: Path, *, code: str) -> None:
+def keep(result: MutantResult, file: Path, *, code: str) -> None:
     """Appends a result."""
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps({**asdict(result), "code": code}) + "\n")
 
 
-def _finding(entry: Mapping[str, object] | None) -> Finding | None:
+def _finding(entry: Mapping[str, object] | None) -> MutantFinding | None:
     if entry is None:
         return None
     by = entry["by"]
-    return Finding(None if by is None else str(by), str(entry["how"]), float(str(entry["seconds"])))
+    return MutantFinding(None if by is None else str(by), str(entry["how"]), float(str(entry["seconds"])))
 
 
-def table(mutants: Sequence[Mutant], results: Mapping[str, Result], *, code: str, seeds: range) -> str:
+def table(mutants: Sequence[Mutant], results: Mapping[str, MutantResult], *, code: str, seeds: range) -> str:
     """The results in Markdown; `code` names the commit."""
     tried = [(mutant, results[mutant.id]) for mutant in mutants if mutant.id in results]
     by_tests = [result.tests for _, result in tried if result.tests is not None]
@@ -86,29 +86,29 @@ Unit tests took {_minutes(by_tests)}, seeds {_minutes(by_seeds)}, on one core.
 """
 
 
-def _share(findings: Sequence[Finding]) -> str:
+def _share(findings: Sequence[MutantFinding]) -> str:
     found = sum(finding.by is not None for finding in findings)
     share = f"{found / len(findings):.1%}" if findings else "-"
     return f"{len(findings)} | {found} | {share}"
 
 
-def _minutes(findings: Sequence[Finding]) -> str:
+def _minutes(findings: Sequence[MutantFinding]) -> str:
     return f"{sum(finding.seconds for finding in findings) / 60:.0f} minutes"
 
 
-def _area(area: str, tried: Sequence[tuple[Mutant, Result]]) -> str:
+def _area(area: str, tried: Sequence[tuple[Mutant, MutantResult]]) -> str:
     here = [(mutant, result) for mutant, result in tried if mutant.area == area]
     tests = sum(result.tests is not None and result.tests.by is not None for _, result in here)
     seeds = sum(result.seeds is not None and result.seeds.by is not None for _, result in here)
     return f"| {area} | {len(here)} | {tests} | {sum(mutant.simulated for mutant, _ in here)} | {seeds} |"
 
 
-def _row(mutant: Mutant, result: Result) -> str:
+def _row(mutant: Mutant, result: MutantResult) -> str:
     seeds = _who(result.seeds) if mutant.simulated else "cannot"
     return f"| {mutant.id} | {mutant.what} | {_who(result.tests)} | {seeds} |"
 
 
-def _who(finding: Finding | None) -> str:
+def _who(finding: MutantFinding | None) -> str:
     if finding is None:
         return "not shown"
     if finding.by is None:

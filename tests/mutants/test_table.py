@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.mutants.table import Result, former_finders, keep, kept_results
-from tests.mutants.trying import Finding
+from tests.mutants.table import MutantResult, former_finders, keep, kept_results
+from tests.mutants.trying import MutantFinding
 
 
 def test_results_are_of_one_commit_and_who_found_a_fault_is_known_at_the_next(tmp_path: Path) -> None:
@@ -11,9 +11,13 @@ def test_results_are_of_one_commit_and_who_found_a_fault_is_known_at_the_next(tm
     assert not former_finders(file)
     assert not kept_results(file, code="b")
     for id, by in (("found", "tests/a.py::test_of[a case]"), ("found", "tests/b.py::test"), ("survived", None)):
-        keep(Result(id=id, tests=Finding(by, "", 1.0)), file, code="commit a")
-    keep(Result(id="hung", tests=Finding("tests/a.py tests/b.py", "not done within 300 s", 300.0)), file, code="b")
-    keep(Result(id="cases", tests=Finding("tests/a.py::test_of[a", "failed", 1.0)), file, code="b")
+        keep(MutantResult(id=id, tests=MutantFinding(by, "", 1.0)), file, code="commit a")
+    keep(
+        MutantResult(id="hung", tests=MutantFinding("tests/a.py tests/b.py", "not done within 300 s", 300.0)),
+        file,
+        code="b",
+    )
+    keep(MutantResult(id="cases", tests=MutantFinding("tests/a.py::test_of[a", "failed", 1.0)), file, code="b")
 
     assert former_finders(file) == {"found": "tests/b.py::test", "cases": "tests/a.py::test_of"}
     assert set(kept_results(file, code="b")) == {"hung", "cases"}

@@ -25,7 +25,7 @@ class Unusable(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Finding:
+class MutantFinding:
     """By whom and how a fault was found: a test or a seed, and what failed; `by` is None for one that survived."""
 
     by: str | None
@@ -76,20 +76,20 @@ class CopyOfTree:
         paths = os.pathsep.join(filter(None, (str(self.root), os.environ.get("PYTHONPATH"))))
         return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
-    def pytest(self, tests: Sequence[str], *, timeout_s: float) -> Finding:
+    def pytest(self, tests: Sequence[str], *, timeout_s: float) -> MutantFinding:
         """Runs the tests up to the first that fails; returns the finding. Raises Unusable."""
         began = time.monotonic()
         code, said = self._asked(["-x", "-q", "-p", "no:cacheprovider", *tests], timeout_s=timeout_s)
         seconds = time.monotonic() - began
         if code is None:
-            return Finding(" ".join(tests), f"not done within {timeout_s:g} s", seconds)
+            return MutantFinding(" ".join(tests), f"not done within {timeout_s:g} s", seconds)
         if code == _PASSED:
-            return Finding(None, "all passed", seconds)
+            return MutantFinding(None, "all passed", seconds)
         named = _NAMED.search(said)
         if code != _FAILED or named is None:
             raise Unusable(f"pytest ended with {code}: {said[-_TAIL_CHARACTERS:]}")
         timed_out = "\nE   Failed: Timeout" in said or "+ Timeout +" in said
-        return Finding(named[1], "timeout" if timed_out else "failed", seconds)
+        return MutantFinding(named[1], "timeout" if timed_out else "failed", seconds)
 
     def _asked(self, arguments: Sequence[str], *, timeout_s: float) -> tuple[int | None, str]:
         """Pytest's exit code, None for one that had to be ended with all that it started, and what it printed."""
@@ -116,7 +116,7 @@ class CopyOfTree:
             self._nursery.stdin.close()
             self._nursery.wait()
 
-    def simulate(self, seeds: Sequence[int], *, timeout_s: float, passed_over: Collection[int] = ()) -> Finding:
+    def simulate(self, seeds: Sequence[int], *, timeout_s: float, passed_over: Collection[int] = ()) -> MutantFinding:
         """The first of the seeds that fails, or takes longer than `timeout_s`; a seed that is `passed_over` never does.
 
         A fault with which the product does not even begin in the simulator is found by the first seed.
@@ -125,8 +125,8 @@ class CopyOfTree:
         wanted = [seed for seed in seeds if seed not in passed_over]
         for seed, violation in self.seeds(wanted, timeout_s=timeout_s):
             if violation is not None:
-                return Finding(f"seed {seed}", violation, time.monotonic() - began)
-        return Finding(None, f"{len(wanted)} seeds held", time.monotonic() - began)
+                return MutantFinding(f"seed {seed}", violation, time.monotonic() - began)
+        return MutantFinding(None, f"{len(wanted)} seeds held", time.monotonic() - began)
 
     def seeds(self, seeds: Sequence[int], *, timeout_s: float) -> Iterator[tuple[int, str | None]]:
         """Each seed in order with what it breaks, a hang and a crash of the simulator included."""

@@ -29,7 +29,7 @@ def components(result: ScoreResult) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Service:
+class OpenService:
     """An open reward service."""
 
     config: RewardServiceConfig
@@ -60,13 +60,13 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(config: RewardServiceConfig) -> AsyncIterator[Service]:
+async def serving(config: RewardServiceConfig) -> AsyncIterator[OpenService]:
     """The service of a configuration, without HTTP."""
     metrics = Metrics("reward-service")
     registry = build_registry(config)
     scorer = Scorer(registry=registry, config=config, metrics=make_metrics(metrics), service_id="rewards-0")
     async with scorer:
-        yield Service(config, registry, scorer, metrics)
+        yield OpenService(config, registry, scorer, metrics)
 
 
 @asynccontextmanager

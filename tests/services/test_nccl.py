@@ -25,7 +25,7 @@ def test_the_interface_is_that_of_the_address_unless_one_is_named() -> None:
     assert named == {"NCCL_SOCKET_IFNAME": "ib0"}
 
 
-class Collective:
+class CollectiveWithError:
     def __init__(self, failure: Exception | None) -> None:
         self._failure = failure
 
@@ -36,6 +36,6 @@ class Collective:
 
 
 def test_a_collective_says_why_it_failed_on_one_line_and_nothing_if_it_did_not() -> None:
-    assert failure_of(Collective(RuntimeError("remote process\n exited"))) == "remote process exited"
-    assert failure_of(Collective(None)) == ""
-    assert failure_of(Collective(TypeError("an older torch has no type for it"))) == ""
+    assert failure_of(CollectiveWithError(RuntimeError("remote process\n exited"))) == "remote process exited"
+    assert failure_of(CollectiveWithError(None)) == ""
+    assert failure_of(CollectiveWithError(TypeError("an older torch has no type for it"))) == ""

@@ -20,14 +20,14 @@ from services.http.app import json_answer
 from tests.e2e.processes import Launched
 from tests.e2e.run_files import free_ports
 from tests.generator.conftest import Policy, pack
-from tests.generator.scripted_learner import ScriptedLearner
+from tests.generator.scripted_learner import ScriptedDownloads
 
 TOLERANCE = 1e-5
 TEXT = (3, 4, 13, 5, 6, 14, 7)
 START_S = 120.0
 
 
-class TakingLearner(ScriptedLearner):
+class TakingLearner(ScriptedDownloads):
     """Takes every generator in, and offers it weights."""
 
     def _app(self) -> FastAPI:

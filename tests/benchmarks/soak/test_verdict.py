@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.soak.measurements import MIB, Sample, Strike
-from benchmarks.soak.report import Lines, findings, text_of
-from benchmarks.soak.soaking import End, Plan
+from benchmarks.soak.measurements import MIB, Strike, SystemSample
+from benchmarks.soak.report import SoakLines, findings, text_of
+from benchmarks.soak.soaking import SoakEnd, SoakPlan
 from benchmarks.soak.system import LEARNER, NAMES
 from benchmarks.soak.verdict import growth_of, resumes_of, tasks_once_an_epoch
 from protocol.model import PolicyVersion
-from tests.chaos.history import Batch, Group, History, Stamp
+from tests.chaos.history import AcceptedGroup, Stamp, SystemHistory, TrainedBatch
 from tests.chaos.lease_tap import AttemptKey
 
 LIFE_STEPS = 4000
@@ -22,11 +22,13 @@ def flat(step: int, age: int) -> float:
     return 0.0
 
 
-def samples(grown: Callable[[int, int], float], *, journal: Callable[[int], float] = lambda step: 1.0) -> list[Sample]:
+def samples(
+    grown: Callable[[int, int], float], *, journal: Callable[[int], float] = lambda step: 1.0
+) -> list[SystemSample]:
     """20,000 steps in lives of four thousand; `grown` says by how many MiB, of the step and the steps in the life."""
     noise = random.Random(0)
     return [
-        Sample(
+        SystemSample(
             kind="sample",
             at_s=float(step),
             step=step,
@@ -40,17 +42,17 @@ def samples(grown: Callable[[int, int], float], *, journal: Callable[[int], floa
     ]
 
 
-def lines(found: list[Sample], *, resumes: list[float], broken: list[str] | None = None) -> Lines:
+def lines(found: list[SystemSample], *, resumes: list[float], broken: list[str] | None = None) -> SoakLines:
     strikes = [
         Strike(kind="fault", at_s=0.0, step=0, process=LEARNER, how="killed", lasted_s=0.5, next_step_s=seconds)
         for seconds in resumes
     ]
-    end = End(kind="end", at_s=1000.0, steps=20_000, learner_starts=len(strikes) + 1, well=True)
-    plan = Plan(kind="plan", steps=20_000, faults_every_steps=200.0, seed=0)
-    return Lines(plan, found, strikes, [], end, broken or [])
+    end = SoakEnd(kind="end", at_s=1000.0, steps=20_000, learner_starts=len(strikes) + 1, well=True)
+    plan = SoakPlan(kind="plan", steps=20_000, faults_every_steps=200.0, seed=0)
+    return SoakLines(plan, found, strikes, [], end, broken or [])
 
 
-def found_in(told: Lines) -> list[str]:
+def found_in(told: SoakLines) -> list[str]:
     return findings(told, {name: growth_of(told.samples, name) for name in NAMES})
 
 
@@ -102,17 +104,17 @@ def test_a_resume_is_a_start_of_the_learner_and_not_a_pause() -> None:
     assert resumes_of([hung]).count == 0
 
 
-def history(*tasks: int) -> History:
+def history(*tasks: int) -> SystemHistory:
     """Leases from 0 on, with these tasks, two to a batch."""
     stamp = Stamp("a", PolicyVersion.parse("1.0"))
     groups = tuple(
-        Group(at=lease, key=AttemptKey(1, lease, 0), task_index=task, stamps=frozenset({stamp}))
+        AcceptedGroup(at=lease, key=AttemptKey(1, lease, 0), task_index=task, stamps=frozenset({stamp}))
         for lease, task in enumerate(tasks)
     )
     batches = tuple(
-        Batch(at=100 + at, version=at, lease_ids=(2 * at, 2 * at + 1)) for at in range(len(tasks) // 2)
+        TrainedBatch(at=100 + at, version=at, lease_ids=(2 * at, 2 * at + 1)) for at in range(len(tasks) // 2)
     )  # fmt: skip
-    return History(groups, batches, (), (), (), (), (), frozenset(), ())
+    return SystemHistory(groups, batches, (), (), (), (), (), frozenset(), ())
 
 
 def test_each_task_is_trained_once_an_epoch() -> None:

@@ -49,7 +49,7 @@ class Saying:
         return parts
 
 
-class Tasks:
+class AgentTasks:
     train_tasks = 4
     evaluation_tasks = 1
 
@@ -58,7 +58,7 @@ class Tasks:
 
 
 @dataclass
-class Running:
+class FunctionAgent:
     """An agent given as a function."""
 
     function: Run
@@ -71,7 +71,7 @@ def agent(make: Callable[[], Agent], *, rules: Rules | None = None) -> OfferedEn
     """An environment named `agent`."""
     return OfferedEnvironment(
         name="agent",
-        tasks=Tasks(),
+        tasks=AgentTasks(),
         start=cast("Callable[[], Environment]", make),
         rules=rules or Rules(max_turns=64),
         agent=make,
@@ -106,7 +106,7 @@ async def agent_benches(model: Path) -> AsyncIterator[MakeAgentBench]:
             **settings: float,
         ) -> AgentBench:
             sessions = await stack.enter_async_context(sessions_alone(limits=limits, token=AgentBench.token))
-            begin = start or (lambda: Running(run))  # type: ignore[arg-type]
+            begin = start or (lambda: FunctionAgent(run))  # type: ignore[arg-type]
             bench = await make_bench(
                 *scripts, extra=[offered or agent(begin, rules=rules)], agents=attempts_in(sessions), **settings
             )

@@ -10,7 +10,7 @@ from learner.leases.filters import GroupFilter
 from protocol.messages import FinishedLease, Fleet, Goodbye, Hello, OutcomeReceipt, Welcome
 from services.zmq.sockets import RouterSocket
 from tests.env_service.agents.served import Saying
-from tests.env_service.peers import ScriptedGenerator, ScriptedLearner, ScriptedRewards, lease, served, serving
+from tests.env_service.peers import ScriptedCompletions, ScriptedLearner, ScriptedRewards, lease, served, serving
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-c", "from env_service.command import main; main()"]
@@ -34,7 +34,7 @@ options = {{ command = ["{sys.executable}", "{PROGRAM}", "prints"], train_file =
 async def test_a_lease_goes_to_a_program_and_comes_back(chat_model: Path, tmp_path: Path) -> None:
     tasks, file = tmp_path / "tasks.jsonl", tmp_path / "run.toml"
     tasks.write_text('{"question": "first", "answer": "no"}\n{"question": "second", "answer": "well"}\n')
-    generator = ScriptedGenerator(Saying(chat_model, lambda prompt: "well" if "second" in prompt else "oh"))
+    generator = ScriptedCompletions(Saying(chat_model, lambda prompt: "well" if "second" in prompt else "oh"))
     rewards = ScriptedRewards(lambda text, arguments: 1.0 if text == arguments["answer"] else 0.0)
     async with (
         RouterSocket.bind("tcp://127.0.0.1:*") as router,

@@ -31,7 +31,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 SEED = lease().seed
 
 
-class Lines:
+class TrajectoryLines:
     """A generator's script: what the one trajectory says, turn by turn."""
 
     def __init__(self, model: Path, lines: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ async def rolled_out(
     messages, reward = await conversation(player, task, noise=0.0, chance=Random(0), turns=turns, seed=SEED)
     assert reward == 1.0
     lines = [message["content"] for message in messages if message["role"] == "assistant"]
-    made = await make(Lines(model, lines), extra=[offered])
+    made = await make(TrajectoryLines(model, lines), extra=[offered])
     granted = lease(environment="mine", group_size=1).model_copy(update={"sampling": Sampling(max_tokens=16)})
     (trajectory,) = (await made.finished(granted)).group.trajectories
     return messages, trajectory

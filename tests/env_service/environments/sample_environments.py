@@ -14,7 +14,7 @@ class GuessOptions(BaseModel):
     highest: int = 31
 
 
-class Guess:
+class GuessNumber:
     """Guess a number; it says low or high."""
 
     rules = Rules(max_turns=5, turn_tokens=8)
@@ -46,7 +46,7 @@ class ReaderOptions(BaseModel):
     more: tuple[Path, ...] = ()
 
 
-class Reader:
+class FileReader:
     """Says what is in files."""
 
     roles = ()
@@ -61,7 +61,7 @@ class Reader:
         return Step(stop="said")
 
 
-class Words:
+class TwoWords:
     """Two words, as its own tasks."""
 
     roles = ()
@@ -90,16 +90,16 @@ class Stepless:
         return ""
 
 
-class TwoParameters(Guess):
+class TwoParameters(GuessNumber):
     def __init__(self, options: GuessOptions, extra: int) -> None:
         super().__init__(options)
 
 
-class WrongRole(Guess):
+class WrongRole(GuessNumber):
     roles = ("narrator",)
 
 
-class Bounded(Guess):
+class Bounded(GuessNumber):
     """An instance says what depends on its options; the constructor refuses some."""
 
     def __init__(self, options: GuessOptions) -> None:
@@ -109,5 +109,5 @@ class Bounded(Guess):
         self.rules = Rules(max_turns=options.highest)
 
 
-class Looking(Guess):
+class Looking(GuessNumber):
     roles = ("tool",)

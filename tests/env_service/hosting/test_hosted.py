@@ -21,7 +21,7 @@ from protocol.trajectories import Trajectory
 from tests.env_service.bench import Bench, MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import eventually, lease
-from tests.env_service.rollouts.test_conversation import Words, counted
+from tests.env_service.rollouts.test_conversation import TrajectoryWords, counted
 
 HERE = "tests.env_service.hosting.naughty"
 Host = Callable[..., Awaitable[tuple[Hosting, OfferedEnvironment]]]
@@ -56,7 +56,7 @@ async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
 async def rolled_out(
     bench: MakeBench, model: Path, offered: OfferedEnvironment, *said: str
 ) -> tuple[Bench, tuple[Trajectory, ...]]:
-    made = await bench(Words(model, *said), extra=[offered], environment_timeout_s=60.0, timeout_s=100.0)
+    made = await bench(TrajectoryWords(model, *said), extra=[offered], environment_timeout_s=60.0, timeout_s=100.0)
     async with asyncio.timeout(120):
         outcome: Any = await made.rollout.run(lease(environment="naughty", group_size=len(said)), RolloutProgress())
     assert outcome.kind == "finished", outcome

@@ -18,7 +18,7 @@ from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.hosting.other_environments import free_port, python_with, running
 from tests.env_service.peers import lease
-from tests.env_service.rollouts.test_conversation import Words, counted
+from tests.env_service.rollouts.test_conversation import TrajectoryWords, counted
 
 SERVER = Path(__file__).parents[3] / "examples" / "openenv" / "number_server.py"
 
@@ -81,7 +81,7 @@ async def test_leases_become_trajectories_step_by_step(ready: int, bench: MakeBe
         task: Any = environment.tasks.task("train", index)
         wins = guesses(task.seed)
         wrong = "31 " * 6 if wins != "31" else "0 " * 6
-        made = await bench(Words(chat_model, wins, wrong), extra=[environment])
+        made = await bench(TrajectoryWords(chat_model, wins, wrong), extra=[environment])
 
         won, lost = (await made.finished(lease(index, environment="number", task_index=index))).group.trajectories
 
@@ -96,7 +96,7 @@ async def test_bad_actions_are_invalid_and_exceptions_there_cost_their_trajector
     environment = offered(ready)
     task: Any = environment.tasks.task("train", 0)
     wins = guesses(task.seed)
-    made = await bench(Words(chat_model, f"abc 1.5 {wins}", "-1", wins), extra=[environment])
+    made = await bench(TrajectoryWords(chat_model, f"abc 1.5 {wins}", "-1", wins), extra=[environment])
 
     clumsy, broken, well = (await made.finished(lease(environment="number", group_size=3))).group.trajectories
 
@@ -108,7 +108,7 @@ async def test_bad_actions_are_invalid_and_exceptions_there_cost_their_trajector
 
 
 async def test_a_full_server_is_infrastructure(ready: int, bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(Words(chat_model, *["1"] * 5), extra=[offered(ready)])
+    made = await bench(TrajectoryWords(chat_model, *["1"] * 5), extra=[offered(ready)])
 
     failed = await made.failed(lease(environment="number", group_size=5))
 
@@ -118,7 +118,7 @@ async def test_a_full_server_is_infrastructure(ready: int, bench: MakeBench, cha
 
 async def test_a_server_that_is_away_is_infrastructure_and_is_named(bench: MakeBench, chat_model: Path) -> None:
     port = free_port()
-    made = await bench(Words(chat_model, "1"), extra=[offered(port, action_field="")], timeout_s=5.0)
+    made = await bench(TrajectoryWords(chat_model, "1"), extra=[offered(port, action_field="")], timeout_s=5.0)
 
     failed = await made.failed(lease(environment="number", group_size=1))
 
@@ -127,7 +127,7 @@ async def test_a_server_that_is_away_is_infrastructure_and_is_named(bench: MakeB
 
 
 async def test_a_field_that_is_none_is_named(ready: int, bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(Words(chat_model, "1"), extra=[offered(ready, action_field="number")])
+    made = await bench(TrajectoryWords(chat_model, "1"), extra=[offered(ready, action_field="number")])
 
     failed = await made.failed(lease(environment="number", group_size=1))
 

@@ -28,7 +28,7 @@ from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.hosting.other_environments import free_port
 from tests.env_service.peers import lease
-from tests.env_service.rollouts.test_conversation import Words, counted
+from tests.env_service.rollouts.test_conversation import TrajectoryWords, counted
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "a-token-for-hosts"
@@ -83,7 +83,9 @@ async def test_an_environment_elsewhere_plays_and_its_misdeeds_are_named_here(
     environment = offered(host, token_file=str(token_file))
     assert (environment.rules.max_turns, environment.metrics) == (4, {"conversations": "last"})
     said = ("boom", "leave", "killed", "on well")
-    made = await bench(Words(chat_model, *said), extra=[environment], environment_timeout_s=90.0, timeout_s=100.0)
+    made = await bench(
+        TrajectoryWords(chat_model, *said), extra=[environment], environment_timeout_s=90.0, timeout_s=100.0
+    )
 
     async with asyncio.timeout(120):
         granted = lease(environment="naughty", group_size=len(said))
@@ -128,7 +130,9 @@ async def test_a_host_that_is_away_is_waited_for_by_name_until_it_is_back(bench:
         environment = offered(url)
         process.kill()
         process.wait()
-    made = await bench(Words(chat_model, "well"), extra=[environment], environment_timeout_s=90.0, timeout_s=100.0)
+    made = await bench(
+        TrajectoryWords(chat_model, "well"), extra=[environment], environment_timeout_s=90.0, timeout_s=100.0
+    )
     progress = RolloutProgress()
     rolling = asyncio.ensure_future(made.rollout.run(lease(environment="naughty", group_size=1), progress))
     async with asyncio.timeout(90):
@@ -146,7 +150,7 @@ async def test_of_several_hosts_the_one_that_is_there_is_asked(bench: MakeBench,
     nobody = f"http://127.0.0.1:{free_port()}"
     with hosted() as (url, _):
         environment = offered(url, urls=[url, nobody])
-        made = await bench(Words(chat_model, *["well"] * 4), extra=[environment], environment_timeout_s=90.0)
+        made = await bench(TrajectoryWords(chat_model, *["well"] * 4), extra=[environment], environment_timeout_s=90.0)
 
         async with asyncio.timeout(60):
             outcome = await made.finished(lease(environment="naughty", group_size=4))

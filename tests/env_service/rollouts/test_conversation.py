@@ -34,7 +34,7 @@ from tests.env_service.chat_models import model_with
 from tests.env_service.peers import ScriptedRewards, eventually, lease, part
 
 
-class Tasks:
+class ConversationTasks:
     """Any number of tasks."""
 
     train_tasks = 10
@@ -107,7 +107,7 @@ def _cancel_the_caller() -> None:
 
 def offered(rules: Rules | None = None, start: Callable[[], Environment] = Counting) -> OfferedEnvironment:
     return OfferedEnvironment(
-        name="counting", tasks=Tasks(), start=start, rules=rules or Rules(), metrics={"score": "sum"}
+        name="counting", tasks=ConversationTasks(), start=start, rules=rules or Rules(), metrics={"score": "sum"}
     )
 
 
@@ -122,7 +122,7 @@ async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
         yield make
 
 
-class Words:
+class TrajectoryWords:
     """A generator's script: what each trajectory says, turn by turn. `versions` are those of its turns."""
 
     def __init__(self, model: Path, *said: str) -> None:
@@ -143,7 +143,7 @@ class Words:
 async def rolled_out(
     bench: MakeBench, model: Path, *said: str, rules: Rules | None = None, **settings: float
 ) -> tuple[Bench, tuple[Trajectory, ...]]:
-    made = await bench(Words(model, *said), extra=[offered(rules)], **settings)
+    made = await bench(TrajectoryWords(model, *said), extra=[offered(rules)], **settings)
     group = (await made.finished(lease(environment="counting", group_size=len(said)))).group
     return made, group.trajectories
 
@@ -191,7 +191,7 @@ class PlainCounting(Counting):
 
 
 async def test_plain_text_of_an_environment_stands_whole_between_the_turns(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(Words(chat_model, "one two stop"), extra=[offered(start=PlainCounting)])
+    made = await bench(TrajectoryWords(chat_model, "one two stop"), extra=[offered(start=PlainCounting)])
     (trajectory,) = (await made.finished(lease(environment="counting", group_size=1))).group.trajectories
 
     tokenization = Tokenization(chat_model)
@@ -211,7 +211,7 @@ async def test_an_environment_tells_the_template_what_it_wants_in_every_turn(tmp
     messages = [{"role": role, "content": content} for role, content in words]
 
     async with benches(model) as make:
-        made = await make(Words(model, "one two stop"), extra=[environment])
+        made = await make(TrajectoryWords(model, "one two stop"), extra=[environment])
         await made.finished(lease(environment="counting", group_size=1))
 
     for turn, request in enumerate(made.generators[0].requests):
@@ -223,7 +223,7 @@ async def test_an_environment_tells_the_template_what_it_wants_in_every_turn(tmp
 
 
 async def test_nobody_waits_for_the_turns_of_others(bench: MakeBench, chat_model: Path) -> None:
-    words = Words(chat_model, "one two three stop", "stop")
+    words = TrajectoryWords(chat_model, "one two three stop", "stop")
     held = asyncio.Event()
 
     def script(request: GenerateRequest) -> Sequence[GeneratePart]:
@@ -327,7 +327,7 @@ async def test_several_contexts_are_one_trajectory(bench: MakeBench, chat_model:
 
 
 async def test_a_group_of_several_turns_survives_the_wire(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(Words(chat_model, "one stop", "stop"), extra=[offered(Rules(history="split"))])
+    made = await bench(TrajectoryWords(chat_model, "one stop", "stop"), extra=[offered(Rules(history="split"))])
 
     sent = await made.finished(lease(environment="counting"))
 
@@ -343,7 +343,7 @@ async def test_environments_are_closed_at_the_end_however_it_came(bench: MakeBen
 
 
 async def test_a_heartbeat_tells_the_oldest_version_of_all_turns(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(Words(chat_model, "one two three hang"), extra=[offered()], environment_timeout_s=30.0)
+    made = await bench(TrajectoryWords(chat_model, "one two three hang"), extra=[offered()], environment_timeout_s=30.0)
     progress = RolloutProgress()
 
     running = asyncio.create_task(made.rollout.run(lease(environment="counting", group_size=1), progress))
@@ -356,7 +356,7 @@ async def test_a_heartbeat_tells_the_oldest_version_of_all_turns(bench: MakeBenc
 
 
 async def test_a_turn_goes_on_at_another_generator_and_so_does_the_next(bench: MakeBench, chat_model: Path) -> None:
-    words = Words(chat_model, "one stop")
+    words = TrajectoryWords(chat_model, "one stop")
 
     def dies(request: GenerateRequest) -> Sequence[GeneratePart | None]:
         (whole,) = words(request)
@@ -383,8 +383,8 @@ async def test_a_task_of_a_mix_is_rolled_out_by_the_environment_that_has_it(benc
     def at(purpose: Purpose, index: int) -> tuple[OfferedEnvironment, int]:
         return own, index - 3
 
-    mix = OfferedEnvironment(name="mix", tasks=Tasks(), start=own.start, parts=at)
-    made = await bench(Words(chat_model, "one stop"), extra=[own, mix])
+    mix = OfferedEnvironment(name="mix", tasks=ConversationTasks(), start=own.start, parts=at)
+    made = await bench(TrajectoryWords(chat_model, "one stop"), extra=[own, mix])
     group = (await made.finished(lease(environment="mix", task_index=5, group_size=1))).group
 
     assert (group.environment, group.task_index) == ("mix", 5)
@@ -395,7 +395,7 @@ async def test_a_task_of_a_mix_is_rolled_out_by_the_environment_that_has_it(benc
 async def test_the_first_to_finish_make_the_group_and_the_others_are_broken_off(
     bench: MakeBench, chat_model: Path
 ) -> None:
-    words = Words(chat_model, "stop", "one hang", "boom", "one stop")
+    words = TrajectoryWords(chat_model, "stop", "one hang", "boom", "one stop")
     made = await bench(words, extra=[offered(Rules(redundant=2))], environment_timeout_s=30.0)
     group = (await made.finished(lease(environment="counting", group_size=2))).group
 
@@ -412,14 +412,14 @@ async def test_the_first_to_finish_make_the_group_and_the_others_are_broken_off(
 async def test_of_redundant_conversations_one_that_cancels_is_at_fault(
     bench: MakeBench, chat_model: Path, word: str
 ) -> None:
-    made = await bench(Words(chat_model, word, "stop"), extra=[offered(Rules(redundant=1))])
+    made = await bench(TrajectoryWords(chat_model, word, "stop"), extra=[offered(Rules(redundant=1))])
     group = (await made.finished(lease(environment="counting", group_size=1))).group
 
     assert [one.reward.reward for one in group.trajectories] == [1.0]
 
 
 async def test_where_too_many_are_spoilt_the_group_holds_some_of_those(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(Words(chat_model, "boom", "odd", "stop"), extra=[offered(Rules(redundant=1))])
+    made = await bench(TrajectoryWords(chat_model, "boom", "odd", "stop"), extra=[offered(Rules(redundant=1))])
     group = (await made.finished(lease(environment="counting", group_size=2))).group
 
     assert [one.reward.reward is None for one in group.trajectories] == [False, True]

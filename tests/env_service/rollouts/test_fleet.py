@@ -27,7 +27,7 @@ from tests.env_service.peers import lease, serving
 A, B, C = (serving(name, f"http://{name}") for name in "abc")
 
 
-class Clock:
+class LoopClock:
     def __init__(self) -> None:
         self.now = 0.0
 
@@ -59,7 +59,7 @@ async def test_one_that_was_tried_is_chosen_only_if_there_is_no_other() -> None:
 
 
 async def test_one_that_has_failed_rests_for_a_while() -> None:
-    clock = Clock()
+    clock = LoopClock()
     fleet = GeneratorFleet(breakers=Breakers("generator", settings=BreakerSettings(rest_s=2.0), clock=clock))
     fleet.replace([A, B])
     fail(fleet, A)

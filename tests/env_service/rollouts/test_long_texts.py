@@ -26,7 +26,7 @@ from tests.env_service.agents.served import Saying, agent_benches
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
-from tests.env_service.rollouts.test_conversation import Counting, Words, counted, offered
+from tests.env_service.rollouts.test_conversation import Counting, TrajectoryWords, counted, offered
 
 CONTEXT = 512
 LONG = "word and more, " * 300_000
@@ -75,7 +75,7 @@ async def test_an_observation_that_cannot_be_shown_cuts_the_conversation_off(
     bench: MakeBench, chat_model: Path, history: Any
 ) -> None:
     made = await bench(
-        Words(chat_model, "one long", "one stop"), extra=[offered(Rules(history=history), start=Talkative)]
+        TrajectoryWords(chat_model, "one long", "one stop"), extra=[offered(Rules(history=history), start=Talkative)]
     )
     cut, whole = (await made.finished(lease(environment="counting"))).group.trajectories
 
@@ -93,7 +93,7 @@ async def test_an_opening_that_cannot_be_shown_is_the_tasks_fault(
         def reset(self, task: Task, seed: int) -> Opening:
             return Opening(prompt)
 
-    made = await bench(Words(chat_model, "stop"), extra=[offered(start=Opens)])
+    made = await bench(TrajectoryWords(chat_model, "stop"), extra=[offered(start=Opens)])
     failed = await made.failed(lease(environment="counting", group_size=1))
 
     assert failed.data_fault
@@ -102,16 +102,16 @@ async def test_an_opening_that_cannot_be_shown_is_the_tasks_fault(
 
 
 async def test_what_a_player_is_told_first_is_bounded_too(bench: MakeBench, chat_model: Path) -> None:
-    class Game:
+    class LongTextGame:
         def reset(self, task: Task, seed: int) -> TurnOf:
             return TurnOf("first", (ChatMessage("user", "go"),))
 
         def step(self, action: Action) -> Round:
             return Round(TurnOf("second", (ChatMessage("user", LONG),)))
 
-    start: Any = Game
+    start: Any = LongTextGame
     game = replace(offered(start=start), players=("first", "second"))
-    made = await bench(Words(chat_model, "one"), extra=[game])
+    made = await bench(TrajectoryWords(chat_model, "one"), extra=[game])
     failed = await made.failed(lease(environment="counting", group_size=1))
 
     assert f"it is longer than the model's context of {CONTEXT} tokens" in failed.reason

@@ -36,10 +36,10 @@ from protocol.trajectories import Purpose, Trajectory
 from services.http.metrics import Metrics
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import FOLDER, model_with
-from tests.env_service.peers import ScriptedGenerator, lease, part, served
+from tests.env_service.peers import ScriptedCompletions, lease, part, served
 
 
-class Tasks:
+class MatchTasks:
     """Any number of tasks."""
 
     train_tasks = 10
@@ -82,7 +82,7 @@ class Countdown:
 def offered(rules: Rules | None = None, *, left: int = 5) -> OfferedEnvironment:
     start = type("CountdownFrom", (Countdown,), {"left": left})
     return OfferedEnvironment(
-        name="countdown", tasks=Tasks(), start=start, rules=rules or Rules(), players=Countdown.players
+        name="countdown", tasks=MatchTasks(), start=start, rules=rules or Rules(), players=Countdown.players
     )
 
 
@@ -97,7 +97,7 @@ async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
         yield make
 
 
-class Lines:
+class PlayerLines:
     """Lines of the players, by the index of the conversation (member + members x place of the player) and turn."""
 
     def __init__(self, model: Path, said: Callable[[int, int], str], *, members: int) -> None:
@@ -129,8 +129,8 @@ async def played(
     rules: Rules | None = None,
     left: int = 5,
     members: int = 2,
-) -> tuple[Lines, tuple[Trajectory, ...]]:
-    lines = Lines(model, said, members=members)
+) -> tuple[PlayerLines, tuple[Trajectory, ...]]:
+    lines = PlayerLines(model, said, members=members)
     made = await bench(lines, extra=[offered(rules, left=left)])
     group = (await made.finished(lease(environment="countdown", group_size=members))).group
     return lines, group.trajectories
@@ -176,7 +176,7 @@ async def test_what_is_trained_of_each_player_is_what_it_was_shown_and_sampled(
 async def test_the_oldest_version_is_that_of_any_player_whom_the_policy_plays(
     bench: MakeBench, chat_model: Path
 ) -> None:
-    lines = Lines(chat_model, lambda index, turn: "x", members=1)
+    lines = PlayerLines(chat_model, lambda index, turn: "x", members=1)
     made = await bench(lines, extra=[offered()])
     progress = RolloutProgress()
     outcome = await made.rollout.run(lease(environment="countdown", group_size=1), progress)
@@ -223,7 +223,7 @@ async def test_who_does_what_is_not_allowed_pays_for_it_alone(bench: MakeBench, 
 
 
 async def test_a_verifier_may_judge_a_player_at_the_end(bench: MakeBench, chat_model: Path) -> None:
-    lines = Lines(chat_model, lambda index, turn: "judged", members=1)
+    lines = PlayerLines(chat_model, lambda index, turn: "judged", members=1)
     made = await bench(lines, extra=[offered()])
     group = (await made.finished(lease(environment="countdown", group_size=1))).group
 
@@ -254,7 +254,7 @@ async def test_a_frozen_player_is_asked_elsewhere_and_never_trained(
 ) -> None:
     other_model = model_with("plain_headers", tmp_path_factory.mktemp("other"))
     heard: list[GenerateRequest] = []
-    lines = Lines(chat_model, lambda index, turn: f"move {index}.{turn}", members=2)
+    lines = PlayerLines(chat_model, lambda index, turn: f"move {index}.{turn}", members=2)
     frozen = opponent(other_model, "b", heard=heard)
     made = await bench(lines, extra=[offered()], opponents={"countdown": frozen})
     progress = RolloutProgress()
@@ -279,7 +279,7 @@ async def test_an_opponent_that_names_no_player_is_each_in_turn_by_the_task(benc
     trained = []
     for index in range(4):
         frozen = opponent(chat_model, heard=[])
-        lines = Lines(chat_model, lambda index, turn: "x", members=1)
+        lines = PlayerLines(chat_model, lambda index, turn: "x", members=1)
         made = await bench(lines, extra=[offered()], opponents={"countdown": frozen})
         granted = lease(environment="countdown", group_size=1, task_index=index)
         first, again = await made.finished(granted), await made.finished(granted)
@@ -332,9 +332,9 @@ async def against(
     """A lease of games that `moody` begins, and what was counted."""
     start: Any = Resigning
     game = OfferedEnvironment(
-        name="countdown", tasks=Tasks(), start=start, rules=rules or Rules(), players=Countdown.players
+        name="countdown", tasks=MatchTasks(), start=start, rules=rules or Rules(), players=Countdown.players
     )
-    lines = Lines(model, lambda index, turn: "x", members=granted.get("group_size", 2))
+    lines = PlayerLines(model, lambda index, turn: "x", members=granted.get("group_size", 2))
     made = await bench(lines, extra=[game], opponents={"countdown": moody.opponent})
     outcome = await made.run(lease(environment="countdown", **granted))
     samples = [sample for family in made.metrics.registry.collect() for sample in family.samples if sample.value]
@@ -528,7 +528,7 @@ def test_a_game_of_textarena_is_played_by_two(game: str, moves: str, stop: str) 
 
 async def test_the_opponent_of_an_entry_is_asked_at_its_own_address(chat_model: Path, tmp_path: Path) -> None:
     other_model = model_with("plain_headers", tmp_path)
-    generator = ScriptedGenerator(lambda request: [part(0, [5, 6, 7], version="1.9")])
+    generator = ScriptedCompletions(lambda request: [part(0, [5, 6, 7], version="1.9")])
     async with served(generator.handle, "/v1/generate") as url, AsyncExitStack() as stack:
         opponent = {"urls": [url], "model": str(other_model), "plays": ["second"], "temperature": 0.5}
         entries = [{"source": "nim_duel", "name": "nim", "opponent": opponent}, {"source": "nim", "name": "alone"}]

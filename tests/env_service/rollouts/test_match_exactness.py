@@ -26,7 +26,7 @@ from tests.env_service.rollouts.test_token_exactness import TEXTS, check
 PLAYERS = ("x", "o", "judge")
 
 
-class Talk:
+class RandomTalk:
     """A game that chooses the next speaker, and its words to him, by chance; it ends at some time."""
 
     players = PLAYERS
@@ -57,7 +57,7 @@ async def test_every_player_is_exact_to_the_token(template: str, history: Histor
     bridges = Bridges(tokenization)
     for _ in range(6):
         engine.turns.clear()
-        environment = Talk(chance)
+        environment = RandomTalk(chance)
         first, now = environment.reset(Task(), 0), datetime(2026, 1, 2)
         _, ids = tokenization.encode(first.observation, now=now)
         speaker = Speaker(

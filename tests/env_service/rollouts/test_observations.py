@@ -13,7 +13,7 @@ from protocol.messages import FailedLease
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
-from tests.env_service.rollouts.test_conversation import Counting, Words, counted, offered
+from tests.env_service.rollouts.test_conversation import Counting, TrajectoryWords, counted, offered
 
 HALF = "\ud83d"
 AMISS: list[tuple[Any, str]] = [
@@ -58,7 +58,7 @@ async def test_an_observation_that_is_amiss_costs_its_trajectory_alone(tmp_path:
 
 
 async def _offering(bench: MakeBench, model: Path) -> Any:
-    return await bench(Words(model, "odd", "stop"), extra=[offered(start=Amiss)])
+    return await bench(TrajectoryWords(model, "odd", "stop"), extra=[offered(start=Amiss)])
 
 
 class Sullen(Counting):
@@ -69,7 +69,7 @@ class Sullen(Counting):
 async def test_an_opening_that_is_amiss_names_its_field(tmp_path: Path) -> None:
     model = model_with("chatml", tmp_path)
     async with benches(model) as bench:
-        made = await bench(Words(model, "stop"), extra=[offered(start=Sullen)])
+        made = await bench(TrajectoryWords(model, "stop"), extra=[offered(start=Sullen)])
         outcome = await made.run(lease(environment="counting", group_size=1))
 
     assert isinstance(outcome, FailedLease)
@@ -136,7 +136,7 @@ class Stateless(Counting):
 async def test_a_field_that_is_amiss_costs_its_trajectory_alone(tmp_path: Path) -> None:
     model = model_with("chatml", tmp_path)
     async with benches(model) as bench:
-        made = await bench(Words(model, "odd stop", "stop"), extra=[offered(start=Stateless)])
+        made = await bench(TrajectoryWords(model, "odd stop", "stop"), extra=[offered(start=Stateless)])
         spoilt, whole = (await made.finished(lease(environment="counting", group_size=2))).group.trajectories
 
     assert "Step.state is NoneType None, expected text" in (spoilt.reward.error or "")

@@ -21,15 +21,15 @@ from env_service.rollouts.environment_calls import _AT_ONCE
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
-from tests.env_service.rollouts.test_conversation import Tasks, Words
+from tests.env_service.rollouts.test_conversation import ConversationTasks, TrajectoryWords
 
 GROUP = 4
 
 
-class Slow:
+class SlowEnvironment:
     """Opens when `together` of its group have begun to; the `member`-th that was made raises `fault` instead."""
 
-    def __init__(self, group: "Group") -> None:
+    def __init__(self, group: "OpeningGroup") -> None:
         self._group = group
         self.member = len(group.made)
         self.closed = False
@@ -64,12 +64,12 @@ class Slow:
         self.closed = True
 
 
-class Group:
+class OpeningGroup:
     """Environments of one lease, and the faults that they meet while they open."""
 
     def __init__(self, *, together: int) -> None:
         self.together = together
-        self.made: list[Slow] = []
+        self.made: list[SlowEnvironment] = []
         self.opening = self.most = 0
         self.met = asyncio.Event()
         self.faults: dict[int, Exception] = {}
@@ -77,7 +77,9 @@ class Group:
         self.broken_off: list[int] = []
 
     def offered(self) -> OfferedEnvironment:
-        return OfferedEnvironment(name="slow", tasks=Tasks(), start=lambda: Slow(self), rules=Rules())
+        return OfferedEnvironment(
+            name="slow", tasks=ConversationTasks(), start=lambda: SlowEnvironment(self), rules=Rules()
+        )
 
 
 @pytest.fixture
@@ -92,8 +94,8 @@ async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
 
 
 async def test_a_group_opens_side_by_side(bench: MakeBench, chat_model: Path) -> None:
-    group = Group(together=GROUP)
-    made = await bench(Words(chat_model, *["well"] * GROUP), extra=[group.offered()])
+    group = OpeningGroup(together=GROUP)
+    made = await bench(TrajectoryWords(chat_model, *["well"] * GROUP), extra=[group.offered()])
 
     finished = await made.finished(lease(environment="slow", group_size=GROUP))
 
@@ -101,8 +103,8 @@ async def test_a_group_opens_side_by_side(bench: MakeBench, chat_model: Path) ->
 
 
 async def test_openings_side_by_side_are_bounded(bench: MakeBench, chat_model: Path) -> None:
-    group = Group(together=_AT_ONCE)
-    made = await bench(Words(chat_model, *["well"] * 40), extra=[group.offered()])
+    group = OpeningGroup(together=_AT_ONCE)
+    made = await bench(TrajectoryWords(chat_model, *["well"] * 40), extra=[group.offered()])
 
     await made.finished(lease(environment="slow", group_size=40))
 
@@ -112,10 +114,10 @@ async def test_openings_side_by_side_are_bounded(bench: MakeBench, chat_model: P
 async def test_the_first_member_that_fails_counts_and_the_others_are_broken_off(
     bench: MakeBench, chat_model: Path
 ) -> None:
-    group = Group(together=GROUP)
+    group = OpeningGroup(together=GROUP)
     group.faults = {1: ValueError("a bug of mine"), 2: EnvironmentUnavailable("full")}
     group.hanging = {3}
-    made = await bench(Words(chat_model, *["well"] * GROUP), extra=[group.offered()])
+    made = await bench(TrajectoryWords(chat_model, *["well"] * GROUP), extra=[group.offered()])
 
     failed = await made.failed(lease(environment="slow", group_size=GROUP))
 
@@ -128,8 +130,8 @@ async def test_the_first_member_that_fails_counts_and_the_others_are_broken_off(
 async def test_an_environment_that_cannot_be_closed_keeps_no_other_from_it(
     bench: MakeBench, chat_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group = Group(together=1)
-    made = await bench(Words(chat_model, *["well"] * GROUP), extra=[group.offered()])
+    group = OpeningGroup(together=1)
+    made = await bench(TrajectoryWords(chat_model, *["well"] * GROUP), extra=[group.offered()])
 
     with caplog.at_level(logging.WARNING):
         await made.finished(lease(environment="slow", group_size=GROUP))

@@ -89,7 +89,7 @@ class Chatty:
         return ChatMessage(role, self.chance.choice(TEXTS), name="look" if role == "tool" else "")  # type: ignore[arg-type]
 
 
-class World:
+class RandomConversations:
     """Conversations over one template with an engine of random tokens."""
 
     def __init__(self, model: Path, *, ends: Sequence[str], seed: int, history: History = "append") -> None:
@@ -178,7 +178,7 @@ def recorded(conversation: Conversation) -> Trajectory:
 async def test_the_trained_tokens_are_those_that_the_engine_sampled_and_was_shown(
     name: str, history: History, tmp_path: Path
 ) -> None:
-    world = World(model_with(name, tmp_path), ends=ends_of(name), seed=len(name), history=history)
+    world = RandomConversations(model_with(name, tmp_path), ends=ends_of(name), seed=len(name), history=history)
     turns = contexts = 0
 
     for _ in range(25):
@@ -200,7 +200,7 @@ async def test_the_trained_tokens_are_those_that_the_engine_sampled_and_was_show
 async def test_a_prompt_that_is_rendered_anew_is_what_transformers_makes_of_the_history(
     name: str, tmp_path: Path
 ) -> None:
-    world = World(model_with(name, tmp_path), ends=ends_of(name), seed=len(name) + 1, history="split")
+    world = RandomConversations(model_with(name, tmp_path), ends=ends_of(name), seed=len(name) + 1, history="split")
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     compared, begun = 0, PREFILLED.get(name, "")
 
@@ -230,7 +230,7 @@ async def test_what_a_template_puts_before_an_answer_stays_there_when_the_histor
     tmp_path: Path,
 ) -> None:
     model = make_model(tmp_path, KEPT_AS_IT_IS, ends=["<|im_end|>"])
-    world, compared = World(model, ends=["<|im_end|>"], seed=5, history="split"), 0
+    world, compared = RandomConversations(model, ends=["<|im_end|>"], seed=5, history="split"), 0
 
     for _ in range(10):
         conversation = await world.hold()
@@ -250,7 +250,7 @@ def as_dict(message: ChatMessage) -> dict[str, str]:
 
 
 async def test_plain_text_is_continued_token_by_token(tmp_path: Path) -> None:
-    world = World(model_with("chatml", tmp_path), ends=["<|im_end|>"], seed=3)
+    world = RandomConversations(model_with("chatml", tmp_path), ends=["<|im_end|>"], seed=3)
 
     for _ in range(25):
         conversation = await world.hold(plain=True)
@@ -260,7 +260,7 @@ async def test_plain_text_is_continued_token_by_token(tmp_path: Path) -> None:
 
 
 async def test_a_stop_text_ends_a_turn_at_the_token_that_completes_it(tmp_path: Path) -> None:
-    world = World(model_with("chatml", tmp_path), ends=["<|im_end|>"], seed=5)
+    world = RandomConversations(model_with("chatml", tmp_path), ends=["<|im_end|>"], seed=5)
     world.engine.end_chance = 0.01
     stopped = 0
 

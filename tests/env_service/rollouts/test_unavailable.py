@@ -22,7 +22,7 @@ from protocol.messages import FinishedLease
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
-from tests.env_service.rollouts.test_conversation import Tasks, Words, counted
+from tests.env_service.rollouts.test_conversation import ConversationTasks, TrajectoryWords, counted
 
 
 class Full:
@@ -53,7 +53,7 @@ class Full:
         Full.closed += 1
 
 
-FULL = OfferedEnvironment(name="full", tasks=Tasks(), start=Full, rules=Rules())
+FULL = OfferedEnvironment(name="full", tasks=ConversationTasks(), start=Full, rules=Rules())
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
 
 async def test_an_opening_is_tried_again_and_lets_go_of_what_it_had(bench: MakeBench, chat_model: Path) -> None:
     Full.refusals = 2
-    made = await bench(Words(chat_model, "well", "well"), extra=[FULL])
+    made = await bench(TrajectoryWords(chat_model, "well", "well"), extra=[FULL])
 
     group = (await made.finished(lease(environment="full"))).group
 
@@ -82,7 +82,7 @@ async def test_an_opening_is_tried_again_and_lets_go_of_what_it_had(bench: MakeB
 
 async def test_an_opening_that_finds_nobody_waits_and_says_for_whom(bench: MakeBench, chat_model: Path) -> None:
     Full.refusals = 100
-    made = await bench(Words(chat_model, "well", "well"), extra=[FULL])
+    made = await bench(TrajectoryWords(chat_model, "well", "well"), extra=[FULL])
     Full.seen_by = progress = RolloutProgress()
 
     outcome = await made.rollout.run(lease(environment="full"), progress)
@@ -98,7 +98,7 @@ async def test_the_time_in_which_nobody_was_found_is_not_held_against_the_task(
     bench: MakeBench, chat_model: Path
 ) -> None:
     Full.refusals = 1_000_000
-    made = await bench(Words(chat_model, "well"), extra=[FULL], timeout_s=0.3)
+    made = await bench(TrajectoryWords(chat_model, "well"), extra=[FULL], timeout_s=0.3)
 
     failed = await made.failed(lease(environment="full"))
 
@@ -108,7 +108,7 @@ async def test_the_time_in_which_nobody_was_found_is_not_held_against_the_task(
 
 async def test_an_opening_that_finds_no_place_is_for_another_to_try(bench: MakeBench, chat_model: Path) -> None:
     Full.refusals, Full.refusal = 100, EnvironmentFull
-    made = await bench(Words(chat_model, "well", "well"), extra=[FULL])
+    made = await bench(TrajectoryWords(chat_model, "well", "well"), extra=[FULL])
 
     failed = await made.failed(lease(environment="full"))
 
@@ -118,7 +118,7 @@ async def test_an_opening_that_finds_no_place_is_for_another_to_try(bench: MakeB
 
 
 async def test_a_step_costs_its_trajectory_as_infrastructure(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(Words(chat_model, "away", "well"), extra=[FULL])
+    made = await bench(TrajectoryWords(chat_model, "away", "well"), extra=[FULL])
 
     lost, kept = (await made.finished(lease(environment="full"))).group.trajectories
 
@@ -129,7 +129,7 @@ async def test_a_step_costs_its_trajectory_as_infrastructure(bench: MakeBench, c
 
 
 async def test_a_group_with_nothing_left_is_worth_another_attempt(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(Words(chat_model, "boom", "away"), extra=[FULL])
+    made = await bench(TrajectoryWords(chat_model, "boom", "away"), extra=[FULL])
 
     failed = await made.failed(lease(environment="full"))
 

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForSequenceClassification
 
 from examples.addition.make_model import END, make_model
-from examples.rlhf.judge import Judge, read_prompts
-from examples.rlhf.language import Language
+from examples.rlhf.judge import WinRateJudge, read_prompts
+from examples.rlhf.language import LetterLanguage
 from examples.rlhf.make_data import VOCABULARY, make_tokenizer
 
 PROMPTS = ["abcde:", "vwxyz:", "hello:"]
@@ -29,12 +29,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def judge(folder: Path) -> Judge:
-    return Judge(
+def judge(folder: Path) -> WinRateJudge:
+    return WinRateJudge(
         sft=folder / "sft",
         reward_model=folder / "scores",
         prompts=PROMPTS,
-        language=Language.of_seed(0),
+        language=LetterLanguage.of_seed(0),
         seed=0,
     )
 

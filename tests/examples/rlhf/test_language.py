@@ -1,8 +1,8 @@
 import pytest
 
-from examples.rlhf.language import LONGEST, PROMPT_LENGTH, Language, preferences, win_rate
+from examples.rlhf.language import LONGEST, PROMPT_LENGTH, LetterLanguage, preferences, win_rate
 
-LANGUAGE = Language.of_seed(3)
+LANGUAGE = LetterLanguage.of_seed(3)
 
 
 def test_gold_is_taste_less_the_cost_of_repeats_and_of_length() -> None:
@@ -20,8 +20,8 @@ def test_nothing_written_is_worth_nothing() -> None:
 
 
 def test_a_seed_makes_one_language_and_another_seed_another() -> None:
-    assert Language.of_seed(3) == LANGUAGE
-    assert Language.of_seed(4) != LANGUAGE
+    assert LetterLanguage.of_seed(3) == LANGUAGE
+    assert LetterLanguage.of_seed(4) != LANGUAGE
 
 
 def test_what_follows_a_letter_has_probabilities() -> None:

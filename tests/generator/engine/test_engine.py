@@ -9,9 +9,9 @@ from generator.weights.plan import LoadReport, WeightSyncError
 from protocol.generation import Sampling
 from tests.generator.conftest import (
     PROMPT,
-    Bucket,
-    Completion,
+    CompletionSoFar,
     Rig,
+    SentBucket,
     group_at,
     largest_gap,
     pack,
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 TOLERANCE = 1e-3
 
 
-def covers(completion: Completion) -> bool:
+def covers(completion: CompletionSoFar) -> bool:
     """True if the spans follow each other without a gap from 0 to the last token."""
     ends = [0] + [span.end for span in completion.spans]
     starts = [span.start for span in completion.spans] + [len(completion.token_ids)]
@@ -86,7 +86,7 @@ async def test_a_running_request_survives_an_update_and_its_spans_say_which_toke
     monkeypatch.setattr(rig.engine, "_options", replace(rig.engine._options, recompute_on_update=clear_cache))
     old_version = await rig.publish()
     old_policy = rig.policy.snapshot()
-    completions = [Completion() for _ in range(4)]
+    completions = [CompletionSoFar() for _ in range(4)]
     new_version = ""
     sampling = Sampling(max_tokens=600)
     async for parts in rig.engine.generate(
@@ -116,7 +116,7 @@ async def test_a_request_that_comes_within_a_commit_begins_after_it(rig: Rig, mo
     await rig.publish()
     rig.policy.change(seed=8)
     load = rig.engine._load
-    asked: list[asyncio.Task[list[Completion]]] = []
+    asked: list[asyncio.Task[list[CompletionSoFar]]] = []
     held = -1
 
     async def load_and_ask() -> list[LoadReport]:
@@ -262,7 +262,7 @@ def with_a_wrong_shape(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     return {**tensors, name: tensors[name][:64]}
 
 
-def written(bucket: Bucket, path: Path) -> str:
+def written(bucket: SentBucket, path: Path) -> str:
     path.write_bytes(bucket.payload.numpy().tobytes())
     return str(path)
 

@@ -46,7 +46,7 @@ def test_it_takes_a_bucket_and_loads_no_vllm() -> None:
     assert subprocess.run([sys.executable, "-c", asked], check=False, timeout=60).returncode == 0
 
 
-class Collective:
+class CompletedCollective:
     """A collective of NCCL as torch hands it out: one that has failed is completed, too."""
 
     def __init__(self, failure: Exception | None) -> None:
@@ -62,21 +62,21 @@ class Collective:
         """It is through."""
 
 
-class Group:
+class FailingGroup:
     """In place of the process group, whose broadcasts fail."""
 
     def __init__(self, failure: Exception | None) -> None:
         self._failure = failure
         self.aborted = False
 
-    def broadcast(self, *_: object) -> Collective:
-        return Collective(self._failure)
+    def broadcast(self, *_: object) -> CompletedCollective:
+        return CompletedCollective(self._failure)
 
     def abort(self) -> None:
         self.aborted = True
 
 
-def of_nccl(group: Group) -> BroadcastRank:
+def of_nccl(group: FailingGroup) -> BroadcastRank:
     """A rank as it is after its meeting, in this group."""
     rank = object.__new__(BroadcastRank)
     spec = JoinGroup(
@@ -89,12 +89,12 @@ def of_nccl(group: Group) -> BroadcastRank:
 
 def test_a_collective_that_is_completed_because_it_failed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("generator.weights.group.dist.BroadcastOptions", lambda: type("Options", (), {})())
-    died = Group(RuntimeError("NCCL error:\nremote process exited"))
+    died = FailingGroup(RuntimeError("NCCL error:\nremote process exited"))
     began = time.monotonic()
     with pytest.raises(WeightSyncError, match=r"bucket 3 did not arrive .*NCCL error: remote process exited"):
         of_nccl(died).receive(buffer=torch.empty(4, dtype=torch.uint8), index=3)
     assert time.monotonic() - began < TIMEOUT_S
     assert died.aborted
-    well = Group(None)
+    well = FailingGroup(None)
     of_nccl(well).receive(buffer=torch.empty(4, dtype=torch.uint8), index=0)
     assert not well.aborted

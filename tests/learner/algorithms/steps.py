@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Token:
+class DrawnToken:
     """`number` tells tokens apart wherever they end up."""
 
     number: int
@@ -19,25 +19,25 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Turn:
+class DrawnTurn:
     state: int
-    tokens: tuple[Token, ...]
+    tokens: tuple[DrawnToken, ...]
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class DrawnTrajectory:
     reward: float
     group: int
     components: tuple[float, float]
-    turns: tuple[Turn, ...]
+    turns: tuple[DrawnTurn, ...]
 
     @property
-    def tokens(self) -> list[Token]:
+    def tokens(self) -> list[DrawnToken]:
         return [token for turn in self.turns for token in turn.tokens]
 
 
 @dataclass(frozen=True)
-class Step:
+class DrawnStep:
     """S trajectories of T turns and M tokens in all. `numbers` [M] are those of the tokens."""
 
     rewards: Tensor  # [S]
@@ -53,11 +53,11 @@ class Step:
     numbers: Tensor  # [M]
 
 
-def step_of(trajectories: Sequence[Trajectory]) -> Step:
+def step_of(trajectories: Sequence[DrawnTrajectory]) -> DrawnStep:
     """The trajectories end to end, in the order given."""
     turns = [(index, turn) for index, trajectory in enumerate(trajectories) for turn in trajectory.turns]
     tokens = [(sequence, number, token) for number, (sequence, turn) in enumerate(turns) for token in turn.tokens]
-    return Step(
+    return DrawnStep(
         rewards=floats([trajectory.reward for trajectory in trajectories]),
         groups=integers([trajectory.group for trajectory in trajectories]),
         components=floats([value for t in trajectories for value in t.components]).reshape(-1, 2),
@@ -72,9 +72,9 @@ def step_of(trajectories: Sequence[Trajectory]) -> Step:
     )
 
 
-def random_trajectories(chance: random.Random) -> list[Trajectory]:
+def random_trajectories(chance: random.Random) -> list[DrawnTrajectory]:
     """Groups of one to five trajectories; rewards that are often equal; turns that now and then have no token."""
-    trajectories: list[Trajectory] = []
+    trajectories: list[DrawnTrajectory] = []
     number = 0
     for group in range(chance.randint(1, 4)):
         for _ in range(chance.randint(1, 5)):
@@ -82,13 +82,15 @@ def random_trajectories(chance: random.Random) -> list[Trajectory]:
             for _ in range(chance.randint(1, 4)):
                 length = chance.choice([0, 1, 1, 2, 5])
                 tokens = tuple(
-                    Token(number + at, chance.gauss(0, 0.1), chance.gauss(0, 1), chance.randint(0, 2))
+                    DrawnToken(number + at, chance.gauss(0, 0.1), chance.gauss(0, 1), chance.randint(0, 2))
                     for at in range(length)
                 )
                 number += length
-                turns.append(Turn(state=chance.randint(0, 2), tokens=tokens))
+                turns.append(DrawnTurn(state=chance.randint(0, 2), tokens=tokens))
             components = (chance.choice([0.0, 0.1, 1.0]), chance.choice([0.3, 0.5, chance.random()]))
-            trajectories.append(Trajectory(chance.choice([0.1, 0.7, -0.3, 1.0]), 7 * group, components, tuple(turns)))
+            trajectories.append(
+                DrawnTrajectory(chance.choice([0.1, 0.7, -0.3, 1.0]), 7 * group, components, tuple(turns))
+            )
     return trajectories
 
 

@@ -11,33 +11,33 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from learner.algorithms import advantages
-from tests.learner.algorithms.steps import Step, integers, random_trajectories, step_of
+from tests.learner.algorithms.steps import DrawnStep, integers, random_trajectories, step_of
 
-Estimator = Callable[[Step], Tensor]
+Estimator = Callable[[DrawnStep], Tensor]
 seeds = st.integers(min_value=0, max_value=10**9)
 
 
-def by_group_deviation(step: Step) -> Tensor:
+def by_group_deviation(step: DrawnStep) -> Tensor:
     return advantages.group(rewards=step.rewards, groups=step.groups, scale="std")
 
 
-def by_group(step: Step) -> Tensor:
+def by_group(step: DrawnStep) -> Tensor:
     return advantages.group(rewards=step.rewards, groups=step.groups, scale="none")
 
 
-def by_group_mean(step: Step) -> Tensor:
+def by_group_mean(step: DrawnStep) -> Tensor:
     return advantages.group(rewards=step.rewards, groups=step.groups, scale="mean")
 
 
-def leave_one_out(step: Step) -> Tensor:
+def leave_one_out(step: DrawnStep) -> Tensor:
     return advantages.leave_one_out(rewards=step.rewards, groups=step.groups)
 
 
-def per_component(step: Step) -> Tensor:
+def per_component(step: DrawnStep) -> Tensor:
     return advantages.per_component(components=step.components, groups=step.groups, weights=[1.0, 0.3])
 
 
-def batch(step: Step, *, baseline: bool = False) -> Tensor:
+def batch(step: DrawnStep, *, baseline: bool = False) -> Tensor:
     return advantages.batch(
         rewards=step.rewards,
         groups=step.groups,
@@ -47,11 +47,11 @@ def batch(step: Step, *, baseline: bool = False) -> Tensor:
     )
 
 
-def batch_with_baseline(step: Step) -> Tensor:
+def batch_with_baseline(step: DrawnStep) -> Tensor:
     return batch(step, baseline=True)
 
 
-def gae(step: Step) -> advantages.Gae:
+def gae(step: DrawnStep) -> advantages.Gae:
     return advantages.gae(
         rewards=step.token_rewards,
         values=step.values,
@@ -63,7 +63,7 @@ def gae(step: Step) -> advantages.Gae:
     )
 
 
-def step_group(step: Step) -> Tensor:
+def step_group(step: DrawnStep) -> Tensor:
     return advantages.step_group(
         rewards=step.rewards,
         groups=step.groups,
@@ -86,7 +86,7 @@ TOKEN_ESTIMATORS: tuple[Estimator, ...] = (
 )
 
 
-def relabelled(step: Step) -> Step:
+def relabelled(step: DrawnStep) -> DrawnStep:
     """The groups' numbers are names only: others, in another order."""
     return replace(step, groups=1000 - 3 * step.groups)
 

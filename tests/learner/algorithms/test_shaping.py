@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from learner.algorithms import shaping
 from learner.algorithms.shaping import RunningMoments
-from tests.learner.algorithms.steps import Step, floats, integers, random_trajectories, step_of
+from tests.learner.algorithms.steps import DrawnStep, floats, integers, random_trajectories, step_of
 
 
 def test_rewards_are_bounded_on_the_sides_that_have_a_bound() -> None:
@@ -127,7 +127,7 @@ def test_a_trajectory_may_say_what_another_one_said() -> None:
     assert penalty.tolist() == [0.0, 0.0, -0.5]  # the middle one has no tokens; the last is 12, 21, 12, 21
 
 
-def counted_repetition(step: Step, ngram: int) -> list[float]:
+def counted_repetition(step: DrawnStep, ngram: int) -> list[float]:
     """The same by hand: n-grams of each turn in a set and in a list."""
     result = []
     for sequence in range(len(step.rewards)):

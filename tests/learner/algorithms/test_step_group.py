@@ -2,19 +2,21 @@ import pytest
 from torch import Tensor
 
 from learner.algorithms import advantages
-from tests.learner.algorithms.steps import Step, Token, Trajectory, Turn, floats, step_of
+from tests.learner.algorithms.steps import DrawnStep, DrawnToken, DrawnTrajectory, DrawnTurn, floats, step_of
 
-TOKEN = Token(number=0, reward=0.0, value=0.0, token_id=0)
+TOKEN = DrawnToken(number=0, reward=0.0, value=0.0, token_id=0)
 
 
-def trajectory(reward: float, *states: int, group: int = 0, tokens: tuple[int, ...] = ()) -> Trajectory:
+def trajectory(reward: float, *states: int, group: int = 0, tokens: tuple[int, ...] = ()) -> DrawnTrajectory:
     """Turns from `states`, with `tokens` trained tokens each, or one where nothing is said."""
     lengths = tokens or (1,) * len(states)
-    turns = tuple(Turn(state=state, tokens=(TOKEN,) * length) for state, length in zip(states, lengths, strict=True))
-    return Trajectory(reward=reward, group=group, components=(0.0, 0.0), turns=turns)
+    turns = tuple(
+        DrawnTurn(state=state, tokens=(TOKEN,) * length) for state, length in zip(states, lengths, strict=True)
+    )
+    return DrawnTrajectory(reward=reward, group=group, components=(0.0, 0.0), turns=turns)
 
 
-def step_group(step: Step, *, gamma_step: float, omega: float) -> Tensor:
+def step_group(step: DrawnStep, *, gamma_step: float, omega: float) -> Tensor:
     return advantages.step_group(
         rewards=step.rewards,
         groups=step.groups,

@@ -29,7 +29,7 @@ def sequence(*mask: int) -> TokenizedExample:
 SEQUENCES = (sequence(0, 1, 1), sequence(0, 0, 1), sequence(0, 1, 0, 1))
 
 
-class Reference:
+class CountingReference:
     """Says -(10 i + t) for token t of sequence i, also where nothing is trained, and counts how often it is asked."""
 
     def __init__(self) -> None:
@@ -43,14 +43,14 @@ class Reference:
 EXPECTED = [[0, -1, -2], [0, 0, -12], [0, -21, 0, -23]]
 
 
-def ask(folder: Path, reference: Reference, *, key: CacheKey = KEY) -> list[list[float]]:
+def ask(folder: Path, reference: CountingReference, *, key: CacheKey = KEY) -> list[list[float]]:
     found = cached_reference_logprobs(SEQUENCES, folder=folder, key=key, compute=reference)
     assert all(values.dtype == np.float32 for values in found)
     return [values.tolist() for values in found]
 
 
 def test_logprobs_are_computed_once_and_are_zero_where_nothing_is_trained(tmp_path: Path) -> None:
-    reference = Reference()
+    reference = CountingReference()
     assert ask(tmp_path / "cache", reference) == EXPECTED
     assert ask(tmp_path / "cache", reference) == EXPECTED
     assert reference.asked == 1
@@ -68,7 +68,7 @@ def test_logprobs_are_computed_once_and_are_zero_where_nothing_is_trained(tmp_pa
 def test_another_model_data_set_temperature_or_precision_has_a_cache_of_its_own(
     tmp_path: Path, other: CacheKey
 ) -> None:
-    reference = Reference()
+    reference = CountingReference()
     ask(tmp_path, reference)
     ask(tmp_path, reference, key=other)
     assert reference.asked == 2
@@ -76,7 +76,7 @@ def test_another_model_data_set_temperature_or_precision_has_a_cache_of_its_own(
 
 
 def test_a_damaged_cache_is_named_and_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    reference = Reference()
+    reference = CountingReference()
     ask(tmp_path, reference)
     file = cache_file(tmp_path, KEY)
     whole = file.read_bytes()
@@ -93,7 +93,7 @@ def test_a_damaged_cache_is_named_and_made_anew(tmp_path: Path, caplog: pytest.L
 
 
 def test_a_foreign_cache_is_named_and_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    reference, other = Reference(), replace(KEY, model="other")
+    reference, other = CountingReference(), replace(KEY, model="other")
     ask(tmp_path, reference, key=other)
     file = cache_file(tmp_path, KEY)
     cache_file(tmp_path, other).rename(file)
@@ -107,7 +107,7 @@ def test_a_foreign_cache_is_named_and_made_anew(tmp_path: Path, caplog: pytest.L
 
 def test_a_cache_that_cannot_be_kept_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    assert ask(tmp_path / "cache", Reference()) == EXPECTED
+    assert ask(tmp_path / "cache", CountingReference()) == EXPECTED
     assert "cannot be kept in" in caplog.text
 
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from learner.evaluation.config import JudgingConfig
 from learner.evaluation.results import Sample, TaskSamples
 from reward_service.config import RewardServiceConfig
-from tests.reward_service.judges.scripted_judge import Asked, judge, winner
+from tests.reward_service.judges.scripted_judge import JudgeRequest, judge, winner
 from tests.reward_service.scripted_api import Answer, ScriptedApi
 from tests.reward_service.serving import reachable
 
@@ -21,14 +21,14 @@ def tasks(completions: Mapping[int, Sequence[str]]) -> tuple[TaskSamples, ...]:
     )
 
 
-def longer_wins(number: int, asked: Asked) -> Answer:
+def longer_wins(number: int, asked: JudgeRequest) -> Answer:
     first, second = len(asked.text(1)), len(asked.text(2))
     return winner(asked, "tie" if first == second else "first" if first > second else "second")
 
 
 @asynccontextmanager
 async def judging(
-    script: Callable[[int, Asked], Answer] = longer_wins, *, verifier: str = "pairs", kind: str = "pairwise"
+    script: Callable[[int, JudgeRequest], Answer] = longer_wins, *, verifier: str = "pairs", kind: str = "pairwise"
 ) -> AsyncIterator[tuple[JudgingConfig, ScriptedApi]]:
     api = judge(script)
     async with api.running() as model:

@@ -7,7 +7,7 @@ import pytest
 from learner.evaluation.judging import ComparisonOpponent, check_judge, judged, opponents_of
 from learner.evaluation.results import EvaluationReport, NotComparable, result_of, table
 from tests.learner.evaluation.judged_pairs import judging, longer_wins, tasks
-from tests.reward_service.judges.scripted_judge import Asked
+from tests.reward_service.judges.scripted_judge import JudgeRequest
 from tests.reward_service.scripted_api import Answer, Refusal
 
 AGAINST = Path("b.json")
@@ -36,14 +36,14 @@ async def test_samples_meet_the_opponents_in_turn() -> None:
     async with judging() as (config, api):
         opponents = {0: ComparisonOpponent("the prompt", ("x", "y"))}
         await judged(tasks({0: ("a", "b", "c")}), opponents, config=config, against=AGAINST)
-    asked = [Asked.model_validate(body) for body in api.bodies]
+    asked = [JudgeRequest.model_validate(body) for body in api.bodies]
     shown = {frozenset((one.text(1), one.text(2))) for one in asked}
     assert shown == {frozenset("ax"), frozenset("by"), frozenset("cx")}
     assert {one.text(0) for one in asked} == {"the prompt"}
 
 
 async def test_pairs_without_a_verdict_are_counted_and_in_no_number() -> None:
-    def script(number: int, asked: Asked) -> Answer:
+    def script(number: int, asked: JudgeRequest) -> Answer:
         return Refusal(400, "too long") if "endless" in asked.user else longer_wins(number, asked)
 
     theirs = {0: ComparisonOpponent("?", ("a",)), 1: ComparisonOpponent("?", ("b",))}

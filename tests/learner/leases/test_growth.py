@@ -12,13 +12,13 @@ from learner.journal.checkpoints import Checkpoints
 from learner.leases.dead_letters import dead_lettered_since
 from learner.recovery import recover
 from protocol.messages import FailedLease, FinishedLease, LeaseGrant
-from tests.learner.envs import Learner, ScriptedEnv, learner
+from tests.learner.envs import RunningIntake, ScriptedEnv, learner
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
 
 STEPS_BETWEEN = 60
 
 
-async def answer(ours: Learner, env: ScriptedEnv) -> None:
+async def answer(ours: RunningIntake, env: ScriptedEnv) -> None:
     """Finishes every lease at once; every fifth task fails, each time for a reason of its own."""
     while True:
         message = await env.dealer.receive()

@@ -37,7 +37,7 @@ from protocol.messages import (
 )
 from protocol.trajectories import TrajectoryGroup
 from services.zmq.sockets import ReceivedMessage
-from tests.learner.envs import ADDITION, EVERY_GROUP, Learner, ScriptedEnv, learner
+from tests.learner.envs import ADDITION, EVERY_GROUP, RunningIntake, ScriptedEnv, learner
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
 
 
@@ -58,7 +58,7 @@ def failed(lease_id: int, attempt: int = 0, *, data_fault: bool = True, reason: 
     )
 
 
-def letters(ours: Learner) -> list[dict[str, object]]:
+def letters(ours: RunningIntake) -> list[dict[str, object]]:
     path = ours.folder / "dead_letters.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -317,7 +317,7 @@ async def test_an_end_cuts_off_the_wait_for_groups_and_decides_no_batch_more(tmp
         assert not any(isinstance(record, LoggedBatch) for record in ours.journal())
 
 
-async def together(ours: Learner, env: ScriptedEnv, monkeypatch: pytest.MonkeyPatch, *messages: Message) -> None:
+async def together(ours: RunningIntake, env: ScriptedEnv, monkeypatch: pytest.MonkeyPatch, *messages: Message) -> None:
     """Sends messages that the learner finds beside each other at its socket, however long they take to get there."""
     missing = len(messages) - 1
 
@@ -717,7 +717,7 @@ async def three_steps(folder: Path, *, capacity: int, evaluated: bool) -> tuple[
         return ours.intake.books(), groups, [record for record in records if isinstance(record, LoggedBatch)]
 
 
-async def answer_all(env: ScriptedEnv, ours: Learner) -> None:
+async def answer_all(env: ScriptedEnv, ours: RunningIntake) -> None:
     """Finishes every lease in its order, by the newest version; the evaluations' task 3 fails."""
     while True:
         message = await env.dealer.receive()

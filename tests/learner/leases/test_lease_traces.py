@@ -10,7 +10,7 @@ import pytest
 
 from protocol.messages import FailedLease, OutcomeReceipt
 from services import tracing
-from tests.learner.envs import Learner, ScriptedEnv, learner
+from tests.learner.envs import RunningIntake, ScriptedEnv, learner
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
 
 Span = tuple[str, int, int, dict[str, Any]]
@@ -37,7 +37,7 @@ def of_lease(spans: dict[str, list[Span]], lease_id: int) -> list[Span]:
 
 
 @asynccontextmanager
-async def two_leases(folder: Path) -> AsyncIterator[tuple[Learner, ScriptedEnv]]:
+async def two_leases(folder: Path) -> AsyncIterator[tuple[RunningIntake, ScriptedEnv]]:
     """Batches of one group, lag at most 2, and an env_service that holds leases 0 and 1."""
     config = replace(LEDGER, groups_per_step=1, max_lag=2)
     async with learner(folder, ledger_config=config) as ours, ours.env("e") as env:

@@ -11,7 +11,7 @@ from learner.weights.provenance import LoadedWeights, Provenance, Standing
 from protocol.messages import FailedLease, FinishedLease, LeaseGrant, OutcomeReceipt
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
-from tests.learner.envs import Learner, ScriptedEnv, learner
+from tests.learner.envs import RunningIntake, ScriptedEnv, learner
 from tests.learner.generators import announcement
 from tests.learner.samples import INCARNATION, group, trajectory
 
@@ -24,7 +24,7 @@ def sampled_by(instance: str, lease_id: int, *, version: int = 0, attempt: int =
     return group(lease_id, trajectory(version, instance=instance), trajectory(version, reward=0.0), attempt=attempt)
 
 
-async def commits(ours: Learner, *, version: int = 0) -> None:
+async def commits(ours: RunningIntake, *, version: int = 0) -> None:
     """Process OTHER is asked to serve a version, and has not proven it yet."""
     ours.fleet.announce(announcement("h", "http://127.0.0.1:2"), now=0.0)
     (member,) = [member for member in ours.fleet.members() if member.generator_id == "h"]
@@ -41,7 +41,7 @@ async def is_not_acknowledged(env: ScriptedEnv) -> None:
 
 
 @asynccontextmanager
-async def granted(tmp_path: Path) -> AsyncIterator[tuple[Learner, ScriptedEnv]]:
+async def granted(tmp_path: Path) -> AsyncIterator[tuple[RunningIntake, ScriptedEnv]]:
     """A learner, and an env_service that holds leases 0 to 3."""
     async with learner(tmp_path) as ours, ours.env("e") as env:
         await env.enter()
@@ -50,7 +50,7 @@ async def granted(tmp_path: Path) -> AsyncIterator[tuple[Learner, ScriptedEnv]]:
 
 
 @asynccontextmanager
-async def waiting_for_proof(tmp_path: Path) -> AsyncIterator[tuple[Learner, ScriptedEnv]]:
+async def waiting_for_proof(tmp_path: Path) -> AsyncIterator[tuple[RunningIntake, ScriptedEnv]]:
     """The same, and the group of lease 0 is there, with tokens of which OTHER owes the proof."""
     async with granted(tmp_path) as (ours, env):
         await commits(ours)

@@ -34,7 +34,7 @@ Key = tuple[int, int, int]  # life, lease id and attempt: how a holder names an 
 
 
 @dataclass(frozen=True)
-class Group:
+class ModelGroup:
     """policy: of the oldest token. life: of the learner that granted the attempt."""
 
     grant: Grant
@@ -51,7 +51,7 @@ class Group:
 
 
 @dataclass
-class Rollout:
+class ModelRollout:
     grant: Grant
     life: int
     policy: History | None = None
@@ -62,17 +62,17 @@ class Rollout:
 
 
 @dataclass
-class Checkpoint:
+class ModelCheckpoint:
     form: str
     history: History
 
 
 @dataclass
-class Disk:
+class SurvivingState:
     """The part of a run that survives the learner."""
 
-    checkpoint: Checkpoint
-    journal: dict[int, Group] = field(default_factory=dict)
+    checkpoint: ModelCheckpoint
+    journal: dict[int, ModelGroup] = field(default_factory=dict)
     batches: list[tuple[int, ...]] = field(default_factory=list)  # batch i made version i + 1
     filtered: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
@@ -94,7 +94,7 @@ def make_config(
     )
 
 
-class World:
+class LedgerWorld:
     """loss: the share of grants that never reach their holder."""
 
     def __init__(self, config: LedgerConfig, seed: int, *, loss: float) -> None:
@@ -103,15 +103,15 @@ class World:
         self.filter_share = 0.1
         self.now = 0.0
         self.ledger = Ledger(config)
-        self.disk = Disk(Checkpoint(json.dumps(asdict(self.ledger.snapshot())), ()))
+        self.disk = SurvivingState(ModelCheckpoint(json.dumps(asdict(self.ledger.snapshot())), ()))
         self.life = 0
         self.history: History = ()  # the learner's policy
         self.replaying: list[tuple[int, ...]] = []
         self.taken: tuple[int, ...] | None = None
-        self.buffer: dict[int, Group] = {}
+        self.buffer: dict[int, ModelGroup] = {}
         self.generators: list[History | None] = [(), ()]
-        self.rollouts: dict[str, list[Rollout]] = {holder: [] for holder in HOLDERS}
-        self.sent: list[Group] = []
+        self.rollouts: dict[str, list[ModelRollout]] = {holder: [] for holder in HOLDERS}
+        self.sent: list[ModelGroup] = []
         self.adopted: dict[Key, int] = {}  # the attempts of former lives that this one has given a number
         self.dropped: Counter[int] = Counter()  # running groups, in this life
         self.too_old: set[int] = set()  # leases of which a group came to nothing in this life, since it was too old
@@ -147,7 +147,9 @@ class World:
         grants = self.ledger.grant(now=self.now, holder=holder, room=room)
         assert len(grants) <= room
         assert all(older.lease_id < newer.lease_id for older, newer in pairwise(grants))
-        self.rollouts[holder] += [Rollout(grant, self.life) for grant in grants if self.random.random() >= self.loss]
+        self.rollouts[holder] += [
+            ModelRollout(grant, self.life) for grant in grants if self.random.random() >= self.loss
+        ]
 
     def start(self) -> None:
         serving = [policy for policy in self.generators if policy is not None and self.is_ours(policy)]
@@ -156,7 +158,7 @@ class World:
                 if rollout.policy is None and serving and self.random.random() < 0.7:
                     rollout.policy = self.random.choice(serving)
 
-    def pick(self, started: bool = True) -> Rollout | None:
+    def pick(self, started: bool = True) -> ModelRollout | None:
         holder = self.random.choice(HOLDERS)
         found = [rollout for rollout in self.rollouts[holder] if not started or rollout.policy is not None]
         if not found:
@@ -168,7 +170,7 @@ class World:
     def finish(self) -> None:
         rollout = self.pick()
         if rollout is not None and rollout.policy is not None:
-            group = Group(rollout.grant, rollout.life, rollout.policy)
+            group = ModelGroup(rollout.grant, rollout.life, rollout.policy)
             self.sent.append(group)
             self.deliver(group)
 
@@ -212,7 +214,7 @@ class World:
         """An attempt's number in this life; None for one of a former life that was not adopted."""
         return key[2] if key[0] == self.life else self.adopted.get(key)
 
-    def adopt(self, holder: str, rollout: Rollout) -> int | None:
+    def adopt(self, holder: str, rollout: ModelRollout) -> int | None:
         if rollout.policy is not None and not self.is_ours(rollout.policy):
             return None
         version = None if rollout.policy is None else len(rollout.policy)
@@ -249,7 +251,7 @@ class World:
 
     # The caller
 
-    def deliver(self, group: Group) -> None:
+    def deliver(self, group: ModelGroup) -> None:
         """A group whose policy is not of the learner's history is a failure; a learner knows it by its versions."""
         lease_id, version, attempt = group.grant.lease_id, group.version, self.number(group.key)
         if not self.is_ours(group.policy):
@@ -275,7 +277,7 @@ class World:
         if answer.verdict is GroupVerdict.STALE:
             self.too_old.add(lease_id)
 
-    def readmit(self, group: Group) -> None:
+    def readmit(self, group: ModelGroup) -> None:
         lease_id = group.grant.lease_id
         foreseen = self.ledger.would_readmit(lease_id=lease_id, oldest_version=group.version)
         answer = self.ledger.readmit(lease_id=lease_id, oldest_version=group.version, size=1)
@@ -349,7 +351,7 @@ class World:
         self.ledger.trained(len(self.history))
 
     def checkpoint(self) -> None:
-        self.disk.checkpoint = Checkpoint(json.dumps(asdict(self.ledger.snapshot())), self.history)
+        self.disk.checkpoint = ModelCheckpoint(json.dumps(asdict(self.ledger.snapshot())), self.history)
 
     def learner_dies(self) -> None:
         """It comes back from the checkpoint; rarely with a batch log of which the end is lost."""
@@ -462,7 +464,7 @@ def seeded(examples: int) -> settings:
 def test_no_group_lags_too_far_and_none_is_lost_or_trained_twice_and_the_run_goes_on(
     config: LedgerConfig, seed: int, mishaps: set[str]
 ) -> None:
-    world = World(config, seed, loss=0.03)
+    world = LedgerWorld(config, seed, loss=0.03)
     world.run({**WORK, **{name: MISHAPS[name] for name in mishaps}}, 250)
     assert not world.is_stuck(steps=3)
 
@@ -473,7 +475,7 @@ def test_a_bound_that_falls_and_rises_is_kept_and_the_run_goes_on_under_the_last
     config: LedgerConfig, seed: int, mishaps: set[str]
 ) -> None:
     """A restarted learner's ledger begins with the configured bound, so that it takes every batch that was logged."""
-    world = World(config, seed, loss=0.03)
+    world = LedgerWorld(config, seed, loss=0.03)
     world.run({**WORK, "bound": 2.0, **{name: MISHAPS[name] for name in mishaps}}, 250)
     assert not world.is_stuck(steps=3)
 
@@ -486,7 +488,7 @@ def test_after_a_lower_bound_a_patient_learner_drops_nothing_that_it_grants_from
     """Every group that is granted first under the new bound finds its place in time."""
     endless = float("inf")
     patient = replace(config, on_lag="wait", straggler_timeout_s=endless, lease_timeout_s=endless)
-    world = World(patient, seed, loss=0.0)
+    world = LedgerWorld(patient, seed, loss=0.0)
     world.run(WORK, 100)
     world.ledger.bound_lag(config.max_lag)
     world.run({"bound": 1.0}, 1)
@@ -501,7 +503,7 @@ def test_after_a_lower_bound_a_patient_learner_drops_nothing_that_it_grants_from
 def test_a_learner_that_dies_often_adopts_what_runs_and_readmits_what_was_finished(
     config: LedgerConfig, seed: int
 ) -> None:
-    world = World(config, seed, loss=0.03)
+    world = LedgerWorld(config, seed, loss=0.03)
     often = {"learner_dies": 2.0, "checkpoint": 1.0, "send_again": 4.0, "fail": 0.5, "time_passes": 0.5}
     world.run({**WORK, "heartbeat": 6.0, **often}, 300)
     assert not world.is_stuck(steps=3)
@@ -513,7 +515,7 @@ def test_a_patient_learner_in_a_world_without_mishaps_never_drops_anything(confi
     """Every group that was granted finds a place in time, in whatever order the groups are completed."""
     endless = float("inf")
     patient = replace(config, on_lag="wait", straggler_timeout_s=endless, lease_timeout_s=endless)
-    world = World(patient, seed, loss=0.0)
+    world = LedgerWorld(patient, seed, loss=0.0)
     world.run({**WORK, "filter": 0.4, "fail": 0.4, "send_again": 1.0, "generator_dies": 0.3}, 300)
     books = world.ledger.books()
     assert books.dropped == 0

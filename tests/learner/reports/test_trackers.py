@@ -41,7 +41,7 @@ def absent(package: str) -> bool:
     return importlib.util.find_spec(package) is None
 
 
-class Scripted(Tracker):
+class ScriptedTracker(Tracker):
     """A tracker that does what it is told: `start` and `log` are called in its thread."""
 
     name = "scripted"
@@ -84,7 +84,7 @@ def test_the_numbers_of_a_line_keep_their_names_and_what_is_none_is_left_out() -
 
 
 def test_a_tracker_gets_all_lines_of_the_file_in_their_order(run: TrackedRun, tmp_path: Path) -> None:
-    tracker = Scripted()
+    tracker = ScriptedTracker()
     with Trackers([tracker], run) as followed:
         lines = LineFile(tmp_path / "metrics.jsonl", told=followed.take)
         for step in range(1, 51):
@@ -108,7 +108,7 @@ def test_a_tracker_that_hangs_loses_its_oldest_entries_and_keeps_nobody(
         hanging.set()
         let_go.wait()
 
-    tracker = Scripted(log=hang)
+    tracker = ScriptedTracker(log=hang)
     with Trackers([tracker], run) as followed:
         followed.take({"kind": "step", "step": 0})
         assert hanging.wait(PATIENCE_S)
@@ -128,7 +128,7 @@ def test_after_a_hang_the_newest_entries_come(run: TrackedRun) -> None:
         hanging.set()
         assert let_go.wait(PATIENCE_S)
 
-    tracker = Scripted(log=hang)
+    tracker = ScriptedTracker(log=hang)
     follower = Follower(tracker, run, most_waiting=2)
     follower.put({"kind": "step", "step": 0})
     assert hanging.wait(PATIENCE_S)
@@ -146,7 +146,7 @@ def test_a_start_that_fails_is_said_and_the_run_goes_on(run: TrackedRun, caplog:
     def fail() -> None:
         raise RuntimeError("the key is not known")
 
-    follower = Follower(Scripted(start=fail), run)
+    follower = Follower(ScriptedTracker(start=fail), run)
     follower._thread.join(PATIENCE_S)
     assert "tracker scripted cannot start: the key is not known. The run goes on without it" in caplog.text
     follower.put(STEP)
@@ -160,7 +160,7 @@ def test_an_entry_that_is_not_taken_is_counted_and_the_next_one_is_tried(run: Tr
         if next(answers):
             raise ValueError("not now")
 
-    tracker = Scripted(log=fail_once)
+    tracker = ScriptedTracker(log=fail_once)
     with Trackers([tracker], run) as followed:
         followed.take({"kind": "step", "step": 1})
         followed.take({"kind": "step", "step": 2})
@@ -176,7 +176,7 @@ def test_lines_that_come_too_soon_are_sent_as_one_with_the_means_of_their_number
         hanging.set()
         assert let_go.wait(PATIENCE_S)
 
-    tracker = Scripted(log=hang)
+    tracker = ScriptedTracker(log=hang)
     tracker.every_s, tracker.joins = 0.05, True
     follower = Follower(tracker, run)
     follower.put({"kind": "step", "step": 1, "loss": 0.5})
@@ -195,7 +195,7 @@ def test_lines_that_come_too_soon_are_sent_as_one_with_the_means_of_their_number
 
 
 def test_lines_that_come_too_soon_are_passed_on_together_where_each_is_wanted(run: TrackedRun) -> None:
-    tracker = Scripted()
+    tracker = ScriptedTracker()
     tracker.every_s = 2 * PATIENCE_S
     follower = Follower(tracker, run)
     for step in range(1, 4):
@@ -207,7 +207,7 @@ def test_lines_that_come_too_soon_are_passed_on_together_where_each_is_wanted(ru
 
 
 def test_a_run_that_fails_is_a_failed_one_there(run: TrackedRun) -> None:
-    tracker = Scripted()
+    tracker = ScriptedTracker()
     with pytest.raises(KeyError), Trackers([tracker], run):
         raise KeyError
     assert tracker.seen == ["sums", "failed"]

@@ -23,7 +23,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Case:
+class AttentionCase:
     """Inputs [S, H, L, D], [S, K, L, D], and what comes back from the output."""
 
     query: Tensor
@@ -31,8 +31,8 @@ class Case:
     value: Tensor
     grad: Tensor
 
-    def to(self, dtype: torch.dtype) -> "Case":
-        return Case(*(tensor.to(dtype) for tensor in (self.query, self.key, self.value, self.grad)))
+    def to(self, dtype: torch.dtype) -> "AttentionCase":
+        return AttentionCase(*(tensor.to(dtype) for tensor in (self.query, self.key, self.value, self.grad)))
 
     def run(self, attend: Attend) -> list[Tensor]:
         """The output, and the gradients of query, key and value."""
@@ -41,14 +41,14 @@ class Case:
         return [output.detach(), *torch.autograd.grad(output, inputs, self.grad)]
 
 
-def drawn(sequences: int, heads: int, shared: int, length: int, width: int) -> Case:
+def drawn(sequences: int, heads: int, shared: int, length: int, width: int) -> AttentionCase:
     """Numbers of bfloat16, so that only what is computed of them differs."""
     random = torch.Generator().manual_seed(0)
 
     def normal(count: int) -> Tensor:
         return torch.randn(sequences, count, length, width, generator=random).bfloat16().float()
 
-    return Case(normal(heads), normal(shared), normal(shared), normal(heads))
+    return AttentionCase(normal(heads), normal(shared), normal(shared), normal(heads))
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def test_by_hand_is_the_formula_and_its_derivative(shape: tuple[int, int, int, i
 
 def test_by_hand_takes_values_of_another_width_than_queries() -> None:
     case = drawn(3, 4, 2, 7, 16).to(torch.float64)
-    narrow = Case(case.query, case.key, case.value[..., :10].contiguous(), case.grad[..., :10].contiguous())
+    narrow = AttentionCase(case.query, case.key, case.value[..., :10].contiguous(), case.grad[..., :10].contiguous())
     for found, expected in zip(narrow.run(scaled(by_hand)), narrow.run(written_out), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter
 
 from benchmarks.learner_gpu import Workload, measure
-from benchmarks.learner_shapes import SHAPES, Shape, write_random_model
+from benchmarks.learner_shapes import SHAPES, QwenShape, write_random_model
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import TrainingConfig
@@ -85,7 +85,7 @@ def test_a_step_over_8192_tokens_never_holds_a_logit_of_every_token_and_every_wo
     commands: CommandChannel, tmp_path: Path
 ) -> None:
     # The plain way holds at least the logits of all tokens in bfloat16: 8192 x 150,000 x 2 bytes, 2.4 GB.
-    shape = Shape("wide", hidden=32, layers=1, heads=4, key_value_heads=2, intermediate=64, vocabulary=150_000)
+    shape = QwenShape("wide", hidden=32, layers=1, heads=4, key_value_heads=2, intermediate=64, vocabulary=150_000)
     model = write_random_model(shape, tmp_path)
     draw = np.random.default_rng(0)
     batch = [

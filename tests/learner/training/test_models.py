@@ -18,7 +18,7 @@ PASSES = Passes(proximal=True, reference=True, teacher=True, values=True)
 
 
 @dataclass
-class Scorer:
+class IdScorer:
     """Gives each target its token id times `factor`, with a gradient that must not be kept."""
 
     factor: float
@@ -49,7 +49,7 @@ def rows(batch: FlatBatch) -> list[Microbatch]:
 
 def test_each_number_stands_at_its_token_whatever_the_microbatches(commands: CommandChannel) -> None:
     batch = step()
-    scorers = Scorers(proximal=Scorer(1), reference=Scorer(10), teacher=Scorer(100), values=Scorer(1000))
+    scorers = Scorers(proximal=IdScorer(1), reference=IdScorer(10), teacher=IdScorer(100), values=IdScorer(1000))
     found = score(batch, rows(batch), scorers=scorers, passes=PASSES)
     for values, factor in (
         (found.proximal_logprobs, 1),
@@ -64,7 +64,7 @@ def test_each_number_stands_at_its_token_whatever_the_microbatches(commands: Com
 
 def test_nobody_is_asked_for_what_the_algorithm_does_not_need(commands: CommandChannel) -> None:
     batch = step()
-    proximal, reference = Scorer(1), Scorer(10)
+    proximal, reference = IdScorer(1), IdScorer(10)
     scorers = Scorers(proximal=proximal, reference=reference)
     found = score(batch, rows(batch), scorers=scorers, passes=Passes(reference=True))
     assert (proximal.asked, reference.asked) == ([], [1, 2])
@@ -80,8 +80,8 @@ def test_logprobs_that_came_with_the_batch_are_taken_as_they_are(commands: Comma
         sequence(4, 5, trained=1, reference_logprobs=known[1], teacher_logprobs=2 * known[1]),
     ]
     batch = flatten(given)
-    reference, teacher = Scorer(10), Scorer(100)
-    scorers = Scorers(proximal=Scorer(1), reference=reference, teacher=teacher)
+    reference, teacher = IdScorer(10), IdScorer(100)
+    scorers = Scorers(proximal=IdScorer(1), reference=reference, teacher=teacher)
     found = score(batch, rows(batch), scorers=scorers, passes=Passes(reference=wanted, teacher=wanted))
     assert found.reference_logprobs is not None
     assert found.teacher_logprobs is not None
@@ -105,10 +105,14 @@ def test_a_teacher_of_the_ranks_fills_in_where_none_has_told_yet() -> None:
     told = np.array([0.0, -0.25, -0.5], dtype=np.float32)
     batch = flatten([sequence(1, 2, 3, trained=2, teacher_logprobs=told), sequence(4, 5, trained=1)])
     assert batch.teachers.tolist() == [-1, 0]
-    teacher = Scorer(100)
-    found = score(batch, rows(batch), scorers=Scorers(proximal=Scorer(1), teacher=teacher), passes=Passes(teacher=True))
+    teacher = IdScorer(100)
+    found = score(
+        batch, rows(batch), scorers=Scorers(proximal=IdScorer(1), teacher=teacher), passes=Passes(teacher=True)
+    )
     alone = flatten([sequence(1, 2, 3, trained=2), sequence(4, 5, trained=1)])
-    asked = score(alone, rows(alone), scorers=Scorers(proximal=Scorer(1), teacher=teacher), passes=Passes(teacher=True))
+    asked = score(
+        alone, rows(alone), scorers=Scorers(proximal=IdScorer(1), teacher=teacher), passes=Passes(teacher=True)
+    )
     assert found.teacher_logprobs is not None
     assert asked.teacher_logprobs is not None
     assert asked.teacher_logprobs[4] != 0

@@ -57,7 +57,7 @@ def snapshot(version: int, *, elements: int = 3000, bucket_bytes: int = 4096) ->
 
 
 @dataclass
-class Learner:
+class PublishingLearner:
     """A publisher and its fleet. `history` holds who served after each change."""
 
     options: PublisherOptions
@@ -129,9 +129,9 @@ class Learner:
 
 
 @asynccontextmanager
-async def learner(options: PublisherOptions = OPTIONS, *, silence_s: float = 60.0) -> AsyncIterator[Learner]:
+async def learner(options: PublisherOptions = OPTIONS, *, silence_s: float = 60.0) -> AsyncIterator[PublishingLearner]:
     async with HttpClient() as client:
-        made = Learner(options=options, client=client, silence_s=silence_s)
+        made = PublishingLearner(options=options, client=client, silence_s=silence_s)
         app = create_app(
             service="learner",
             version="1",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from learner.weights.fleet import JoinRefused
-from tests.learner.generators import Link, ScriptedGenerator
+from tests.learner.generators import DownloadLink, ScriptedGenerator
 from tests.learner.weights.publishing import OPTIONS, learner, snapshot
 
 
@@ -57,7 +57,7 @@ async def test_a_generator_that_is_gone_while_it_downloads_may_announce_itself_a
 
 async def test_generators_that_all_join_at_once_over_a_slow_link_all_serve_and_none_is_expelled() -> None:
     """As at every restart of the learner."""
-    link = Link(most=1)
+    link = DownloadLink(most=1)
     names = [ScriptedGenerator(f"g{number}", link=link) for number in range(8)]
     async with AsyncExitStack() as stack:
         for generator in names:
@@ -71,7 +71,7 @@ async def test_generators_that_all_join_at_once_over_a_slow_link_all_serve_and_n
 
 async def test_who_was_too_slow_beside_others_has_not_failed_by_itself() -> None:
     """With one failure that is borne, none may be counted."""
-    well, link = ScriptedGenerator("a"), Link(most=1)
+    well, link = ScriptedGenerator("a"), DownloadLink(most=1)
     names = [ScriptedGenerator(name, link=link) for name in "bcd"]
     async with AsyncExitStack() as stack:
         for generator in (well, *names):
@@ -140,7 +140,7 @@ async def test_a_failure_to_catch_up_that_all_share_expels_nobody() -> None:
 
 
 async def test_one_that_is_too_slow_by_itself_gets_more_time_and_leaves_in_the_end() -> None:
-    slow, well = ScriptedGenerator("a", link=Link(most=0)), ScriptedGenerator("b")
+    slow, well = ScriptedGenerator("a", link=DownloadLink(most=0)), ScriptedGenerator("b")
     async with slow.running() as a, well.running() as b, learner(replace(OPTIONS, parallel_pulls=1)) as ours:
         ours.join(b)
         await ours.publish(0, b)

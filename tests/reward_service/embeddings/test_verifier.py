@@ -9,7 +9,7 @@ import pytest
 
 from reward_service.config import RewardServiceConfig
 from tests.reward_service.scripted_api import Answer, JsonObject, Refusal, ScriptedApi
-from tests.reward_service.serving import Service, components, item_of, serving
+from tests.reward_service.serving import OpenService, components, item_of, serving
 
 ANGLES = {"north": 0.0, "east": 90.0, "northeast": 45.0, "south": 180.0, "tall north": 0.0, "q: north": 0.0}
 TOKENS = 5
@@ -33,7 +33,7 @@ def well(number: int, body: JsonObject) -> Answer:
 
 
 @asynccontextmanager
-async def comparing(api: ScriptedApi, **settings: object) -> AsyncIterator[Service]:
+async def comparing(api: ScriptedApi, **settings: object) -> AsyncIterator[OpenService]:
     async with api.running() as url:
         entry = {"name": "close", "url": f"{url}/v1", "model": "m", "wait_s": 0.05, **settings}
         async with serving(RewardServiceConfig.model_validate({"embeddings": (entry,)})) as service:

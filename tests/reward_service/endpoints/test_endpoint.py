@@ -18,7 +18,7 @@ from services.http.metrics import Metrics
 from tests.reward_service.scripted_api import BREAK, HANG, Answer, JsonObject, Refusal, ScriptedApi
 
 
-class Question(BaseModel):
+class TextQuestion(BaseModel):
     text: str = "?"
 
 
@@ -46,7 +46,7 @@ async def endpoint(api: ScriptedApi, **limits: object) -> AsyncIterator[Endpoint
 
 async def ask(asked: Endpoint, *, within_s: float = 60.0) -> str:
     deadline = asyncio.get_running_loop().time() + within_s
-    return (await asked.ask("/answers", Question(), Reply, deadline=deadline)).text
+    return (await asked.ask("/answers", TextQuestion(), Reply, deadline=deadline)).text
 
 
 def well(number: int, body: JsonObject) -> Answer:

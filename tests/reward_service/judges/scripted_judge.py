@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from protocol.rewards import ScoreItem
 from reward_service.config import RewardServiceConfig
 from tests.reward_service.scripted_api import Answer, JsonObject, ScriptedApi
-from tests.reward_service.serving import Service, item_of, serving
+from tests.reward_service.serving import OpenService, item_of, serving
 
 TOKENS = 100
 
@@ -19,7 +19,7 @@ class _Message(BaseModel):
     content: str
 
 
-class Asked(BaseModel):
+class JudgeRequest(BaseModel):
     """A request that a judge got."""
 
     model_config = ConfigDict(extra="allow")
@@ -51,27 +51,27 @@ def said(text: str, *, finish_reason: str = "stop") -> JsonObject:
     return {"id": "x", "model": "m", "choices": [choice], "usage": {"total_tokens": TOKENS, "prompt_tokens": 60}}
 
 
-def score(asked: Asked, value: object) -> JsonObject:
+def score(asked: JudgeRequest, value: object) -> JsonObject:
     """An answer with a score as it is asked for."""
     return said(f'{{"mark": "{asked.mark}", "reasoning": "fine", "score": {value}}}')
 
 
-def winner(asked: Asked, value: str) -> JsonObject:
+def winner(asked: JudgeRequest, value: str) -> JsonObject:
     """An answer with the winner of a pair as it is asked for."""
     return said(f'{{"mark": "{asked.mark}", "reasoning": "fine", "winner": "{value}"}}')
 
 
-def judge(script: Callable[[int, Asked], Answer]) -> ScriptedApi:
-    return ScriptedApi(lambda number, body: script(number, Asked.model_validate(body)))
+def judge(script: Callable[[int, JudgeRequest], Answer]) -> ScriptedApi:
+    return ScriptedApi(lambda number, body: script(number, JudgeRequest.model_validate(body)))
 
 
-def asked_of(api: ScriptedApi) -> list[Asked]:
+def asked_of(api: ScriptedApi) -> list[JudgeRequest]:
     """Requests that the judge got, in order."""
-    return [Asked.model_validate(body) for body in api.bodies]
+    return [JudgeRequest.model_validate(body) for body in api.bodies]
 
 
 @asynccontextmanager
-async def judged_by(api: ScriptedApi, **settings: object) -> AsyncIterator[Service]:
+async def judged_by(api: ScriptedApi, **settings: object) -> AsyncIterator[OpenService]:
     """A service whose verifier `judge` asks a scripted model."""
     async with api.running() as url:
         entry = {"name": "judge", "url": f"{url}/v1", "model": "m", **settings}

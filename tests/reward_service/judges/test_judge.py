@@ -10,7 +10,7 @@ from reward_service.included import build_registry
 from reward_service.verifier.submission import UserError
 from tests.reward_service.judges.scripted_judge import (
     TOKENS,
-    Asked,
+    JudgeRequest,
     asked_of,
     item,
     judge,
@@ -23,7 +23,7 @@ from tests.reward_service.scripted_api import BREAK, HANG, Answer, Refusal
 from tests.reward_service.serving import components, serving
 
 
-def seven(number: int, asked: Asked) -> Answer:
+def seven(number: int, asked: JudgeRequest) -> Answer:
     return score(asked, 7)
 
 
@@ -177,7 +177,7 @@ async def test_a_judge_that_gives_no_verdict_is_an_error_of_the_infrastructure_a
 
 
 async def test_an_endpoint_without_structured_output_is_asked_without_it_from_then_on() -> None:
-    def script(number: int, asked: Asked) -> Answer:
+    def script(number: int, asked: JudgeRequest) -> Answer:
         structured = "response_format" in (asked.model_extra or {})
         return Refusal(400, '{"error": {"message": "response_format?"}}') if structured else said("Score: 7")
 
@@ -301,7 +301,7 @@ FAKES = (
 async def test_a_verdict_in_a_completion_is_not_taken_for_the_judges(fake: str) -> None:
     """The judge quotes the whole completion, before or after its own verdict, or gives none."""
 
-    def script(number: int, asked: Asked) -> Answer:
+    def script(number: int, asked: JudgeRequest) -> Answer:
         own = f'{{"mark": "{asked.mark}", "reasoning": "it begs", "score": 1}}'
         quoted = asked.text(1)
         return said((f"{quoted}\n{own}", f"{own}\n{quoted}", quoted)[number])

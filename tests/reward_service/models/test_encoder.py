@@ -16,7 +16,7 @@ from reward_service.models.config import EncoderConfig
 from reward_service.models.folder import encoder_fingerprint
 from reward_service.verifier.submission import InfrastructureError, UserError
 from tests.reward_service.models.tiny_encoder import LONGEST, states, write_encoder
-from tests.reward_service.serving import Service, item_of, serving
+from tests.reward_service.serving import OpenService, item_of, serving
 
 TEXTS = ("a", "no way", "is it so")
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def similar(folder: Path, **settings: object) -> AsyncIterator[Service]:
+async def similar(folder: Path, **settings: object) -> AsyncIterator[OpenService]:
     entry = {"name": "close", "path": folder, "max_tokens": LONGEST, "wait_s": 1.0, **settings}
     async with serving(RewardServiceConfig.model_validate({"encoders": (entry,), "max_deadline_s": 300})) as service:
         await service.scorer.loaded()

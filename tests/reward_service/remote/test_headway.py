@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from reward_service.config import RewardServiceConfig
 from tests.reward_service.scripted_api import HANG, Answer, JsonObject, Refusal, ScriptedApi
-from tests.reward_service.serving import Service, components, item_of, reachable, serving
+from tests.reward_service.serving import OpenService, components, item_of, reachable, serving
 
 TOKEN = "let-me-in"
 
@@ -23,14 +23,14 @@ def there() -> RewardServiceConfig:
 
 
 @asynccontextmanager
-async def passing_on(url: str, **settings: object) -> AsyncIterator[Service]:
+async def passing_on(url: str, **settings: object) -> AsyncIterator[OpenService]:
     entry = {"name": "far", "url": url, **settings}
     async with serving(RewardServiceConfig.model_validate({"remotes": (entry,)})) as service:
         yield service
 
 
 @pytest_asyncio.fixture
-async def far(there: RewardServiceConfig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
+async def far(there: RewardServiceConfig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OpenService]:
     monkeypatch.setenv("FAR_TOKEN", TOKEN)
     async with (
         reachable(there) as url,
@@ -39,18 +39,18 @@ async def far(there: RewardServiceConfig, monkeypatch: pytest.MonkeyPatch) -> As
         yield here
 
 
-async def test_a_reward_from_elsewhere_keeps_the_version_of_the_verifier_there(far: Service) -> None:
+async def test_a_reward_from_elsewhere_keeps_the_version_of_the_verifier_there(far: OpenService) -> None:
     result = await far.result(item_of("far", "a fox", word="fox"))
     assert (result.reward, result.verifier, result.verifier_version) == (1.0, "far", "7")
 
 
-async def test_each_item_has_its_own_result_in_order(far: Service) -> None:
+async def test_each_item_has_its_own_result_in_order(far: OpenService) -> None:
     items = [item_of("far", text, word="fox") for text in ("a fox", "a dog", "the fox")]
     results = await far.results([one.model_copy(update={"id": f"{at}"}) for at, one in enumerate(items)])
     assert [(result.id, result.reward) for result in results] == [("0", 1.0), ("1", 0.0), ("2", 1.0)]
 
 
-async def test_errors_keep_their_kind_and_say_where_they_are_from(far: Service) -> None:
+async def test_errors_keep_their_kind_and_say_where_they_are_from(far: OpenService) -> None:
     kind, message = await far.error(item_of("far", "a fox", other="fox"))
     assert kind == "user"
     assert message.startswith("http://127.0.0.1")

@@ -8,11 +8,11 @@ import pytest
 
 from reward_service.config import RewardServiceConfig
 from tests.reward_service.scripted_api import BREAK, Answer, JsonObject, Refusal, ScriptedApi
-from tests.reward_service.serving import Service, components, item_of, serving
+from tests.reward_service.serving import OpenService, components, item_of, serving
 
 
 @asynccontextmanager
-async def asking(api: ScriptedApi, **settings: object) -> AsyncIterator[Service]:
+async def asking(api: ScriptedApi, **settings: object) -> AsyncIterator[OpenService]:
     async with api.running() as url:
         entry = {"name": "rm", "kind": "openrlhf", "url": f"{url}/get_reward", "wait_s": 0.05, **settings}
         async with serving(RewardServiceConfig.model_validate({"remotes": (entry,)})) as service:

@@ -9,7 +9,7 @@ from reward_service.verifier.config import IdempotencyConfig
 from services.http.app import RequestRefused
 
 
-class Clock:
+class ExpiryClock:
     """A time that a test sets."""
 
     def __init__(self) -> None:
@@ -20,9 +20,9 @@ class Clock:
 
 
 def repetitions(
-    config: IdempotencyConfig | None = None, *, clock: Clock | None = None, wait_s: float = 60.0
+    config: IdempotencyConfig | None = None, *, clock: ExpiryClock | None = None, wait_s: float = 60.0
 ) -> Repetitions:
-    return Repetitions(config=config or IdempotencyConfig(), wait_s=wait_s, clock=clock or Clock())
+    return Repetitions(config=config or IdempotencyConfig(), wait_s=wait_s, clock=clock or ExpiryClock())
 
 
 async def answered(
@@ -36,7 +36,7 @@ async def answered(
 
 
 async def test_the_same_key_and_body_get_the_same_answer_until_it_is_forgotten() -> None:
-    clock = Clock()
+    clock = ExpiryClock()
     known = repetitions(IdempotencyConfig(keep_s=10.0), clock=clock)
     assert await answered(known, "k", b"first") == b"first"
     clock.now = 9.0

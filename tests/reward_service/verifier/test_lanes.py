@@ -16,12 +16,12 @@ from services.http.metrics import Metrics
 Open = Callable[[Surroundings], AbstractAsyncContextManager[Lane]]
 
 
-class NoArguments(BaseModel):
+class EmptyArguments(BaseModel):
     """For verifiers that take none."""
 
 
 def verifier(name: str, open: Open) -> Verifier:
-    return Verifier(name=name, version="1", description="", arguments=NoArguments, open=open)
+    return Verifier(name=name, version="1", description="", arguments=EmptyArguments, open=open)
 
 
 def scorer_of(*verifiers: Verifier) -> Scorer:

@@ -10,13 +10,13 @@ from services.config.agreements import EqualTo, Listens, ModelFolder, Reaches, d
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig, RunConfig
 
 
-class Intake(ConfigModel):
+class IntakeSettings(ConfigModel):
     address: Annotated[str, Listens()] = "tcp://127.0.0.1:7301"
 
 
-class Server(ProcessConfig):
+class ServerConfig(ProcessConfig):
     http: HttpConfig = HttpConfig(port=7300)
-    intake: Intake = Intake()
+    intake: IntakeSettings = IntakeSettings()
     model: Annotated[Path | None, ModelFolder(("tokenizer", "model"))] = None
 
 
@@ -32,12 +32,12 @@ class Caller(ProcessConfig):
     model: Annotated[Path | None, ModelFolder(("tokenizer",))] = None
 
 
-def found(server: Server, caller: Caller) -> list[str]:
+def found(server: ServerConfig, caller: Caller) -> list[str]:
     return disagreements({"learner": server, "generator": caller})
 
 
-def listening(host: str, port: int = 7300) -> Server:
-    return Server(http=HttpConfig(host=host, port=port, token=SecretStr("sixteen-or-more!")))
+def listening(host: str, port: int = 7300) -> ServerConfig:
+    return ServerConfig(http=HttpConfig(host=host, port=port, token=SecretStr("sixteen-or-more!")))
 
 
 def calling(*urls: str, intake: str | None = "tcp://127.0.0.1:7301") -> Caller:
@@ -45,7 +45,7 @@ def calling(*urls: str, intake: str | None = "tcp://127.0.0.1:7301") -> Caller:
 
 
 def test_defaults_that_fit_together_are_no_problem() -> None:
-    assert found(Server(), Caller()) == []
+    assert found(ServerConfig(), Caller()) == []
 
 
 @pytest.mark.parametrize(
@@ -89,22 +89,22 @@ def test_what_is_no_address_and_what_is_left_out_are_told_apart() -> None:
 
 
 def test_ipc_addresses_must_be_the_same() -> None:
-    server = Server(intake=Intake(address="ipc:///run/headway"))
+    server = ServerConfig(intake=IntakeSettings(address="ipc:///run/headway"))
     assert found(server, Caller(peer=Peer(intake="ipc:///run/headway"))) == []
     assert len(found(server, Caller(peer=Peer(intake="ipc:///run/other")))) == 1
 
 
 def test_a_port_that_two_listen_on_is_a_problem_and_port_0_is_not() -> None:
     caller = Caller(http=HttpConfig(port=7301))
-    assert found(Server(), caller) == [
+    assert found(ServerConfig(), caller) == [
         "[learner] intake.address and [generator] http both listen on port 7301: give each its own"
     ]
     zero = Caller(http=HttpConfig(port=0), peer=Peer(urls=("http://127.0.0.1:7300",)))
-    assert found(Server(), zero) == []
+    assert found(ServerConfig(), zero) == []
 
 
 def test_secrets_that_differ_are_named_and_not_shown() -> None:
-    server = Server(http=HttpConfig(port=7300, token=SecretStr("hunter2")))
+    server = ServerConfig(http=HttpConfig(port=7300, token=SecretStr("hunter2")))
     (problem,) = found(server, Caller(peer=Peer(token=SecretStr("wrong1"))))
     assert problem.startswith("[generator] peer.token is another secret, but [learner] http.token")
     assert "hunter2" not in problem
@@ -122,28 +122,31 @@ def model_folder(path: Path, *, tokenizer: str = "{}", hidden_size: int = 8) -> 
 def test_model_folders_must_be_there_and_be_complete(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    missing, incomplete = found(Server(model=tmp_path / "none"), Caller(model=empty))
+    missing, incomplete = found(ServerConfig(model=tmp_path / "none"), Caller(model=empty))
     assert missing == f"[learner] model: {tmp_path}/none is not a folder; expected a Hugging Face model directory"
     assert incomplete.startswith(f"[generator] model: {empty} cannot be used: ")
     (empty / "config.json").write_text("{")
-    assert "cannot be used" in found(Server(), Caller(model=empty))[0]
+    assert "cannot be used" in found(ServerConfig(), Caller(model=empty))[0]
 
 
 def test_models_must_agree_in_what_their_processes_share(tmp_path: Path) -> None:
     one = model_folder(tmp_path / "one")
     larger = model_folder(tmp_path / "larger", hidden_size=16)
     other = model_folder(tmp_path / "other", tokenizer="[]")
-    assert found(Server(model=one), Caller(model=larger)) == []  # the caller's tokenizer is all that matters
-    (problem,) = found(Server(model=one), Caller(model=other))
+    assert found(ServerConfig(model=one), Caller(model=larger)) == []  # the caller's tokenizer is all that matters
+    (problem,) = found(ServerConfig(model=one), Caller(model=other))
     assert problem.startswith(f"[learner] model {one} and [generator] model {other} differ in their tokenizer")
 
 
 def test_what_processes_tell_the_chat_template_is_the_same(tmp_path: Path) -> None:
-    class Speaker(Caller):
+    class SpeakerConfig(Caller):
         model: Annotated[Path | None, ModelFolder(("chat_template",))] = None
 
     one = model_folder(tmp_path / "one")
-    plain, told = Speaker(model=one), Speaker(model=one, run=RunConfig(chat_template_kwargs={"enable_thinking": False}))
+    plain, told = (
+        SpeakerConfig(model=one),
+        SpeakerConfig(model=one, run=RunConfig(chat_template_kwargs={"enable_thinking": False})),
+    )
 
     assert disagreements({"generator": told, "env-service": told.model_copy(update={"http": HttpConfig(port=1)})}) == []
     (problem,) = disagreements(
@@ -159,7 +162,7 @@ def test_a_process_without_a_table_is_not_missed() -> None:
 
 def test_an_address_begins_as_its_listener_speaks() -> None:
     tls = {"tls_cert_file": Path("a.pem"), "tls_key_file": Path("a.key")}
-    server = Server(http=HttpConfig(port=7300, **tls), intake=Intake())
+    server = ServerConfig(http=HttpConfig(port=7300, **tls), intake=IntakeSettings())
     assert found(server, Caller()) == [
         "[generator] peer.urls is http://127.0.0.1:7300, but [learner] http has a certificate: begin the address with "
         "https://"

@@ -26,7 +26,7 @@ class Ask(WireModel):
     temperature: float = Field(1.0, gt=0)
 
 
-class Switch:
+class ReadinessSwitch:
     """A readiness that a test sets."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Switch:
         return self.state
 
 
-def make_app(switch: Switch) -> FastAPI:
+def make_app(switch: ReadinessSwitch) -> FastAPI:
     app = create_app(
         service="learner",
         version="0.1.0",
@@ -86,12 +86,12 @@ async def serving(app: FastAPI) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def switch() -> Switch:
-    return Switch()
+def switch() -> ReadinessSwitch:
+    return ReadinessSwitch()
 
 
 @pytest.fixture
-async def session(switch: Switch) -> AsyncIterator[aiohttp.ClientSession]:
+async def session(switch: ReadinessSwitch) -> AsyncIterator[aiohttp.ClientSession]:
     async with serving(make_app(switch)) as url, aiohttp.ClientSession(base_url=url) as client:
         yield client
 
@@ -104,7 +104,9 @@ async def refusal(
         return answer.status, ErrorBody.model_validate_json(await answer.read()).error
 
 
-async def test_health_readiness_and_metrics_need_no_token(session: aiohttp.ClientSession, switch: Switch) -> None:
+async def test_health_readiness_and_metrics_need_no_token(
+    session: aiohttp.ClientSession, switch: ReadinessSwitch
+) -> None:
     async with session.get("/healthz") as answer:
         assert answer.status == 200
     async with session.get("/readyz") as answer:
@@ -132,7 +134,7 @@ async def test_a_wrong_or_missing_token_is_401(session: aiohttp.ClientSession) -
             assert answer.status == 401
 
 
-async def test_a_body_that_does_not_arrive_is_408_and_names_its_sender(switch: Switch) -> None:
+async def test_a_body_that_does_not_arrive_is_408_and_names_its_sender(switch: ReadinessSwitch) -> None:
     app = make_app(switch)
 
     @app.post("/v1/impatient")

@@ -9,7 +9,7 @@ from services.http.breakers import Breaker, Breakers, BreakerSettings
 SETTINGS = BreakerSettings(failures=3, rest_s=1.0, rest_max_s=4.0)
 
 
-class Clock:
+class BreakerClock:
     def __init__(self) -> None:
         self.now = 0.0
 
@@ -18,12 +18,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> BreakerClock:
+    return BreakerClock()
 
 
 @pytest.fixture
-def breaker(clock: Clock) -> Breaker:
+def breaker(clock: BreakerClock) -> Breaker:
     return Breaker("b", settings=SETTINGS, clock=clock)
 
 
@@ -54,7 +54,7 @@ def test_silence_opens_it_at_once(breaker: Breaker) -> None:
     assert breaker.state == "open"
 
 
-def test_silence_of_one_that_others_hear_is_a_failure_like_others(breaker: Breaker, clock: Clock) -> None:
+def test_silence_of_one_that_others_hear_is_a_failure_like_others(breaker: Breaker, clock: BreakerClock) -> None:
     with breaker.call() as slow:
         clock.now = 1.0
         succeed(breaker)
@@ -62,7 +62,7 @@ def test_silence_of_one_that_others_hear_is_a_failure_like_others(breaker: Break
     assert breaker.state == "closed"
 
 
-def test_after_its_rest_it_admits_one_probe(breaker: Breaker, clock: Clock) -> None:
+def test_after_its_rest_it_admits_one_probe(breaker: Breaker, clock: BreakerClock) -> None:
     fail(breaker, silent=True)
     clock.now = 0.9
     assert not breaker.admits
@@ -75,7 +75,7 @@ def test_after_its_rest_it_admits_one_probe(breaker: Breaker, clock: Clock) -> N
         assert breaker.admits
 
 
-def test_a_probe_that_fails_doubles_the_rest_up_to_its_limit(breaker: Breaker, clock: Clock) -> None:
+def test_a_probe_that_fails_doubles_the_rest_up_to_its_limit(breaker: Breaker, clock: BreakerClock) -> None:
     fail(breaker, silent=True)
     rests = []
     for _ in range(4):
@@ -91,7 +91,7 @@ def test_a_probe_that_fails_doubles_the_rest_up_to_its_limit(breaker: Breaker, c
     assert breaker.rested_at(since=clock.now) == clock.now + 1.0
 
 
-def test_a_probe_that_is_cancelled_gives_its_place_back(breaker: Breaker, clock: Clock) -> None:
+def test_a_probe_that_is_cancelled_gives_its_place_back(breaker: Breaker, clock: BreakerClock) -> None:
     fail(breaker, silent=True)
     clock.now = 1.0
     with breaker.call():
@@ -100,7 +100,7 @@ def test_a_probe_that_is_cancelled_gives_its_place_back(breaker: Breaker, clock:
     assert breaker.admits
 
 
-def test_a_failure_of_before_the_opening_changes_nothing(breaker: Breaker, clock: Clock) -> None:
+def test_a_failure_of_before_the_opening_changes_nothing(breaker: Breaker, clock: BreakerClock) -> None:
     with breaker.call() as early:
         fail(breaker, silent=True)
         clock.now = 1.5
@@ -126,7 +126,7 @@ async def test_waiting_ends_with_the_first_rest() -> None:
 
 
 async def test_waiting_ends_with_a_verdict_of_another() -> None:
-    clock = Clock()
+    clock = BreakerClock()
     breakers = Breakers("peer", clock=clock)
     fail(breakers["a"], silent=True)
     clock.now = 10.0
@@ -140,7 +140,7 @@ async def test_waiting_ends_with_a_verdict_of_another() -> None:
 
 
 async def test_a_rest_that_ends_between_the_look_and_the_wait_is_not_waited_for() -> None:
-    clock = Clock()
+    clock = BreakerClock()
     breakers = Breakers("peer", settings=SETTINGS, clock=clock)
     fail(breakers["a"], silent=True)
     looked_at = breakers.now()

@@ -27,7 +27,7 @@ from services.http.server import Listener, serve_http
 TOKEN = SecretStr("open sesame")
 
 
-class Ask(WireModel):
+class AskHow(WireModel):
     how: str = "echo"
 
 
@@ -36,8 +36,8 @@ class Part(WireModel):
     padding: str = ""
 
 
-class Server:
-    """A server whose answers a test picks with `Ask.how`."""
+class AskServer:
+    """A server whose answers a test picks with `AskHow.how`."""
 
     def __init__(self, listener: Listener) -> None:
         self.url = listener.url
@@ -50,8 +50,8 @@ class Server:
         self.app.post("/ask")(self.ask_route())
         self.app.post("/stream")(self.stream_route())
 
-    def ask_route(self) -> Callable[[Ask], Awaitable[Response]]:
-        async def ask(body: Annotated[Ask, Depends(json_body(Ask))]) -> Response:
+    def ask_route(self) -> Callable[[AskHow], Awaitable[Response]]:
+        async def ask(body: Annotated[AskHow, Depends(json_body(AskHow))]) -> Response:
             self.calls += 1
             match body.how:
                 case "hang":
@@ -72,8 +72,8 @@ class Server:
 
         return ask
 
-    def stream_route(self) -> Callable[[Ask], Awaitable[Response]]:
-        async def stream(body: Annotated[Ask, Depends(json_body(Ask))]) -> Response:
+    def stream_route(self) -> Callable[[AskHow], Awaitable[Response]]:
+        async def stream(body: Annotated[AskHow, Depends(json_body(AskHow))]) -> Response:
             if body.how == "refuse":
                 raise RequestRefused(409, "unlucky", "not today")
             return streamed_answer(self.parts(body.how))
@@ -99,9 +99,9 @@ class Server:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
+async def server() -> AsyncIterator[AskServer]:
     with Listener(host="127.0.0.1", port=0) as listener:
-        made = Server(listener)
+        made = AskServer(listener)
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             task = group.create_task(serve_http(made.app, listener, finish_s=1))
             yield made
@@ -114,38 +114,40 @@ async def client() -> AsyncIterator[HttpClient]:
         yield made
 
 
-async def ask(client: HttpClient, server: Server, how: str, *, deadline_s: float = 10, retries: int = 0) -> Ask:
+async def ask(client: HttpClient, server: AskServer, how: str, *, deadline_s: float = 10, retries: int = 0) -> AskHow:
     return await client.post(
-        f"{server.url}/ask", Ask(how=how), Ask, deadline_s=deadline_s, retries=retries, idempotent=True
+        f"{server.url}/ask", AskHow(how=how), AskHow, deadline_s=deadline_s, retries=retries, idempotent=True
     )
 
 
-async def numbers(client: HttpClient, server: Server, how: str, *, idle_timeout_s: float = 5) -> list[int]:
+async def numbers(client: HttpClient, server: AskServer, how: str, *, idle_timeout_s: float = 5) -> list[int]:
     url = f"{server.url}/stream"
-    async with client.stream(url, Ask(how=how), Part, deadline_s=10, idle_timeout_s=idle_timeout_s) as parts:
+    async with client.stream(url, AskHow(how=how), Part, deadline_s=10, idle_timeout_s=idle_timeout_s) as parts:
         return [part.number async for part in parts]
 
 
-async def test_a_model_goes_out_and_a_model_comes_back(client: HttpClient, server: Server) -> None:
-    assert await ask(client, server, "echo") == Ask(how="echo")
+async def test_a_model_goes_out_and_a_model_comes_back(client: HttpClient, server: AskServer) -> None:
+    assert await ask(client, server, "echo") == AskHow(how="echo")
     assert (await client.get(f"{server.url}/readyz", Readiness, deadline_s=5)).ready
 
 
-async def test_a_refusal_carries_the_counterparts_words_and_is_not_retried(client: HttpClient, server: Server) -> None:
+async def test_a_refusal_carries_the_counterparts_words_and_is_not_retried(
+    client: HttpClient, server: AskServer
+) -> None:
     with pytest.raises(ServiceRefused, match=r"http://127.*/ask: refused with 409 unlucky: not today") as caught:
         await ask(client, server, "refuse", retries=3)
     assert (caught.value.status, caught.value.kind, caught.value.url) == (409, "unlucky", f"{server.url}/ask")
     assert server.calls == 1
 
 
-async def test_a_wrong_token_is_a_refusal(server: Server) -> None:
+async def test_a_wrong_token_is_a_refusal(server: AskServer) -> None:
     async with HttpClient(token=SecretStr("wrong")) as stranger:
         with pytest.raises(ServiceRefused, match="401 unauthorized"):
             await ask(stranger, server, "echo")
 
 
-async def test_a_failure_is_retried_until_it_ends(client: HttpClient, server: Server) -> None:
-    assert await ask(client, server, "fail twice", retries=2) == Ask(how="fail twice")
+async def test_a_failure_is_retried_until_it_ends(client: HttpClient, server: AskServer) -> None:
+    assert await ask(client, server, "fail twice", retries=2) == AskHow(how="fail twice")
     assert server.calls == 3
     with pytest.raises(ServiceFailed, match="503 busy"):
         await ask(client, server, "fail", retries=1)
@@ -153,10 +155,10 @@ async def test_a_failure_is_retried_until_it_ends(client: HttpClient, server: Se
 
 
 async def test_a_call_that_is_not_idempotent_is_not_repeated_once_it_may_have_arrived(
-    client: HttpClient, server: Server
+    client: HttpClient, server: AskServer
 ) -> None:
     with pytest.raises(ServiceFailed):
-        await client.post(f"{server.url}/ask", Ask(how="fail"), Ask, deadline_s=5, retries=3)
+        await client.post(f"{server.url}/ask", AskHow(how="fail"), AskHow, deadline_s=5, retries=3)
     assert server.calls == 1
 
 
@@ -164,7 +166,7 @@ async def test_nobody_there_is_unreachable_and_names_the_address(client: HttpCli
     with Listener(host="127.0.0.1", port=0) as listener:
         url = f"{listener.url}/ask"
     with pytest.raises(ServiceUnreachable, match="cannot connect") as caught:
-        await client.post(url, Ask(), Ask, deadline_s=5, retries=2)
+        await client.post(url, AskHow(), AskHow, deadline_s=5, retries=2)
     assert not caught.value.sent
     assert url in str(caught.value)
 
@@ -177,7 +179,7 @@ async def test_a_connection_that_breaks_is_unreachable_and_may_have_been_sent(cl
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ServiceUnreachable, match="the connection broke") as caught:
-            await client.post(f"http://127.0.0.1:{port}/", Ask(), Ask, deadline_s=5)
+            await client.post(f"http://127.0.0.1:{port}/", AskHow(), AskHow, deadline_s=5)
     assert caught.value.sent
 
 
@@ -193,10 +195,10 @@ async def test_a_call_that_a_broken_connection_may_have_brought_there_is_not_rep
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         with pytest.raises(ServiceUnreachable):
-            await client.post(url, Ask(), Ask, deadline_s=5, retries=3)
+            await client.post(url, AskHow(), AskHow, deadline_s=5, retries=3)
         assert requests == 1
         with pytest.raises(ServiceUnreachable):
-            await client.post(url, Ask(), Ask, deadline_s=5, retries=3, idempotent=True)
+            await client.post(url, AskHow(), AskHow, deadline_s=5, retries=3, idempotent=True)
         assert requests == 5
 
 
@@ -220,28 +222,28 @@ async def test_nobody_is_followed_to_another_address(client: HttpClient) -> None
         async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
             with pytest.raises(ServiceError):
-                await client.post(url, Ask(), Ask, deadline_s=5)
+                await client.post(url, AskHow(), AskHow, deadline_s=5)
     assert arrived == []
 
 
-async def test_a_deadline_covers_all_attempts(client: HttpClient, server: Server) -> None:
+async def test_a_deadline_covers_all_attempts(client: HttpClient, server: AskServer) -> None:
     with pytest.raises(ServiceTimeout, match="deadline"):
         await ask(client, server, "hang", deadline_s=0.05, retries=100)
     assert server.calls == 1
 
 
-async def test_an_answer_of_another_form_or_size_is_a_failure(client: HttpClient, server: Server) -> None:
+async def test_an_answer_of_another_form_or_size_is_a_failure(client: HttpClient, server: AskServer) -> None:
     with pytest.raises(ServiceFailed, match=r"expected a Ask, got .*what"):
         await ask(client, server, "other")
     with pytest.raises(ServiceFailed, match="larger than 4000 bytes"):
         await ask(client, server, "big")
 
 
-async def test_parts_arrive_as_models(client: HttpClient, server: Server) -> None:
+async def test_parts_arrive_as_models(client: HttpClient, server: AskServer) -> None:
     assert await numbers(client, server, "three") == [0, 1, 2]
 
 
-async def test_a_stream_that_is_refused_early_or_late_says_so(client: HttpClient, server: Server) -> None:
+async def test_a_stream_that_is_refused_early_or_late_says_so(client: HttpClient, server: AskServer) -> None:
     with pytest.raises(ServiceRefused, match="409 unlucky"):
         await numbers(client, server, "refuse")
     with pytest.raises(ServiceFailed, match="unlucky: not today"):
@@ -250,13 +252,13 @@ async def test_a_stream_that_is_refused_early_or_late_says_so(client: HttpClient
 
 @pytest.mark.parametrize(("how", "error"), [("break", ServiceUnreachable), ("hang", ServiceTimeout)])
 async def test_a_stream_that_breaks_or_stalls_is_an_error_after_the_parts_that_came(
-    client: HttpClient, server: Server, how: str, error: type[ServiceError]
+    client: HttpClient, server: AskServer, how: str, error: type[ServiceError]
 ) -> None:
     got: list[int] = []
 
     async def read() -> None:
         url = f"{server.url}/stream"
-        async with client.stream(url, Ask(how=how), Part, deadline_s=10, idle_timeout_s=0.2) as parts:
+        async with client.stream(url, AskHow(how=how), Part, deadline_s=10, idle_timeout_s=0.2) as parts:
             async for part in parts:
                 got.append(part.number)
 
@@ -265,9 +267,9 @@ async def test_a_stream_that_breaks_or_stalls_is_an_error_after_the_parts_that_c
     assert got == [0, 1, 2]
 
 
-async def test_leaving_a_stream_early_closes_it_on_the_server(client: HttpClient, server: Server) -> None:
+async def test_leaving_a_stream_early_closes_it_on_the_server(client: HttpClient, server: AskServer) -> None:
     async with client.stream(
-        f"{server.url}/stream", Ask(how="endless"), Part, deadline_s=10, idle_timeout_s=5
+        f"{server.url}/stream", AskHow(how="endless"), Part, deadline_s=10, idle_timeout_s=5
     ) as parts:
         async for part in parts:
             if part.number == 5:
@@ -275,7 +277,7 @@ async def test_leaving_a_stream_early_closes_it_on_the_server(client: HttpClient
     await server.stream_closed.wait()
 
 
-async def test_cancelling_a_call_is_a_cancellation_and_no_service_error(client: HttpClient, server: Server) -> None:
+async def test_cancelling_a_call_is_a_cancellation_and_no_service_error(client: HttpClient, server: AskServer) -> None:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(ask(client, server, "hang"))
         await asyncio.sleep(0)
@@ -284,7 +286,7 @@ async def test_cancelling_a_call_is_a_cancellation_and_no_service_error(client: 
 
 
 async def test_three_hundred_calls_that_wait_for_each_other_all_get_a_connection(
-    client: HttpClient, server: Server
+    client: HttpClient, server: AskServer
 ) -> None:
     met = await asyncio.gather(*(ask(client, server, "meet", deadline_s=15) for _ in range(300)))
     assert len(met) == 300

@@ -10,7 +10,7 @@ from services.http.client import ServiceRefused
 from services.http.endpoints import Endpoints
 
 
-class Clock:
+class StandingClock:
     """Stands still unless it is set."""
 
     now = 1000.0
@@ -45,7 +45,7 @@ async def test_one_to_be_avoided_is_asked_if_there_is_no_other() -> None:
 
 
 async def test_a_busy_service_is_asked_for_no_more_at_once_than_it_took_and_for_more_later() -> None:
-    clock = Clock()
+    clock = StandingClock()
     endpoints = Endpoints(["a"], breakers=Breakers("service", clock=clock))
     with ExitStack() as stack:
         at_once(endpoints, stack, most=3)
@@ -61,7 +61,7 @@ async def test_a_busy_service_is_asked_for_no_more_at_once_than_it_took_and_for_
 
 
 async def test_one_that_says_it_is_busy_is_well_however_often_it_says_so() -> None:
-    clock = Clock()
+    clock = StandingClock()
     breakers = Breakers("service", clock=clock)
     endpoints = Endpoints(["a"], breakers=breakers)
     for _ in range(10):
@@ -73,7 +73,7 @@ async def test_one_that_says_it_is_busy_is_well_however_often_it_says_so() -> No
 
 
 async def test_a_place_at_a_busy_service_is_taken_as_soon_as_it_is_free() -> None:
-    clock = Clock()
+    clock = StandingClock()
     endpoints = Endpoints(["a"], breakers=Breakers("service", clock=clock))
     endpoints.busy("a", for_s=0.0)
     clock.now += 1.0

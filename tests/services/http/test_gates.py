@@ -10,7 +10,7 @@ from services.http.app import Doors, RequestRefused
 from services.http.metrics import Metrics
 
 
-class Room:
+class RoomForOne:
     """Has room for one request on its way."""
 
     def __init__(self) -> None:
@@ -46,16 +46,16 @@ class Client:
 
 
 @pytest.fixture
-def room() -> Room:
-    return Room()
+def room() -> RoomForOne:
+    return RoomForOne()
 
 
-def behind(room: Room, app: object) -> Doors:
+def behind(room: RoomForOne, app: object) -> Doors:
     refused = Metrics("reward-service").counter("refused_requests", "Refused.", labels=("reason",))
     return Doors(app, doors={"/score": room.door}, refused=refused)  # type: ignore[arg-type]
 
 
-async def test_the_place_is_held_until_the_body_has_been_read(room: Room) -> None:
+async def test_the_place_is_held_until_the_body_has_been_read(room: RoomForOne) -> None:
     held: list[list[int]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +69,7 @@ async def test_the_place_is_held_until_the_body_has_been_read(room: Room) -> Non
     assert held == [[6], [6], []]
 
 
-async def test_the_place_of_one_that_breaks_is_given_back(room: Room) -> None:
+async def test_the_place_of_one_that_breaks_is_given_back(room: RoomForOne) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise KeyError("inside")
 
@@ -79,7 +79,7 @@ async def test_the_place_of_one_that_breaks_is_given_back(room: Room) -> None:
     assert room.arriving == []
 
 
-async def test_without_room_it_is_refused_unread_and_the_connection_kept(room: Room) -> None:
+async def test_without_room_it_is_refused_unread_and_the_connection_kept(room: RoomForOne) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError("it was let in")
 

@@ -8,7 +8,7 @@ import pytest
 from services.http.waiting import Waiting
 
 
-class Clock:
+class WaitingClock:
     """A clock that is set by hand, in seconds."""
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Clock:
 
 def test_a_wait_is_said_at_its_beginning_again_and_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    clock, waited = Clock(), list[tuple[str, float]]()
+    clock, waited = WaitingClock(), list[tuple[str, float]]()
     waiting = Waiting(clock=clock, on_waited=lambda whom, seconds: waited.append((whom, seconds)))
     with waiting.wait("a generator", remedy="start one"):
         clock.now += 15
@@ -37,7 +37,7 @@ def test_a_wait_is_said_at_its_beginning_again_and_at_its_end(caplog: pytest.Log
 
 def test_a_wait_that_lasts_is_said_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    clock = Clock()
+    clock = WaitingClock()
     waiting = Waiting(clock=clock)
     said = []
     with waiting.wait("a generator", quiet_s=10):
@@ -72,7 +72,7 @@ async def test_a_long_start_is_said_until_it_is_over(caplog: pytest.LogCaptureFi
 
 def test_a_short_wait_of_normal_work_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    clock = Clock()
+    clock = WaitingClock()
     waiting = Waiting(clock=clock)
     with waiting.wait("a batch", quiet_s=2):
         clock.now += 1
@@ -85,7 +85,7 @@ def test_a_short_wait_of_normal_work_is_not_said(caplog: pytest.LogCaptureFixtur
 
 
 def test_readiness_names_whom_the_process_waits_for_and_how_long() -> None:
-    clock = Clock()
+    clock = WaitingClock()
     waiting = Waiting(clock=clock)
     assert waiting.readiness().waiting_for == ("its own start",)
     waiting.started()

@@ -13,7 +13,7 @@ from protocol.trajectories import ErrorKind
 
 
 @dataclass(frozen=True)
-class Asked:
+class ArrivedRequest:
     """A request as it arrived, at `when` on the event loop's clock."""
 
     http: web.Request
@@ -25,7 +25,7 @@ class Asked:
         return [item.completion for item in self.body.items]
 
 
-Answer = Callable[[Asked], Awaitable[web.StreamResponse]]
+Answer = Callable[[ArrivedRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass
@@ -34,13 +34,13 @@ class ScriptedService:
 
     script: deque[Answer] = field(default_factory=deque)
     always: Answer | None = None
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[ArrivedRequest] = field(default_factory=list)
     under_way: int = 0
     url: str = ""
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         body = ScoreRequest.model_validate_json(await http.read())
-        asked = Asked(http, body, asyncio.get_running_loop().time())
+        asked = ArrivedRequest(http, body, asyncio.get_running_loop().time())
         self.asked.append(asked)
         answer = self.script.popleft() if self.script else self.always or scores
         self.under_way += 1
@@ -64,7 +64,7 @@ def failed(item: ScoreItem, *, kind: ErrorKind = "infrastructure") -> ScoreResul
     return ScoreResult(id=item.id, verifier=item.verifier, latency_s=0.25, error=error)
 
 
-async def scores(asked: Asked) -> web.StreamResponse:
+async def scores(asked: ArrivedRequest) -> web.StreamResponse:
     """A reward for each item."""
     return of("scripted", [result(item) for item in asked.body.items])
 
@@ -72,7 +72,7 @@ async def scores(asked: Asked) -> web.StreamResponse:
 def fails(*texts: str, kind: ErrorKind = "infrastructure") -> Answer:
     """An error for the items with these completions, a reward for the others."""
 
-    async def answer(asked: Asked) -> web.StreamResponse:
+    async def answer(asked: ArrivedRequest) -> web.StreamResponse:
         return of(
             "scripted",
             [failed(item, kind=kind) if item.completion in texts else result(item) for item in asked.body.items],
@@ -84,14 +84,14 @@ def fails(*texts: str, kind: ErrorKind = "infrastructure") -> Answer:
 def breaks_on(*texts: str) -> Answer:
     """500 for a request with one of these completions in it."""
 
-    async def answer(asked: Asked) -> web.StreamResponse:
+    async def answer(asked: ArrivedRequest) -> web.StreamResponse:
         return await (status(500)(asked) if set(texts) & set(asked.texts) else scores(asked))
 
     return answer
 
 
 def status(code: int, **headers: str) -> Answer:
-    async def answer(_: Asked) -> web.StreamResponse:
+    async def answer(_: ArrivedRequest) -> web.StreamResponse:
         return web.Response(status=code, text="scripted", headers={k.replace("_", "-"): v for k, v in headers.items()})
 
     return answer
@@ -100,14 +100,14 @@ def status(code: int, **headers: str) -> Answer:
 def held(event: asyncio.Event, then: Answer = scores) -> Answer:
     """Answers once the event is set."""
 
-    async def answer(asked: Asked) -> web.StreamResponse:
+    async def answer(asked: ArrivedRequest) -> web.StreamResponse:
         await event.wait()
         return await then(asked)
 
     return answer
 
 
-async def breaks_off(asked: Asked) -> web.StreamResponse:
+async def breaks_off(asked: ArrivedRequest) -> web.StreamResponse:
     """The connection ends in the middle of the answer."""
     whole = (await scores(asked)).text  # type: ignore[attr-defined]
     response = web.StreamResponse(headers={"Content-Length": str(len(whole))})
@@ -121,7 +121,7 @@ async def breaks_off(asked: Asked) -> web.StreamResponse:
 def lines(event: asyncio.Event, *late: str, breaks: bool = False) -> Answer:
     """A result a line; those of the `late` completions once the event is set, or never, if it then `breaks`."""
 
-    async def answer(asked: Asked) -> web.StreamResponse:
+    async def answer(asked: ArrivedRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(asked.http)
         for item in asked.body.items:

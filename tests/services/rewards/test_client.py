@@ -20,7 +20,7 @@ from services.rewards.settings import ClientSettings, RewardService
 from tests.env_service.peers import eventually
 from tests.services.rewards.scripted import (
     Answer,
-    Asked,
+    ArrivedRequest,
     ScriptedService,
     breaks_off,
     breaks_on,
@@ -326,7 +326,7 @@ async def test_what_the_body_raises_is_not_wrapped() -> None:
 def hangs_on(*texts: str) -> Answer:
     """No answer to a request with one of these completions in it."""
 
-    async def answer(asked: Asked) -> web.StreamResponse:
+    async def answer(asked: ArrivedRequest) -> web.StreamResponse:
         if set(texts) & set(asked.texts):
             await asyncio.Event().wait()
         return await scores(asked)

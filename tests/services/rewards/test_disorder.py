@@ -10,7 +10,7 @@ from services.rewards.settings import HedgeSettings
 from tests.env_service.peers import eventually
 from tests.services.rewards.scripted import (
     Answer,
-    Asked,
+    ArrivedRequest,
     breaks_off,
     fails,
     lines,
@@ -27,10 +27,10 @@ CALLS = 120
 def disorder(draw: random.Random) -> Answer:
     """A way to answer, drawn anew for each request; half of all are answered well."""
 
-    async def wrong(asked: Asked) -> Any:
+    async def wrong(asked: ArrivedRequest) -> Any:
         return of("mad", [result(item, id=f"{item.id}0") for item in asked.body.items])
 
-    async def answer(asked: Asked) -> Any:
+    async def answer(asked: ArrivedRequest) -> Any:
         done = asyncio.Event()
         asyncio.get_running_loop().call_later(draw.random() / 100, done.set)
         late = draw.sample(asked.texts, k=len(asked.texts) // 2)

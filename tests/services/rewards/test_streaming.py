@@ -6,11 +6,11 @@ from typing import Any
 
 from services.rewards.settings import HedgeSettings
 from tests.env_service.peers import eventually
-from tests.services.rewards.scripted import Asked, breaks_off, lines, of, result, status
+from tests.services.rewards.scripted import ArrivedRequest, breaks_off, lines, of, result, status
 from tests.services.rewards.test_client import client_of, items, rewards, scripted
 
 
-def keys(asked: list[Asked]) -> list[str]:
+def keys(asked: list[ArrivedRequest]) -> list[str]:
     return [each.http.headers["Idempotency-Key"] for each in asked]
 
 
@@ -49,7 +49,7 @@ async def test_a_second_service_is_asked_only_for_what_is_late() -> None:
 
 async def test_an_answer_that_ends_too_early_is_completed_elsewhere() -> None:
     async def too_few(asked: Any) -> Any:
-        asked = Asked(asked.http, asked.body.model_copy(update={"items": asked.body.items[:1]}), asked.when)
+        asked = ArrivedRequest(asked.http, asked.body.model_copy(update={"items": asked.body.items[:1]}), asked.when)
         done = asyncio.Event()
         done.set()
         return await lines(done)(asked)
@@ -62,10 +62,10 @@ async def test_an_answer_that_ends_too_early_is_completed_elsewhere() -> None:
 
 
 async def test_a_service_whose_answers_always_end_too_early_is_given_up() -> None:
-    async def nothing(asked: Asked) -> Any:
+    async def nothing(asked: ArrivedRequest) -> Any:
         done = asyncio.Event()
         done.set()
-        return await lines(done)(Asked(asked.http, asked.body.model_copy(update={"items": ()}), asked.when))
+        return await lines(done)(ArrivedRequest(asked.http, asked.body.model_copy(update={"items": ()}), asked.when))
 
     hedging = HedgeSettings(after_s=1000.0)
     async with client_of(service := scripted(always=nothing), hedging=hedging, patience_s=5.0) as client:
@@ -100,7 +100,7 @@ async def test_a_service_that_knows_its_keys_judges_once() -> None:
     judged: list[str] = []
     known: dict[str, Any] = {}
 
-    async def judges(asked: Asked) -> Any:
+    async def judges(asked: ArrivedRequest) -> Any:
         (key,) = keys([asked])
         if key not in known:
             judged.extend(asked.texts)
@@ -120,7 +120,7 @@ async def test_connections_of_answers_read_to_their_end_are_used_again() -> None
     done.set()
     ports: deque[int] = deque()
 
-    async def noted(asked: Asked) -> Any:
+    async def noted(asked: ArrivedRequest) -> Any:
         assert asked.http.transport is not None
         ports.append(asked.http.transport.get_extra_info("peername")[1])
         return await lines(done)(asked)
