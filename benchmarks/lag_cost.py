@@ -71,7 +71,7 @@ VARIANTS = {
 }
 
 
-class Sampler:
+class PlainSampler:
     """Completions of addition tasks by a copy of the trainer's weights, with their rewards; float32, temperature 1."""
 
     def __init__(self, *, seed: int) -> None:
@@ -174,7 +174,7 @@ def run(variant: LagVariant, *, steps: int, seed: int) -> dict[str, object]:
         ranks=ranks,
         commands=open_process_group(ranks, timeout_s=60),
     )
-    sampler, waiting, rewards = Sampler(seed=seed), deque[Any](), []
+    sampler, waiting, rewards = PlainSampler(seed=seed), deque[Any](), []
     for step in range(steps):
         sampler.load(trainer)
         waiting.append(sampler.batch(group_size=variant.group_size))

@@ -81,7 +81,7 @@ class TrainingModels:
         return model
 
     def used_at(self, model: TrainingModel) -> float:
-        """When its last request came, in seconds since 1970."""
+        """Time of its last request, in seconds since 1970."""
         return time.time() - (self._clock() - model.last_used)
 
     def find(self, model_id: str, *, owner: str) -> TrainingModel | None:

@@ -410,7 +410,7 @@ def _add_checkpoints(app: FastAPI, service: TenantService, listings: TenantListi
     async def external_weights_urls(
         run_id: str, folder: str, name: str, request: Request, tenant: Annotated[Tenant, Depends(tenant_of)]
     ) -> Json:
-        """Where to download a checkpoint without a key."""
+        """Addresses at which a checkpoint is downloaded without a key."""
         facts = listings.checkpoint(tenant, run_id, f"{folder}/{name}", own=False)
         return listings.download_urls(facts, base_url=str(request.base_url).rstrip("/"))
 

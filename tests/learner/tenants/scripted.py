@@ -42,7 +42,7 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 @dataclass
-class Adapter:
+class ScriptedAdapter:
     """Factors with their gradients and Adam's moments."""
 
     shape: AdapterShape
@@ -58,19 +58,19 @@ class Adapter:
             self.moments.setdefault(f"{name}.second", np.zeros_like(factor))
 
 
-class ScriptedTrainer:
-    """A TenantTrainer. `calls` counts what was asked of it."""
+class ScriptedTenantTrainer:
+    """A TenantTrainer by script. `calls` counts what was asked of it."""
 
     def __init__(self) -> None:
         self.embeddings, self.output = base_weights()
-        self.adapters: dict[str, Adapter] = {}
+        self.adapters: dict[str, ScriptedAdapter] = {}
         self.calls: list[str] = []
 
     def create(self, model_id: str, shape: AdapterShape) -> None:
         self.calls.append(f"create {model_id}")
         random = np.random.default_rng(shape.seed)
         down = random.uniform(-1, 1, size=(shape.rank, HIDDEN)) / np.sqrt(HIDDEN)
-        self.adapters[model_id] = Adapter(shape, {"down": down, "up": np.zeros((HIDDEN, shape.rank))})
+        self.adapters[model_id] = ScriptedAdapter(shape, {"down": down, "up": np.zeros((HIDDEN, shape.rank))})
 
     def remove(self, model_id: str) -> None:
         self.calls.append(f"remove {model_id}")
@@ -99,7 +99,9 @@ class ScriptedTrainer:
             total += loss
         return OperationResult(tuple(outputs), {"loss:sum": total})
 
-    def _datum(self, adapter: Adapter, datum: ClientDatum, loss: str, *, forward_only: bool) -> tuple[Floats, float]:
+    def _datum(
+        self, adapter: ScriptedAdapter, datum: ClientDatum, loss: str, *, forward_only: bool
+    ) -> tuple[Floats, float]:
         down, up = adapter.factors["down"], adapter.factors["up"]
         scale = adapter.shape.alpha / adapter.shape.rank
         embedded = self.embeddings[datum.token_ids]
@@ -150,9 +152,9 @@ class ScriptedTrainer:
             if rest:
                 parts[kind][rest] = np.array(each)
         if optimizer:
-            self.adapters[model_id] = Adapter(shape, **parts, steps=int(state["steps"]))
+            self.adapters[model_id] = ScriptedAdapter(shape, **parts, steps=int(state["steps"]))
         else:
-            self.adapters[model_id] = Adapter(shape, parts["factors"])
+            self.adapters[model_id] = ScriptedAdapter(shape, parts["factors"])
 
     def peft(self, model_id: str) -> tuple[dict[str, NDArray[np.generic]], dict[str, object]]:
         adapter = self.adapters[model_id]

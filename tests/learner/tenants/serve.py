@@ -20,7 +20,7 @@ from protocol.status import Readiness
 from services.http.app import OPEN_PATHS, create_app
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
-from tests.learner.tenants.scripted import ScriptedSampler, ScriptedTrainer
+from tests.learner.tenants.scripted import ScriptedSampler, ScriptedTenantTrainer
 
 NAMES = ("a", "b", "probe", "kill")
 MAX_TOKENS = 4096
@@ -50,7 +50,7 @@ def parse_nothing(body: Any) -> Any:
 
 
 def scripted(_: argparse.Namespace) -> tuple[Any, Any, ServedBase, Any]:
-    return ScriptedTrainer(), ScriptedSampler(), ServedBase("tiny/bigram", MAX_TOKENS), parse_nothing
+    return ScriptedTenantTrainer(), ScriptedSampler(), ServedBase("tiny/bigram", MAX_TOKENS), parse_nothing
 
 
 async def serve(args: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from protocol.status import Readiness
 from protocol.tinker.messages import MESSAGES
 from services.http.app import OPEN_PATHS, create_app
 from services.http.metrics import Metrics
-from tests.learner.tenants.scripted import ScriptedSampler, ScriptedTrainer
+from tests.learner.tenants.scripted import ScriptedSampler, ScriptedTenantTrainer
 from tests.learner.tenants.serve import parse_nothing
 
 BASE = "tiny/bigram"
@@ -93,7 +93,7 @@ class Served:
     """A service that runs, with its parts."""
 
     def __init__(self, folder: Path, *, long_poll_s: float, settings: TenantSettings, limits: dict[str, Any]) -> None:
-        self.trainer, self.sampler = ScriptedTrainer(), ScriptedSampler()
+        self.trainer, self.sampler = ScriptedTenantTrainer(), ScriptedSampler()
         keys = TenantKeys([Tenant(name=name, sha256=hash_of(f"tml-{name}"), **limits) for name in ("a", "b")])
         self.service = TenantService(
             folder=folder,

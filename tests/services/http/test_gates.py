@@ -27,7 +27,7 @@ class RoomForOne:
             self.arriving.remove(body_bytes)
 
 
-class Client:
+class GateClient:
     """Sends its body in two parts and keeps what it is answered."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ async def test_the_place_is_held_until_the_body_has_been_read(room: RoomForOne) 
             await receive()
             held.append(list(room.arriving))
 
-    client = Client()
+    client = GateClient()
     await behind(room, app)(client.scope, client.receive, client.send)
     assert held == [[6], [6], []]
 
@@ -73,7 +73,7 @@ async def test_the_place_of_one_that_breaks_is_given_back(room: RoomForOne) -> N
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise KeyError("inside")
 
-    client = Client()
+    client = GateClient()
     with pytest.raises(KeyError):
         await behind(room, app)(client.scope, client.receive, client.send)
     assert room.arriving == []
@@ -83,7 +83,7 @@ async def test_without_room_it_is_refused_unread_and_the_connection_kept(room: R
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError("it was let in")
 
-    client = Client()
+    client = GateClient()
     with room.door(100):
         await behind(room, app)(client.scope, client.receive, client.send)
     start = client.answer[0]
