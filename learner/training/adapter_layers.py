@@ -50,19 +50,24 @@ class AdaptableLayer:
 
 @dataclass(frozen=True, eq=False)
 class ClientAdapter:
-    """Factors of the adapter of a training model, by the name of their layer. They are float32 leaves, whose `.grad`
-    are sums since the last optimizer step.
+    """The adapter of a training model. `flat` holds the numbers of all of its factors, float32, so that an optimizer
+    has one tensor to go through; the factors, by the name of their layer, are leaves in the memory of `flat`.
     """
 
     shape: AdapterShape
+    flat: Tensor
     factors: Mapping[str, Adapter]
 
     @property
-    def parameters(self) -> dict[str, Tensor]:
-        """All factors by name: `LAYER.down` and `LAYER.up`."""
-        return {
-            f"{layer}.{side}": getattr(pair, side) for layer, pair in self.factors.items() for side in ("down", "up")
-        }
+    def leaves(self) -> list[Tensor]:
+        """The factors in the order in which they lie in `flat`: of each layer `down`, then `up`."""
+        return [factor for pair in self.factors.values() for factor in (pair.down, pair.up)]
+
+    def by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """Parts of a tensor that is as long as `flat`, shaped as the factors, by name: `LAYER.down` and `LAYER.up`."""
+        names = [f"{layer}.{side}" for layer in self.factors for side in ("down", "up")]
+        parts = torch.split(flat, [leaf.numel() for leaf in self.leaves])
+        return {name: part.view_as(leaf) for name, part, leaf in zip(names, parts, self.leaves, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -121,20 +126,29 @@ class AdaptedModel:
             values[f"{name}.up"] = torch.zeros(layer.outputs, shape.rank)
         return self.adapter_with(shape, values)
 
+    def factor_sizes(self, shape: AdapterShape) -> dict[str, tuple[int, int]]:
+        """The sizes of an adapter's factors by name, in their order."""
+        return {
+            f"{name}.{side}": size
+            for name, layer in self.layers_of(shape).items()
+            for side, size in (("down", (shape.rank, layer.inputs)), ("up", (layer.outputs, shape.rank)))
+        }
+
     def adapter_with(self, shape: AdapterShape, values: Mapping[str, Tensor]) -> ClientAdapter:
-        """An adapter with copies of `values`, which have the names of `ClientAdapter.parameters`."""
-
-        def leaf(name: str) -> Tensor:
-            return values[name].detach().to(self.device, torch.float32, copy=True).requires_grad_()
-
+        """An adapter with copies of `values`, which have the names of `factor_sizes`."""
+        sizes = self.factor_sizes(shape)
+        flat = torch.cat([values[name].detach().flatten() for name in sizes]).to(self.device, torch.float32)
+        parts = torch.split(flat, [rows * columns for rows, columns in sizes.values()])
+        leaves = {
+            name: part.view(size).detach().requires_grad_()
+            for (name, size), part in zip(sizes.items(), parts, strict=True)
+        }
         scale = shape.alpha / shape.rank
-        return ClientAdapter(
-            shape,
-            {
-                name: Adapter(down=leaf(f"{name}.down"), up=leaf(f"{name}.up"), scale=scale)
-                for name in self.layers_of(shape)
-            },
-        )
+        pairs = {
+            name: Adapter(down=leaves[f"{name}.down"], up=leaves[f"{name}.up"], scale=scale)
+            for name in self.layers_of(shape)
+        }
+        return ClientAdapter(shape, flat, pairs)
 
     @contextmanager
     def of_segments(self, segments: Sequence[AdapterSegment]) -> Iterator[None]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,50 +15,64 @@ _CLIP_EPSILON = 1e-6
 
 
 @dataclass
-class AdamMoments:
-    """The state of AdamW: how many steps it has made, and by the names of parameters the means of gradients and of
-    their squares, none before the first step.
+class AdamState:
+    """All that a step works on: `values`, the numbers of an adapter, and, as long as they are, `gradient`, their sum
+    since the last step, and `mean` and `square`, the moments of AdamW after `steps` steps. None stands for zeros.
     """
 
+    values: Tensor
+    gradient: Tensor | None = None
+    mean: Tensor | None = None
+    square: Tensor | None = None
     steps: int = 0
-    means: dict[str, Tensor] = field(default_factory=dict)
-    squares: dict[str, Tensor] = field(default_factory=dict)
 
+    def add(self, gradient: Tensor) -> None:
+        """Adds to the sum of gradients, and keeps `gradient` if it is the first."""
+        self.gradient = gradient if self.gradient is None else self.gradient.add_(gradient)
 
-def take_step(parameters: Mapping[str, Tensor], moments: AdamMoments, step: AdamStep) -> float:
-    """Moves the parameters by the gradients in their `.grad`, 0 where there are none, and clears these; returns the
-    gradients' global L2 norm, before it was bounded.
+    def take(self, step: AdamStep) -> float:
+        """Moves the values by the gradient, and begins a new sum; returns the gradient's L2 norm before it is bounded.
 
-    It is torch's AdamW: decoupled decay, corrected for bias, eps outside of the root. A step without gradients is one
-    with zeros, and counts. Raises OperationError, and changes nothing, if something would not be finite; gradients that
-    are not finite themselves are dropped.
-    """
-    gradients = [
-        torch.zeros_like(value) if value.grad is None else value.grad.detach() for value in parameters.values()
-    ]
-    norm = torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients]).norm()
-    if not bool(norm.isfinite()):
-        clear_gradients(parameters)
-        raise OperationError(
-            "the accumulated gradients are not finite: expected finite numbers. They were dropped; the weights are as "
-            "they were. Weigh the data less, and send them again."
+        It is torch's AdamW: decoupled decay, corrected for bias, eps outside of the root. A step without gradients is
+        one with zeros, and counts. Raises OperationError, and changes nothing, if something would not be finite; a sum
+        of gradients that is not finite itself is dropped.
+        """
+        gradient = torch.zeros_like(self.values) if self.gradient is None else self.gradient
+        norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
+        if not bool(norm.isfinite()):
+            self.gradient = None
+            raise OperationError(
+                "the accumulated gradients are not finite: expected finite numbers. They were dropped; the weights are "
+                "as they were. Weigh the data less, and send them again."
+            )
+        if step.grad_clip_norm > 0:
+            factor = (step.grad_clip_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
+            gradient = gradient * factor.to(gradient.dtype)
+        values, mean, square = self._moved(gradient, step)
+        if not all(bool(each.isfinite().all()) for each in (values, mean, square)):
+            raise OperationError(
+                "the step would make weights or moments that are not finite, with learning_rate "
+                f"{step.learning_rate:g} and eps {step.eps:g}. Nothing was changed: step again with a smaller "
+                "learning_rate or a larger eps."
+            )
+        self.values.copy_(values)
+        self.gradient, self.mean, self.square, self.steps = None, mean, square, self.steps + 1
+        return float(norm)
+
+    def _moved(self, gradient: Tensor, step: AdamStep) -> tuple[Tensor, Tensor, Tensor]:
+        """Values and moments after the step, new tensors."""
+        values, mean, square = (
+            torch.zeros_like(self.values) if known is None else known.clone()
+            for known in (self.values, self.mean, self.square)
         )
-    if step.grad_clip_norm > 0:
-        factor = (step.grad_clip_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
-        gradients = [each * factor.to(each.dtype) for each in gradients]
-    values = [each.detach().clone() for each in parameters.values()]
-    means = [_known(moments.means, name, value) for name, value in parameters.items()]
-    squares = [_known(moments.squares, name, value) for name, value in parameters.items()]
-    counts = [torch.tensor(float(moments.steps)) for _ in values]
-    with torch.no_grad():
         adamw(
-            values,
-            gradients,
-            means,
-            squares,
+            [values],
+            [gradient],
+            [mean],
+            [square],
             [],
-            counts,
-            foreach=values[0].device.type != "cpu",
+            [torch.tensor(float(self.steps))],
+            foreach=False,
             amsgrad=False,
             beta1=step.beta1,
             beta2=step.beta2,
@@ -68,26 +81,4 @@ def take_step(parameters: Mapping[str, Tensor], moments: AdamMoments, step: Adam
             eps=step.eps,
             maximize=False,
         )
-    if not all(bool(each.isfinite().all()) for each in (*values, *means, *squares)):
-        raise OperationError(
-            f"the step would make weights or moments that are not finite, with learning_rate {step.learning_rate:g} "
-            f"and eps {step.eps:g}. Nothing was changed: step again with a smaller learning_rate or a larger eps."
-        )
-    with torch.no_grad():
-        for parameter, value in zip(parameters.values(), values, strict=True):
-            parameter.copy_(value)
-    moments.steps += 1
-    moments.means = dict(zip(parameters, means, strict=True))
-    moments.squares = dict(zip(parameters, squares, strict=True))
-    clear_gradients(parameters)
-    return float(norm)
-
-
-def clear_gradients(parameters: Mapping[str, Tensor]) -> None:
-    """Begins a new sum of gradients."""
-    for parameter in parameters.values():
-        parameter.grad = None
-
-
-def _known(moments: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
-    return moments[name].clone() if name in moments else torch.zeros_like(like, requires_grad=False)
+        return values, mean, square

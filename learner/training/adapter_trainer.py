@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.training.adapter_layers import MAX_RANK, AdaptedModel, ClientAdapter
-from learner.training.adapter_optimizer import AdamMoments, clear_gradients, take_step
+from learner.training.adapter_optimizer import AdamState
 from learner.training.client_checks import (
     BaseDescription,
     check_operation,
@@ -51,7 +51,7 @@ _MICROBATCH_TOKENS = 16384
 # Of a model whose config names no longest sequence.
 _UNBOUNDED_CONTEXT = 1 << 20
 _STEPS = "steps"
-_MOMENTS = {"mean": "means", "square": "squares"}
+_SUMS = ("gradient", "mean", "square")
 _PEFT_PREFIX = "base_model.model."
 
 
@@ -76,7 +76,7 @@ class AdapterTrainer:
     ) -> None:
         self._model, self._base, self._microbatch_tokens = model, base, microbatch_tokens
         self._adapters: dict[str, ClientAdapter] = {}
-        self._moments: dict[str, AdamMoments] = {}
+        self._states: dict[str, AdamState] = {}
         self.passes = 0
 
     @classmethod
@@ -127,13 +127,13 @@ class AdapterTrainer:
         if model_id in self._adapters:
             raise OperationError(f"the training model {model_id} is there already: create it under another id")
         self._check_shape(shape)
-        self._adapters[model_id] = self._model.new_adapter(shape)
-        self._moments[model_id] = AdamMoments()
+        adapter = self._model.new_adapter(shape)
+        self._adapters[model_id], self._states[model_id] = adapter, AdamState(adapter.flat)
 
     def remove(self, model_id: str) -> None:
         """Forgets a training model; its `state` can be restored. Nothing happens if there is none."""
         self._adapters.pop(model_id, None)
-        self._moments.pop(model_id, None)
+        self._states.pop(model_id, None)
 
     def check(self, operation: ForwardBackward) -> None:
         """Raises OperationError for an operation that cannot be done. It is cheap, and any thread may call it; the
@@ -166,25 +166,23 @@ class AdapterTrainer:
 
         Raises OperationError, with weights and moments as they were, for what would not be finite.
         """
-        adapter = self._adapter(step.model_id)
+        self._adapter(step.model_id)
         check_step(step)
-        moments = self._moments[step.model_id]
-        norm = take_step(adapter.parameters, moments, step)
-        return {"grad_norm:mean": norm, "step:max": float(moments.steps)}
+        state = self._states[step.model_id]
+        norm = state.take(step)
+        return {"grad_norm:mean": norm, "step:max": float(state.steps)}
 
     def state(self, model_id: str) -> dict[str, Array]:
         """All that a training model is, but its shape, as copies on the host: factors, moments, accumulated gradients
         and the number of steps. `restore` continues from it bit by bit.
         """
-        moments = self._moments[model_id] if model_id in self._moments else AdamMoments()
-        state: dict[str, Array] = {_STEPS: np.array(moments.steps, dtype=np.int64)}
-        for name, value in self._adapter(model_id).parameters.items():
-            state[name] = _on_host(value)
-            if value.grad is not None:
-                state[f"{name}.gradient"] = _on_host(value.grad)
-            for ending, field in _MOMENTS.items():
-                if name in getattr(moments, field):
-                    state[f"{name}.{ending}"] = _on_host(getattr(moments, field)[name])
+        adapter, kept = self._adapter(model_id), self._states[model_id]
+        state: dict[str, Array] = {_STEPS: np.array(kept.steps, dtype=np.int64)}
+        state |= {name: _on_host(part) for name, part in adapter.by_name(adapter.flat).items()}
+        for ending in _SUMS:
+            flat: Tensor | None = getattr(kept, ending)
+            if flat is not None:
+                state |= {f"{name}.{ending}": _on_host(part) for name, part in adapter.by_name(flat).items()}
         return state
 
     def restore(
@@ -194,29 +192,15 @@ class AdapterTrainer:
         with no steps and no gradients. Raises OperationError for a state that is not of this shape and base model.
         """
         self._check_shape(shape)
-        expected = {
-            f"{name}.{side}": size
-            for name, layer in self._model.layers_of(shape).items()
-            for side, size in (("down", (shape.rank, layer.inputs)), ("up", (layer.outputs, shape.rank)))
-        }
-        for name, size in expected.items():
-            found = state[name].shape if name in state else None
-            if found != size:
-                raise OperationError(
-                    f"the state has {name} of the shape {found}: expected {size} for rank {shape.rank} on "
-                    f"{self._base.name}. Was it saved of another base model or shape?"
-                )
-        values = {name: self._tensor(state[name]) for name in expected}
-        adapter, moments = self._model.adapter_with(shape, values), AdamMoments()
+        adapter = self._model.adapter_with(shape, self._parts(shape, state, ""))
+        kept = AdamState(adapter.flat)
         if optimizer:
-            moments.steps = int(state[_STEPS])
-            for name, parameter in adapter.parameters.items():
-                if f"{name}.gradient" in state:
-                    parameter.grad = self._tensor(state[f"{name}.gradient"])
-                for ending, field in _MOMENTS.items():
-                    if f"{name}.{ending}" in state:
-                        getattr(moments, field)[name] = self._tensor(state[f"{name}.{ending}"])
-        self._adapters[model_id], self._moments[model_id] = adapter, moments
+            kept.steps = int(state[_STEPS])
+            for ending in _SUMS:
+                if any(name.endswith(f".{ending}") for name in state):
+                    parts = self._parts(shape, state, f".{ending}")
+                    setattr(kept, ending, self._model.adapter_with(shape, parts).flat)
+        self._adapters[model_id], self._states[model_id] = adapter, kept
 
     def peft(self, model_id: str) -> tuple[dict[str, Array], dict[str, object]]:
         """The adapter as peft keeps it: tensors of its adapter_model.safetensors, and its adapter_config.json."""
@@ -245,8 +229,18 @@ class AdapterTrainer:
         others = {name.rpartition(".")[2] for name in self._model.linear_names - set(adapter.factors)}
         return sorted(adapter.factors) if others & set(last) else last
 
-    def _tensor(self, value: Array) -> Tensor:
-        return torch.from_numpy(np.array(value, dtype=np.float32)).to(self._model.device)
+    def _parts(self, shape: AdapterShape, state: Mapping[str, Array], ending: str) -> dict[str, Tensor]:
+        """The tensors of a state whose names are those of the factors and `ending`. Raises OperationError."""
+        parts = {}
+        for name, size in self._model.factor_sizes(shape).items():
+            found = state.get(name + ending)
+            if found is None or found.shape != size:
+                raise OperationError(
+                    f"the state has {name}{ending} of the shape {None if found is None else found.shape}: expected "
+                    f"{size} for rank {shape.rank} on {self._base.name}. Was it saved of another base model or shape?"
+                )
+            parts[name] = torch.from_numpy(np.array(found, dtype=np.float32))
+        return parts
 
     def _adapter(self, model_id: str) -> ClientAdapter:
         if model_id not in self._adapters:
@@ -273,7 +267,7 @@ class AdapterTrainer:
 
     def _run(self, operations: Sequence[ForwardBackward]) -> list[OperationResult | OperationError | None]:
         tallies = [OperationTally(operation) for operation in operations]
-        gathered: dict[str, list[Tensor]] = {}
+        gathered: dict[str, Tensor] = {}
         rows = rows_of(
             operations, adapters=self._adapters, max_tokens=self._microbatch_tokens, device=self._model.device
         )
@@ -285,12 +279,11 @@ class AdapterTrainer:
                 raise _RoundFailure(fault) from error
         if any(tally.error is not None for tally in tallies):
             return [tally.error for tally in tallies]
-        for model_id, gradients in gathered.items():
-            for parameter, gradient in zip(self._adapters[model_id].parameters.values(), gradients, strict=True):
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        for model_id, gradient in gathered.items():
+            self._states[model_id].add(gradient)
         return [tally.result() for tally in tallies]
 
-    def _pass(self, row: ClientRow, tallies: Sequence[OperationTally], gathered: dict[str, list[Tensor]]) -> None:
+    def _pass(self, row: ClientRow, tallies: Sequence[OperationTally], gathered: dict[str, Tensor]) -> None:
         """Runs a row through the model, and back unless an operation has failed. Raises OperationError for logprobs or
         gradients that are not numbers.
         """
@@ -305,27 +298,24 @@ class AdapterTrainer:
             self._go_back(row, logprobs, slopes, gathered)
 
     def _go_back(
-        self, row: ClientRow, logprobs: Sequence[Tensor], slopes: Sequence[Tensor], gathered: dict[str, list[Tensor]]
+        self, row: ClientRow, logprobs: Sequence[Tensor], slopes: Sequence[Tensor], gathered: dict[str, Tensor]
     ) -> None:
-        parameters = {model_id: list(self._adapters[model_id].parameters.values()) for model_id in row.models}
+        leaves = {model_id: self._adapters[model_id].leaves for model_id in row.models}
         found = torch.autograd.grad(
             logprobs,
-            [parameter for each in parameters.values() for parameter in each],
+            [leaf for each in leaves.values() for leaf in each],
             [slope.to(each) for slope, each in zip(slopes, logprobs, strict=True)],
             allow_unused=True,
         )
         gradients = iter(found)
-        for model_id, own in parameters.items():
-            made = [_or_zero(next(gradients), parameter) for parameter in own]
-            if not bool(torch.stack([each.sum() for each in made]).isfinite().all()):
+        for model_id, own in leaves.items():
+            made = torch.cat([_or_zero(next(gradients), leaf).flatten() for leaf in own])
+            if not bool(made.isfinite().all()):
                 raise OperationError(
                     "the gradient through the model is not finite: expected finite numbers. The weights of the "
                     "training model have grown too large: load an earlier checkpoint."
                 )
-            before = gathered.get(model_id)
-            gathered[model_id] = (
-                made if before is None else [one.add_(other) for one, other in zip(before, made, strict=True)]
-            )
+            gathered[model_id] = made if model_id not in gathered else gathered[model_id].add_(made)
 
     def _try_adapters(self, path: Path) -> None:
         """Runs an adapter on every layer once. Raises ValueError, with the name `path`, if a layer does not take it."""
@@ -336,7 +326,6 @@ class AdapterTrainer:
         (result,) = self.run_round([operation])
         if isinstance(result, OperationError):
             raise ValueError(f"{path}: adapters do not work on this model: {result}")
-        clear_gradients(self._adapters[name].parameters)
         self.remove(name)
         self.passes = 0
 
@@ -361,8 +350,8 @@ def _check_logprobs(row: ClientRow, logprobs: Sequence[Tensor]) -> None:
             )
 
 
-def _or_zero(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter, requires_grad=False) if gradient is None else gradient
+def _or_zero(gradient: Tensor | None, leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf, requires_grad=False) if gradient is None else gradient
 
 
 def _on_host(value: Tensor) -> Array:

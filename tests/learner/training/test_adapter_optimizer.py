@@ -6,18 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.training.adapter_optimizer import AdamMoments, take_step
+from learner.training.adapter_optimizer import AdamState
 from learner.training.client_operations import AdamStep, OperationError
 
-SHAPES = ((4, 8), (8, 4), (3,))
+NUMBERS = 40
 
 
-def parameters(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        f"p{number}": torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
-        for number, shape in enumerate(SHAPES)
-    }
+def values(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(NUMBERS, generator=torch.Generator().manual_seed(0), dtype=dtype)
 
 
 def step_of(number: int) -> AdamStep:
@@ -33,72 +29,66 @@ def step_of(number: int) -> AdamStep:
     )
 
 
-def set_gradients(values: dict[str, Tensor], number: int) -> None:
-    """Every seventh step has none, and some have none for a parameter."""
-    generator = torch.Generator().manual_seed(100 + number)
-    for place, value in enumerate(values.values()):
-        drawn = torch.randn(value.shape, generator=generator).to(value.dtype)
-        absent = number % 7 == 3 or (number % 5 == place)
-        value.grad = None if absent else drawn
+def gradient_of(number: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(NUMBERS, generator=torch.Generator().manual_seed(100 + number)).to(dtype)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_fifty_steps_are_those_of_torch(dtype: torch.dtype, tolerance: float) -> None:
-    ours, theirs, moments = parameters(dtype), parameters(dtype), AdamMoments()
-    optimizer = torch.optim.AdamW(list(theirs.values()), lr=0.0, foreach=False)
+    """Some are without a gradient, some have the sum of two."""
+    ours = AdamState(values(dtype))
+    theirs = values(dtype).requires_grad_()
+    optimizer = torch.optim.AdamW([theirs], lr=0.0, foreach=False)
     for number in range(50):
-        step = step_of(number)
-        set_gradients(ours, number)
-        set_gradients(theirs, number)
-        for value in theirs.values():
-            value.grad = torch.zeros_like(value) if value.grad is None else value.grad
-        norm = torch.nn.utils.clip_grad_norm_(list(theirs.values()), step.grad_clip_norm or math.inf)
+        step, parts = step_of(number), range(number, number + (number % 3))
+        theirs.grad = torch.zeros_like(theirs)
+        for part in parts:
+            ours.add(gradient_of(part, dtype))
+            theirs.grad += gradient_of(part, dtype)
+        norm = torch.nn.utils.clip_grad_norm_([theirs], step.grad_clip_norm or math.inf)
         for group in optimizer.param_groups:
             group.update(lr=step.learning_rate, betas=(step.beta1, step.beta2), eps=step.eps)
             group.update(weight_decay=step.weight_decay)
         optimizer.step()
-        assert take_step(ours, moments, step) == pytest.approx(float(norm), rel=1e-6)
-        for name, value in ours.items():
-            torch.testing.assert_close(value, theirs[name], rtol=tolerance, atol=tolerance)
-            assert value.grad is None
-    assert moments.steps == 50
+        assert ours.take(step) == pytest.approx(float(norm), rel=1e-6)
+        torch.testing.assert_close(ours.values, theirs.detach(), rtol=tolerance, atol=tolerance)
+        assert ours.gradient is None
+    assert ours.steps == 50
 
 
 def test_a_step_without_gradients_counts_and_moves_by_the_moments() -> None:
-    values, moments = parameters(), AdamMoments()
-    set_gradients(values, 1)
-    take_step(values, moments, AdamStep("a"))
-    before = {name: value.detach().clone() for name, value in values.items()}
-    assert take_step(values, moments, AdamStep("a")) == 0.0
-    assert moments.steps == 2
-    assert any(not torch.equal(before[name], value.detach()) for name, value in values.items())
+    state = AdamState(values())
+    state.add(gradient_of(1))
+    state.take(AdamStep("a"))
+    before = state.values.clone()
+    assert state.take(AdamStep("a")) == 0.0
+    assert state.steps == 2
+    assert not torch.equal(before, state.values)
 
 
-def unchanged(values: dict[str, Tensor], moments: AdamMoments, step: AdamStep, *, match: str) -> None:
-    before = {name: value.detach().clone() for name, value in values.items()}
-    kept = {name: value.clone() for name, value in moments.means.items()}
+def unchanged(state: AdamState, step: AdamStep, *, match: str) -> None:
+    known = [None if each is None else each.clone() for each in (state.values, state.mean, state.square)]
+    steps = state.steps
     with pytest.raises(OperationError, match=match):
-        take_step(values, moments, step)
-    assert all(torch.equal(before[name], value.detach()) for name, value in values.items())
-    assert all(torch.equal(kept[name], value) for name, value in moments.means.items())
+        state.take(step)
+    for before, after in zip(known, (state.values, state.mean, state.square), strict=True):
+        assert (before is None and after is None) or torch.equal(before, after)  # type: ignore[arg-type]
+    assert state.steps == steps
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_gradients_that_are_not_finite_are_dropped_and_nothing_moves(bad: float) -> None:
-    values, moments = parameters(), AdamMoments()
-    set_gradients(values, 1)
-    take_step(values, moments, AdamStep("a"))
-    values["p1"].grad = torch.full((8, 4), bad)
-    unchanged(values, moments, AdamStep("a"), match="the accumulated gradients are not finite")
-    assert moments.steps == 1
-    assert all(value.grad is None for value in values.values())
+    state = AdamState(values())
+    state.add(gradient_of(1))
+    state.take(AdamStep("a"))
+    state.add(torch.full((NUMBERS,), bad))
+    unchanged(state, AdamStep("a"), match="the accumulated gradients are not finite")
+    assert state.gradient is None
 
 
 def test_a_step_that_leaves_the_numbers_is_refused_and_can_be_taken_again() -> None:
-    values, moments = parameters(), AdamMoments()
-    set_gradients(values, 1)
+    state = AdamState(values())
+    state.add(gradient_of(1))
     far = AdamStep("a", learning_rate=1e30, weight_decay=1e30)
-    unchanged(values, moments, far, match="with learning_rate 1e\\+30 and eps 1e-12. Nothing was changed")
-    assert moments.steps == 0
-    assert values["p0"].grad is not None
-    assert take_step(values, moments, AdamStep("a")) > 0
+    unchanged(state, far, match="with learning_rate 1e\\+30 and eps 1e-12. Nothing was changed")
+    assert state.take(AdamStep("a")) > 0
