@@ -130,7 +130,7 @@ class TrainingModels:
         """Models that must leave the trainer so that those needed have room: the least recently used ones."""
         staying = set(needed)
         resident = [model for model in self.by_id.values() if model.resident]
-        more = sum(not self.by_id[model_id].resident for model_id in staying)
+        more = sum(model_id not in self.by_id or not self.by_id[model_id].resident for model_id in staying)
         idle = sorted(
             (model for model in resident if model.entry.model_id not in staying), key=lambda model: model.last_used
         )

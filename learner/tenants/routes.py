@@ -6,14 +6,14 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from learner.tenants.compression import unpacked_zstd
 from learner.tenants.futures import INLINE_BYTES, ResultFuture
 from learner.tenants.keys import PREFIX, Tenant
 from learner.tenants.listings import TenantListings
 from learner.tenants.refusals import QueueFull, unknown
-from learner.tenants.sampling import LOST_STATUS
+from learner.tenants.sampling import LOST_STATUS, sequence_ids
 from learner.tenants.service import TenantService
 from learner.tenants.work import KINDS, LOAD_WEIGHTS
 from protocol.tinker.bodies import (
@@ -35,7 +35,7 @@ from protocol.tinker.bodies import (
     SessionBody,
     WeightsPath,
 )
-from services.http.app import RequestRefused, json_body
+from services.http.app import RequestRefused, json_body, refusal_of
 
 PREFIX_PATH = "/api/v1"
 _LONG_POLL_S = 30.0
@@ -190,7 +190,7 @@ def _operation(
         """Accept an operation of a training model."""
         body = await _body(request)
         if kind == LOAD_WEIGHTS:
-            into = LoadWeights.model_validate_json(body)
+            into = _load_weights(body)
             if into.session_id is not None:
                 request_id = await service.load_into_new(tenant, into)
                 return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
@@ -198,6 +198,13 @@ def _operation(
         return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
 
     return accept
+
+
+def _load_weights(body: bytes) -> LoadWeights:
+    try:
+        return LoadWeights.model_validate_json(body)
+    except ValidationError as error:
+        raise refusal_of(error.errors(include_url=False, include_context=False), LoadWeights) from error
 
 
 async def _body(request: Request) -> bytes:
@@ -234,8 +241,7 @@ def _add_sampling(app: FastAPI, service: TenantService, tenant_of: TenantOfKey) 
     ) -> Json:
         """Accept a sample."""
         request_id = await service.sample(tenant, body)
-        names: list[JsonValue] = [f"{request_id}:{number}" for number in range(body.num_samples)]
-        return {"request_id": request_id, "sample_sequence_ids": names}
+        return {"request_id": request_id, "sample_sequence_ids": [*sequence_ids(request_id, body.num_samples)]}
 
     @app.post(f"{PREFIX_PATH}/cancel_future", status_code=204)
     async def cancel_future(

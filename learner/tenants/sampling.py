@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from learner.tenants.catalog import SamplingEntry
 from learner.tenants.futures import ResultFuture
 from learner.tenants.keys import Tenant
+from learner.tenants.provenance import SequenceRecords
 from learner.tenants.turns import TargetWeights
 from protocol.tinker.bodies import SampleBody
 from protocol.tinker.sampling import SampleAnswer, SampleRequest, write_sample
@@ -69,12 +70,25 @@ class _Feed:
         return list(self.told)
 
 
+@dataclass(frozen=True)
+class AcceptedSample:
+    """A sample of a sampling session, with the weights that its target has now."""
+
+    future: ResultFuture
+    entry: SamplingEntry
+    weights: TargetWeights
+    body: SampleBody
+    request: SampleRequest
+
+
 class SamplingQueue:
     """Samples under way, and what their clients are told."""
 
-    def __init__(self, *, sampler: Sampler, life: int, lost: Mapping[str, Iterable[str]]) -> None:
+    def __init__(
+        self, *, sampler: Sampler, sequences: SequenceRecords, life: int, lost: Mapping[str, Iterable[str]]
+    ) -> None:
         """`lost`: names of samples that former lives accepted, by sampling session."""
-        self._sampler, self._life = sampler, life
+        self._sampler, self._sequences, self._life = sampler, sequences, life
         self._feeds: dict[tuple[str, int], _Feed] = defaultdict(_Feed)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._counts: dict[str, int] = defaultdict(int)
@@ -86,19 +100,12 @@ class SamplingQueue:
         """The tenant has as many samples under way as it may have."""
         return self._counts[tenant.name] >= tenant.max_samples
 
-    def start(
-        self,
-        future: ResultFuture,
-        entry: SamplingEntry,
-        weights: TargetWeights,
-        body: SampleBody,
-        request: SampleRequest,
-    ) -> None:
+    def start(self, sample: AcceptedSample) -> None:
         """Sample, finish the future, and tell the client."""
-        self._counts[future.owner] += request.samples
-        task = asyncio.create_task(self._sample(future, entry, weights, body, request))
-        self._running[future.request_id] = task
-        task.add_done_callback(lambda _: self._ended(future, entry, request))
+        self._counts[sample.future.owner] += sample.request.samples
+        task = asyncio.create_task(self._sample(sample))
+        self._running[sample.future.request_id] = task
+        task.add_done_callback(lambda _: self._ended(sample))
 
     def under_way(self) -> list[tuple[str, str]]:
         """Session and name of each sample that has not ended."""
@@ -139,34 +146,36 @@ class SamplingQueue:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _sample(
-        self,
-        future: ResultFuture,
-        entry: SamplingEntry,
-        weights: TargetWeights,
-        body: SampleBody,
-        request: SampleRequest,
-    ) -> None:
+    async def _sample(self, sample: AcceptedSample) -> None:
+        future, namespace = sample.future, sample.entry.sampling_session_id
         try:
-            answer = await self._sampler.sample(weights, request, namespace=entry.sampling_session_id)
-            future.finish(write_sample(answer, body))
+            answer = await self._sampler.sample(sample.weights, sample.request, namespace=namespace)
+            if sample.body.record_stability_info:
+                names = sequence_ids(future.request_id, sample.request.samples)
+                self._sequences.remember(future.owner, names, sample.request, answer.sequences)
+            future.finish(write_sample(answer, sample.body))
         except SampleFailed as error:
             future.finish({"error": str(error), "category": "server"})
         except ValueError as error:
             future.finish({"error": str(error), "category": "user"})
 
-    def _ended(self, future: ResultFuture, entry: SamplingEntry, request: SampleRequest) -> None:
+    def _ended(self, sample: AcceptedSample) -> None:
+        future = sample.future
         task = self._running.pop(future.request_id)
-        self._counts[future.owner] -= request.samples
+        self._counts[future.owner] -= sample.request.samples
         problem = None if task.cancelled() else task.exception()
         if problem is not None:
             logger.error("a sample of %s failed", future.owner, exc_info=problem)
         future.finish({"error": f"the sampler failed: {problem or 'cancelled'}", "category": "server"})
-        payload = future.payload
         completion: dict[str, JsonValue] = {"state": "failed", "request_id": future.request_id}
-        if isinstance(payload, bytes):
-            completion |= {"state": "finished", "response_payload_uncompressed_size": len(payload)}
-        self._feeds[entry.sampling_session_id, clone_of(future.request_id)].tell(completion)
+        if isinstance(future.payload, bytes):
+            completion |= {"state": "finished", "response_payload_uncompressed_size": len(future.payload)}
+        self._feeds[sample.entry.sampling_session_id, clone_of(future.request_id)].tell(completion)
+
+
+def sequence_ids(request_id: str, samples: int) -> list[str]:
+    """Names of the sequences of a sample."""
+    return [f"{request_id}:{number}" for number in range(samples)]
 
 
 def clone_of(request_id: str) -> int:

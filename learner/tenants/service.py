@@ -14,7 +14,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,13 +27,15 @@ from learner.tenants.futures import Payload, RequestReused, ResultFuture, Result
 from learner.tenants.keys import Tenant, TenantKeys
 from learner.tenants.models import TrainingModel, TrainingModels
 from learner.tenants.operations import LoggedOperation, OperationLog
+from learner.tenants.provenance import SequenceRecords
 from learner.tenants.refusals import QueueFull, not_durable, unfit, unknown
-from learner.tenants.sampling import Sampler, SamplingQueue
+from learner.tenants.sampling import AcceptedSample, Sampler, SamplingQueue
 from learner.tenants.sessions import TenantSessions
 from learner.tenants.snapshots import ModelSnapshots
 from learner.tenants.trainer import TenantTrainer
 from learner.tenants.turns import BASE_TARGET, OperationOutcome, TargetWeights, TrainerTurns, target_of
 from learner.tenants.work import LOAD_WEIGHTS, Operation, Work, WorkReader, digest_of_json, identify, shape_of
+from learner.training.client_operations import OperationError
 from protocol.tinker.bodies import (
     CopyWeights,
     CreateCustomLoss,
@@ -100,9 +102,15 @@ class TenantService:
         self.sessions = TenantSessions(self.log)
         recovered = self.log.recovered
         self.life = recovered.life
-        self.samples = SamplingQueue(sampler=sampler, life=self.life, lost=recovered.samples)
+        self._sequences = SequenceRecords(folder / "sequences")
+        self.samples = SamplingQueue(sampler=sampler, sequences=self._sequences, life=self.life, lost=recovered.samples)
         self._sampler = sampler
-        self._reader = WorkReader(losses=self.log.catalog.losses, parse_graph=self._graph_of, check=trainer.check)
+        self._reader = WorkReader(
+            losses=self.log.catalog.losses,
+            parse_graph=self._graph_of,
+            check=trainer.check,
+            check_claims=self._sequences.check,
+        )
         self._turns = TrainerTurns(trainer=trainer, checkpoints=self.checkpoints, snapshots=self._snapshots)
         self._round_robin = DeficitRoundRobin[Operation](
             round_tokens=self._settings.round_tokens, cost=lambda each: each.tokens
@@ -135,7 +143,7 @@ class TenantService:
                 shape=shape_of(body.lora_config, seed=secrets.randbits(62)),
                 user_metadata=body.user_metadata,
             )
-            await self._add_model(entry)
+            await self._once(model_id, lambda: self._add_model(entry))
         return f"{model_id}:create"
 
     async def load_into_new(self, tenant: Tenant, body: LoadWeights) -> str:
@@ -159,7 +167,7 @@ class TenantService:
                 user_metadata=body.user_metadata,
                 loads=body.path,
             )
-            await self._add_model(entry)
+            await self._once(model_id, lambda: self._add_model(entry))
         whole = body.model_copy(update={"model_id": model_id, "seq_id": 0, "user_metadata": None})
         return await self.submit(tenant, LOAD_WEIGHTS, whole.model_dump_json().encode())
 
@@ -176,22 +184,14 @@ class TenantService:
         if known is None:
             self._refuse_flood(tenant, len(logged.body))
         future, new = self._open(request_id, tenant.name, logged.digest, kind)
-        if new:
-            self._accepting[request_id] = asyncio.create_task(self._accept(tenant, logged, future))
-        if request_id in self._accepting:  # a retry that comes meanwhile must not be told more than is on the disk
-            await asyncio.shield(self._accepting[request_id])
+        if new or request_id in self._accepting:
+            await self._once(request_id, lambda: self._accept(tenant, logged, future))
         return request_id
 
     async def _accept(self, tenant: Tenant, logged: LoggedOperation, future: ResultFuture) -> None:
-        """Goes on if its client leaves: what is in the journal must be in the queue, too."""
-        try:
-            work = await self._off_loop(
-                len(logged.body), lambda: self._reader.read(logged.kind, logged.body, owner=tenant.name)
-            )
-            await self._durably(self.log.operation(logged), undo=future.request_id)
-            self._enqueue(logged, work, future)
-        finally:
-            del self._accepting[future.request_id]
+        logged, work = await self._off_loop(len(logged.body), lambda: self._reader.accept(logged, owner=tenant.name))
+        await self._durably(self.log.operation(logged), undo=future.request_id)
+        self._enqueue(logged, work, future)
 
     async def unload_model(self, tenant: Tenant, model_id: str) -> None:
         """Give back what a model takes; its checkpoints stay."""
@@ -265,10 +265,16 @@ class TenantService:
             raise QueueFull(f"{tenant.max_samples} samples of yours are under way, as many as you may have at once")
         weights = self._weights_of(entry)
         future, new = self._open(request_id, tenant.name, digest, "asample")
-        if new:
-            await self._durably(self.log.sample(entry.sampling_session_id, request_id), undo=request_id)
-            self.samples.start(future, entry, weights, body, request)
+        if new or request_id in self._accepting:
+            await self._once(
+                request_id, lambda: self._accept_sample(AcceptedSample(future, entry, weights, body, request))
+            )
         return request_id
+
+    async def _accept_sample(self, sample: AcceptedSample) -> None:
+        written = self.log.sample(sample.entry.sampling_session_id, sample.future.request_id)
+        await self._durably(written, undo=sample.future.request_id)
+        self.samples.start(sample)
 
     def sampling(self, tenant: Tenant, name: str) -> SamplingEntry:
         """The tenant's sampling session. Raises RequestRefused."""
@@ -347,8 +353,7 @@ class TenantService:
     async def _turn(self, operations: Sequence[Operation]) -> None:
         self.models.take(operations)
         models = {operation.model_id: self.models.by_id[operation.model_id] for operation in operations}
-        for model in self.models.to_park(room=self._settings.max_resident, needed=models):
-            await self._park(model)
+        await self._make_room(models)
         entries = {model_id: model.entry for model_id, model in models.items()}
         outcomes = await self._on_trainer(lambda: self._turns.run(operations, entries))
         self.rounds += 1
@@ -469,9 +474,20 @@ class TenantService:
         return self._parse_graph(loss.body)
 
     async def _add_model(self, entry: ModelEntry) -> None:
+        """Make it on the trainer first, so that a shape which the base cannot have is refused and not accepted."""
+        if entry.loads is None:
+            await self._make_room([entry.model_id])
+            try:
+                await self._on_trainer(lambda: self._turns.create(entry))
+            except OperationError as error:
+                raise unfit(f"lora_config: {error}") from error
         await self._durably(self.log.entry(entry))
         if entry.model_id not in self.models.by_id:
-            self.models.add_model(entry, covered=None)
+            self.models.add_model(entry, covered=None).resident = entry.loads is None
+
+    async def _make_room(self, needed: Iterable[str]) -> None:
+        for model in self.models.to_park(room=self._settings.max_resident, needed=needed):
+            await self._park(model)
 
     def _enqueue(self, logged: LoggedOperation, work: Work, future: ResultFuture) -> None:
         operation = Operation(logged.model_id, logged.seq_id, logged.kind, work, future, len(logged.body))
@@ -491,6 +507,16 @@ class TenantService:
         except OSError as error:
             self.futures.forget(undo)
             raise not_durable(error) from error
+
+    async def _once(self, name: str, accept: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Accept a request. It goes on if its client leaves: what is in the journal must be in the queue, too.
+
+        A retry that comes meanwhile waits for the same, since it must not be told more than is on the disk.
+        """
+        if name not in self._accepting:
+            self._accepting[name] = asyncio.create_task(accept())
+            self._accepting[name].add_done_callback(lambda _: self._accepting.pop(name))
+        await asyncio.shield(self._accepting[name])
 
     async def _off_loop(self, size: int, work: Callable[[], T]) -> T:
         try:

@@ -87,6 +87,12 @@ class TrainerTurns:
         facts = SnapshotFacts(entry.model_id, seq_id, self._versions[entry.model_id])
         self._snapshots.write(facts, self._trainer.state(entry.model_id), results)
 
+    def create(self, entry: ModelEntry) -> None:
+        """Make a new model's adapter. Raises OperationError for a shape that the base model cannot have."""
+        if entry.model_id not in self._versions:
+            self._trainer.create(entry.model_id, entry.shape)
+            self._versions[entry.model_id] = 0
+
     def remove(self, model_id: str) -> None:
         """Give the model's memory back."""
         if self._versions.pop(model_id, None) is not None:

@@ -6,7 +6,7 @@ must not wait for ever.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -28,13 +28,14 @@ from protocol.tinker.bodies import (
     TinkerLora,
 )
 from protocol.tinker.tensors import TinkerWireError
-from protocol.tinker.training import ForwardBackwardBody, identify_forward_backward, read_forward_backward
+from protocol.tinker.training import ForwardBackwardBody, WireDatum, identify_forward_backward, read_forward_backward
 
 if TYPE_CHECKING:
     from learner.algorithms.client_graphs import LossGraph
 
 FORWARD_BACKWARD = "forward_backward"
 LOAD_WEIGHTS = "load_weights"
+_UNFIT = "unfit"
 _COUNTED_UP = "sampling_session_seq_id"
 """Clients count it up at each try of the same request."""
 _BODIES: dict[str, type[OrderedBody] | type[LoadWeights]] = {
@@ -109,7 +110,9 @@ def _digest(kind: str, body: bytes) -> str:
 
 
 class WorkReader:
-    """Parses operations. `parse_graph` makes the graph of a custom loss, `check` is the trainer's."""
+    """Parses operations. `parse_graph` makes the graph of a custom loss, `check` is the trainer's,
+    `check_claims` that of the sampled sequences.
+    """
 
     def __init__(
         self,
@@ -117,14 +120,28 @@ class WorkReader:
         losses: Mapping[str, LossEntry],
         parse_graph: Callable[[LossEntry], "LossGraph"],
         check: Callable[[ForwardBackward], None],
+        check_claims: Callable[[str, int, WireDatum], None],
     ) -> None:
-        self._losses, self._parse_graph, self._check = losses, parse_graph, check
+        self._losses, self._parse_graph = losses, parse_graph
+        self._check, self._check_claims = check, check_claims
 
-    def read(self, kind: str, body: bytes, *, owner: str) -> Work:
-        """The operation, UnfitOperation for one that cannot be done."""
+    def accept(self, logged: LoggedOperation, *, owner: str) -> tuple[LoggedOperation, Work]:
+        """A new operation, and as it is to stand in the journal: a replay may not judge it in another way."""
+        work = self.read(logged.kind, logged.body, owner=owner, new=True)
+        if isinstance(work, UnfitOperation):
+            return replace(logged, kind=_UNFIT, body=work.message.encode()), work
+        return logged, work
+
+    def read(self, kind: str, body: bytes, *, owner: str, new: bool = False) -> Work:
+        """The operation, UnfitOperation for one that cannot be done. What a `new` one claims was sampled is checked."""
+        if kind == _UNFIT:
+            return UnfitOperation(body.decode())
         try:
             if kind == FORWARD_BACKWARD:
-                operation = self._forward_backward(read_forward_backward(body), owner)
+                parts = read_forward_backward(body)
+                for number, datum in enumerate(parts.data if new else ()):
+                    self._check_claims(owner, number, datum)
+                operation = self._forward_backward(parts, owner)
                 self._check(operation)
                 return operation
             parsed = _BODIES[kind].model_validate_json(body)

@@ -53,10 +53,16 @@ def scripted(_: argparse.Namespace) -> tuple[Any, Any, ServedBase, Any]:
     return ScriptedTenantTrainer(), ScriptedSampler(), ServedBase("tiny/bigram", MAX_TOKENS), parse_nothing
 
 
+def adapters(args: argparse.Namespace) -> tuple[Any, Any, ServedBase, Any]:
+    from tests.learner.tenants.tiny import tiny_service_parts  # torch, which the others do without
+
+    return tiny_service_parts(args.models, args.model)
+
+
 async def serve(args: argparse.Namespace) -> None:
     keys = TenantKeys([Tenant(name=name, sha256=hash_of(f"tml-{name}")) for name in NAMES])
     with Listener(host="127.0.0.1", port=args.port) as listener:
-        trainer, sampler, base, parse_graph = scripted(args)
+        trainer, sampler, base, parse_graph = (adapters if args.model else scripted)(args)
         service = TenantService(
             folder=args.folder,
             keys=keys,

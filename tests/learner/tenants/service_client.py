@@ -56,9 +56,11 @@ class Client:
         )
         return str((await self.result(accepted))["model_id"])
 
-    async def train(self, model_id: str, seq_id: int, tokens: Sequence[int] = (1, 2, 3), status: int = 200) -> Any:
+    async def train(
+        self, model_id: str, seq_id: int, tokens: Sequence[int] = (1, 2, 3), *, status: int = 200, **claim: Any
+    ) -> Any:
         headers = {"Content-Type": "application/x-protobuf"}
-        body = forward_backward(model_id, seq_id, tokens)
+        body = forward_backward(model_id, seq_id, tokens, **claim)
         answer = await self.http.post("/forward_backward", content=body, headers=headers)
         assert answer.status_code == status, answer.text
         return answer.json()
@@ -79,13 +81,20 @@ class Client:
 
 
 def forward_backward(
-    model_id: str, seq_id: int, tokens: Sequence[int] = (1, 2, 3), loss: str = "cross_entropy"
+    model_id: str, seq_id: int, tokens: Sequence[int] = (1, 2, 3), *, sequence_id: str = "", prompt: int = 0
 ) -> bytes:
+    """A datum of tokens, each the target of its place; claims to be `prompt` tokens of a sequence and its sample."""
     request = MESSAGES["ForwardBackwardRequest"](model_id=model_id, seq_id=seq_id, loss_fn=loss)
     datum = request.data.add()
     datum.model_input.add().encoded_text.tokens = np.array(tokens[:-1], "<i4").tobytes()
     datum.loss_fn_inputs["target_tokens"].dtype = 2
     datum.loss_fn_inputs["target_tokens"].dense = np.array(tokens[1:], "<i8").tobytes()
+    if sequence_id:
+        row = len(tokens) - 1
+        for spans, offset, count in ((datum.model_input_spans, 0, prompt), (datum.loss_fn_input_spans, 1, prompt - 1)):
+            spans.add().prompt_tokens.CopyFrom(MESSAGES["Span"](sequence_id=sequence_id, offset=offset, length=count))
+            sampled = MESSAGES["Span"](sequence_id=sequence_id, offset=0, length=row - count)
+            spans.add().sampled_tokens.CopyFrom(sampled)
     return bytes(request.SerializeToString())
 
 

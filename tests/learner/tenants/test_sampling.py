@@ -1,4 +1,5 @@
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,24 @@ async def test_a_sample_that_does_not_fit_is_refused_by_its_field(tmp_path: Path
         session = await base_session(client)
         refused = await sample(client, session, status=422, **fields)
         assert next(iter(fields)) in refused["error"]["message"] or "top_p" in refused["error"]["message"]
+
+
+async def test_training_on_what_was_never_sampled_is_refused_and_stays_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        session = await base_session(client)
+        accepted = await sample(client, session, record_stability_info=True)
+        (name,) = accepted["sample_sequence_ids"]
+        tokens = [1, 2, 3, *tokens_of((await answer_of(client, accepted)).sequences[0])]
+        honest = await client.train(model_id, 1, tokens, sequence_id=name, prompt=3)
+        lying = await client.train(model_id, 2, [*tokens[:-1], tokens[-1] - 1], sequence_id=name, prompt=3)
+        assert (await client.result(honest))["loss:sum"] > 0
+        refused = await client.result(lying)
+        assert refused["category"] == "user"
+        assert "loss_fn_input_spans[1]: position 5 holds token" in refused["error"]
+    shutil.rmtree(tmp_path / "sequences")
+    async with served(tmp_path) as parts:
+        again = parts.client()
+        assert await again.result(lying) == refused
+        assert (await again.result(honest))["loss:sum"] > 0

@@ -1,0 +1,168 @@
+"""Sampled sequences, remembered for a day, and checks of datums that claim to hold their tokens.
+
+    <folder>/sequences-<hour>.log    records of learner.journal.records, one a sequence; a file goes after a day
+
+They outlive the process, but are not synced: a machine that loses power may lose the last of them.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.journal.files import AppendFile
+from learner.journal.records import record, scan
+from protocol.tinker.sampling import SampledTokens, SampleRequest
+from protocol.tinker.tensors import TinkerWireError
+from protocol.tinker.training import ProvenanceSpan, WireDatum
+
+_HOUR_S = 3600
+_KEEP_HOURS = 25
+_SEQUENCE = 1
+_LOGPROB_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class SequenceRecord:
+    """A sequence as it was sampled. `logprobs` are those of `tokens`, when they were sampled."""
+
+    owner: str
+    prompt: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    hour: int
+
+
+class SequenceRecords:
+    """All sequences of the last day. `clock` is in seconds since 1970. Any thread may check."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._clock, self._lock = folder, clock, threading.Lock()
+        self._records: dict[str, SequenceRecord] = {}
+        for path in sorted(folder.glob("sequences-*.log")):
+            self._read(path)
+        self._hour, self._file = self._open(self._now())
+
+    def remember(
+        self, owner: str, names: Iterable[str], request: SampleRequest, sampled: Iterable[SampledTokens]
+    ) -> None:
+        """Remember the sequences of a sample by their names. Raises OSError."""
+        with self._lock:
+            self._forget_old()
+            for name, sequence in zip(names, sampled, strict=True):
+                found = SequenceRecord(
+                    owner=owner,
+                    prompt=np.asarray(request.prompt, np.int64),
+                    tokens=np.asarray(sequence.tokens, np.int64),
+                    logprobs=np.asarray(sequence.logprobs, np.float32),
+                    hour=self._hour,
+                )
+                self._file.append(*_written(name, found))
+                self._records[name] = found
+
+    def check(self, owner: str, number: int, datum: WireDatum) -> None:
+        """Raises TinkerWireError if the spans of a datum do not tile it, or claim what was not sampled."""
+        field = f"data[{number}]"
+        if not datum.input_spans and not datum.target_spans:
+            return
+        targets = datum.inputs.get("target_tokens")
+        if not datum.input_spans or not datum.target_spans or targets is None or targets.ndim != 1:
+            raise TinkerWireError(
+                f"{field}: spans of one part alone; expected model_input_spans and loss_fn_input_spans, or neither"
+            )
+        self._check_row(owner, f"{field}.model_input_spans", datum.input_spans, datum.token_ids, None)
+        logprobs = datum.inputs.get("logprobs")
+        self._check_row(owner, f"{field}.loss_fn_input_spans", datum.target_spans, targets, logprobs)
+
+    def _check_row(
+        self,
+        owner: str,
+        field: str,
+        spans: Sequence[ProvenanceSpan],
+        row: NDArray[np.int64],
+        logprobs: NDArray[np.float32] | None,
+    ) -> None:
+        total = sum(span.length for span in spans)
+        if total != len(row) or any(span.length < 0 or span.offset < 0 for span in spans):
+            raise TinkerWireError(f"{field}: spans of {total} tokens; expected to tile {len(row)} tokens")
+        bounds = pairwise(accumulate((span.length for span in spans), initial=0))
+        for number, (span, (start, end)) in enumerate(zip(spans, bounds, strict=True)):
+            found = self._records.get(span.sequence_id)
+            if found is None or found.owner != owner:
+                raise TinkerWireError(
+                    f"{field}[{number}]: no sequence {span.sequence_id}; it was sampled without "
+                    "record_stability_info, or more than a day ago"
+                )
+            had = (found.tokens if span.sampled else found.prompt)[span.offset : span.offset + span.length]
+            _compare(f"{field}[{number}]", start, row[start:end], had)
+            if span.sampled and logprobs is not None:
+                _compare_logprobs(f"{field}[{number}]", start, logprobs[start:end], found.logprobs[span.offset :])
+
+    def _now(self) -> int:
+        return int(self._clock()) // _HOUR_S
+
+    def _open(self, hour: int) -> tuple[int, AppendFile]:
+        return hour, AppendFile(self._folder / f"sequences-{hour:08d}.log")
+
+    def _forget_old(self) -> None:
+        if self._now() == self._hour:
+            return
+        self._file.close()
+        self._hour, self._file = self._open(self._now())
+        oldest = self._hour - _KEEP_HOURS
+        for path in self._folder.glob("sequences-*.log"):
+            if int(path.stem.partition("-")[2]) < oldest:
+                path.unlink()
+        self._records = {name: each for name, each in self._records.items() if each.hour >= oldest}
+
+    def _read(self, path: Path) -> None:
+        end = 0
+        hour = int(path.stem.partition("-")[2])
+        for _, payload, _, following in scan(path):
+            name, found = _as_read(payload, hour)
+            self._records[name] = found
+            end = following
+        AppendFile(path, end=end).close()
+
+
+def _compare(field: str, start: int, row: NDArray[np.int64], had: NDArray[np.int64]) -> None:
+    if len(row) != len(had):
+        raise TinkerWireError(f"{field}: {len(row)} tokens from its offset on; the sequence has {len(had)} there")
+    wrong = np.flatnonzero(row != had)
+    if len(wrong):
+        place = int(wrong[0])
+        raise TinkerWireError(
+            f"{field}: position {start + place} holds token {int(row[place])}; the sequence had {int(had[place])} there"
+        )
+
+
+def _compare_logprobs(field: str, start: int, given: NDArray[np.float32], had: NDArray[np.float32]) -> None:
+    gaps = np.abs(given - had[: len(given)])
+    wrong = np.flatnonzero(~(gaps <= _LOGPROB_TOLERANCE))
+    if len(wrong):
+        place = int(wrong[0])
+        raise TinkerWireError(
+            f"{field}: position {start + place} has the logprob {float(given[place]):.4f}; it was sampled with "
+            f"{float(had[place]):.4f}"
+        )
+
+
+def _written(name: str, found: SequenceRecord) -> list[bytes | memoryview]:
+    head = json.dumps([name, found.owner, len(found.prompt), len(found.tokens)]).encode() + b"\n"
+    arrays = (found.prompt.astype("<i8"), found.tokens.astype("<i8"), found.logprobs.astype("<f4"))
+    return record(_SEQUENCE, [head, *(array.tobytes() for array in arrays)])
+
+
+def _as_read(payload: bytes, hour: int) -> tuple[str, SequenceRecord]:
+    head, _, rest = payload.partition(b"\n")
+    name, owner, prompt, tokens = json.loads(head)
+    ids = np.frombuffer(rest, "<i8", count=prompt + tokens)
+    logprobs = np.frombuffer(rest, "<f4", offset=8 * (prompt + tokens))
+    return name, SequenceRecord(owner, ids[:prompt], ids[prompt:], logprobs, hour)

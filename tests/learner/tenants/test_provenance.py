@@ -1,0 +1,86 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.tenants.provenance import SequenceRecords
+from protocol.tinker.sampling import SampledTokens, SampleRequest
+from protocol.tinker.tensors import TinkerWireError
+from protocol.tinker.training import ProvenanceSpan, WireDatum
+
+PROMPT, TOKENS, LOGPROBS = (1, 2, 3), (4, 5), (-0.5, -0.25)
+
+
+def remembered(folder: Path, hours: float = 0.0) -> SequenceRecords:
+    records = SequenceRecords(folder, clock=lambda: 3600.0 * (1000 + hours))
+    sampled = SampledTokens(TOKENS, LOGPROBS, (0, 0), stopped=True)
+    records.remember("a", ["s:1:0"], SampleRequest(prompt=PROMPT), [sampled])
+    return records
+
+
+def datum() -> WireDatum:
+    """The sequence, each target the token after its place."""
+    row = np.array([*PROMPT, *TOKENS])
+    spans = (ProvenanceSpan("s:1:0", 0, 3, sampled=False), ProvenanceSpan("s:1:0", 0, 1, sampled=True))
+    targets = (ProvenanceSpan("s:1:0", 1, 2, sampled=False), ProvenanceSpan("s:1:0", 0, 2, sampled=True))
+    logprobs = np.array([0, 0, *LOGPROBS], np.float32)
+    return WireDatum(row[:-1], {"target_tokens": row[1:], "logprobs": logprobs}, spans, targets)
+
+
+def test_what_was_sampled_passes(tmp_path: Path) -> None:
+    remembered(tmp_path).check("a", 0, datum())
+
+
+def test_it_still_does_after_a_start_with_a_record_cut_in_two(tmp_path: Path) -> None:
+    remembered(tmp_path)
+    path = tmp_path / "sequences-00001000.log"
+    path.write_bytes(path.read_bytes() + path.read_bytes()[:-3])
+    SequenceRecords(tmp_path).check("a", 0, datum())
+
+
+def test_a_datum_without_spans_is_not_looked_at(tmp_path: Path) -> None:
+    SequenceRecords(tmp_path).check("a", 0, replace(datum(), input_spans=(), target_spans=()))
+
+
+def spoiled(**inputs: object) -> WireDatum:
+    return replace(datum(), inputs={**datum().inputs, **inputs})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "complaint"),
+    [
+        (replace(datum(), token_ids=np.array([1, 2, 9, 4])), r"data\[3\].*input_spans\[0\]: position 2 holds token 9"),
+        (spoiled(target_tokens=np.array([2, 3, 4, 6])), r"loss_fn_input_spans\[1\]: position 3 holds token 6"),
+        (spoiled(logprobs=np.array([0, 0, -0.5, -0.3])), r"position 3 has the logprob -0\.3000; it was .* -0\.2500"),
+        (spoiled(logprobs=np.array([0, 0, -0.5, np.nan])), "position 3 has the logprob nan"),
+        (replace(datum(), target_spans=()), "spans of one part alone"),
+        (replace(datum(), target_spans=datum().target_spans[:1]), "spans of 2 tokens; expected to tile 4"),
+        (
+            replace(datum(), input_spans=(ProvenanceSpan("s:1:0", 0, 4, sampled=False),)),
+            "4 tokens from its offset on; the sequence has 3",
+        ),
+        (replace(datum(), input_spans=(ProvenanceSpan("s:2:0", 0, 4, sampled=False),)), "no sequence s:2:0"),
+    ],
+)
+def test_a_claim_of_what_was_not_sampled_is_refused(tmp_path: Path, claimed: WireDatum, complaint: str) -> None:
+    with pytest.raises(TinkerWireError, match=complaint):
+        remembered(tmp_path).check("a", 3, claimed)
+
+
+def test_a_sequence_of_another_tenant_is_none(tmp_path: Path) -> None:
+    with pytest.raises(TinkerWireError, match="no sequence"):
+        remembered(tmp_path).check("b", 0, datum())
+
+
+def test_sequences_go_after_a_day(tmp_path: Path) -> None:
+    remembered(tmp_path)
+    records = SequenceRecords(tmp_path, clock=lambda: 3600.0 * 1020)
+    records.remember("a", [], SampleRequest(prompt=PROMPT), [])
+    records.check("a", 0, datum())
+    records = SequenceRecords(tmp_path, clock=lambda: 3600.0 * 1030)
+    records._hour -= 1
+    records.remember("a", [], SampleRequest(prompt=PROMPT), [])
+    with pytest.raises(TinkerWireError, match="no sequence"):
+        records.check("a", 0, datum())
+    assert not (tmp_path / "sequences-00001000.log").exists()
