@@ -84,7 +84,7 @@ def forward_backward(
     model_id: str, seq_id: int, tokens: Sequence[int] = (1, 2, 3), *, sequence_id: str = "", prompt: int = 0
 ) -> bytes:
     """A datum of tokens, each the target of its place; claims to be `prompt` tokens of a sequence and its sample."""
-    request = MESSAGES["ForwardBackwardRequest"](model_id=model_id, seq_id=seq_id, loss_fn=loss)
+    request = MESSAGES["ForwardBackwardRequest"](model_id=model_id, seq_id=seq_id, loss_fn="cross_entropy")
     datum = request.data.add()
     datum.model_input.add().encoded_text.tokens = np.array(tokens[:-1], "<i4").tobytes()
     datum.loss_fn_inputs["target_tokens"].dtype = 2
