@@ -233,7 +233,7 @@ async def test_a_deadline_covers_all_attempts(client: HttpClient, server: AskSer
 
 
 async def test_an_answer_of_another_form_or_size_is_a_failure(client: HttpClient, server: AskServer) -> None:
-    with pytest.raises(ServiceFailed, match=r"expected a Ask, got .*what"):
+    with pytest.raises(ServiceFailed, match=r"expected a AskHow, got .*what"):
         await ask(client, server, "other")
     with pytest.raises(ServiceFailed, match="larger than 4000 bytes"):
         await ask(client, server, "big")
