@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.env_service.bench import MakeBench, benches
+from tests.env_service.chat_models import model_with
 
 CHARACTERS = [*"0123456789+=", "<|end|>"]
 TEMPLATE = (
@@ -42,4 +43,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def bench(model: Path) -> AsyncIterator[MakeBench]:
     """Makes rollouts against scripted generators and reward services."""
     async with benches(model) as make:
+        yield make
+
+
+@pytest.fixture
+def chat_model(tmp_path: Path) -> Path:
+    """A directory with a chat template."""
+    return model_with("chatml", tmp_path)
+
+
+@pytest.fixture
+async def chat_bench(chat_model: Path) -> AsyncIterator[MakeBench]:
+    """As `bench`, of a model with a chat template."""
+    async with benches(chat_model) as make:
         yield make

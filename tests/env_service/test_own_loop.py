@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from env_service.environments.task_configs import ClassTasks
 from protocol.trajectories import Trajectory
 from tests.env_service.agents.raw_calls import said_to
 from tests.env_service.agents.served import Saying, agent, agent_benches
-from tests.env_service.bench import Bench, MakeBench, benches
-from tests.env_service.chat_models import model_with
+from tests.env_service.bench import Bench, MakeBench
 from tests.env_service.peers import lease
 from tests.env_service.rollouts.test_conversation import Counting, TrajectoryWords, counted, offered
 
@@ -44,44 +42,33 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Blocking, "go_on", threading.Event())
 
 
-@pytest.fixture
-def chat_model(tmp_path: Path) -> Path:
-    return model_with("chatml", tmp_path)
-
-
-@pytest.fixture
-async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
-    async with benches(chat_model) as make:
-        yield make
-
-
 async def rolled_out(
-    bench: MakeBench, model: Path, *said: str, **settings: float
+    chat_bench: MakeBench, model: Path, *said: str, **settings: float
 ) -> tuple[Bench, tuple[Trajectory, ...]]:
     environment = replace(offered(start=Blocking), own_loop=True)
-    made = await bench(TrajectoryWords(model, *said), extra=[environment], **settings)
+    made = await chat_bench(TrajectoryWords(model, *said), extra=[environment], **settings)
     return made, (await made.finished(lease(environment="counting", group_size=len(said)))).group.trajectories
 
 
-async def test_a_step_that_blocks_does_not_stop_the_process(bench: MakeBench, chat_model: Path) -> None:
+async def test_a_step_that_blocks_does_not_stop_the_process(chat_bench: MakeBench, chat_model: Path) -> None:
     async def lets_go() -> None:
         while not Blocking.begun.is_set():  # noqa: ASYNC110 - it is set in another thread
             await asyncio.sleep(0.01)
         Blocking.go_on.set()
 
     letting_go = asyncio.create_task(lets_go())
-    _, (trajectory,) = await rolled_out(bench, chat_model, "block")
+    _, (trajectory,) = await rolled_out(chat_bench, chat_model, "block")
     await letting_go
 
     assert trajectory.reward.reward == 1.0, "the process's loop let it go"
 
 
 async def test_only_the_step_that_blocks_is_at_fault(
-    bench: MakeBench, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+    chat_bench: MakeBench, chat_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Blocking, "hold", 1.5)
     made, (spoilt, *whole) = await rolled_out(
-        bench, chat_model, "block", "one two stop", "one two three stop", environment_timeout_s=1.0
+        chat_bench, chat_model, "block", "one two stop", "one two three stop", environment_timeout_s=1.0
     )
 
     assert spoilt.reward.error_kind == "data"
@@ -90,9 +77,11 @@ async def test_only_the_step_that_blocks_is_at_fault(
     assert counted(made, "environment_faults_total", environment="counting", kind="hung") == 1
 
 
-async def test_a_step_that_blocks_for_ever_is_no_fault_of_others(bench: MakeBench, chat_model: Path) -> None:
+async def test_a_step_that_blocks_for_ever_is_no_fault_of_others(chat_bench: MakeBench, chat_model: Path) -> None:
     environment = replace(offered(start=Blocking), own_loop=True)
-    made = await bench(TrajectoryWords(chat_model, "block", "one stop"), extra=[environment], environment_timeout_s=1.0)
+    made = await chat_bench(
+        TrajectoryWords(chat_model, "block", "one stop"), extra=[environment], environment_timeout_s=1.0
+    )
 
     failed = await made.failed(lease(environment="counting"))
     Blocking.go_on.set()
@@ -147,9 +136,9 @@ class OpensInALoop(Counting):
         return await super().step(action)
 
 
-async def test_all_calls_of_a_conversation_are_in_one_loop(bench: MakeBench, chat_model: Path) -> None:
+async def test_all_calls_of_a_conversation_are_in_one_loop(chat_bench: MakeBench, chat_model: Path) -> None:
     environment = replace(offered(start=OpensInALoop), own_loop=True)
-    made = await bench(TrajectoryWords(chat_model, "one stop"), extra=[environment])
+    made = await chat_bench(TrajectoryWords(chat_model, "one stop"), extra=[environment])
     (trajectory,) = (await made.finished(lease(environment="counting", group_size=1))).group.trajectories
 
     assert trajectory.reward.reward == 1.5
@@ -162,8 +151,8 @@ class Odd(Counting):
         sys.exit("no board")
 
 
-async def test_a_constructor_that_exits_is_at_fault(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(TrajectoryWords(chat_model, "stop"), extra=[replace(offered(start=Odd), own_loop=True)])
+async def test_a_constructor_that_exits_is_at_fault(chat_bench: MakeBench, chat_model: Path) -> None:
+    made = await chat_bench(TrajectoryWords(chat_model, "stop"), extra=[replace(offered(start=Odd), own_loop=True)])
 
     failed = await made.failed(lease(environment="counting", group_size=1))
 

@@ -18,8 +18,7 @@ from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.hosted import Hosting
 from env_service.rollouts.completions import RolloutProgress
 from protocol.trajectories import Trajectory
-from tests.env_service.bench import Bench, MakeBench, benches
-from tests.env_service.chat_models import model_with
+from tests.env_service.bench import Bench, MakeBench
 from tests.env_service.peers import eventually, lease
 from tests.env_service.rollouts.test_conversation import TrajectoryWords, counted
 
@@ -42,21 +41,10 @@ async def host() -> AsyncIterator[Host]:
         yield make
 
 
-@pytest.fixture
-def chat_model(tmp_path: Path) -> Path:
-    return model_with("chatml", tmp_path)
-
-
-@pytest.fixture
-async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
-    async with benches(chat_model) as make:
-        yield make
-
-
 async def rolled_out(
-    bench: MakeBench, model: Path, offered: OfferedEnvironment, *said: str
+    chat_bench: MakeBench, model: Path, offered: OfferedEnvironment, *said: str
 ) -> tuple[Bench, tuple[Trajectory, ...]]:
-    made = await bench(TrajectoryWords(model, *said), extra=[offered], environment_timeout_s=60.0, timeout_s=100.0)
+    made = await chat_bench(TrajectoryWords(model, *said), extra=[offered], environment_timeout_s=60.0, timeout_s=100.0)
     async with asyncio.timeout(120):
         outcome: Any = await made.rollout.run(lease(environment="naughty", group_size=len(said)), RolloutProgress())
     assert outcome.kind == "finished", outcome
@@ -64,13 +52,13 @@ async def rolled_out(
 
 
 async def test_each_misdeed_costs_its_own_trajectory_is_counted_and_named(
-    host: Host, bench: MakeBench, chat_model: Path, caplog: pytest.LogCaptureFixture
+    host: Host, chat_bench: MakeBench, chat_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, offered = await host(options={"step_timeout_s": 8.0})
     said = ("boom", "quit", "odd", "huge", "hang", "leave", "segfault", "killed", "away", "on loud well")
 
     with caplog.at_level(logging.WARNING):
-        made, (*lost, kept) = await rolled_out(bench, chat_model, offered, *said)
+        made, (*lost, kept) = await rolled_out(chat_bench, chat_model, offered, *said)
 
     assert (kept.reward.reward, kept.stop_reason, len(kept.turns)) == (1.5, "done", 3)
     errors = dict(zip(said, [trajectory.reward.error or "" for trajectory in lost], strict=False))
@@ -94,13 +82,13 @@ async def test_each_misdeed_costs_its_own_trajectory_is_counted_and_named(
 
 
 async def test_conversations_share_no_state_unless_they_share_a_process(
-    host: Host, bench: MakeBench, chat_model: Path
+    host: Host, chat_bench: MakeBench, chat_model: Path
 ) -> None:
     _, alone = await host(fresh=True, processes=3)
     _, shared = await host(isolation="workers")
 
-    _, apart = await rolled_out(bench, chat_model, alone, "well", "well", "well")
-    _, together = await rolled_out(bench, chat_model, shared, "on well", "on well", "on well")
+    _, apart = await rolled_out(chat_bench, chat_model, alone, "well", "well", "well")
+    _, together = await rolled_out(chat_bench, chat_model, shared, "on well", "on well", "on well")
 
     assert [one.reward.components["conversations"] for one in apart] == [1.0, 1.0, 1.0]
     assert len({one.reward.components["process"] for one in apart}) == 3
@@ -125,7 +113,7 @@ async def test_those_that_share_a_dead_process_are_infrastructure_and_the_next_o
 
 
 async def test_a_process_killed_from_outside_between_two_turns_is_infrastructure(
-    host: Host, bench: MakeBench, chat_model: Path
+    host: Host, chat_bench: MakeBench, chat_model: Path
 ) -> None:
     hosting, offered = await host()
     environment: Any = offered.start()
@@ -140,7 +128,7 @@ async def test_a_process_killed_from_outside_between_two_turns_is_infrastructure
         assert raised.value.kind == "killed"
         await environment.close()
 
-    _, (again,) = await rolled_out(bench, chat_model, offered, "well")
+    _, (again,) = await rolled_out(chat_bench, chat_model, offered, "well")
     assert again.reward.reward == 1.0
 
 

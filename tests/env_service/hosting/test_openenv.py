@@ -2,7 +2,7 @@
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,8 +14,7 @@ from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import Action, EnvironmentUnavailable, OfferedEnvironment, Task
 from env_service.environments.task_configs import ClassTasks
-from tests.env_service.bench import MakeBench, benches
-from tests.env_service.chat_models import model_with
+from tests.env_service.bench import MakeBench
 from tests.env_service.hosting.other_environments import free_port, python_with, running
 from tests.env_service.peers import lease
 from tests.env_service.rollouts.test_conversation import TrajectoryWords, counted
@@ -54,17 +53,6 @@ async def ready(server: tuple[int, "subprocess.Popen[bytes]"]) -> int:
                 await asyncio.sleep(0.05)
 
 
-@pytest.fixture
-def chat_model(tmp_path: Path) -> Path:
-    return model_with("chatml", tmp_path)
-
-
-@pytest.fixture
-async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
-    async with benches(chat_model) as make:
-        yield make
-
-
 def guesses(seed: int) -> str:
     """Guesses of a bisection until the number is found."""
     number, low, high = Random(seed % (1 << 31)).randint(0, 31), 0, 31
@@ -75,13 +63,13 @@ def guesses(seed: int) -> str:
     return " ".join(map(str, said))
 
 
-async def test_leases_become_trajectories_step_by_step(ready: int, bench: MakeBench, chat_model: Path) -> None:
+async def test_leases_become_trajectories_step_by_step(ready: int, chat_bench: MakeBench, chat_model: Path) -> None:
     environment = offered(ready)
     for index in range(4):
         task: Any = environment.tasks.task("train", index)
         wins = guesses(task.seed)
         wrong = "31 " * 6 if wins != "31" else "0 " * 6
-        made = await bench(TrajectoryWords(chat_model, wins, wrong), extra=[environment])
+        made = await chat_bench(TrajectoryWords(chat_model, wins, wrong), extra=[environment])
 
         won, lost = (await made.finished(lease(index, environment="number", task_index=index))).group.trajectories
 
@@ -91,12 +79,12 @@ async def test_leases_become_trajectories_step_by_step(ready: int, bench: MakeBe
 
 
 async def test_bad_actions_are_invalid_and_exceptions_there_cost_their_trajectory(
-    ready: int, bench: MakeBench, chat_model: Path
+    ready: int, chat_bench: MakeBench, chat_model: Path
 ) -> None:
     environment = offered(ready)
     task: Any = environment.tasks.task("train", 0)
     wins = guesses(task.seed)
-    made = await bench(TrajectoryWords(chat_model, f"abc 1.5 {wins}", "-1", wins), extra=[environment])
+    made = await chat_bench(TrajectoryWords(chat_model, f"abc 1.5 {wins}", "-1", wins), extra=[environment])
 
     clumsy, broken, well = (await made.finished(lease(environment="number", group_size=3))).group.trajectories
 
@@ -107,8 +95,8 @@ async def test_bad_actions_are_invalid_and_exceptions_there_cost_their_trajector
     assert counted(made, "environment_faults_total", environment="number", kind="raised") == 1
 
 
-async def test_a_full_server_is_infrastructure(ready: int, bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(TrajectoryWords(chat_model, *["1"] * 5), extra=[offered(ready)])
+async def test_a_full_server_is_infrastructure(ready: int, chat_bench: MakeBench, chat_model: Path) -> None:
+    made = await chat_bench(TrajectoryWords(chat_model, *["1"] * 5), extra=[offered(ready)])
 
     failed = await made.failed(lease(environment="number", group_size=5))
 
@@ -116,9 +104,9 @@ async def test_a_full_server_is_infrastructure(ready: int, bench: MakeBench, cha
     assert "CAPACITY_REACHED" in failed.reason
 
 
-async def test_a_server_that_is_away_is_infrastructure_and_is_named(bench: MakeBench, chat_model: Path) -> None:
+async def test_a_server_that_is_away_is_infrastructure_and_is_named(chat_bench: MakeBench, chat_model: Path) -> None:
     port = free_port()
-    made = await bench(TrajectoryWords(chat_model, "1"), extra=[offered(port, action_field="")], timeout_s=5.0)
+    made = await chat_bench(TrajectoryWords(chat_model, "1"), extra=[offered(port, action_field="")], timeout_s=5.0)
 
     failed = await made.failed(lease(environment="number", group_size=1))
 
@@ -126,8 +114,8 @@ async def test_a_server_that_is_away_is_infrastructure_and_is_named(bench: MakeB
     assert f"the OpenEnv server at ws://127.0.0.1:{port} does not take the connection" in failed.reason
 
 
-async def test_a_field_that_is_none_is_named(ready: int, bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(TrajectoryWords(chat_model, "1"), extra=[offered(ready, action_field="number")])
+async def test_a_field_that_is_none_is_named(ready: int, chat_bench: MakeBench, chat_model: Path) -> None:
+    made = await chat_bench(TrajectoryWords(chat_model, "1"), extra=[offered(ready, action_field="number")])
 
     failed = await made.failed(lease(environment="number", group_size=1))
 
@@ -135,7 +123,7 @@ async def test_a_field_that_is_none_is_named(ready: int, bench: MakeBench, chat_
     assert "have no field 'number'; they have guess, metadata" in failed.reason
 
 
-async def test_a_server_that_goes_away_in_the_middle_is_infrastructure(bench: MakeBench, chat_model: Path) -> None:
+async def test_a_server_that_goes_away_in_the_middle_is_infrastructure(chat_bench: MakeBench, chat_model: Path) -> None:
     """Last: it takes a server of its own, which it ends."""
     port = free_port()
     with running(python_with("openenv", "0.8.0"), SERVER, "--port", port) as process:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from env_service.environments.task_configs import ClassTasks
 from env_service.hosting import remote
 from env_service.hosting.remote import description_at
 from env_service.rollouts.completions import RolloutProgress
-from tests.env_service.bench import MakeBench, benches
-from tests.env_service.chat_models import model_with
+from tests.env_service.bench import MakeBench
 from tests.env_service.hosting.other_environments import free_port
 from tests.env_service.peers import lease
 from tests.env_service.rollouts.test_conversation import TrajectoryWords, counted
@@ -66,24 +65,13 @@ def offered(url: str, **options: Any) -> OfferedEnvironment:
     return catalog.build([ClassTasks.model_validate({"source": url, "name": "naughty", "options": given})])["naughty"]
 
 
-@pytest.fixture
-def chat_model(tmp_path: Path) -> Path:
-    return model_with("chatml", tmp_path)
-
-
-@pytest.fixture
-async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
-    async with benches(chat_model) as make:
-        yield make
-
-
 async def test_an_environment_elsewhere_plays_and_its_misdeeds_are_named_here(
-    host: str, token_file: Path, bench: MakeBench, chat_model: Path, caplog: pytest.LogCaptureFixture
+    host: str, token_file: Path, chat_bench: MakeBench, chat_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     environment = offered(host, token_file=str(token_file))
     assert (environment.rules.max_turns, environment.metrics) == (4, {"conversations": "last"})
     said = ("boom", "leave", "killed", "on well")
-    made = await bench(
+    made = await chat_bench(
         TrajectoryWords(chat_model, *said), extra=[environment], environment_timeout_s=90.0, timeout_s=100.0
     )
 
@@ -124,13 +112,15 @@ async def test_a_host_that_goes_away_in_the_middle_is_infrastructure() -> None:
                 await environment.close()
 
 
-async def test_a_host_that_is_away_is_waited_for_by_name_until_it_is_back(bench: MakeBench, chat_model: Path) -> None:
+async def test_a_host_that_is_away_is_waited_for_by_name_until_it_is_back(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
     port = free_port()
     with hosted(port=port) as (url, process):
         environment = offered(url)
         process.kill()
         process.wait()
-    made = await bench(
+    made = await chat_bench(
         TrajectoryWords(chat_model, "well"), extra=[environment], environment_timeout_s=90.0, timeout_s=100.0
     )
     progress = RolloutProgress()
@@ -146,11 +136,13 @@ async def test_a_host_that_is_away_is_waited_for_by_name_until_it_is_back(bench:
     assert outcome.group.trajectories[0].reward.reward == 1.0
 
 
-async def test_of_several_hosts_the_one_that_is_there_is_asked(bench: MakeBench, chat_model: Path) -> None:
+async def test_of_several_hosts_the_one_that_is_there_is_asked(chat_bench: MakeBench, chat_model: Path) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     with hosted() as (url, _):
         environment = offered(url, urls=[url, nobody])
-        made = await bench(TrajectoryWords(chat_model, *["well"] * 4), extra=[environment], environment_timeout_s=90.0)
+        made = await chat_bench(
+            TrajectoryWords(chat_model, *["well"] * 4), extra=[environment], environment_timeout_s=90.0
+        )
 
         async with asyncio.timeout(60):
             outcome = await made.finished(lease(environment="naughty", group_size=4))

@@ -23,7 +23,6 @@ from env_service.environments.task_configs import ClassTasks
 from env_service.rollouts.completions import RolloutProgress
 from protocol.messages import FailedLease, FinishedLease
 from tests.env_service.agents.served import AgentBench, MakeAgentBench, Saying, agent_benches
-from tests.env_service.chat_models import model_with
 from tests.env_service.hosting.other_environments import free_port, python_with, running
 from tests.env_service.peers import lease
 from tests.env_service.rollouts.test_conversation import counted
@@ -50,11 +49,6 @@ def offered(address: str, file: Path, **options: Any) -> OfferedEnvironment:
     given = {"addresses": [address], "train_file": str(file), "connect_timeout_s": 60.0, **options}
     entry = ClassTasks.model_validate({"source": "verifiers", "name": "sums", "options": given})
     return catalog.build([entry])["sums"]
-
-
-@pytest.fixture
-def chat_model(tmp_path: Path) -> Path:
-    return model_with("chatml", tmp_path)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -111,17 +111,6 @@ def offered(rules: Rules | None = None, start: Callable[[], Environment] = Count
     )
 
 
-@pytest.fixture
-def chat_model(tmp_path: Path) -> Path:
-    return model_with("chatml", tmp_path)
-
-
-@pytest.fixture
-async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
-    async with benches(chat_model) as make:
-        yield make
-
-
 class TrajectoryWords:
     """A generator's script: what each trajectory says, turn by turn. `versions` are those of its turns."""
 
@@ -141,9 +130,9 @@ class TrajectoryWords:
 
 
 async def rolled_out(
-    bench: MakeBench, model: Path, *said: str, rules: Rules | None = None, **settings: float
+    chat_bench: MakeBench, model: Path, *said: str, rules: Rules | None = None, **settings: float
 ) -> tuple[Bench, tuple[Trajectory, ...]]:
-    made = await bench(TrajectoryWords(model, *said), extra=[offered(rules)], **settings)
+    made = await chat_bench(TrajectoryWords(model, *said), extra=[offered(rules)], **settings)
     group = (await made.finished(lease(environment="counting", group_size=len(said)))).group
     return made, group.trajectories
 
@@ -152,8 +141,10 @@ def counted(made: Bench, what: str, **labels: str) -> object:
     return made.metrics.registry.get_sample_value(f"headway_env_service_{what}", labels)
 
 
-async def test_each_trajectory_goes_its_own_way_and_adds_up_its_rewards(bench: MakeBench, chat_model: Path) -> None:
-    made, (long, short) = await rolled_out(bench, chat_model, "one two bad stop", "stop")
+async def test_each_trajectory_goes_its_own_way_and_adds_up_its_rewards(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
+    made, (long, short) = await rolled_out(chat_bench, chat_model, "one two bad stop", "stop")
 
     assert [turn.reward for turn in long.turns] == [0.5, 0.5, 0.5, 1.0]
     assert [turn.state for turn in long.turns] == ["0", "1", "2", "3"]
@@ -168,8 +159,8 @@ async def test_each_trajectory_goes_its_own_way_and_adds_up_its_rewards(bench: M
     assert counted(made, "invalid_actions_total", environment="counting") == 1
 
 
-async def test_a_conversation_reads_as_the_template_writes_it(bench: MakeBench, chat_model: Path) -> None:
-    _, (trajectory,) = await rolled_out(bench, chat_model, "one stop")
+async def test_a_conversation_reads_as_the_template_writes_it(chat_bench: MakeBench, chat_model: Path) -> None:
+    _, (trajectory,) = await rolled_out(chat_bench, chat_model, "one stop")
 
     (text,) = Tokenization(chat_model).decode([trajectory.token_ids.tolist()], special=True)
     assert text == (
@@ -190,8 +181,10 @@ class PlainCounting(Counting):
         return step if step.ends else replace(step, observation=f"turn {self.turn} of many")
 
 
-async def test_plain_text_of_an_environment_stands_whole_between_the_turns(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(TrajectoryWords(chat_model, "one two stop"), extra=[offered(start=PlainCounting)])
+async def test_plain_text_of_an_environment_stands_whole_between_the_turns(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
+    made = await chat_bench(TrajectoryWords(chat_model, "one two stop"), extra=[offered(start=PlainCounting)])
     (trajectory,) = (await made.finished(lease(environment="counting", group_size=1))).group.trajectories
 
     tokenization = Tokenization(chat_model)
@@ -222,7 +215,7 @@ async def test_an_environment_tells_the_template_what_it_wants_in_every_turn(tmp
     assert len(made.generators[0].requests) == 3
 
 
-async def test_nobody_waits_for_the_turns_of_others(bench: MakeBench, chat_model: Path) -> None:
+async def test_nobody_waits_for_the_turns_of_others(chat_bench: MakeBench, chat_model: Path) -> None:
     words = TrajectoryWords(chat_model, "one two three stop", "stop")
     held = asyncio.Event()
 
@@ -231,7 +224,7 @@ async def test_nobody_waits_for_the_turns_of_others(bench: MakeBench, chat_model
             return words(request)[:1]
         return words(request) if "." in request.request_id else [part(0, words.tokens("stop"))]
 
-    made = await bench(script, extra=[offered()], silence_s=60.0)
+    made = await chat_bench(script, extra=[offered()], silence_s=60.0)
     generator = made.generators[0]
     generator.hold, generator.holds = held, lambda request: request.n == 2
     running = asyncio.create_task(made.run(lease(environment="counting")))
@@ -254,10 +247,10 @@ async def test_nobody_waits_for_the_turns_of_others(bench: MakeBench, chat_model
     ],
 )
 async def test_an_environment_at_fault_costs_that_trajectory_alone(
-    bench: MakeBench, chat_model: Path, word: str, said: str, caplog: pytest.LogCaptureFixture
+    chat_bench: MakeBench, chat_model: Path, word: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, (spoilt, whole) = await rolled_out(
-        bench, chat_model, f"one {word}", "one two stop", environment_timeout_s=0.2
+        chat_bench, chat_model, f"one {word}", "one two stop", environment_timeout_s=0.2
     )
 
     assert spoilt.reward.reward is None
@@ -271,8 +264,8 @@ async def test_an_environment_at_fault_costs_that_trajectory_alone(
     assert (where in caplog.text) == (word == "boom")
 
 
-async def test_a_verifier_may_judge_at_the_end_on_top_of_the_turns(bench: MakeBench, chat_model: Path) -> None:
-    made, (trajectory,) = await rolled_out(bench, chat_model, "one judge")
+async def test_a_verifier_may_judge_at_the_end_on_top_of_the_turns(chat_bench: MakeBench, chat_model: Path) -> None:
+    made, (trajectory,) = await rolled_out(chat_bench, chat_model, "one judge")
 
     assert trajectory.reward.reward == 1.75
     assert trajectory.reward.verifier == "exact_match"
@@ -289,45 +282,45 @@ async def test_a_verifier_may_judge_at_the_end_on_top_of_the_turns(bench: MakeBe
     ],
 )
 async def test_a_limit_cuts_a_conversation_off(
-    bench: MakeBench, chat_model: Path, rules: Rules, reason: str, turns: int
+    chat_bench: MakeBench, chat_model: Path, rules: Rules, reason: str, turns: int
 ) -> None:
-    _, (trajectory,) = await rolled_out(bench, chat_model, "one two bad four five stop", rules=rules)
+    _, (trajectory,) = await rolled_out(chat_bench, chat_model, "one two bad four five stop", rules=rules)
 
     assert (trajectory.stop_reason, trajectory.truncated, len(trajectory.turns)) == (reason, True, turns)
     assert trajectory.turns[-1].end == len(trajectory.token_ids)
 
 
-async def test_time_that_runs_out_keeps_the_turns_that_were_sampled(bench: MakeBench, chat_model: Path) -> None:
+async def test_time_that_runs_out_keeps_the_turns_that_were_sampled(chat_bench: MakeBench, chat_model: Path) -> None:
     _, (trajectory,) = await rolled_out(
-        bench, chat_model, "one hang", rules=Rules(conversation_timeout_s=0.5), environment_timeout_s=20.0
+        chat_bench, chat_model, "one hang", rules=Rules(conversation_timeout_s=0.5), environment_timeout_s=20.0
     )
 
     assert (trajectory.stop_reason, len(trajectory.turns)) == ("time_limit", 2)
 
 
-async def test_numbers_of_numpy_and_torch_are_numbers(bench: MakeBench, chat_model: Path) -> None:
-    _, (trajectory,) = await rolled_out(bench, chat_model, "numpy", rules=Rules(invalid_penalty=0.125))
+async def test_numbers_of_numpy_and_torch_are_numbers(chat_bench: MakeBench, chat_model: Path) -> None:
+    _, (trajectory,) = await rolled_out(chat_bench, chat_model, "numpy", rules=Rules(invalid_penalty=0.125))
 
     assert (trajectory.reward.error, trajectory.reward.reward) == (None, 0.125)
     assert trajectory.reward.components == {"steps": 1.0, "score": 2.0, "turns": 1.0, "invalid_actions": 1.0}
 
 
-async def test_an_invalid_action_costs_the_penalty(bench: MakeBench, chat_model: Path) -> None:
+async def test_an_invalid_action_costs_the_penalty(chat_bench: MakeBench, chat_model: Path) -> None:
     rules = Rules(action="tag:go", invalid_penalty=0.125)
-    _, (trajectory,) = await rolled_out(bench, chat_model, "one <go>x</go> stop", rules=rules)
+    _, (trajectory,) = await rolled_out(chat_bench, chat_model, "one <go>x</go> stop", rules=rules)
 
     assert [turn.reward for turn in trajectory.turns] == [0.375, 0.5, 0.875]
 
 
-async def test_several_contexts_are_one_trajectory(bench: MakeBench, chat_model: Path) -> None:
-    _, (trajectory,) = await rolled_out(bench, chat_model, "one two stop", rules=Rules(history="split"))
+async def test_several_contexts_are_one_trajectory(chat_bench: MakeBench, chat_model: Path) -> None:
+    _, (trajectory,) = await rolled_out(chat_bench, chat_model, "one two stop", rules=Rules(history="split"))
 
     assert len(trajectory.sequence_starts) == 2
     assert [turn.start for turn in trajectory.turns] == [0, *trajectory.sequence_starts]
 
 
-async def test_a_group_of_several_turns_survives_the_wire(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(TrajectoryWords(chat_model, "one stop", "stop"), extra=[offered(Rules(history="split"))])
+async def test_a_group_of_several_turns_survives_the_wire(chat_bench: MakeBench, chat_model: Path) -> None:
+    made = await chat_bench(TrajectoryWords(chat_model, "one stop", "stop"), extra=[offered(Rules(history="split"))])
 
     sent = await made.finished(lease(environment="counting"))
 
@@ -335,15 +328,17 @@ async def test_a_group_of_several_turns_survives_the_wire(bench: MakeBench, chat
     assert repr(received) == repr(sent)
 
 
-async def test_environments_are_closed_at_the_end_however_it_came(bench: MakeBench, chat_model: Path) -> None:
+async def test_environments_are_closed_at_the_end_however_it_came(chat_bench: MakeBench, chat_model: Path) -> None:
     Counting.started.clear()
-    await rolled_out(bench, chat_model, "stop", "one boom")
+    await rolled_out(chat_bench, chat_model, "stop", "one boom")
 
     assert [environment.closed for environment in Counting.started] == [True, True]
 
 
-async def test_a_heartbeat_tells_the_oldest_version_of_all_turns(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(TrajectoryWords(chat_model, "one two three hang"), extra=[offered()], environment_timeout_s=30.0)
+async def test_a_heartbeat_tells_the_oldest_version_of_all_turns(chat_bench: MakeBench, chat_model: Path) -> None:
+    made = await chat_bench(
+        TrajectoryWords(chat_model, "one two three hang"), extra=[offered()], environment_timeout_s=30.0
+    )
     progress = RolloutProgress()
 
     running = asyncio.create_task(made.rollout.run(lease(environment="counting", group_size=1), progress))
@@ -355,7 +350,9 @@ async def test_a_heartbeat_tells_the_oldest_version_of_all_turns(bench: MakeBenc
         await running
 
 
-async def test_a_turn_goes_on_at_another_generator_and_so_does_the_next(bench: MakeBench, chat_model: Path) -> None:
+async def test_a_turn_goes_on_at_another_generator_and_so_does_the_next(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
     words = TrajectoryWords(chat_model, "one stop")
 
     def dies(request: GenerateRequest) -> Sequence[GeneratePart | None]:
@@ -367,7 +364,7 @@ async def test_a_turn_goes_on_at_another_generator_and_so_does_the_next(bench: M
     def second(request: GenerateRequest) -> Sequence[GeneratePart]:
         return words(request) if request.request_id.endswith(".1") else [part(0, rest, version="1.5")]
 
-    made = await bench(dies, second, extra=[offered()], rewards=[ScriptedRewards(lambda *_: 0.0)])
+    made = await chat_bench(dies, second, extra=[offered()], rewards=[ScriptedRewards(lambda *_: 0.0)])
     (trajectory,) = (await made.finished(lease(environment="counting", group_size=1))).group.trajectories
 
     assert trajectory.turns[0].generator_ids == ("g0", "g1")
@@ -377,14 +374,16 @@ async def test_a_turn_goes_on_at_another_generator_and_so_does_the_next(bench: M
     assert [span.version for span in trajectory.version_spans][:2] == ["1.3", "1.5"]
 
 
-async def test_a_task_of_a_mix_is_rolled_out_by_the_environment_that_has_it(bench: MakeBench, chat_model: Path) -> None:
+async def test_a_task_of_a_mix_is_rolled_out_by_the_environment_that_has_it(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
     own = offered()
 
     def at(purpose: Purpose, index: int) -> tuple[OfferedEnvironment, int]:
         return own, index - 3
 
     mix = OfferedEnvironment(name="mix", tasks=ConversationTasks(), start=own.start, parts=at)
-    made = await bench(TrajectoryWords(chat_model, "one stop"), extra=[own, mix])
+    made = await chat_bench(TrajectoryWords(chat_model, "one stop"), extra=[own, mix])
     group = (await made.finished(lease(environment="mix", task_index=5, group_size=1))).group
 
     assert (group.environment, group.task_index) == ("mix", 5)
@@ -393,10 +392,10 @@ async def test_a_task_of_a_mix_is_rolled_out_by_the_environment_that_has_it(benc
 
 
 async def test_the_first_to_finish_make_the_group_and_the_others_are_broken_off(
-    bench: MakeBench, chat_model: Path
+    chat_bench: MakeBench, chat_model: Path
 ) -> None:
     words = TrajectoryWords(chat_model, "stop", "one hang", "boom", "one stop")
-    made = await bench(words, extra=[offered(Rules(redundant=2))], environment_timeout_s=30.0)
+    made = await chat_bench(words, extra=[offered(Rules(redundant=2))], environment_timeout_s=30.0)
     group = (await made.finished(lease(environment="counting", group_size=2))).group
 
     assert sorted((len(one.turns), one.stop_reason) for one in group.trajectories) == [(1, "stopped"), (2, "stopped")]
@@ -410,16 +409,16 @@ async def test_the_first_to_finish_make_the_group_and_the_others_are_broken_off(
 
 @pytest.mark.parametrize("word", ["cancelled", "cancels"])
 async def test_of_redundant_conversations_one_that_cancels_is_at_fault(
-    bench: MakeBench, chat_model: Path, word: str
+    chat_bench: MakeBench, chat_model: Path, word: str
 ) -> None:
-    made = await bench(TrajectoryWords(chat_model, word, "stop"), extra=[offered(Rules(redundant=1))])
+    made = await chat_bench(TrajectoryWords(chat_model, word, "stop"), extra=[offered(Rules(redundant=1))])
     group = (await made.finished(lease(environment="counting", group_size=1))).group
 
     assert [one.reward.reward for one in group.trajectories] == [1.0]
 
 
-async def test_where_too_many_are_spoilt_the_group_holds_some_of_those(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(TrajectoryWords(chat_model, "boom", "odd", "stop"), extra=[offered(Rules(redundant=1))])
+async def test_where_too_many_are_spoilt_the_group_holds_some_of_those(chat_bench: MakeBench, chat_model: Path) -> None:
+    made = await chat_bench(TrajectoryWords(chat_model, "boom", "odd", "stop"), extra=[offered(Rules(redundant=1))])
     group = (await made.finished(lease(environment="counting", group_size=2))).group
 
     assert [one.reward.reward is None for one in group.trajectories] == [False, True]

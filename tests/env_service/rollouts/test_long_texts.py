@@ -1,7 +1,6 @@
 """Texts that are longer than the model's context: no more of them is tokenized than tells that, and it is said."""
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from env_service.environments.rules import Rules
 from env_service.environments.tokenization import Tokenization
 from tests.env_service.agents.raw_calls import said_to
 from tests.env_service.agents.served import Saying, agent_benches
-from tests.env_service.bench import MakeBench, benches
+from tests.env_service.bench import MakeBench
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
 from tests.env_service.rollouts.test_conversation import Counting, TrajectoryWords, counted, offered
@@ -57,12 +56,6 @@ def chat_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return model
 
 
-@pytest.fixture
-async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
-    async with benches(chat_model) as make:
-        yield make
-
-
 class Talkative(Counting):
     async def step(self, action: Action) -> Step:
         if action.text == "long":
@@ -72,9 +65,9 @@ class Talkative(Counting):
 
 @pytest.mark.parametrize("history", ["append", "split"])
 async def test_an_observation_that_cannot_be_shown_cuts_the_conversation_off(
-    bench: MakeBench, chat_model: Path, history: Any
+    chat_bench: MakeBench, chat_model: Path, history: Any
 ) -> None:
-    made = await bench(
+    made = await chat_bench(
         TrajectoryWords(chat_model, "one long", "one stop"), extra=[offered(Rules(history=history), start=Talkative)]
     )
     cut, whole = (await made.finished(lease(environment="counting"))).group.trajectories
@@ -87,13 +80,13 @@ async def test_an_observation_that_cannot_be_shown_cuts_the_conversation_off(
 
 @pytest.mark.parametrize("prompt", [(ChatMessage("system", LONG), ChatMessage("user", "go")), LONG])
 async def test_an_opening_that_cannot_be_shown_is_the_tasks_fault(
-    bench: MakeBench, chat_model: Path, prompt: Prompt
+    chat_bench: MakeBench, chat_model: Path, prompt: Prompt
 ) -> None:
     class Opens(Counting):
         def reset(self, task: Task, seed: int) -> Opening:
             return Opening(prompt)
 
-    made = await bench(TrajectoryWords(chat_model, "stop"), extra=[offered(start=Opens)])
+    made = await chat_bench(TrajectoryWords(chat_model, "stop"), extra=[offered(start=Opens)])
     failed = await made.failed(lease(environment="counting", group_size=1))
 
     assert failed.data_fault
@@ -101,7 +94,7 @@ async def test_an_opening_that_cannot_be_shown_is_the_tasks_fault(
     assert counted(made, "overflowing_texts_total", environment="counting") == 1
 
 
-async def test_what_a_player_is_told_first_is_bounded_too(bench: MakeBench, chat_model: Path) -> None:
+async def test_what_a_player_is_told_first_is_bounded_too(chat_bench: MakeBench, chat_model: Path) -> None:
     class LongTextGame:
         def reset(self, task: Task, seed: int) -> TurnOf:
             return TurnOf("first", (ChatMessage("user", "go"),))
@@ -111,7 +104,7 @@ async def test_what_a_player_is_told_first_is_bounded_too(bench: MakeBench, chat
 
     start: Any = LongTextGame
     game = replace(offered(start=start), players=("first", "second"))
-    made = await bench(TrajectoryWords(chat_model, "one"), extra=[game])
+    made = await chat_bench(TrajectoryWords(chat_model, "one"), extra=[game])
     failed = await made.failed(lease(environment="counting", group_size=1))
 
     assert f"it is longer than the model's context of {CONTEXT} tokens" in failed.reason

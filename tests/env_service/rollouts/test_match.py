@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,7 +34,7 @@ from protocol.generation import GeneratePart, GenerateRequest, Sampling
 from protocol.messages import FailedLease, FinishedLease
 from protocol.trajectories import Purpose, Trajectory
 from services.http.metrics import Metrics
-from tests.env_service.bench import MakeBench, benches
+from tests.env_service.bench import MakeBench
 from tests.env_service.chat_models import FOLDER, model_with
 from tests.env_service.peers import ScriptedCompletions, lease, part, served
 
@@ -86,17 +86,6 @@ def offered(rules: Rules | None = None, *, left: int = 5) -> OfferedEnvironment:
     )
 
 
-@pytest.fixture
-def chat_model(tmp_path: Path) -> Path:
-    return model_with("chatml", tmp_path)
-
-
-@pytest.fixture
-async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
-    async with benches(chat_model) as make:
-        yield make
-
-
 class PlayerLines:
     """Lines of the players, by the index of the conversation (member + members x place of the player) and turn."""
 
@@ -122,7 +111,7 @@ class PlayerLines:
 
 
 async def played(
-    bench: MakeBench,
+    chat_bench: MakeBench,
     model: Path,
     said: Callable[[int, int], str] = lambda index, turn: f"move {index}.{turn}",
     *,
@@ -131,13 +120,15 @@ async def played(
     members: int = 2,
 ) -> tuple[PlayerLines, tuple[Trajectory, ...]]:
     lines = PlayerLines(model, said, members=members)
-    made = await bench(lines, extra=[offered(rules, left=left)])
+    made = await chat_bench(lines, extra=[offered(rules, left=left)])
     group = (await made.finished(lease(environment="countdown", group_size=members))).group
     return lines, group.trajectories
 
 
-async def test_each_player_is_a_trajectory_of_its_own_with_its_own_reward(bench: MakeBench, chat_model: Path) -> None:
-    _, trajectories = await played(bench, chat_model)
+async def test_each_player_is_a_trajectory_of_its_own_with_its_own_reward(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
+    _, trajectories = await played(chat_bench, chat_model)
 
     assert [one.player for one in trajectories] == ["a", "b", "c"] * 2
     assert [one.reward.reward for one in trajectories[:3]] == [0.25 - 0.5, 0.125 + 1.0, 0.125 - 0.5]
@@ -153,9 +144,9 @@ async def test_each_player_is_a_trajectory_of_its_own_with_its_own_reward(bench:
 
 
 async def test_what_is_trained_of_each_player_is_what_it_was_shown_and_sampled(
-    bench: MakeBench, chat_model: Path
+    chat_bench: MakeBench, chat_model: Path
 ) -> None:
-    lines, trajectories = await played(bench, chat_model)
+    lines, trajectories = await played(chat_bench, chat_model)
 
     for place, trajectory in enumerate(trajectories):
         member, player = divmod(place, 3)
@@ -174,10 +165,10 @@ async def test_what_is_trained_of_each_player_is_what_it_was_shown_and_sampled(
 
 
 async def test_the_oldest_version_is_that_of_any_player_whom_the_policy_plays(
-    bench: MakeBench, chat_model: Path
+    chat_bench: MakeBench, chat_model: Path
 ) -> None:
     lines = PlayerLines(chat_model, lambda index, turn: "x", members=1)
-    made = await bench(lines, extra=[offered()])
+    made = await chat_bench(lines, extra=[offered()])
     progress = RolloutProgress()
     outcome = await made.rollout.run(lease(environment="countdown", group_size=1), progress)
 
@@ -187,8 +178,8 @@ async def test_the_oldest_version_is_that_of_any_player_whom_the_policy_plays(
     assert progress.oldest_version() == "1.3"
 
 
-async def test_a_player_without_a_turn_has_no_trajectory(bench: MakeBench, chat_model: Path) -> None:
-    _, trajectories = await played(bench, chat_model, left=2)
+async def test_a_player_without_a_turn_has_no_trajectory(chat_bench: MakeBench, chat_model: Path) -> None:
+    _, trajectories = await played(chat_bench, chat_model, left=2)
     assert [one.player for one in trajectories] == ["a", "b"] * 2
 
 
@@ -196,35 +187,35 @@ async def test_a_player_without_a_turn_has_no_trajectory(bench: MakeBench, chat_
     ("word", "said"), [("boom", "a bug of mine"), ("odd", "names nobody, expected one of a, b, c")]
 )
 async def test_a_game_that_is_spoilt_is_so_for_its_players_and_for_no_other_game(
-    bench: MakeBench, chat_model: Path, word: str, said: str
+    chat_bench: MakeBench, chat_model: Path, word: str, said: str
 ) -> None:
-    _, trajectories = await played(bench, chat_model, lambda index, turn: word if (index, turn) == (2, 0) else "x")
+    _, trajectories = await played(chat_bench, chat_model, lambda index, turn: word if (index, turn) == (2, 0) else "x")
 
     assert [one.player for one in trajectories] == ["a", "b", "a", "b", "c"]
     assert [one.reward.reward is None for one in trajectories] == [True, True, False, False, False]
     assert all(said in (one.reward.error or "") for one in trajectories[:2])
 
 
-async def test_a_limit_of_one_player_cuts_the_game_off_for_all(bench: MakeBench, chat_model: Path) -> None:
-    _, trajectories = await played(bench, chat_model, rules=Rules(max_turns=1), members=1)
+async def test_a_limit_of_one_player_cuts_the_game_off_for_all(chat_bench: MakeBench, chat_model: Path) -> None:
+    _, trajectories = await played(chat_bench, chat_model, rules=Rules(max_turns=1), members=1)
     assert [(one.stop_reason, len(one.turns), one.truncated) for one in trajectories] == [("turn_limit", 1, True)] * 3
 
-    _, trajectories = await played(bench, chat_model, rules=Rules(trajectory_tokens=40), members=1, left=9)
+    _, trajectories = await played(chat_bench, chat_model, rules=Rules(trajectory_tokens=40), members=1, left=9)
     assert {one.stop_reason for one in trajectories} == {"token_budget"}
 
 
-async def test_who_does_what_is_not_allowed_pays_for_it_alone(bench: MakeBench, chat_model: Path) -> None:
+async def test_who_does_what_is_not_allowed_pays_for_it_alone(chat_bench: MakeBench, chat_model: Path) -> None:
     rules = Rules(invalid_penalty=0.25, max_invalid=2)
     _, trajectories = await played(
-        bench, chat_model, lambda index, turn: "bad" if (index, turn) == (1, 0) else "x", rules=rules, members=1
+        chat_bench, chat_model, lambda index, turn: "bad" if (index, turn) == (1, 0) else "x", rules=rules, members=1
     )
     assert [one.reward.components["invalid_actions"] for one in trajectories] == [0.0, 1.0, 0.0]
     assert trajectories[1].turns[0].reward == -0.25
 
 
-async def test_a_verifier_may_judge_a_player_at_the_end(bench: MakeBench, chat_model: Path) -> None:
+async def test_a_verifier_may_judge_a_player_at_the_end(chat_bench: MakeBench, chat_model: Path) -> None:
     lines = PlayerLines(chat_model, lambda index, turn: "judged", members=1)
-    made = await bench(lines, extra=[offered()])
+    made = await chat_bench(lines, extra=[offered()])
     group = (await made.finished(lease(environment="countdown", group_size=1))).group
 
     assert [one.reward.verifier for one in group.trajectories] == ["countdown/a", "exact_match", "countdown/c"]
@@ -250,13 +241,13 @@ def opponent(model: Path, *plays: str, heard: list[GenerateRequest]) -> Opponent
 
 
 async def test_a_frozen_player_is_asked_elsewhere_and_never_trained(
-    bench: MakeBench, chat_model: Path, tmp_path_factory: pytest.TempPathFactory
+    chat_bench: MakeBench, chat_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other_model = model_with("plain_headers", tmp_path_factory.mktemp("other"))
     heard: list[GenerateRequest] = []
     lines = PlayerLines(chat_model, lambda index, turn: f"move {index}.{turn}", members=2)
     frozen = opponent(other_model, "b", heard=heard)
-    made = await bench(lines, extra=[offered()], opponents={"countdown": frozen})
+    made = await chat_bench(lines, extra=[offered()], opponents={"countdown": frozen})
     progress = RolloutProgress()
     outcome = await made.rollout.run(lease(environment="countdown"), progress)
 
@@ -275,12 +266,14 @@ async def test_a_frozen_player_is_asked_elsewhere_and_never_trained(
     assert not any("frozen" in text for text in spoken)
 
 
-async def test_an_opponent_that_names_no_player_is_each_in_turn_by_the_task(bench: MakeBench, chat_model: Path) -> None:
+async def test_an_opponent_that_names_no_player_is_each_in_turn_by_the_task(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
     trained = []
     for index in range(4):
         frozen = opponent(chat_model, heard=[])
         lines = PlayerLines(chat_model, lambda index, turn: "x", members=1)
-        made = await bench(lines, extra=[offered()], opponents={"countdown": frozen})
+        made = await chat_bench(lines, extra=[offered()], opponents={"countdown": frozen})
         granted = lease(environment="countdown", group_size=1, task_index=index)
         first, again = await made.finished(granted), await made.finished(granted)
         trained.append([one.player for one in first.group.trajectories])
@@ -327,7 +320,7 @@ class Moody:
 
 
 async def against(
-    bench: MakeBench, model: Path, moody: Moody, *, rules: Rules | None = None, **granted: Any
+    chat_bench: MakeBench, model: Path, moody: Moody, *, rules: Rules | None = None, **granted: Any
 ) -> tuple[FinishedLease | FailedLease, dict[str, float]]:
     """A lease of games that `moody` begins, and what was counted."""
     start: Any = Resigning
@@ -335,7 +328,7 @@ async def against(
         name="countdown", tasks=MatchTasks(), start=start, rules=rules or Rules(), players=Countdown.players
     )
     lines = PlayerLines(model, lambda index, turn: "x", members=granted.get("group_size", 2))
-    made = await bench(lines, extra=[game], opponents={"countdown": moody.opponent})
+    made = await chat_bench(lines, extra=[game], opponents={"countdown": moody.opponent})
     outcome = await made.run(lease(environment="countdown", **granted))
     samples = [sample for family in made.metrics.registry.collect() for sample in family.samples if sample.value]
     counted = {
@@ -349,11 +342,11 @@ async def against(
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
 async def test_a_game_that_the_opponent_ends_at_once_is_drawn_again(
-    bench: MakeBench, chat_model: Path, purpose: Purpose
+    chat_bench: MakeBench, chat_model: Path, purpose: Purpose
 ) -> None:
     Resigning.closed.clear()
     moody = Moody(chat_model, ["resign", "frozen", "resign"])
-    outcome, counted = await against(bench, chat_model, moody, purpose=purpose)
+    outcome, counted = await against(chat_bench, chat_model, moody, purpose=purpose)
 
     assert isinstance(outcome, FinishedLease)
     assert [one.player for one in outcome.group.trajectories] == ["b", "c"] * 2, "a whole group"
@@ -367,19 +360,19 @@ async def test_a_game_that_the_opponent_ends_at_once_is_drawn_again(
 
 
 async def test_a_game_that_ends_at_once_at_every_draw_leaves_its_group_and_is_counted(
-    bench: MakeBench, chat_model: Path
+    chat_bench: MakeBench, chat_model: Path
 ) -> None:
     moody = Moody(chat_model, ["frozen", *["resign"] * 9])
-    outcome, counted = await against(bench, chat_model, moody)
+    outcome, counted = await against(chat_bench, chat_model, moody)
 
     assert isinstance(outcome, FinishedLease)
     assert [one.player for one in outcome.group.trajectories] == ["b", "c"]
     assert counted == {"games_drawn_again/ended": 7.0, "turnless_rollouts/ended": 1.0}
 
 
-async def test_redundant_games_take_the_place_of_those_without_a_turn(bench: MakeBench, chat_model: Path) -> None:
+async def test_redundant_games_take_the_place_of_those_without_a_turn(chat_bench: MakeBench, chat_model: Path) -> None:
     moody = Moody(chat_model, ["resign"], temperature=0.0)
-    outcome, counted = await against(bench, chat_model, moody, rules=Rules(redundant=1))
+    outcome, counted = await against(chat_bench, chat_model, moody, rules=Rules(redundant=1))
     assert isinstance(outcome, FinishedLease)
     assert [one.player for one in outcome.group.trajectories] == ["b", "c"] * 2
     assert counted == {}
@@ -393,10 +386,10 @@ async def test_redundant_games_take_the_place_of_those_without_a_turn(bench: Mak
     ],
 )
 async def test_a_task_in_which_the_policy_never_moves_is_at_fault(
-    bench: MakeBench, chat_model: Path, words: list[str], temperature: float, draws: int, reason: str
+    chat_bench: MakeBench, chat_model: Path, words: list[str], temperature: float, draws: int, reason: str
 ) -> None:
     moody = Moody(chat_model, words, temperature=temperature)
-    outcome, counted = await against(bench, chat_model, moody)
+    outcome, counted = await against(chat_bench, chat_model, moody)
 
     assert isinstance(outcome, FailedLease)
     assert (outcome.data_fault, outcome.reason) == (True, f"the policy had no turn: its opponent ended {reason}")
@@ -405,36 +398,40 @@ async def test_a_task_in_which_the_policy_never_moves_is_at_fault(
 
 
 async def test_a_game_that_breaks_before_the_policys_turn_is_no_opponents_doing(
-    bench: MakeBench, chat_model: Path
+    chat_bench: MakeBench, chat_model: Path
 ) -> None:
     moody = Moody(chat_model, ["break"] * 2)
-    outcome, counted = await against(bench, chat_model, moody)
+    outcome, counted = await against(chat_bench, chat_model, moody)
     assert isinstance(outcome, FailedLease)
     assert outcome.data_fault
     assert "a bug of mine" in outcome.reason, "the user's own error is told"
 
-    outcome, counted = await against(bench, chat_model, Moody(chat_model, ["frozen", "break"]))
+    outcome, counted = await against(chat_bench, chat_model, Moody(chat_model, ["frozen", "break"]))
     assert isinstance(outcome, FinishedLease)
     assert [one.player for one in outcome.group.trajectories] == ["b", "c"]
     assert counted == {"turnless_rollouts/fault": 1.0}
 
 
 async def test_a_limit_that_the_opponent_meets_before_the_policys_turn_is_its_end(
-    bench: MakeBench, chat_model: Path
+    chat_bench: MakeBench, chat_model: Path
 ) -> None:
     moody = Moody(chat_model, ["bad", "bad", "bad", "frozen"])
-    outcome, counted = await against(bench, chat_model, moody, rules=Rules(max_turns=3, max_invalid=2), group_size=1)
+    outcome, counted = await against(
+        chat_bench, chat_model, moody, rules=Rules(max_turns=3, max_invalid=2), group_size=1
+    )
     assert isinstance(outcome, FinishedLease)
     assert counted == {"games_drawn_again/invalid_actions": 1.0}
 
 
-async def test_a_game_in_which_only_the_opponent_had_time_may_go_otherwise(bench: MakeBench, chat_model: Path) -> None:
+async def test_a_game_in_which_only_the_opponent_had_time_may_go_otherwise(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
     async def never(request: GenerateRequest, completions: Sequence[Completion]) -> None:
         await asyncio.Event().wait()
 
     moody = Moody(chat_model, [])
     moody.opponent = Opponent(plays=("a",), tokenization=Tokenization(chat_model), sample=never)
-    outcome, counted = await against(bench, chat_model, moody, rules=Rules(conversation_timeout_s=0.05))
+    outcome, counted = await against(chat_bench, chat_model, moody, rules=Rules(conversation_timeout_s=0.05))
     assert isinstance(outcome, FailedLease)
     assert (outcome.data_fault, outcome.reason) == (False, "the policy had no turn within the time of a conversation")
     assert counted == {"turnless_rollouts/time_limit": 2.0}

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ from env_service.environments.interface import (
 )
 from env_service.environments.rules import Rules
 from env_service.rollouts.environment_calls import _AT_ONCE
-from tests.env_service.bench import MakeBench, benches
-from tests.env_service.chat_models import model_with
+from tests.env_service.bench import MakeBench
 from tests.env_service.peers import lease
 from tests.env_service.rollouts.test_conversation import ConversationTasks, TrajectoryWords
 
@@ -82,29 +80,18 @@ class OpeningGroup:
         )
 
 
-@pytest.fixture
-def chat_model(tmp_path: Path) -> Path:
-    return model_with("chatml", tmp_path)
-
-
-@pytest.fixture
-async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
-    async with benches(chat_model) as make:
-        yield make
-
-
-async def test_a_group_opens_side_by_side(bench: MakeBench, chat_model: Path) -> None:
+async def test_a_group_opens_side_by_side(chat_bench: MakeBench, chat_model: Path) -> None:
     group = OpeningGroup(together=GROUP)
-    made = await bench(TrajectoryWords(chat_model, *["well"] * GROUP), extra=[group.offered()])
+    made = await chat_bench(TrajectoryWords(chat_model, *["well"] * GROUP), extra=[group.offered()])
 
     finished = await made.finished(lease(environment="slow", group_size=GROUP))
 
     assert [one.reward.reward for one in finished.group.trajectories] == [1.0] * GROUP
 
 
-async def test_openings_side_by_side_are_bounded(bench: MakeBench, chat_model: Path) -> None:
+async def test_openings_side_by_side_are_bounded(chat_bench: MakeBench, chat_model: Path) -> None:
     group = OpeningGroup(together=_AT_ONCE)
-    made = await bench(TrajectoryWords(chat_model, *["well"] * 40), extra=[group.offered()])
+    made = await chat_bench(TrajectoryWords(chat_model, *["well"] * 40), extra=[group.offered()])
 
     await made.finished(lease(environment="slow", group_size=40))
 
@@ -112,12 +99,12 @@ async def test_openings_side_by_side_are_bounded(bench: MakeBench, chat_model: P
 
 
 async def test_the_first_member_that_fails_counts_and_the_others_are_broken_off(
-    bench: MakeBench, chat_model: Path
+    chat_bench: MakeBench, chat_model: Path
 ) -> None:
     group = OpeningGroup(together=GROUP)
     group.faults = {1: ValueError("a bug of mine"), 2: EnvironmentUnavailable("full")}
     group.hanging = {3}
-    made = await bench(TrajectoryWords(chat_model, *["well"] * GROUP), extra=[group.offered()])
+    made = await chat_bench(TrajectoryWords(chat_model, *["well"] * GROUP), extra=[group.offered()])
 
     failed = await made.failed(lease(environment="slow", group_size=GROUP))
 
@@ -128,10 +115,10 @@ async def test_the_first_member_that_fails_counts_and_the_others_are_broken_off(
 
 
 async def test_an_environment_that_cannot_be_closed_keeps_no_other_from_it(
-    bench: MakeBench, chat_model: Path, caplog: pytest.LogCaptureFixture
+    chat_bench: MakeBench, chat_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = OpeningGroup(together=1)
-    made = await bench(TrajectoryWords(chat_model, *["well"] * GROUP), extra=[group.offered()])
+    made = await chat_bench(TrajectoryWords(chat_model, *["well"] * GROUP), extra=[group.offered()])
 
     with caplog.at_level(logging.WARNING):
         await made.finished(lease(environment="slow", group_size=GROUP))

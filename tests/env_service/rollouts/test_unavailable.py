@@ -1,6 +1,5 @@
 """An environment that is not available is a failure of infrastructure: tried again, and nobody's fault here."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +18,7 @@ from env_service.environments.interface import (
 from env_service.environments.rules import Rules
 from env_service.rollouts.completions import RolloutProgress
 from protocol.messages import FinishedLease
-from tests.env_service.bench import MakeBench, benches
+from tests.env_service.bench import MakeBench
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
 from tests.env_service.rollouts.test_conversation import ConversationTasks, TrajectoryWords, counted
@@ -63,15 +62,9 @@ def chat_model(tmp_path: Path) -> Path:
     return model_with("chatml", tmp_path)
 
 
-@pytest.fixture
-async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
-    async with benches(chat_model) as make:
-        yield make
-
-
-async def test_an_opening_is_tried_again_and_lets_go_of_what_it_had(bench: MakeBench, chat_model: Path) -> None:
+async def test_an_opening_is_tried_again_and_lets_go_of_what_it_had(chat_bench: MakeBench, chat_model: Path) -> None:
     Full.refusals = 2
-    made = await bench(TrajectoryWords(chat_model, "well", "well"), extra=[FULL])
+    made = await chat_bench(TrajectoryWords(chat_model, "well", "well"), extra=[FULL])
 
     group = (await made.finished(lease(environment="full"))).group
 
@@ -80,9 +73,9 @@ async def test_an_opening_is_tried_again_and_lets_go_of_what_it_had(bench: MakeB
     assert len(made.pauses) == 2
 
 
-async def test_an_opening_that_finds_nobody_waits_and_says_for_whom(bench: MakeBench, chat_model: Path) -> None:
+async def test_an_opening_that_finds_nobody_waits_and_says_for_whom(chat_bench: MakeBench, chat_model: Path) -> None:
     Full.refusals = 100
-    made = await bench(TrajectoryWords(chat_model, "well", "well"), extra=[FULL])
+    made = await chat_bench(TrajectoryWords(chat_model, "well", "well"), extra=[FULL])
     Full.seen_by = progress = RolloutProgress()
 
     outcome = await made.rollout.run(lease(environment="full"), progress)
@@ -95,10 +88,10 @@ async def test_an_opening_that_finds_nobody_waits_and_says_for_whom(bench: MakeB
 
 
 async def test_the_time_in_which_nobody_was_found_is_not_held_against_the_task(
-    bench: MakeBench, chat_model: Path
+    chat_bench: MakeBench, chat_model: Path
 ) -> None:
     Full.refusals = 1_000_000
-    made = await bench(TrajectoryWords(chat_model, "well"), extra=[FULL], timeout_s=0.3)
+    made = await chat_bench(TrajectoryWords(chat_model, "well"), extra=[FULL], timeout_s=0.3)
 
     failed = await made.failed(lease(environment="full"))
 
@@ -106,9 +99,9 @@ async def test_the_time_in_which_nobody_was_found_is_not_held_against_the_task(
     assert "it was waiting for the host of its environment: the server is full" in failed.reason
 
 
-async def test_an_opening_that_finds_no_place_is_for_another_to_try(bench: MakeBench, chat_model: Path) -> None:
+async def test_an_opening_that_finds_no_place_is_for_another_to_try(chat_bench: MakeBench, chat_model: Path) -> None:
     Full.refusals, Full.refusal = 100, EnvironmentFull
-    made = await bench(TrajectoryWords(chat_model, "well", "well"), extra=[FULL])
+    made = await chat_bench(TrajectoryWords(chat_model, "well", "well"), extra=[FULL])
 
     failed = await made.failed(lease(environment="full"))
 
@@ -117,8 +110,8 @@ async def test_an_opening_that_finds_no_place_is_for_another_to_try(bench: MakeB
     assert counted(made, "failed_leases_total", kind="infrastructure") == 1
 
 
-async def test_a_step_costs_its_trajectory_as_infrastructure(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(TrajectoryWords(chat_model, "away", "well"), extra=[FULL])
+async def test_a_step_costs_its_trajectory_as_infrastructure(chat_bench: MakeBench, chat_model: Path) -> None:
+    made = await chat_bench(TrajectoryWords(chat_model, "away", "well"), extra=[FULL])
 
     lost, kept = (await made.finished(lease(environment="full"))).group.trajectories
 
@@ -128,8 +121,8 @@ async def test_a_step_costs_its_trajectory_as_infrastructure(bench: MakeBench, c
     assert counted(made, "environment_faults_total", environment="full", kind="unavailable") == 1
 
 
-async def test_a_group_with_nothing_left_is_worth_another_attempt(bench: MakeBench, chat_model: Path) -> None:
-    made = await bench(TrajectoryWords(chat_model, "boom", "away"), extra=[FULL])
+async def test_a_group_with_nothing_left_is_worth_another_attempt(chat_bench: MakeBench, chat_model: Path) -> None:
+    made = await chat_bench(TrajectoryWords(chat_model, "boom", "away"), extra=[FULL])
 
     failed = await made.failed(lease(environment="full"))
 
