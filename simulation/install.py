@@ -42,11 +42,6 @@ _REAL_TOKEN, _REAL_UUID = secrets.token_hex, uuid.uuid4
 _done = False
 
 
-def real_seconds() -> float:
-    """A clock that the simulation does not move."""
-    return _REAL_MONOTONIC()
-
-
 def _monotonic() -> float:
     world = World.active
     return _REAL_MONOTONIC() if world is None else 1000.0 + world.now

@@ -45,14 +45,6 @@ class Violation:
         return f"{self.promise}: {self.what}"
 
 
-class PromiseBroken(Exception):
-    """Ends a run at its first violation."""
-
-    def __init__(self, violation: Violation) -> None:
-        super().__init__(str(violation))
-        self.violation = violation
-
-
 @dataclass(frozen=True)
 class Result:
     """The outcome of a run. `fingerprint` is over its whole history: equal seeds have equal ones."""
