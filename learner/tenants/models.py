@@ -105,7 +105,7 @@ class TrainingModels:
         """Operations of each tenant that could be done now."""
         queues: dict[str, list[deque[Operation]]] = defaultdict(list)
         for model in self.by_id.values():
-            if model.ready:
+            if model.ready and not model.entry.unloaded:
                 queues[model.entry.owner].append(deque(model.runnable()))
         weights = {name: tenant.weight for name, tenant in tenants.items()}
         return [Backlog(owner, weights.get(owner, 1.0), each) for owner, each in queues.items()]

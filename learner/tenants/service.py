@@ -14,26 +14,26 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from learner.tenants.catalog import LossEntry, ModelEntry, SamplingEntry
 from learner.tenants.checkpoints import CheckpointPath, TenantCheckpoints, checkpoint_path
-from learner.tenants.fairness import DeficitRoundRobin
 from learner.tenants.futures import Payload, RequestReused, ResultFuture, ResultFutures
 from learner.tenants.keys import Tenant, TenantKeys
-from learner.tenants.models import TrainingModel, TrainingModels
+from learner.tenants.models import TrainingModels
 from learner.tenants.operations import LoggedOperation, OperationLog
 from learner.tenants.provenance import SequenceRecords
 from learner.tenants.refusals import QueueFull, not_durable, unfit, unknown
 from learner.tenants.sampling import AcceptedSample, Sampler, SamplingQueue
 from learner.tenants.sessions import TenantSessions
 from learner.tenants.snapshots import ModelSnapshots
+from learner.tenants.targets import SamplingTargets, sampling_entry
 from learner.tenants.trainer import TenantTrainer
-from learner.tenants.turns import BASE_TARGET, OperationOutcome, TargetWeights, TrainerTurns, target_of
+from learner.tenants.training_loop import TrainingLoop
+from learner.tenants.turns import TrainerTurns
 from learner.tenants.work import LOAD_WEIGHTS, Operation, Work, WorkReader, digest_of_json, identify, shape_of
 from learner.training.client_operations import OperationError
 from protocol.tinker.bodies import (
@@ -93,7 +93,6 @@ class TenantService:
     ) -> None:
         """Reads what former lives left in the folder. Raises JournalDamaged, TensorsDamaged, OSError."""
         self.keys, self.base, self._parse_graph = keys, base, parse_graph
-        self._tenants = {tenant.name: tenant for tenant in keys.tenants}
         self._settings = settings or TenantSettings()
         self.log = OperationLog(folder / "journal")
         self.checkpoints = TenantCheckpoints(folder / "checkpoints")
@@ -104,23 +103,30 @@ class TenantService:
         self.life = recovered.life
         self._sequences = SequenceRecords(folder / "sequences")
         self.samples = SamplingQueue(sampler=sampler, sequences=self._sequences, life=self.life, lost=recovered.samples)
-        self._sampler = sampler
         self._reader = WorkReader(
             losses=self.log.catalog.losses,
             parse_graph=self._graph_of,
             check=trainer.check,
             check_claims=self._sequences.check,
         )
-        self._turns = TrainerTurns(trainer=trainer, checkpoints=self.checkpoints, snapshots=self._snapshots)
-        self._round_robin = DeficitRoundRobin[Operation](
-            round_tokens=self._settings.round_tokens, cost=lambda each: each.tokens
-        )
-        self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="tenants-trainer")
+        self._targets = SamplingTargets(checkpoints=self.checkpoints, log=self.log, sampler=sampler)
+        self.training = self._training_loop(trainer)
         self._accepting: dict[str, asyncio.Task[None]] = {}
         self.log.samples_under_way = self.samples.under_way
-        self._news, self._targets = asyncio.Event(), {BASE_TARGET: TargetWeights(BASE_TARGET)}
-        self.rounds = self.passes = 0
         self._resume()
+
+    def _training_loop(self, trainer: TenantTrainer) -> TrainingLoop:
+        return TrainingLoop(
+            turns=TrainerTurns(trainer=trainer, checkpoints=self.checkpoints, snapshots=self._snapshots),
+            models=self.models,
+            futures=self.futures,
+            log=self.log,
+            tenants={tenant.name: tenant for tenant in self.keys.tenants},
+            serve=self._targets.serve,
+            snapshot_every=self._settings.snapshot_every,
+            max_resident=self._settings.max_resident,
+            round_tokens=self._settings.round_tokens,
+        )
 
     # Requests.
 
@@ -201,8 +207,7 @@ class TenantService:
         model.entry = model.entry.model_copy(update={"unloaded": True})
         await self._durably(self.log.entry(model.entry))
         self.models.drop_early(model)
-        await self._on_trainer(lambda: self._turns.remove(model_id))
-        model.resident = False
+        await self.training.remove(model)
 
     async def create_custom_loss(self, tenant: Tenant, body: CreateCustomLoss) -> str:
         """The name of the request; its answer names the loss."""
@@ -235,9 +240,10 @@ class TenantService:
             target_id = facts.path
         elif body.base_model != self.base.name:
             raise unfit(f"base_model: {body.base_model!r}; this server samples from {self.base.name!r}")
-        await self._durably(
-            self.log.entry(self._sampling_entry(tenant.name, name, target_id, model_path=body.model_path))
+        entry = sampling_entry(
+            tenant.name, name, base_model=self.base.name, target_id=target_id, model_path=body.model_path
         )
+        await self._durably(self.log.entry(entry))
         return name
 
     async def join_sampling_session(self, tenant: Tenant, name: str) -> int:
@@ -263,7 +269,7 @@ class TenantService:
         digest = digest_of_json("asample", body.model_dump_json().encode())
         if self.futures.get(request_id, owner=tenant.name) is None and self.samples.full(tenant):
             raise QueueFull(f"{tenant.max_samples} samples of yours are under way, as many as you may have at once")
-        weights = self._weights_of(entry)
+        weights = self._targets.weights_of(entry)
         future, new = self._open(request_id, tenant.name, digest, "asample")
         if new or request_id in self._accepting:
             await self._once(
@@ -334,89 +340,14 @@ class TenantService:
     async def run(self) -> None:
         """Do what was accepted, until cancelled."""
         async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._run_turns())
+            loops.create_task(self.training.run())
             loops.create_task(self._run_sweeps())
 
     async def close(self) -> None:
         """End what is under way in this process; all that was accepted is on the disk."""
         await self.samples.close()
-        self._trainer_thread.shutdown()
+        self.training.close()
         await self.log.close()
-
-    async def _run_turns(self) -> None:
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            while taken := self._round_robin.take(self.models.backlogs(self._tenants)):
-                await self._turn(taken)
-
-    async def _turn(self, operations: Sequence[Operation]) -> None:
-        self.models.take(operations)
-        models = {operation.model_id: self.models.by_id[operation.model_id] for operation in operations}
-        await self._make_room(models)
-        entries = {model_id: model.entry for model_id, model in models.items()}
-        outcomes = await self._on_trainer(lambda: self._turns.run(operations, entries))
-        self.rounds += 1
-        self.passes += sum(operation.is_pass for operation in operations)
-        for model in models.values():
-            model.resident = True
-        for operation in operations:
-            models[operation.model_id].done_seq = max(operation.seq_id, models[operation.model_id].done_seq)
-        await self._settle(outcomes)
-        await self._snapshot_due(models.values())
-
-    async def _settle(self, outcomes: Iterable[OperationOutcome]) -> None:
-        for outcome in outcomes:
-            model = self.models.by_id[outcome.operation.model_id]
-            payload = outcome.payload
-            try:
-                if outcome.target is not None:
-                    await self._serve_target(model, outcome, outcome.target)
-                if outcome.needs_snapshot:
-                    await self._write_snapshot(model)
-            except OSError as error:
-                payload = {"error": f"the learner's disk: {error}", "category": "server"}
-            outcome.operation.future.finish(payload)
-
-    async def _serve_target(self, model: TrainingModel, outcome: OperationOutcome, target: TargetWeights) -> None:
-        former = self._targets.get(target.target_id)
-        if former is not None and former.seq_id > target.seq_id:
-            former, target = target, former  # done again after a start: what it saved has been replaced since
-        self._targets[target.target_id] = target
-        await self._sampler.offer(target)
-        if outcome.sampling_session_id not in self.log.catalog.samplings:
-            entry = self._sampling_entry(model.entry.owner, outcome.sampling_session_id, target.target_id)
-            await self.log.entry(entry)
-        if former is not None and former.folder not in (None, target.folder):
-            self._forget_folder(former)
-
-    async def _snapshot_due(self, models: Iterable[TrainingModel]) -> None:
-        due = [each for each in models if each.done_seq - each.snapshot_seq >= self._settings.snapshot_every]
-        for model in due:
-            await self._write_snapshot(model)
-        if due:
-            self._trim()
-
-    def _trim(self) -> None:
-        self.log.trim({model_id: model.snapshot_seq for model_id, model in self.models.by_id.items()})
-
-    async def _write_snapshot(self, model: TrainingModel) -> None:
-        prefix, seq_id = f"{model.entry.model_id}:", model.done_seq
-        results = [each for each in self.futures.results(prefix) if each.retrieved_at is None]
-        try:
-            await self._on_trainer(lambda: self._turns.snapshot(model.entry, seq_id, results))
-        except OSError as error:
-            logger.warning("no snapshot of %s: %s; its journal is kept instead", model.entry.model_id, error)
-            return
-        model.snapshot_seq = seq_id
-
-    async def _park(self, model: TrainingModel) -> None:
-        """Leave the model on the disk alone; it comes back with its next operation."""
-        if model.snapshot_seq < model.done_seq:
-            await self._write_snapshot(model)
-        if model.snapshot_seq == model.done_seq:
-            await self._on_trainer(lambda: self._turns.remove(model.entry.model_id))
-            model.resident = False
 
     async def _run_sweeps(self) -> None:
         while True:
@@ -428,19 +359,15 @@ class TenantService:
         self.futures.sweep()
         await asyncio.to_thread(self.checkpoints.expire)
         dead = set(self.sessions.dead())
-        for model in self.models.by_id.values():
-            if model.entry.session_id in dead:
-                self.models.drop_early(model)
-                if model.resident and model.idle:
-                    await self._park(model)
+        left = [model for model in self.models.by_id.values() if model.entry.session_id in dead]
+        for model in left:
+            self.models.drop_early(model)
+        await self.training.park(left)
         old = {each for each in dead if self.sessions.silent_s(each) > self._settings.retain_targets_s}
         for entry in [each for each in self.log.catalog.samplings.values() if each.session_id in old]:
-            await self._drop_sampling(entry)
-        for model_id in self.log.holding():
-            held = self.models.by_id.get(model_id)
-            if held is not None and held.resident and held.idle and held.snapshot_seq < held.done_seq:
-                await self._write_snapshot(held)
-        self._trim()
+            self.samples.forget(entry.sampling_session_id)
+            await self._targets.drop(entry)
+        await self.training.tidy()
 
     # Parts.
 
@@ -451,9 +378,6 @@ class TenantService:
             self.models.add_model(entry, covered=None if facts is None else facts.seq_id)
             if facts is not None:
                 self._resume_results(entry)
-        for saved in sorted(self.checkpoints.targets(), key=lambda each: each.seq_id):
-            target = target_of(saved, self.checkpoints)
-            self._targets[target.target_id] = target
         for (model_id, seq_id), logged in sorted(recovered.operations.items()):
             model = self.models.by_id.get(model_id)
             if model is None or model.entry.unloaded or seq_id <= model.snapshot_seq:
@@ -476,23 +400,18 @@ class TenantService:
     async def _add_model(self, entry: ModelEntry) -> None:
         """Make it on the trainer first, so that a shape which the base cannot have is refused and not accepted."""
         if entry.loads is None:
-            await self._make_room([entry.model_id])
             try:
-                await self._on_trainer(lambda: self._turns.create(entry))
+                await self.training.create(entry)
             except OperationError as error:
                 raise unfit(f"lora_config: {error}") from error
         await self._durably(self.log.entry(entry))
         if entry.model_id not in self.models.by_id:
             self.models.add_model(entry, covered=None).resident = entry.loads is None
 
-    async def _make_room(self, needed: Iterable[str]) -> None:
-        for model in self.models.to_park(room=self._settings.max_resident, needed=needed):
-            await self._park(model)
-
     def _enqueue(self, logged: LoggedOperation, work: Work, future: ResultFuture) -> None:
         operation = Operation(logged.model_id, logged.seq_id, logged.kind, work, future, len(logged.body))
         self.models.enqueue(operation)
-        self._news.set()
+        self.training.wake()
 
     def _open(self, request_id: str, owner: str, digest: str, kind: str) -> tuple[ResultFuture, bool]:
         try:
@@ -524,9 +443,6 @@ class TenantService:
         except (TinkerWireError, ValueError) as error:
             raise unfit(str(error)) from error
 
-    async def _on_trainer(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, work)
-
     def _refuse_more_models(self, tenant: Tenant) -> None:
         count = sum(each.entry.owner == tenant.name for each in self.models.by_id.values())
         if count >= tenant.max_models:
@@ -538,40 +454,3 @@ class TenantService:
             raise QueueFull(
                 f"{queued.operations} operations of yours with {queued.size} bytes wait, as many as may at once"
             )
-
-    def _sampling_entry(
-        self, owner: str, name: str, target_id: str | None, *, model_path: str | None = None
-    ) -> SamplingEntry:
-        return SamplingEntry(
-            owner=owner,
-            session_id=name.partition(":")[0],
-            created_at=time.time(),
-            sampling_session_id=name,
-            base_model=self.base.name,
-            model_path=model_path,
-            target_id=target_id,
-        )
-
-    def _weights_of(self, entry: SamplingEntry) -> TargetWeights:
-        if entry.target_id is None:
-            return self._targets[BASE_TARGET]
-        known = self._targets.get(entry.target_id)
-        if known is not None:
-            return known
-        facts = self.checkpoints.find(entry.target_id, reader=entry.owner)
-        if facts is None:
-            raise unknown("checkpoint", entry.target_id)
-        return target_of(facts, self.checkpoints)
-
-    async def _drop_sampling(self, entry: SamplingEntry) -> None:
-        self.samples.forget(entry.sampling_session_id)
-        await self._durably(self.log.entry(entry.model_copy(update={"dropped": True})))
-        target = self._targets.pop(entry.target_id or "", None)
-        if target is not None:
-            self._forget_folder(target)
-
-    def _forget_folder(self, target: TargetWeights) -> None:
-        for facts in self.checkpoints.targets():
-            if self.checkpoints.folder(facts.path) == target.folder:
-                self.checkpoints.delete(facts)
-                return

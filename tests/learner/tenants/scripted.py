@@ -4,6 +4,7 @@ The logits of the token after x are U (e + s B A e), e being the embedding of x:
 """
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,8 @@ class ScriptedTenantTrainer:
         self.embeddings, self.output = base_weights()
         self.adapters: dict[str, ScriptedAdapter] = {}
         self.calls: list[str] = []
+        self.entered, self.released = threading.Event(), threading.Event()
+        self.released.set()
 
     def create(self, model_id: str, shape: AdapterShape) -> None:
         self.calls.append(f"create {model_id}")
@@ -86,6 +89,8 @@ class ScriptedTenantTrainer:
 
     def run_round(self, operations: Sequence[ForwardBackward]) -> list[OperationResult | OperationError]:
         self.calls.append(f"round of {len(operations)}")
+        self.entered.set()
+        assert self.released.wait(30)
         return [self._one(operation) for operation in operations]
 
     def _one(self, operation: ForwardBackward) -> OperationResult | OperationError:

@@ -153,6 +153,27 @@ async def test_targets_are_there_after_a_start(tmp_path: Path) -> None:
         assert np.frombuffer(answer.sequences[0].versions, "<i8").tolist() == [1, 1, 1, 1]
 
 
+async def test_saves_that_are_done_again_do_not_bring_an_inflight_target_back(tmp_path: Path) -> None:
+    async with served(tmp_path, snapshot_every=100) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        live: dict[str, Any] = {"model_id": model_id, "kind": "inflight"}
+        first = await client.post("save_weights_for_sampler", seq_id=1, sampling_session_seq_id=0, **live)
+        session = (await client.result(first))["sampling_session_id"]
+        await client.result(await client.step(model_id, 2))
+        second = await client.post("save_weights_for_sampler", seq_id=3, sampling_session_seq_id=1, **live)
+        await client.result(second)
+    async with served(tmp_path) as parts:
+        again = parts.client()
+        await again.result(first)
+        parts.trainer.released.clear()
+        answer = await answer_of(again, await sample(again, session))
+        assert np.frombuffer(answer.sequences[0].versions, "<i8").tolist() == [1, 1, 1, 1]
+        parts.trainer.released.set()
+        await again.result(second)
+        assert len(parts.service.checkpoints.targets()) == 1
+
+
 async def test_a_sample_that_fails_says_whose_fault_it_was(tmp_path: Path) -> None:
     async with served(tmp_path) as parts:
         client = parts.client()

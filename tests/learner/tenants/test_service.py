@@ -213,6 +213,59 @@ async def test_the_models_of_a_dead_session_are_parked_not_removed(
         assert await client.loss(model_id, 2) > 0
 
 
+async def test_a_model_is_not_parked_in_the_middle_of_its_turn(tmp_path: Path) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client = parts.client()
+        norms = []
+        for number in range(2):
+            model_id = await client.model(number)
+            model = parts.service.models.by_id[model_id]
+            await client.loss(model_id, 1)
+            parts.trainer.entered.clear()
+            parts.trainer.released.clear()
+            accepted = await client.train(model_id, 2)
+            await asyncio.to_thread(parts.trainer.entered.wait, 10)
+            parking = asyncio.create_task(parts.service.training.park([model] * number))
+            await asyncio.sleep(0)  # it is at the trainer's door
+            parts.trainer.released.set()
+            await parking
+            await client.result(accepted)
+            norms.append((await client.result(await client.step(model_id, 3)))["metrics"]["grad_norm:mean"])
+        assert f"remove {model_id}" in parts.trainer.calls
+        assert norms[0] == norms[1]
+
+
+async def test_a_save_that_is_done_again_after_a_start_changes_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path, snapshot_every=100) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        saves = []
+        for seq_id, name in ((1, "one"), (2, "two")):
+            saves.append(await client.post("save_weights", model_id=model_id, seq_id=seq_id, path=name))
+        paths = [(await client.result(each))["path"] for each in saves]
+        answer = await client.http.delete(f"/training_runs/{model_id}/checkpoints/weights/two")
+        assert answer.status_code == 204
+    async with served(tmp_path) as parts:
+        again = parts.client()
+        assert [(await again.result(each))["path"] for each in saves] == paths
+        await again.post("weights_info", tinker_path=paths[0])
+        await again.post("weights_info", 404, tinker_path=paths[1])
+
+
+async def test_a_load_is_not_done_again_after_what_it_loaded_was_overwritten(tmp_path: Path) -> None:
+    async with served(tmp_path, snapshot_every=100) as parts:
+        client = parts.client()
+        source, model_id = await client.model(), await client.model(1)
+        save: dict[str, Any] = {"model_id": source, "path": "one", "overwrite": True}
+        path = (await client.result(await client.post("save_weights", seq_id=1, **save)))["path"]
+        await client.result(await client.post("load_weights", model_id=model_id, seq_id=1, path=path, optimizer=True))
+        loss = await client.loss(model_id, 2)
+        await history(client, source, 2, 2)
+        await client.result(await client.post("save_weights", seq_id=6, **save))
+    async with served(tmp_path) as parts:
+        assert await parts.client().loss(model_id, 3) == loss
+
+
 async def test_a_new_model_is_made_of_a_checkpoint_with_and_without_its_optimizer(tmp_path: Path) -> None:
     async with served(tmp_path) as parts:
         client = parts.client()

@@ -1,0 +1,162 @@
+"""The loop that gives the trainer's thread its turns, and puts models on the disk between them.
+
+Turns, snapshots and parking exclude each other: a snapshot is of a model between two of its operations, and says which.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from learner.tenants.catalog import ModelEntry
+from learner.tenants.fairness import DeficitRoundRobin
+from learner.tenants.futures import ResultFutures
+from learner.tenants.keys import Tenant
+from learner.tenants.models import TrainingModel, TrainingModels
+from learner.tenants.operations import OperationLog
+from learner.tenants.turns import OperationOutcome, TrainerTurns
+from learner.tenants.work import Operation
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class TrainingLoop:
+    """Does the operations in the queues of `models`.
+
+    `serve` takes note of weights that an operation gave to a sampling session. `rounds` counts passes shared by the
+    operations of a turn, `passes` the operations that were in them.
+    """
+
+    def __init__(
+        self,
+        *,
+        turns: TrainerTurns,
+        models: TrainingModels,
+        futures: ResultFutures,
+        log: OperationLog,
+        tenants: Mapping[str, Tenant],
+        serve: Callable[[ModelEntry, OperationOutcome], Awaitable[None]],
+        snapshot_every: int,
+        max_resident: int,
+        round_tokens: int,
+    ) -> None:
+        self._turns, self._models, self._futures, self._log = turns, models, futures, log
+        self._tenants, self._serve = tenants, serve
+        self._snapshot_every, self._max_resident = snapshot_every, max_resident
+        self._round_robin = DeficitRoundRobin[Operation](round_tokens=round_tokens, cost=lambda each: each.tokens)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tenants-trainer")
+        self._turn_lock, self._news = asyncio.Lock(), asyncio.Event()
+        self.rounds = self.passes = 0
+
+    def wake(self) -> None:
+        """Operations have come."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Give turns until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while taken := self._round_robin.take(self._models.backlogs(self._tenants)):
+                async with self._turn_lock:
+                    await self._turn(taken)
+
+    def close(self) -> None:
+        """Returns when the trainer's thread has ended."""
+        self._thread.shutdown()
+
+    async def create(self, entry: ModelEntry) -> None:
+        """Make a new model's adapter. Raises OperationError for a shape that the base model cannot have."""
+        async with self._turn_lock:
+            await self._make_room([entry.model_id])
+            await self._on_trainer(lambda: self._turns.create(entry))
+
+    async def remove(self, model: TrainingModel) -> None:
+        """Give a model's memory back; nothing of it is kept."""
+        async with self._turn_lock:
+            await self._leave(model)
+
+    async def park(self, models: Iterable[TrainingModel]) -> None:
+        """Leave models that have nothing to do on the disk alone; they come back with their next operation."""
+        for model in models:
+            async with self._turn_lock:
+                if model.resident and model.idle:
+                    await self._park(model)
+
+    async def tidy(self) -> None:
+        """Write snapshots of models for whose operations alone the journal's oldest file is kept, and trim it."""
+        for model_id in self._log.holding():
+            model = self._models.by_id.get(model_id)
+            async with self._turn_lock:
+                if model is not None and model.resident and model.snapshot_seq < model.done_seq:
+                    await self._write_snapshot(model)
+        self._trim()
+
+    async def _turn(self, operations: Sequence[Operation]) -> None:
+        self._models.take(operations)
+        models = {operation.model_id: self._models.by_id[operation.model_id] for operation in operations}
+        await self._make_room(models)
+        entries = {model_id: model.entry for model_id, model in models.items()}
+        outcomes = await self._on_trainer(lambda: self._turns.run(operations, entries))
+        passes = sum(operation.is_pass for operation in operations)
+        self.passes += passes
+        self.rounds += passes > 0
+        for model in models.values():
+            model.resident = True
+        for operation in operations:
+            models[operation.model_id].done_seq = max(operation.seq_id, models[operation.model_id].done_seq)
+        await self._settle(outcomes)
+        await self._snapshot_due(models.values())
+
+    async def _settle(self, outcomes: Iterable[OperationOutcome]) -> None:
+        for outcome in outcomes:
+            model = self._models.by_id[outcome.operation.model_id]
+            payload = outcome.payload
+            try:
+                if outcome.target is not None:
+                    await self._serve(model.entry, outcome)
+                if outcome.needs_snapshot:
+                    await self._write_snapshot(model)
+            except OSError as error:
+                payload = {"error": f"the learner's disk: {error}", "category": "server"}
+            outcome.operation.future.finish(payload)
+
+    async def _snapshot_due(self, models: Iterable[TrainingModel]) -> None:
+        due = [each for each in models if each.done_seq - each.snapshot_seq >= self._snapshot_every]
+        for model in due:
+            await self._write_snapshot(model)
+        if due:
+            self._trim()
+
+    def _trim(self) -> None:
+        self._log.trim({model_id: model.snapshot_seq for model_id, model in self._models.by_id.items()})
+
+    async def _write_snapshot(self, model: TrainingModel) -> None:
+        prefix, seq_id = f"{model.entry.model_id}:", model.done_seq
+        results = [each for each in self._futures.results(prefix) if each.retrieved_at is None]
+        try:
+            await self._on_trainer(lambda: self._turns.snapshot(model.entry, seq_id, results))
+        except OSError as error:
+            logger.warning("no snapshot of %s: %s; its journal is kept instead", model.entry.model_id, error)
+            return
+        model.snapshot_seq = seq_id
+
+    async def _make_room(self, needed: Iterable[str]) -> None:
+        for model in self._models.to_park(room=self._max_resident, needed=needed):
+            await self._park(model)
+
+    async def _park(self, model: TrainingModel) -> None:
+        if model.snapshot_seq < model.done_seq:
+            await self._write_snapshot(model)
+        if model.snapshot_seq == model.done_seq:
+            await self._leave(model)
+
+    async def _leave(self, model: TrainingModel) -> None:
+        await self._on_trainer(lambda: self._turns.remove(model.entry.model_id))
+        model.resident = False
+
+    async def _on_trainer(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
