@@ -18,6 +18,7 @@ import pytest
 from headway import checking
 from headway import command as umbrella
 from headway.doctor import before
+from learner.algorithms.presets.registry import ALGORITHMS
 from services.run_lock import RunLock
 from tests.headway.mistakes.catalog import GOOD, MISTAKES, REWARD, RUN, Mistake
 from tests.headway.mistakes.small_model import TEMPLATE, small_model
@@ -68,7 +69,7 @@ def say(mistake: Mistake, project: Path, monkeypatch: pytest.MonkeyPatch, capsys
     said = capsys.readouterr()
     assert ended.value.code == 2, said.out
     assert said.out == ""
-    return said.err.replace(str(project), "/project")
+    return said.err.replace(str(project), "/project").replace(", ".join(ALGORITHMS), "grpo, …, custom")
 
 
 @contextmanager
