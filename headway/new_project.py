@@ -36,7 +36,7 @@ from reward_service.verifier import Submission
 
 
 class Arguments(BaseModel):
-    """What a task says beside its prompt: here the right answer."""
+    """Arguments of a task beside its prompt: here the right answer."""
 
     answer: int
 

@@ -22,7 +22,7 @@ from learner.training.packing import PackedRow
 
 @dataclass(frozen=True)
 class PlacedDatum:
-    """Where a datum lies: tokens `start` to `stop` of the segment with the number `segment`; `width` targets for each
+    """Place of a datum: tokens `start` to `stop` of the segment with the number `segment`; `width` targets for each
     token. `operation` and `number`: which one it is of its round and of its operation.
     """
 

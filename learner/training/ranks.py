@@ -332,7 +332,7 @@ def _broadcast(values: NDArray[Scalar] | None, size: int, dtype: np.dtype[Scalar
 
 
 def rank_count() -> int:
-    """How many ranks there are. A process without a group is the only one."""
+    """Number of ranks. A process without a group is the only one."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 

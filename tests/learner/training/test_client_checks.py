@@ -1,4 +1,4 @@
-"""What is wrong with an operation is said with the datum, the field, and what was expected."""
+"""Wrong operations: an error names the datum, the field, and what was expected."""
 
 import json
 from dataclasses import replace
