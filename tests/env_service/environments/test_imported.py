@@ -36,7 +36,7 @@ def task_of(environment: OfferedEnvironment, index: int, purpose: Any = "train")
 
 
 def test_a_class_is_made_with_the_options_of_its_entry() -> None:
-    opening = built("Guess", options={"highest": 7}).start().reset(Task(seed=1), seed=0)
+    opening = built("GuessNumber", options={"highest": 7}).start().reset(Task(seed=1), seed=0)
 
     assert isinstance(opening, Opening)
     assert "0 to 7" in opening.prompt[0].content  # type: ignore[union-attr]
@@ -47,13 +47,13 @@ def test_paths_in_options_count_from_the_folder_of_the_entry(tmp_path: Path, mon
     (tmp_path / "project/words.txt").write_text("red blue")
     monkeypatch.chdir(tmp_path)
 
-    made = built("Reader", options={"words": "words.txt", "more": ["words.txt"]}, folder=tmp_path / "project")
+    made = built("FileReader", options={"words": "words.txt", "more": ["words.txt"]}, folder=tmp_path / "project")
     assert made.start().reset(Task(), seed=0) == "red blue red blue"
-    assert built("Reader", options={"words": "project/words.txt"}).start().reset(Task(), seed=0) == "red blue"
+    assert built("FileReader", options={"words": "project/words.txt"}).start().reset(Task(), seed=0) == "red blue"
 
 
 def test_rules_of_the_entry_go_before_those_of_the_class() -> None:
-    environment = built("Guess", rules={"max_turns": 3})
+    environment = built("GuessNumber", rules={"max_turns": 3})
 
     assert (environment.rules.max_turns, environment.rules.turn_tokens) == (3, 8)
     assert (environment.roles, dict(environment.metrics)) == (("user",), {"tries": "last"})
@@ -65,18 +65,18 @@ def test_an_instance_may_set_rules_by_its_options() -> None:
 
 
 def test_tasks_are_numbered_each_with_a_seed_that_is_no_other_ones() -> None:
-    environment = built("Guess", train_tasks=50, evaluation_tasks=50)
+    environment = built("GuessNumber", train_tasks=50, evaluation_tasks=50)
 
     seeds = [task_of(environment, i, purpose).seed for purpose in ("train", "evaluate") for i in range(50)]
-    again = [task_of(built("Guess"), i).seed for i in range(50)]
+    again = [task_of(built("GuessNumber"), i).seed for i in range(50)]
 
     assert len(set(seeds)) == 100
     assert seeds[:50] == again
-    assert task_of(built("Guess", seed=1), 0).seed != seeds[0]
+    assert task_of(built("GuessNumber", seed=1), 0).seed != seeds[0]
 
 
 def test_a_class_may_have_tasks_of_its_own() -> None:
-    environment = built("Words")
+    environment = built("TwoWords")
 
     assert environment.task_count("train") == 2
     assert environment.start().reset(task_of(environment, 1), seed=0) == "fro"
@@ -88,8 +88,8 @@ def test_a_class_may_have_tasks_of_its_own() -> None:
         ("Absent", {}, "has no class 'Absent'"),
         ("Stepless", {}, "no method step"),
         ("TwoParameters", {}, "the constructor takes options, extra"),
-        ("Guess", {"options": {"highest": "many"}}, "options: highest"),
-        ("Words", {"options": {"highest": 3}}, "takes no options, got highest"),
+        ("GuessNumber", {"options": {"highest": "many"}}, "options: highest"),
+        ("TwoWords", {"options": {"highest": 3}}, "takes no options, got highest"),
         ("WrongRole", {}, "roles"),
         ("Bounded", {"options": {"highest": 1}}, "cannot be made: ValueError: two numbers at least"),
     ],
@@ -116,7 +116,7 @@ def test_a_source_that_is_neither_known_nor_a_path_is_refused_with_what_there_is
 def test_a_mix_may_have_environments_of_one_turn_and_of_several() -> None:
     parts = [{"environment": "mine"}, {"environment": "sums", "weight": 3.0}]
     mix = MixTasks.model_validate({"source": "mix", "name": "all", "parts": parts})
-    made = catalog.build([mix, entry("Guess"), AdditionTasks(name="sums")])
+    made = catalog.build([mix, entry("GuessNumber"), AdditionTasks(name="sums")])
 
     assert list(made) == ["all", "mine", "sums"]
     found = [made["all"].at("train", index) for index in range(made["all"].task_count("train"))]
@@ -129,7 +129,7 @@ def test_a_mix_may_have_environments_of_one_turn_and_of_several() -> None:
 def test_levels_are_of_equal_size_and_may_be_mixes() -> None:
     mix = MixTasks.model_validate({"source": "mix", "name": "hard", "parts": [{"environment": "mine"}]})
     levels = LevelTasks.model_validate({"source": "levels", "name": "all", "levels": ["sums", "hard"]})
-    made = catalog.build([levels, mix, entry("Guess"), AdditionTasks(name="sums")])
+    made = catalog.build([levels, mix, entry("GuessNumber"), AdditionTasks(name="sums")])
     size = max(made["sums"].task_count("train"), made["hard"].task_count("train"))
 
     assert made["all"].levels == 2
@@ -142,6 +142,6 @@ def test_levels_are_of_equal_size_and_may_be_mixes() -> None:
 def test_a_template_that_cannot_carry_what_an_environment_says_is_named_with_the_role(tmp_path: Path) -> None:
     tokenization = Tokenization(model_with("tool_messages_vanish", tmp_path))
 
-    catalog.check_templates({"mine": built("Guess")}, tokenization)
+    catalog.check_templates({"mine": built("GuessNumber")}, tokenization)
     with pytest.raises(EnvironmentFault, match=r"environment mine: .* cannot carry role tool: it loses a message"):
         catalog.check_templates({"mine": built("Looking")}, tokenization)
