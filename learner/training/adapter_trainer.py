@@ -47,7 +47,9 @@ from learner.training.self_check import check_policy
 logger = logging.getLogger(__name__)
 
 _CHUNKING = Chunking()
-_MICROBATCH_TOKENS = 16384
+# On a CPU the numbers of a longer row no longer lie in its caches.
+_MICROBATCH_TOKENS = {"cpu": 2048}
+_MICROBATCH_TOKENS_ELSEWHERE = 16384
 # Of a model whose config names no longest sequence.
 _UNBOUNDED_CONTEXT = 1 << 20
 _STEPS = "steps"
@@ -71,10 +73,10 @@ class AdapterTrainer:
     `passes` counts forward passes of the base model, to show how many operations share one.
     """
 
-    def __init__(
-        self, model: AdaptedModel, *, base: BaseDescription, microbatch_tokens: int = _MICROBATCH_TOKENS
-    ) -> None:
-        self._model, self._base, self._microbatch_tokens = model, base, microbatch_tokens
+    def __init__(self, model: AdaptedModel, *, base: BaseDescription, microbatch_tokens: int | None = None) -> None:
+        self._model, self._base = model, base
+        usual = _MICROBATCH_TOKENS.get(model.device.type, _MICROBATCH_TOKENS_ELSEWHERE)
+        self._microbatch_tokens = microbatch_tokens or usual
         self._adapters: dict[str, ClientAdapter] = {}
         self._states: dict[str, AdamState] = {}
         self.passes = 0
@@ -87,10 +89,11 @@ class AdapterTrainer:
         name: str | None = None,
         dtype: Dtype = "float32",
         device: torch.device | None = None,
-        microbatch_tokens: int = _MICROBATCH_TOKENS,
+        microbatch_tokens: int | None = None,
         chunking: Chunking = _CHUNKING,
     ) -> AdapterTrainer:
-        """A trainer on the model in the folder `path`, which clients call `name`.
+        """A trainer on the model in the folder `path`, which clients call `name`; a row has at most `microbatch_tokens`,
+        by default what suits the device.
 
         Raises ValueError for a model that the learner does not train, or not in packed rows with adapters.
         """

@@ -56,7 +56,7 @@ def add_row(
     """Adds the data of a row to the tallies of their operations, and returns the gradient of their losses by the
     logprobs, in the same shapes, of segments [t, K]. Logprobs are on the host.
 
-    Operations that fail have an error in their tally, and gradients of 0.
+    Operations that fail have an error in their tally; then the gradients are not to be used.
     """
     leaves = [each.double().requires_grad_(with_gradient) for each in logprobs]
     gradients = [torch.zeros_like(each, requires_grad=False) for each in leaves]
@@ -80,7 +80,7 @@ def add_row(
         for gradient, part in zip(gradients, found, strict=True):
             gradient += 0.0 if part is None else part
     made = [each.to(given.dtype) for each, given in zip(gradients, logprobs, strict=True)]
-    _drop_failed(tallies, data, made)
+    _find_failed(tallies, data, made)
     return made
 
 
@@ -169,16 +169,14 @@ def _run_graph(graph: LossGraph, logprobs: Tensor, inputs: Mapping[str, Array], 
     return found
 
 
-def _drop_failed(tallies: Sequence[OperationTally], data: Sequence[PlacedDatum], gradients: Sequence[Tensor]) -> None:
-    """Gives operations whose gradient is not finite an error, and those that have failed a gradient of 0."""
-    if not all(bool(each.isfinite().all()) for each in gradients):
-        for placed in data:
-            tally = tallies[placed.operation]
-            if tally.error is None and not bool(gradients[placed.segment][placed.start : placed.stop].isfinite().all()):
-                tally.error = OperationError(
-                    f"datum {placed.number}: the gradient of its loss is not finite: expected finite numbers, of a "
-                    "usual size. Nothing of this call was added to the gradients."
-                )
+def _find_failed(tallies: Sequence[OperationTally], data: Sequence[PlacedDatum], gradients: Sequence[Tensor]) -> None:
+    """Gives operations whose gradient is not finite an error."""
+    if all(bool(each.isfinite().all()) for each in gradients):
+        return
     for placed in data:
-        if tallies[placed.operation].error is not None:
-            gradients[placed.segment][placed.start : placed.stop] = 0.0
+        tally = tallies[placed.operation]
+        if tally.error is None and not bool(gradients[placed.segment][placed.start : placed.stop].isfinite().all()):
+            tally.error = OperationError(
+                f"datum {placed.number}: the gradient of its loss is not finite: expected finite numbers, of a usual "
+                "size. Nothing of this call was added to the gradients."
+            )
