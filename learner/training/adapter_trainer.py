@@ -92,8 +92,8 @@ class AdapterTrainer:
         microbatch_tokens: int | None = None,
         chunking: Chunking = _CHUNKING,
     ) -> AdapterTrainer:
-        """A trainer on the model in the folder `path`, which clients call `name`; a row has at most `microbatch_tokens`,
-        by default what suits the device.
+        """A trainer on the model in the folder `path`, which clients call `name`; a row has at most
+        `microbatch_tokens`, by default what suits the device.
 
         Raises ValueError for a model that the learner does not train, or not in packed rows with adapters.
         """
