@@ -45,6 +45,9 @@ _FLOATS = ("float64", "double", "float32", "float", "float16", "half", "bfloat16
 _DTYPES = frozenset((*_FLOATS, "int64", "long", "int32", "int", "int16", "int8", "uint8", "bool"))
 _LAYOUTS = frozenset({"strided"})
 _MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format"})
+_TEXTS = frozenset({"none", "mean", "sum", "batchmean", "floor", "trunc", "tanh"})
+_WITH_OTHER_TEXTS = frozenset({"getattr", "builtins.getattr", "to"})
+_CODED = frozenset({"ref", "float", "dtype", "device", "layout", "memory_format", "ellipsis"})
 _REFUSED_KEYWORDS = frozenset({"out", "inplace", "generator", "pin_memory", "requires_grad", "names"})
 
 
@@ -96,6 +99,10 @@ class _Node:
 
     def refuse(self, why: str) -> NoReturn:
         raise GraphError(f"node {self.name!r} ({self.target}): {why}")
+
+    def check_size(self, elements: int) -> None:
+        if elements > MAX_ELEMENTS:
+            self.refuse(f"it would make a tensor of {elements} elements: expected at most {MAX_ELEMENTS}")
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,8 @@ class _Parser:
         refused = sorted(_REFUSED_KEYWORDS & set(kwargs))
         if refused:
             raise GraphError(f"node {name!r} ({target}): the argument {refused[0]} is not allowed. Leave it out.")
+        if target not in _WITH_OTHER_TEXTS:
+            self._check_texts(name, [args, kwargs])
         self._known.add(name)
         return _Node(name=name, call=call, target=target, args=args, kwargs=kwargs)
 
@@ -220,6 +229,19 @@ class _Parser:
             raise GraphError(f"node {node!r}: a number is beyond 64 bits")
         elif not (value is None or isinstance(value, int | float)):
             raise GraphError(f"node {node!r}: {str(value)[:80]} is no argument")
+
+    @staticmethod
+    def _check_texts(node: str, value: object) -> None:
+        """Texts choose among ways to compute, of which some take very long."""
+        if isinstance(value, str) and value not in _TEXTS:
+            raise GraphError(f"node {node!r}: the text {value[:80]!r}: expected one of {', '.join(sorted(_TEXTS))}")
+        if isinstance(value, list):
+            for each in value:
+                _Parser._check_texts(node, each)
+        elif isinstance(value, dict):
+            # Of a value such as {"ref": "name"} the text is not the call's.
+            coded = len(value) == 1 and next(iter(value)) in _CODED
+            _Parser._check_texts(node, [] if coded else list(value.values()))
 
     def _check_kind(self, value: Mapping[str, object], node: str, *, depth: int) -> None:
         kind, inner = next(iter(value.items()), (None, None))
@@ -310,17 +332,15 @@ def _elements(node: _Node, args: list[Value], kwargs: dict[str, Value]) -> int:
     """Number of elements that the node reads and writes, found out without computing it. Raises GraphError for a tensor
     is too large.
     """
-    read = sum(each.numel() for each in _tensors([args, kwargs]))
+    tensors = list(_tensors([args, kwargs]))
+    read, within = sum(each.numel() for each in tensors), _broadcast(tensors)
+    node.check_size(within)
     written = _largest_item(node, args) if _depends_on_data(node, args) else _sizes(node, args, kwargs)
-    if max(written, default=0) > MAX_ELEMENTS:
-        raise GraphError(
-            f"node {node.name!r} ({node.target}) would make a tensor of {max(written)} elements: expected at most "
-            f"{MAX_ELEMENTS}"
-        )
+    node.check_size(max(written, default=0))
     called = node.target.rpartition(".")[2]
     if called in PRODUCTS and args and isinstance(args[0], Tensor) and args[0].dim():
         read += max(sum(written), 1) * args[0].shape[-1] // _PRODUCTS_AN_ELEMENT
-    return (read + sum(written)) * (_SORTING if called in SORTS else 1)
+    return (read + within + sum(written)) * (_SORTING if called in SORTS else 1)
 
 
 def _sizes(node: _Node, args: list[Value], kwargs: dict[str, Value]) -> list[int]:
@@ -348,7 +368,15 @@ def _largest_item(node: _Node, args: Sequence[Value]) -> list[int]:
         if len(tensors) != 2:
             node.refuse("a mask beside other tensors as index: expected the mask alone")
         return [tensors[0].numel()]
-    return [math.prod(max(sizes) for sizes in zip_longest(*(reversed(each.shape) for each in tensors), fillvalue=1))]
+    return [_broadcast(tensors)]
+
+
+def _broadcast(tensors: Sequence[Tensor]) -> int:
+    """How many elements the tensors have spread over each other, which a loss may hold before it adds them up; 0 for
+    tensors that cannot be spread.
+    """
+    sizes = [set(each) - {1} for each in zip_longest(*(reversed(each.shape) for each in tensors), fillvalue=1)]
+    return 0 if any(len(each) > 1 for each in sizes) else math.prod(next(iter(each), 1) for each in sizes)
 
 
 def _tensors(value: Value) -> Iterator[Tensor]:
