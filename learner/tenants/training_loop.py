@@ -105,7 +105,7 @@ class TrainingLoop:
         self.passes += passes
         self.rounds += passes > 0
         for model in models.values():
-            model.resident = True
+            model.resident = self._turns.holds(model.entry.model_id)
         for operation in operations:
             models[operation.model_id].done_seq = max(operation.seq_id, models[operation.model_id].done_seq)
         await self._settle(outcomes)
@@ -125,7 +125,8 @@ class TrainingLoop:
             outcome.operation.future.finish(payload)
 
     async def _snapshot_due(self, models: Iterable[TrainingModel]) -> None:
-        due = [each for each in models if each.done_seq - each.snapshot_seq >= self._snapshot_every]
+        there = (model for model in models if model.resident)
+        due = [model for model in there if model.done_seq - model.snapshot_seq >= self._snapshot_every]
         for model in due:
             await self._write_snapshot(model)
         if due:

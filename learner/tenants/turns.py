@@ -1,5 +1,6 @@
 """Turns of the trainer's thread: one pass for all passes of a turn, then its steps, saves and loads."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from learner.tenants.catalog import ModelEntry
 from learner.tenants.checkpoints import CheckpointFacts, CheckpointKind, TenantCheckpoints, checkpoint_path
 from learner.tenants.futures import Payload, ResultFuture
 from learner.tenants.snapshots import ModelSnapshots, SnapshotFacts
-from learner.tenants.tensor_files import TensorsDamaged
 from learner.tenants.trainer import TenantTrainer
 from learner.tenants.work import Operation, UnfitOperation
 from learner.training.client_operations import (
@@ -24,8 +24,9 @@ from learner.training.client_operations import (
 from protocol.tinker.bodies import LoadWeights, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler
 from protocol.tinker.training import write_forward_backward
 
+logger = logging.getLogger(__name__)
+
 BASE_TARGET = "base"
-_FAULTS = (RuntimeError, ValueError, ArithmeticError, MemoryError, OSError)
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ class TrainerTurns:
             self._trainer.create(entry.model_id, entry.shape)
             self._versions[entry.model_id] = 0
 
+    def holds(self, model_id: str) -> bool:
+        """The trainer has the model; False for one that could not be loaded."""
+        return model_id in self._versions
+
     def remove(self, model_id: str) -> None:
         """Give the model's memory back."""
         if self._versions.pop(model_id, None) is not None:
@@ -108,7 +113,8 @@ class TrainerTurns:
                 self._trainer.create(entry.model_id, entry.shape)
             else:
                 self._trainer.restore(entry.model_id, entry.shape, self._snapshots.state(entry.model_id))
-        except (TensorsDamaged, *_FAULTS) as error:
+        except Exception as error:
+            logger.exception("%s cannot be loaded", entry.model_id)
             return f"the model cannot be loaded: {error}"
         self._versions[entry.model_id] = 0 if facts is None else facts.version
         return ""
@@ -119,9 +125,11 @@ class TrainerTurns:
         works = [operation.work for operation in operations]
         passes = [work for work in works if isinstance(work, ForwardBackward)]
         try:
-            results: Sequence[OperationResult | OperationError] = self._trainer.run_round(passes)
-        except _FAULTS as error:
-            results = [OperationFault(f"the learner failed: {type(error).__name__}: {error}") for _ in passes]
+            results = self._trainer.run_round(passes)
+        except Exception as error:  # noqa: BLE001 - one client's operation must end neither others' nor the process
+            if len(operations) > 1:
+                return [outcome for operation in operations for outcome in self._passes([operation])]
+            return [_fault(operations[0], error)]
         return [OperationOutcome(each, _passed(result)) for each, result in zip(operations, results, strict=True)]
 
     def _barrier(self, operation: Operation, entry: ModelEntry) -> OperationOutcome:
@@ -129,10 +137,8 @@ class TrainerTurns:
             return self._done(operation, entry)
         except OperationError as error:
             return OperationOutcome(operation, _failure(str(error), server=isinstance(error, OperationFault)))
-        except (TensorsDamaged, *_FAULTS) as error:
-            return OperationOutcome(
-                operation, _failure(f"the learner failed: {type(error).__name__}: {error}", server=True)
-            )
+        except Exception as error:  # noqa: BLE001 - it is in the journal: it would end each life after this one, too
+            return _fault(operation, error)
 
     def _done(self, operation: Operation, entry: ModelEntry) -> OperationOutcome:
         match operation.work:
@@ -256,6 +262,11 @@ def _modules(entry: ModelEntry) -> str:
 def _named(attention: bool, mlp: bool, unembed: bool) -> str:
     names = (("attn", attention), ("mlp", mlp), ("unembed", unembed))
     return " + ".join(name for name, there in names if there) or "no modules"
+
+
+def _fault(operation: Operation, error: Exception) -> OperationOutcome:
+    logger.error("operation %d of %s failed", operation.seq_id, operation.model_id, exc_info=error)
+    return OperationOutcome(operation, _failure(f"the learner failed: {type(error).__name__}: {error}", server=True))
 
 
 def _passed(result: OperationResult | OperationError) -> Payload:

@@ -27,6 +27,7 @@ from learner.training.client_operations import (
 from protocol.tinker.sampling import NO_TARGET, BestTokens, SampleAnswer, SampledTokens, SampleRequest
 
 VOCABULARY, HIDDEN = 300, 16
+POISON = 299
 Floats = NDArray[np.float64]
 _LAYER = "base_model.model.projection"
 
@@ -84,11 +85,13 @@ class ScriptedTenantTrainer:
             raise OperationError(f"loss_fn: {operation.loss!r} is not known")
         for number, datum in enumerate(operation.data):
             targets = datum.inputs.get("target_tokens")
-            if targets is None or len(targets) != len(datum.token_ids):
+            if targets is None or len(targets) != len(datum.token_ids) or targets.max() >= VOCABULARY:
                 raise OperationError(f"data[{number}].loss_fn_inputs.target_tokens: as long as model_input, please")
 
     def run_round(self, operations: Sequence[ForwardBackward]) -> list[OperationResult | OperationError]:
         self.calls.append(f"round of {len(operations)}")
+        if any(POISON in datum.token_ids for each in operations for datum in each.data):
+            raise IndexError("nobody has thought of this")
         self.entered.set()
         assert self.released.wait(30)
         return [self._one(operation) for operation in operations]

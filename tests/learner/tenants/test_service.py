@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.learner.tenants.scripted import POISON
 from tests.learner.tenants.service_client import Client, served
 
 
@@ -362,9 +363,10 @@ async def test_a_damaged_snapshot_fails_its_model_alone(tmp_path: Path) -> None:
         folder = parts.service._snapshots._path(models[0])
     path = folder / "state.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    async with served(tmp_path) as parts:
+    async with served(tmp_path, snapshot_every=1) as parts:
         again = parts.client()
-        answer = await again.result(await again.train(models[0], 2))
+        await again.result(await again.train(models[0], 2))
+        answer = await again.result(await again.train(models[0], 3))
         assert answer["category"] == "server"
         assert "does not match its checksum" in answer["error"]
         assert await again.loss(models[1], 2) > 0
@@ -376,3 +378,20 @@ async def test_files_of_the_journal_do_not_pile_up(tmp_path: Path) -> None:
         client = parts.client()
         await history(client, await client.model(), 1, 60)
         assert parts.service.log.files <= 4
+
+
+async def test_an_operation_that_the_trainer_cannot_bear_ends_nobody_else(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        one, two = parts.client("a"), parts.client("b")
+        poisoned, healthy = await one.model(), await two.model()
+        later = [await one.train(poisoned, 2), await two.train(healthy, 2)]
+        bad = await one.train(poisoned, 1, (1, POISON, 2))
+        good = await two.train(healthy, 1)
+        answer = await one.result(bad)
+        assert answer["category"] == "server"
+        assert "IndexError: nobody has thought of this" in answer["error"]
+        losses = [(await two.result(each))["loss:sum"] for each in (good, later[1])]
+        assert losses[0] == losses[1] == (await one.result(later[0]))["loss:sum"]
+    async with served(tmp_path) as parts:  # it is in the journal
+        assert (await parts.client("a").result(bad))["category"] == "server"
+        assert await parts.client("b").loss(healthy, 3) == losses[0]
