@@ -315,8 +315,9 @@ class AdapterTrainer:
             made = torch.cat([_or_zero(next(gradients), leaf).flatten() for leaf in own])
             if not bool(made.isfinite().all()):
                 raise OperationError(
-                    "the gradient through the model is not finite: expected finite numbers. The weights of the "
-                    "training model have grown too large: load an earlier checkpoint."
+                    "the gradient through the model is not finite: expected finite numbers. Weights or advantages of "
+                    "the data, or the weights of the training model, are too large: send smaller ones, or load an "
+                    "earlier checkpoint."
                 )
             gathered[model_id] = made if model_id not in gathered else gathered[model_id].add_(made)
 

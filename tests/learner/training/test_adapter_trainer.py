@@ -270,6 +270,22 @@ def test_a_tenant_whose_weights_have_grown_too_large_fails_alone(trainer: Adapte
         assert_near(gradients_of(trainer.state(names[number])), expected[number])
 
 
+def test_a_gradient_that_leaves_the_numbers_in_the_model_is_one_tenants_alone(trainer: AdapterTrainer) -> None:
+    names = with_models(trainer, 3)
+    asked = [operation(name, number) for number, name in enumerate(names)]
+    expected = alone(trainer, asked)
+    data = [
+        replace(each, inputs={**each.inputs, "weights": np.full_like(each.inputs["weights"], 3e38)})
+        for each in asked[0].data
+    ]
+    results = trainer.run_round([replace(asked[0], data=tuple(data)), *asked[1:]])
+    assert "the gradient through the model is not finite" in str(results[0])
+    assert gradients_of(trainer.state(names[0])) == {}
+    done(results[1:])
+    for number in (1, 2):
+        assert_near(gradients_of(trainer.state(names[number])), expected[number])
+
+
 def test_parking_in_the_middle_changes_no_bit(trainer: AdapterTrainer) -> None:
     names = with_models(trainer, 3)
     twin = names[1]
