@@ -127,7 +127,7 @@ def operation(name: str, seed: int, rows: int) -> ForwardBackward:
 
 
 def _spent(trainer: AdapterTrainer, name: str) -> Mapping[str, Array]:
-    """What the model has accumulated, which it then forgets: its state is put back without it."""
+    """Gradients that the model has accumulated, and then forgets: its state is put back without them."""
     state = trainer.state(name)
     kept = {key: value for key, value in state.items() if not key.endswith(".gradient")}
     trainer.restore(name, AdapterShape(rank=4 + 4 * (int(name.split("-")[1]) % 3)), kept)

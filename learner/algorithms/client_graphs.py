@@ -372,8 +372,8 @@ def _largest_item(node: _Node, args: Sequence[Value]) -> list[int]:
 
 
 def _broadcast(tensors: Sequence[Tensor]) -> int:
-    """How many elements the tensors have spread over each other, which a loss may hold before it adds them up; 0 for
-    tensors that cannot be spread.
+    """The elements of the tensors spread over each other, which a loss may hold before it adds them up; 0 for tensors
+    that cannot be spread.
     """
     sizes = [set(each) - {1} for each in zip_longest(*(reversed(each.shape) for each in tensors), fillvalue=1)]
     return 0 if any(len(each) > 1 for each in sizes) else math.prod(next(iter(each), 1) for each in sizes)
