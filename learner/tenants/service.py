@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from learner.tenants.catalog import LossEntry, ModelEntry, SamplingEntry
+from pydantic import JsonValue
+
+from learner.tenants.catalog import LossEntry, ModelEntry, SamplingEntry, SessionEntry
 from learner.tenants.checkpoints import CheckpointPath, TenantCheckpoints, checkpoint_path
 from learner.tenants.futures import Payload, RequestReused, ResultFuture, ResultFutures
 from learner.tenants.keys import Tenant, TenantKeys
@@ -35,7 +37,7 @@ from learner.tenants.trainer import TenantTrainer
 from learner.tenants.training_loop import TrainingLoop
 from learner.tenants.turns import TrainerTurns
 from learner.tenants.work import LOAD_WEIGHTS, Operation, Work, WorkReader, digest_of_json, identify, shape_of
-from learner.training.client_operations import OperationError
+from learner.training.client_operations import AdapterShape, OperationError
 from protocol.tinker.bodies import (
     CopyWeights,
     CreateCustomLoss,
@@ -140,15 +142,8 @@ class TenantService:
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
         if model_id not in self.models.by_id:
             self._refuse_more_models(tenant)
-            entry = ModelEntry(
-                owner=tenant.name,
-                session_id=session.session_id,
-                created_at=time.time(),
-                model_id=model_id,
-                base_model=self.base.name,
-                shape=shape_of(body.lora_config, seed=secrets.randbits(62)),
-                user_metadata=body.user_metadata,
-            )
+            shape = shape_of(body.lora_config, seed=secrets.randbits(62))
+            entry = self._model_entry(session, model_id, shape, user_metadata=body.user_metadata)
             await self._once(model_id, lambda: self._add_model(entry))
         return f"{model_id}:create"
 
@@ -160,19 +155,12 @@ class TenantService:
         facts = self.checkpoints.find(body.path, reader=tenant.name)
         if facts is None or facts.kind != "training":
             raise unknown("training checkpoint", body.path)
+        if facts.base_model != self.base.name:
+            raise unfit(f"path: {body.path} is of {facts.base_model!r}; this server trains {self.base.name!r}")
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
         if model_id not in self.models.by_id:
             self._refuse_more_models(tenant)
-            entry = ModelEntry(
-                owner=tenant.name,
-                session_id=session.session_id,
-                created_at=time.time(),
-                model_id=model_id,
-                base_model=facts.base_model,
-                shape=facts.shape,
-                user_metadata=body.user_metadata,
-                loads=body.path,
-            )
+            entry = self._model_entry(session, model_id, facts.shape, user_metadata=body.user_metadata, loads=body.path)
             await self._once(model_id, lambda: self._add_model(entry))
         whole = body.model_copy(update={"model_id": model_id, "seq_id": 0, "user_metadata": None})
         return await self.submit(tenant, LOAD_WEIGHTS, whole.model_dump_json().encode())
@@ -309,10 +297,7 @@ class TenantService:
         )  # fmt: skip
         if self.checkpoints.former(path) is None:
             await asyncio.to_thread(self.checkpoints.copy, facts, copy)
-            entry = ModelEntry(
-                owner=tenant.name, session_id=session.session_id, created_at=now, model_id=run_id,
-                base_model=facts.base_model, shape=facts.shape, unloaded=True,
-            )  # fmt: skip
+            entry = self._model_entry(session, run_id, facts.shape, unloaded=True)
             await self._durably(self.log.entry(entry))
         return path
 
@@ -396,6 +381,28 @@ class TenantService:
 
     def _graph_of(self, loss: LossEntry) -> "LossGraph":
         return self._parse_graph(loss.body)
+
+    def _model_entry(
+        self,
+        session: SessionEntry,
+        model_id: str,
+        shape: AdapterShape,
+        *,
+        user_metadata: dict[str, JsonValue] | None = None,
+        loads: str | None = None,
+        unloaded: bool = False,
+    ) -> ModelEntry:
+        return ModelEntry(
+            owner=session.owner,
+            session_id=session.session_id,
+            created_at=time.time(),
+            model_id=model_id,
+            base_model=self.base.name,
+            shape=shape,
+            user_metadata=user_metadata,
+            loads=loads,
+            unloaded=unloaded,
+        )
 
     async def _add_model(self, entry: ModelEntry) -> None:
         """Make it on the trainer first, so that a shape which the base cannot have is refused and not accepted."""
