@@ -19,7 +19,8 @@ def environment_of_nccl(*, timeout_s: float, environ: MutableMapping[str, str] =
     """For the making of a communicator of weight broadcasts; another one of this process keeps its own settings.
 
     Without it torch's watchdog ends the process when a member dies in a broadcast: the learner, and every generator
-    that is left. And a connection would wait half an hour for a member that does not come.
+    that is left. And a connection would wait half an hour for a member that does not come. torch reads that limit once
+    in a process: the first meeting's holds for all later ones.
     """
     ours = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",

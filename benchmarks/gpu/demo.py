@@ -10,6 +10,7 @@ from benchmarks.gpu.rows import say
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "addition"
 STEPS = 60
+SHARED = ("--learner.devices", "0", "--generator.devices", "0", "--generator.engine.gpu-memory-fraction", "0.3")
 
 
 def main() -> int:
@@ -18,7 +19,7 @@ def main() -> int:
         say("demo", f"{MODEL.relative_to(ROOT)} is not there: `make demo` makes it", "skipped")
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        words = ["up", "examples/addition/run.toml", "--learner.steps", str(STEPS), "--run.directory", folder]
+        words = ["up", "examples/addition/run.toml", "--learner.steps", str(STEPS), "--run.directory", folder, *SHARED]
         program = "from headway.command import main; main()"
         done = subprocess.run(
             [sys.executable, "-c", program, *words], cwd=ROOT, text=True, capture_output=True, check=False
