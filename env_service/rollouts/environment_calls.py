@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import isawaitable, iscoroutine
+from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from typing import Generic, TypeVar, cast
 
 from env_service.environments.interface import EnvironmentFailed, EnvironmentUnavailable
@@ -275,16 +275,18 @@ def _now() -> float:
 def closed(environment: object) -> Awaitable[None] | None:
     """Calls its `close`, if it has one; it does not keep others from being closed."""
     close = getattr(environment, "close", None)
+    if iscoroutinefunction(close):  # made when it is awaited: if nobody comes to that, none is left open
+        return _waited(close)
     try:
         closing = close() if callable(close) else None
     except (Exception, SystemExit, asyncio.CancelledError):
         logger.warning(_NOT_CLOSED, exc_info=True)
         return None
-    return _waited(closing) if isawaitable(closing) else None
+    return _waited(lambda: closing) if isawaitable(closing) else None
 
 
-async def _waited(closing: Awaitable[object]) -> None:
+async def _waited(close: Callable[[], Awaitable[object]]) -> None:
     try:
-        await resolved_by_others(closing)
+        await resolved_by_others(close())
     except Exception:
         logger.warning(_NOT_CLOSED, exc_info=True)

@@ -91,7 +91,7 @@ def test_without_a_gpu_it_comes_to_its_end_with_every_part_skipped_by_name(tmp_p
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     rows = [GpuRow.model_validate_json(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert [row.part for row in rows] == [part.name for part in PARTS]
+    assert sorted(row.part for row in rows) == sorted(part.name for part in PARTS), "some run beside each other"
     assert {row.state for row in rows} == {"skipped"}
     assert all(row.found.startswith("needs a CUDA device") for row in rows)
     assert output.with_suffix(".md").read_text(encoding="utf-8") == table(rows)

@@ -1,14 +1,16 @@
 """Coroutines of environments whose caller is cancelled: they are closed, whenever that happens."""
 
 import asyncio
+import gc
 import inspect
 import threading
+import warnings
 from collections.abc import Awaitable, Coroutine
 
 import pytest
 
 from env_service.environments.interface import EnvironmentFailed
-from env_service.rollouts.environment_calls import EnvironmentCalls
+from env_service.rollouts.environment_calls import EnvironmentCalls, closed
 
 
 class Held:
@@ -109,3 +111,31 @@ async def test_a_call_that_would_end_the_thread_fails_alone(error: BaseException
 
     threads = [each for each in threading.enumerate() if each.name == "environments"]
     assert await calls.one(threading.current_thread, what="the one behind") in threads
+
+
+class ClosedLate:
+    """An environment whose `close` is awaited."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_a_close_that_nobody_comes_to_await_leaves_no_coroutine_open() -> None:
+    environment = ClosedLate()
+    given_up = closed(environment)
+    assert inspect.iscoroutine(given_up)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        given_up.close()
+        del given_up
+        gc.collect()
+    assert [str(each.message) for each in told] == []
+
+    closing = closed(environment)
+    assert closing is not None
+    await closing
+    assert environment.is_closed
