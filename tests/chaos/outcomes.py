@@ -1,6 +1,7 @@
 """Findings of the scenarios: one JSON line each, and all of them as a table for people."""
 
 import json
+import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,10 +36,16 @@ class ScenarioOutcome:
 def write_outcome(outcome: ScenarioOutcome, *, lines: Path, table: Path) -> None:
     """Replaces the scenario's line, and makes the table anew."""
     kept = [one for one in read_lines(lines) if one["scenario"] != outcome.scenario]
-    entries = sorted([*kept, {**asdict(outcome), "passed": outcome.passed}], key=lambda one: str(one["scenario"]))
+    entry = {**asdict(outcome), "passed": outcome.passed, "commit": _commit()}
+    entries = sorted([*kept, entry], key=lambda one: str(one["scenario"]))
     lines.parent.mkdir(parents=True, exist_ok=True)
     lines.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     table.write_text(render(entries), encoding="utf-8")
+
+
+def _commit() -> str:
+    asked = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip()
 
 
 def read_lines(path: Path) -> list[dict[str, object]]:
@@ -49,7 +56,7 @@ def read_lines(path: Path) -> list[dict[str, object]]:
 
 def render(entries: Sequence[dict[str, object]]) -> str:
     """The markdown page."""
-    rows = ["| scenario | seed | faults | seconds | invariants |", "|---|---:|---:|---:|---|"]
+    rows = ["| scenario | commit | seed | faults | seconds | invariants |", "|---|---|---:|---:|---:|---|"]
     rows += [_summary(entry) for entry in entries]
     return "\n".join([HEADER, *rows, "", *(line for entry in entries for line in _section(entry))])
 
@@ -58,7 +65,8 @@ def _summary(entry: dict[str, object]) -> str:
     broken = _list(entry, "complaints")
     verdict = "hold" if not broken else f"**{len(broken)} complaints**"
     faults = len(_list(entry, "recoveries"))
-    return f"| {entry['scenario']} | {entry['seed']} | {faults} | {float(str(entry['seconds'])):.0f} | {verdict} |"
+    facts = (entry["scenario"], entry.get("commit", "an earlier one"), entry["seed"], faults)
+    return f"| {' | '.join(map(str, facts))} | {float(str(entry['seconds'])):.0f} | {verdict} |"
 
 
 def _section(entry: dict[str, object]) -> list[str]:

@@ -371,7 +371,7 @@ def quiet(trial: Trial) -> None:
 TWO_OF_EACH = ("e1", "e2"), ("r1", "r2")
 SCENARIOS: dict[str, ScenarioSetting] = {
     "quiet": ScenarioSetting(quiet, steps=120, alerts=None),
-    "generator-one-of-two": ScenarioSetting(generator_killed_one_of_two, steps=400),
+    "generator-one-of-two": ScenarioSetting(generator_killed_one_of_two, steps=700),
     "generator-the-only-one": ScenarioSetting(
         generator_killed_the_only_one, steps=200, generators=("g1",), alerts={"ProcessDown", "NoGenerator"}
     ),
