@@ -14,6 +14,7 @@ Nothing in the event loop waits for the trainer's thread, so no cycle of waits c
 """
 
 import asyncio
+import contextlib
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -195,8 +196,11 @@ async def _ended_early_on(stop: Stop, training: OnlineTraining, thread: TrainerT
     async def end() -> None:
         await stop.wait()
         training.end_early()
-        with waits.wait("the end of the present step", quiet_s=QUIET_S, remedy=_ENDING, blocks_readiness=False):
-            await asyncio.Event().wait()  # until it is cancelled
+        with (
+            waits.wait("the end of the present step", quiet_s=QUIET_S, remedy=_ENDING, blocks_readiness=False),
+            contextlib.suppress(asyncio.CancelledError),
+        ):
+            await asyncio.Event().wait()  # the step is at its end when this is cancelled
 
     stop.finish_s = FINISH_S
     ending = asyncio.create_task(end(), name="ending")  # in no group: what the thread raises is told by its type

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from generator.weights.plan import WeightSyncError
 from protocol.fleet import MEETING_BYTES, JoinGroup
+from services.collective_errors import in_plain_words
 from services.nccl import environment_of_nccl, failure_of
 from services.network import local_address
 
@@ -36,7 +37,8 @@ class BroadcastRank:
                 self._meet()
         except (RuntimeError, OSError) as error:
             raise WeightSyncError(
-                f"could not join group {spec.epoch} of {spec.world_size} at {spec.host}:{spec.port}: {error}"
+                f"could not join group {spec.epoch} of {spec.world_size} at {spec.host}:{spec.port}: "
+                f"{in_plain_words(error)}"
             ) from error
 
     def receive(self, *, buffer: torch.Tensor, index: int) -> None:
@@ -50,7 +52,7 @@ class BroadcastRank:
             self._wait(work, timeout_s=self._spec.bucket_timeout_s)
         except RuntimeError as error:
             raise WeightSyncError(
-                f"bucket {index} did not arrive within {self._spec.bucket_timeout_s} s: {error}"
+                f"bucket {index} did not arrive (it has {self._spec.bucket_timeout_s:g} s): {in_plain_words(error)}"
             ) from error
 
     def _join(self, *, rank: int) -> Any:

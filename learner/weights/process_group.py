@@ -26,6 +26,7 @@ import xxhash
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorSpec
+from services.collective_errors import in_plain_words
 from services.nccl import environment_of_nccl, failure_of
 from services.network import BACKLOG
 from services.process import DaemonThreads, WrongSettings
@@ -229,7 +230,7 @@ class Meeting:
         except (RuntimeError, ValueError) as error:
             message = (
                 f"connection {self.epoch}: of the learner and its generators, {self.world_size} processes, not all "
-                f"came to {self.host}:{self.port}: {error}"
+                f"came to {self.host}:{self.port}: {in_plain_words(error)}"
             )
             raise ProcessGroupError(message) from error
         made = BroadcastGroup(group=group, device="cuda" if backend == "nccl" else "cpu", store=self._store)
@@ -289,7 +290,7 @@ class BroadcastGroup:
                 self._broadcast(bucket.data.to(self._device), timeout_s=timeout_s)
             except RuntimeError as error:
                 raise ProcessGroupError(
-                    f"bucket {index + 1} of {len(buckets)} was not taken by all: {error}"
+                    f"bucket {index + 1} of {len(buckets)} was not taken by all: {in_plain_words(error)}"
                 ) from error
 
     def meet(self, *, timeout_s: float) -> None:
@@ -297,7 +298,9 @@ class BroadcastGroup:
         try:
             self._broadcast(torch.zeros(MEETING_BYTES, dtype=torch.uint8, device=self._device), timeout_s=timeout_s)
         except RuntimeError as error:
-            raise ProcessGroupError(f"the members of the process group did not all meet: {error}") from error
+            raise ProcessGroupError(
+                f"the members of the process group did not all meet: {in_plain_words(error)}"
+            ) from error
 
     def _broadcast(self, data: torch.Tensor, *, timeout_s: float) -> None:
         """Raises RuntimeError."""

@@ -67,7 +67,8 @@ class Waiting:
     ) -> Iterator[Wait]:
         """Mark that the body waits for `whom`, a text that names the kind of the process that is waited for.
 
-        A wait of more than `quiet_s` seconds is said in the log with its `remedy`, and at its end; in between again
+        A wait of more than `quiet_s` seconds is said in the log with its `remedy`, and at its end, where one that an
+        error or a stop has ended is told from one that was not in vain; in between again
         after `remind_every_s` seconds, then ever more rarely: each time after twice as long, 5 minutes at most.
         A wait that is part of normal work passes `blocks_readiness=False`. Lines come by themselves in a running event
         loop; a thread without one calls `remind`.
@@ -77,12 +78,14 @@ class Waiting:
         self._waits.append(current)
         self._speak(current)
         timer = self._start_timer(current)
+        came = False
         try:
             yield current
+            came = True
         finally:
             timer.cancel()
             self._waits.remove(current)
-            self._end(current)
+            self._end(current, came=came)
 
     def remind(self) -> None:
         """Say the waits whose next line is due."""
@@ -118,10 +121,12 @@ class Waiting:
         current.next_line_at = now + min(_RAREST_S, self._remind_every_s * 2.0**current.said)
         current.said += 1
 
-    def _end(self, current: Wait) -> None:
+    def _end(self, current: Wait, *, came: bool) -> None:
         waited_s = self._clock() - current.since
         if current.said:
-            logger.info("waited %.1f s for %s: there now", waited_s, current.whom)
+            whom = current.whom.partition(": ")[0]  # the rest is of the time in which it was not there
+            how = "waited %.1f s for %s: going on" if came else "no longer waiting, after %.1f s, for %s"
+            logger.info(how, waited_s, whom)
         if self._on_waited is not None:
             self._on_waited(current.whom, waited_s)
 

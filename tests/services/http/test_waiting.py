@@ -1,6 +1,7 @@
 """Reports of waits, in logs and to /readyz."""
 
 import asyncio
+import contextlib
 import logging
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_wait_is_said_at_its_beginning_again_and_at_its_end(caplog: pytest.Log
     assert caplog.messages == [
         "waiting for a generator: start one",
         "waiting for a generator since 21 s: start one",
-        "waited 21.0 s for a generator: there now",
+        "waited 21.0 s for a generator: going on",
     ]
     assert waited == [("a generator", 21.0)]
 
@@ -48,6 +49,29 @@ def test_a_wait_that_lasts_is_said_ever_more_rarely(caplog: pytest.LogCaptureFix
                 said.append(second)
             caplog.clear()
     assert said == [10, 30, 70, 150, 310, 610, 910]
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, RuntimeError])
+def test_a_wait_in_vain_is_not_said_to_have_been_otherwise(
+    caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = WaitingClock()
+    waiting = Waiting(clock=clock)
+    with contextlib.suppress(error), waiting.wait("a generator"):
+        clock.now += 21
+        raise error
+    assert caplog.messages[1:] == ["no longer waiting, after 21.0 s, for a generator"]
+
+
+def test_the_end_of_a_wait_leaves_out_how_far_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = WaitingClock()
+    waiting = Waiting(clock=clock)
+    with waiting.wait("groups") as wait:
+        wait.whom = "groups: 3 of 4 are there"
+        clock.now += 2
+    assert caplog.messages[-1] == "waited 2.0 s for groups: going on"
 
 
 async def test_a_long_start_is_said_until_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -81,7 +105,7 @@ def test_a_short_wait_of_normal_work_is_not_said(caplog: pytest.LogCaptureFixtur
     with waiting.wait("a batch", quiet_s=2):
         clock.now += 3
         waiting.remind()
-    assert caplog.messages == ["waiting for a batch since 3 s", "waited 3.0 s for a batch: there now"]
+    assert caplog.messages == ["waiting for a batch since 3 s", "waited 3.0 s for a batch: going on"]
 
 
 def test_readiness_names_whom_the_process_waits_for_and_how_long() -> None:
