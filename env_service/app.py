@@ -190,7 +190,6 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
                 stopping=lambda: stop.requested, provider=status.report,
             )  # fmt: skip
             http = tasks.create_task(serve_http(app, listener))
-            waits.started()
             concurrency = concurrency_of(config, http=generators, fleet=fleet)
             loops = tasks.create_task(_converse(config, link, fleet, running, waits, rewards, concurrency))
             await stop.wait()
@@ -363,17 +362,22 @@ async def _converse(
 ) -> None:
     """Greets the learner only when rollouts that verifiers judge can be scored: leases granted before would wait. One
     of an environment that may give all rewards itself waits when it has something to be judged.
+
+    From the start on one wait follows the other without a pause in which this process would be called ready.
     """
+    waits.started()
     if config.needs_rewards:
         await reward_services_ready(rewards, waits)
-    await run_loops(
-        receive=link.receive(running),
-        tick=link.tick(running),
-        watch_peers=watch_peers(link, fleet, waits, learner=config.learner),
-        watch_rewards=rewards.watch(waits),
-        watch_rollouts=watch_rollouts(running, waits, config),
-        **({"adapt": concurrency.watch()} if concurrency else {}),
-    )
+    async with asyncio.TaskGroup() as tasks:
+        loops = run_loops(
+            receive=link.receive(running),
+            tick=link.tick(running),
+            watch_rewards=rewards.watch(waits),
+            watch_rollouts=watch_rollouts(running, waits, config),
+            **({"adapt": concurrency.watch()} if concurrency else {}),
+        )
+        tasks.create_task(loops)
+        await watch_peers(link, fleet, waits, learner=config.learner)
 
 
 def reward_client(config: EnvServiceConfig, *, metrics: Metrics) -> RewardClient:

@@ -14,6 +14,7 @@ from services.config.models import load_or_exit
 from services.logs import configure_logging
 from services.nccl import keep_to_interface_of
 from services.network import LOOPBACK, address_to
+from services.own_imports import own_imports
 from services.process import WRONG_SETTINGS, leave, run_process
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         # The import takes some ten seconds, and nothing has been started that needs to be ended.
         signal.signal(number, _exit)
-    from generator.service import serve
+    with own_imports("generator"):
+        from generator.service import serve
 
     leave(run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 5.0))
 

@@ -19,6 +19,7 @@ from services.config import made_with
 from services.config.models import load_or_exit
 from services.logs import configure_logging
 from services.nccl import keep_to_interface_of
+from services.own_imports import own_imports
 from services.process import START_AGAIN, WRONG_SETTINGS, WrongSettings, leave, run_process
 
 _RESTARTS = "HEADWAY_RANK_RESTARTS"
@@ -53,12 +54,13 @@ def main() -> None:
         from learner.replay import replay
 
         leave(run_process("learner", lambda stop: replay(config, stop, version=version)))
-    if config.evaluation.only:
-        from learner.evaluate import evaluate_alone as train
-    elif config.learns_from_files:
-        from learner.offline import train_offline as train
-    else:
-        from learner.service import train_online as train
+    with own_imports("learner"):
+        if config.evaluation.only:
+            from learner.evaluate import evaluate_alone as train
+        elif config.learns_from_files:
+            from learner.offline import train_offline as train
+        else:
+            from learner.service import train_online as train
     began = time.monotonic()
     code = run_process("learner", lambda stop: train(config, stop))
     if code == START_AGAIN and "RANK" not in os.environ:
