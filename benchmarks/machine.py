@@ -8,7 +8,7 @@ from pathlib import Path
 def described_machine() -> str:
     """Cores, the processor's name, the load of the last minute, and the commit; in a sentence without its full stop."""
     load = os.getloadavg()[0]
-    return f"{os.cpu_count()} cores ({_processor()}), load {load:.1f} at the end; commit {_commit()}"
+    return f"{os.cpu_count()} cores ({_processor()}), load {load:.1f} at the end; commit {commit_of_code()}"
 
 
 def _processor() -> str:
@@ -19,7 +19,8 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def _commit() -> str:
+def commit_of_code() -> str:
+    """The commit's short name, and whether files differ from it."""
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
     return (found.stdout.strip() or "unknown") + (" with changes" if dirty.stdout.strip() else "")

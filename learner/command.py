@@ -42,8 +42,9 @@ def main() -> None:
     configure_logging("learner", level=config.log.level, format=config.log.format)
     _tune_environment(config)
     if "RANK" in os.environ:
-        from learner.trainer_thread import follow
-        from learner.training.ranks import ranks_from_environment, say_begun
+        with own_imports("learner"):
+            from learner.trainer_thread import follow
+            from learner.training.ranks import ranks_from_environment, say_begun
 
         ranks = ranks_from_environment(os.environ)
         assert ranks is not None, "torchrun sets WORLD_SIZE beside RANK"
@@ -51,7 +52,8 @@ def main() -> None:
             leave(follow(config, ranks))
         say_begun(ranks)
     if again is not None:
-        from learner.replay import replay
+        with own_imports("learner"):
+            from learner.replay import replay
 
         leave(run_process("learner", lambda stop: replay(config, stop, version=version)))
     with own_imports("learner"):

@@ -1,11 +1,11 @@
 """Findings of the scenarios: one JSON line each, and all of them as a table for people."""
 
 import json
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.machine import commit_of_code
 from tests.chaos.kill_points import Recovery
 
 HEADER = """# Chaos: what was done to a running system, and how it went on
@@ -36,16 +36,11 @@ class ScenarioOutcome:
 def write_outcome(outcome: ScenarioOutcome, *, lines: Path, table: Path) -> None:
     """Replaces the scenario's line, and makes the table anew."""
     kept = [one for one in read_lines(lines) if one["scenario"] != outcome.scenario]
-    entry = {**asdict(outcome), "passed": outcome.passed, "commit": _commit()}
+    entry = {**asdict(outcome), "passed": outcome.passed, "commit": commit_of_code()}
     entries = sorted([*kept, entry], key=lambda one: str(one["scenario"]))
     lines.parent.mkdir(parents=True, exist_ok=True)
     lines.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     table.write_text(render(entries), encoding="utf-8")
-
-
-def _commit() -> str:
-    asked = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return asked.stdout.strip()
 
 
 def read_lines(path: Path) -> list[dict[str, object]]:
