@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from services.python_syntax import module_of
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway", "simulation")
 MAX_FUNCTION = 60
@@ -26,7 +28,7 @@ OPENERS = ("What", "Whether", "Those", "Which", "One", "How", "That", "Who", "Wh
 
 @cache
 def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return module_of(path.read_text(encoding="utf-8"))
 
 
 def _modules() -> dict[str, Path]:

@@ -27,6 +27,7 @@ from services.http.client import (
     ServiceTimeout,
     ServiceUnreachable,
 )
+from services.python_syntax import expression_of
 
 _MAX_EXPRESSION = 300
 _MAX_BITS = 2000
@@ -179,7 +180,7 @@ def calculate(expression: str) -> str:
     if len(expression) > _MAX_EXPRESSION:
         raise ToolFault(f"the expression has {len(expression)} characters, expected at most {_MAX_EXPRESSION}")
     try:
-        value = _value(ast.parse(expression.strip(), mode="eval").body)
+        value = _value(expression_of(expression.strip()))
         return str(value.numerator) if value.denominator == 1 else f"{float(value):.12g}"
     except ZeroDivisionError:
         raise ToolFault("division by zero") from None

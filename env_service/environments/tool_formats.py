@@ -26,6 +26,7 @@ from pydantic import JsonValue
 
 from env_service.environments.interface import Tool, ToolCall
 from env_service.environments.rules import ToolFormat
+from services.python_syntax import expression_of
 
 _DECODER = json.JSONDecoder()
 _THOUGHT = "</think>"
@@ -359,7 +360,7 @@ def _pythonic(text: str, schemas: _Schemas) -> _FoundCalls | None:
     if start is None and not rest.startswith("["):
         return None
     try:
-        body = ast.parse(rest if rest.startswith("[") else f"[{rest}]", mode="eval").body
+        body = expression_of(rest if rest.startswith("[") else f"[{rest}]")
         calls = [_python_call(each) for each in body.elts] if isinstance(body, ast.List) else []
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         calls = []

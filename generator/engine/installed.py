@@ -8,6 +8,8 @@ import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from services.python_syntax import module_of
+
 _ARGUMENTS = "engine/arg_utils.py"
 _MODELS = "model_executor/models/registry.py"
 _ATTENTION = "v1/attention/backends/cpu_attn.py"
@@ -78,4 +80,4 @@ def _statements(name: str) -> list[ast.stmt]:
     """Of a source file of vLLM's; none if it is not there."""
     found = importlib.util.find_spec("vllm")
     path = Path(found.origin).parent / name if found is not None and found.origin else None
-    return ast.parse(path.read_text(encoding="utf-8")).body if path is not None and path.exists() else []
+    return module_of(path.read_text(encoding="utf-8")).body if path is not None and path.exists() else []

@@ -126,6 +126,9 @@ def _unheeded(seconds: float) -> None:
 class Journal:
     """Appends records to the newest segment, from any thread; a context manager.
 
+    `whole`: the newest segment has all groups that no batch has used. One that a former process began may lack some,
+    which that process had dropped for a reason that died with it, such as a bound of the guard.
+
     `may_write` is called before each change, and raises if the folder is not this process's any more. `synced` is told
     how many seconds each sync took.
     """
@@ -135,6 +138,7 @@ class Journal:
         segment: Segment,
         *,
         end: int,
+        whole: bool = True,
         may_write: Callable[[], None] = anyone,
         synced: Callable[[float], None] = _unheeded,
     ) -> None:
@@ -150,6 +154,7 @@ class Journal:
         self._synced = 0  # the bytes before it are on the disk
         self._in_doubt = False
         self._prepared: tuple[int, AppendFile] | None = None
+        self._whole = whole
 
     @classmethod
     def open(
@@ -161,8 +166,10 @@ class Journal:
         """
         folder.mkdir(parents=True, exist_ok=True)
         segments = segments_of(folder)
-        newest = segments[-1] if segments else Segment.named(folder, 0)
-        return cls(newest, end=end_of_records(newest.path) if segments else 0, may_write=may_write, synced=synced)
+        if not segments:
+            return cls(Segment.named(folder, 0), end=0, may_write=may_write, synced=synced)
+        newest = segments[-1]
+        return cls(newest, end=end_of_records(newest.path), whole=False, may_write=may_write, synced=synced)
 
     def __enter__(self) -> Self:
         return self
@@ -196,24 +203,34 @@ class Journal:
 
     def prepare(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
         """See RunLog."""
+        if version == self._segment.start:
+            self._make_whole(groups)
+            return
         with self._disk:
             self._may_write()
             self._drop_prepared()
             self._prepared = version, self._draft(groups)
 
+    def _make_whole(self, groups: Iterable[TrajectoryGroup]) -> None:
+        """Of a segment that was begun before: adds the groups that no batch has used, those that it has once more."""
+        if not self._whole:
+            for group in groups:
+                self._append(encoded(LoggedGroup(group=group)))
+            self._whole = True
+
     def rotate(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
         """See RunLog. A journal that has begun this segment already goes on with it."""
+        if version == self._segment.start:
+            self._make_whole(groups)
+            return
         with self._disk, self._lock:
             self._may_write()
-            if version == self._segment.start:
-                self._drop_prepared()
-                return
             assert version > self._segment.start, (version, self._segment.start)
             segment = Segment.named(self._folder, version)
             begun = self._begin(segment, groups)
             self._file.close()  # its batches are on the disk, and its other groups are in the new one
             self._file, self._segment = begun, segment
-            self._name_synced, self._synced, self._in_doubt = False, 0, False
+            self._name_synced, self._synced, self._in_doubt, self._whole = False, 0, False, True
 
     def _begin(self, segment: Segment, groups: Iterable[TrajectoryGroup]) -> AppendFile:
         if self._prepared is None or self._prepared[0] != segment.start:

@@ -5,7 +5,9 @@
 
 A lease's task must be the same whenever it is granted again, after a death of the learner too. So a lease's level is
 that of the time when it was first granted, told by its number: each change of the level is written to the run's folder
-before the first lease of that level is granted. The window is not kept: after a restart it fills anew.
+before the first lease of that level is granted, and so is a bound on the leases that are granted, since nothing else
+remembers those that were with nobody when the learner died. After a restart levels change from that bound on. The
+window is not kept: it fills anew.
 """
 
 import json
@@ -13,7 +15,7 @@ import logging
 import os
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,8 @@ from protocol.trajectories import TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 FILE = "curriculum.jsonl"
+_AHEAD = 64
+"""Leases for which the bound is written at once: so many, at most, keep the level before a restart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,24 +65,36 @@ class LevelLog:
 
     def read(self) -> list[LevelChange]:
         """In the order in which they were written; a torn last row was never acted upon."""
+        return [
+            LevelChange(first_lease=row["first_lease"], level=row["level"]) for row in self._rows() if "level" in row
+        ]
+
+    def granted_below(self) -> int:
+        """No lease from this one on was ever granted."""
+        return max((row["granted_below"] for row in self._rows() if "granted_below" in row), default=0)
+
+    def _rows(self) -> Iterator[dict[str, int]]:
         if not self._path.exists():
-            return []
-        rows: list[LevelChange] = []
+            return
         for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
+            with suppress(ValueError):
                 row = json.loads(line)
-            except ValueError:
-                continue
-            if row["run"] == self._run:
-                rows.append(LevelChange(first_lease=row["first_lease"], level=row["level"]))
-        return rows
+                if row["run"] == self._run:
+                    yield row
 
     def append(self, change: LevelChange) -> None:
         """On the disk when this returns, with its name. Raises what `may_write` does, and OSError: then the file is
         as it was, since a row that was not acted upon would give leases another level in a later life.
         """
+        self._append({"first_lease": change.first_lease, "level": change.level})
+
+    def append_bound(self, lease_id: int) -> None:
+        """Leases below this one may be granted from here on. As `append`."""
+        self._append({"granted_below": lease_id})
+
+    def _append(self, told: dict[str, int]) -> None:
         self._may_write()
-        row = json.dumps({"run": self._run, "first_lease": change.first_lease, "level": change.level})
+        row = json.dumps({"run": self._run, **told})
         with closing(AppendFile(self._path)) as file:
             former = file.end
             # A torn row before it, of a power loss, ends at a line of its own.
@@ -103,6 +119,7 @@ class Curriculum:
         known = record.read() if record is not None else []
         self._changes = [start, *(change for change in known if change.level < levels)]
         self._recent: deque[float] = deque(maxlen=rules.window)
+        self._former = self._bound = record.granted_below() if record is not None else 0
 
     @property
     def levelled(self) -> bool:
@@ -119,8 +136,25 @@ class Curriculum:
         place = bisect_right(self._changes, lease_id, key=lambda change: change.first_lease)
         return self._changes[place - 1].level
 
+    def granting(self, below: int) -> None:
+        """Leases below this one are granted next: that they may be stands on the disk when this returns.
+
+        A disk that does not take it is asked again at the next grant: it takes no group either meanwhile.
+        """
+        if self._record is None or below <= self._bound:
+            return
+        try:
+            self._record.append_bound(below + _AHEAD)
+        except OSError as error:
+            logger.warning("leases below %d are granted, but that cannot be written down: %s", below, error)
+            return
+        self._bound = below + _AHEAD
+
     def accepted(self, group: TrajectoryGroup, *, next_lease: int) -> None:
-        """Notes how many of a group's rollouts solved their task. `next_lease` is the first that was never granted."""
+        """Notes how many of a group's rollouts solved their task. `next_lease` is the first that was never granted, as
+        far as the ledger knows.
+        """
+        next_lease = max(next_lease, self._former)
         if next_lease <= self._changes[-1].first_lease:
             return  # a former life has granted what comes next already: it keeps the levels that it had
         if group.lease_id < self._changes[-1].first_lease:

@@ -123,6 +123,8 @@ class Granting:
         room = min(room - len(leases), self._still_needed())
         if room > 0:
             grants = self._ledger.grant(now=self._clock(), holder=holder.name, room=room)
+            if grants and self.curriculum is not None:
+                self.curriculum.granting(1 + max(grant.lease_id for grant in grants))
             holder.running.update(AttemptId(grant.lease_id, grant.attempt) for grant in grants)
             leases += [self._lease(grant, self.order, environment) for grant in grants]
             holder.evaluated_last = holder.evaluated_last and not grants

@@ -1,6 +1,5 @@
 """Runs cases of calls (one process answers all) and of standard input (a process each), and compares the outputs."""
 
-import ast
 import asyncio
 import json
 import signal
@@ -25,6 +24,7 @@ from reward_service.code.solution import (
 )
 from reward_service.verifier.program import RunEnd, Sandbox
 from reward_service.verifier.submission import DataError, VerifierError
+from services.python_syntax import literal_of
 
 _MAX_LITERAL_CHARS = 1 << 20
 # Of the line in which a value comes.
@@ -133,7 +133,7 @@ def _value(given: JsonValue, *, tests: CallTests) -> object:
     if len(given) > _MAX_LITERAL_CHARS:
         raise DataError(f"a literal of {len(given)} characters: at most {_MAX_LITERAL_CHARS} are taken")
     try:
-        return ast.literal_eval(given.strip())
+        return literal_of(given.strip())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise DataError(f"not a Python literal: {given[:100]!r}") from error
 

@@ -17,6 +17,8 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from services.python_syntax import module_of
+
 Row = Mapping[str, JsonValue]
 Object = dict[str, JsonValue]
 
@@ -116,7 +118,7 @@ def _mbpp(row: Row) -> _Task:
 def _used_functions(code: str, tests: Sequence[str]) -> list[str]:
     """Names that a published solution defines and its tests use."""
     try:
-        defined = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        defined = [node.name for node in module_of(code).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     except (SyntaxError, ValueError) as error:
         raise UnknownRow(f"its code is no Python: {error}") from error
     return [name for name in dict.fromkeys(defined) if any(re.search(rf"\b{name}\b", test) for test in tests)]

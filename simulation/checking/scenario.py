@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from simulation.actors.cluster import LEARNER, SECOND_LEARNER, ClusterSettings, Service
 from simulation.checking.stage import Stage
 from simulation.world.network import LinkRates
+from simulation.world.process import Process
 
 HEARTBEAT_S = 12.0
 ELSEWHERE = "learner-elsewhere"
@@ -24,7 +25,7 @@ _LONGER, _RARELY = 15.0, 0.06
 """So many times longer some outages are."""
 _SELDOM = 0.12
 _AIM_S = 0.3
-"""Within so many seconds of a checkpoint."""
+"""Within so many seconds of a checkpoint, or of a sync."""
 _LEARNER_KINDS = ("kill", "terminate", "stop", "power loss", "disk full", "disk fails", "cut off", "slow link")
 _GENERATOR_KINDS = ("kill", "terminate", "stop", "cut off", "engine hangs", "load fails", "loads wrong", "slow link")
 _OTHERS = (
@@ -62,15 +63,26 @@ def _service(stage: Stage, name: str) -> Service | None:
 
 
 def _kill(stage: Stage, fault: ScheduledFault) -> None:
-    service = _service(stage, fault.target)
-    if service is not None and service.process is not None:
-        service.process.kill()
+    _at_work(stage, fault, Process.kill)
 
 
 def _terminate(stage: Stage, fault: ScheduledFault) -> None:
-    service = _service(stage, fault.target)
-    if service is not None and service.process is not None:
-        service.process.terminate()
+    _at_work(stage, fault, Process.terminate)
+
+
+def _at_work(stage: Stage, fault: ScheduledFault, end: Callable[[Process], None]) -> None:
+    """At once, or within so many seconds of the next sync of the learner's disk: work is under way in a thread then."""
+
+    def act() -> None:
+        service = _service(stage, fault.target)
+        stage.quiet_since = stage.world.now
+        if service is not None and service.process is not None:
+            end(service.process)
+
+    if fault.amount:
+        stage.disk.syncing.append(lambda: stage.world.after(stage.world.random.random() * fault.amount, act))
+    else:
+        act()
 
 
 def _stop(stage: Stage, fault: ScheduledFault) -> None:
@@ -158,8 +170,8 @@ def _learner_elsewhere(stage: Stage, fault: ScheduledFault) -> None:
 
 def _elsewhere_ends(stage: Stage, fault: ScheduledFault) -> None:
     """Killed, or asked to end, upon which it gives the folder back."""
-    how = _terminate if fault.amount else _kill
-    how(stage, replace(fault, target=ELSEWHERE))
+    end = Process.terminate if fault.amount else Process.kill
+    _at_work(stage, replace(fault, target=ELSEWHERE, amount=0.0), end)
 
 
 def _second_env(stage: Stage, fault: ScheduledFault) -> None:
@@ -536,7 +548,7 @@ def _spoiled(scenario: Scenario) -> Scenario:
 
 def _more(scenario: Scenario, faults: tuple[ScheduledFault, ...]) -> tuple[ScheduledFault, ...]:
     """In order, with some that come beside them. Of outages some last for many minutes; of losses of power half are
-    aimed at a checkpoint.
+    aimed at a checkpoint, of the learner's ends half at a sync of its disk.
     """
     dice = random.Random(f"more faults of {scenario.seed}")
     more = [_made_longer(dice, fault) for fault in faults]
@@ -573,7 +585,7 @@ def _with_older_ones(scenario: Scenario) -> Scenario:
 
 def _made_longer(dice: random.Random, fault: ScheduledFault) -> ScheduledFault:
     longer, aimed = dice.random() < _RARELY, dice.random() < 0.5
-    if fault.kind == "power loss":
+    if fault.kind == "power loss" or (fault.kind in ("kill", "terminate") and fault.target == LEARNER):
         return replace(fault, amount=_AIM_S if aimed else 0.0)
     return replace(fault, lasts_s=round(_LONGER * fault.lasts_s, 3)) if longer else fault
 

@@ -77,6 +77,8 @@ class Disk:
     """Mean seconds of a sync; now and then ten times as long."""
     expecting: list[tuple[str, Callable[[], object]]] = field(default_factory=list)
     """Prefixes of names, with calls that are made once, when a name that begins so is on the disk."""
+    syncing: list[Callable[[], object]] = field(default_factory=list)
+    """Calls that are made once, when the next sync begins."""
 
     def check_alive(self) -> None:
         """Raises Killed where a dead process goes on."""
@@ -89,7 +91,11 @@ class Disk:
     def take_time(self) -> None:
         """A sync of this disk is under way: in a thread others go on meanwhile, an event loop stands still."""
         current, random = self.world.current, self.world.random
-        if not self.sync_s or not isinstance(current, Process) or current.host != self.host:
+        if not isinstance(current, Process) or current.host != self.host:
+            return
+        while self.syncing:
+            self.syncing.pop()()
+        if not self.sync_s:
             return
         seconds = random.expovariate(1 / self.sync_s) * (10.0 if random.random() < _RARELY else 1.0)
         thread = current_thread()

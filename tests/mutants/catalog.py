@@ -5,6 +5,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.python_syntax import module_of
 from tests.e2e.processes import ROOT
 
 PLANTED = Path(__file__).parent / "planted"
@@ -50,10 +51,10 @@ def fault_of(mutant: Mutant, *, root: Path = ROOT) -> str | None:
     if (times := text.count(mutant.old)) != 1:
         return f"its old text stands {times} times in {mutant.file}, expected once: write it anew after the file"
     try:
-        planted = ast.parse(mutant.applied(text))
+        planted = module_of(mutant.applied(text))
     except SyntaxError as error:
         return f"{mutant.file} with the fault in it is no Python: {error}"
-    if ast.dump(planted) == ast.dump(ast.parse(text)):
+    if ast.dump(planted) == ast.dump(module_of(text)):
         return f"{mutant.file} says the same with the fault in it"
     missing = [test for test in mutant.tests if not _is_there(root, test)]
     if missing or not mutant.tests:

@@ -220,6 +220,29 @@ def test_a_checkpoint_begins_a_segment_with_the_groups_that_no_batch_has_used(fo
     assert [record for record, _ in read_segment(newest.path)][-1] == LoggedFilter(lease_id=4)
 
 
+@pytest.mark.parametrize("aside", [True, False])
+def test_a_segment_that_a_former_process_began_gets_the_groups_that_it_had_dropped(folder: Path, aside: bool) -> None:
+    """As with a guard's bound, which dies with the process if its checkpoint is not written any more."""
+    with Journal.open(folder) as journal:
+        journal.append_group(group(1))
+        journal.append_group(group(2))
+        journal.append_batch(version=0, lease_ids=(1,))
+        journal.rotate(version=1, groups=[])
+        journal.append_group(group(3))
+    (_, newest) = segments_of(folder)
+
+    with Journal.open(folder) as journal:
+        if aside:
+            journal.prepare(version=1, groups=[group(2), group(3)])
+        journal.rotate(version=1, groups=[] if aside else [group(2), group(3)])
+        journal.rotate(version=1, groups=[group(2)])
+        journal.append_batch(version=1, lease_ids=(2,))
+
+    records = [record for record, _ in read_segment(newest.path)]
+    batch = LoggedBatch(version=1, lease_ids=(2,))
+    assert short(records) == [("group", 3), ("group", 2), ("group", 3), batch], "each once more, and once"
+
+
 def test_a_segment_that_was_being_begun_at_a_crash_is_not_there(folder: Path) -> None:
     with Journal.open(folder) as journal:
         journal.append_group(group(1))

@@ -73,6 +73,42 @@ def test_a_lease_has_its_level_in_later_lives_too_and_a_torn_row_is_none(tmp_pat
     assert [third.level_of(lease) for lease in (39, 40, 69, 70)] == [0, 1, 1, 2]
 
 
+def test_a_lease_that_was_granted_and_is_nowhere_else_keeps_its_level_too(tmp_path: Path) -> None:
+    """Nobody had it any more when the learner died, and no journal has it: the ledger counts from 35 on."""
+    path = tmp_path / "curriculum.jsonl"
+    former = Curriculum(levels=3, rules=RULES, record=LevelLog(path, run="r"))
+    former.granting(40)
+    assert former.level_of(39) == 0
+
+    second = Curriculum(levels=3, rules=RULES, record=LevelLog(path, run="r"))
+    tell(second, 0, *[(1.0, 1.0)] * 3, next_lease=35)
+    assert (second.level, second.level_of(39)) == (1, 0)
+    first = next(lease for lease in range(200) if second.level_of(lease) == 1)
+    second.granting(first + 9)
+    tell(second, first, *[(1.0, 1.0)] * 3, next_lease=first + 9)
+    assert second.level == 2, "what this life has granted is known, and needs no distance"
+
+
+def test_the_bound_on_granted_leases_is_written_seldom_and_again_where_the_disk_did_not_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "curriculum.jsonl"
+    curriculum = Curriculum(levels=3, rules=RULES, record=LevelLog(path, run="r"))
+
+    def fails(handle: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fdatasync", fails)
+        patched.setattr("os.fsync", fails)
+        curriculum.granting(1)
+    assert LevelLog(path, run="r").granted_below() == 0
+    for lease in range(100):
+        curriculum.granting(lease + 1)
+    assert LevelLog(path, run="r").granted_below() >= 100
+    assert len(path.read_text().split()) < 20, "two rows of four words"
+
+
 def test_a_level_that_cannot_be_written_down_is_not_taken(tmp_path: Path) -> None:
     curriculum = Curriculum(levels=3, rules=RULES, record=LevelLog(tmp_path / "gone" / "file", run="r"))
     tell(curriculum, 0, *[(1.0, 1.0)] * 3)
@@ -85,7 +121,8 @@ async def test_leases_are_of_tasks_of_their_level(tmp_path: Path, levels: int, m
     plain = envs.options
 
     def with_levels(**given: object) -> object:
-        make = lambda count: Curriculum(levels=count, rules=replace(RULES, window=1))  # noqa: E731
+        record = LevelLog(tmp_path / "curriculum.jsonl", run="r")
+        make = lambda count: Curriculum(levels=count, rules=replace(RULES, window=1), record=record)  # noqa: E731
         return replace(plain(**given), make_curriculum=make)  # type: ignore[arg-type]
 
     monkeypatch.setattr(envs, "options", with_levels)
@@ -95,6 +132,8 @@ async def test_leases_are_of_tasks_of_their_level(tmp_path: Path, levels: int, m
         await env.send(env.hello(capacity=2, environments=[info]))
         granted = (await env.next(LeaseGrant)).leases
         assert all(lease.task_index < 50 for lease in granted)
+        known = LevelLog(tmp_path / "curriculum.jsonl", run="r").granted_below()
+        assert known > max(lease.lease_id for lease in granted) or levels == 1
         first = granted[0]
         good = group(first.lease_id, trajectory(0, reward=1.0), trajectory(0, reward=1.0), attempt=first.attempt)
         await env.finish(good.model_copy(update={"task_index": first.task_index}))
