@@ -27,6 +27,7 @@ from protocol.tinker.training import write_forward_backward
 logger = logging.getLogger(__name__)
 
 BASE_TARGET = "base"
+_INFLIGHT = "inflight://"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class TargetWeights:
     version: int = 0
     folder: Path | None = None
     seq_id: int = 0
+
+    @property
+    def is_inflight(self) -> bool:
+        """True if later weights take their place."""
+        return self.target_id.startswith(_INFLIGHT)
 
 
 @dataclass(frozen=True)
@@ -246,7 +252,7 @@ class TrainerTurns:
 def target_of(facts: CheckpointFacts, checkpoints: TenantCheckpoints) -> TargetWeights:
     """The weights of a checkpoint for sampling; all that an inflight model saves for it have one name."""
     inflight = facts.kind == "target" and facts.name == "inflight"
-    target_id = f"inflight://{facts.run_id}" if inflight else facts.path
+    target_id = f"{_INFLIGHT}{facts.run_id}" if inflight else facts.path
     return TargetWeights(target_id, facts.version, checkpoints.folder(facts.path), facts.seq_id)
 
 

@@ -1,0 +1,206 @@
+"""A sampler over generators: each request goes to the one with the least of ours under way, and elsewhere if that dies.
+
+sample ─▶ the target's newest weights ─▶ endpoint ─▶ checked answer ─▶ SampleAnswer
+                    ▲                       └─ is gone, starts, is busy: elsewhere, until none has answered for long
+                    │                       └─ fails, or answers nonsense: again, a few times
+                    └───────────────────────┘  refuses: the client's mistake
+
+offer ─▶ told to each generator beside everything else; one that misses it fetches what a request needs
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.tenants.sample_wire import answer_to_client, asked_of_generator, fault_of_answer
+from learner.tenants.sampling import SampleFailed
+from learner.tenants.served_adapters import ServedAdapters
+from learner.tenants.turns import TargetWeights
+from protocol.adapters import AdapterSampleAnswer, AdapterSampleRequest, OfferAnswer, OfferedAdapter
+from protocol.status import PeerStatus
+from protocol.tinker.sampling import SampleAnswer, SampleRequest
+from protocol.tinker.tensors import TinkerWireError
+from services.http.backoff import Backoff
+from services.http.breakers import Breakers
+from services.http.client import HttpClient, ServiceError, ServiceFailed, ServiceRefused
+from services.http.endpoints import Endpoints
+from services.http.faults import fault_of, is_busy, see_alive
+from services.http.status import peers_at
+
+logger = logging.getLogger(__name__)
+
+_MAX_PAUSE_S = 5.0
+_OFFER_S = 30.0
+
+ScoreTargets = Callable[[TargetWeights, SampleRequest], Awaitable[NDArray[np.float32]]]
+"""Logprobs of the tokens in `targets` of a request, shaped as they are. Raises TinkerWireError, SampleFailed."""
+
+
+@dataclass(frozen=True)
+class SamplingLimits:
+    """A request is given up after `failures` of generators that had taken it up, after `silence_s` seconds in which no
+    generator gave any answer, or after `longest_s`. All are paused for `pause_s` once each has failed, twice as long
+    each time.
+    """
+
+    failures: int = 5
+    silence_s: float = 180.0
+    longest_s: float = 3600.0
+    pause_s: float = 0.2
+
+
+class FleetSampler:
+    """A Sampler over the generators at `urls`; an async context manager. `client` shows their token.
+
+    What generators do not compute is asked of `score_targets`.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        client: HttpClient,
+        adapters: ServedAdapters,
+        score_targets: ScoreTargets | None = None,
+        limits: SamplingLimits | None = None,
+        breakers: Breakers | None = None,
+    ) -> None:
+        self._urls = tuple(url.rstrip("/") for url in urls)
+        self._client, self._adapters, self.score_targets = client, adapters, score_targets
+        self._limits = limits or SamplingLimits()
+        self._endpoints = Endpoints(self._urls, breakers=breakers or Breakers("generator at"))
+        self._backoff = Backoff(first_s=self._limits.pause_s, max_s=_MAX_PAUSE_S)
+        self._tasks = asyncio.TaskGroup()
+        self._telling: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._answered_at = float("-inf")
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for task in [*self._telling.values()]:
+            task.cancel()
+        await self._tasks.__aexit__(kind, error, traceback)
+
+    def peers(self) -> tuple[PeerStatus, ...]:
+        """The generators, for `/v1/status`."""
+        return peers_at(self._urls, self._client.contacts(), kind="generator")
+
+    async def offer(self, weights: TargetWeights) -> None:
+        """Take note of new weights of a target, and tell the generators without waiting for them."""
+        try:
+            await self._adapters.newest(weights)
+        except SampleFailed as error:
+            logger.warning("%s; a sample that needs them says so, too", error)
+            return
+        for url in self._urls:
+            key = url, weights.target_id
+            if key not in self._telling:
+                self._telling[key] = self._tasks.create_task(self._tell(*key))
+
+    async def sample(self, weights: TargetWeights, request: SampleRequest, *, namespace: str) -> SampleAnswer:
+        """Sample from the target on some generator. Raises SampleFailed, TinkerWireError."""
+        if request.alternatives:
+            raise TinkerWireError(
+                "prompt_alt_tokens_k: the generators of this server draw no tokens at the places of a prompt; leave it "
+                "out, or ask for the likeliest ones with topk_prompt_logprobs"
+            )
+        targets = None if request.targets is None else await self._scored(weights, request)
+        answer = await self._answer(weights, request, namespace)
+
+        def policy_version(version: int) -> int:
+            return self._adapters.policy_version(weights, version)
+
+        return answer_to_client(request, answer, policy_version=policy_version, targets=targets)
+
+    async def forget(self, target_id: str) -> None:
+        """Nobody samples from the target any more; generators drop what they do not need by themselves."""
+        self._adapters.forget(target_id)
+
+    async def _scored(self, weights: TargetWeights, request: SampleRequest) -> NDArray[np.float32]:
+        if self.score_targets is None:
+            raise TinkerWireError("target_prompt_logprobs: this server scores no given tokens; leave it out")
+        return await self.score_targets(weights, request)
+
+    async def _answer(self, weights: TargetWeights, request: SampleRequest, namespace: str) -> AdapterSampleAnswer:
+        last = "none has answered yet"
+        try:
+            async with asyncio.timeout(self._limits.longest_s):
+                tried: list[str] = []
+                failures = rounds = 0
+                began = self._now()
+                while True:
+                    url = await self._choose(tried, began=began, last=last)
+                    # Anew each time: files of weights that were replaced meanwhile are gone.
+                    asked = asked_of_generator(request, await self._adapters.newest(weights), namespace=namespace)
+                    try:
+                        return await self._attempt(url, asked, weight=request.samples)
+                    except ServiceError as error:
+                        last = str(error)
+                        failures += self._is_failure(error)
+                    if failures >= self._limits.failures:
+                        raise SampleFailed(f"{failures} attempts at one sample failed, last: {last}")
+                    tried.append(url)
+                    if len(tried) >= len(self._urls):  # a pause only once all of them have been tried
+                        tried, rounds = [], rounds + 1
+                        await self._backoff.pause(rounds)
+        except TimeoutError:
+            raise SampleFailed(f"no generator has sampled in {self._limits.longest_s:g} s, last: {last}") from None
+
+    async def _choose(self, tried: Sequence[str], *, began: float, last: str) -> str:
+        while (left_s := max(began, self._answered_at) + self._limits.silence_s - self._now()) > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    return await self._endpoints.choose(avoid=tried)
+            except TimeoutError:
+                continue  # others may have been answered meanwhile
+        raise SampleFailed(f"no generator has answered for {self._limits.silence_s:g} s, last: {last}")
+
+    async def _attempt(self, url: str, asked: AdapterSampleRequest, *, weight: int) -> AdapterSampleAnswer:
+        with self._endpoints.call(url, weight=weight) as call:
+            if call.is_probe:
+                await see_alive(self._client, url)
+            answer = await self._client.post(
+                f"{url}/v1/adapters/sample", asked, AdapterSampleAnswer, deadline_s=self._limits.longest_s
+            )
+            if fault := fault_of_answer(asked, answer):
+                raise ServiceFailed(url, status=200, kind="bad_answer", message=fault)
+        self._answered_at = self._now()
+        return answer
+
+    def _is_failure(self, error: ServiceError) -> bool:
+        """True if a generator took the request up and failed at it. Raises TinkerWireError if the client's is wrong."""
+        if isinstance(error, ServiceRefused) and fault_of(error) == "request":
+            raise TinkerWireError(error.message) from error
+        if is_busy(error):
+            self._answered_at = self._now()
+        logger.debug("a sample failed: %s", error)
+        return fault_of(error) != "unavailable"
+
+    async def _tell(self, url: str, target_id: str) -> None:
+        """Until the newest has been told: later ones may come while one is on its way."""
+        told = None
+        try:
+            while (offered := self._adapters.current(target_id)) is not None and offered != told:
+                told = offered
+                await self._tell_once(url, offered)
+        finally:
+            del self._telling[url, target_id]
+
+    async def _tell_once(self, url: str, offered: OfferedAdapter) -> None:
+        try:
+            await self._client.post(f"{url}/v1/adapters/offer", offered, OfferAnswer, deadline_s=_OFFER_S)
+        except ServiceError as error:
+            logger.debug("%s was not told of new weights, and fetches them when it needs them: %s", url, error)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
