@@ -104,6 +104,25 @@ class JoinConfig(ConfigModel):
         return None if value == "none" else value
 
 
+class AdapterConfig(ConfigModel):
+    """Adapters that are sampled from, for a server of the Tinker API."""
+
+    slots: int = Field(
+        0, ge=0, le=256, description="adapters that are held at once, and sampled from in one step; 0 takes none"
+    )
+    max_rank: int = Field(32, ge=1, le=512, description="largest rank of an adapter; memory is taken for it")
+    source: Annotated[str | None, Reaches("learner")] = Field(
+        None, description="HTTP address of the server whose adapters are fetched"
+    )
+    token: SecretStr | None = Field(None, description="bearer token of that server")
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> Self:
+        if self.slots and self.source is None:
+            raise ValueError(f"adapters.source is missing: with {self.slots} slots, expected the server's HTTP address")
+        return self
+
+
 class GeneratorConfig(ProcessConfig):
     """The generator: its model, and how many requests it takes."""
 
@@ -130,6 +149,16 @@ class GeneratorConfig(ProcessConfig):
     drain_s: float = Field(5.0, ge=0, description="how long requests may finish after SIGTERM, in seconds")
     engine: EngineConfig = EngineConfig()
     join: JoinConfig = JoinConfig()
+    adapters: AdapterConfig = AdapterConfig()
+
+    @model_validator(mode="after")
+    def _adapters_are_of_fixed_weights(self) -> Self:
+        if self.adapters.slots and self.join.learner is not None:
+            raise ValueError(
+                f"adapters.slots: {self.adapters.slots} adapters on weights that the learner at {self.join.learner} "
+                "changes; expected a base model that stays. Set join.learner to none"
+            )
+        return self
 
     @model_validator(mode="after")
     def _updates_are_not_quantized(self) -> Self:

@@ -8,9 +8,11 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, FastAPI, Request, Response
 from starlette.routing import Route
 
+from generator.adapters import AdapterSampling
 from generator.logprobs import LogprobScoring
 from generator.serving import Serving
 from generator.weight_sync import WeightSync
+from protocol.adapters import AdapterSampleRequest, OfferedAdapter
 from protocol.fleet import Commit, JoinGroup, Prepare, Pull, Reprobe
 from protocol.generation import GenerateRequest, LogprobsRequest
 from services.http.app import RequestRefused, json_answer, json_body, streamed_answer
@@ -38,6 +40,22 @@ def add_token_routes(app: FastAPI, *, serving: Serving, scoring: LogprobScoring)
     async def state() -> Response:
         """The served version, and how many requests are under way."""
         return json_answer(serving.state())
+
+
+def add_adapter_routes(app: FastAPI, *, sampling: AdapterSampling) -> None:
+    """`POST /v1/adapters/sample` and `/v1/adapters/offer`."""
+
+    @app.post("/v1/adapters/sample")
+    async def sample(
+        request: Request, asked: Annotated[AdapterSampleRequest, Depends(json_body(AdapterSampleRequest))]
+    ) -> Response:
+        """Sample completions with an adapter; all of them are in the answer."""
+        return json_answer(await _unless_left(request, sampling.sample(asked)))
+
+    @app.post("/v1/adapters/offer")
+    async def offer(offered: Annotated[OfferedAdapter, Depends(json_body(OfferedAdapter))]) -> Response:
+        """Replace a former version of a target, if this generator holds one."""
+        return json_answer(await sampling.offer(offered))
 
 
 def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:

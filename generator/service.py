@@ -14,13 +14,14 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
+from generator.adapters import AdapterSampling, AdapterSlots, fetching
 from generator.announcer import announce, announce_leave
 from generator.config import GeneratorConfig
 from generator.engine.engine import Engine
 from generator.engine.options import EngineOptions, in_settings
 from generator.logprobs import LogprobScoring
 from generator.openai_routes import mount_openai_routes
-from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
+from generator.routes import add_adapter_routes, add_token_routes, add_weight_routes, refused_while_starting
 from generator.serving import GeneratorMetrics, Serving
 from generator.weight_sync import Puller, WeightSync
 from protocol.fleet import PROBE_TIMEOUT_S, Announcement, fingerprint_directory, vocabulary_size, with_size
@@ -134,7 +135,13 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                 status.serving = serving
                 scoring = _scoring(config, engine=engine, serving=serving, metrics=metrics, announcement=announcement)
                 sync = _weight_sync(config, engine=engine, serving=serving, metrics=metrics, client=client)
-                await _add_routes(app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync)
+                adapters = await _adapters(
+                    config, stack, engine=engine, serving=serving, metrics=metrics, registry=registry,
+                    name=announcement.generator_id,
+                )  # fmt: skip
+                await _add_routes(
+                    app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync, adapters=adapters
+                )
                 waits.started()
                 works = {
                     "life": watch_life(engine),
@@ -206,6 +213,32 @@ def _serving(config: GeneratorConfig, *, engine: Engine, metrics: GeneratorMetri
     )
 
 
+async def _adapters(
+    config: GeneratorConfig,
+    stack: AsyncExitStack,
+    *,
+    engine: Engine,
+    serving: Serving,
+    metrics: GeneratorMetrics,
+    registry: Metrics,
+    name: str,
+) -> AdapterSampling | None:
+    """None for a generator that takes none."""
+    settings = config.adapters
+    if not settings.slots or settings.source is None:
+        return None
+    client = await stack.enter_async_context(HttpClient(token=settings.token, tls=client_tls(config.http.tls)))
+    slots = AdapterSlots(
+        engine=engine,
+        fetch=fetching(client, settings.source),
+        slots=settings.slots,
+        max_rank=settings.max_rank,
+        metrics=registry,
+    )
+    stack.callback(slots.close)
+    return AdapterSampling(engine=engine, serving=serving, slots=slots, metrics=metrics, generator_id=name)
+
+
 def _weight_sync(
     config: GeneratorConfig, *, engine: Engine, serving: Serving, metrics: GeneratorMetrics, client: HttpClient
 ) -> WeightSync | None:
@@ -233,10 +266,13 @@ async def _add_routes(
     serving: Serving,
     scoring: LogprobScoring,
     sync: WeightSync | None,
+    adapters: AdapterSampling | None,
 ) -> None:
     add_token_routes(app, serving=serving, scoring=scoring)
     if sync is not None:
         add_weight_routes(app, sync=sync)
+    if adapters is not None:
+        add_adapter_routes(app, sampling=adapters)
     if config.openai:
         await mount_openai_routes(
             app,

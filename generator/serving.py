@@ -70,6 +70,12 @@ class GeneratorMetrics:
             if part.finish_reason is not None:
                 self._finished.labels(finish_reason=part.finish_reason).inc()
 
+    def sampled(self, completions: Sequence[tuple[int, FinishReason]]) -> None:
+        """Notes completions that were handed out whole: how many tokens, and why they ended."""
+        for tokens, reason in completions:
+            self._tokens.inc(tokens)
+            self._finished.labels(finish_reason=reason).inc()
+
     def scored(self, tokens: int) -> None:
         """Notes tokens of others whose logprobs were handed out."""
         self._scored.inc(tokens)
@@ -187,7 +193,7 @@ class Serving:
         self.check_ready()
         self.check_tokens("prompt_token_ids", request.prompt_token_ids)
         self.check_tokens("sampling.stop_token_ids", request.sampling.stop_token_ids)
-        self._check_length(request)
+        self.check_length(len(request.prompt_token_ids), request.sampling.max_tokens)
         _check_sampling(request)
 
     def check_tokens(self, field: str, token_ids: tuple[int, ...]) -> None:
@@ -199,8 +205,8 @@ class Serving:
                 field=field, expected=f"ids below {self._vocabulary_size}", got=largest,
             )  # fmt: skip
 
-    def _check_length(self, request: GenerateRequest) -> None:
-        prompt, most = len(request.prompt_token_ids), request.sampling.max_tokens
+    def check_length(self, prompt: int, most: int) -> None:
+        """Raises RequestRefused for a prompt of so many tokens that has no room for `most` more."""
         if prompt + most > self._max_model_len:
             raise RequestRefused(
                 422, "too_long",

@@ -19,12 +19,15 @@ from typing import TypeVar
 
 import xxhash
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from generator.engine.gated_llm import GatedLLM, HandedBack, TurnedAway, entered_under
 from generator.engine.last_words import LastWords, root_sentence
 from generator.engine.options import CommitReport, EngineCounters, EngineOptions, ScoredSequence
 from generator.engine.records import (
+    adapter_sampling_params,
     dtype_name,
     engine_args,
     engine_kind,
@@ -34,6 +37,7 @@ from generator.engine.records import (
     scoring_params,
 )
 from generator.weights.plan import LoadReport, WeightSyncError, check_plan
+from protocol.adapters import AdapterSampleRequest
 from protocol.fleet import JoinGroup, Prepare
 from protocol.generation import GeneratePart, Sampling
 from services.process import NeverServed
@@ -47,6 +51,8 @@ FILE_TIMEOUT_S = 10.0
 FINGERPRINT_S = 60.0
 SHUTDOWN_S = 1.0
 HELD_S = 1.0
+_ADAPTER_S = 60.0
+"""Longest load of an adapter."""
 FIRST = -1
 """vLLM's priority of what does not wait behind the requests of others, which have 0."""
 
@@ -57,6 +63,10 @@ class EngineGone(Exception):
 
 class DiedUnused(EngineGone, NeverServed):
     """It has died before it had answered any request."""
+
+
+class AdapterUnfit(ValueError):
+    """An adapter that this engine cannot load."""
 
 
 class EngineNotStarted(NeverServed):
@@ -227,6 +237,45 @@ class Engine:
         if scored is None:
             raise HandedBack(f"request {request_id} was ended before its tokens were scored")
         return scored
+
+    async def load_adapter(self, request: LoRARequest) -> None:
+        """Holds an adapter from the next step on, in place of the one that its slot had; see `versioned`.
+
+        Raises AdapterUnfit for one that vLLM cannot load, EngineGone.
+        """
+        try:
+            await self._calls.answer(self._llm.add_lora(request), more_s=_ADAPTER_S)
+        except (EngineGone, WeightSyncError):
+            raise
+        except Exception as error:
+            raise AdapterUnfit(f"vLLM does not load adapter {request.lora_name}: {error}") from error
+
+    async def drop_adapter(self, number: int) -> None:
+        """Frees a slot. Raises WeightSyncError if the engine does not answer, EngineGone."""
+        await self._calls.answer(self._llm.remove_lora(number))
+
+    async def sample(
+        self, request: AdapterSampleRequest, *, request_id: str, adapter: LoRARequest | None
+    ) -> RequestOutput:
+        """All completions of a request, whole. Cancelling it aborts them.
+
+        Raises ValueError for a request that the engine refuses, HandedBack, and EngineGone.
+        """
+        prompt = {
+            "type": "token", "prompt_token_ids": list(request.prompt_token_ids), "cache_salt": request.namespace,
+        }  # fmt: skip
+        params, last = adapter_sampling_params(request), None
+        try:
+            async for output in self._llm.generate(prompt, params, request_id, lora_request=adapter):
+                last = output
+        except EngineGenerateError as error:
+            if not isinstance(error.__cause__, TurnedAway):
+                raise
+        except EngineDeadError as error:
+            raise EngineGone(str(error)) from error
+        if last is None or len(last.outputs) < request.n:
+            raise HandedBack(f"request {request_id} was ended before its completions were")
+        return last
 
     def _oldest_cache(self, prompt: Mapping[str, object]) -> str:
         """The version that no keys and values of a request are older than: they are its own, or those of requests that

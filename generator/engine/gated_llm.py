@@ -16,8 +16,10 @@ from vllm.outputs import CompletionOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
+from generator.engine.adapter_stamps import longer, taken_stamp
 from generator.engine.options import EngineCounters
 from generator.engine.packing import pack_outputs, unpack, wants_sampled_only
+from protocol.adapters import AdapterSpan
 
 ARRIVE_S = 0.02
 """From the engine's answer until those that wait for tokens have those that came before it."""
@@ -25,10 +27,11 @@ ARRIVE_S = 0.02
 
 class SpannedRequestState(RequestState):  # type: ignore[misc]
     """A completion in flight whose every part carries the spans so far, and the logprobs of its tokens if those came
-    packed: `sampled` are those that no part has carried yet.
+    packed: `sampled` are those that no part has carried yet. `adapter_spans`: versions of its adapter, if it has one.
     """
 
     sampled: list[float] | None = None
+    adapter_spans: tuple[AdapterSpan, ...] = ()
 
     def make_request_output(
         self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *args: Any, **kwargs: Any
@@ -44,6 +47,7 @@ class SpannedRequestState(RequestState):  # type: ignore[misc]
             output.weight_versions = self._weight_version_spans()
         if self.sampled is not None:
             output.logprobs, self.sampled = self.sampled, []
+        output.adapter_spans = self.adapter_spans
         return output
 
 
@@ -74,9 +78,14 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
     def process_outputs(self, engine_core_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         for output in engine_core_outputs:
             sampled = unpack(output)
+            version = taken_stamp(output)
             self._tokens += len(output.new_token_ids)
-            if sampled is not None and (state := self.request_states.get(output.request_id)) is not None:
+            if (state := self.request_states.get(output.request_id)) is None:
+                continue
+            if sampled is not None:
                 state.sampled = sampled if state.sampled is None else state.sampled + sampled
+            if version is not None:
+                state.adapter_spans = longer(state.adapter_spans, version=version, tokens=len(output.new_token_ids))
         return super().process_outputs(engine_core_outputs, *args, **kwargs)
 
     def counters(self) -> EngineCounters:

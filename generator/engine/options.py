@@ -17,6 +17,8 @@ from generator.engine.installed import vllm_arguments
 from generator.engine.last_words import note_errors
 from services.config.options import nearest
 
+ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks that vLLM can be started for."""
 _SAID_CHARS = 300
 _SETTINGS = {
     "model": "generator.model", "tensor_parallel_size": "engine.tensor_parallel_size", "dtype": "engine.dtype",
@@ -24,6 +26,8 @@ _SETTINGS = {
     "max_num_batched_tokens": "engine.max_num_batched_tokens", "enforce_eager": "engine.enforce_eager",
     "gpu_memory_utilization": "engine.gpu_memory_fraction", "stream_interval": "engine.stream_interval",
     "kv_cache_memory_bytes": "engine.kv_cache_gb", "served_model_name": "generator.served_model_name",
+    "enable_lora": "adapters.slots", "max_loras": "adapters.slots", "max_cpu_loras": "adapters.slots",
+    "max_lora_rank": "adapters.max_rank",
 }  # fmt: skip
 _OURS = (
     "scheduling_policy", "logprobs_mode", "max_logprobs", "generation_config", "enable_prefix_caching",
@@ -75,6 +79,7 @@ class EngineOptions:
     `tokenizer` says whether to load the model's; our own routes take and give tokens, the OpenAI routes need it.
     `stall_timeout_s` is the longest wait for an answer of the engine, beside what a load takes (`pause_ttl_s`).
     `recompute_on_update` has requests in flight compute their keys and values again at each update.
+    `adapter_slots` is how many adapters the engine holds at once, of at most `max_adapter_rank`.
     `extra` are arguments of vLLM's by its names, which are no settings here.
     `initial_version` stamps the tokens that are sampled before the first commit. `instance` is drawn at each start of
     the process, which signs its stamps with it.
@@ -98,6 +103,8 @@ class EngineOptions:
     initial_version: str = "0.0"
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     recompute_on_update: bool = False
+    adapter_slots: int = 0
+    max_adapter_rank: int = 32
     pause_ttl_s: float = 60.0
     stall_timeout_s: float = 15.0
     verbose: bool = False

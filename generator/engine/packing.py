@@ -27,12 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import vllm
 from vllm.config import VllmConfig
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
+
+from generator.engine.adapter_stamps import AdapterStamps, tell_schedulers_of_adapters
 
 logger = logging.getLogger(__name__)
 
@@ -233,8 +236,20 @@ class _Packing:
         super().__init__(*args, **kwargs)
         self._holding = Holding()
         self._at_once = False
+        self._stamps = AdapterStamps()
+        tell_schedulers_of_adapters()
+
+    def adapter_loaded(self, request: LoRARequest) -> None:
+        """The engine tells of it."""
+        self._stamps.loaded(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        step = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        self._stamps.planned(step)
+        return step
 
     def add_request(self, request: Any) -> None:
+        self._stamps.added(request)
         if wants_sampled_only(request.sampling_params):
             self._holding.intervals[request.request_id] = request.sampling_params.stream_interval or 1
         super().add_request(request)  # type: ignore[misc]
@@ -253,10 +268,14 @@ class _Packing:
         if lists is not None and lists.cu_num_generated_tokens is None:
             model_runner_output.logprobs = StepLogprobs(lists)
         answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        for answer in answers.values():
+            self._stamps.stamp(scheduler_output, answer.outputs)
         self._holding.pass_on(answers, at_once=self._at_once, now_s=time.monotonic())
         intervals = self._holding.intervals
         if len(intervals) > 2 * len(self.requests) + 256:
             self._holding.intervals = {name: intervals[name] for name in intervals.keys() & self.requests.keys()}
+        if len(self._stamps) > 2 * len(self.requests) + 256:
+            self._stamps.keep(self.requests)
         return answers
 
 

@@ -17,7 +17,8 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from generator.engine.options import EngineOptions, OwnerTie, ScoredSequence
+from generator.engine.options import ADAPTER_RANKS, EngineOptions, OwnerTie, ScoredSequence
+from protocol.adapters import AdapterSampleAnswer, AdapterSampleRequest, AdapterSequence, AdapterSpan, LikeliestTokens
 from protocol.generation import MAX_TOP_LOGPROBS, GeneratePart, Sampling
 from protocol.trajectories import FinishReason, VersionSpan
 
@@ -32,7 +33,7 @@ _WIDER_BY_ONE = frozenset({"cohere2", "cohere2_moe"})
 def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineArgs:
     """Arguments that vLLM is started with; its processes note their errors in the file `last_words`, if it is given."""
     return AsyncEngineArgs(
-        **{"hf_overrides": _as_in_transformers(options.model), **options.extra},
+        **{"hf_overrides": _as_in_transformers(options.model), **_adapter_arguments(options), **options.extra},
         model=options.model,
         dtype=options.dtype,
         max_model_len=options.max_model_len,
@@ -60,6 +61,17 @@ def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineA
         disable_log_stats=True,
         enable_log_requests=False,
     )
+
+
+def _adapter_arguments(options: EngineOptions) -> dict[str, object]:
+    """One slot more than are used: with all of them taken, vLLM's CPU kernels compute a request that has no adapter
+    with the last one's.
+    """
+    if not options.adapter_slots:
+        return {}
+    slots = options.adapter_slots + 1
+    ranks = [rank for rank in ADAPTER_RANKS if rank >= options.max_adapter_rank]
+    return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": ranks[0]}
 
 
 def _as_in_transformers(model: str) -> dict[str, object]:
@@ -135,6 +147,71 @@ def sampling_params(*, n: int, sampling: Sampling, stream_interval: int) -> Samp
     )
 
 
+def adapter_sampling_params(request: AdapterSampleRequest) -> SamplingParams:
+    """The logprobs of sampled tokens are of what is sampled from, those of the prompt at temperature 1."""
+    scores_prompt = request.prompt_logprobs or request.top_of_prompt > 0
+    return SamplingParams(
+        n=request.n,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        stop=list(request.stop_texts) or None,
+        stop_token_ids=list(request.stop_token_ids),
+        ignore_eos=request.ignore_ends,
+        include_stop_str_in_output=True,
+        logprobs=request.top_of_samples,
+        prompt_logprobs=request.top_of_prompt if scores_prompt else None,
+        flat_logprobs=True,
+        detokenize=bool(request.stop_texts),
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+def adapter_answer(output: RequestOutput, request: AdapterSampleRequest, *, generator_id: str) -> AdapterSampleAnswer:
+    """The answer to a request of the completions that have ended."""
+    return AdapterSampleAnswer(
+        generator_id=generator_id,
+        sequences=tuple(_adapter_sequence(each, request) for each in sorted(output.outputs, key=lambda one: one.index)),
+        prompt_logprobs=_first_of_rows(output.prompt_logprobs, skip=1) if request.prompt_logprobs else (),
+        top_of_prompt=_likeliest(output.prompt_logprobs, skip=1) if request.top_of_prompt else None,
+    )
+
+
+def _adapter_sequence(completion: CompletionOutput, request: AdapterSampleRequest) -> AdapterSequence:
+    token_ids = tuple(completion.token_ids)
+    whole = (AdapterSpan(version=0, start=0, end=len(token_ids)),) if token_ids else ()
+    return AdapterSequence(
+        token_ids=token_ids,
+        logprobs=_first_of_rows(completion.logprobs),
+        spans=completion.adapter_spans if request.adapter is not None else whole,
+        finish_reason=_finish_reason(completion.finish_reason) or "abort",
+        top=_likeliest(completion.logprobs) if request.top_of_samples else None,
+    )
+
+
+def _rows(logprobs: FlatLogprobs, skip: int = 0) -> list[tuple[int, int]]:
+    return list(zip(logprobs.start_indices[skip:], logprobs.end_indices[skip:], strict=True))
+
+
+def _first_of_rows(logprobs: FlatLogprobs | None, skip: int = 0) -> tuple[float, ...]:
+    """The logprobs of the tokens themselves, which stand before the likeliest ones."""
+    return () if logprobs is None else tuple(logprobs.logprobs[start] for start, _ in _rows(logprobs, skip))
+
+
+def _likeliest(logprobs: FlatLogprobs | None, skip: int = 0) -> LikeliestTokens | None:
+    if logprobs is None:
+        return None
+    rows = _rows(logprobs, skip)
+    return LikeliestTokens(
+        token_ids=tuple(_after_the_first(logprobs.token_ids, rows)),
+        logprobs=tuple(_after_the_first(logprobs.logprobs, rows)),
+    )
+
+
 def generate_part(completion: CompletionOutput, *, instance: str, oldest_cache: str) -> GeneratePart:
     """A part of one completion: its new tokens, and the version spans of all of it so far, signed by `instance`. No
     keys and values of its prompt are older than version `oldest_cache`, or than any of its tokens if that is empty.
@@ -200,9 +277,9 @@ def scored_sequence(output: RequestOutput, *, length: int, top: int, entered_und
     stamps = {span.version for span in output.outputs[0].weight_versions or ()}
     if found is None or len(found) != length or not stamps:
         return None
-    rows = list(zip(found.start_indices[1:], found.end_indices[1:], strict=True))
+    rows = _rows(found, 1)
     return ScoredSequence(
-        logprobs=tuple(found.logprobs[start] for start, _ in rows),
+        logprobs=_first_of_rows(found, 1),
         top_token_ids=tuple(_after_the_first(found.token_ids, rows)) if top else (),
         top_logprobs=tuple(_after_the_first(found.logprobs, rows)) if top else (),
         version=entered_under if stamps == {entered_under} else None,
