@@ -1,4 +1,4 @@
-"""Adapters in a real engine: exact beside each other and beside the base, replaced within completions, fetched again."""
+"""Adapters in a real engine: exact beside each other and the base, replaced within completions, fetched again."""
 
 import asyncio
 import json
@@ -60,7 +60,9 @@ def adapted(model: Qwen3ForCausalLM, adapter: Adapter | None) -> Any:
         for name, (down, up) in adapter.factors.items() if adapter is not None else ():
 
             def add(_: Any, inputs: Any, output: Tensor, down: Tensor = down, up: Tensor = up) -> Tensor:
-                return output + adapter.scale * (inputs[0] @ down.T) @ up.T  # type: ignore[union-attr]
+                assert adapter is not None
+                changed: Tensor = output + adapter.scale * (inputs[0] @ down.T) @ up.T
+                return changed
 
             stack.callback(layers[name].register_forward_hook(add).remove)
         yield
@@ -108,7 +110,7 @@ class Served:
         serving.holds(rig.engine.version)
         self.reference = reference
         self.files: dict[str, Sequence[bytes]] = {}
-        self.fetched: list[str] = []
+        self.fetches: asyncio.Queue[str] = asyncio.Queue()
         self.slots: AdapterSlots = AdapterSlots(
             engine=rig.engine, fetch=self._fetch, slots=SLOTS, max_rank=8, metrics=Metrics("adapters")
         )
@@ -117,7 +119,7 @@ class Served:
         )
 
     async def _fetch(self, name: str) -> Sequence[bytes]:
-        self.fetched.append(name)
+        self.fetches.put_nowait(name)
         return self.files[name]
 
     def offered(self, target: str, of: str, *, version: int = 1, replaced: bool = False) -> OfferedAdapter:
@@ -163,11 +165,13 @@ async def test_adapters_of_all_slots_and_the_base_are_exact_beside_each_other(se
 
 
 async def test_each_token_is_of_the_version_with_which_it_is_stamped(served: Served) -> None:
+    while not served.fetches.empty():
+        served.fetches.get_nowait()
     first = served.offered("live", "narrow", version=3, replaced=True)
     running = asyncio.create_task(served.sample(first, n=3, max_tokens=400, namespace="live-1"))
     beside = asyncio.create_task(served.sample(None, max_tokens=400))
-    while served.slots._held.get("live") is None:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        await served.fetches.get()
     await asyncio.sleep(0.5)
     held = await served.slots.offer(served.offered("live", "third", version=7, replaced=True))
     answer = await running
