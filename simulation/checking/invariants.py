@@ -17,7 +17,7 @@ from simulation.actors.cluster import LEARNER, SECOND_LEARNER, ClusterSettings
 from simulation.actors.engine import is_finite
 from simulation.actors.environment import EnvironmentScript
 from simulation.actors.trainer import TrainerScript
-from simulation.checking.scenario import Scenario, schedule, smaller
+from simulation.checking.scenario import TASKS_APART, Scenario, schedule, smaller
 from simulation.checking.stage import Result, Stage, staged
 from simulation.world.clock import Stuck
 from simulation.world.http import Directory
@@ -27,6 +27,8 @@ Held = tuple[int, int]
 """A lease, and the attempt whose group was accepted."""
 
 Told = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
+HUNG_TASK_S = 130.0
+"""Two attempts of 60 s at a task that hangs: with a lag of 0 a step may meet each of them, one after the other."""
 STANDSTILL_S = 300.0
 """A run whose processes are well trains a step at least this often."""
 EXCUSED = True
@@ -295,7 +297,8 @@ def _look(stage: Stage, learned: LearnerStates) -> None:
 
 def _progress(stage: Stage) -> None:
     since = max(stage.last_step_at, stage.quiet_since if EXCUSED else 0.0)
-    if not (stage.active and EXCUSED) and stage.world.now - since > STANDSTILL_S:
+    allowed_s = STANDSTILL_S + HUNG_TASK_S * len({task % TASKS_APART for task in stage.environment.hangs})
+    if not (stage.active and EXCUSED) and stage.world.now - since > allowed_s:
         stage.broken(
             "progress", f"all are well since {stage.quiet_since:.0f} s, and no step was trained since {since:.0f} s"
         )

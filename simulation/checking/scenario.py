@@ -14,6 +14,8 @@ from simulation.world.process import Process
 
 HEARTBEAT_S = 12.0
 ELSEWHERE = "learner-elsewhere"
+TASKS_APART = 20
+"""Every so many tasks one hangs, or raises, where any does."""
 CHECKPOINT = "checkpoint-"
 """Prefix of the names of checkpoints."""
 PERMANENT = ("shared gap", "clock jumps", "task hangs", "task raises", "second env_service")
@@ -261,7 +263,7 @@ def _clock(stage: Stage, fault: ScheduledFault) -> None:
 
 
 def _hanging_task(stage: Stage, fault: ScheduledFault) -> None:
-    stage.environment.hangs.update(range(int(fault.amount), stage.environment.tasks, 20))
+    stage.environment.hangs.update(range(int(fault.amount), stage.environment.tasks, TASKS_APART))
 
 
 def _task_recovers(stage: Stage, fault: ScheduledFault) -> None:
@@ -269,7 +271,7 @@ def _task_recovers(stage: Stage, fault: ScheduledFault) -> None:
 
 
 def _raising_task(stage: Stage, fault: ScheduledFault) -> None:
-    stage.environment.raises.update(range(int(fault.amount), stage.environment.tasks, 20))
+    stage.environment.raises.update(range(int(fault.amount), stage.environment.tasks, TASKS_APART))
 
 
 def _nothing(stage: Stage, fault: ScheduledFault) -> None:
@@ -647,8 +649,8 @@ def _amount(dice: random.Random, kind: str) -> float:
         "shared gap": lambda: dice.choice((0.003, 0.015)),
         "second learner": lambda: dice.choice((0.0, 0.0, 1.0)),
         "absurd reward": lambda: 1.0,
-        "task hangs": lambda: float(dice.randrange(20)),
-        "task raises": lambda: float(dice.randrange(20)),
+        "task hangs": lambda: float(dice.randrange(TASKS_APART)),
+        "task raises": lambda: float(dice.randrange(TASKS_APART)),
     }
     return amounts[kind]() if kind in amounts else 0.0
 
