@@ -11,7 +11,7 @@ offer ─▶ told to each generator beside everything else; one that misses it f
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_PAUSE_S = 5.0
 _OFFER_S = 30.0
+_OF_THE_ADAPTER = "adapter_"
+"""Kinds of a generator's failures begin so where the adapter cannot be fetched or loaded."""
 
 ScoreTargets = Callable[[TargetWeights, SampleRequest], Awaitable[NDArray[np.float32]]]
 """Logprobs of the tokens in `targets` of a request, shaped as they are. Raises TinkerWireError, SampleFailed."""
@@ -45,14 +47,45 @@ ScoreTargets = Callable[[TargetWeights, SampleRequest], Awaitable[NDArray[np.flo
 @dataclass(frozen=True)
 class SamplingLimits:
     """A request is given up after `failures` of generators that had taken it up, after `silence_s` seconds in which no
-    generator gave any answer, or after `longest_s`. All are paused for `pause_s` once each has failed, twice as long
-    each time.
+    generator gave any answer or took this one, or after `longest_s`. Once each has failed there is a pause of `pause_s`
+    seconds, twice as long each time.
     """
 
     failures: int = 5
     silence_s: float = 180.0
     longest_s: float = 3600.0
     pause_s: float = 0.2
+
+
+@dataclass
+class _Attempts:
+    """Attempts at one sample so far: whom they were `tried` at in this round, and what came of them."""
+
+    limits: SamplingLimits
+    began: float
+    last: str = "none has answered yet"
+    tried: list[str] = field(default_factory=list)
+    failures: int = 0
+    rounds: int = 0
+    turned_away_at: float | None = None
+
+    def failed(self, url: str, error: ServiceError, *, now: float) -> None:
+        """Notes one. Raises SampleFailed if there are to be no more."""
+        self.tried.append(url)
+        self.last = str(error)
+        self.failures += _is_of_the_adapter(error) or fault_of(error) != "unavailable"
+        if not is_busy(error):
+            self.turned_away_at = self.turned_away_at or now
+        if self.failures >= self.limits.failures:
+            raise SampleFailed(f"{self.failures} attempts at one sample failed, last: {self.last}")
+        if self.turned_away_at is not None and now - self.turned_away_at > self.limits.silence_s:
+            raise SampleFailed(f"no generator has taken it for {self.limits.silence_s:g} s, last: {self.last}")
+
+    def next_round(self) -> int:
+        """Begins anew with all of them, and returns how many rounds there were."""
+        self.tried = []
+        self.rounds += 1
+        return self.rounds
 
 
 class FleetSampler:
@@ -132,59 +165,61 @@ class FleetSampler:
         return await self.score_targets(weights, request)
 
     async def _answer(self, weights: TargetWeights, request: SampleRequest, namespace: str) -> AdapterSampleAnswer:
-        last = "none has answered yet"
+        attempts = _Attempts(self._limits, began=self._now())
         try:
             async with asyncio.timeout(self._limits.longest_s):
-                tried: list[str] = []
-                failures = rounds = 0
-                began = self._now()
                 while True:
-                    url = await self._choose(tried, began=began, last=last)
+                    url = await self._choose(attempts)
                     # Anew each time: files of weights that were replaced meanwhile are gone.
                     asked = asked_of_generator(request, await self._adapters.newest(weights), namespace=namespace)
                     try:
                         return await self._attempt(url, asked, weight=request.samples)
                     except ServiceError as error:
-                        last = str(error)
-                        failures += self._is_failure(error)
-                    if failures >= self._limits.failures:
-                        raise SampleFailed(f"{failures} attempts at one sample failed, last: {last}")
-                    tried.append(url)
-                    if len(tried) >= len(self._urls):  # a pause only once all of them have been tried
-                        tried, rounds = [], rounds + 1
-                        await self._backoff.pause(rounds)
+                        self._look_at(error)
+                        attempts.failed(url, error, now=self._now())
+                    if len(attempts.tried) >= len(self._urls):  # a pause only once all of them have been tried
+                        await self._backoff.pause(attempts.next_round())
         except TimeoutError:
-            raise SampleFailed(f"no generator has sampled in {self._limits.longest_s:g} s, last: {last}") from None
+            text = f"no generator has sampled in {self._limits.longest_s:g} s, last: {attempts.last}"
+            raise SampleFailed(text) from None
 
-    async def _choose(self, tried: Sequence[str], *, began: float, last: str) -> str:
-        while (left_s := max(began, self._answered_at) + self._limits.silence_s - self._now()) > 0:
+    async def _choose(self, attempts: "_Attempts") -> str:
+        silence_s = self._limits.silence_s
+        while (left_s := max(attempts.began, self._answered_at) + silence_s - self._now()) > 0:
             try:
                 async with asyncio.timeout(left_s):
-                    return await self._endpoints.choose(avoid=tried)
+                    return await self._endpoints.choose(avoid=attempts.tried)
             except TimeoutError:
                 continue  # others may have been answered meanwhile
-        raise SampleFailed(f"no generator has answered for {self._limits.silence_s:g} s, last: {last}")
+        raise SampleFailed(f"no generator has answered for {silence_s:g} s, last: {attempts.last}")
 
     async def _attempt(self, url: str, asked: AdapterSampleRequest, *, weight: int) -> AdapterSampleAnswer:
+        unheld: ServiceFailed | None = None
         with self._endpoints.call(url, weight=weight) as call:
             if call.is_probe:
                 await see_alive(self._client, url)
-            answer = await self._client.post(
-                f"{url}/v1/adapters/sample", asked, AdapterSampleAnswer, deadline_s=self._limits.longest_s
-            )
-            if fault := fault_of_answer(asked, answer):
-                raise ServiceFailed(url, status=200, kind="bad_answer", message=fault)
+            try:
+                answer = await self._client.post(
+                    f"{url}/v1/adapters/sample", asked, AdapterSampleAnswer, deadline_s=self._limits.longest_s
+                )
+                if fault := fault_of_answer(asked, answer):
+                    raise ServiceFailed(url, status=200, kind="bad_answer", message=fault)
+            except ServiceFailed as error:
+                if not _is_of_the_adapter(error):
+                    raise
+                unheld = error  # the generator is well, and others' adapters are not to wait for this one
         self._answered_at = self._now()
+        if unheld is not None:
+            raise unheld
         return answer
 
-    def _is_failure(self, error: ServiceError) -> bool:
-        """True if a generator took the request up and failed at it. Raises TinkerWireError if the client's is wrong."""
+    def _look_at(self, error: ServiceError) -> None:
+        """Raises TinkerWireError if it is the client's request that is wrong."""
         if isinstance(error, ServiceRefused) and fault_of(error) == "request":
             raise TinkerWireError(error.message) from error
         if is_busy(error):
             self._answered_at = self._now()
         logger.debug("a sample failed: %s", error)
-        return fault_of(error) != "unavailable"
 
     async def _tell(self, url: str, target_id: str) -> None:
         """Until the newest has been told: later ones may come while one is on its way."""
@@ -204,3 +239,7 @@ class FleetSampler:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _is_of_the_adapter(error: ServiceError) -> bool:
+    return isinstance(error, ServiceFailed) and error.kind.startswith(_OF_THE_ADAPTER)

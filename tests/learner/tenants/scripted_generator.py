@@ -30,8 +30,9 @@ SAMPLED = (7, 8, 9)
 class ScriptedGenerator:
     """`script` is asked at each sample, by the number of those before it, for what is to go wrong.
 
-    An int is a status, "short" an answer without its last logprob, "abort" a completion that was cut off, "hang" no
-    answer. `spans`: version, start and end of each; the version of the request for all of it if there are none.
+    An int is a status, "unfit" an adapter that cannot be loaded, "short" an answer without its last logprob, "abort" a
+    completion that was cut off, "hang" no answer. `spans`: version, start and end of each; the version of the request
+    for all of it if there are none.
     """
 
     script: Callable[[int], int | str | None] = lambda _: None
@@ -71,6 +72,8 @@ class ScriptedGenerator:
             trouble = self.script(len(self.asked) - 1)
             if isinstance(trouble, int):
                 raise RequestRefused(trouble, "scripted", "as the test wants it", retry_after_s=0.1)
+            if trouble == "unfit":
+                raise RequestRefused(503, "adapter_not_loaded", "it does not fit")
             if trouble == "hang":
                 while (await request.receive())["type"] != "http.disconnect":
                     continue

@@ -38,7 +38,7 @@ def weights(folder: Path, target_id: str, *, version: int, seq_id: int, rank: in
 
 @asynccontextmanager
 async def sampler(*urls: str, limits: SamplingLimits = IMPATIENT, **parts: Any) -> AsyncIterator[FleetSampler]:
-    breakers = Breakers("generator at", settings=BreakerSettings(rest_s=0.02, rest_max_s=0.05))
+    breakers = parts.pop("breakers", Breakers("generator at", settings=BreakerSettings(rest_s=0.02, rest_max_s=0.05)))
     async with (
         HttpClient(connect_timeout_s=2) as client,
         FleetSampler(urls, client=client, adapters=ServedAdapters(), limits=limits, breakers=breakers, **parts) as ours,
@@ -118,6 +118,30 @@ async def test_failures_are_counted_and_the_last_one_is_named() -> None:
         ):
             await ours.sample(BASE, ask(), namespace="s")
     assert len(generator.asked) == 3
+
+
+async def test_an_adapter_that_cannot_be_loaded_fails_alone_and_leaves_the_generator_in_use(tmp_path: Path) -> None:
+    unfit = weights(tmp_path / "a", "tinker://run/sampler_weights/a", version=1, seq_id=1)
+    generator = ScriptedGenerator(script=lambda number: "unfit" if generator.asked[number].adapter else None)
+    limits = SamplingLimits(failures=3, silence_s=60, pause_s=0.01)
+    rests = Breakers("generator at", settings=BreakerSettings(rest_s=60, rest_max_s=60))
+    async with generator.running() as url, sampler(url, limits=limits, breakers=rests) as ours:
+        with pytest.raises(SampleFailed, match=r"3 attempts .* it does not fit"):
+            await ours.sample(unfit, ask(), namespace="s")
+        async with asyncio.timeout(20):
+            assert (await ours.sample(BASE, ask(), namespace="s")).sequences[0].tokens == SAMPLED
+
+
+async def test_a_sample_that_every_generator_turns_away_has_an_end_though_others_are_taken() -> None:
+    generator = ScriptedGenerator(script=lambda number: 503 if generator.asked[number].n == 2 else None)
+    async with generator.running() as url, sampler(url) as ours:
+        refused = asyncio.create_task(ours.sample(BASE, ask(samples=2), namespace="s"))
+        async with asyncio.timeout(20):
+            while not refused.done():
+                await ours.sample(BASE, ask(), namespace="s")
+                await asyncio.sleep(0.02)
+        with pytest.raises(SampleFailed, match=r"no generator has taken it for 0\.5 s, last: .*503"):
+            await refused
 
 
 async def test_silence_has_an_end_and_says_whom_it_is_of() -> None:
