@@ -99,10 +99,14 @@ def install() -> None:
         EngineGenerateError=ours.EngineGenerateError,
     )
     _put("vllm.v1.engine.async_llm", AsyncLLM=ours.AsyncLLM)
-    _put("vllm.outputs", CompletionOutput=object)
+    _put("vllm.outputs", CompletionOutput=object, RequestOutput=object)
+    _put("vllm.lora.request", LoRARequest=object)
+    _put("generator.engine.adapter_stamps", longer=None, taken_stamp=lambda output: None, versioned=None)
     _put("vllm.v1.engine.output_processor", OutputProcessor=object, RequestState=object)
     _put(
         "generator.engine.records",
+        adapter_answer=None,
+        adapter_sampling_params=None,
         engine_args=lambda options, **_: options,
         engine_kind=lambda config: "torch float32",
         dtype_name=lambda config: "float32",

@@ -208,6 +208,8 @@ def _records() -> types.ModuleType:
         return ScoredSequence(logprobs=output.logprobs, top_token_ids=(), top_logprobs=(), version=version)
 
     members: dict[str, object] = {
+        "adapter_answer": None,
+        "adapter_sampling_params": None,
         "engine_args": lambda options, **_: options,
         "dtype_name": lambda config: "float32",
         "engine_kind": lambda config: "scripted",
@@ -234,9 +236,12 @@ def install() -> None:
             "EngineDeadError": EngineDeadError, "EngineGenerateError": EngineGenerateError,
         },
         "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
-        "vllm.outputs": {"CompletionOutput": object},
+        "vllm.outputs": {"CompletionOutput": object, "RequestOutput": object},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": object},
         "vllm.v1.engine.output_processor": {"OutputProcessor": object, "RequestState": object},
         "generator.openai_routes": {"mount_openai_routes": None},
+        "generator.engine.adapter_stamps": {"longer": None, "taken_stamp": None, "versioned": None},
         "generator.engine.packing": {
             "pack_outputs": lambda config: False, "unpack": lambda output: None,
             "wants_sampled_only": lambda params: False,

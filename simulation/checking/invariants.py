@@ -28,7 +28,9 @@ Held = tuple[int, int]
 
 Told = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
 HUNG_TASK_S = 130.0
-"""Two attempts of 60 s at a task that hangs: with a lag of 0 a step may meet each of them, one after the other."""
+"""Two attempts of 60 s at a task that hangs."""
+POISON_S = 200.0
+"""Two slow rollouts and judgements of a task that cannot be judged, twice in a row."""
 STANDSTILL_S = 300.0
 """A run whose processes are well trains a step at least this often."""
 EXCUSED = True
@@ -297,11 +299,17 @@ def _look(stage: Stage, learned: LearnerStates) -> None:
 
 def _progress(stage: Stage) -> None:
     since = max(stage.last_step_at, stage.quiet_since if EXCUSED else 0.0)
-    allowed_s = STANDSTILL_S + HUNG_TASK_S * len({task % TASKS_APART for task in stage.environment.hangs})
-    if not (stage.active and EXCUSED) and stage.world.now - since > allowed_s:
+    if not (stage.active and EXCUSED) and stage.world.now - since > STANDSTILL_S + _bad_tasks_s(stage):
         stage.broken(
             "progress", f"all are well since {stage.quiet_since:.0f} s, and no step was trained since {since:.0f} s"
         )
+
+
+def _bad_tasks_s(stage: Stage) -> float:
+    """How much longer a step may take that meets tasks which come to nothing, where a lag of 0 has it wait for each."""
+    hung = len({task % TASKS_APART for task in stage.environment.hangs})
+    poisoned = any(rewards.unjudged for rewards in stage.rewards)
+    return HUNG_TASK_S * hung + POISON_S * poisoned
 
 
 def _folder(stage: Stage, learned: LearnerStates) -> None:
