@@ -171,7 +171,7 @@ class AdapterSlots:
     async def _loaded(
         self, offered: OfferedAdapter, files: Sequence[bytes], *, number: int, folder: Path
     ) -> LoRARequest:
-        """What requests sample with from now on."""
+        """Request to sample with it, once the engine holds it."""
         request = partial(versioned, offered.target_id, number=number, version=offered.version, path=str(folder))
         try:
             await asyncio.to_thread(_write, folder, files)

@@ -111,9 +111,7 @@ class AdapterConfig(ConfigModel):
         0, ge=0, le=256, description="adapters that are held at once, and sampled from in one step; 0 takes none"
     )
     max_rank: int = Field(32, ge=1, le=512, description="largest rank of an adapter; memory is taken for it")
-    source: Annotated[str | None, Reaches("learner")] = Field(
-        None, description="HTTP address of the server whose adapters are fetched"
-    )
+    source: str | None = Field(None, description="HTTP address of the server whose adapters are fetched")
     token: SecretStr | None = Field(None, description="bearer token of that server")
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 
@@ -135,29 +136,15 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                 status.serving = serving
                 scoring = _scoring(config, engine=engine, serving=serving, metrics=metrics, announcement=announcement)
                 sync = _weight_sync(config, engine=engine, serving=serving, metrics=metrics, client=client)
-                adapters = await _adapters(
-                    config, stack, engine=engine, serving=serving, metrics=metrics, registry=registry,
+                await _add_routes(app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync)
+                await _add_adapters(
+                    app, stack, config=config, engine=engine, serving=serving, metrics=metrics, registry=registry,
                     name=announcement.generator_id,
                 )  # fmt: skip
-                await _add_routes(
-                    app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync, adapters=adapters
-                )
                 waits.started()
-                works = {
-                    "life": watch_life(engine),
-                    "answers": watch_answers(engine, serving=serving),
-                    "weights": serving.watch_weights(waits),
-                }
-                if learner is None:
-                    serving.holds(engine.version)
-                else:
-                    works["announce"] = announce(
-                        learner=learner,
-                        client=client,
-                        announcement=announcement.model_copy(update={"kind": engine.kind, "dtype": engine.dtype}),
-                        serving=serving,
-                        waits=waits,
-                    )
+                works = _works(
+                    learner, engine=engine, serving=serving, waits=waits, client=client, announcement=announcement
+                )
                 loops += [group.create_task(work, name=name) for name, work in works.items()]
                 await stop.wait()
                 serving.leave()
@@ -167,6 +154,29 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                     await serving.drain(timeout_s=config.drain_s)
             for loop in loops:
                 loop.cancel()
+
+
+def _works(
+    learner: str | None,
+    *,
+    engine: Engine,
+    serving: Serving,
+    waits: Waiting,
+    client: HttpClient,
+    announcement: Announcement,
+) -> dict[str, Coroutine[None, None, None]]:
+    """Loops beside HTTP, by name. A generator that serves alone has weights already."""
+    works = {
+        "life": watch_life(engine),
+        "answers": watch_answers(engine, serving=serving),
+        "weights": serving.watch_weights(waits),
+    }
+    if learner is None:
+        serving.holds(engine.version)
+        return works
+    told = announcement.model_copy(update={"kind": engine.kind, "dtype": engine.dtype})
+    announcing = announce(learner=learner, client=client, announcement=told, serving=serving, waits=waits)
+    return {**works, "announce": announcing}
 
 
 async def _engine_unless_stopped(options: EngineOptions, stop: Stop) -> Engine | None:
@@ -213,20 +223,21 @@ def _serving(config: GeneratorConfig, *, engine: Engine, metrics: GeneratorMetri
     )
 
 
-async def _adapters(
-    config: GeneratorConfig,
+async def _add_adapters(
+    app: FastAPI,
     stack: AsyncExitStack,
     *,
+    config: GeneratorConfig,
     engine: Engine,
     serving: Serving,
     metrics: GeneratorMetrics,
     registry: Metrics,
     name: str,
-) -> AdapterSampling | None:
-    """None for a generator that takes none."""
+) -> None:
+    """Nothing for a generator that takes none."""
     settings = config.adapters
     if not settings.slots or settings.source is None:
-        return None
+        return
     client = await stack.enter_async_context(HttpClient(token=settings.token, tls=client_tls(config.http.tls)))
     slots = AdapterSlots(
         engine=engine,
@@ -236,7 +247,8 @@ async def _adapters(
         metrics=registry,
     )
     stack.callback(slots.close)
-    return AdapterSampling(engine=engine, serving=serving, slots=slots, metrics=metrics, generator_id=name)
+    sampling = AdapterSampling(engine=engine, serving=serving, slots=slots, metrics=metrics, generator_id=name)
+    add_adapter_routes(app, sampling=sampling)
 
 
 def _weight_sync(
@@ -266,13 +278,10 @@ async def _add_routes(
     serving: Serving,
     scoring: LogprobScoring,
     sync: WeightSync | None,
-    adapters: AdapterSampling | None,
 ) -> None:
     add_token_routes(app, serving=serving, scoring=scoring)
     if sync is not None:
         add_weight_routes(app, sync=sync)
-    if adapters is not None:
-        add_adapter_routes(app, sampling=adapters)
     if config.openai:
         await mount_openai_routes(
             app,

@@ -64,8 +64,8 @@ def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineA
 
 
 def _adapter_arguments(options: EngineOptions) -> dict[str, object]:
-    """One slot more than are used: with all of them taken, vLLM's CPU kernels compute a request that has no adapter
-    with the last one's.
+    """Arguments for one slot more than are used: with all of them taken, vLLM's CPU kernels compute a request that has
+    no adapter with the last one's.
     """
     if not options.adapter_slots:
         return {}

@@ -30,7 +30,7 @@ SLOTS = 2
 CLOSE = 2e-4
 
 
-class Adapter:
+class RandomAdapter:
     """Random factors, large enough to change each token's logprob."""
 
     def __init__(self, model: Qwen3ForCausalLM, *, rank: int, seed: int, names: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ class Adapter:
 
 
 @contextmanager
-def adapted(model: Qwen3ForCausalLM, adapter: Adapter | None) -> Any:
+def adapted(model: Qwen3ForCausalLM, adapter: RandomAdapter | None) -> Any:
     layers = dict(model.named_modules())
     with ExitStack() as stack:
         for name, (down, up) in adapter.factors.items() if adapter is not None else ():
@@ -68,18 +68,20 @@ def adapted(model: Qwen3ForCausalLM, adapter: Adapter | None) -> Any:
         yield
 
 
-class Reference:
+class AdaptedReference:
     """The policy by transformers, one token after the other: under the adapter of each, on the keys of those before."""
 
     def __init__(self, folder: Path) -> None:
         self.model = Qwen3ForCausalLM.from_pretrained(folder).float().eval()
         self.adapters = {
-            "narrow": Adapter(self.model, rank=4, seed=1, names=("q_proj", "down_proj")),
-            "wide": Adapter(self.model, rank=8, seed=2, names=("k_proj", "v_proj", "o_proj", "gate_proj", "lm_head")),
-            "third": Adapter(self.model, rank=3, seed=3, names=("up_proj", "lm_head")),
+            "narrow": RandomAdapter(self.model, rank=4, seed=1, names=("q_proj", "down_proj")),
+            "wide": RandomAdapter(
+                self.model, rank=8, seed=2, names=("k_proj", "v_proj", "o_proj", "gate_proj", "lm_head")
+            ),
+            "third": RandomAdapter(self.model, rank=3, seed=3, names=("up_proj", "lm_head")),
         }
 
-    def logprobs(self, token_ids: Sequence[int], adapters: Sequence[Adapter | None], start: int) -> list[float]:
+    def logprobs(self, token_ids: Sequence[int], adapters: Sequence[RandomAdapter | None], start: int) -> list[float]:
         """Of token_ids[start:], sampled under the adapters, one for each. The prompt is the first one's."""
         cache, found, given = DynamicCache(), [], list(token_ids[:start])
         for token, adapter in zip(token_ids[start:], adapters, strict=True):
@@ -89,16 +91,16 @@ class Reference:
             given = [token]
         return found
 
-    def gap(self, sequence: AdapterSequence, adapters: Sequence[Adapter | None]) -> float:
+    def gap(self, sequence: AdapterSequence, adapters: Sequence[RandomAdapter | None]) -> float:
         token_ids = (*PROMPT, *sequence.token_ids)
         own = self.logprobs(token_ids, adapters, len(PROMPT))
         return max(abs(ours - theirs) for ours, theirs in zip(own, sequence.logprobs, strict=True))
 
 
-class Served:
+class AdapterRig:
     """The generator's part, with files that a test hands out."""
 
-    def __init__(self, rig: Rig, reference: Reference) -> None:
+    def __init__(self, rig: Rig, reference: AdaptedReference) -> None:
         from generator.adapters import AdapterSampling, AdapterSlots
         from generator.serving import GeneratorMetrics, Serving
 
@@ -135,7 +137,7 @@ class Served:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AdapterRig]:
     from dataclasses import replace
 
     folder = tmp_path_factory.mktemp("adapters") / "model"
@@ -146,13 +148,13 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         policy=object(),  # type: ignore[arg-type]
         change=lambda options: replace(options, adapter_slots=SLOTS, max_adapter_rank=8, tokenizer=True),
     )
-    made = Served(rig, Reference(folder))
+    made = AdapterRig(rig, AdaptedReference(folder))
     yield made
     made.slots.close()
     await rig.engine.shutdown()
 
 
-async def test_adapters_of_all_slots_and_the_base_are_exact_beside_each_other(served: Served) -> None:
+async def test_adapters_of_all_slots_and_the_base_are_exact_beside_each_other(served: AdapterRig) -> None:
     """With all of its slots taken, vLLM on a CPU computes the base with the last one's adapter: one stays free."""
     chosen = [None, served.offered("a", "narrow"), served.offered("b", "wide"), None]
     answers = await asyncio.gather(*(served.sample(each, n=2, seed=number) for number, each in enumerate(chosen)))
@@ -164,7 +166,7 @@ async def test_adapters_of_all_slots_and_the_base_are_exact_beside_each_other(se
     assert served.reference.gap(answers[1].sequences[0], [None] * 12) > 0.01, "an adapter that changes nothing"
 
 
-async def test_each_token_is_of_the_version_with_which_it_is_stamped(served: Served) -> None:
+async def test_each_token_is_of_the_version_with_which_it_is_stamped(served: AdapterRig) -> None:
     while not served.fetches.empty():
         served.fetches.get_nowait()
     first = served.offered("live", "narrow", version=3, replaced=True)
@@ -191,7 +193,7 @@ async def test_each_token_is_of_the_version_with_which_it_is_stamped(served: Ser
     assert served.reference.gap(later.sequences[0], [by_version[7]] * 12) < CLOSE
 
 
-async def test_more_targets_than_slots_take_turns_and_are_fetched_again(served: Served) -> None:
+async def test_more_targets_than_slots_take_turns_and_are_fetched_again(served: AdapterRig) -> None:
     offers = [served.offered(f"target-{number}", name) for number, name in enumerate(("narrow", "wide", "third"))]
     for _ in range(2):
         answers = await asyncio.gather(*(served.sample(each) for each in [*offers, None, *offers]))
@@ -206,7 +208,7 @@ async def test_more_targets_than_slots_take_turns_and_are_fetched_again(served: 
 
 
 async def test_a_client_that_goes_away_while_an_adapter_is_fetched_leaves_its_slot_free(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: AdapterRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(name: str) -> Sequence[bytes]:
         await asyncio.Event().wait()
@@ -223,8 +225,8 @@ async def test_a_client_that_goes_away_while_an_adapter_is_fetched_leaves_its_sl
     assert len(answers) == 3
 
 
-async def test_what_cannot_be_loaded_is_refused_and_the_next_one_is_served(served: Served) -> None:
-    wide = Adapter(served.reference.model, rank=9, seed=4, names=("q_proj",))
+async def test_what_cannot_be_loaded_is_refused_and_the_next_one_is_served(served: AdapterRig) -> None:
+    wide = RandomAdapter(served.reference.model, rank=9, seed=4, names=("q_proj",))
     served.reference.adapters["too wide"] = wide
     with pytest.raises(RequestRefused, match=r"adapter.rank: 9; this generator takes ranks up to 8 .adapters.max_rank"):
         await served.sample(served.offered("x", "too wide"))
@@ -236,7 +238,7 @@ async def test_what_cannot_be_loaded_is_refused_and_the_next_one_is_served(serve
     assert served.reference.gap(answer.sequences[0], [served.reference.adapters["narrow"]] * 12) < CLOSE
 
 
-async def test_the_prompt_is_scored_and_the_likeliest_tokens_are_given(served: Served) -> None:
+async def test_the_prompt_is_scored_and_the_likeliest_tokens_are_given(served: AdapterRig) -> None:
     adapter = served.reference.adapters["wide"]
     answer = await served.sample(
         served.offered("scored", "wide"), prompt_logprobs=True, top_of_prompt=2, top_of_samples=3, temperature=0.5
@@ -252,7 +254,7 @@ async def test_the_prompt_is_scored_and_the_likeliest_tokens_are_given(served: S
     assert all(sum(map(torch.tensor(row).exp().__getitem__, range(3))) <= 1.001 for row in sequence.top.logprobs)
 
 
-async def test_completions_end_where_they_are_told_to(served: Served) -> None:
+async def test_completions_end_where_they_are_told_to(served: AdapterRig) -> None:
     free = (await served.sample(None, seed=5, max_tokens=40)).sequences[0]
     again = (await served.sample(None, seed=5, max_tokens=40)).sequences[0]
     assert (free.token_ids, free.finish_reason) == (again.token_ids, "length")
@@ -261,7 +263,7 @@ async def test_completions_end_where_they_are_told_to(served: Served) -> None:
     assert (stopped.token_ids, stopped.finish_reason) == (free.token_ids[: at + 1], "stop")
 
 
-async def test_a_text_ends_a_completion(served: Served) -> None:
+async def test_a_text_ends_a_completion(served: AdapterRig) -> None:
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(served.reference.model.name_or_path)
