@@ -306,7 +306,7 @@ def _progress(stage: Stage) -> None:
 
 
 def _bad_tasks_s(stage: Stage) -> float:
-    """How much longer a step may take that meets tasks which come to nothing, where a lag of 0 has it wait for each."""
+    """Allowance for tasks that come to nothing, which a step with a lag of 0 meets one after the other."""
     hung = len({task % TASKS_APART for task in stage.environment.hangs})
     poisoned = any(rewards.unjudged for rewards in stage.rewards)
     return HUNG_TASK_S * hung + POISON_S * poisoned
