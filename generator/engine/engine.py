@@ -36,6 +36,7 @@ from generator.engine.records import (
     scored_sequence,
     scoring_params,
 )
+from generator.engine.socket_folder import make_socket_folder, remove_socket_folder
 from generator.weights.plan import LoadReport, WeightSyncError, check_plan
 from protocol.adapters import AdapterSampleRequest
 from protocol.fleet import JoinGroup, Prepare
@@ -138,11 +139,13 @@ class Engine:
         If cancelled, it ends what has been started.
         """
         last_words = LastWords()
+        make_socket_folder()
         try:
             llm = await _started(options, last_words)
         except Exception as error:
             said = last_words.said()
             last_words.close()
+            remove_socket_folder()
             raise EngineNotStarted(said or root_sentence(error)) from error
         engine = cls(options=options, llm=llm, last_words=last_words)
         await llm.update_weight_version(options.initial_version)
@@ -394,6 +397,7 @@ class Engine:
         """Abort what is in flight, and end the engine's processes."""
         await self._llm.stop(timeout_s=SHUTDOWN_S)
         self._last_words.close()
+        remove_socket_folder()
 
     async def _commit(self, *, version: str) -> CommitReport:
         async with self._sync_lock:

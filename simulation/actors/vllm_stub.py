@@ -242,6 +242,9 @@ def install() -> None:
         "vllm.v1.engine.output_processor": {"OutputProcessor": object, "RequestState": object},
         "generator.openai_routes": {"mount_openai_routes": None},
         "generator.engine.adapter_stamps": {"longer": None, "taken_stamp": None, "versioned": None},
+        "generator.engine.socket_folder": {
+            "make_socket_folder": lambda: None, "remove_socket_folder": lambda: None,
+        },
         "generator.engine.packing": {
             "pack_outputs": lambda config: False, "unpack": lambda output: None,
             "wants_sampled_only": lambda params: False,
