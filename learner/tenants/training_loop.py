@@ -74,6 +74,11 @@ class TrainingLoop:
             await self._make_room([entry.model_id])
             await self._on_trainer(lambda: self._turns.create(entry))
 
+    async def between_turns(self, work: Callable[[], T]) -> T:
+        """Have the trainer's thread do something that leaves the models as they are."""
+        async with self._turn_lock:
+            return await self._on_trainer(work)
+
     async def remove(self, model: TrainingModel) -> None:
         """Give a model's memory back; nothing of it is kept."""
         async with self._turn_lock:

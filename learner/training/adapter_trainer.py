@@ -41,6 +41,7 @@ from learner.training.client_rows import ClientRow, rows_of
 from learner.training.config import Dtype
 from learner.training.layouts import takes_packed_rows
 from learner.training.logprobs import Chunking
+from learner.training.peft_names import peft_names
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm, torch_dtype
 from learner.training.self_check import check_policy
 
@@ -54,7 +55,6 @@ _MICROBATCH_TOKENS_ELSEWHERE = 16384
 _UNBOUNDED_CONTEXT = 1 << 20
 _STEPS = "steps"
 _SUMS = ("gradient", "mean", "square")
-_PEFT_PREFIX = "base_model.model."
 
 
 class _RoundFailure(Exception):
@@ -210,8 +210,8 @@ class AdapterTrainer:
         adapter = self._adapter(model_id)
         tensors = {}
         for name, pair in adapter.factors.items():
-            tensors[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = _on_host(pair.down)
-            tensors[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = _on_host(pair.up)
+            down, up = peft_names(name)
+            tensors[down], tensors[up] = _on_host(pair.down), _on_host(pair.up)
         config: dict[str, object] = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
