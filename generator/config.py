@@ -188,6 +188,12 @@ class GeneratorConfig(ProcessConfig):
         return self.engine.tensor_parallel_size
 
     @property
+    def alone_in(self) -> frozenset[str]:
+        """Where it samples for a server of the Tinker API, no learner sends it weights."""
+        is_joined = self.join.learner is not None or not self.adapters.slots
+        return frozenset() if is_joined else frozenset(f"join.{name}" for name in JoinConfig.model_fields)
+
+    @property
     def collective(self) -> str:
         """Of the learner's weight broadcasts; empty if it serves alone."""
         return self.join.backend if self.join.learner is not None else ""

@@ -8,6 +8,7 @@
     headway report RUN ...   writes one HTML file of one run or of several
     headway plan ...         says what a run will need and how fast it will be, before there is one
     headway eval RUN.toml    evaluates a model on held-out tasks, and trains nothing
+    headway serve MODEL      serves training loops of others, by the Tinker API
     headway export RUN       writes a checkpoint as a Hugging Face folder
     headway keys FOLDER      makes the keys and tokens with which processes on several machines trust each other
     headway data convert     makes tasks of the rows of published data sets
@@ -326,6 +327,44 @@ _COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
 }  # fmt: skip
 
 
+def _run_serve(words: Sequence[str]) -> int:
+    # Deferred for the same reason as the doctor.
+    from headway.serve_command import SERVE_OPTIONS, SERVED, ServingNotice, free_port, serve_plan
+    from learner.config import LearnerConfig
+
+    if not words or words[0].startswith("-"):
+        raise ConfigError(["headway serve needs the folder of a model: headway serve MODEL"])
+    own, overrides = own_options(words[1:], SERVE_OPTIONS)
+    plan = serve_plan(words[0], own, split_options(overrides), free_port=free_port(), on_cpu=not visible(os.environ))
+    environ = {**os.environ, **plan.environment}
+    configs, problems = dict[str, ProcessConfig](), list[str]()
+    for name in SERVED:
+        try:
+            configs[name] = load_config(config_model(name), process=name, argv=plan.arguments[name], environ=environ)
+        except ConfigError as error:
+            problems += [as_given(problem, name) for problem in error.problems]
+    if problems := [*problems, *disagreements(configs)]:
+        raise ConfigError(problems)
+    _check_free(configs)
+    _log_as(configs)
+    examined_apart(configs)
+    given = {name: dict(variables) for name, variables in _devices(configs).items()}
+    commands = [
+        ProcessCommand(
+            name=name,
+            arguments=(_script(name), *plan.arguments[name]),
+            stop_stage=1 if name in _STOPPED_LAST else 0,
+            environment=(*plan.environment.items(), *given.get(name, {}).items()),
+        )
+        for name in SERVED
+    ]
+    learner = configs["learner"]
+    assert isinstance(learner, LearnerConfig)
+    restarts = RestartPolicy(most=_count(own.get("--restarts", ["5"])[-1]))
+    with ServingNotice(learner, [configs["generator"]]):
+        return Supervisor(commands, limits=StopLimits(restarts=restarts)).run()
+
+
 def _run_data(words: Sequence[str]) -> int:
     if words[:1] != ["convert"]:
         raise ConfigError(["headway data converts: headway data convert ROWS.jsonl [TASKS.jsonl]"])
@@ -338,6 +377,7 @@ _OTHERS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "view": view_runs,
     "report": _run_report,
     "plan": _run_plan,
+    "serve": _run_serve,
     "fetch": fetch,
     "export": export_checkpoint,
     "keys": make_keys,
@@ -376,8 +416,7 @@ def _command(
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> ProcessCommand:
     """The console script beside this interpreter. A learner that a signal has ended goes on with its own run."""
-    script = Path(sys.executable).with_name(process)
-    words = (str(script), "--config", str(path), *arguments)
+    words = (_script(process), "--config", str(path), *arguments)
     is_leader = process == _LEADER
     return ProcessCommand(
         name=process,
@@ -389,6 +428,10 @@ def _command(
         else None,
         environment=(*environment.items(), *(huge_pages(os.environ).items() if is_leader else ())),
     )
+
+
+def _script(process: str) -> str:
+    return str(Path(sys.executable).with_name(process))
 
 
 def _resumed(words: tuple[str, ...], marker: Path, before: int | None) -> tuple[str, ...]:

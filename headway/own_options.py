@@ -31,6 +31,10 @@ _USAGES: Mapping[str, str] = {
        headway eval RUN.toml [--model FOLDER | --checkpoint FOLDER] [--tasks N] [--samples N] [--output FILE]
                              [--against FILE [--judge VERIFIER]] [--PROCESS.OPTION VALUE ...]
 """,
+    "serve": """\
+       headway serve MODEL [--port N] [--host HOST] [--name NAME] [--context N] [--restarts N]
+                           [--PROCESS.OPTION VALUE ...]
+""",
     "status": """\
        headway status RUN.toml [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
 """,
@@ -92,6 +96,12 @@ eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of 
         verifier of the reward service prefers ours to that file's, or to a JSONL's of prompt and completion. Processes
         that run already are used, the others are started and stopped again; nothing is trained, and no run's history
         is touched
+""",
+    "serve": """\
+serve   serve training loops of others by the Tinker API, at port 7300 or another one: start a learner and a generator
+        for the model in the folder MODEL, and print the address and a key for clients, who call the model NAME (its
+        folder if left out) and have room for N tokens of prompt and completion (4096 if left out, or what the model
+        has); state is kept in runs/serve, with which a later start goes on; one that dies is started again
 """,
     "status": """\
 status  show what the processes do: version, rate, waits, last events; live in a terminal until Ctrl-C, else once

@@ -26,13 +26,13 @@ _RESTARTS = "HEADWAY_RANK_RESTARTS"
 _STABLE_S = 60.0
 _FINGERPRINTS = ("model_fingerprint", "template_fingerprint")
 _NEEDED = ("model", "algo.type", "algo.path", "algo.components", "data.path", "teachers")
-_DESCRIPTION = "Trains a policy, online or from files."
+_DESCRIPTION = "Trains a policy, online or from files, or serves the Tinker API (--tinker.enabled true)."
 _STDERR = 2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 
 
 def main() -> None:
-    """Reads the config, then trains or evaluates. torch is imported after the config is known to be good."""
+    """Reads the config, then trains, evaluates or serves. torch is imported after the config is known to be good."""
     again = _to_replay(sys.argv[1:])
     if again is None:
         config = load_or_exit(LearnerConfig, process="learner", description=_DESCRIPTION)
@@ -57,7 +57,9 @@ def main() -> None:
 
         leave(run_process("learner", lambda stop: replay(config, stop, version=version)))
     with own_imports("learner"):
-        if config.evaluation.only:
+        if config.tinker.enabled:
+            from learner.tinker import serve_tinker as train
+        elif config.evaluation.only:
             from learner.evaluate import evaluate_alone as train
         elif config.learns_from_files:
             from learner.offline import train_offline as train

@@ -1,16 +1,17 @@
 """The settings of the learner. Loads no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BaseModel, Field, SecretStr, model_validator
 
 from learner.algorithms.presets.distill import DistillConfig
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.evaluation.config import EvaluationConfig, TrackersConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
+from learner.tenants.config import TinkerConfig
 from learner.training.config import GuardConfig, TrainingConfig
 from protocol.fleet import Backend, fingerprint_directory, quantization
 from services.config.agreements import EqualTo, Listens, ModelFolder
@@ -26,6 +27,12 @@ _OF_SAMPLING = (
     "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "evaluation", "http",
     "checkpoint.journal_mb", "checkpoint.keep_best", "checkpoint.best_by",
 )  # fmt: skip
+_USED_BY_TENANTS = {
+    "": {"run", "log", "devices", "http", "model", "threads", "training", "weights", "tinker"},
+    "training.": {"dtype", "logprob_chunk_tokens", "logprob_chunk_vocabulary"},
+    "weights.": {"generator_token"},
+}
+"""Settings that serve the Tinker API, by group; the others are of a run."""
 _OF_LOGPROBS = (
     "training.temperature", "training.logprob_chunk_tokens", "training.logprob_chunk_vocabulary",
     "training.report_entropy",
@@ -368,14 +375,25 @@ class LearnerConfig(ProcessConfig):
     data: DataConfig = DataConfig()
     trackers: TrackersConfig = TrackersConfig()
     teachers: tuple[TeacherConfig, ...] = Field((), max_length=64, description="models to distill from, by opd")
+    tinker: TinkerConfig = TinkerConfig()
 
     usual_groups: ClassVar[tuple[str, ...]] = ("algo", "data", "rollouts", "training.optimizer", "training")
 
     @classmethod
     def without_effect(cls, settings: Mapping[str, object]) -> Mapping[str, str]:
         """Settings that an algorithm makes no use of: those that learn from files sample nothing, the others read
-        no file.
+        no file; a server of the Tinker API has no run at all.
         """
+        if settings.get("tinker.enabled") in (True, "true"):
+            return dict.fromkeys(_of_a_run(), "tinker.enabled is true, and no run is trained. Remove one of them")
+        idle = cls._without_effect_on_a_run(settings)
+        if settings.get("tinker.enabled") in (False, "false"):
+            names = TinkerConfig.model_fields.keys() - {"enabled"}
+            idle |= {f"tinker.{name}": "tinker.enabled is false. Set it to true" for name in names}
+        return idle
+
+    @classmethod
+    def _without_effect_on_a_run(cls, settings: Mapping[str, object]) -> dict[str, str]:
         algo = str(settings.get("algo.type", "grpo"))
         if algo == "custom" or settings.get("evaluation.only") in (True, "true"):
             return {}
@@ -402,7 +420,7 @@ class LearnerConfig(ProcessConfig):
     @property
     def collective(self) -> str:
         """Of its weight broadcasts."""
-        return "" if self.learns_from_files else self.weights.backend
+        return "" if self.learns_from_files or self.tinker.enabled else self.weights.backend
 
     @property
     def exported_model(self) -> Path:
@@ -417,6 +435,15 @@ class LearnerConfig(ProcessConfig):
                 f"model: the weights in {self.model} are quantized ({method}, by its own files): expected float32 or "
                 "bfloat16, which can be trained. Load the model with transformers, dequantize() it and write it with "
                 "save_pretrained"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_are_served(self) -> Self:
+        if self.tinker.enabled and self.http.token is None:
+            raise ValueError(
+                "tinker.enabled is true and http.token is not set: generators show it where they fetch adapters; set "
+                "http.token or http.token_file, and adapters.token of the generators to the same"
             )
         return self
 
@@ -501,3 +528,13 @@ class LearnerConfig(ProcessConfig):
                 f"rollouts.min_group_size is {least} and rollouts.group_size {size}: no group could be kept; {remedy}"
             )
         return self
+
+
+def _of_a_run() -> Iterator[str]:
+    groups: Mapping[str, type[BaseModel]] = {
+        "": LearnerConfig,
+        "training.": TrainingConfig,
+        "weights.": WeightsConfig,
+    }
+    for prefix, used in _USED_BY_TENANTS.items():
+        yield from (f"{prefix}{name}" for name in groups[prefix].model_fields if name not in used)

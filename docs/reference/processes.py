@@ -20,6 +20,8 @@ from generator.routes import add_weight_routes as add_sync_routes
 from generator.serving import GeneratorMetrics
 from learner.reports.status import LearnerMetrics
 from learner.teachers.teachers import TeacherMetrics
+from learner.tenants.load import NO_LOAD, TenantMetrics
+from learner.tenants.served_adapters import add_adapter_routes
 from learner.weights.published import add_routes as add_learner_routes
 from protocol.status import Kind, Readiness, Report
 from reward_service.config import RewardServiceConfig
@@ -110,8 +112,10 @@ def _learner() -> Described:
     metrics = _Noted("learner")
     LearnerMetrics(metrics)
     TeacherMetrics(metrics)
+    TenantMetrics(metrics, tenants=(), read=lambda: NO_LOAD)
     app = _app("learner", metrics)
     add_learner_routes(app, fleet=_ABSENT, shelf=_ABSENT)
+    add_adapter_routes(app, _ABSENT)
     return _finished("learner", app, metrics)
 
 

@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import json
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.codec import describe
-from services.secret_files import SecretFileError, check_only_ours
+from services.process import WrongSettings
+from services.secret_files import SecretFileError, check_only_ours, write_secret
 
 PREFIX = "tml-"
 """Of every key: clients refuse others."""
+_FIRST = "first"
+"""The tenant of a keys file that was made."""
 
 
 class Tenant(BaseModel):
@@ -41,13 +45,35 @@ class _KeysFile(BaseModel):
     keys: tuple[Tenant, ...]
 
 
-class TenantKeysError(ValueError):
+class TenantKeysError(ValueError, WrongSettings):
     """The keys file cannot be used. The text names it, and what to do."""
 
 
 def new_key() -> str:
     """A key with 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
+
+
+def first_key_path(keys_file: Path) -> Path:
+    """The place of the key that `make_keys_file` makes, beside the file."""
+    return keys_file.with_suffix(".key")
+
+
+def make_keys_file(path: Path) -> None:
+    """Write a keys file with one tenant, and its key beside it, both for their owner's eyes; an old file is kept.
+
+    Raises TenantKeysError.
+    """
+    if path.exists():
+        return
+    key = new_key()
+    tenant = {"name": _FIRST, "sha256": hash_of(key)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_secret(first_key_path(path), key)  # before its hash: a key that nobody knows would stay
+        write_secret(path, json.dumps({"keys": [tenant]}))
+    except OSError as error:
+        raise TenantKeysError(f"cannot make the keys file {path}: {error.strerror}; set tinker.keys_file") from error
 
 
 def hash_of(key: str) -> str:

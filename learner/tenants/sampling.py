@@ -98,7 +98,11 @@ class SamplingQueue:
 
     def full(self, tenant: Tenant) -> bool:
         """The tenant has as many samples under way as it may have."""
-        return self._counts[tenant.name] >= tenant.max_samples
+        return self.count(tenant.name) >= tenant.max_samples
+
+    def count(self, owner: str) -> int:
+        """Completions of a tenant under way."""
+        return self._counts.get(owner, 0)
 
     def start(self, sample: AcceptedSample) -> None:
         """Sample, finish the future, and tell the client."""

@@ -82,7 +82,13 @@ def disagreements(configs: Configs) -> list[str]:
     places = places_of(configs)
     return [
         *_port_clashes(places),
-        *(problem for place in places for mark in place.marks for problem in _unmet(place, mark, configs)),
+        *(
+            problem
+            for place in places
+            if place.key not in configs[place.process].alone_in
+            for mark in place.marks
+            for problem in _unmet(place, mark, configs)
+        ),
         *_model_problems(places),
     ]
 

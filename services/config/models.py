@@ -227,6 +227,11 @@ class ProcessConfig(ConfigModel):
         return 0
 
     @property
+    def alone_in(self) -> frozenset[str]:
+        """Keys that need not agree with those of other processes, as these settings are."""
+        return frozenset()
+
+    @property
     def collective(self) -> str:
         """Of its weight broadcasts; empty if it takes no part in them."""
         return ""

@@ -18,10 +18,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from learner.algorithms.client_graphs import LossGraph
 from learner.tenants.service import ServedBase
 from learner.tenants.turns import TargetWeights
-from protocol.tinker.bodies import CreateCustomLoss
 from protocol.tinker.sampling import NO_TARGET, BestTokens, SampleAnswer, SampledTokens, SampleRequest
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -59,6 +57,7 @@ def _tokenizer() -> Any:
 
 def tiny_service_parts(folder: Path, name: str) -> tuple[Any, Any, ServedBase, Any]:
     """The real trainer, the sampler of this file, and what else a service needs, for the model in the folder."""
+    from learner.tinker import parse_graph
     from learner.training.adapter_trainer import AdapterTrainer
 
     torch.set_num_threads(1)
@@ -68,11 +67,6 @@ def tiny_service_parts(folder: Path, name: str) -> tuple[Any, Any, ServedBase, A
     trainer = AdapterTrainer.open(path, name=name)
     base = ServedBase(name, trainer.base.context_length, "qwen3")
     return trainer, TinySampler(path), base, parse_graph
-
-
-def parse_graph(body: CreateCustomLoss) -> LossGraph:
-    inputs = [each.model_dump() for each in body.inputs]
-    return LossGraph.parse(name=body.name, inputs=inputs, graph=body.graph)
 
 
 class TinySampler:

@@ -1,0 +1,177 @@
+"""`headway serve`: one generator and a learner that serves the Tinker API, for a model in a folder; and what clients
+need to know of them.
+"""
+
+import secrets
+import socket
+import ssl
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from headway.doctor.before import missing_of
+from protocol.fleet import positions
+from services.config.models import HttpConfig, ProcessConfig
+from services.config.options import environment_name_of
+from services.config.sources import ConfigError
+from services.network import LOOPBACK, is_wildcard
+
+if TYPE_CHECKING:
+    from learner.config import LearnerConfig
+
+SERVE_OPTIONS: Mapping[str, bool] = dict.fromkeys(("--port", "--host", "--name", "--context", "--restarts"), True)
+"""The command's own options, each with a value."""
+SERVED = ("learner", "generator")
+_PORT, _CONTEXT = "7300", 4096
+_TOKEN_BYTES = 32
+_POLL_S, _ANSWER_S = 0.3, 2.0
+
+
+@dataclass(frozen=True)
+class ServePlan:
+    """The command line of each process, and the variables that hold the tokens that they show each other."""
+
+    arguments: Mapping[str, tuple[str, ...]]
+    environment: Mapping[str, str]
+
+
+def serve_plan(
+    model: str,
+    own: Mapping[str, Sequence[str]],
+    overrides: Mapping[str, Sequence[str]],
+    *,
+    free_port: int,
+    on_cpu: bool,
+) -> ServePlan:
+    """What to start for a model; the generator listens on `free_port`. Raises ConfigError.
+
+    On CPUs it samples in float32, as the learner trains: vLLM's own choice there would be half of it.
+    """
+    folder = _model_folder(model)
+    host, port = own.get("--host", [LOOPBACK])[-1], _number(own, "--port", _PORT)
+    context = _number(own, "--context", str(min(positions(folder) or _CONTEXT, _CONTEXT)))
+    source = f"http://{LOOPBACK if is_wildcard(host) else host}:{port}"
+    common = ("--model", str(folder), "--run.name", "serve")
+    base = ("--tinker.base-model", own["--name"][-1]) if "--name" in own else ()
+    learner = (
+        *common, "--http.host", host, "--http.port", port, "--tinker.enabled", "true", "--tinker.context-tokens",
+        context, "--tinker.generators", f"http://{LOOPBACK}:{free_port}", *base,
+    )  # fmt: skip
+    generator = (
+        *common, "--http.port", str(free_port), "--join.learner", "none", "--engine.max-model-len", context,
+        "--adapters.slots", "8", "--adapters.source", source, *(("--engine.dtype", "float32") if on_cpu else ()),
+    )  # fmt: skip
+    strange = [name for name, words in overrides.items() if name not in SERVED and any(map(_is_own_flag, words))]
+    if strange:
+        raise ConfigError([f"command line: headway serve starts {' and '.join(SERVED)}, and no {strange[0]}"])
+    mine, theirs = (secrets.token_urlsafe(_TOKEN_BYTES) for _ in SERVED)
+    tokens = {
+        ("learner", "http.token"): mine,
+        ("generator", "adapters.token"): mine,
+        ("generator", "http.token"): theirs,
+        ("learner", "weights.generator_token"): theirs,
+    }
+    return ServePlan(
+        arguments={
+            "learner": (*learner, *overrides.get("learner", ())),
+            "generator": (*generator, *overrides.get("generator", ())),
+        },
+        environment={environment_name_of(key, process=process): token for (process, key), token in tokens.items()},
+    )
+
+
+def _is_own_flag(word: str) -> bool:
+    return word.startswith("--") and not word.startswith("--run.")
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as found:
+        found.bind((LOOPBACK, 0))
+        return int(found.getsockname()[1])
+
+
+def _model_folder(given: str) -> Path:
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        got = "is a file" if folder.exists() else "is not there"
+        raise ConfigError(
+            [
+                f"command line: {given} {got}; expected the folder of a model, with its config.json, tokenizer and "
+                "*.safetensors. `headway fetch NAME` downloads one from the hub, and says where it is"
+            ]
+        )
+    if lacking := list(missing_of(folder)):
+        raise ConfigError([f"command line: {given} lacks {', '.join(lacking)}; expected the folder of a whole model"])
+    return folder
+
+
+def _number(own: Mapping[str, Sequence[str]], name: str, usual: str) -> str:
+    text = own.get(name, [usual])[-1]
+    if not text.isdecimal() or not int(text):
+        raise ConfigError([f"command line: {name}: got {text!r}: expected a number above 0"])
+    return text
+
+
+class ServingNotice:
+    """Tells what a client needs, once the processes are ready: a context manager, with a thread that asks them."""
+
+    def __init__(self, learner: "LearnerConfig", others: Sequence[ProcessConfig]) -> None:
+        self._learner, self._others = learner, others
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tell, name="serving_notice", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join(_ANSWER_S)
+
+    def text(self) -> str:
+        """The lines for a client's shell."""
+        http = self._learner.http
+        host = socket.gethostname() if is_wildcard(http.host) else http.host
+        name = self._learner.tinker.base_model or self._learner.model.absolute()
+        return f"export TINKER_BASE_URL={_url(http, host)}\nexport TINKER_API_KEY={self._key()}\nbase model: {name}\n"
+
+    def _key(self) -> str:
+        # Deferred: what it loads is not wanted for --help.
+        from learner.tenants.keys import first_key_path
+
+        keys_file = self._learner.tinker.keys_path(self._learner.run.folder)
+        path = first_key_path(keys_file)
+        return path.read_text(encoding="ascii").strip() if path.exists() else f"tml-...  # one of {keys_file}"
+
+    def _tell(self) -> None:
+        configs = (*self._others, self._learner)
+        while not all(_is_ready(config) for config in configs):
+            if self._ended.wait(_POLL_S):
+                return
+        sys.stdout.write(self.text())
+        sys.stdout.flush()
+
+
+def _url(http: HttpConfig, host: str) -> str:
+    scheme = "http" if http.tls_cert_file is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{http.port}"
+
+
+def _is_ready(config: ProcessConfig) -> bool:
+    http = getattr(config, "http")  # noqa: B009 - each of them has one
+    trust = None if http.tls_ca_file is None else ssl.create_default_context(cafile=http.tls_ca_file)
+    url = _url(http, LOOPBACK if is_wildcard(http.host) else http.host)
+    try:
+        urllib.request.urlopen(f"{url}/readyz", timeout=_ANSWER_S, context=trust).close()
+    except (OSError, urllib.error.URLError):
+        return False
+    return True

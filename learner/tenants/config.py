@@ -1,0 +1,61 @@
+"""Settings of the service of the Tinker API, which a learner is in place of training a run. Loads no torch."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from services.config.agreements import Reaches
+from services.config.models import ConfigModel
+from services.config.run_paths import WrittenPath
+
+
+class TinkerConfig(ConfigModel):
+    """The Tinker API, for training loops of others: with it the learner trains adapters for them in place of a run."""
+
+    enabled: bool = Field(
+        False, description="serve the Tinker API at the learner's HTTP address; state and checkpoints are kept in the "
+        "run's folder, and a later start goes on with them"
+    )  # fmt: skip
+    base_model: str | None = Field(
+        None,
+        min_length=1,
+        max_length=512,
+        description="name of the model for clients, by which they also load its tokenizer: a name on the hub, or a "
+        "folder on their machine; the folder of `model` if none",
+    )
+    context_tokens: int | None = Field(
+        None,
+        ge=2,
+        description="most tokens of prompt and completion of a sample together, no more than engine.max_model_len of "
+        "the generators; as many as the model has positions for if none",
+    )
+    keys_file: Annotated[Path | None, WrittenPath()] = Field(
+        None,
+        description="file of the tenants: the hash of each one's key, its share and its bounds; tinker-keys.json in "
+        "the run's folder if none. One that is not there is made with one key, which is written beside it",
+    )
+    generators: Annotated[tuple[str, ...], Reaches("generator")] = Field(
+        (),
+        max_length=1024,
+        description="HTTP addresses of the generators that sample, which have adapters.slots; weights.generator_token "
+        "is their token; none: nothing is sampled",
+    )
+    sample_silence_s: float = Field(
+        180.0, gt=0, description="a sample fails if no generator has answered for so long, in seconds"
+    )
+    sample_timeout_s: float = Field(3600.0, gt=0, description="longest time of a sample with its retries, in seconds")
+    snapshot_every: int = Field(
+        64, ge=1, description="operations between two snapshots of a training model; a start does later ones again"
+    )
+    max_resident: int = Field(
+        256, ge=1, description="training models in memory at once; others are on the disk until their next operation"
+    )
+    round_tokens: int = Field(1 << 16, ge=1, description="tokens of all tenants together that are trained in one turn")
+    retain_targets_s: float = Field(
+        86_400.0, gt=0, description="weights of a sampling session go after so many seconds without its client"
+    )
+
+    def keys_path(self, folder: Path) -> Path:
+        """The keys file, of a run in the folder."""
+        return self.keys_file or folder / "tinker-keys.json"

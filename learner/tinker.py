@@ -1,0 +1,176 @@
+"""The learner as a server of the Tinker API, wired: HTTP, the service of tenants, the trainer, and the generators.
+
+Its socket listens from the start, and is served once the model is loaded and the journal was gone through: clients that
+call earlier wait in the queue, as over a restart.
+"""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+
+import torch
+from fastapi import FastAPI
+
+from learner.algorithms.client_graphs import LossGraph
+from learner.config import LearnerConfig
+from learner.tenants.fleet_sampler import FleetSampler, SamplingLimits
+from learner.tenants.keys import TenantKeys, make_keys_file
+from learner.tenants.listings import TenantListings
+from learner.tenants.load import TenantMetrics, load_of
+from learner.tenants.routes import PREFIX_PATH, add_tenant_routes
+from learner.tenants.served_adapters import ServedAdapters, add_adapter_routes
+from learner.tenants.service import ServedBase, TenantService, TenantSettings
+from learner.tenants.target_scores import TargetScores
+from learner.training.adapter_trainer import AdapterTrainer
+from learner.training.logprobs import Chunking
+from protocol.status import QueueStatus, Readiness, Report
+from protocol.tinker.bodies import CreateCustomLoss
+from services.http.app import OPEN_PATHS, create_app
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
+from services.http.status import add_status_route, recent_failures
+from services.http.tls import client_tls
+from services.http.waiting import Waiting
+from services.process import Stop, WrongSettings, run_loops
+from services.run_lock import RunLock
+from services.tracing import exporting_traces
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "tinker"
+"""Of the state, in the run's folder."""
+_MAX_ANSWER_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class _ServerParts:
+    """The service with what it stands on."""
+
+    service: TenantService
+    sampler: FleetSampler
+    adapters: ServedAdapters
+
+
+async def serve_tinker(config: LearnerConfig, stop: Stop) -> None:
+    """Serves until it is stopped; what was accepted by then is on the disk, and the next start goes on with it."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(exporting_traces("learner", **config.run.traces))
+        lock = stack.enter_context(await RunLock.held(config.run.folder))
+        listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
+        failures = stack.enter_context(recent_failures())
+        keys_file = config.tinker.keys_path(config.run.folder)
+        make_keys_file(keys_file)
+        parts = await _parts(config, stack, keys=TenantKeys.read(keys_file))
+        waits = Waiting()
+        app = _app(config, parts, readiness=waits.readiness)
+        add_status_route(
+            app, service="learner", version=version("headway"), waits=waits, failures=failures,
+            stopping=lambda: stop.requested, provider=partial(_report, config.run.name, parts),
+        )  # fmt: skip
+        waits.started()
+        logger.info("serving %s with the Tinker API; its keys are in %s", parts.service.base.name, keys_file)
+        await run_loops(http=serve_http(app, listener), tenants=parts.service.run(), run_lock=lock.watch())
+
+
+async def _parts(config: LearnerConfig, stack: AsyncExitStack, *, keys: TenantKeys) -> _ServerParts:
+    settings = config.tinker
+    name = _name_for_clients(config)
+    client = HttpClient(
+        token=config.weights.generator_token, tls=client_tls(config.http.tls), max_answer_bytes=_MAX_ANSWER_BYTES
+    )
+    adapters = ServedAdapters()
+    sampler = FleetSampler(
+        settings.generators,
+        client=await stack.enter_async_context(client),
+        adapters=adapters,
+        limits=SamplingLimits(silence_s=settings.sample_silence_s, longest_s=settings.sample_timeout_s),
+    )
+    await stack.enter_async_context(sampler)
+    trainer = await asyncio.to_thread(_open_trainer, config, name)
+    service = TenantService(
+        folder=config.run.folder / FOLDER,
+        keys=keys,
+        base=_base(config, trainer),
+        trainer=trainer,
+        sampler=sampler,
+        parse_graph=parse_graph,
+        settings=TenantSettings(
+            snapshot_every=settings.snapshot_every,
+            max_resident=settings.max_resident,
+            round_tokens=settings.round_tokens,
+            retain_targets_s=settings.retain_targets_s,
+        ),
+    )
+    stack.push_async_callback(service.close)
+    sampler.score_targets = TargetScores(trainer, between_turns=service.training.between_turns)
+    return _ServerParts(service, sampler, adapters)
+
+
+def _app(config: LearnerConfig, parts: _ServerParts, *, readiness: Callable[[], Readiness]) -> FastAPI:
+    service, registry = parts.service, Metrics("learner", run=config.run.name)
+    names = [tenant.name for tenant in service.keys.tenants]
+    TenantMetrics(registry, tenants=names, read=lambda: load_of(service))
+    app = create_app(
+        service="learner",
+        version=version("headway"),
+        token=config.http.token,
+        readiness=readiness,
+        metrics=registry,
+        max_body_bytes=config.http.max_body_bytes,
+        open_paths=OPEN_PATHS | {f"{PREFIX_PATH}/"},
+    )
+    add_tenant_routes(app, service, TenantListings(service, secret=secrets.token_bytes(32)))
+    add_adapter_routes(app, parts.adapters)
+    return app
+
+
+def _report(name: str, parts: _ServerParts) -> Report:
+    load = load_of(parts.service)
+    queues = (
+        QueueStatus(name="operations", depth=sum(load.queued.values())),
+        QueueStatus(name="completions", depth=sum(load.sampling.values())),
+    )
+    return Report(id=name, peers=parts.sampler.peers(), queues=queues)
+
+
+def _open_trainer(config: LearnerConfig, name: str) -> AdapterTrainer:
+    training = config.training
+    try:
+        return AdapterTrainer.open(
+            config.model,
+            name=name,
+            dtype=training.dtype,
+            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+            chunking=Chunking(tokens=training.logprob_chunk_tokens, vocabulary=training.logprob_chunk_vocabulary),
+        )
+    except (ValueError, FileNotFoundError) as error:
+        raise WrongSettings(f"[learner] model: {error}") from error
+
+
+def _base(config: LearnerConfig, trainer: AdapterTrainer) -> ServedBase:
+    kind = json.loads((config.model / "config.json").read_bytes()).get("model_type", "")
+    most = min(trainer.base.context_length, config.tinker.context_tokens or trainer.base.context_length)
+    return ServedBase(trainer.base.name, most, str(kind))
+
+
+def _name_for_clients(config: LearnerConfig) -> str:
+    name = config.tinker.base_model or str(config.model.absolute())
+    if name.count("/") == 2:
+        raise WrongSettings(
+            f"[learner] tinker.base_model: clients cut {name}, which has two slashes, to two parts, and find no "
+            "tokenizer by that; expected a name of one slash, or a deeper folder"
+        )
+    return name
+
+
+def parse_graph(body: CreateCustomLoss) -> LossGraph:
+    """The graph of a client's loss. Raises ValueError."""
+    inputs = [each.model_dump() for each in body.inputs]
+    return LossGraph.parse(name=body.name, inputs=inputs, graph=body.graph)
