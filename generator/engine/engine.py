@@ -150,6 +150,8 @@ class Engine:
         engine = cls(options=options, llm=llm, last_words=last_words)
         await llm.update_weight_version(options.initial_version)
         llm.cache_version = options.initial_version
+        if options.adapter_slots:
+            await llm.collective_rpc("headway_score_prompts_with_their_adapters")
         return engine
 
     @property
@@ -276,7 +278,7 @@ class Engine:
                 raise
         except EngineDeadError as error:
             raise EngineGone(str(error)) from error
-        if last is None or len(last.outputs) < request.n:
+        if last is None or len(last.outputs) < params.n:
             raise HandedBack(f"request {request_id} was ended before its completions were")
         return last
 

@@ -148,10 +148,13 @@ def sampling_params(*, n: int, sampling: Sampling, stream_interval: int) -> Samp
 
 
 def adapter_sampling_params(request: AdapterSampleRequest) -> SamplingParams:
-    """The logprobs of sampled tokens are of what is sampled from, those of the prompt at temperature 1."""
+    """The logprobs of sampled tokens are of what is sampled from, those of the prompt at temperature 1.
+
+    Completions at temperature 0 are all the same, and vLLM makes no more than one.
+    """
     scores_prompt = request.prompt_logprobs or request.top_of_prompt > 0
     return SamplingParams(
-        n=request.n,
+        n=request.n if request.temperature else 1,
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=request.top_k,
@@ -173,9 +176,10 @@ def adapter_sampling_params(request: AdapterSampleRequest) -> SamplingParams:
 
 def adapter_answer(output: RequestOutput, request: AdapterSampleRequest, *, generator_id: str) -> AdapterSampleAnswer:
     """The answer to a request of the completions that have ended."""
+    ended = [_adapter_sequence(each, request) for each in sorted(output.outputs, key=lambda one: one.index)]
     return AdapterSampleAnswer(
         generator_id=generator_id,
-        sequences=tuple(_adapter_sequence(each, request) for each in sorted(output.outputs, key=lambda one: one.index)),
+        sequences=tuple(ended if request.temperature else ended * request.n),
         prompt_logprobs=_first_of_rows(output.prompt_logprobs, skip=1) if request.prompt_logprobs else (),
         top_of_prompt=_likeliest(output.prompt_logprobs, skip=1) if request.top_of_prompt else None,
     )

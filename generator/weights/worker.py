@@ -6,6 +6,7 @@ Arguments and answers are JSON or plain values, since vLLM's own encoding keeps 
 
 from typing import Any
 
+from generator.weights.adapted_prompts import score_prompts_with_their_adapters
 from generator.weights.plan import LoadReport, WeightSyncError
 from generator.weights.transfer import HeadwayTransferEngine, register, timed
 from protocol.fleet import Prepare
@@ -27,9 +28,14 @@ class WorkerExtension:
     """Methods of every worker, called with `collective_rpc`. Each returns at once but `headway_load`."""
 
     weight_transfer_engine: HeadwayTransferEngine
+    model_runner: Any
     start_weight_update: Any
     update_weights: Any
     finish_weight_update: Any
+
+    def headway_score_prompts_with_their_adapters(self) -> None:
+        """To be called once, where adapters are served."""
+        score_prompts_with_their_adapters(self.model_runner)
 
     def headway_stage(self, plan: str, staging: bool) -> str:
         """Begin to receive `plan` beside the weights, or without staging only take note of it."""

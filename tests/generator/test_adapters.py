@@ -254,6 +254,26 @@ async def test_the_prompt_is_scored_and_the_likeliest_tokens_are_given(served: A
     assert all(sum(map(torch.tensor(row).exp().__getitem__, range(3))) <= 1.001 for row in sequence.top.logprobs)
 
 
+async def test_prompts_are_scored_by_their_own_adapters_beside_completions_of_others(served: AdapterRig) -> None:
+    """vLLM takes the adapters of the tokens that are sampled in the same step, and dies if there are not as many."""
+    names = (None, "narrow", "wide", "third")
+    running = [asyncio.create_task(served.sample(None, max_tokens=200, namespace=f"beside-{n}")) for n in range(3)]
+    chosen = [(name, None if name is None else served.offered(f"prompt-{name}", name)) for name in names[:3]]
+    for number, (name, offered) in enumerate(chosen * 2):
+        asked = served.sample(offered, n=2, prompt_logprobs=True, max_tokens=4, namespace=f"prompt-{number}")
+        answer = await asked
+        adapter = None if name is None else served.reference.adapters[name]
+        expected = served.reference.logprobs(PROMPT, [adapter] * (len(PROMPT) - 1), 1)
+        assert answer.prompt_logprobs == pytest.approx(expected, abs=CLOSE), name
+    await asyncio.gather(*running)
+
+
+async def test_completions_at_temperature_0_are_as_many_as_asked_for_and_all_the_same(served: AdapterRig) -> None:
+    answer = await served.sample(served.offered("greedy", "wide"), n=3, temperature=0)
+    assert len(answer.sequences) == 3
+    assert len({sequence.token_ids for sequence in answer.sequences}) == 1
+
+
 async def test_completions_end_where_they_are_told_to(served: AdapterRig) -> None:
     free = (await served.sample(None, seed=5, max_tokens=40)).sequences[0]
     again = (await served.sample(None, seed=5, max_tokens=40)).sequences[0]
