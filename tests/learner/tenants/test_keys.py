@@ -1,9 +1,19 @@
 import json
+import stat
 from pathlib import Path
 
 import pytest
 
-from learner.tenants.keys import PREFIX, Tenant, TenantKeys, TenantKeysError, hash_of, new_key
+from learner.tenants.keys import (
+    PREFIX,
+    Tenant,
+    TenantKeys,
+    TenantKeysError,
+    first_key_path,
+    hash_of,
+    make_keys_file,
+    new_key,
+)
 
 
 def keys_file(folder: Path, *keys: dict[str, object]) -> Path:
@@ -48,3 +58,21 @@ def test_a_name_stands_once() -> None:
     twice = [Tenant(name="a", sha256=hash_of(key)) for key in ("x", "y")]
     with pytest.raises(TenantKeysError, match="twice"):
         TenantKeys(twice)
+
+
+def test_a_file_that_is_not_there_is_made_with_one_key_for_its_owners_eyes_and_then_kept(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "keys.json"
+    make_keys_file(path)
+    key, before = first_key_path(path).read_text().strip(), path.read_bytes()
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, first_key_path(path))] == [0o600, 0o600]
+    tenant = TenantKeys.read(path).tenant(key)
+    assert tenant is not None
+    assert key.encode() not in before
+    make_keys_file(path)
+    assert path.read_bytes() == before
+
+
+def test_a_place_where_no_file_can_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TenantKeysError, match=r"cannot make the keys file .*keys\.json: .*; set tinker\.keys_file"):
+        make_keys_file(tmp_path / "file" / "keys.json")

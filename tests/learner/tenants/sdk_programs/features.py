@@ -13,7 +13,7 @@ from tinker import types
 
 URL, MODEL = sys.argv[1:3]
 WAIT_S = 60
-KEY = "tml-probe"
+KEY = os.environ.get("TINKER_API_KEY", "tml-probe")
 TOKENS = [(7 * place) % 250 for place in range(24)]
 PROMPT = types.ModelInput.from_ints(TOKENS[:8])
 SHORT = types.SamplingParams(max_tokens=4)

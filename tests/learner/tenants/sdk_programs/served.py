@@ -1,6 +1,7 @@
-"""Trains an adapter, samples from it, and compares what it was sampled with and what it is: `served.py MODEL`.
+"""Trains an adapter, samples from it, and compares logprobs of sampler and trainer: `served.py MODEL`.
 
-Runs in the SDK's own environment; the address and the key are those of TINKER_BASE_URL and TINKER_API_KEY. Prints JSON.
+With a path behind it, a model that was saved is taken up. Runs in the SDK's own environment; the address and the key
+are those of TINKER_BASE_URL and TINKER_API_KEY. Prints JSON.
 """
 
 import json
@@ -26,7 +27,7 @@ def trained(training, steps):
     losses = []
     for _ in range(steps):
         passed = training.forward_backward([datum(TOKENS)], "cross_entropy")
-        stepped = training.optim_step(types.AdamParams(learning_rate=5e-2))
+        stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
         losses.append(passed.result(WAIT_S).metrics["loss:sum"])
         stepped.result(WAIT_S)
     return losses
@@ -42,24 +43,31 @@ def compared(training, sampler, **params):
     return [list(sequence.logprobs), own]
 
 
+def whole_round():
+    report = {"models": [each.model_name for each in service.get_server_capabilities().supported_models]}
+    training = service.create_lora_training_client(base_model=MODEL, rank=8, seed=1).result(WAIT_S)
+    report["losses"] = trained(training, 6)
+    snapshot = training.save_weights_and_get_sampling_client().result(WAIT_S)
+    report["snapshot"] = compared(training, snapshot, temperature=1.0, seed=3)
+    inflight = training.save_weights_and_get_sampling_client(kind="inflight").result(WAIT_S)
+    report["inflight"] = compared(training, inflight, temperature=1.0, seed=4)
+    trained(training, 2)
+    training.save_weights_and_get_sampling_client(kind="inflight").result(WAIT_S)
+    report["replaced"] = compared(training, inflight, temperature=1.0, seed=5)
+    scored = inflight.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result(WAIT_S)
+    passed = training.forward([datum(TOKENS)], "cross_entropy").result(WAIT_S)
+    report["prompt"] = [scored[1:], list(passed.loss_fn_outputs[0]["logprobs"].data)]
+    report["last"] = passed.metrics["loss:sum"]
+    report["path"] = training.save_state("kept").result(WAIT_S).path
+    return report
+
+
+def taken_up(path):
+    training = service.create_training_client_from_state_with_optimizer(path).result(WAIT_S)
+    return {"first": training.forward([datum(TOKENS)], "cross_entropy").result(WAIT_S).metrics["loss:sum"]}
+
+
 service = tinker.ServiceClient()
-report = {"models": [each.model_name for each in service.get_server_capabilities().supported_models]}
-training = service.create_lora_training_client(base_model=MODEL, rank=8, seed=1).result(WAIT_S)
-report["losses"] = trained(training, 6)
-snapshot = training.save_weights_and_get_sampling_client().result(WAIT_S)
-report["snapshot"] = compared(training, snapshot, temperature=1.0, seed=3)
-greedy = types.SamplingParams(max_tokens=8, temperature=0, stop=[])
-report["learnt"] = list(snapshot.sample(types.ModelInput.from_ints(PROMPT), 1, greedy).result(WAIT_S).sequences[0].tokens)
-inflight = training.save_weights_and_get_sampling_client(kind="inflight").result(WAIT_S)
-report["inflight"] = compared(training, inflight, temperature=1.0, seed=4)
-trained(training, 2)
-training.save_weights_and_get_sampling_client(kind="inflight").result(WAIT_S)
-report["replaced"] = compared(training, inflight, temperature=1.0, seed=5)
-text = types.ModelInput.from_ints(TOKENS)
-report["prompt"] = [
-    [each for each in inflight.compute_logprobs(text).result(WAIT_S) if each is not None],
-    list(training.forward([datum(TOKENS)], "cross_entropy").result(WAIT_S).loss_fn_outputs[0]["logprobs"].data),
-]
-print(json.dumps(report))
+print(json.dumps(taken_up(sys.argv[2]) if sys.argv[2:] else whole_round()))
 sys.stdout.flush()
 os._exit(0)  # the SDK's threads would wait for the server
