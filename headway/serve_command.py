@@ -49,7 +49,7 @@ def serve_plan(
     free_port: int,
     on_cpu: bool,
 ) -> ServePlan:
-    """What to start for a model; the generator listens on `free_port`. Raises ConfigError.
+    """The commands for a model; the generator listens on `free_port`. Raises ConfigError.
 
     On CPUs it samples in float32, as the learner trains: vLLM's own choice there would be half of it.
     """

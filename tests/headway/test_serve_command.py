@@ -111,11 +111,11 @@ def test_a_model_has_to_be_a_whole_folder(tmp_path: Path, model: Path) -> None:
         umbrella._run(["serve", "--port", "7"])
 
 
-class Started:
+class NotedServing:
     commands: list[ProcessCommand] = []  # noqa: RUF012 - nothing hands the supervisor out
 
     def __init__(self, commands: list[ProcessCommand], **_: object) -> None:
-        Started.commands = commands
+        NotedServing.commands = commands
 
     def run(self) -> int:
         return 0
@@ -125,15 +125,15 @@ def test_the_command_starts_the_learner_and_the_generator_and_stops_the_generato
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(umbrella, "Supervisor", Started)
+    monkeypatch.setattr(umbrella, "Supervisor", NotedServing)
     monkeypatch.setattr(umbrella, "examined_apart", lambda configs: None)
     assert umbrella._run(["serve", str(model), "--port", str(free_port())]) == 0
-    assert [(each.name, each.stop_stage, each.is_leader) for each in Started.commands] == [
+    assert [(each.name, each.stop_stage, each.is_leader) for each in NotedServing.commands] == [
         ("learner", 0, False),
         ("generator", 1, False),
     ]
-    assert [Path(each.arguments[0]).name for each in Started.commands] == ["learner", "generator"]
-    assert all("HEADWAY_LEARNER__HTTP__TOKEN" in dict(each.environment) for each in Started.commands)
+    assert [Path(each.arguments[0]).name for each in NotedServing.commands] == ["learner", "generator"]
+    assert all("HEADWAY_LEARNER__HTTP__TOKEN" in dict(each.environment) for each in NotedServing.commands)
 
 
 class Ready(BaseHTTPRequestHandler):

@@ -27,7 +27,7 @@ SAMPLED = (7, 8, 9)
 
 
 @dataclass
-class ScriptedGenerator:
+class ScriptedAdapterGenerator:
     """`script` is asked at each sample, by the number of those before it, for what is to go wrong.
 
     An int is a status, "unfit" an adapter that cannot be loaded, "short" an answer without its last logprob, "abort" a

@@ -19,7 +19,7 @@ from protocol.tinker.sampling import SampleRequest
 from protocol.tinker.tensors import TinkerWireError
 from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient
-from tests.learner.tenants.scripted_generator import SAMPLED, ScriptedGenerator
+from tests.learner.tenants.scripted_generator import SAMPLED, ScriptedAdapterGenerator
 
 BASE = TargetWeights(BASE_TARGET)
 NOBODY = "http://127.0.0.1:1"
@@ -57,7 +57,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_a_sample_of_the_base_model_comes_back_as_it_was_sampled() -> None:
-    generator = ScriptedGenerator()
+    generator = ScriptedAdapterGenerator()
     async with generator.running() as url, sampler(f"{url}/") as ours:
         answer = await ours.sample(BASE, ask(samples=2, topk_sample=2), namespace="s")
     first, second = answer.sequences
@@ -73,7 +73,7 @@ async def test_a_sample_of_the_base_model_comes_back_as_it_was_sampled() -> None
 
 
 async def test_requests_go_to_whom_the_least_is_under_way_at() -> None:
-    held, first, second = asyncio.Event(), ScriptedGenerator(), ScriptedGenerator()
+    held, first, second = asyncio.Event(), ScriptedAdapterGenerator(), ScriptedAdapterGenerator()
     first.hold = second.hold = held
     async with first.running() as a, second.running() as b, sampler(a, b) as ours:
         samples = [asyncio.create_task(ours.sample(BASE, ask(), namespace="s")) for _ in range(4)]
@@ -85,7 +85,7 @@ async def test_requests_go_to_whom_the_least_is_under_way_at() -> None:
 
 @pytest.mark.parametrize("trouble", [503, 429, 500, "short", "abort"])
 async def test_what_one_generator_cannot_do_another_does(trouble: int | str) -> None:
-    broken, well = ScriptedGenerator(script=lambda _: trouble), ScriptedGenerator()
+    broken, well = ScriptedAdapterGenerator(script=lambda _: trouble), ScriptedAdapterGenerator()
     async with broken.running() as a, well.running() as b, sampler(a, b) as ours:
         for _ in range(2):
             answer = await ours.sample(BASE, ask(), namespace="s")
@@ -95,14 +95,14 @@ async def test_what_one_generator_cannot_do_another_does(trouble: int | str) -> 
 
 
 async def test_a_generator_that_is_not_there_is_no_failure() -> None:
-    well = ScriptedGenerator()
+    well = ScriptedAdapterGenerator()
     async with well.running() as url, sampler(NOBODY, url) as ours:
         assert (await ours.sample(BASE, ask(), namespace="s")).sequences[0].tokens == SAMPLED
 
 
 async def test_a_sample_waits_for_a_generator_that_is_busy_or_starts() -> None:
     troubles = [429, 503, None]
-    generator = ScriptedGenerator(script=lambda number: troubles[min(number, 2)])
+    generator = ScriptedAdapterGenerator(script=lambda number: troubles[min(number, 2)])
     limits = SamplingLimits(silence_s=20, pause_s=0.01)
     async with generator.running() as url, sampler(url, limits=limits) as ours:
         assert (await ours.sample(BASE, ask(), namespace="s")).sequences[0].tokens == SAMPLED
@@ -110,7 +110,7 @@ async def test_a_sample_waits_for_a_generator_that_is_busy_or_starts() -> None:
 
 
 async def test_failures_are_counted_and_the_last_one_is_named() -> None:
-    generator = ScriptedGenerator(script=lambda _: 500)
+    generator = ScriptedAdapterGenerator(script=lambda _: 500)
     limits = SamplingLimits(failures=3, silence_s=20, pause_s=0.01)
     async with generator.running() as url, sampler(url, limits=limits) as ours:
         with pytest.raises(
@@ -122,7 +122,7 @@ async def test_failures_are_counted_and_the_last_one_is_named() -> None:
 
 async def test_an_adapter_that_cannot_be_loaded_fails_alone_and_leaves_the_generator_in_use(tmp_path: Path) -> None:
     unfit = weights(tmp_path / "a", "tinker://run/sampler_weights/a", version=1, seq_id=1)
-    generator = ScriptedGenerator(script=lambda number: "unfit" if generator.asked[number].adapter else None)
+    generator = ScriptedAdapterGenerator(script=lambda number: "unfit" if generator.asked[number].adapter else None)
     limits = SamplingLimits(failures=3, silence_s=60, pause_s=0.01)
     rests = Breakers("generator at", settings=BreakerSettings(rest_s=60, rest_max_s=60))
     async with generator.running() as url, sampler(url, limits=limits, breakers=rests) as ours:
@@ -133,7 +133,7 @@ async def test_an_adapter_that_cannot_be_loaded_fails_alone_and_leaves_the_gener
 
 
 async def test_a_sample_that_every_generator_turns_away_has_an_end_though_others_are_taken() -> None:
-    generator = ScriptedGenerator(script=lambda number: 503 if generator.asked[number].n == 2 else None)
+    generator = ScriptedAdapterGenerator(script=lambda number: 503 if generator.asked[number].n == 2 else None)
     async with generator.running() as url, sampler(url) as ours:
         refused = asyncio.create_task(ours.sample(BASE, ask(samples=2), namespace="s"))
         async with asyncio.timeout(20):
@@ -153,7 +153,7 @@ async def test_silence_has_an_end_and_says_whom_it_is_of() -> None:
 
 
 async def test_a_refusal_of_the_request_is_the_clients_and_not_sent_elsewhere() -> None:
-    first, second = ScriptedGenerator(script=lambda _: 422), ScriptedGenerator(script=lambda _: 422)
+    first, second = ScriptedAdapterGenerator(script=lambda _: 422), ScriptedAdapterGenerator(script=lambda _: 422)
     async with first.running() as a, second.running() as b, sampler(a, b) as ours:
         with pytest.raises(TinkerWireError, match=r"^as the test wants it$"):
             await ours.sample(BASE, ask(), namespace="s")
@@ -161,7 +161,7 @@ async def test_a_refusal_of_the_request_is_the_clients_and_not_sent_elsewhere() 
 
 
 async def test_a_cancelled_sample_leaves_its_generator() -> None:
-    generator = ScriptedGenerator(script=lambda _: "hang")
+    generator = ScriptedAdapterGenerator(script=lambda _: "hang")
     async with generator.running() as url, sampler(url) as ours:
         sample = asyncio.create_task(ours.sample(BASE, ask(), namespace="s"))
         await until(lambda: generator.asked)
@@ -173,7 +173,7 @@ async def test_a_cancelled_sample_leaves_its_generator() -> None:
 
 
 async def test_a_snapshot_goes_by_its_files_and_its_tokens_have_its_version(tmp_path: Path) -> None:
-    generator = ScriptedGenerator()
+    generator = ScriptedAdapterGenerator()
     snapshot = weights(tmp_path / "a", "tinker://run/sampler_weights/a", version=5, seq_id=9, rank=8)
     async with generator.running() as url, sampler(url) as ours:
         answer = await ours.sample(snapshot, ask(), namespace="s")
@@ -185,7 +185,7 @@ async def test_a_snapshot_goes_by_its_files_and_its_tokens_have_its_version(tmp_
 
 
 async def test_each_token_of_an_inflight_target_has_the_version_that_it_was_sampled_with(tmp_path: Path) -> None:
-    generator = ScriptedGenerator(spans=[(10, 0, 1), (20, 1, 3)])
+    generator = ScriptedAdapterGenerator(spans=[(10, 0, 1), (20, 1, 3)])
     old = weights(tmp_path / "a", INFLIGHT, version=3, seq_id=10)
     new = weights(tmp_path / "b", INFLIGHT, version=4, seq_id=20)
     async with generator.running() as url, sampler(url) as ours:
@@ -203,7 +203,7 @@ async def test_a_sample_that_is_sent_again_asks_for_weights_that_have_come_meanw
     new = weights(tmp_path / "b", INFLIGHT, version=4, seq_id=20)
     old = weights(tmp_path / "a", INFLIGHT, version=3, seq_id=10)
     held = asyncio.Event()
-    generator = ScriptedGenerator(script=lambda number: 500 if number == 0 else None)
+    generator = ScriptedAdapterGenerator(script=lambda number: 500 if number == 0 else None)
     async with generator.running() as url, sampler(url, limits=SamplingLimits(silence_s=20, pause_s=0.3)) as ours:
         sample = asyncio.create_task(ours.sample(old, ask(), namespace="s"))
         await until(lambda: generator.asked)
@@ -215,7 +215,7 @@ async def test_a_sample_that_is_sent_again_asks_for_weights_that_have_come_meanw
 
 
 async def test_an_offer_waits_for_nobody_and_the_newest_is_told_last(tmp_path: Path) -> None:
-    generator, held = ScriptedGenerator(), asyncio.Event()
+    generator, held = ScriptedAdapterGenerator(), asyncio.Event()
     generator.hold_offers = held
     offered = [weights(tmp_path / str(each), INFLIGHT, version=each, seq_id=each) for each in range(1, 6)]
     async with generator.running() as url, sampler(NOBODY, url) as ours:
@@ -250,7 +250,7 @@ async def test_given_tokens_are_scored_by_whoever_can_and_else_refused() -> None
         return scores
 
     request = ask(targets=np.array([[4], [5]]))
-    generator = ScriptedGenerator()
+    generator = ScriptedAdapterGenerator()
     async with generator.running() as url:
         async with sampler(url, score_targets=score) as ours:
             answer = await ours.sample(BASE, request, namespace="s")
@@ -261,7 +261,7 @@ async def test_given_tokens_are_scored_by_whoever_can_and_else_refused() -> None
 
 
 async def test_the_generators_are_told_with_what_was_last_heard_of_them() -> None:
-    generator = ScriptedGenerator()
+    generator = ScriptedAdapterGenerator()
     async with generator.running() as url, sampler(url, NOBODY) as ours:
         assert [peer.state for peer in ours.peers()] == ["not called yet"] * 2
         for _ in range(2):
