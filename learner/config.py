@@ -387,10 +387,8 @@ class LearnerConfig(ProcessConfig):
         if settings.get("tinker.enabled") in (True, "true"):
             return dict.fromkeys(_of_a_run(), "tinker.enabled is true, and no run is trained. Remove one of them")
         idle = cls._without_effect_on_a_run(settings)
-        if settings.get("tinker.enabled") in (False, "false"):
-            names = TinkerConfig.model_fields.keys() - {"enabled"}
-            idle |= {f"tinker.{name}": "tinker.enabled is false. Set it to true" for name in names}
-        return idle
+        given = (key for key in settings if key.startswith("tinker.") and key != "tinker.enabled")
+        return {**idle, **dict.fromkeys(given, "tinker.enabled is false. Set it to true")}
 
     @classmethod
     def _without_effect_on_a_run(cls, settings: Mapping[str, object]) -> dict[str, str]:

@@ -7,18 +7,22 @@ call earlier wait in the queue, as over a restart.
 import asyncio
 import json
 import logging
+import os
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
+import xxhash
 from fastapi import FastAPI
 
 from learner.algorithms.client_graphs import LossGraph
 from learner.config import LearnerConfig
+from learner.journal.files import write_atomically
 from learner.tenants.fleet_sampler import FleetSampler, SamplingLimits
 from learner.tenants.keys import TenantKeys, make_keys_file
 from learner.tenants.listings import TenantListings
@@ -46,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "tinker"
 """Of the state, in the run's folder."""
+_BASE_FILE = "base.json"
+_SAMPLED_BYTES = 1 << 20
 _MAX_ANSWER_BYTES = 1 << 28
 
 
@@ -82,6 +88,8 @@ async def serve_tinker(config: LearnerConfig, stop: Stop) -> None:
 async def _parts(config: LearnerConfig, stack: AsyncExitStack, *, keys: TenantKeys) -> _ServerParts:
     settings = config.tinker
     name = _name_for_clients(config)
+    _check_base(config.run.folder / FOLDER, model=config.model)
+    trainer = await asyncio.to_thread(_open_trainer, config, name)
     client = HttpClient(
         token=config.weights.generator_token, tls=client_tls(config.http.tls), max_answer_bytes=_MAX_ANSWER_BYTES
     )
@@ -92,8 +100,6 @@ async def _parts(config: LearnerConfig, stack: AsyncExitStack, *, keys: TenantKe
         adapters=adapters,
         limits=SamplingLimits(silence_s=settings.sample_silence_s, longest_s=settings.sample_timeout_s),
     )
-    await stack.enter_async_context(sampler)
-    trainer = await asyncio.to_thread(_open_trainer, config, name)
     service = TenantService(
         folder=config.run.folder / FOLDER,
         keys=keys,
@@ -108,6 +114,7 @@ async def _parts(config: LearnerConfig, stack: AsyncExitStack, *, keys: TenantKe
             retain_targets_s=settings.retain_targets_s,
         ),
     )
+    await stack.enter_async_context(sampler)
     stack.push_async_callback(service.close)
     sampler.score_targets = TargetScores(trainer, between_turns=service.training.between_turns)
     return _ServerParts(service, sampler, adapters)
@@ -138,6 +145,35 @@ def _report(name: str, parts: _ServerParts) -> Report:
         QueueStatus(name="completions", depth=sum(load.sampling.values())),
     )
     return Report(id=name, peers=parts.sampler.peers(), queues=queues)
+
+
+def _check_base(folder: Path, *, model: Path) -> None:
+    """Raises WrongSettings if the state in the folder is of another base model: its adapters mean nothing on this one.
+
+    Notes the model where there is no state yet.
+    """
+    own = _sampled_digest(model)
+    note = folder / _BASE_FILE
+    if not note.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(note, json.dumps({"folder": str(model.absolute()), "weights": own}))
+    former = json.loads(note.read_bytes())
+    if former["weights"] != own:
+        raise WrongSettings(
+            f"[learner] model: the adapters in {folder} are of the model that was in {former['folder']}, and {model} "
+            "is another one; name that model, or another run.name"
+        )
+
+
+def _sampled_digest(model: Path) -> str:
+    """Of the first and the last MiB of each file of weights: all of them would take minutes for a large model."""
+    digest = xxhash.xxh3_128()
+    for path in sorted(model.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLED_BYTES))
+            file.seek(-min(_SAMPLED_BYTES, path.stat().st_size), os.SEEK_END)
+            digest.update(file.read())
+    return str(digest.hexdigest())
 
 
 def _open_trainer(config: LearnerConfig, name: str) -> AdapterTrainer:
