@@ -134,6 +134,10 @@ rlhf: $(INSTALLED) $(RLHF) ## preferences, SFT, reward model, online DPO, and a 
 	$(BIN)/headway up examples/rlhf/run.toml --learner.output models/rlhf
 	$(QUIET) $(BIN)/python -m examples.rlhf.judge models/rlhf
 
+.PHONY: demo-tinker
+demo-tinker: $(INSTALLED) $(ADDITION) $(TINKER_SDK) ## two training loops of the Tinker SDK at once, SFT and RL, each with its own adapter (minutes, two CPU cores)
+	$(BIN)/python examples/tinker/demo.py build/tinker-sdk/bin/python
+
 $(ADDITION): examples/addition/make_model.py examples/addition/sft.toml | $(INSTALLED)
 	@echo "demo: making a tiny model and warming it up on worked sums"
 	$(QUIET) $(BIN)/python examples/addition/make_model.py

@@ -13,6 +13,8 @@ from simulation.world.clock import active
 from simulation.world.http import FakeListener, serve_http
 
 ABSURD = 1e300
+_CLIENT_IS_GONE_S = 300.0
+"""No client waits for so long: its request is not kept for ever, as one of a real service is not."""
 """A reward that no float32 holds."""
 _LINES = "application/x-ndjson"
 _STALL = 20.0
@@ -78,7 +80,8 @@ class StubRewardService:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         body = (await receive())["body"]
         if self._script.hanging:
-            await asyncio.Event().wait()
+            await asyncio.sleep(_CLIENT_IS_GONE_S)
+            return
         await asyncio.sleep(self._script.takes_s())
         if scope["path"] == "/readyz":
             await _answer(send, {"ready": True})
