@@ -5,6 +5,10 @@ import os
 import re
 import signal
 import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +40,27 @@ def started(launcher: Launcher, folder: Path) -> tuple[Launched, dict[str, str]]
     return serve, dict(said)
 
 
-def answers(program: str, told: dict[str, str], *arguments: str) -> Any:
+@contextmanager
+def client(program: str, told: dict[str, str], *arguments: str) -> Iterator["subprocess.Popen[str]"]:
     command = [str(sdk_python()), "-W", "ignore", str(PROGRAMS / program), *arguments]
-    done = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    with subprocess.Popen(
+        command, env={**os.environ, **told}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def answers(program: str, told: dict[str, str], *arguments: str) -> Any:
+    with client(program, told, *arguments) as running:
+        return answer_of(running)
+
+
+def answer_of(running: "subprocess.Popen[str]") -> Any:
+    said, complaints = running.communicate(timeout=600)
+    assert running.returncode == 0, complaints[-3000:]
+    return json.loads(said)
 
 
 def test_a_client_trains_and_samples_and_both_sides_say_the_same(launcher: Launcher, tmp_path: Path) -> None:
@@ -71,3 +91,40 @@ def test_a_client_trains_and_samples_and_both_sides_say_the_same(launcher: Launc
     assert again["first"] == pytest.approx(report["last"], abs=1e-3)
     serve.send(signal.SIGINT)
     assert serve.wait(timeout_s=60) == 0, serve.text()
+
+
+def test_a_client_does_not_notice_that_learner_and_generator_are_killed(launcher: Launcher, tmp_path: Path) -> None:
+    sdk_python()
+    (tmp_path / NAME).parent.mkdir()
+    make_tiny_model(tmp_path / NAME)
+    serve, told = started(launcher, tmp_path)
+    arguments = (told["TINKER_BASE_URL"], NAME, "30")
+    expected = answers("history.py", told, *arguments)
+    with client("history.py", told, *arguments) as running:
+        for victim in ("learner", "generator", "learner"):
+            time.sleep(1.5)
+            assert running.poll() is None, "nobody was killed while it ran"
+            kill(launcher, victim)
+            until(lambda: is_ready(told), what="the learner's next life", timeout_s=120, during=(serve,))
+        history = answer_of(running)
+
+    for name in ("counts", "sampled", "paths", "greedy"):
+        assert history[name] == expected[name], name
+    # A replay may pack other rows together: the sums are then rounded in another way.
+    np.testing.assert_allclose(history["losses"], expected["losses"], rtol=1e-6, atol=1e-5)
+    assert serve.text().count("SIGKILL") == 3, serve.text()
+    serve.send(signal.SIGINT)
+    assert serve.wait(timeout_s=60) == 0, serve.text()
+
+
+def kill(launcher: Launcher, name: str) -> None:
+    (found,) = [pid for pid, words in marked(launcher.mark).items() if f"/{name} --model" in words]
+    os.kill(found, signal.SIGKILL)
+
+
+def is_ready(told: dict[str, str]) -> bool:
+    try:
+        urllib.request.urlopen(f"{told['TINKER_BASE_URL']}/readyz", timeout=2).close()
+    except OSError:
+        return False
+    return True

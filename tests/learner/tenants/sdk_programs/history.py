@@ -15,7 +15,7 @@ URL, MODEL, STEPS = sys.argv[1], sys.argv[2], int(sys.argv[3])
 TOKENS = [(5 * place) % 250 for place in range(40)]
 PAUSE_S = 0.05
 
-service = tinker.ServiceClient(base_url=URL, api_key="tml-kill")
+service = tinker.ServiceClient(base_url=URL, api_key=os.environ.get("TINKER_API_KEY", "tml-kill"))
 training = service.create_lora_training_client(base_model=MODEL, rank=4, seed=5).result()
 item = types.Datum(
     model_input=types.ModelInput.from_ints(TOKENS[:-1]),
