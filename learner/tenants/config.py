@@ -14,9 +14,10 @@ class TinkerConfig(ConfigModel):
     """The Tinker API, for training loops of others: with it the learner trains adapters for them in place of a run."""
 
     enabled: bool = Field(
-        False, description="serve the Tinker API at the learner's HTTP address; state and checkpoints are kept in the "
-        "run's folder, and a later start goes on with them"
-    )  # fmt: skip
+        False,
+        description="serve the Tinker API at the learner's HTTP address; state and checkpoints are kept in the run's "
+        "folder, and a later start goes on with them",
+    )
     base_model: str | None = Field(
         None,
         min_length=1,

@@ -18,6 +18,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.tenants.lifelines import Lifelines
 from learner.tenants.sample_wire import answer_to_client, asked_of_generator, fault_of_answer
 from learner.tenants.sampling import SampleFailed
 from learner.tenants.served_adapters import ServedAdapters
@@ -48,13 +49,14 @@ ScoreTargets = Callable[[TargetWeights, SampleRequest], Awaitable[NDArray[np.flo
 class SamplingLimits:
     """A request is given up after `failures` of generators that had taken it up, after `silence_s` seconds in which no
     generator gave any answer or took this one, or after `longest_s`. Once each has failed there is a pause of `pause_s`
-    seconds, twice as long each time.
+    seconds, twice as long each time. A generator at work is asked every `look_every_s` seconds whether it lives.
     """
 
     failures: int = 5
     silence_s: float = 180.0
     longest_s: float = 3600.0
     pause_s: float = 0.2
+    look_every_s: float = 5.0
 
 
 @dataclass
@@ -110,6 +112,7 @@ class FleetSampler:
         self._endpoints = Endpoints(self._urls, breakers=breakers or Breakers("generator at"))
         self._backoff = Backoff(first_s=self._limits.pause_s, max_s=_MAX_PAUSE_S)
         self._tasks = asyncio.TaskGroup()
+        self._lifelines = Lifelines(client, every_s=self._limits.look_every_s)
         self._telling: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._answered_at = float("-inf")
 
@@ -199,9 +202,10 @@ class FleetSampler:
             if call.is_probe:
                 await see_alive(self._client, url)
             try:
-                answer = await self._client.post(
+                sampling = self._client.post(
                     f"{url}/v1/adapters/sample", asked, AdapterSampleAnswer, deadline_s=self._limits.longest_s
                 )
+                answer = await self._lifelines.during(url, sampling)
                 if fault := fault_of_answer(asked, answer):
                     raise ServiceFailed(url, status=200, kind="bad_answer", message=fault)
             except ServiceFailed as error:

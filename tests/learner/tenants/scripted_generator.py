@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from protocol.adapters import (
     AdapterSampleAnswer,
@@ -42,18 +43,28 @@ class ScriptedAdapterGenerator:
     offers: list[OfferedAdapter] = field(default_factory=list)
     hold_offers: asyncio.Event | None = None
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    frozen: bool = False
+    """It takes connections, and answers nothing."""
 
     @asynccontextmanager
     async def running(self, *, port: int = 0) -> AsyncIterator[str]:
         """Its address while it runs."""
         with Listener(host="127.0.0.1", port=port) as listener:
-            server = asyncio.create_task(serve_http(self._app(), listener, finish_s=0))
+            server = asyncio.create_task(serve_http(self._unless_frozen(self._app()), listener, finish_s=0))
             try:
                 yield listener.url
             finally:
                 server.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await server
+
+    def _unless_frozen(self, app: ASGIApp) -> ASGIApp:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            while self.frozen and (await receive())["type"] != "http.disconnect":
+                continue
+            await app(scope, receive, send)
+
+        return answer
 
     def _app(self) -> FastAPI:
         app = create_app(

@@ -160,6 +160,24 @@ async def test_a_refusal_of_the_request_is_the_clients_and_not_sent_elsewhere() 
     assert len(first.asked) + len(second.asked) == 1
 
 
+async def test_samples_of_a_generator_that_hangs_go_to_another_one_and_slow_ones_stay() -> None:
+    frozen, held, slow = ScriptedAdapterGenerator(script=lambda _: "hang"), asyncio.Event(), ScriptedAdapterGenerator()
+    slow.hold = held
+    limits = SamplingLimits(silence_s=60, pause_s=0.01, look_every_s=0.05)
+    async with frozen.running() as a, slow.running() as b, sampler(a, b, limits=limits) as ours:
+        samples = [asyncio.create_task(ours.sample(BASE, ask(), namespace="s")) for _ in range(2)]
+        await until(lambda: frozen.asked and slow.asked)
+        await asyncio.sleep(0.3)
+        assert len(slow.asked) == 1, "one that answers other questions is at work"
+        frozen.frozen = True
+        await until(lambda: len(slow.asked) == 2)
+        held.set()
+        answers = await asyncio.gather(*samples)
+    assert [answer.sequences[0].tokens for answer in answers] == [SAMPLED] * 2
+    assert len(frozen.asked) == 1
+    assert not ours._lifelines._watches
+
+
 async def test_a_cancelled_sample_leaves_its_generator() -> None:
     generator = ScriptedAdapterGenerator(script=lambda _: "hang")
     async with generator.running() as url, sampler(url) as ours:
