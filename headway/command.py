@@ -329,13 +329,13 @@ _COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
 
 def _run_serve(words: Sequence[str]) -> int:
     # Deferred for the same reason as the doctor.
-    from headway.serve_command import SERVE_OPTIONS, SERVED, ServingNotice, free_port, serve_plan
+    from headway.serve_command import SERVED, ServingNotice, free_port, serve_options, serve_plan
     from learner.config import LearnerConfig
 
     if not words or words[0].startswith("-"):
         raise ConfigError(["headway serve needs the folder of a model: headway serve MODEL"])
-    own, overrides = own_options(words[1:], SERVE_OPTIONS)
-    plan = serve_plan(words[0], own, split_options(overrides), free_port=free_port(), on_cpu=not visible(os.environ))
+    own, overrides = serve_options(words[1:])
+    plan = serve_plan(words[0], own, overrides, free_port=free_port(), on_cpu=not visible(os.environ))
     environ = {**os.environ, **plan.environment}
     configs, problems = dict[str, ProcessConfig](), list[str]()
     for name in SERVED:

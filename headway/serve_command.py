@@ -16,9 +16,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from headway.doctor.before import missing_of
+from headway.own_options import own_options, split_options
 from protocol.fleet import positions
 from services.config.models import HttpConfig, ProcessConfig
-from services.config.options import environment_name_of
+from services.config.options import environment_name_of, nearest
 from services.config.sources import ConfigError
 from services.network import LOOPBACK, is_wildcard
 
@@ -39,6 +40,15 @@ class ServePlan:
 
     arguments: Mapping[str, tuple[str, ...]]
     environment: Mapping[str, str]
+
+
+def serve_options(words: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The command's own options, and those of each process. Raises ConfigError."""
+    own, others = own_options(words, SERVE_OPTIONS)
+    for word in others:
+        if word.startswith("--") and "." not in word and (guess := nearest(word, SERVE_OPTIONS)):
+            raise ConfigError([f"command line: unknown option {word}; did you mean {guess}?"])
+    return own, split_options(others)
 
 
 def serve_plan(

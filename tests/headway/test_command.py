@@ -111,7 +111,7 @@ def test_nothing_at_all_is_answered_with_the_usage(
         (
             ["zzz"],
             "unknown command 'zzz'; expected one of up, check, doctor, eval, status, init, diff, view, "
-            "report, plan, fetch, export, keys, data; see headway --help",
+            "report, plan, serve, fetch, export, keys, data; see headway --help",
         ),
         (["up"], "headway up needs the path of a TOML file: headway up RUN.toml"),
         (["check", "--run.name"], "headway check needs the path of a TOML file: headway check RUN.toml"),

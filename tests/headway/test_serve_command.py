@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headway import command as umbrella
-from headway.own_options import config_model, own_options, split_options
-from headway.serve_command import SERVE_OPTIONS, SERVED, ServePlan, ServingNotice, free_port, serve_plan
+from headway.own_options import config_model
+from headway.serve_command import SERVED, ServePlan, ServingNotice, free_port, serve_options, serve_plan
 from headway.supervisor import ProcessCommand
 from learner.config import LearnerConfig
 from learner.tenants.keys import TenantKeys, make_keys_file
@@ -28,8 +28,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def plan(model: Path | str, *words: str, on_cpu: bool = True) -> ServePlan:
-    own, others = own_options(words, SERVE_OPTIONS)
-    return serve_plan(str(model), own, split_options(others), free_port=7311, on_cpu=on_cpu)
+    own, overrides = serve_options(words)
+    return serve_plan(str(model), own, overrides, free_port=7311, on_cpu=on_cpu)
 
 
 def configs(made: ServePlan) -> dict[str, Any]:
@@ -86,6 +86,7 @@ def test_a_server_that_others_can_reach_has_tokens_that_nobody_guesses(model: Pa
     [
         (("--port", "x"), r"--port: got 'x': expected a number above 0"),
         (("--context", "0"), r"--context: got '0'"),
+        (("--prot", "7"), r"unknown option --prot; did you mean --port\?"),
         (("--env-service.workers", "2"), r"headway serve starts learner and generator, and no env-service"),
         (("--learner.steps", "2"), None),
     ],

@@ -16,6 +16,7 @@ from learner.config import LearnerConfig
 from learner.tenants.keys import first_key_path
 from learner.tinker import serve_tinker
 from protocol.adapters import ADAPTER_FILES
+from protocol.tinker.messages import MESSAGES
 from services.config.models import load_config
 from services.config.sources import ConfigError
 from services.process import Stop, WrongSettings
@@ -108,7 +109,9 @@ async def test_a_client_trains_and_samples_and_a_generator_fetches_what_it_sampl
             sampling_params={"max_tokens": 3}, target_prompt_logprobs=targets,
         )  # fmt: skip
         answer = await result(client, accepted)
-        assert np.array(SAMPLED, "<i4").tobytes() in answer.content
+        (sequence,) = MESSAGES["SampleResponse"].FromString(answer.content).sequences
+        assert np.frombuffer(sequence.tokens, "<i4").tolist() == [*SAMPLED]
+        assert np.frombuffer(sequence.versions, "<i8").tolist() == [1] * len(SAMPLED), "of one step"
 
         adapter = generator.asked[0].adapter
         assert adapter is not None
