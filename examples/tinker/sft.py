@@ -1,4 +1,4 @@
-"""SFT in a loop of one's own, with the Tinker SDK: sums with their digits backwards, `37+48=580`. `sft.py [STEPS]`.
+"""SFT on worked sums, `37+48=085`, in a loop of one's own, with the Tinker SDK: `sft.py [STEPS]`.
 
 Against `headway serve models/addition`, in whose folder it is started: the SDK looks for the tokenizer there.
 """
@@ -19,7 +19,7 @@ dice = random.Random(0)
 
 def example(a, b):
     """The tokens of a question, and those of its answer with its end."""
-    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (f"{a:02d}+{b:02d}=", f"{a + b:03d}"[::-1])]
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (f"{a:02d}+{b:02d}=", f"{a + b:03d}")]
     return ids[0], [*ids[1], tokenizer.eos_token_id]
 
 
@@ -50,4 +50,4 @@ answers = [sampler.sample(types.ModelInput.from_ints(question), 1, params) for q
 right = sum(
     list(given.result().sequences[0].tokens) == wanted for given, (_, wanted) in zip(answers, asked, strict=True)
 )
-print(f"sft  {right / len(asked):.1%} of 200 questions answered backwards", flush=True)
+print(f"sft  {right / len(asked):.1%} of 200 sums are right", flush=True)
