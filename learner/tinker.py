@@ -30,6 +30,7 @@ from learner.tenants.load import TenantMetrics, load_of
 from learner.tenants.routes import PREFIX_PATH, add_tenant_routes
 from learner.tenants.served_adapters import ServedAdapters, add_adapter_routes
 from learner.tenants.service import ServedBase, TenantService, TenantSettings
+from learner.tenants.stopping import PollsUntilStop
 from learner.tenants.target_scores import TargetScores
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.logprobs import Chunking
@@ -82,7 +83,8 @@ async def serve_tinker(config: LearnerConfig, stop: Stop) -> None:
         )  # fmt: skip
         waits.started()
         logger.info("serving %s with the Tinker API; its keys are in %s", parts.service.base.name, keys_file)
-        await run_loops(http=serve_http(app, listener), tenants=parts.service.run(), run_lock=lock.watch())
+        polls = PollsUntilStop(app, stop=stop, prefix=f"{PREFIX_PATH}/retrieve_future")
+        await run_loops(http=serve_http(polls, listener), tenants=parts.service.run(), run_lock=lock.watch())
 
 
 async def _parts(config: LearnerConfig, stack: AsyncExitStack, *, keys: TenantKeys) -> _ServerParts:

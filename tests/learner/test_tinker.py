@@ -49,10 +49,13 @@ def settings(model: Path, folder: Path, *generators: str, more: Sequence[str] = 
 
 
 @asynccontextmanager
-async def serving(config: LearnerConfig, caplog: pytest.LogCaptureFixture) -> AsyncIterator[httpx.AsyncClient]:
+async def serving(
+    config: LearnerConfig, caplog: pytest.LogCaptureFixture, *, stop: Stop | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
     """A client with the first key."""
     caplog.set_level("INFO")
-    server = asyncio.create_task(serve_tinker(config, Stop()))
+    caplog.clear()
+    server = asyncio.create_task(serve_tinker(config, stop or Stop()))
     try:
         async with asyncio.timeout(120):
             while "with the Tinker API" not in caplog.text and not server.done():  # noqa: ASYNC110  a log has no event
@@ -66,7 +69,6 @@ async def serving(config: LearnerConfig, caplog: pytest.LogCaptureFixture) -> As
     finally:
         server.cancel()
         await asyncio.gather(server, return_exceptions=True)
-        caplog.clear()
 
 
 async def posted(client: httpx.AsyncClient, route: str, **body: Any) -> Any:
@@ -142,6 +144,25 @@ async def test_a_second_server_on_the_folder_is_refused_by_name_and_a_later_one_
         (run,) = (await client.get("/api/v1/training_runs")).json()["training_runs"]
         assert run["base_model"] == NAME
         assert (await client.get("/api/v1/training_runs", headers={"X-API-Key": "tml-x"})).status_code == 401
+
+
+async def test_what_clients_wait_for_ends_with_the_server_and_nothing_is_cut_off(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = Stop()
+    async with serving(settings(model, tmp_path), caplog, stop=stop) as client:
+        session = await trained(client)
+        target = {"sampling_session_id": session, "cloned_sampler_id": 0}
+        body = {"target": target, "prev_cursor": 0, "timeout": 30}
+        poll = asyncio.create_task(client.post("/api/v1/retrieve_futures", json=body))
+        await asyncio.sleep(0.2)
+        assert not poll.done()
+        stop.request("the test")
+        async with asyncio.timeout(5):
+            answer = await poll
+        assert answer.status_code == 503
+        assert (await client.get("/healthz")).status_code == 200
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 async def test_the_state_of_one_base_model_is_not_served_on_another(
