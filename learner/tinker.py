@@ -27,11 +27,11 @@ from learner.tenants.fleet_sampler import FleetSampler, SamplingLimits
 from learner.tenants.keys import TenantKeys, make_keys_file
 from learner.tenants.listings import TenantListings
 from learner.tenants.load import TenantMetrics, load_of
+from learner.tenants.prompt_scores import PromptScores
 from learner.tenants.routes import PREFIX_PATH, add_tenant_routes
 from learner.tenants.served_adapters import ServedAdapters, add_adapter_routes
 from learner.tenants.service import ServedBase, TenantService, TenantSettings
 from learner.tenants.stopping import PollsUntilStop
-from learner.tenants.target_scores import TargetScores
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.logprobs import Chunking
 from protocol.status import QueueStatus, Readiness, Report
@@ -118,7 +118,7 @@ async def _parts(config: LearnerConfig, stack: AsyncExitStack, *, keys: TenantKe
     )
     await stack.enter_async_context(sampler)
     stack.push_async_callback(service.close)
-    sampler.score_targets = TargetScores(trainer, between_turns=service.training.between_turns)
+    sampler.score_prompt = PromptScores(trainer, between_turns=service.training.between_turns)
     return _ServerParts(service, sampler, adapters)
 
 

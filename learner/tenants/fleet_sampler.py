@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from learner.tenants.lifelines import Lifelines
+from learner.tenants.prompt_scores import PromptExtras
 from learner.tenants.sample_wire import answer_to_client, asked_of_generator, fault_of_answer
 from learner.tenants.sampling import SampleFailed
 from learner.tenants.served_adapters import ServedAdapters
@@ -41,8 +39,8 @@ _OFFER_S = 30.0
 _OF_THE_ADAPTER = "adapter_"
 """Kinds of a generator's failures begin so where the adapter cannot be fetched or loaded."""
 
-ScoreTargets = Callable[[TargetWeights, SampleRequest], Awaitable[NDArray[np.float32]]]
-"""Logprobs of the tokens in `targets` of a request, shaped as they are. Raises TinkerWireError, SampleFailed."""
+ScorePrompt = Callable[[TargetWeights, SampleRequest], Awaitable[PromptExtras]]
+"""Raises TinkerWireError, SampleFailed."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class _Attempts:
 class FleetSampler:
     """A Sampler over the generators at `urls`; an async context manager. `client` shows their token.
 
-    What generators do not compute is asked of `score_targets`.
+    What generators do not compute is asked of `score_prompt`.
     """
 
     def __init__(
@@ -102,12 +100,12 @@ class FleetSampler:
         *,
         client: HttpClient,
         adapters: ServedAdapters,
-        score_targets: ScoreTargets | None = None,
+        score_prompt: ScorePrompt | None = None,
         limits: SamplingLimits | None = None,
         breakers: Breakers | None = None,
     ) -> None:
         self._urls = tuple(url.rstrip("/") for url in urls)
-        self._client, self._adapters, self.score_targets = client, adapters, score_targets
+        self._client, self._adapters, self.score_prompt = client, adapters, score_prompt
         self._limits = limits or SamplingLimits()
         self._endpoints = Endpoints(self._urls, breakers=breakers or Breakers("generator at"))
         self._backoff = Backoff(first_s=self._limits.pause_s, max_s=_MAX_PAUSE_S)
@@ -145,27 +143,25 @@ class FleetSampler:
 
     async def sample(self, weights: TargetWeights, request: SampleRequest, *, namespace: str) -> SampleAnswer:
         """Sample from the target on some generator. Raises SampleFailed, TinkerWireError."""
-        if request.alternatives:
-            raise TinkerWireError(
-                "prompt_alt_tokens_k: the generators of this server draw no tokens at the places of a prompt; leave it "
-                "out, or ask for the likeliest ones with topk_prompt_logprobs"
-            )
-        targets = None if request.targets is None else await self._scored(weights, request)
+        extras = PromptExtras()
+        if request.targets is not None or request.alternatives:
+            extras = await self._scored(weights, request)
         answer = await self._answer(weights, request, namespace)
 
         def policy_version(version: int) -> int:
             return self._adapters.policy_version(weights, version)
 
-        return answer_to_client(request, answer, policy_version=policy_version, targets=targets)
+        return answer_to_client(request, answer, policy_version=policy_version, extras=extras)
 
     async def forget(self, target_id: str) -> None:
         """Nobody samples from the target any more; generators drop what they do not need by themselves."""
         self._adapters.forget(target_id)
 
-    async def _scored(self, weights: TargetWeights, request: SampleRequest) -> NDArray[np.float32]:
-        if self.score_targets is None:
-            raise TinkerWireError("target_prompt_logprobs: this server scores no given tokens; leave it out")
-        return await self.score_targets(weights, request)
+    async def _scored(self, weights: TargetWeights, request: SampleRequest) -> PromptExtras:
+        if self.score_prompt is None:
+            field = "prompt_alt_tokens_k" if request.targets is None else "target_prompt_logprobs"
+            raise TinkerWireError(f"{field}: the generators of this server do not compute it; leave it out")
+        return await self.score_prompt(weights, request)
 
     async def _answer(self, weights: TargetWeights, request: SampleRequest, namespace: str) -> AdapterSampleAnswer:
         attempts = _Attempts(self._limits, began=self._now())

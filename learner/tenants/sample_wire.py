@@ -4,9 +4,9 @@ import uuid
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from learner.tenants.prompt_scores import PromptExtras
 from protocol.adapters import (
     AdapterSampleAnswer,
     AdapterSampleRequest,
@@ -28,6 +28,8 @@ _CLIENTS_NAMES = {
 }
 _PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 _SEEDS = 1 << 63
+_NAN = float("nan")
+_NO_EXTRAS = PromptExtras()
 
 
 def asked_of_generator(
@@ -99,14 +101,15 @@ def answer_to_client(
     answer: AdapterSampleAnswer,
     *,
     policy_version: Callable[[int], int],
-    targets: NDArray[np.float32] | None = None,
+    extras: PromptExtras = _NO_EXTRAS,
 ) -> SampleAnswer:
-    """The answer. `policy_version` tells what a generator's version stands for; `targets` are scores."""
+    """The answer. `policy_version` tells what a generator's version stands for; `extras` are of others."""
     return SampleAnswer(
         tuple(_sampled(each, policy_version) for each in answer.sequences),
         prompt_logprobs=_prompt_logprobs(request, answer.prompt_logprobs) if request.prompt_logprobs else None,
-        topk_prompt=_below_a_blank(answer.top_of_prompt, request.topk_prompt) if request.topk_prompt else None,
-        targets=targets,
+        topk_prompt=_below_blanks(request, answer.top_of_prompt) if request.topk_prompt else None,
+        targets=extras.targets,
+        alternatives=extras.alternatives,
     )
 
 
@@ -118,19 +121,23 @@ def _sampled(sequence: AdapterSequence, policy_version: Callable[[int], int]) ->
 
 
 def _prompt_logprobs(request: SampleRequest, given: Sequence[float]) -> list[float]:
-    whole = [float("nan"), *given]
-    unasked = 0 if request.last_n is None else len(whole) - request.last_n
-    return [float("nan")] * unasked + whole[unasked:]
+    whole, unknown = [_NAN, *given], _unknown(request)
+    return [_NAN] * unknown + whole[unknown:]
 
 
-def _below_a_blank(top: LikeliestTokens | None, count: int) -> BestTokens:
-    """A row for each token of the prompt; of the first nothing is known."""
+def _below_blanks(request: SampleRequest, top: LikeliestTokens | None) -> BestTokens:
+    """A row for each token of the prompt."""
     assert top is not None, "the answer was checked"
-    ids, logprobs = np.zeros((1, count), np.int32), np.full((1, count), np.nan, np.float32)
-    if not top.token_ids:
-        return BestTokens(ids, logprobs)
-    best = _best(top)
-    return BestTokens(np.concatenate([ids, best.token_ids]), np.concatenate([logprobs, best.logprobs]))
+    places, count, unknown = len(request.prompt), request.topk_prompt, _unknown(request)
+    ids, logprobs = np.zeros((places, count), np.int32), np.full((places, count), _NAN, np.float32)
+    if unknown < places:
+        ids[unknown:], logprobs[unknown:] = top.token_ids[unknown - 1 :], top.logprobs[unknown - 1 :]
+    return BestTokens(ids, logprobs)
+
+
+def _unknown(request: SampleRequest) -> int:
+    """Number of tokens of the prompt of which nothing is said: the first one, and all before the last n."""
+    return 1 if request.last_n is None else len(request.prompt) - request.last_n
 
 
 def _best(top: LikeliestTokens) -> BestTokens:

@@ -27,7 +27,7 @@ from learner.training.adapters import Adapter, adaptable
 from learner.training.client_operations import AdapterShape
 from learner.training.layouts import last_states
 from learner.training.logits import logit_rules
-from learner.training.logprobs import Chunking, LowRankLogits, token_logprobs
+from learner.training.logprobs import Chunking, LowRankLogits, span_logits, token_logprobs
 from learner.training.packing import PackedRow
 
 MAX_RANK = 1024
@@ -164,9 +164,33 @@ class AdaptedModel:
         hidden, _ = last_states(self._causal_lm, row)
         return [self._logprobs_of(segment, hidden[segment.start : segment.stop]) for segment in self._segments]
 
+    def drawn(
+        self, row: PackedRow, *, count: int, temperature: float, random: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """At each place of a row of one segment `count` tokens, drawn with replacement at the temperature, and their
+        logprobs at temperature 1: [t, count]. Call it within `of_segments`.
+        """
+        (segment,) = self._segments
+        hidden, _ = last_states(self._causal_lm, row)
+        states = hidden[segment.start : segment.stop].to(self._head.weight.dtype)
+        low_rank = self._low_rank(segment, states)
+        ids, logprobs = [], []
+        for start in range(0, len(states), self._chunking.tokens):
+            rows = slice(start, start + self._chunking.tokens)
+            logits = span_logits(
+                states[rows], self._head.weight, self._head.bias, slice(0, len(self._head.weight)),
+                temperature=1.0, rules=self._rules, low_rank=None if low_rank is None else low_rank.of(rows),
+            )  # fmt: skip
+            ids.append(_drawn(logits, count=count, temperature=temperature, random=random))
+            logprobs.append(logits.log_softmax(-1).gather(1, ids[-1]))
+        return torch.cat(ids), torch.cat(logprobs)
+
+    def _low_rank(self, segment: AdapterSegment, states: Tensor) -> LowRankLogits | None:
+        pair = segment.adapter.factors.get(self._unembed)
+        return None if pair is None else LowRankLogits(_features(states, pair), pair.up.to(states.dtype))
+
     def _logprobs_of(self, segment: AdapterSegment, states: Tensor) -> Tensor:
         states = states.to(self._head.weight.dtype)
-        pair = segment.adapter.factors.get(self._unembed)
         target, others = segment.targets[:, 0], segment.targets[:, 1:]
         made = token_logprobs(
             hidden=states,
@@ -178,7 +202,7 @@ class AdaptedModel:
             chunking=self._chunking,
             with_entropy=False,
             rules=self._rules,
-            low_rank=None if pair is None else LowRankLogits(_features(states, pair), pair.up.to(states.dtype)),
+            low_rank=self._low_rank(segment, states),
         )
         first = made.logprobs[:, None]
         return first if made.candidates is None else torch.cat([first, made.candidates], dim=1)
@@ -201,6 +225,12 @@ class AdaptedModel:
                 part = torch.addmm(part, _features(inputs[rows], pair), pair.up.to(part.dtype).T)
             parts.append(part)
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).view_as(output)
+
+
+def _drawn(logits: Tensor, *, count: int, temperature: float, random: torch.Generator) -> Tensor:
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True).expand(-1, count)
+    return torch.multinomial((logits / temperature).softmax(-1), count, replacement=True, generator=random)
 
 
 def _features(values: Tensor, pair: Adapter) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from learner.training.adapter_layers import MAX_RANK, AdaptedModel, ClientAdapter
 from learner.training.adapter_optimizer import AdamState
 from learner.training.client_checks import (
+    TARGETS,
     BaseDescription,
     check_operation,
     check_shape,
@@ -54,6 +55,7 @@ _MICROBATCH_TOKENS_ELSEWHERE = 16384
 # Of a model whose config names no longest sequence.
 _UNBOUNDED_CONTEXT = 1 << 20
 _STEPS = "steps"
+_SEEDS = 1 << 63
 _SUMS = ("gradient", "mean", "square")
 
 
@@ -163,6 +165,23 @@ class AdapterTrainer:
                 if result is not None:
                     results[number] = result
         return [results[number] for number in range(len(operations))]
+
+    def draw(
+        self, model_id: str, tokens: Array, *, count: int, temperature: float, seed: int | None = None
+    ) -> tuple[Array, Array]:
+        """After each of the tokens `count` next ones, drawn independently at the temperature, and their logprobs at
+        temperature 1: int64 and float32 [T, count]. Raises OperationError.
+        """
+        operation = ForwardBackward(model_id, (ClientDatum(tokens, {TARGETS: tokens}),), "cross_entropy", {}, True)
+        self._adapter(model_id)
+        self.check(operation)
+        random = torch.Generator(self._model.device)
+        random.seed() if seed is None else random.manual_seed(seed % _SEEDS)
+        (row,) = rows_of([operation], adapters=self._adapters, max_tokens=len(tokens), device=self._model.device)
+        self.passes += 1
+        with self._model.of_segments(row.segments), torch.no_grad():
+            ids, logprobs = self._model.drawn(row.row, count=count, temperature=temperature, random=random)
+        return _on_host(ids), _on_host(logprobs.float())
 
     def step(self, step: AdamStep) -> dict[str, float]:
         """Takes a step of AdamW of a training model, which spends what it has accumulated. Returns metrics.

@@ -24,7 +24,6 @@ from tests.protocol.tinker.sdk import sdk_python
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NAME = "tiny/qwen"
-LEFT_OUT = {"sample: alternative tokens"}
 
 
 def started(launcher: Launcher, folder: Path) -> tuple[Launched, dict[str, str]]:
@@ -78,7 +77,8 @@ def test_a_client_trains_and_samples_and_both_sides_say_the_same(launcher: Launc
     assert np.ptp(report["snapshot"][0]) > 0.1
 
     found = answers("features.py", told, told["TINKER_BASE_URL"], NAME)
-    assert {name for name, answer in found.items() if answer != "yes"} == LEFT_OUT, found
+    assert {name: answer for name, answer in found.items() if answer != "yes"} == {}
+    assert len(found) == 29
 
     serve.send(signal.SIGINT)
     assert serve.wait(timeout_s=60) == 0, serve.text()

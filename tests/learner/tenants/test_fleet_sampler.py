@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from learner.tenants.fleet_sampler import FleetSampler, SamplingLimits
+from learner.tenants.prompt_scores import PromptExtras
 from learner.tenants.sampling import SampleFailed
 from learner.tenants.served_adapters import ServedAdapters
 from learner.tenants.turns import BASE_TARGET, TargetWeights
@@ -254,28 +255,24 @@ async def test_weights_whose_files_are_gone_fail_the_sample_and_not_the_save(tmp
             await ours.sample(gone, ask(), namespace="s")
 
 
-async def test_tokens_drawn_at_places_of_the_prompt_are_refused_by_the_clients_name() -> None:
-    async with sampler(NOBODY) as ours:
-        with pytest.raises(TinkerWireError, match=r"^prompt_alt_tokens_k: "):
-            await ours.sample(BASE, ask(alternatives=2), namespace="s")
+async def test_what_generators_do_not_compute_is_asked_of_whoever_can_and_else_refused() -> None:
+    extras = PromptExtras(np.array([[-1.0], [-2.0]], np.float32), (np.array([[7], [8]]), np.zeros((2, 1), np.float32)))
 
+    async def score(_: TargetWeights, request: SampleRequest) -> PromptExtras:
+        return extras
 
-async def test_given_tokens_are_scored_by_whoever_can_and_else_refused() -> None:
-    scores = np.array([[-1.0], [-2.0]], np.float32)
-
-    async def score(_: TargetWeights, request: SampleRequest) -> Any:
-        assert request.targets is not None
-        return scores
-
-    request = ask(targets=np.array([[4], [5]]))
+    named, drawn = ask(targets=np.array([[4], [5]])), ask(alternatives=1)
     generator = ScriptedAdapterGenerator()
     async with generator.running() as url:
-        async with sampler(url, score_targets=score) as ours:
-            answer = await ours.sample(BASE, request, namespace="s")
-            assert answer.targets is scores
+        async with sampler(url, score_prompt=score) as ours:
+            assert (await ours.sample(BASE, named, namespace="s")).targets is extras.targets
+            assert (await ours.sample(BASE, drawn, namespace="s")).alternatives is extras.alternatives
+            assert (await ours.sample(BASE, ask(), namespace="s")).alternatives is None
         async with sampler(url) as ours:
             with pytest.raises(TinkerWireError, match=r"^target_prompt_logprobs: "):
-                await ours.sample(BASE, request, namespace="s")
+                await ours.sample(BASE, named, namespace="s")
+            with pytest.raises(TinkerWireError, match=r"^prompt_alt_tokens_k: "):
+                await ours.sample(BASE, drawn, namespace="s")
 
 
 async def test_the_generators_are_told_with_what_was_last_heard_of_them() -> None:

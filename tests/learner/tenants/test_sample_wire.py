@@ -87,6 +87,15 @@ def test_the_likeliest_tokens_of_the_prompt_come_below_a_blank_row() -> None:
     np.testing.assert_array_equal(found.logprobs, [[NAN, NAN]] + [[-0.5, -0.75]] * 3)
 
 
+def test_the_likeliest_tokens_before_the_last_n_are_blank_too() -> None:
+    top = LikeliestTokens(token_ids=((3,),) * 3, logprobs=((-0.5,),) * 3)
+    asked = ask(prompt_logprobs=True, topk_prompt=1, last_n=1)
+    given = answer(prompt_logprobs=(-1.0,) * 3, top_of_prompt=top)
+    found = answer_to_client(asked, given, policy_version=int).topk_prompt
+    assert found is not None
+    np.testing.assert_array_equal(found.logprobs, [[NAN]] * 3 + [[-0.5]])
+
+
 def test_each_token_has_the_version_of_its_span() -> None:
     spans = (AdapterSpan(version=10, start=0, end=1), AdapterSpan(version=12, start=1, end=2))
     found = answer_to_client(ask(), answer(sequence(spans=spans)), policy_version=lambda version: version // 2)

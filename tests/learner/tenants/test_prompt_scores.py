@@ -1,4 +1,4 @@
-"""Scores of given tokens by the real trainer: the base model's, and those of a checkpoint's adapter."""
+"""Scores of a prompt by the real trainer: the base model's, and those of a checkpoint's adapter."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from learner.tenants.checkpoints import CheckpointFacts, TenantCheckpoints
+from learner.tenants.prompt_scores import PromptScores
 from learner.tenants.sampling import SampleFailed
-from learner.tenants.target_scores import TargetScores
 from learner.tenants.turns import BASE_TARGET, TargetWeights, target_of
 from learner.training.client_operations import AdamStep, AdapterShape, ClientDatum, ForwardBackward
 from protocol.tinker.sampling import SampleRequest
@@ -37,9 +37,12 @@ def expected(trainer: Any, model_id: str) -> Any:
 
 async def test_the_base_models_scores_are_those_of_an_adapter_that_adds_nothing(trainer: Any) -> None:
     trainer.create("new", AdapterShape(rank=2, seed=1))
-    scores = await TargetScores(trainer, between_turns=at_once)(
+    extras = await PromptScores(trainer, between_turns=at_once)(
         TargetWeights(BASE_TARGET), SampleRequest(prompt=PROMPT, targets=TARGETS)
     )
+    scores = extras.targets
+    assert scores is not None
+    assert extras.alternatives is None
     assert scores.dtype == np.float32
     np.testing.assert_allclose(scores, expected(trainer, "new"), atol=1e-5)
 
@@ -59,19 +62,60 @@ async def test_a_checkpoints_scores_are_those_of_the_model_that_saved_it(trainer
     checkpoints = TenantCheckpoints(tmp_path)
     adapter, config = trainer.peft("trained")
     checkpoints.save(facts, adapter=adapter, config=config, state=None)
-    scores = await TargetScores(trainer, between_turns=at_once)(
+    extras = await PromptScores(trainer, between_turns=at_once)(
         target_of(facts, checkpoints), SampleRequest(prompt=PROMPT, targets=TARGETS)
     )
+    scores = extras.targets
+    assert scores is not None
     np.testing.assert_allclose(scores, expected(trainer, "trained"), atol=1e-5)
     assert np.abs(scores - before).max() > 0.1
     assert not [name for name in trainer._adapters if name.startswith("scores")]
 
 
+async def drawn(trainer: Any, count: int, **more: Any) -> Any:
+    scorer = PromptScores(trainer, between_turns=at_once)
+    extras = await scorer(TargetWeights(BASE_TARGET), SampleRequest(prompt=PROMPT, alternatives=count, **more))
+    assert extras.targets is None
+    assert extras.alternatives is not None
+    return extras.alternatives
+
+
+async def test_tokens_are_drawn_at_the_temperature_and_have_the_models_own_logprobs(trainer: Any) -> None:
+    trainer.create("whole", AdapterShape(rank=2, seed=1))
+    vocabulary = trainer.base.vocabulary_size
+    tokens, count = np.array(PROMPT[:-1]), 4000
+    whole = []
+    for first in range(0, vocabulary, 256):
+        some = np.tile(np.arange(first, min(first + 256, vocabulary)), (len(tokens), 1))
+        operation = ForwardBackward("whole", (ClientDatum(tokens, {"target_tokens": some}),), "cross_entropy", {}, True)
+        whole.append(trainer.run_round([operation])[0].outputs[0].arrays["logprobs"])
+    logprobs = np.concatenate(whole, axis=1)
+    for temperature in (1.0, 0.5):
+        ids, found = await drawn(trainer, count, seed=7, temperature=temperature)
+        assert (ids.dtype, ids.shape, found.dtype, found.shape) == (np.int64, (4, count), np.float32, (4, count))
+        np.testing.assert_allclose(found, np.take_along_axis(logprobs, ids, axis=1), atol=1e-5)
+        warm = np.exp(logprobs / temperature)
+        share = warm / warm.sum(axis=1, keepdims=True)
+        for row in range(4):
+            counts = np.bincount(ids[row], minlength=vocabulary)
+            spread = np.sqrt(count * share[row] * (1 - share[row]))
+            assert np.abs(counts - count * share[row]).max() < 6 * spread.max()
+    greedy, _ = await drawn(trainer, 2, temperature=0.0)
+    assert greedy.tolist() == [[best, best] for best in logprobs.argmax(axis=1)]
+
+
+async def test_a_seed_draws_the_same_tokens_again(trainer: Any) -> None:
+    first, again, other = [(await drawn(trainer, 50, seed=seed))[0].tolist() for seed in (-3, -3, 4)]
+    assert first == again != other
+
+
 async def test_what_cannot_be_scored_names_the_clients_field(trainer: Any, tmp_path: Path) -> None:
-    scorer = TargetScores(trainer, between_turns=at_once)
+    scorer = PromptScores(trainer, between_turns=at_once)
     base = TargetWeights(BASE_TARGET)
     with pytest.raises(TinkerWireError, match=r"^target_prompt_logprobs: .*target_tokens"):
         await scorer(base, SampleRequest(prompt=PROMPT, targets=np.full((4, 1), 10**6)))
+    with pytest.raises(TinkerWireError, match=r"^prompt_alt_tokens_k: "):
+        await scorer(base, SampleRequest(prompt=(10**6, 1), alternatives=1))
     gone = TargetWeights("tinker://trained/sampler_weights/b", 1, tmp_path / "nothing", 1)
     with pytest.raises(SampleFailed, match="the weights of tinker://trained/sampler_weights/b cannot be read"):
         await scorer(gone, SampleRequest(prompt=PROMPT, targets=TARGETS))
