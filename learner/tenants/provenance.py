@@ -2,7 +2,9 @@
 
     <folder>/sequences-<hour>.log    records of learner.journal.records, one a sequence; a file goes after a day
 
-They outlive the process, but are not synced: a machine that loses power may lose the last of them.
+They outlive the process, but are not synced: a machine that loses power may lose the last of them. Those that were
+sampled without record_stability_info are remembered in memory alone, the last ones: clients name them, too, and only a
+loss that rests on them may refuse a name that is not known.
 """
 
 import json
@@ -26,6 +28,8 @@ _HOUR_S = 3600
 _KEEP_HOURS = 25
 _SEQUENCE = 1
 _LOGPROB_TOLERANCE = 1e-3
+_RECENT_TOKENS = 1 << 22
+"""Of sequences that are remembered in memory alone, with their prompts."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +53,48 @@ class SequenceRecords:
         for path in sorted(folder.glob("sequences-*.log")):
             self._read(path)
         self._hour, self._file = self._open(self._now())
+        self._recent: dict[str, SequenceRecord] = {}  # the oldest first
+        self._recent_tokens = 0
 
     def remember(
-        self, owner: str, names: Iterable[str], request: SampleRequest, sampled: Iterable[SampledTokens]
+        self,
+        owner: str,
+        names: Iterable[str],
+        request: SampleRequest,
+        sampled: Iterable[SampledTokens],
+        *,
+        recorded: bool = True,
     ) -> None:
-        """Remember the sequences of a sample by their names. Raises OSError."""
+        """Remember the sequences of a sample by their names, in files too if they are `recorded`. Raises OSError."""
         with self._lock:
             self._forget_old()
+            prompt = np.asarray(request.prompt, np.int64)
             for name, sequence in zip(names, sampled, strict=True):
                 found = SequenceRecord(
                     owner=owner,
-                    prompt=np.asarray(request.prompt, np.int64),
+                    prompt=prompt,
                     tokens=np.asarray(sequence.tokens, np.int64),
                     logprobs=np.asarray(sequence.logprobs, np.float32),
                     hour=self._hour,
                 )
-                self._file.append(*_written(name, found))
-                self._records[name] = found
+                if recorded:
+                    self._file.append(*_written(name, found))
+                    self._records[name] = found
+                else:
+                    self._remember_lately(name, found)
 
-    def check(self, owner: str, number: int, datum: WireDatum) -> None:
-        """Raises TinkerWireError if the spans of a datum do not tile it, or claim what was not sampled."""
+    def _remember_lately(self, name: str, found: SequenceRecord) -> None:
+        self._recent[name] = found
+        self._recent_tokens += _size(found)
+        while self._recent_tokens > _RECENT_TOKENS:
+            self._recent_tokens -= _size(self._recent.pop(next(iter(self._recent))))
+
+    def check(self, owner: str, number: int, datum: WireDatum, *, all_known: bool) -> None:
+        """Raises TinkerWireError if the spans of a datum do not tile it, claim what was not sampled, or name a sequence
+        that is not known where `all_known` have to be.
+
+        Targets at the places of a prompt stand for nothing, and may be any tokens.
+        """
         field = f"data[{number}]"
         if not datum.input_spans and not datum.target_spans:
             return
@@ -77,33 +103,33 @@ class SequenceRecords:
             raise TinkerWireError(
                 f"{field}: spans of one part alone; expected model_input_spans and loss_fn_input_spans, or neither"
             )
-        self._check_row(owner, f"{field}.model_input_spans", datum.input_spans, datum.token_ids, None)
-        logprobs = datum.inputs.get("logprobs")
-        self._check_row(owner, f"{field}.loss_fn_input_spans", datum.target_spans, targets, logprobs)
+        rows = (
+            ("model_input_spans", datum.input_spans, datum.token_ids, None, True),
+            ("loss_fn_input_spans", datum.target_spans, targets, datum.inputs.get("logprobs"), False),
+        )
+        for name, spans, row, logprobs, with_prompt in rows:
+            _check_tiles(f"{field}.{name}", spans, row)
+            bounds = pairwise(accumulate((span.length for span in spans), initial=0))
+            for place, (span, (start, end)) in enumerate(zip(spans, bounds, strict=True)):
+                found = self._found(span.sequence_id, owner, f"{field}.{name}[{place}]", all_known=all_known)
+                if found is None or not (span.sampled or with_prompt):
+                    continue
+                had = (found.tokens if span.sampled else found.prompt)[span.offset : span.offset + span.length]
+                _compare(f"{field}.{name}[{place}]", start, row[start:end], had)
+                if span.sampled and logprobs is not None:
+                    _compare_logprobs(
+                        f"{field}.{name}[{place}]", start, logprobs[start:end], found.logprobs[span.offset :]
+                    )
 
-    def _check_row(
-        self,
-        owner: str,
-        field: str,
-        spans: Sequence[ProvenanceSpan],
-        row: NDArray[np.int64],
-        logprobs: NDArray[np.float32] | None,
-    ) -> None:
-        total = sum(span.length for span in spans)
-        if total != len(row) or any(span.length < 0 or span.offset < 0 for span in spans):
-            raise TinkerWireError(f"{field}: spans of {total} tokens; expected to tile {len(row)} tokens")
-        bounds = pairwise(accumulate((span.length for span in spans), initial=0))
-        for number, (span, (start, end)) in enumerate(zip(spans, bounds, strict=True)):
-            found = self._records.get(span.sequence_id)
-            if found is None or found.owner != owner:
-                raise TinkerWireError(
-                    f"{field}[{number}]: no sequence {span.sequence_id}; it was sampled without "
-                    "record_stability_info, or more than a day ago"
-                )
-            had = (found.tokens if span.sampled else found.prompt)[span.offset : span.offset + span.length]
-            _compare(f"{field}[{number}]", start, row[start:end], had)
-            if span.sampled and logprobs is not None:
-                _compare_logprobs(f"{field}[{number}]", start, logprobs[start:end], found.logprobs[span.offset :])
+    def _found(self, name: str, owner: str, field: str, *, all_known: bool) -> SequenceRecord | None:
+        found = self._records.get(name) or self._recent.get(name)
+        if found is not None and found.owner == owner:
+            return found
+        if all_known:
+            raise TinkerWireError(
+                f"{field}: no sequence {name}; it was sampled without record_stability_info, or more than a day ago"
+            )
+        return None
 
     def _now(self) -> int:
         return int(self._clock()) // _HOUR_S
@@ -130,6 +156,16 @@ class SequenceRecords:
             self._records[name] = found
             end = following
         AppendFile(path, end=end).close()
+
+
+def _size(found: SequenceRecord) -> int:
+    return len(found.prompt) + len(found.tokens)
+
+
+def _check_tiles(field: str, spans: Sequence[ProvenanceSpan], row: NDArray[np.int64]) -> None:
+    total = sum(span.length for span in spans)
+    if total != len(row) or any(span.length < 0 or span.offset < 0 for span in spans):
+        raise TinkerWireError(f"{field}: spans of {total} tokens; expected to tile {len(row)} tokens")
 
 
 def _compare(field: str, start: int, row: NDArray[np.int64], had: NDArray[np.int64]) -> None:

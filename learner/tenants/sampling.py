@@ -154,9 +154,9 @@ class SamplingQueue:
         future, namespace = sample.future, sample.entry.sampling_session_id
         try:
             answer = await self._sampler.sample(sample.weights, sample.request, namespace=namespace)
-            if sample.body.record_stability_info:
-                names = sequence_ids(future.request_id, sample.request.samples)
-                self._sequences.remember(future.owner, names, sample.request, answer.sequences)
+            names = sequence_ids(future.request_id, sample.request.samples)
+            recorded = bool(sample.body.record_stability_info)
+            self._sequences.remember(future.owner, names, sample.request, answer.sequences, recorded=recorded)
             future.finish(write_sample(answer, sample.body))
         except SampleFailed as error:
             future.finish({"error": str(error), "category": "server"})

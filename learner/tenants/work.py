@@ -7,7 +7,7 @@ must not wait for ever.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import xxhash
 from pydantic import ValidationError
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 FORWARD_BACKWARD = "forward_backward"
 LOAD_WEIGHTS = "load_weights"
 _UNFIT = "unfit"
+_RESTS_ON_SAMPLES = "stable_reinforce"
+"""A loss for which each sequence that a datum names has to be known."""
 _COUNTED_UP = "sampling_session_seq_id"
 """Clients count it up at each try of the same request."""
 _BODIES: dict[str, type[OrderedBody] | type[LoadWeights]] = {
@@ -109,6 +111,13 @@ def _digest(kind: str, body: bytes) -> str:
     return digest
 
 
+class CheckClaims(Protocol):
+    """See SequenceRecords.check."""
+
+    def __call__(self, owner: str, number: int, datum: WireDatum, *, all_known: bool) -> None:
+        """Raises TinkerWireError for a datum that claims what was not sampled."""
+
+
 class WorkReader:
     """Parses operations. `parse_graph` makes the graph of a custom loss, `check` is the trainer's,
     `check_claims` that of the sampled sequences.
@@ -120,7 +129,7 @@ class WorkReader:
         losses: Mapping[str, LossEntry],
         parse_graph: Callable[[LossEntry], "LossGraph"],
         check: Callable[[ForwardBackward], None],
-        check_claims: Callable[[str, int, WireDatum], None],
+        check_claims: CheckClaims,
     ) -> None:
         self._losses, self._parse_graph = losses, parse_graph
         self._check, self._check_claims = check, check_claims
@@ -140,7 +149,7 @@ class WorkReader:
             if kind == FORWARD_BACKWARD:
                 parts = read_forward_backward(body)
                 for number, datum in enumerate(parts.data if new else ()):
-                    self._check_claims(owner, number, datum)
+                    self._check_claims(owner, number, datum, all_known=parts.loss == _RESTS_ON_SAMPLES)
                 operation = self._forward_backward(parts, owner)
                 self._check(operation)
                 return operation

@@ -29,18 +29,18 @@ def datum() -> WireDatum:
 
 
 def test_what_was_sampled_passes(tmp_path: Path) -> None:
-    remembered(tmp_path).check("a", 0, datum())
+    remembered(tmp_path).check("a", 0, datum(), all_known=True)
 
 
 def test_it_still_does_after_a_start_with_a_record_cut_in_two(tmp_path: Path) -> None:
     remembered(tmp_path)
     path = tmp_path / "sequences-00001000.log"
     path.write_bytes(path.read_bytes() + path.read_bytes()[:-3])
-    SequenceRecords(tmp_path).check("a", 0, datum())
+    SequenceRecords(tmp_path).check("a", 0, datum(), all_known=True)
 
 
 def test_a_datum_without_spans_is_not_looked_at(tmp_path: Path) -> None:
-    SequenceRecords(tmp_path).check("a", 0, replace(datum(), input_spans=(), target_spans=()))
+    SequenceRecords(tmp_path).check("a", 0, replace(datum(), input_spans=(), target_spans=()), all_known=True)
 
 
 def spoiled(**inputs: object) -> WireDatum:
@@ -65,22 +65,48 @@ def spoiled(**inputs: object) -> WireDatum:
 )
 def test_a_claim_of_what_was_not_sampled_is_refused(tmp_path: Path, claimed: WireDatum, complaint: str) -> None:
     with pytest.raises(TinkerWireError, match=complaint):
-        remembered(tmp_path).check("a", 3, claimed)
+        remembered(tmp_path).check("a", 3, claimed, all_known=True)
 
 
 def test_a_sequence_of_another_tenant_is_none(tmp_path: Path) -> None:
     with pytest.raises(TinkerWireError, match="no sequence"):
-        remembered(tmp_path).check("b", 0, datum())
+        remembered(tmp_path).check("b", 0, datum(), all_known=True)
 
 
 def test_sequences_go_after_a_day(tmp_path: Path) -> None:
     remembered(tmp_path)
     records = SequenceRecords(tmp_path, clock=lambda: 3600.0 * 1020)
     records.remember("a", [], SampleRequest(prompt=PROMPT), [])
-    records.check("a", 0, datum())
+    records.check("a", 0, datum(), all_known=True)
     records = SequenceRecords(tmp_path, clock=lambda: 3600.0 * 1030)
     records._hour -= 1
     records.remember("a", [], SampleRequest(prompt=PROMPT), [])
     with pytest.raises(TinkerWireError, match="no sequence"):
-        records.check("a", 0, datum())
+        records.check("a", 0, datum(), all_known=True)
     assert not (tmp_path / "sequences-00001000.log").exists()
+
+
+def test_targets_at_the_places_of_a_prompt_may_be_anything(tmp_path: Path) -> None:
+    """The cookbook's loops fill them with zeros."""
+    remembered(tmp_path).check("a", 0, spoiled(target_tokens=np.array([0, 0, *TOKENS])), all_known=True)
+
+
+def test_a_sequence_that_was_sampled_without_a_record_is_checked_while_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cookbook names the sequences in its datums, whether they were recorded or not."""
+    monkeypatch.setattr("learner.tenants.provenance._RECENT_TOKENS", 12)
+    records, sampled = SequenceRecords(tmp_path), SampledTokens(TOKENS, LOGPROBS, (0, 0), stopped=True)
+    records.remember("a", ["s:1:0", "s:1:1"], SampleRequest(prompt=PROMPT), [sampled] * 2, recorded=False)
+    records.check("a", 0, datum(), all_known=True)
+    with pytest.raises(TinkerWireError, match="position 3 holds token 6"):
+        records.check("a", 0, spoiled(target_tokens=np.array([2, 3, 4, 6])), all_known=False)
+    records.remember("a", ["s:2:0"], SampleRequest(prompt=PROMPT), [sampled], recorded=False)
+    records.check("a", 0, spoiled(target_tokens=np.array([2, 3, 4, 6])), all_known=False)
+    with pytest.raises(TinkerWireError, match="no sequence s:1:0"):
+        records.check("a", 0, datum(), all_known=True)
+    assert (tmp_path / next(tmp_path.iterdir()).name).stat().st_size == 0, "nothing of it is on the disk"
+
+
+def test_another_tenant_s_sequence_tells_nothing(tmp_path: Path) -> None:
+    remembered(tmp_path).check("b", 0, spoiled(target_tokens=np.array([2, 3, 4, 6])), all_known=False)
