@@ -56,7 +56,7 @@ class PromptScores:
         self._trainer, self._between_turns = trainer, between_turns
 
     async def __call__(self, weights: TargetWeights, request: SampleRequest) -> PromptExtras:
-        """What the request asks for of these.
+        """The scores that the request asks for.
 
         Raises TinkerWireError, and SampleFailed if the weights are gone or the trainer fails.
         """
