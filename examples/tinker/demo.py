@@ -24,7 +24,8 @@ def main() -> int:
         found: dict[str, str] = {}
         for line in server.stdout:
             sys.stdout.write(line)
-            found.update([match.groups()] if (match := ASKED.match(line)) else [])  # type: ignore[arg-type]
+            if match := ASKED.match(line):
+                found[match[1]] = match[2]
             if line.startswith("base model"):
                 break
         else:
