@@ -50,10 +50,14 @@ _Parts = tuple[AdapterShape, dict[str, NDArray[Any]]]
 
 
 class PromptScores:
-    """Scores with an adapter that is made for the purpose, and removed again."""
+    """Scores with an adapter that is made for the purpose, and removed again.
+
+    One prompt at a time waits for the trainer: many would keep training from its turns.
+    """
 
     def __init__(self, trainer: "AdapterTrainer", *, between_turns: BetweenTurns) -> None:
         self._trainer, self._between_turns = trainer, between_turns
+        self._one_at_a_time = asyncio.Lock()
 
     async def __call__(self, weights: TargetWeights, request: SampleRequest) -> PromptExtras:
         """The scores that the request asks for.
@@ -62,7 +66,8 @@ class PromptScores:
         """
         try:
             parts = await asyncio.to_thread(_read, weights)
-            return await self._between_turns(lambda: self._scored(parts, request))
+            async with self._one_at_a_time:
+                return await self._between_turns(lambda: self._scored(parts, request))
         except OperationFault as error:
             raise SampleFailed(str(error)) from error
         except OperationError as error:

@@ -31,6 +31,8 @@ from learner.training.logprobs import Chunking, LowRankLogits, span_logits, toke
 from learner.training.packing import PackedRow
 
 MAX_RANK = 1024
+_COPIES = 3
+"""Of the logits, beside each other, where tokens are drawn from them."""
 _OF_ATTENTION = ("attn", "attention")
 _OF_MLP = ("mlp", "feed_forward", "ffn", "expert")
 # They choose experts, and are as frozen as ordinary training leaves them.
@@ -174,11 +176,13 @@ class AdaptedModel:
         hidden, _ = last_states(self._causal_lm, row)
         states = hidden[segment.start : segment.stop].to(self._head.weight.dtype)
         low_rank = self._low_rank(segment, states)
+        vocabulary = len(self._head.weight)
+        at_once = max(1, self._chunking.tokens * self._chunking.vocabulary // (vocabulary * _COPIES))
         ids, logprobs = [], []
-        for start in range(0, len(states), self._chunking.tokens):
-            rows = slice(start, start + self._chunking.tokens)
+        for start in range(0, len(states), at_once):
+            rows = slice(start, start + at_once)
             logits = span_logits(
-                states[rows], self._head.weight, self._head.bias, slice(0, len(self._head.weight)),
+                states[rows], self._head.weight, self._head.bias, slice(0, vocabulary),
                 temperature=1.0, rules=self._rules, low_rank=None if low_rank is None else low_rank.of(rows),
             )  # fmt: skip
             ids.append(_drawn(logits, count=count, temperature=temperature, random=random))

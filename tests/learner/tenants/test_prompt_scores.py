@@ -1,5 +1,6 @@
 """Scores of a prompt by the real trainer: the base model's, and those of a checkpoint's adapter."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,26 @@ async def test_tokens_are_drawn_at_the_temperature_and_have_the_models_own_logpr
 async def test_a_seed_draws_the_same_tokens_again(trainer: Any) -> None:
     first, again, other = [(await drawn(trainer, 50, seed=seed))[0].tolist() for seed in (-3, -3, 4)]
     assert first == again != other
+
+
+async def test_one_prompt_at_a_time_waits_for_the_trainer(trainer: Any) -> None:
+    waiting, most, released = 0, 0, asyncio.Event()
+
+    async def after_a_turn(work: Callable[[], Any]) -> Any:
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
+        await released.wait()
+        waiting -= 1
+        return work()
+
+    scorer = PromptScores(trainer, between_turns=after_a_turn)
+    request = SampleRequest(prompt=PROMPT, targets=TARGETS)
+    asked = [asyncio.create_task(scorer(TargetWeights(BASE_TARGET), request)) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    released.set()
+    assert len(await asyncio.gather(*asked)) == 3
+    assert most == 1
 
 
 async def test_what_cannot_be_scored_names_the_clients_field(trainer: Any, tmp_path: Path) -> None:
