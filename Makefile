@@ -15,6 +15,7 @@ export PATH := $(CURDIR)/$(PROMETHEUS):$(PATH)
 ADDITION := models/addition/.complete
 MAZE := models/maze/.complete
 TINKER_SDK := build/tinker-sdk/.complete
+TINKER_COOKBOOK := build/tinker-cookbook/.complete
 SMOLLM2 := models/smollm2-135m/.complete
 RLHF := models/rlhf-rm/.complete
 
@@ -259,6 +260,19 @@ $(TINKER_SDK): $(INSTALLED)
 	# torch is heavy: it comes from .venv, behind the SDK's own packages
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$(build/tinker-sdk/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-headway.pth"
+	touch $@
+
+.PHONY: tinker-cookbook
+tinker-cookbook: $(TINKER_COOKBOOK) ## install tinker-cookbook in build/tinker-cookbook, for `python -m benchmarks.tinker_cookbook`
+
+$(TINKER_COOKBOOK): $(INSTALLED)
+	@rm -rf build/tinker-cookbook
+	$(BIN)/python -m venv build/tinker-cookbook
+	build/tinker-cookbook/bin/python -m pip install -q --disable-pip-version-check tinker==0.38.0 chz blobfile datasets \
+		termcolor tiktoken pylatexenc pyrage cloudpickle math-verify tml-renderers
+	build/tinker-cookbook/bin/python -m pip install -q --disable-pip-version-check --no-deps tinker-cookbook==0.6.1
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(build/tinker-cookbook/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-headway.pth"
 	touch $@
 
 .PHONY: lock

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SERVE = [Path(sys.executable).with_name("headway"), "serve", "models/addition", "--name", "models/addition"]
+SERVE = [str(Path(sys.executable).with_name("headway")), "serve", "models/addition", "--name", "models/addition"]
 ASKED = re.compile(r"export (TINKER_\w+)=(\S+)")
 
 
