@@ -108,7 +108,7 @@ def _serving(folder: Path) -> Iterator[Mapping[str, str]]:
     server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
-        lines = [line for line, _ in zip(server.stdout, range(3), strict=False)]
+        lines = [line for _, line in zip(range(3), server.stdout, strict=False)]
         yield {**os.environ, **{match[1]: match[2] for line in lines if (match := _ASKED.match(line))}}
     finally:
         server.send_signal(signal.SIGINT)
