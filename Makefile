@@ -263,7 +263,7 @@ $(TINKER_SDK): $(INSTALLED)
 	touch $@
 
 .PHONY: tinker-cookbook
-tinker-cookbook: $(TINKER_COOKBOOK) ## install tinker-cookbook in build/tinker-cookbook, for `python -m benchmarks.tinker_cookbook`
+tinker-cookbook: $(TINKER_COOKBOOK) ## install tinker-cookbook in build/tinker-cookbook, for `python -m benchmarks.cookbook`
 
 $(TINKER_COOKBOOK): $(INSTALLED)
 	@rm -rf build/tinker-cookbook

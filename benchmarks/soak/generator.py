@@ -101,6 +101,7 @@ def install() -> None:
     _put("vllm.v1.engine.async_llm", AsyncLLM=ours.AsyncLLM)
     _put("vllm.outputs", CompletionOutput=object, RequestOutput=object)
     _put("vllm.lora.request", LoRARequest=object)
+    _put("vllm.lora.layers", LogitsProcessorWithLoRA=NoHead)
     _put("generator.engine.socket_folder", make_socket_folder=_nothing, remove_socket_folder=_nothing)
     _put("generator.engine.adapter_stamps", longer=None, taken_stamp=lambda output: None, versioned=None)
     _put("vllm.v1.engine.output_processor", OutputProcessor=object, RequestState=object)

@@ -45,6 +45,10 @@ ELSEWHERE = {
         "docs/environments-how-to.md",
         "def solve_one",
     ): "tests/docs/test_own_agent.py asks an env_service for a task with it",
+    (
+        "docs/tinker.md",
+        "tinker.ServiceClient()",
+    ): "a whole server: tests/e2e/test_serve.py makes these calls of the SDK",
     ("docs/from-zero.md", "headway.train("): "a whole system: tests/e2e/test_from_python.py makes these calls",
 }
 """Blocks that are not run here, and why."""

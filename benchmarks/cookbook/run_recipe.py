@@ -1,4 +1,4 @@
-"""Runs one recipe as `python -m` would, with tables of sums for its data sets: `tinker_cookbook_recipe.py MODULE ...`.
+"""Runs one recipe as `python -m` would, with tables of sums for its data sets: `run_recipe.py MODULE ...`.
 
 In the cookbook's environment, which has nothing of Headway.
 """
@@ -14,7 +14,7 @@ SUMS = [(number % 10, number // 10 % 10) for number in range(300)]
 def load_dataset(path, *_, split=None, **__):
     """Rows as the recipes read them."""
     if "gsm8k" in path:
-        rows = [{"question": f"{a}+{b}=", "answer": f"so\n#### {a + b}"} for a, b in SUMS]
+        rows = [{"question": f"{a}+0=", "answer": f"so\n#### {a}"} for a in (3, 7) * 150]
     elif "DeepMath" in path:
         rows = [{"question": f"{a}+{b}=", "final_answer": str(a + b)} for a, b in SUMS]
     elif "hh-rlhf" in path:

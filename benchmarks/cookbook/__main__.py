@@ -1,8 +1,8 @@
-"""Recipes of tinker-cookbook, unmodified, against `headway serve`: `python -m benchmarks.tinker_cookbook`.
+"""Recipes of tinker-cookbook, unmodified, against `headway serve`: `python -m benchmarks.cookbook`.
 
 They run one after the other in the cookbook's own environment (`make tinker-cookbook`), on a tiny Qwen3 which has been
 taught to answer with some digit in a box. Only `datasets.load_dataset` is replaced, by tables of sums, since recipes
-would download theirs: tinker_cookbook_recipe.py does that. For each its first and its last value of the metric that it
+would download theirs: run_recipe.py does that. For each its first and its last value of the metric that it
 is to improve are given.
 """
 
@@ -23,10 +23,10 @@ from pathlib import Path
 
 from benchmarks.machine import described_machine
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / "build" / "tinker-cookbook" / "bin" / "python"
-RECIPE = Path(__file__).parent / "tinker_cookbook_recipe.py"
-RESULTS = Path(__file__).parent / "results" / "tinker_cookbook.md"
+RECIPE = Path(__file__).parent / "run_recipe.py"
+RESULTS = ROOT / "benchmarks" / "results" / "tinker_cookbook.md"
 MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 """A name that the cookbook knows a renderer for. The tiny model is in a folder of this name."""
 _ASKED = re.compile(r"export (TINKER_\w+)=(\S+)")
@@ -46,7 +46,7 @@ class Recipe:
 
 
 _NLL, _REWARD, _MATH_REWARD = "train_mean_nll", "reward/total", "env/all/reward/total"
-_MATH = f"env=arithmetic {_RL} max_steps=30"
+_MATH = f"env=gsm8k {_RL} max_steps=30"
 _SL = "batch_size=8 learning_rate=1e-3 lora_rank=8"
 RECIPES = (
     Recipe("sl_loop", "sl_loop", f"{_SL} max_steps=36", _NLL),
@@ -91,7 +91,7 @@ def main() -> None:
     chosen = [each for each in RECIPES if not arguments.only or each.name.startswith(tuple(arguments.only))]
     with tempfile.TemporaryDirectory(prefix="tinker-cookbook-") as name:
         folder = Path(name)
-        subprocess.run([sys.executable, "-m", "benchmarks.tinker_cookbook_model", folder / MODEL], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", "benchmarks.cookbook.boxed_digits", folder / MODEL], cwd=ROOT, check=True)
         with _serving(folder) as environment:
             rows = [_ran(recipe, folder, environment) for recipe in chosen]
     text = _table(rows)
@@ -103,7 +103,7 @@ def main() -> None:
 
 @contextmanager
 def _serving(folder: Path) -> Iterator[Mapping[str, str]]:
-    """What a client of the server needs in its environment."""
+    """Starts the server; gives the environment of its clients."""
     command = [str(Path(sys.executable).with_name("headway")), "serve", MODEL, "--name", MODEL, "--port", "7391"]
     server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
@@ -159,7 +159,7 @@ def _table(rows: Sequence[Row]) -> str:
     passed = sum(row[2] == "passed" for row in rows)
     return (
         "# Recipes of tinker-cookbook 0.6.1 against `headway serve`\n\n"
-        "`make tinker-cookbook`, then `python -m benchmarks.tinker_cookbook --output "
+        "`make tinker-cookbook`, then `python -m benchmarks.cookbook --output "
         f"{RESULTS.relative_to(ROOT)}`. {passed} of {len(rows)} came to their end, with the unmodified SDK 0.38, on a "
         "Qwen3 of 2 layers whose tokens are bytes. Metrics are means over the first and the last fifth of the steps.\n"
         f"\n| recipe | arguments | outcome | s | first → last |\n|---|---|---|---|---|\n{body}\n\n"

@@ -1,4 +1,4 @@
-"""Makes the model of tinker_cookbook.py: `python -m benchmarks.tinker_cookbook_model FOLDER`.
+"""Makes the model of this benchmark: `python -m benchmarks.cookbook.boxed_digits FOLDER`.
 
 A Qwen3 of two layers whose tokens are bytes, which has learned to answer whatever it is asked with some digit in a box:
 some of its answers are right, so that a reward has something to strengthen.

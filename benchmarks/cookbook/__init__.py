@@ -1,0 +1,1 @@
+"""Recipes of tinker-cookbook against `headway serve`."""
