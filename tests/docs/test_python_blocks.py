@@ -48,7 +48,7 @@ ELSEWHERE = {
     (
         "docs/tinker.md",
         "tinker.ServiceClient()",
-    ): "a whole server: tests/e2e/test_serve.py makes these calls of the SDK",
+    ): "a whole server: tests/e2e/test_serve.py makes these calls",
     ("docs/from-zero.md", "headway.train("): "a whole system: tests/e2e/test_from_python.py makes these calls",
 }
 """Blocks that are not run here, and why."""
