@@ -88,6 +88,7 @@ class LearnerLink:
         self._last_heard = clock()
         self._unheard = True
         self._unanswered_hellos = 0
+        self._fleet_heard = 0
         self._changed = asyncio.Event()
         self._may_complain = Occasionally(every_s=_COMPLAIN_EVERY_S)
         self.refusal: str | None = None
@@ -163,7 +164,7 @@ class LearnerLink:
         else:
             held = self._held(running)
             for start in range(0, max(1, len(held)), MAX_LEASES):
-                await self._send(Heartbeat(running=held[start : start + MAX_LEASES]))
+                await self._send(Heartbeat(running=held[start : start + MAX_LEASES], fleet=self._fleet_heard))
             await self._send_due()
 
     def _greeting(self, running: RunningLeases) -> Hello:
@@ -183,6 +184,7 @@ class LearnerLink:
             case Welcome():
                 self._on_welcome(message, running)
             case Fleet():
+                self._fleet_heard = message.number
                 self._fleet.replace(message.generators)
                 self._metrics.generator_failures.present({each.generator_id for each in message.generators})
             case LeaseGrant():
@@ -201,7 +203,7 @@ class LearnerLink:
 
     def _on_welcome(self, welcome: Welcome, running: RunningLeases) -> None:
         known, self._welcome = self._welcome, welcome
-        self._unanswered_hellos = 0
+        self._unanswered_hellos = self._fleet_heard = 0
         self._must_greet = False
         self.refusal = None
         if welcome.run != self._run:

@@ -129,10 +129,13 @@ class LeaseGrant(Message):
 
 
 class Heartbeat(Message):
-    """env_service → learner: these leases are alive here."""
+    """env_service → learner: these leases are alive here. `fleet`: number of the last Fleet of this learner that has
+    arrived, 0 for none.
+    """
 
     kind: ClassVar[str] = "heartbeat"
     running: tuple[RunningLease, ...] = Field(max_length=MAX_LEASES)
+    fleet: int | None = Field(default=None, ge=0, exclude_if=lambda number: number is None)
 
 
 class FinishedLease(Message):
@@ -184,10 +187,13 @@ class ServingGenerator(WireModel):
 
 
 class Fleet(Message):
-    """learner → env_service: who serves now. Sent on every change."""
+    """learner → env_service: who serves now. Sent on every change, and again where a heartbeat tells that the last one
+    was lost. `number` grows with each change.
+    """
 
     kind: ClassVar[str] = "fleet"
     generators: tuple[ServingGenerator, ...] = Field(max_length=MAX_GENERATORS)
+    number: int = Field(default=0, ge=0, exclude_if=lambda number: number == 0)
 
 
 class Goodbye(Message):

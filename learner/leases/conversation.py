@@ -123,6 +123,8 @@ class EnvServiceConversation:
         match message:
             case Heartbeat():
                 await self._hear(holder, message.running)
+                if message.fleet is not None:
+                    await self._env_services.tell_fleet_again(holder, heard=message.fleet)
             case FinishedLease():
                 await self._on_finished(holder, message.group, frames)
             case FailedLease():

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _SEND_S = 0.5
 """Longest wait for room in one peer's queue: the others' messages wait with it."""
+_ON_ITS_WAY_S = 2.0
+"""A heartbeat within so many seconds of a telling may have been sent before that arrived."""
 _TELLING_SHARE = 0.05
 _MAX_QUIET_S = 5.0
 
@@ -75,7 +77,7 @@ class EnvServices:
         self._clock = clock
         self._fleet = Fleet(generators=())
         self._all_told = True
-        self._quiet_until = -math.inf
+        self._quiet_until = self._told_at = -math.inf
         self._by_name: dict[str, ConnectedEnvService] = {}
         self._names: dict[str, str] = {}
         self._may_have_room: dict[str, None] = {}
@@ -183,16 +185,22 @@ class EnvServices:
         generators = tuple(serving)
         if self._all_told and generators == self._fleet.generators:
             return
-        self._fleet, self._all_told, self._quiet_until = Fleet(generators=generators), False, math.inf
+        self._fleet = Fleet(generators=generators, number=self._fleet.number + 1)
+        self._all_told, self._quiet_until = False, math.inf
         try:
             self._all_told = await self.broadcast(self._fleet)
         finally:
-            ended = self._clock()
+            ended = self._told_at = self._clock()
             self._quiet_until = ended + min((ended - began) / _TELLING_SHARE, _MAX_QUIET_S)
 
     async def tell_fleet_to(self, holder: ConnectedEnvService) -> None:
         """Tells one that has come what the others were told last."""
         await self.send(holder, self._fleet)
+
+    async def tell_fleet_again(self, holder: ConnectedEnvService, *, heard: int) -> None:
+        """Tells one that has heard of another fleet last: what was sent over a link that broke is lost."""
+        if heard != self._fleet.number and self._clock() - self._told_at > _ON_ITS_WAY_S:
+            await self.tell_fleet_to(holder)
 
     async def cancel(self, ended: Iterable[EndedAttempt]) -> None:
         """These attempts are over; tells their holders that nobody waits for them any more."""

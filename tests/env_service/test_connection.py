@@ -20,6 +20,7 @@ from protocol.messages import (
     EnvironmentInfo,
     FailedLease,
     FinishedLease,
+    Fleet,
     Goodbye,
     Heartbeat,
     Hello,
@@ -29,6 +30,7 @@ from protocol.messages import (
     OutcomeReceipt,
     PeerRefusal,
     RunningLease,
+    Welcome,
 )
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from services.http.metrics import Metrics
@@ -162,6 +164,18 @@ async def test_heartbeats_name_the_running_leases() -> None:
         assert beat.running == (
             RunningLease(incarnation=1, lease_id=5, attempt=1, purpose="train", waits_for="environment"),
         )
+
+
+async def test_heartbeats_name_the_last_fleet_of_this_learner() -> None:
+    async with working() as talk:
+        await talk.learner.say(Fleet(generators=(), number=7))
+        async with asyncio.timeout(10):
+            while (await talk.learner.expect(Heartbeat)).fleet != 7:
+                continue
+        await talk.learner.say(Welcome(run="r", incarnation=2, heartbeat_every_s=0.1))
+        async with asyncio.timeout(10):
+            while (await talk.learner.expect(Heartbeat)).fleet != 0:
+                continue
 
 
 async def test_a_finished_group_is_sent_until_it_is_acknowledged() -> None:

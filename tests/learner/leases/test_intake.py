@@ -35,9 +35,11 @@ from protocol.messages import (
     RunningLease,
     Welcome,
 )
+from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 from services.zmq.sockets import ReceivedMessage
 from tests.learner.envs import ADDITION, EVERY_GROUP, RunningIntake, ScriptedEnv, learner
+from tests.learner.generators import announcement
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
 
 
@@ -72,6 +74,25 @@ async def test_an_env_service_is_welcomed_and_told_who_serves(tmp_path: Path) ->
         assert (welcome.incarnation, welcome.heartbeat_every_s) == (3, 1.0)
         (serving,) = (await env.next(Fleet)).generators
         assert (serving.generator_id, serving.policy_version) == ("g", "1.0")
+
+
+async def test_one_to_whom_the_last_fleet_was_lost_is_told_again_who_serves(tmp_path: Path) -> None:
+    """As what was sent over a link that broke is. Without it, an env_service would wait for a generator until the
+    fleet changes, which it does not while there are no groups.
+    """
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        await env.enter()
+        told = await env.next(Fleet)
+        ours.clock.now += 3.0
+        await env.send(Heartbeat(running=(), fleet=told.number))
+        await env.send(Heartbeat(running=(), fleet=0))
+        assert await env.next(Fleet) == told
+        assert told.number > 0
+        await env.send(Heartbeat(running=(), fleet=told.number))
+        ours.fleet.announce(announcement("another", "http://127.0.0.1:1"), now=0.0)
+        ours.fleet.committed("another", version=PolicyVersion(1, 0), fingerprint="f")
+        await ours.intake.fleet_changed()
+        assert (await env.next(Fleet)).number == told.number + 1, "it was told again once"
 
 
 @pytest.mark.parametrize(("field", "named"), [("tokenizer", "tokenizer"), ("chat_template", "chat template")])
