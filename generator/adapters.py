@@ -12,10 +12,9 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -70,6 +69,14 @@ class _HeldAdapter:
     users: int = 0
 
 
+@dataclass
+class _TargetTurns:
+    """Loads of a target, one at a time; `waiting` for their turn, or at it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
+
+
 def fetching(client: HttpClient, source: str) -> Fetch:
     """Fetches from the learner at `source`, and verifies."""
 
@@ -97,7 +104,7 @@ class AdapterSlots:
         self._engine, self._fetch, self._max_rank = engine, fetch, max_rank
         self._held: dict[str, _HeldAdapter] = {}  # the one that was used last at the end
         self._free = list(range(slots, 0, -1))
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: dict[str, _TargetTurns] = {}
         self._changed = asyncio.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="headway-adapters-"))
         self._metrics = AdapterMetrics(metrics, held=lambda: len(self._held))
@@ -111,7 +118,7 @@ class AdapterSlots:
 
         Raises RequestRefused.
         """
-        async with self._locks[offered.target_id]:
+        async with self._alone(offered.target_id):
             held = self._held.get(offered.target_id)
             if held is not None and held.offered.version < offered.version:
                 await self._load(offered, former=held)
@@ -128,7 +135,7 @@ class AdapterSlots:
             yield None
             return
         self._check(offered)
-        async with self._locks[offered.target_id]:
+        async with self._alone(offered.target_id):
             held = self._held.get(offered.target_id)
             if held is None or held.offered.version < offered.version:
                 held = await self._load(offered, former=held)
@@ -139,6 +146,19 @@ class AdapterSlots:
         finally:
             held.users -= 1
             self._changed.set()
+
+    @asynccontextmanager
+    async def _alone(self, target_id: str) -> AsyncIterator[None]:
+        """Nobody else loads the target meanwhile. Nothing stays of a target that nobody waits for: each save is one."""
+        turns = self._turns.setdefault(target_id, _TargetTurns())
+        turns.waiting += 1
+        try:
+            async with turns.lock:
+                yield
+        finally:
+            turns.waiting -= 1
+            if not turns.waiting:
+                del self._turns[target_id]
 
     def _check(self, offered: OfferedAdapter) -> None:
         if offered.rank > self._max_rank:
@@ -192,11 +212,10 @@ class AdapterSlots:
         return self._free.pop()
 
     def _is_idle(self, target_id: str, held: _HeldAdapter) -> bool:
-        return held.users == 0 and not self._locks[target_id].locked()
+        return held.users == 0 and target_id not in self._turns
 
     async def _evict(self, target_id: str) -> None:
         held = self._held.pop(target_id)
-        del self._locks[target_id]
         number = held.request.lora_int_id
         self._metrics.evicted.inc()
         try:

@@ -225,6 +225,14 @@ async def test_a_client_that_goes_away_while_an_adapter_is_fetched_leaves_its_sl
     assert len(answers) == 3
 
 
+async def test_nothing_stays_of_targets_that_are_not_held(served: AdapterRig) -> None:
+    """Each save of each client is offered to each generator."""
+    for number in range(20):
+        assert await served.slots.offer(served.offered(f"unheld-{number}", "narrow")) is None
+    await asyncio.gather(*(served.sample(served.offered("shared", "narrow")) for _ in range(3)))
+    assert served.slots._turns == {}
+
+
 async def test_what_cannot_be_loaded_is_refused_and_the_next_one_is_served(served: AdapterRig) -> None:
     wide = RandomAdapter(served.reference.model, rank=9, seed=4, names=("q_proj",))
     served.reference.adapters["too wide"] = wide
