@@ -11,7 +11,6 @@ import asyncio
 import logging
 import shutil
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,22 +18,11 @@ from functools import partial
 from pathlib import Path
 
 from vllm.lora.request import LoRARequest
-from vllm.outputs import RequestOutput
 
 from generator.engine.adapter_stamps import versioned
-from generator.engine.engine import AdapterUnfit, Engine, EngineGone
-from generator.engine.gated_llm import HandedBack
-from generator.engine.records import adapter_answer
-from generator.serving import GeneratorMetrics, Serving
+from generator.engine.engine import AdapterUnfit, Engine
 from generator.weights.plan import WeightSyncError
-from protocol.adapters import (
-    ADAPTER_FILES,
-    AdapterSampleAnswer,
-    AdapterSampleRequest,
-    OfferAnswer,
-    OfferedAdapter,
-    adapter_name,
-)
+from protocol.adapters import ADAPTER_FILES, OfferedAdapter, adapter_name
 from services.http.app import RequestRefused
 from services.http.client import HttpClient, ServiceError
 from services.http.metrics import Metrics
@@ -235,39 +223,3 @@ def _write(folder: Path, files: Sequence[bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in zip(ADAPTER_FILES, files, strict=True):
         (folder / name).write_bytes(data)
-
-
-class AdapterSampling:
-    """Answers the adapter routes."""
-
-    def __init__(
-        self, *, engine: Engine, serving: Serving, slots: AdapterSlots, metrics: GeneratorMetrics, generator_id: str
-    ) -> None:
-        self._engine, self._serving, self._slots = engine, serving, slots
-        self._metrics, self._generator_id = metrics, generator_id
-
-    async def offer(self, offered: OfferedAdapter) -> OfferAnswer:
-        """Raises RequestRefused."""
-        return OfferAnswer(held=await self._slots.offer(offered))
-
-    async def sample(self, request: AdapterSampleRequest) -> AdapterSampleAnswer:
-        """Raises RequestRefused."""
-        self._serving.check_ready()
-        self._serving.check_tokens("prompt_token_ids", request.prompt_token_ids)
-        self._serving.check_tokens("stop_token_ids", request.stop_token_ids)
-        self._serving.check_length(len(request.prompt_token_ids), request.max_tokens)
-        with self._serving.occupied():
-            async with self._slots.using(request.adapter) as adapter:
-                output = await self._sampled(request, adapter)
-        answer = adapter_answer(output, request, generator_id=self._generator_id)
-        self._metrics.sampled([(len(each.token_ids), each.finish_reason) for each in answer.sequences])
-        return answer
-
-    async def _sampled(self, request: AdapterSampleRequest, adapter: LoRARequest | None) -> RequestOutput:
-        request_id = f"{request.request_id}-{uuid.uuid4().hex[:8]}"
-        try:
-            return await self._engine.sample(request, request_id=request_id, adapter=adapter)
-        except HandedBack as error:
-            raise RequestRefused(503, "handed_back", f"{error}: try another generator") from error
-        except (EngineGone, ValueError) as error:
-            raise RequestRefused(503, "engine", f"request {request.request_id}: {error}") from error

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, FastAPI, Request, Response
 from starlette.routing import Route
 
-from generator.adapters import AdapterSampling
+from generator.adapter_sampling import AdapterSampling
 from generator.logprobs import LogprobScoring
 from generator.serving import Serving
 from generator.weight_sync import WeightSync

@@ -15,7 +15,8 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from generator.adapters import AdapterSampling, AdapterSlots, fetching
+from generator.adapter_sampling import AdapterSampling
+from generator.adapters import AdapterSlots, fetching
 from generator.announcer import announce, announce_leave
 from generator.config import GeneratorConfig
 from generator.engine.engine import Engine

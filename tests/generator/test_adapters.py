@@ -101,7 +101,8 @@ class AdapterRig:
     """The generator's part, with files that a test hands out."""
 
     def __init__(self, rig: Rig, reference: AdaptedReference) -> None:
-        from generator.adapters import AdapterSampling, AdapterSlots
+        from generator.adapter_sampling import AdapterSampling
+        from generator.adapters import AdapterSlots
         from generator.serving import GeneratorMetrics, Serving
 
         metrics = GeneratorMetrics(Metrics("generator"), engine=rig.engine)
