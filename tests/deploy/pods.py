@@ -161,14 +161,14 @@ class Pod:
     def tick(self) -> None:
         if self._before:
             state = self._state(self._before[0])
-            if not state["PodContainer"]:
+            if not state["Running"]:
                 assert state["ExitCode"] == 0, f"{self.name}: {self._before[0]}: {self.log(self._before[0])[-3000:]}"
                 self._before.pop(0)
                 self._next()
             return
         for one in self.load.serving:
             state = self._state(one["name"])
-            if not state["PodContainer"]:
+            if not state["Running"]:
                 self.cluster.say(f"{self.name} ended with {state['ExitCode']}")
                 self._again(one)
             else:

@@ -93,6 +93,12 @@ def test_the_small_images_are_small_and_every_image_says_what_it_is_of(images: d
         assert image["Config"]["User"] == "10001:10001"
 
 
+def test_runs_and_models_that_were_made_here_are_in_no_image(engine: ContainerEngine, images: dict[str, Any]) -> None:
+    assert (ROOT / "examples/addition/runs").is_dir(), "making the model leaves a run there"
+    words = ["find", "/headway/examples", "-name", "runs", "-o", "-name", "models"]
+    assert engine("run", "--rm", "--entrypoint", words[0], images["learner"]["Id"], *words[1:]) == ""
+
+
 def test_what_is_in_an_image_is_listed_for_those_who_audit_it(engine: ContainerEngine, images: dict[str, Any]) -> None:
     make = ["make", "sbom", f"DOCKER={engine.client}", f"IMAGES={IMAGES}"]
     run(make, environment=engine.environment, timeout_s=600)
