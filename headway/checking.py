@@ -293,7 +293,7 @@ def _offered(own: "dict[str, Verifier]", broken: Iterable[str]) -> "Mapping[str,
 
 def _sandbox_problems(config: "RewardServiceConfig") -> Iterator[str]:
     if config.sandbox == "required" and shutil.which("bwrap") is None:
-        from reward_service.sandbox.launch import packaged_bubblewrap
+        from services.isolation.bubblewrap import packaged_bubblewrap
 
         if packaged_bubblewrap() is None:
             yield (

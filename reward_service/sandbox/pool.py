@@ -14,12 +14,16 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
-from reward_service.sandbox.cgroups import Parents, open_parents
-from reward_service.sandbox.launch import bubblewrap_launch, end_orphans, unsafe_launch
+from reward_service.sandbox.launch import WITHOUT, bubblewrap_launch, unsafe_launch
+from reward_service.sandbox.python_inside import FIRST_MODULE
 from reward_service.sandbox.slot import Launch, RunningProgram, SandboxSlot
-from reward_service.sandbox.streams import close_all
 from reward_service.verifier.program import ExecutionConfig, Program, RunEnd, RunLimits, Running, SandboxKind
 from reward_service.verifier.submission import InfrastructureError, UserError
+from services.isolation.bubblewrap import remedies
+from services.isolation.cgroups import Parents, open_parents
+from services.isolation.faults import CannotIsolate
+from services.isolation.owners import end_orphans
+from services.isolation.streams import close_all
 
 logger = logging.getLogger(__name__)
 
@@ -271,13 +275,16 @@ async def open_sandboxes(*, kind: SandboxKind, config: ExecutionConfig) -> Async
     if kind == "off":
         yield None
         return
-    await asyncio.to_thread(end_orphans)
+    await asyncio.to_thread(end_orphans, FIRST_MODULE)
     first = config.first_uid if kind == "required" and os.geteuid() == 0 else None
     async with AsyncExitStack() as stack:
         opened = unsafe_launch(config) if kind == "unsafe" else bubblewrap_launch(config, uid=first)
         # It copies files and starts processes, for a second or so.
-        launch, environment = await asyncio.to_thread(stack.enter_context, opened)
-        parents = stack.enter_context(open_parents(config.cgroup))
+        try:
+            launch, environment = await asyncio.to_thread(stack.enter_context, opened)
+            parents = stack.enter_context(open_parents(config.cgroup, of="execution"))
+        except CannotIsolate as error:
+            raise UserError(str(error)) from error
 
         users = Users(first=first)
         programs = await stack.enter_async_context(
@@ -315,10 +322,10 @@ async def _try_walls(programs: SandboxPool, config: ExecutionConfig) -> None:
             files = {"try.py": _TRY_SOURCE.encode()}
             ended = await programs.run(Program(argv=argv, files=files, limits=limits))
     except InfrastructureError as error:
-        raise UserError(f"programs cannot be isolated here: {error}. {_remedies()}") from error
+        raise UserError(f"programs cannot be isolated here: {error}. {remedies(WITHOUT)}") from error
     problem = ended.stdout.decode(errors="replace").strip() or (None if ended.exit_code == 0 else _account(ended))
     if problem is not None:
-        raise UserError(f"the sandbox does not hold here: {'; '.join(problem.splitlines())}. {_remedies()}")
+        raise UserError(f"the sandbox does not hold here: {'; '.join(problem.splitlines())}. {remedies(WITHOUT)}")
 
 
 def _account(ended: RunEnd) -> str:
@@ -330,45 +337,6 @@ def _account(ended: RunEnd) -> str:
 def _listening() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield int(server.getsockname()[1])
-
-
-def _remedies() -> str:
-    """Names what may be in the way on this machine, and what to do about it."""
-    found = [
-        remedy
-        for path, blocked, remedy in (
-            (
-                "kernel/unprivileged_userns_clone",
-                "0",
-                "user namespaces are off: sysctl kernel.unprivileged_userns_clone=1",
-            ),
-            ("user/max_user_namespaces", "0", "user namespaces are off: sysctl user.max_user_namespaces=15000"),
-            (
-                "kernel/apparmor_restrict_unprivileged_userns",
-                "1",
-                "AppArmor restricts user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0, or a "
-                "profile for bwrap that allows userns",
-            ),
-        )
-        if _setting(path) == blocked
-    ]
-    if _is_filtered():
-        found.append(
-            "this process runs under a seccomp filter, as in a container: start that with the profile and the options "
-            "of deploy/sandbox/README.md"
-        )
-    return "; ".join([*found, "if no verifier runs code, say sandbox = 'off'"])
-
-
-def _setting(path: str) -> str | None:
-    try:
-        return (Path("/proc/sys") / path).read_text().strip()
-    except OSError:
-        return None
-
-
-def _is_filtered() -> bool:
-    return "\nSeccomp:\t2" in Path("/proc/self/status").read_text()
 
 
 def _for_sessions(config: ExecutionConfig) -> ExecutionConfig:

@@ -16,13 +16,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import reward_service.sandbox.supervisor as keeper
-from reward_service.sandbox.cgroups import ControlGroup, Parents
-from reward_service.sandbox.streams import PipeReader, PipeWriter, close_all, received
 from reward_service.verifier.program import NeverBegan, Program, RunEnd
 from reward_service.verifier.submission import InfrastructureError
+from services.isolation.cgroups import ControlGroup, Parents
+from services.isolation.keeping import start_of
+from services.isolation.streams import PipeReader, PipeWriter, close_all, received
 from services.process import seal_descriptors
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class SandboxSlot:
                 self._group = ControlGroup(self._parents, name=self._name)
             seal_descriptors()
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", _path_of(keeper.__file__), self._settings(its.fileno()),
+                sys.executable, *start_of(keeper.__name__), self._settings(its.fileno()),
                 pass_fds=(its.fileno(),), stdin=asyncio.subprocess.DEVNULL, env={},
             )  # fmt: skip
         except OSError as error:
@@ -243,11 +243,6 @@ class SandboxSlot:
             if future is not None and not future.done():
                 future.set_exception(InfrastructureError(reason))
                 future.exception()  # it may be nobody's concern
-
-
-def _path_of(file: str | None) -> str:
-    assert file is not None
-    return str(Path(file))
 
 
 class RunningProgram:

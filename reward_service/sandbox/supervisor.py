@@ -1,4 +1,4 @@
-"""Keeps one place in the pool of sandboxes: `python -I -S supervisor.py SETTINGS`, with settings in JSON.
+"""Keeps one place in the pool of sandboxes: its settings are its argument, in JSON.
 
     launch a sandbox -> tell the service, with its descriptors -> it ends, or the service says kill -> kill and reap all
     of it -> tell the service how it ended -> launch the next
@@ -7,12 +7,11 @@ It drops to its own user before the first launch, and stands in its own cgroups,
 their subreaper it inherits whatever daemonizes, and it goes on only when no descendant is left. It ends with its
 control socket, and it dies with the service.
 
-It imports only what comes with Python, so that it starts fast and the user that it drops to needs to read nothing.
+See `services.isolation.keeping` for its start.
 """
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import resource
@@ -25,10 +24,19 @@ import tempfile
 import time
 from typing import NamedTuple
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_CLONE_NEWNS = 0x20000
-_MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+from services.isolation.keeping import (
+    become,
+    children_cpu_s,
+    close_all_but,
+    family,
+    memory_file,
+    mount,
+    pipe,
+    raised,
+    read_until,
+    reap,
+    takes_more,
+)
 
 # What goes to the service, one datagram each.
 READY = b"ready"  # with four descriptors: command, stdin, stdout, stderr
@@ -51,9 +59,6 @@ _MAX_FILES = 50_000
 
 _START_S = 60.0
 _LAST_WORDS_S = 5.0
-
-# Descriptors are placed at low numbers in the sandbox, so their sources must be high.
-_HIGH = 64
 
 # As in `inside`, of which this file can import nothing.
 _STANDS, _BEGINS = b"r", b"b"
@@ -92,7 +97,7 @@ class LaunchedSandbox:
 
     def __init__(self, *, pid: int, ready: int, pipes: list[int], folder: str | None) -> None:
         self._ready = ready
-        self._cpu_s = _children_cpu_s()
+        self._cpu_s = children_cpu_s()
         self.pid = pid
         self.handle = os.pidfd_open(pid)
         self.first: int | None = None
@@ -123,67 +128,34 @@ class LaunchedSandbox:
             if handle is not None:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
-        status = _reap(self.pid, kill=self.first is None)
+        status = reap(self.pid, kill=self.first is None)
         for handle in (self.handle, self.first):
             if handle is not None:
                 os.close(handle)
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
-        began = _read(self._ready, deadline=time.monotonic(), until=_BEGINS) == _BEGINS
+        began = read_until(self._ready, deadline=time.monotonic(), until=_BEGINS) == _BEGINS
         os.close(self._ready)
-        return SandboxReport(status=status, cpu_s=_children_cpu_s() - self._cpu_s, began=began)
+        return SandboxReport(status=status, cpu_s=children_cpu_s() - self._cpu_s, began=began)
 
 
 def main() -> None:
     """Keep the place until the service goes."""
     settings = KeeperSettings(**json.loads(sys.argv[1]))
-    _close_all_but(settings.control)
+    close_all_but(settings.control)
     for file in settings.cgroups:
         with open(file, "w") as processes:
             processes.write("0")
     libc = ctypes.CDLL(None, use_errno=True)
-    _mount(libc, settings.mounts)
-    _become(libc, settings.uid)
+    mount(libc, settings.mounts)
+    become(libc, settings.uid)
     if os.getppid() != settings.parent:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with socket.socket(fileno=_raised(settings.control)) as control, contextlib.suppress(ConnectionError):
+    with socket.socket(fileno=raised(settings.control)) as control, contextlib.suppress(ConnectionError):
         _serve(control, settings)
-
-
-def _close_all_but(control: int) -> None:
-    """Whatever the service has left open for its children is none of a sandbox's business."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != control:
-            with contextlib.suppress(OSError):  # that of the listing itself
-                os.close(int(name))
-
-
-def _mount(libc: ctypes.CDLL, mounts: list[tuple[str, str]]) -> None:
-    """Bind folders in a mount namespace of its own, which ends with it."""
-    if not mounts:
-        return
-    _checked(libc.unshare(_CLONE_NEWNS), "a mount namespace")
-    _checked(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "a private mount namespace")
-    for source, place in mounts:
-        _checked(libc.mount(source.encode(), place.encode(), None, _MS_BIND | _MS_REC, None), f"to bind {source}")
-
-
-def _become(libc: ctypes.CDLL, uid: int | None) -> None:
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    # After the change of user, which clears it.
-    _checked(libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0), "to die with the service")
-    _checked(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "to take over orphans")
-
-
-def _checked(result: int, wanted: str) -> None:
-    if result != 0:
-        raise OSError(ctypes.get_errno(), f"the keeper wanted {wanted}: {os.strerror(ctypes.get_errno())}")
 
 
 def _serve(control: socket.socket, settings: KeeperSettings) -> None:
@@ -236,40 +208,12 @@ def _takes_too_much(launched: LaunchedSandbox, most_memory: int) -> bool:
             return True
     if most_memory == 0:
         return False
-    family = _family(launched.first_pid)
-    # What they share is counted for each of them, so only then is it worth a closer look.
-    return sum(map(_resident, family)) > most_memory and sum(map(_proportional, family)) > most_memory
-
-
-def _family(pid: int) -> list[int]:
-    """A process and its descendants; orphans are children of the first process of their namespace."""
-    family = [pid]
-    for member in family:
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{member}/task"):
-                with open(f"/proc/{member}/task/{task}/children") as children:
-                    family += map(int, children.read().split())
-    return family
-
-
-def _resident(pid: int) -> int:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as sizes:
-        return int(sizes.read().split()[1]) * resource.getpagesize()
-    return 0
-
-
-def _proportional(pid: int) -> int:
-    """Its memory, of which it has a part where it shares."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as sizes:
-        for line in sizes:
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    return 0
+    return takes_more(family(launched.first_pid), most_memory)
 
 
 def _launch(settings: KeeperSettings, *, disk_mib: int) -> LaunchedSandbox | str:
     """A sandbox that waits for its program, or why there is none."""
-    stdin, stdout, stderr, command, ready, info = (_pipe() for _ in range(6))
+    stdin, stdout, stderr, command, ready, info = (pipe() for _ in range(6))
     given = [stdin[0], stdout[1], stderr[1], command[0], ready[1], info[1], *_memory_files(settings, disk_mib=disk_mib)]
     folder = None if settings.isolated else tempfile.mkdtemp(prefix="headway-run-")
     argv = [folder or "" if part == FOLDER else part for part in settings.command]
@@ -294,38 +238,14 @@ def _launch(settings: KeeperSettings, *, disk_mib: int) -> LaunchedSandbox | str
 def _await_ready(launched: LaunchedSandbox, *, ready: int, info: int, isolated: bool) -> str | None:
     deadline = time.monotonic() + _START_S
     if isolated:
-        launched.meet(_read(info, deadline=deadline, until=b"}"))
-    if _read(ready, deadline=deadline, until=_STANDS) == _STANDS:
+        launched.meet(read_until(info, deadline=deadline, until=b"}"))
+    if read_until(ready, deadline=deadline, until=_STANDS) == _STANDS:
         return None
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(launched.handle, signal.SIGKILL)
-    said = _read(launched.pipes[3], deadline=time.monotonic() + _LAST_WORDS_S, until=None)
+    said = read_until(launched.pipes[3], deadline=time.monotonic() + _LAST_WORDS_S, until=None)
     launched.end()
     return said.decode(errors="replace").strip() or "it ended, or took too long, without a word"
-
-
-def _read(handle: int, *, deadline: float, until: bytes | None) -> bytes:
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    got = b""
-    while (until is None or until not in got) and poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        part = os.read(handle, 4096)
-        if not part:
-            break
-        got += part
-    return got
-
-
-def _pipe() -> tuple[int, int]:
-    reading, writing = os.pipe()
-    return _raised(reading), _raised(writing)
-
-
-def _raised(handle: int) -> int:
-    """The same at a high number, and not inherited."""
-    raised = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _HIGH)
-    os.close(handle)
-    return raised
 
 
 def _memory_files(settings: KeeperSettings, *, disk_mib: int) -> list[int]:
@@ -333,41 +253,5 @@ def _memory_files(settings: KeeperSettings, *, disk_mib: int) -> list[int]:
     if not settings.isolated:
         return []
     options = [str(disk_mib << 20) if option == DISK_BYTES else option for option in settings.options]
-    handles = []
-    for content in ("".join(f"{option}\0" for option in options).encode(), bytes.fromhex(settings.filter)):
-        handles.append(_raised(os.memfd_create("sandbox")))
-        os.write(handles[-1], content)
-        os.lseek(handles[-1], 0, os.SEEK_SET)
-    return handles
-
-
-def _reap(pid: int, *, kill: bool) -> int:
-    """Wait until no descendant is left; the wait status of `pid`. `kill`: they do not die by themselves."""
-    status = 0
-    while True:
-        if kill:
-            _kill_children()
-        try:
-            ended, how = os.waitpid(-1, 0)
-        except ChildProcessError:
-            return status
-        if ended == pid:
-            status = how
-
-
-def _children_cpu_s() -> float:
-    """Of all descendants that have ended so far."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _kill_children() -> None:
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
-            # The name of the program, in brackets, may hold anything; behind it are state and parent.
-            if int(stat.read().rpartition(b")")[2].split()[1]) == os.getpid():
-                os.kill(int(name), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()
+    listed = "".join(f"{option}\0" for option in options).encode()
+    return [memory_file(listed), memory_file(bytes.fromhex(settings.filter))]

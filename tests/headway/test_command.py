@@ -403,7 +403,7 @@ def for_gpus(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.setattr(before, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.bad(what, "is taken", "end it"))
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr("reward_service.sandbox.launch.packaged_bubblewrap", lambda: None)
+    monkeypatch.setattr("services.isolation.bubblewrap.packaged_bubblewrap", lambda: None)
     return path
 
 

@@ -19,8 +19,8 @@ import uvloop
 import reward_service.verifier
 from headway.supervisor import children
 from reward_service.sandbox.pool import open_sandboxes
-from reward_service.sandbox.seccomp import ARCHITECTURES
 from reward_service.verifier.program import ExecutionConfig, Program, RunEnd, Sandbox
+from services.isolation.seccomp import ARCHITECTURES
 from tests.reward_service.sandbox.attacks import ATTACKS, SECRET, Attack
 
 

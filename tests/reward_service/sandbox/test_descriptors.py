@@ -101,7 +101,7 @@ def check_nobody_holds_anothers(service: int) -> int:
         for other, theirs in found[:number]:
             assert not held & theirs, f"{command} and {other} share {held & theirs}"
         stdio = {os.readlink(f"/proc/{command.partition(':')[0]}/fd/{handle}") for handle in (0, 1)}
-        if "supervisor.py" not in command:
+        if "sandbox.supervisor" not in command:
             assert held & own <= stdio, f"{command} has what is the service's: {held & own - stdio}"
     return len(found)
 
@@ -109,7 +109,9 @@ def check_nobody_holds_anothers(service: int) -> int:
 def kill_workers(service: int) -> int:
     """Kill all children but keepers."""
     workers = [
-        child for child in children_of(service) if b"supervisor.py" not in Path(f"/proc/{child}/cmdline").read_bytes()
+        child
+        for child in children_of(service)
+        if b"sandbox.supervisor" not in Path(f"/proc/{child}/cmdline").read_bytes()
     ]
     for worker in workers:
         os.kill(worker, signal.SIGKILL)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from reward_service.sandbox.launch import Owner, end_orphans
 from reward_service.sandbox.pool import open_sandboxes
 from reward_service.sandbox.python_inside import FIRST_MODULE
 from reward_service.verifier.program import ExecutionConfig
+from services.isolation.owners import Owner, end_orphans
 from tests.process_ends import all_end
 
 # As a sandbox's first process that waits for ever: its launcher died before it had asked to die with it.
@@ -21,7 +21,7 @@ WAITS = f"import signal  # {FIRST_MODULE}\nsignal.pause()"
 # A service that is killed while its sandbox stands.
 SERVICE = """
 import subprocess, sys
-from reward_service.sandbox.launch import Owner
+from services.isolation.owners import Owner
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1], "/tmp/work", Owner.this().mark])
 print(child.pid, flush=True)
 sys.stdin.read()
@@ -66,7 +66,7 @@ async def test_the_processes_of_a_sandbox_have_the_mark(kind: str) -> None:
             marked = _marked()
             # With bubblewrap: itself, the first process of the namespace, and the one that waits for a program.
             assert len(marked) == (3 if kind == "required" else 1)
-            assert end_orphans() == 0
+            assert end_orphans(FIRST_MODULE) == 0
 
 
 def _marked() -> list[Path]:
@@ -89,6 +89,6 @@ def test_what_belongs_to_the_living_or_to_another_namespace_or_to_nobody_stays()
         sandbox_of(replace(own, started=own.started + 1).mark) as reused,
         sandbox_of(gone.mark) as left,
     ):
-        assert end_orphans() >= 2
+        assert end_orphans(FIRST_MODULE) >= 2
         assert (left.wait(), reused.wait()) == (-9, -9)
         assert [process.poll() for process in (living, far, other)] == [None] * 3

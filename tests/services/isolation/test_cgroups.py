@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_service.sandbox.cgroups import own_groups
+from services.isolation.cgroups import own_groups
 
 
 def _process(folder: Path, *, cgroup: str, mountinfo: str) -> Path:

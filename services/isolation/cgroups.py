@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from reward_service.verifier.submission import UserError
+from services.isolation.faults import CannotIsolate
 
 logger = logging.getLogger(__name__)
 
@@ -77,16 +77,16 @@ class ControlGroup:
 
 
 @contextlib.contextmanager
-def open_parents(setting: str) -> Iterator[Parents | None]:
-    """Groups under which others can be made, by the setting `execution.cgroup`; None where none can.
+def open_parents(setting: str, *, of: str) -> Iterator[Parents | None]:
+    """Groups under which others can be made, by the setting `cgroup` of a group of settings; None where none can.
 
-    Raises UserError if the setting names a folder where they cannot be made.
+    Raises CannotIsolate if the setting names a folder where they cannot be made.
     """
     name = f"{_PREFIX}{os.getpid()}"
     parents = None if setting == "off" else _parents(setting)
     if parents is None or (problem := _prepare(parents, name)) is not None:
         if setting not in ("auto", "off"):
-            raise UserError(f"execution.cgroup: no groups can be made below {setting}; set it to auto or off")
+            raise CannotIsolate(f"{of}.cgroup: no groups can be made below {setting}; set it to auto or off")
         if setting == "auto":
             reason = "there is none of ours" if parents is None else problem
             logger.info("no cgroups (%s): memory is limited for each process alone", reason)

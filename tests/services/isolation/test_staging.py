@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_service.sandbox.launch import staging_folder
+from services.isolation.staging import staging_folder
 
 _LONG_AGO = 1_000_000.0
 
@@ -26,7 +26,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def service(temporary: Path) -> Iterator[subprocess.Popen[str]]:
     """A process with a folder that looks old."""
     program = (
-        "import os, signal; from reward_service.sandbox.launch import staging_folder\n"
+        "import os, signal; from services.isolation.staging import staging_folder\n"
         "with staging_folder() as folder:\n"
         "    folder.joinpath('packages').mkdir()\n"
         "    os.utime(folder, (1e6, 1e6)); print(folder, flush=True); signal.pause()"

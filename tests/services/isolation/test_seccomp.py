@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from reward_service.sandbox.seccomp import ARCHITECTURES, assemble
-from reward_service.verifier.submission import UserError
+from services.isolation.faults import CannotIsolate
+from services.isolation.seccomp import ARCHITECTURES, assemble
 
 ALLOW, KILL, EPERM, ENOSYS, EAFNOSUPPORT = 0x7FFF0000, 0x80000000, 0x50001, 0x50026, 0x50061
 
@@ -61,5 +61,5 @@ def test_the_table_of_another_architecture_ends_the_process() -> None:
 
 
 def test_an_unknown_machine_is_refused() -> None:
-    with pytest.raises(UserError, match="x86_64, aarch64, and not of sparc"):
+    with pytest.raises(CannotIsolate, match="x86_64, aarch64, and not of sparc"):
         assemble("sparc")

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reward_service.verifier.submission import UserError
+from services.isolation.faults import CannotIsolate
 
 _ALLOW = 0x7FFF0000
 _KILL = 0x80000000
@@ -83,12 +83,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def assemble(machine: str | None = None) -> bytes:
-    """The filter for a machine, this one if none is named. Raises UserError for one that there is no table for."""
+    """The filter for a machine, this one if none is named. Raises CannotIsolate for one that there is no table for."""
     name = machine or platform.machine()
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
         known = ", ".join(ARCHITECTURES)
-        raise UserError(f"the sandbox knows the system calls of {known}, and not of {name}: run it on one of those")
+        raise CannotIsolate(f"the sandbox knows the system calls of {known}, and not of {name}: run it on one of those")
     return b"".join(_program(architecture))
 
 

@@ -1,0 +1,90 @@
+"""Marks of the processes behind walls, by which those of a killed service are found.
+
+A mark among the arguments of a process says whose it is. Keepers and bubblewrap die with their parents, but for the
+instant in which a process has not asked the kernel for that yet: a service that is killed then leaves a first process
+that waits for ever.
+"""
+
+import logging
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+logger = logging.getLogger(__name__)
+
+_MARK = re.compile(r"headway-sandbox:(\d+):(\d+):(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """A service: its process id, when it started in ticks since the boot, and the namespace in which that is its id."""
+
+    namespace: int
+    pid: int
+    started: int
+
+    @classmethod
+    def this(cls) -> Self:
+        """This process."""
+        pid = os.getpid()
+        return cls(namespace=_namespace(), pid=pid, started=_started(pid) or 0)
+
+    @property
+    def mark(self) -> str:
+        """The argument by which its sandboxes are known."""
+        return f"headway-sandbox:{self.namespace}:{self.pid}:{self.started}"
+
+    @property
+    def is_gone(self) -> bool:
+        """True if it has ended. One in another namespace is not known to have."""
+        return self.namespace == _namespace() and _started(self.pid) != self.started
+
+
+def end_orphans(sign: str) -> int:
+    """Kill the processes with that sign among their arguments whose service has ended; how many there were."""
+    found = 0
+    for pid in list(_orphans(sign)):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            found += 1
+    if found:
+        logger.warning("killed %d processes behind walls (%s) that a killed service had left", found, sign)
+    return found
+
+
+def _orphans(sign: str) -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+            owner = _owner(words, sign)
+            if owner is not None and owner.is_gone:
+                yield int(folder.name)
+
+
+def _owner(words: list[str], sign: str) -> Owner | None:
+    """Of a process with these arguments, if it is that of a sandbox."""
+    found = _MARK.fullmatch(words[-1])
+    if found is None or not any(sign in word for word in words):
+        return None
+    namespace, pid, started = map(int, found.groups())
+    return Owner(namespace=namespace, pid=pid, started=started)
+
+
+def _started(pid: int) -> int | None:
+    """Start time of a process; None if there is none of that id, or only its remains."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The name of the program, in brackets, may hold anything. Behind it the first field is the third one.
+    fields = stat.rpartition(b")")[2].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
