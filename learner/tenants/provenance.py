@@ -26,7 +26,8 @@ from protocol.tinker.training import ProvenanceSpan, WireDatum
 
 _HOUR_S = 3600
 _KEEP_HOURS = 25
-_SEQUENCE = 1
+_SEQUENCE, _STAMPED_SEQUENCE = 1, 2
+_NOBODY = "?"
 _LOGPROB_TOLERANCE = 1e-3
 _RECENT_TOKENS = 1 << 22
 """Of sequences that are remembered in memory alone, with their prompts."""
@@ -34,12 +35,16 @@ _RECENT_TOKENS = 1 << 22
 
 @dataclass(frozen=True)
 class SequenceRecord:
-    """A sequence as it was sampled. `logprobs` are those of `tokens`, when they were sampled."""
+    """A sequence as it was sampled. `logprobs` are those of `tokens`, when they were sampled, `versions` the steps that
+    the weights of each had taken; `model_id`: whose weights they were, empty for the base model.
+    """
 
     owner: str
+    model_id: str
     prompt: NDArray[np.int64]
     tokens: NDArray[np.int64]
     logprobs: NDArray[np.float32]
+    versions: NDArray[np.int64]
     hour: int
 
 
@@ -63,6 +68,7 @@ class SequenceRecords:
         request: SampleRequest,
         sampled: Iterable[SampledTokens],
         *,
+        model_id: str = "",
         recorded: bool = True,
     ) -> None:
         """Remember the sequences of a sample by their names, in files too if they are `recorded`. Raises OSError."""
@@ -72,9 +78,11 @@ class SequenceRecords:
             for name, sequence in zip(names, sampled, strict=True):
                 found = SequenceRecord(
                     owner=owner,
+                    model_id=model_id,
                     prompt=prompt,
                     tokens=np.asarray(sequence.tokens, np.int64),
                     logprobs=np.asarray(sequence.logprobs, np.float32),
+                    versions=np.asarray(sequence.versions, np.int64),
                     hour=self._hour,
                 )
                 if recorded:
@@ -121,6 +129,25 @@ class SequenceRecords:
                         f"{field}.{name}[{place}]", start, logprobs[start:end], found.logprobs[span.offset :]
                     )
 
+    def versions(self, owner: str, model_id: str, datum: WireDatum) -> NDArray[np.int64] | None:
+        """The steps that the weights had taken which sampled each target of a datum, 0 at those of a prompt.
+
+        None if it does not name its sequences, one of them is not known, or another model sampled it.
+        """
+        targets, lengths = datum.inputs.get("target_tokens"), [span.length for span in datum.target_spans]
+        if targets is None or min(lengths, default=-1) < 0 or sum(lengths) != targets.size:
+            return None  # `check` says what is wrong with them
+        parts: list[NDArray[np.int64]] = []
+        for span in datum.target_spans:
+            if not span.sampled:
+                parts.append(np.zeros(span.length, np.int64))
+                continue
+            found = self._records.get(span.sequence_id) or self._recent.get(span.sequence_id)
+            if found is None or found.owner != owner or found.model_id not in ("", model_id):
+                return None
+            parts.append(found.versions[span.offset : span.offset + span.length])
+        return np.concatenate(parts)
+
     def _found(self, name: str, owner: str, field: str, *, all_known: bool) -> SequenceRecord | None:
         found = self._records.get(name) or self._recent.get(name)
         if found is not None and found.owner == owner:
@@ -151,8 +178,8 @@ class SequenceRecords:
     def _read(self, path: Path) -> None:
         end = 0
         hour = int(path.stem.partition("-")[2])
-        for _, payload, _, following in scan(path):
-            name, found = _as_read(payload, hour)
+        for kind, payload, _, following in scan(path):
+            name, found = _as_read(payload, hour, stamped=kind == _STAMPED_SEQUENCE)
             self._records[name] = found
             end = following
         AppendFile(path, end=end).close()
@@ -191,14 +218,24 @@ def _compare_logprobs(field: str, start: int, given: NDArray[np.float32], had: N
 
 
 def _written(name: str, found: SequenceRecord) -> list[bytes | memoryview]:
-    head = json.dumps([name, found.owner, len(found.prompt), len(found.tokens)]).encode() + b"\n"
-    arrays = (found.prompt.astype("<i8"), found.tokens.astype("<i8"), found.logprobs.astype("<f4"))
-    return record(_SEQUENCE, [head, *(array.tobytes() for array in arrays)])
+    head = json.dumps([name, found.owner, len(found.prompt), len(found.tokens), found.model_id]).encode() + b"\n"
+    integers = (found.prompt, found.tokens, found.versions)
+    parts = [head, *(array.astype("<i8").tobytes() for array in integers), found.logprobs.astype("<f4").tobytes()]
+    return record(_STAMPED_SEQUENCE, parts)
 
 
-def _as_read(payload: bytes, hour: int) -> tuple[str, SequenceRecord]:
+def _as_read(payload: bytes, hour: int, *, stamped: bool) -> tuple[str, SequenceRecord]:
+    """Records of former releases have no versions: they are as of a model that nobody has."""
     head, _, rest = payload.partition(b"\n")
-    name, owner, prompt, tokens = json.loads(head)
-    ids = np.frombuffer(rest, "<i8", count=prompt + tokens)
-    logprobs = np.frombuffer(rest, "<f4", offset=8 * (prompt + tokens))
-    return name, SequenceRecord(owner, ids[:prompt], ids[prompt:], logprobs, hour)
+    name, owner, prompt, tokens, *more = json.loads(head)
+    integers = prompt + (2 if stamped else 1) * tokens
+    ids = np.frombuffer(rest, "<i8", count=integers)
+    return name, SequenceRecord(
+        owner=owner,
+        model_id=more[0] if stamped else _NOBODY,
+        prompt=ids[:prompt],
+        tokens=ids[prompt : prompt + tokens],
+        logprobs=np.frombuffer(rest, "<f4", offset=8 * integers),
+        versions=ids[prompt + tokens :],
+        hour=hour,
+    )

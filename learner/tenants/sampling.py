@@ -155,8 +155,14 @@ class SamplingQueue:
         try:
             answer = await self._sampler.sample(sample.weights, sample.request, namespace=namespace)
             names = sequence_ids(future.request_id, sample.request.samples)
-            recorded = bool(sample.body.record_stability_info)
-            self._sequences.remember(future.owner, names, sample.request, answer.sequences, recorded=recorded)
+            self._sequences.remember(
+                future.owner,
+                names,
+                sample.request,
+                answer.sequences,
+                model_id=sample.weights.model_id,
+                recorded=bool(sample.body.record_stability_info),
+            )
             future.finish(write_sample(answer, sample.body))
         except SampleFailed as error:
             future.finish({"error": str(error), "category": "server"})

@@ -110,6 +110,7 @@ class TenantService:
             parse_graph=self._graph_of,
             check=trainer.check,
             check_claims=self._sequences.check,
+            sampled_versions=self._sequences.versions,
         )
         self._targets = SamplingTargets(checkpoints=self.checkpoints, log=self.log, sampler=sampler)
         self.training = self._training_loop(trainer)

@@ -47,6 +47,11 @@ class TargetWeights:
         """True if later weights take their place."""
         return self.target_id.startswith(_INFLIGHT)
 
+    @property
+    def model_id(self) -> str:
+        """The training model whose weights they are, empty for the base model."""
+        return self.target_id.partition("://")[2].partition("/")[0]
+
 
 @dataclass(frozen=True)
 class OperationOutcome:

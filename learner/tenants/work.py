@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from learner.algorithms.client_inputs import LAGS, PRESET_SETTING, VERSIONS
 from learner.tenants.catalog import LossEntry
 from learner.tenants.futures import ResultFuture
 from learner.tenants.operations import LoggedOperation
@@ -28,7 +31,13 @@ from protocol.tinker.bodies import (
     TinkerLora,
 )
 from protocol.tinker.tensors import TinkerWireError
-from protocol.tinker.training import ForwardBackwardBody, WireDatum, identify_forward_backward, read_forward_backward
+from protocol.tinker.training import (
+    ForwardBackwardBody,
+    WireDatum,
+    identify_forward_backward,
+    read_forward_backward,
+    with_loss_inputs,
+)
 
 if TYPE_CHECKING:
     from learner.algorithms.client_graphs import LossGraph
@@ -118,9 +127,16 @@ class CheckClaims(Protocol):
         """Raises TinkerWireError for a datum that claims what was not sampled."""
 
 
+class SampledVersions(Protocol):
+    """See SequenceRecords.versions."""
+
+    def __call__(self, owner: str, model_id: str, datum: WireDatum) -> NDArray[np.int64] | None:
+        """Of the weights that sampled each target, None where that is not known."""
+
+
 class WorkReader:
     """Parses operations. `parse_graph` makes the graph of a custom loss, `check` is the trainer's,
-    `check_claims` that of the sampled sequences.
+    `check_claims` and `sampled_versions` those of the sampled sequences.
     """
 
     def __init__(
@@ -130,16 +146,39 @@ class WorkReader:
         parse_graph: Callable[[LossEntry], "LossGraph"],
         check: Callable[[ForwardBackward], None],
         check_claims: CheckClaims,
+        sampled_versions: SampledVersions,
     ) -> None:
         self._losses, self._parse_graph = losses, parse_graph
-        self._check, self._check_claims = check, check_claims
+        self._check, self._check_claims, self._sampled_versions = check, check_claims, sampled_versions
 
     def accept(self, logged: LoggedOperation, *, owner: str) -> tuple[LoggedOperation, Work]:
-        """A new operation, and as it is to stand in the journal: a replay may not judge it in another way."""
+        """A new operation, and as it is to stand in the journal: a replay may not judge it in another way, nor find
+        the sequences gone that it names.
+        """
+        if logged.kind == FORWARD_BACKWARD:
+            logged = replace(logged, body=self._with_versions(logged.body, owner))
         work = self.read(logged.kind, logged.body, owner=owner, new=True)
         if isinstance(work, UnfitOperation):
             return replace(logged, kind=_UNFIT, body=work.message.encode()), work
         return logged, work
+
+    def _with_versions(self, body: bytes, owner: str) -> bytes:
+        """The body, with the versions of the sequences that its data name where their loss may rest on them."""
+        if PRESET_SETTING.encode() not in body:
+            return body  # which saves parsing it
+        try:
+            parts = read_forward_backward(body)
+        except TinkerWireError:
+            return body  # is refused when it is read
+        if PRESET_SETTING not in parts.config:
+            return body
+        found = {
+            number: versions
+            for number, datum in enumerate(parts.data)
+            if not {LAGS, VERSIONS} & set(datum.inputs)
+            and (versions := self._sampled_versions(owner, parts.model_id, datum)) is not None
+        }
+        return with_loss_inputs(body, VERSIONS, found) if found else body
 
     def read(self, kind: str, body: bytes, *, owner: str, new: bool = False) -> Work:
         """The operation, UnfitOperation for one that cannot be done. What a `new` one claims was sampled is checked."""

@@ -27,7 +27,7 @@ from learner.training.client_checks import (
     check_shape,
     check_step,
 )
-from learner.training.client_gradients import OperationTally, add_row
+from learner.training.client_gradients import OperationTally, add_row, with_lags
 from learner.training.client_operations import (
     AdamStep,
     AdapterShape,
@@ -153,10 +153,12 @@ class AdapterTrainer:
         run again; if it is not clear which one, each is run alone.
         """
         results: dict[int, OperationResult | OperationError] = {}
+        operations = list(operations)
         for number, operation in enumerate(operations):
             try:
                 self._adapter(operation.model_id)
                 self.check(operation)
+                operations[number] = with_lags(operation, self._states[operation.model_id].steps)
             except OperationError as error:
                 results[number] = error
         while len(results) < len(operations):

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from learner.algorithms.client_graphs import LossGraph
+from learner.algorithms.client_inputs import LAGS, VERSIONS
 from learner.algorithms.client_losses import ClientLoss, ClientLossError
 from learner.algorithms.presets.client_presets import find_client_loss
 from learner.training.client_operations import (
@@ -30,8 +31,12 @@ TARGETS = "target_tokens"
 _CUSTOM = "custom"
 _INPUTS = frozenset(
     {"weights", "logprobs", "advantages", "clip_low_threshold", "clip_high_threshold", "sequence_ratio_mask"}
-) | frozenset({"mask", "proximal_logprobs", "lags"})
+) | frozenset({"mask", "proximal_logprobs", LAGS, VERSIONS})
+_COUNTS = frozenset({LAGS, VERSIONS})
 _MAY_BE_IMPOSSIBLE = frozenset({"logprobs", "proximal_logprobs"})
+_REMEDIES = {
+    LAGS: f". Send spans of sequences that were sampled from this model here, or {VERSIONS} or {LAGS} themselves",
+}
 _LARGEST_SEED = 2**63 - 1
 
 
@@ -64,6 +69,9 @@ def check_operation(operation: ForwardBackward, base: BaseDescription) -> None:
     graph = operation.graph if operation.loss == _CUSTOM else None
     if operation.loss == _CUSTOM and graph is None:
         raise OperationError("the loss custom came without a graph: create the loss first, and send its loss_id")
+    if graph is not None and set(operation.config) - {"loss_id"}:
+        unfit = sorted(set(operation.config) - {"loss_id"})[0]
+        raise OperationError(f"the loss custom has no setting {unfit!r}: expected loss_id alone. Leave it out.")
     loss = None if graph is not None else loss_of(operation)
     for number, datum in enumerate(operation.data):
         try:
@@ -113,12 +121,16 @@ def _check_for_loss(datum: ClientDatum, loss: ClientLoss) -> None:
     if targets.ndim == 2 and not loss.wide:
         raise OperationError(f"{TARGETS} has the shape {list(targets.shape)}, and {loss.name} takes one of a position")
     for name in loss.required:
+        if name == LAGS and VERSIONS in datum.inputs:
+            continue
         if name not in datum.inputs:
-            raise OperationError(f"{name} is missing: {loss.name} wants {', '.join(loss.required)}")
+            remedy = _REMEDIES.get(name, "")
+            raise OperationError(f"{name} is missing: {loss.name} wants {', '.join(loss.required)}{remedy}")
     for name, values in datum.inputs.items():
         if name != TARGETS and name not in _INPUTS:
             raise OperationError(f"the input {name} is not known: expected some of {', '.join(sorted(_INPUTS))}")
-        if name in loss.required or name in loss.optional:
+        wanted = LAGS if name == VERSIONS else name
+        if wanted in loss.required or wanted in loss.optional:
             if values.shape != targets.shape:
                 raise OperationError(f"{name} has the shape {list(values.shape)}: expected {list(targets.shape)}")
             _check_numbers(name, values)
@@ -139,6 +151,8 @@ def _check_for_graph(datum: ClientDatum, graph: LossGraph) -> None:
 def _check_numbers(name: str, values: Array, *, of_graph: bool = False) -> None:
     if values.dtype.kind not in "fiub":
         raise OperationError(f"{name} is of type {values.dtype}: expected float32 or int64")
+    if name in _COUNTS and bool((values < 0).any()):
+        raise OperationError(f"{name}[{int((values < 0).argmax())}] is below 0: expected a number of optimizer steps")
     if values.dtype.kind != "f" or bool(np.isfinite(values).all()):
         return
     allowed = of_graph or name in _MAY_BE_IMPOSSIBLE

@@ -7,13 +7,14 @@ not finite, is found before anything goes back through the model, and its datum 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from learner.algorithms.client_graphs import GraphError, GraphLoss, LossGraph, WorkBudget
+from learner.algorithms.client_inputs import LAGS, VERSIONS
 from learner.algorithms.client_losses import ClientLoss, LossInputs
 from learner.training.client_checks import loss_of
 from learner.training.client_operations import (
@@ -48,6 +49,19 @@ class OperationTally:
         means = {name: total / count if name.endswith(":mean") else total for name, total in self.metrics.items()}
         outputs = tuple(DatumOutput({"logprobs": self.logprobs[number]}) for number in range(count))
         return OperationResult(outputs=outputs, metrics={**means, LOSS_METRIC: self.loss})
+
+
+def with_lags(operation: ForwardBackward, steps: int) -> ForwardBackward:
+    """The operation on a model that has taken so many steps: where a datum has `versions` and no `lags`, these are
+    made of them. Weights of a later version, which a model has that was loaded since, are taken as its own.
+    """
+    data = tuple(
+        replace(datum, inputs={**datum.inputs, LAGS: np.maximum(steps - datum.inputs[VERSIONS], 0)})
+        if VERSIONS in datum.inputs and LAGS not in datum.inputs
+        else datum
+        for datum in operation.data
+    )
+    return replace(operation, data=data)
 
 
 def add_row(

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protocol.tinker.messages import MESSAGES
-from protocol.tinker.tensors import Array, TinkerWireError, array_bytes, dtype_code, read_tensor
+from protocol.tinker.tensors import Array, TinkerWireError, array_bytes, dtype_code, read_tensor, write_tensor
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,14 @@ def read_forward_backward(body: bytes) -> ForwardBackwardBody:
         config=_config(request),
         forward_only=request.forward_only,
     )
+
+
+def with_loss_inputs(body: bytes, name: str, values: Mapping[int, Array]) -> bytes:
+    """The request with one more input of its loss, for the data with these numbers."""
+    request = _parsed(body)
+    for number, array in values.items():
+        request.data[number].loss_fn_inputs[name].CopyFrom(write_tensor(array))
+    return bytes(request.SerializeToString(deterministic=True))
 
 
 def write_forward_backward(outputs: Sequence[Mapping[str, Array]], metrics: Mapping[str, float]) -> bytes:

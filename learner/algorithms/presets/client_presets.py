@@ -12,12 +12,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from learner.algorithms.client_inputs import LAGS, PRESET_SETTING
 from learner.algorithms.client_losses import ClientLoss, ClientLossError, LossInputs, find_loss
 from learner.algorithms.knobs import CorrectionKnobs
 from learner.algorithms.preset import LossTokens, Preset
 from learner.algorithms.presets.registry import ALGORITHMS
 
-PRESET_SETTING = "headway"
 _ADVANTAGES_OF_GROUPS = (
     "differs in its advantages alone, which your loop computes: send them, and ask for grpo or reinforce"
 )
@@ -61,7 +61,7 @@ def find_client_loss(name: str, config: Mapping[str, float | str]) -> ClientLoss
 def _preset_loss(config: Mapping[str, float | str]) -> ClientLoss:
     """The loss of the algorithm that the setting `headway` names, with the other settings as its knobs."""
     name = config[PRESET_SETTING]
-    preset = _checked_preset(str(name), {key: value for key, value in config.items() if key != PRESET_SETTING})
+    preset, wants_lags = _checked_preset(str(name), {k: value for k, value in config.items() if k != PRESET_SETTING})
 
     def total(given: LossInputs) -> Tensor:
         return preset.loss(_loss_tokens(given)).total
@@ -69,12 +69,13 @@ def _preset_loss(config: Mapping[str, float | str]) -> ClientLoss:
     return ClientLoss(
         name=f"{PRESET_SETTING}:{name}",
         total=total,
-        required=("logprobs", "advantages"),
-        optional={"mask": torch.nan, "proximal_logprobs": torch.nan, "lags": 0.0},
+        required=("logprobs", "advantages", *((LAGS,) if wants_lags else ())),
+        optional={"mask": torch.nan, "proximal_logprobs": torch.nan, **({} if wants_lags else {LAGS: 0.0})},
     )
 
 
-def _checked_preset(name: str, knobs: Mapping[str, float | str]) -> Preset:
+def _checked_preset(name: str, knobs: Mapping[str, float | str]) -> tuple[Preset, bool]:
+    """The preset, and true if its loss rests on how old each token is."""
     known = [each for each in ALGORITHMS if each not in _REFUSED_PRESETS]
     if name not in known:
         reason = f"{name} {_REFUSED_PRESETS[name]}" if name in _REFUSED_PRESETS else f"no algorithm is named {name!r}"
@@ -104,7 +105,7 @@ def _checked_preset(name: str, knobs: Mapping[str, float | str]) -> Preset:
             "self_normalise needs a pass over the whole step, and a client's loop has no step that the learner knows: "
             "leave it out"
         )
-    return preset
+    return preset, isinstance(made, CorrectionKnobs) and made.proximal == "interpolate"
 
 
 def _knob(value: float | str) -> object:

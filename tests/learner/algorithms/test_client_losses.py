@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from learner.algorithms.client_losses import LOSS_NAMES, ClientLossError, LossInputs
 from learner.algorithms.presets.client_presets import find_client_loss
 from learner.algorithms.presets.registry import ALGORITHMS
+from tests.learner.algorithms.preset_totals import preset_total
 
 CASES = 200
 FLOOR = -1e8
@@ -92,7 +94,9 @@ def ours(name: str, of: Mapping[str, Tensor], policy: Tensor, **config: float | 
     loss = find_client_loss(name, config)
     inputs = {key: of[key] for key in loss.required}
     for key, value in loss.optional.items():
-        inputs[key] = of[key] if key in ("weights", "mask") and key in of else torch.full_like(policy, value)
+        inputs[key] = (
+            of[key] if key in ("weights", "mask", "proximal_logprobs") and key in of else torch.full_like(policy, value)
+        )
     return loss.total(LossInputs(policy_logprobs=policy, sequences=of["sequences"], count=3, of=inputs))
 
 
@@ -190,6 +194,52 @@ def test_a_preset_computes_its_own_loss_on_the_tokens_that_are_trained(preset: s
     torch.testing.assert_close(gradient[trained], slope)
     assert bool((gradient[~trained] == 0).all())
     assert bool(gradient[trained].any())
+
+
+def as_our_runs_have_it(name: str, of: Mapping[str, Tensor], policy: Tensor, *, stale: bool, **knobs: object) -> Tensor:
+    return preset_total(
+        name,
+        policy=policy,
+        behavior=of["logprobs"],
+        advantages=of["advantages"],
+        sequences=of["sequences"],
+        anchor=of["proximal_logprobs"] if stale else None,
+        lags=of["lags"],
+        **knobs,
+    )
+
+
+PRESETS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in GROUPLESS] + [
+    (name, {"proximal": "interpolate"}) for name in GROUPLESS if "proximal" in ALGORITHMS[name].model_fields
+]
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["policy", "proximal"])
+@pytest.mark.parametrize(("preset", "knobs"), PRESETS, ids=str)
+def test_a_presets_value_and_gradient_are_those_of_the_preset_itself(
+    preset: str, stale: bool, knobs: dict[str, Any]
+) -> None:
+    for seed in range(0, CASES, 4):
+        of = {**case(seed), "lags": torch.arange(24) % 5}
+        if stale:
+            of["proximal_logprobs"] = of["policy"] - 0.1
+        policy = of["policy"]
+        value, gradient = with_gradient(partial(ours, "ppo", of, headway=preset, **knobs), policy)
+        expected, slope = with_gradient(partial(as_our_runs_have_it, preset, of, stale=stale, **knobs), policy)
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5, msg=f"value of case {seed}")
+        torch.testing.assert_close(gradient, slope, rtol=1e-5, atol=1e-5, msg=f"gradient of case {seed}")
+
+
+def test_an_interpolated_proximal_rests_on_lags() -> None:
+    with_lags = find_client_loss("ppo", {"headway": "grpo", "proximal": "interpolate"})
+    assert with_lags.required == ("logprobs", "advantages", "lags")
+    assert "lags" not in find_client_loss("ppo", {"headway": "grpo"}).required
+    of = case(17)
+    fresh, old = (
+        ours("ppo", {**of, "lags": torch.full((24,), lag)}, of["policy"], headway="grpo", proximal="interpolate")
+        for lag in (0, 3)
+    )
+    assert fresh != old
 
 
 def test_grpos_loss_is_corrected_for_lag_and_summed() -> None:

@@ -67,6 +67,7 @@ class ScriptedTenantTrainer:
         self.embeddings, self.output = base_weights()
         self.adapters: dict[str, ScriptedAdapter] = {}
         self.calls: list[str] = []
+        self.rounds: list[Sequence[ForwardBackward]] = []
         self.entered, self.released = threading.Event(), threading.Event()
         self.released.set()
 
@@ -90,6 +91,7 @@ class ScriptedTenantTrainer:
 
     def run_round(self, operations: Sequence[ForwardBackward]) -> list[OperationResult | OperationError]:
         self.calls.append(f"round of {len(operations)}")
+        self.rounds.append(operations)
         if any(POISON in datum.token_ids for each in operations for datum in each.data):
             raise IndexError("nobody has thought of this")
         self.entered.set()

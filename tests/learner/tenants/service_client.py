@@ -1,7 +1,7 @@
 """The service of tenants in the test's own process, and what its clients do, for tests without the SDK."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from learner.tenants.routes import PREFIX_PATH, add_tenant_routes
 from learner.tenants.service import ServedBase, TenantService, TenantSettings
 from protocol.status import Readiness
 from protocol.tinker.messages import MESSAGES
+from protocol.tinker.tensors import write_tensor
 from services.http.app import OPEN_PATHS, create_app
 from services.http.metrics import Metrics
 from tests.learner.tenants.scripted import ScriptedSampler, ScriptedTenantTrainer
@@ -81,14 +82,31 @@ class Client:
 
 
 def forward_backward(
-    model_id: str, seq_id: int, tokens: Sequence[int] = (1, 2, 3), *, sequence_id: str = "", prompt: int = 0
+    model_id: str,
+    seq_id: int,
+    tokens: Sequence[int] = (1, 2, 3),
+    *,
+    sequence_id: str = "",
+    prompt: int = 0,
+    preset: Mapping[str, str] | None = None,
+    logprobs: Sequence[float] = (),
 ) -> bytes:
-    """A datum of tokens, each the target of its place; claims to be `prompt` tokens of a sequence and its sample."""
-    request = MESSAGES["ForwardBackwardRequest"](model_id=model_id, seq_id=seq_id, loss_fn="cross_entropy")
+    """A datum of tokens, each the target of its place; claims to be `prompt` tokens of a sequence and its sample.
+
+    `preset`: settings of a loss of our own, by the `logprobs` of the last tokens, which have advantages.
+    """
+    loss = "cross_entropy" if preset is None else "importance_sampling"
+    request = MESSAGES["ForwardBackwardRequest"](model_id=model_id, seq_id=seq_id, loss_fn=loss)
+    for name, value in (preset or {}).items():
+        request.loss_fn_config_v2[name].text = value
     datum = request.data.add()
     datum.model_input.add().encoded_text.tokens = np.array(tokens[:-1], "<i4").tobytes()
     datum.loss_fn_inputs["target_tokens"].dtype = 2
     datum.loss_fn_inputs["target_tokens"].dense = np.array(tokens[1:], "<i8").tobytes()
+    if preset is not None:
+        row = np.concatenate([np.zeros(len(tokens) - 1 - len(logprobs)), logprobs])
+        datum.loss_fn_inputs["logprobs"].CopyFrom(write_tensor(row))
+        datum.loss_fn_inputs["advantages"].CopyFrom(write_tensor((row < 0).astype(np.float32)))
     if sequence_id:
         row = len(tokens) - 1
         for spans, offset, count in ((datum.model_input_spans, 0, prompt), (datum.loss_fn_input_spans, 1, prompt - 1)):

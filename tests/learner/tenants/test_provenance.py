@@ -1,9 +1,12 @@
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from learner.journal.records import record
 from learner.tenants.provenance import SequenceRecords
 from protocol.tinker.sampling import SampledTokens, SampleRequest
 from protocol.tinker.tensors import TinkerWireError
@@ -110,3 +113,42 @@ def test_a_sequence_that_was_sampled_without_a_record_is_checked_while_it_is_kno
 
 def test_another_tenant_s_sequence_tells_nothing(tmp_path: Path) -> None:
     remembered(tmp_path).check("b", 0, spoiled(target_tokens=np.array([2, 3, 4, 6])), all_known=False)
+
+
+def stamped(folder: Path, model_id: str = "s:train:0") -> SequenceRecords:
+    records = SequenceRecords(folder)
+    sampled = SampledTokens(TOKENS, LOGPROBS, (4, 5), stopped=True)
+    records.remember("a", ["s:1:0"], SampleRequest(prompt=PROMPT), [sampled], model_id=model_id)
+    return records
+
+
+def test_versions_of_what_was_sampled_are_known_by_its_spans_after_a_start_too(tmp_path: Path) -> None:
+    for records in (stamped(tmp_path), SequenceRecords(tmp_path)):
+        found = records.versions("a", "s:train:0", datum())
+        assert found is not None
+        assert found.tolist() == [0, 0, 4, 5]
+
+
+def test_versions_are_of_the_model_that_is_trained_or_of_the_base_model(tmp_path: Path) -> None:
+    assert stamped(tmp_path / "other", "s:train:1").versions("a", "s:train:0", datum()) is None
+    assert stamped(tmp_path / "base", "").versions("a", "s:train:0", datum()) is not None
+    assert stamped(tmp_path / "mine").versions("b", "s:train:0", datum()) is None
+
+
+@pytest.mark.parametrize("lengths", [(1 << 60, 1), (-1, 5), (1, 1), ()])
+def test_spans_that_do_not_tile_have_no_versions(tmp_path: Path, lengths: tuple[int, ...]) -> None:
+    spans = tuple(ProvenanceSpan("s:1:0", 0, each, sampled=False) for each in lengths)
+    assert stamped(tmp_path).versions("a", "s:train:0", replace(datum(), target_spans=spans)) is None
+
+
+def test_a_record_of_a_former_release_has_no_versions_and_is_checked(tmp_path: Path) -> None:
+    head = json.dumps(["s:1:0", "a", 3, 2]).encode() + b"\n"
+    ids = np.array([*PROMPT, *TOKENS], "<i8").tobytes()
+    line = b"".join(record(1, [head, ids, np.array(LOGPROBS, "<f4").tobytes()]))
+    hour = int(time.time()) // 3600
+    (tmp_path / f"sequences-{hour:08d}.log").write_bytes(line)
+    records = SequenceRecords(tmp_path)
+    assert records.versions("a", "s:train:0", datum()) is None
+    records.check("a", 0, datum(), all_known=True)
+    with pytest.raises(TinkerWireError, match="position 3 holds token 6"):
+        records.check("a", 0, spoiled(target_tokens=np.array([2, 3, 4, 6])), all_known=True)

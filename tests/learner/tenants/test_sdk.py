@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from tests.learner.algorithms.preset_totals import preset_total
 from tests.learner.tenants.server_process import ServerProcess, killed_again_and_again, run_program, serving
 
 BIGRAM, QWEN = "tiny/bigram", "tiny/qwen"
 STEPS = 25
+PRESETS = ("grpo", "dapo", "gspo", "gmpo", "sapo", "cispo", "topr", "kimi", "dppo", "reinforce")
 NEEDS_A_MODEL = {"ppo", "cispo", "dro", "gspo", "ppo thresholds", "custom loss in the server"}
 """Features that the bigram model's trainer does not have."""
 
@@ -48,12 +51,13 @@ def test_the_real_trainer_has_all_features_and_values_of_torch(tmp_path: Path, m
         found = run_program("features.py", server, QWEN)
         assert {name: answer for name, answer in found.items() if answer != "yes"} == {}
         assert len(found) == 29
-        report = run_program("formulas.py", server, QWEN)
+        report = run_program("formulas.py", server, QWEN, *PRESETS)
     assert report["then"] < report["first"]
     sampled, trained = report["sampler and trainer"]
     np.testing.assert_allclose(sampled, trained, rtol=0, atol=1e-4)
     for name, (value, expected) in report["losses"].items():
         assert value == pytest.approx(expected, abs=1e-4), name
+    assert_presets(report["presets"])
     assert report["custom"][0] == pytest.approx(report["custom"][1], rel=1e-4)
 
 
@@ -63,6 +67,21 @@ def test_the_real_trainer_goes_on_after_kills_as_if_nothing_had_been(tmp_path: P
         expected = run_program("history.py", server, QWEN, STEPS)
     with serving(tmp_path / "killed", *arguments) as server:
         assert_equal(history_with_kills(server, QWEN, kills=3, seed=3), expected)
+
+
+def assert_presets(report: Any) -> None:
+    """The values are those of the presets themselves; the model has taken one step since it sampled."""
+    policy, behavior, gains = (torch.tensor(report[name]).double() for name in ("policy", "behavior", "advantages"))
+    assert float((policy - behavior).abs().max()) > 0.01
+    of = {"policy": policy, "behavior": behavior, "advantages": gains, "sequences": torch.zeros(len(policy)).long()}
+    expected = {name: preset_total(name, **of) for name in PRESETS}
+    lags = torch.ones(len(policy))
+    expected["interpolated"] = preset_total("grpo", **of, lags=lags, proximal="interpolate")
+    assert report["values"] == {name: pytest.approx(float(each), rel=1e-4, abs=1e-4) for name, each in expected.items()}
+    lags, name, setting = report["refused"]
+    assert "datum 0: lags is missing: headway:grpo wants logprobs, advantages, lags. Send spans" in lags
+    assert "no algorithm is named 'grpo_9'. The setting headway takes one of grpo, dapo" in name
+    assert "clip is no setting of headway: grpo here: it has none of that name" in setting
 
 
 def history_with_kills(server: ServerProcess, model: str, *, kills: int, seed: int) -> Any:

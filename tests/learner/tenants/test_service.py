@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.tinker.messages import MESSAGES
 from tests.learner.tenants.scripted import POISON
 from tests.learner.tenants.service_client import Client, served
 
@@ -107,6 +108,37 @@ async def test_another_tenant_finds_nothing_of_mine(tmp_path: Path) -> None:
         await other.post("create_sampling_session", 404, **body)
         await mine.post(f"training_runs/{model_id}/checkpoints/weights/one/publish", 204)
         await other.post("create_sampling_session", **body)
+
+
+async def test_a_loss_of_ours_gets_the_versions_that_sampled_its_tokens_after_a_death_too(tmp_path: Path) -> None:
+    preset = {"headway": "grpo", "proximal": "interpolate"}
+    async with served(tmp_path, snapshot_every=9) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        await client.result(await client.step(model_id, 1))
+        saved = await client.post(
+            "save_weights_for_sampler", model_id=model_id, seq_id=2, sampling_session_seq_id=0, kind="inflight"
+        )
+        session = (await client.result(saved))["sampling_session_id"]
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": [5, 6, 7]}]}
+        body = {"sampling_session_id": session, "seq_id": 1, "num_samples": 1, "prompt": prompt}
+        sampled = await client.post("asample", **body, sampling_params={"max_tokens": 3, "seed": 1})
+        answer = await client.http.post("/retrieve_future", json={"request_id": sampled["request_id"]})
+        sequence = MESSAGES["SampleResponse"].FromString(answer.content).sequences[0]
+        claim = {"sequence_id": sampled["sample_sequence_ids"][0], "prompt": 3, "preset": preset}
+        claim["logprobs"] = np.frombuffer(sequence.logprobs, "<f4")
+        whole = [5, 6, 7, *np.frombuffer(sequence.tokens, "<i4").tolist()]
+        parts.trainer.released.clear()
+        await client.train(model_id, 3, whole, **claim)
+        again = await client.train(model_id, 3, whole, **claim)
+        parts.trainer.released.set()
+        assert "loss:sum" in await client.result(again)
+        (operation,) = parts.trainer.rounds[-1]
+        assert operation.data[0].inputs["versions"].tolist() == [0, 0, 1, 1, 1]
+    async with served(tmp_path, snapshot_every=9) as parts:
+        await parts.client().result(again)
+        (operation,) = parts.trainer.rounds[-1]
+        assert operation.data[0].inputs["versions"].tolist() == [0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("key", ["", "tml-nobody", "a"])

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.client_operations import AdapterShape, ClientDatum, ForwardBackward
+from tests.learner.algorithms.preset_totals import preset_total
 from tests.learner.training.tiny_model import VOCABULARY
 
 Arrays = Mapping[str, np.ndarray]
@@ -143,3 +144,15 @@ def plain_loss(name: str, p: Tensor, given: ClientDatum) -> Tensor:
         mean = (p.detach() - q)[inside].mean() if inside.any() else p.new_zeros(())
         r = mean.exp() * (p - p.detach()).exp()
     return -torch.minimum(r * gain, r.clamp(0.8, 1.2) * gain).sum()
+
+
+def preset_loss(name: str, logprobs: Sequence[Tensor], data: Sequence[ClientDatum]) -> Tensor:
+    """The loss of one of our algorithms; in float64."""
+    behavior, gains = (
+        torch.cat([torch.from_numpy(datum.inputs[key]).double() for datum in data])
+        for key in ("logprobs", "advantages")
+    )
+    lengths = torch.tensor([len(each) for each in logprobs])
+    sequences = torch.repeat_interleave(torch.arange(len(data)), lengths)
+    policy = torch.cat(list(logprobs)).double()
+    return preset_total(name, policy=policy, behavior=behavior, advantages=gains, sequences=sequences)

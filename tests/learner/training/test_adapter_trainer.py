@@ -31,6 +31,7 @@ from tests.learner.training.client_work import (
     gradients_of,
     operation,
     plain_loss,
+    preset_loss,
     shape_of,
     with_models,
 )
@@ -353,11 +354,42 @@ def test_custom_losses_have_metrics_and_gradients(trainer: AdapterTrainer) -> No
     assert_near(found, theirs)
 
 
-def test_presets_of_ours_are_losses_too(trainer: AdapterTrainer) -> None:
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "gspo", "gmpo", "sapo", "cispo", "topr", "kimi", "dppo"])
+def test_presets_of_ours_are_those_of_plain_torch(trainer: AdapterTrainer, tiny_llama: Path, preset: str) -> None:
+    """Of all data in one call of the preset, and of one row each in the trainer."""
     (name,) = with_models(trainer, 1)
-    (result,) = done(trainer.run_round([operation(name, 3, loss="ppo", headway="grpo", correction_cap=1.0)]))
-    assert np.isfinite(result.metrics["loss:sum"])
-    assert gradients_of(trainer.state(name))
+    asked = operation(name, 3, loss="ppo", headway=preset)
+    plain = PlainModel.load(tiny_llama)
+    factors = plain.factors(trainer.state(name))
+    logprobs = [plain.logprobs(factors, datum, scale=16.0 / 4) for datum in asked.data]
+    expected = preset_loss(preset, logprobs, asked.data)
+    slopes = torch.autograd.grad(expected, list(factors.values()), allow_unused=True)
+
+    (result,) = done(trainer.run_round([asked]))
+
+    assert result.metrics == {"loss:sum": pytest.approx(float(expected.detach()), rel=1e-5, abs=1e-5)}
+    made = {
+        f"{k}.gradient": torch.zeros_like(factors[k]) if s is None else s for k, s in zip(factors, slopes, strict=True)
+    }
+    assert_near(gradients_of(trainer.state(name)), {key: each.numpy() for key, each in made.items()}, to=1e-5)
+
+
+def test_versions_become_lags_by_the_steps_that_the_model_has_taken(trainer: AdapterTrainer) -> None:
+    (name,) = with_models(trainer, 1)
+    for _ in range(3):
+        trainer.step(AdamStep(name, learning_rate=0.0))
+    asked = operation(name, 3, loss="ppo", headway="grpo", proximal="interpolate")
+
+    def loss(key: str, *counts: int) -> float:
+        data = tuple(
+            replace(each, inputs={**each.inputs, key: np.resize(np.array(counts), len(each.token_ids))})
+            for each in asked.data
+        )
+        (result,) = done(trainer.run_round([replace(asked, data=data, forward_only=True)]))
+        return result.metrics["loss:sum"]
+
+    assert loss("versions", 1, 2, 3, 7) == loss("lags", 2, 1, 0, 0)
+    assert loss("versions", 0) != loss("versions", 3)
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")

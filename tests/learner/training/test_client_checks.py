@@ -86,6 +86,24 @@ def test_losses_and_settings_that_are_not_known_are_refused() -> None:
     refused(operation("a", 1, loss="custom"), "the loss custom came without a graph")
 
 
+def test_a_loss_that_rests_on_lags_wants_them_or_versions() -> None:
+    of = operation("a", 1, loss="ppo", headway="grpo", proximal="interpolate")
+    refused(of, "datum 0: lags is missing: headway:grpo wants logprobs, advantages, lags. Send spans of sequences")
+    one = replace(of, data=of.data[:1])
+    counts = np.array([0, 1, 2])
+    for name in ("lags", "versions"):
+        check_operation(changed(one, 0, **{name: counts}), BASE)
+        refused(changed(one, 0, **{name: counts[:2]}), rf"datum 0: {name} has the shape \[2\]: expected \[3\]")
+        refused(changed(one, 0, **{name: counts - 1}), rf"datum 0: {name}\[0\] is below 0: expected a number of opti")
+
+
+def test_a_graph_takes_no_setting_of_ours() -> None:
+    told = json.loads((GRAPHS / "preference.json").read_text(encoding="utf-8"))
+    graph = LossGraph.parse(name="preference", inputs=told["inputs"], graph=told["graph"])
+    of = replace(operation("a", 1, loss="custom", loss_id="l", headway="grpo"), graph=graph)
+    refused(of, "the loss custom has no setting 'headway': expected loss_id alone")
+
+
 def test_inputs_of_a_graph_have_its_ranks() -> None:
     told = json.loads((GRAPHS / "preference.json").read_text(encoding="utf-8"))
     graph = LossGraph.parse(name="preference", inputs=told["inputs"], graph=told["graph"])

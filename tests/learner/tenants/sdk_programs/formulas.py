@@ -1,4 +1,7 @@
-"""Compares what a server says with torch, call by call: `formulas.py URL MODEL`. Prints JSON; runs with the SDK."""
+"""Compares what a server says with torch, call by call: `formulas.py URL MODEL [PRESET ...]`.
+
+Prints JSON; runs with the SDK.
+"""
 
 import json
 import os
@@ -68,6 +71,49 @@ def custom_norms(training, service):
     return norms
 
 
+def presets(training, sampler, names):
+    """The server's value of each preset of ours on a sampled sequence, with what it is a function of.
+
+    One that rests on lags gets them by the sequence's spans, since the SDK tells its clients no versions.
+    """
+    prompt = TEXT[:8]
+    asked = types.SamplingParams(max_tokens=12, stop=[], seed=5)
+    (sequence,) = sampler.sample(types.ModelInput.from_ints(prompt), 1, asked).result().sequences
+    training.optim_step(types.AdamParams(learning_rate=3e-2)).result()
+    whole, blank = [*prompt, *sequence.tokens], [0.0] * 7
+    gains = [*blank, *torch.linspace(-1, 1.5, 12).tolist()]
+    item = datum(whole, logprobs=[*blank, *sequence.logprobs], advantages=gains)
+
+    def part(kind, offset, length):
+        return kind(sequence_id=sequence.sequence_id, offset=offset, length=length)
+
+    first, later = types.PromptProvenanceSpan, types.SampledProvenanceSpan
+    spanned = item.with_provenance(
+        model_input=[part(first, 0, 8), part(later, 0, 11)], loss_fn_inputs=[part(first, 1, 7), part(later, 0, 12)]
+    )
+    scored = training.forward([datum(whole)], "cross_entropy").result()
+    configs = {name: {"headway": name} for name in names} | {
+        "interpolated": {"headway": "grpo", "proximal": "interpolate"}
+    }
+    values = {
+        name: training.forward_backward([spanned], "ppo", config).result().metrics["loss:sum"]
+        for name, config in configs.items()
+    }
+    refused = []
+    for config in (configs["interpolated"], {"headway": "grpo_9"}, {"headway": "grpo", "clip": "0.2"}):
+        try:
+            training.forward_backward([item], "ppo", config).result()
+        except tinker.RequestFailedError as error:
+            refused.append(str(error))
+    return {
+        "values": values,
+        "policy": list(scored.loss_fn_outputs[0]["logprobs"].data)[7:],
+        "behavior": list(sequence.logprobs),
+        "advantages": gains[7:],
+        "refused": refused,
+    }
+
+
 service = tinker.ServiceClient(base_url=URL, api_key="tml-a")
 training = service.create_lora_training_client(base_model=MODEL, rank=8, seed=1).result()
 first = training.forward_backward([datum(TEXT)], "cross_entropy").result().metrics["loss:sum"]
@@ -81,6 +127,7 @@ report = {
     "sampler and trainer": [sampled_logprobs, list(trained.loss_fn_outputs[0]["logprobs"].data)],
     "losses": losses(training),
     "custom": custom_norms(training, service),
+    "presets": presets(training, sampler, sys.argv[3:]),
 }
 print(json.dumps(report))
 sys.stdout.flush()
