@@ -198,6 +198,8 @@ def _train(
     try:
         if begun.before is None:
             begun = replace(begun, before=_measured(config, trainer, examples, metrics, step=0))
+        if begun.began_unix_s is None:
+            begun = replace(begun, began_unix_s=time.time())
         step = _steps(config, trainer, examples, metrics, begun, _End(stop, config.time_limit_s), may_write)
         cut = stop is not None and stop.requested  # who asked for an end waits for it
         after = {} if cut else _measured(config, trainer, examples, metrics, step=step)
@@ -218,13 +220,20 @@ class _RunState:
     """Progress of a run. `order` names the examples and how they are drawn: batch n follows from it and n alone.
 
     `before`: what was measured before the first step. `metrics_bytes`: of `metrics.jsonl`; what follows them is of
-    steps that will be trained again.
+    steps that will be trained again. `began_unix_s`: when the run's first step began.
     """
 
     order: str
     step: int = 0
     metrics_bytes: int = 0
     before: dict[str, float] | None = None
+    began_unix_s: float | None = None
+
+    def times(self) -> dict[str, float]:
+        """Of a step that ends now: the time of day, and since the first step began, with that without a learner."""
+        now = time.time()
+        passed_s = 0.0 if self.began_unix_s is None else max(0.0, now - self.began_unix_s)
+        return {"time_s": round(passed_s, 3), "unix_s": round(now, 3)}
 
 
 def _begun(config: LearnerConfig, trainer: Trainer, examples: Examples) -> _RunState:
@@ -316,7 +325,7 @@ def _steps(
     began = said = time.monotonic()
     for step in range(begun.step + 1, config.steps + 1):
         made = trainer.train_step(in_step(next(order)), version=step - 1)
-        metrics.write({"kind": "step", "step": step, **asdict(made)})
+        metrics.write({"kind": "step", "step": step, **asdict(made), **begun.times()})
         if made.skipped_updates:
             logger.error(
                 "step %d: %d updates had a gradient that is not finite and were left out", step, made.skipped_updates
@@ -350,7 +359,7 @@ def _measured(
     if not examples.held_out:
         return {}
     found = measure(trainer, config.algo, examples.held_out)
-    metrics.write({"kind": "held_out", "step": step, **found})
+    metrics.write({"kind": "held_out", "step": step, **found, "unix_s": round(time.time(), 3)})
     shown = ("accuracy", "nll", "margin_mean")
     text = "  ".join(f"{name} {found[name]:.4f}" for name in shown if name in found)
     logger.info("%d held-out examples after step %d: %s", len(examples.held_out), step, text)

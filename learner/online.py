@@ -90,6 +90,7 @@ class OnlineTraining:
             first=first_probe, tokens=config.weights.probe_tokens, logprobs=self._trainer.probe_logprobs
         )
         self._began: float | None = None
+        self._before_s = 0.0
         self._underway: list[Future[None]] = []
         self._awaited: Future[object] | None = None
         self._may_end = False
@@ -116,7 +117,8 @@ class OnlineTraining:
             sequences = self._sequences(batch, max_lag=batch.bound(config.max_lag))
             step_metrics = self._train(batch, sequences)
             self._keep(batch, sequences)
-            timing = Timing(time_s=0.0, wait_s=0.0, train_s=time.monotonic() - start, copy_s=0.0)
+            train_s = time.monotonic() - start
+            timing = Timing(time_s=self._records.passed_s(), wait_s=0.0, train_s=train_s, copy_s=0.0)
             self._records.replay(self._record(batch, timing), step_metrics, lag_bound=self._guard.max_lag)
             self._metrics.replayed(self._version)
             self._guard.observe(step_metrics, lag=max(batch.lags))
@@ -128,7 +130,7 @@ class OnlineTraining:
         if self._version == 0:
             self._evaluate_and_wait()  # what is ended early here has trained nothing
         self._call(self._idle.begin())
-        self._began = time.monotonic()
+        self._before_s, self._began = self._records.begin_steps(), time.monotonic()
         with suppress(EndedEarly):
             while self._version < config.steps and not self._out_of_time():
                 self._step()
@@ -180,9 +182,8 @@ class OnlineTraining:
         copied = time.monotonic()
         self._keep(batch, sequences)  # now that nobody waits for this thread
         assert self._began is not None
-        timing = Timing(
-            time_s=copied - self._began, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained
-        )
+        time_s = self._before_s + copied - self._began
+        timing = Timing(time_s=time_s, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained)
         for group in batch.groups:
             trace = lease_trace(group.incarnation, group.lease_id)
             lease_ended(trace, at="step", began_ns=time.time_ns() - int(1e9 * (copied - taken)), step=self._version)

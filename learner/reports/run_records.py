@@ -3,7 +3,7 @@
 `metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay` (a step that was trained again, from the
 batch log, with the same fields), `publish`, `join` (a generator that caught up), `leave` (one that is gone),
 `checkpoint`, `evaluation`, and `resume`, which says up to which version the lines before it belong to the run.
-All but steps have `unix_s`, when it was, in seconds since 1970. `lag_bound` is the bound under which the step's batch
+All have `unix_s`, when it was, in seconds since 1970. `lag_bound` is the bound under which the step's batch
 was taken, `level` that of new leases when the step ended, null without levels and in a replay; `guard` lines tell when
 the guard moved the bound, after which step, and what was beyond its limit.
 """
@@ -23,7 +23,7 @@ import numpy as np
 
 from learner.evaluation.results import EvaluationResult
 from learner.journal.files import LineFile, anyone, ignore
-from learner.reports.history import Entry, RunHistory, lines_of
+from learner.reports.history import Entry, RunHistory, lines_of, objects_in
 from learner.reports.tally import RewardsSeen, StepRecord, Tally
 from learner.training.guard import GuardChange
 from learner.training.step import StepMetrics
@@ -53,16 +53,19 @@ class PastRecords:
 
 
 def read_former(path: Path, *, version: int, at: int = 0, after: int = 0, life_s: float = 0.0) -> PastRecords:
-    """The records up to `version` from the byte `at` on, of steps after the step `after`; `life_s`: how much of its
-    life's time that one had seen. Lines that cannot be read are left out, and counted.
+    """The records up to `version` from the byte `at` on, of steps after the step `after`, which had `life_s` as its
+    `time_s`. Lines that cannot be read are left out, and counted.
     """
     history, wall_s = RunHistory(_step, _event_record), 0.0
+    counted_s: float | None = life_s
     for line in lines_of(path, at=at):
-        match history.add(line):
+        entry: Entry = history.add(line) or {}
+        match entry:
             case {"kind": "step", "time_s": int() | float() as time_s}:
-                wall_s, life_s = wall_s + max(0.0, time_s - life_s), time_s
+                counted_s = _began_at(entry) if counted_s is None else counted_s
+                wall_s, counted_s = wall_s + max(0.0, time_s - counted_s), time_s
             case {"kind": "resume"}:
-                life_s = 0.0
+                counted_s = None  # until the next step begins nothing is trained
     if history.unread:
         logger.warning("%d lines of %s cannot be read: the summary leaves them out", history.unread, path)
     history.cut(version)
@@ -73,6 +76,27 @@ def read_former(path: Path, *, version: int, at: int = 0, after: int = 0, life_s
         evaluations=[record for record in records if isinstance(record, EvaluationResult)],
         wall_s=wall_s,
     )
+
+
+def _began_at(step: Entry) -> float:
+    """The `time_s` at which a step began."""
+    return float(step["time_s"] - sum(step[name] for name in ("wait_s", "train_s", "copy_s")))
+
+
+def began_unix_s(path: Path) -> float | None:
+    """When the first step of a run began, by its lines; None before that. Steps of earlier releases have no time of
+    day: of those the first publish is taken, which comes just before.
+    """
+    first_event: float | None = None
+    for entry in objects_in(path):
+        match entry:
+            case {"kind": "step", "unix_s": int() | float() as unix_s, "time_s": int() | float() as time_s}:
+                return float(unix_s - time_s)
+            case {"kind": "step"}:
+                return first_event
+            case {"unix_s": int() | float() as unix_s} if first_event is None:
+                first_event = float(unix_s)
+    return None
 
 
 def _event_record(kind: str, entry: Entry) -> Entry | None:
@@ -209,9 +233,29 @@ class Records:
         for result in former.evaluations:
             self.tally.evaluations.add(result)
         self.tally.wall_s += former.wall_s
-        self.tally.life_s = 0.0
+        self.tally.life_s = former.steps[-1].time_s if former.steps else self.tally.life_s
+        if self.tally.began_unix_s is None:
+            self.tally.began_unix_s = began_unix_s(self._folder / "metrics.jsonl")
         self.former_s, self.former_steps = self.tally.wall_s, self.tally.steps
         self._event("resume", version=version, incarnation=incarnation)
+
+    def begin_steps(self) -> float:
+        """The first step of this life begins: returns for how long the run has gone on."""
+        with self._lock:
+            if self.tally.began_unix_s is None:
+                self.tally.began_unix_s = time.time()
+            self.tally.life_s = self._passed_s()
+            return self.tally.life_s
+
+    def passed_s(self) -> float:
+        """Seconds since the run's first step began, with the time in which no learner ran; 0 before that."""
+        with self._lock:
+            return self._passed_s()
+
+    def _passed_s(self) -> float:
+        began = self.tally.began_unix_s
+        passed_s = 0.0 if began is None else time.time() - began
+        return max(passed_s, self.tally.life_s)  # a clock that was set back
 
     def progress(self) -> dict[str, object]:
         """For a checkpoint: what is remembered, and up to which byte of `metrics.jsonl`."""
@@ -244,7 +288,7 @@ class Records:
             self._say_progress()
 
     def replay(self, record: StepRecord, metrics: StepMetrics, *, lag_bound: int | None = None) -> None:
-        """Notes a step that was trained again, from the batch log. Its `time_s` and `wait_s` are 0."""
+        """Notes a step that was trained again, from the batch log. Its `wait_s` is 0, its `time_s` that of now."""
         with self._lock:
             if self.tally.last_step < record.step:  # the life that logged it died before it noted it
                 self.tally.step(record)
@@ -254,7 +298,7 @@ class Records:
         self, kind: str, record: StepRecord, metrics: StepMetrics, *, lag_bound: int | None, level: int | None
     ) -> None:
         numbers = {**dataclasses.asdict(metrics), **dataclasses.asdict(record)}
-        self._metrics.write({"kind": kind, **numbers, "lag_bound": lag_bound, "level": level})
+        self._event(kind, **numbers, lag_bound=lag_bound, level=level)
 
     def _event(self, kind: str, **values: object) -> None:
         self._metrics.write({"kind": kind, **values, "unix_s": round(time.time(), 3)})

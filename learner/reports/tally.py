@@ -24,7 +24,8 @@ _MAX_VALUES = 2048
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A training step. Times in seconds, `time_s` since the first step began; lengths count sampled tokens.
+    """A training step. Times in seconds, `time_s` since the run's first step began, with the time in which no learner
+    ran; lengths count sampled tokens.
 
     `lag_counts` counts trajectories by lag, `token_lag_counts` sampled tokens by lag; `lease_ids` are those of the
     groups, in training order. `reward_by_verifier` is the mean reward of the trajectories that each verifier judged.
@@ -190,8 +191,8 @@ class Evaluations(_SavedPart):
 class Tally(_SavedPart):
     """Sums over the steps of the history of the present weights. Shares are summed over steps, times in seconds.
 
-    `wall_s`: the time in which they were trained, over all lives of the learner. `life_s`: of it, that of the present
-    life.
+    `wall_s`: the time in which they were trained, over all lives of the learner, and `life_s` the `time_s` up to which
+    that is counted. `began_unix_s`: when the run's first step began.
     """
 
     steps: int = 0
@@ -215,6 +216,7 @@ class Tally(_SavedPart):
     evaluations: Evaluations = Field(default_factory=Evaluations)
     wall_s: float = 0.0
     life_s: float = 0.0
+    began_unix_s: float | None = None
 
     def step(self, record: StepRecord) -> None:
         """Takes the next step."""
@@ -234,7 +236,7 @@ class Tally(_SavedPart):
         self.reward.add(record.reward_mean)
 
     def timed(self, time_s: float) -> None:
-        """A step of the present life ended so long after its first one began."""
+        """A step ended so long after the run's first one began."""
         self.wall_s += max(0.0, time_s - self.life_s)
         self.life_s = time_s
 

@@ -115,6 +115,9 @@ def test_a_run_that_was_ended_comes_to_the_same_weights_and_metrics(
     resumed = config_of(tmp_path, untrained_model, kind, "cut", resume=True)
     train(resumed)
     assert left_behind(resumed) == left_behind(whole)
+    steps = [json.loads(line) for line in (resumed.run.folder / "metrics.jsonl").read_text().splitlines()]
+    began = [each["unix_s"] - each["time_s"] for each in steps if each["kind"] == "step"]
+    assert began == pytest.approx([began[0]] * len(began), abs=0.01), "the time goes on over resumes"
     assert [entry["step"] for entry in left_behind(whole)[0]] == [0, *range(1, STEPS + 1), STEPS]
 
 

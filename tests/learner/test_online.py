@@ -102,6 +102,9 @@ class NothingToTrain:
     def may_write(self) -> None:
         pass
 
+    def begin_steps(self) -> float:
+        return 0.0
+
     async def wait_until_served(self, version: int) -> None:
         pass
 

@@ -62,6 +62,19 @@ def evaluated(version: int, accuracy: float, *, reward: float | None = None) -> 
     )
 
 
+class WallClock:
+    """A clock that a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1_790_000_000.0
+        monkeypatch.setattr(time, "time", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
+    return WallClock(monkeypatch)
+
+
 BOOKS = Books(
     leases=9, trained=4, filtered=1, dead_lettered=2, buffered=1, running=1, pending=0,
     attempts=12, accepted=6, failed=2, expired=0, dropped=3,
@@ -409,14 +422,15 @@ def test_what_is_remembered_does_not_grow_with_the_length_of_a_run() -> None:
     assert Tally.model_validate(json.loads(tally.model_dump_json())) == tally
 
 
-def test_a_resume_reads_only_what_was_written_since_its_checkpoint(tmp_path: Path) -> None:
+def test_a_resume_reads_only_what_was_written_since_its_checkpoint(tmp_path: Path, clock: WallClock) -> None:
     with Records(folder=tmp_path, total_steps=4) as records:
+        records.begin_steps()
         run_of_two_steps(records)
         progress = json.loads(json.dumps(records.progress()))
         records.publish(published(0.2, 0.02, 5e-6))
         records.step(record(step=3, time_s=11.0), step_metrics(), two_groups())
         records.evaluation(evaluated(3, 0.75))
-        whole = records.tally.model_copy(update={"life_s": 0.0})
+        whole = records.tally
     lines = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(b" " * progress["metrics_bytes"] + lines[progress["metrics_bytes"] :])
     with Records(folder=tmp_path, total_steps=4) as records:
@@ -426,6 +440,64 @@ def test_a_resume_reads_only_what_was_written_since_its_checkpoint(tmp_path: Pat
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=2, incarnation=3, progress=progress)
         assert (records.tally.last_step, records.tally.steps) == (2, 2), "the third step is lost"
+
+
+def a_life(folder: Path, clock: WallClock, *, steps: range, resume: bool, known: Any = None) -> Any:
+    """Each step takes 2 s; returns what its checkpoint after the first one keeps."""
+    kept = None
+    with Records(folder=folder, total_steps=9) as records:
+        if resume:
+            records.take_up(version=steps.start - 1, incarnation=2, progress=known or {})
+        clock.now += 1.0
+        began, before_s = clock.now, records.begin_steps()
+        for step in steps:
+            clock.now += 2.0
+            timing = {"time_s": before_s + clock.now - began, "wait_s": 0.5, "train_s": 1.25, "copy_s": 0.25}
+            records.step(record(step=step, **timing), step_metrics(), two_groups())
+            kept = kept or json.loads(json.dumps(records.progress()))
+    return kept
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_the_time_of_a_step_goes_on_over_resumes_and_what_lay_between_was_no_training(
+    tmp_path: Path, clock: WallClock, checkpointed: bool
+) -> None:
+    kept = a_life(tmp_path, clock, steps=range(1, 4), resume=False)
+    clock.now += 100.0
+    a_life(tmp_path, clock, steps=range(3, 5), resume=True, known=kept if checkpointed else None)
+    clock.now += 10.0
+    with Records(folder=tmp_path, total_steps=9) as records:
+        records.take_up(version=4, incarnation=3, progress=kept if checkpointed else {})
+        clock.now += 1.0
+        assert records.former_s == 10.0, "of three steps and two"
+        assert records.begin_steps() == 122.0
+
+    steps = [entry for entry in entries_in(tmp_path) if entry["kind"] == "step"]
+    assert [(each["step"], each["time_s"]) for each in steps] == [(1, 2), (2, 4), (3, 6), (3, 109), (4, 111)]
+    assert [each["unix_s"] - steps[0]["unix_s"] for each in steps] == [0, 2, 4, 107, 109]
+
+
+def test_the_time_of_a_run_that_an_earlier_release_began_counts_from_its_first_publish(
+    tmp_path: Path, clock: WallClock
+) -> None:
+    with Records(folder=tmp_path, total_steps=9) as records:
+        records.publish(published(1.0, 0.5, 0.0))
+        records.step(record(step=1, time_s=2.0), step_metrics(), two_groups())
+    lines = [{**entry, "unix_s": None} if entry["kind"] == "step" else entry for entry in entries_in(tmp_path)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    clock.now += 100.0
+    with Records(folder=tmp_path, total_steps=9) as records:
+        records.take_up(version=1, incarnation=2)
+        assert records.begin_steps() == 100.0
+
+
+def test_a_clock_that_is_set_back_takes_no_time_back(tmp_path: Path, clock: WallClock) -> None:
+    a_life(tmp_path, clock, steps=range(1, 4), resume=False)
+    clock.now -= 3600.0
+    with Records(folder=tmp_path, total_steps=9) as records:
+        records.take_up(version=3, incarnation=2)
+        assert records.begin_steps() == 6.0
+        assert records.passed_s() == 6.0
 
 
 def doubts_of(**changes: Any) -> list[list[str]]:
