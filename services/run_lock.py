@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 logger = logging.getLogger(__name__)
 
@@ -217,6 +217,24 @@ def holder_of(folder: Path) -> Holder | None:
         return None if _flock(handle) is not False else _holder_named(folder)
     finally:
         os.close(handle)
+
+
+def life_in(folder: Path, *, pace: Pace = DEFAULT_PACE) -> Literal["goes on", "died", "ended"]:
+    """State of a folder's process, as its files tell on whatever machine; changes nothing. One that has ended, also by
+    an error, has removed its lease; one that was killed could not.
+    """
+    if holder_of(folder) is not None:
+        return "goes on"
+    newest = max(_leases(folder), default=0)
+    if newest == 0:
+        return "ended"
+    path = _lease_path(folder, newest)
+    try:
+        silent_s = time.time() - path.stat().st_mtime
+    except OSError:
+        return "ended"
+    elsewhere = _holder(path).place != Holder.here(folder).place
+    return "goes on" if elsewhere and silent_s < pace.silence_s else "died"
 
 
 class _Claim:

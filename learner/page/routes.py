@@ -47,6 +47,7 @@ from services.http.server import Listener, serve_http
 from services.logs import configure_logging
 from services.network import is_loopback
 from services.process import Stop, run_loops, run_process
+from services.run_lock import life_in
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -229,14 +230,18 @@ class RunPage:
                 continue
             if told_in_s <= 0:
                 told_in_s = _STATUS_EVERY_S
-                yield self._status(run)  # also finds out that the reader has gone
+                yield await self._status(run)  # also finds out that the reader has gone
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), _NEWS_EVERY_S)
             told_in_s -= _NEWS_EVERY_S
 
-    def _status(self, run: int) -> bytes:
-        processes = self._runs[run].processes
-        told = {"live": processes is not None, **({} if processes is None else processes())}
+    async def _status(self, run: int) -> bytes:
+        shown = self._runs[run]
+        told: dict[str, Any] = {"live": shown.processes is not None}
+        if shown.processes is not None:
+            told |= shown.processes()
+        else:
+            told["life"] = await asyncio.to_thread(life_in, shown.folder)
         return b"event: status\ndata: " + json.dumps(told).encode() + b"\n\n"
 
     def _made_with(self, run: int = 0) -> dict[str, Any]:

@@ -65,9 +65,10 @@ interface PeerStatus {
   tokens_per_s?: number;
 }
 
-/** What the learner says of itself and the others; only whether it lives, where it does not. */
+/** What the learner says of itself and the others; of a run that is read from its files, only what these tell. */
 interface ProcessesTold {
   live: boolean;
+  life?: "goes on" | "died" | "ended";
   learner?: {
     version: number;
     total: number | null;

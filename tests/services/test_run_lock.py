@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from services.run_lock import FolderLost, FolderTaken, Pace, RunLock, holder_of
+from services.run_lock import FolderLost, FolderTaken, Pace, RunLock, holder_of, life_in
 
 RARE = Pace(beat_s=1000.0, silence_s=5000.0)
 """No beat comes by itself."""
@@ -235,3 +235,27 @@ async def test_somebody_who_only_looks_does_not_keep_a_learner_from_its_folder(f
     asyncio.get_running_loop().call_soon(os.close, looking)
     with await RunLock.held(folder, pace=RARE):
         pass
+
+
+async def test_a_folder_tells_if_its_process_goes_on_or_has_died_or_ended(folder: Path) -> None:
+    with another_process(folder) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "held\n"
+            (folder / "note").write_text("a run")
+            alive = life_in(folder)
+        finally:
+            child.kill()
+    killed = life_in(folder)
+    with await RunLock.held(folder, pace=RARE):
+        pass
+
+    assert (alive, killed, life_in(folder)) == ("goes on", "died", "ended")
+
+
+def test_a_lease_of_another_machine_is_of_a_process_that_goes_on_while_it_is_renewed(folder: Path) -> None:
+    path = lease_of_another_machine(folder)
+    renewed = life_in(folder, pace=RARE)
+    os.utime(path, (0, 0))
+
+    assert (renewed, life_in(folder, pace=RARE)) == ("goes on", "died")

@@ -113,7 +113,7 @@ export class RunView {
     source.addEventListener("reset", () => this.begin());
     source.addEventListener("status", (event) => {
       this.told = JSON.parse(event.data);
-      this.said(this.told.live ? "live" : "ended: from its files");
+      this.said(this.told.live ? "live" : `${this.life()}: from its files`);
       this.processes();
       this.tiles();
     });
@@ -156,6 +156,12 @@ export class RunView {
     return { steps: n - from, wall, sum };
   }
 
+  life() { // of a run that is read from its files
+    const step = this.columns.step.at(-1) ?? 0, whole = this.total == null || step >= this.total;
+    if (this.told.life !== "ended") return this.told.life === "died" ? `died after step ${number(step)}` : "goes on";
+    return whole ? "ended" : `stopped after step ${number(step)} of ${number(this.total)}`;
+  }
+
   curves(figure) {
     return this.figures.find((each) => each.id === figure).curves;
   }
@@ -166,6 +172,7 @@ export class RunView {
       step = n ? c.step[n - 1] : 0,
       total = this.told?.learner?.total ?? this.total;
     const evaluation = this.events.filter((one) => one.kind === "evaluation").at(-1);
+    const over = step >= total || (this.told?.life != null && this.told.life !== "goes on");
     const left = total && wall ? ((total - step) * wall) / steps : null;
     const tiles = [
       ["Step", number(step), total ? `of ${number(total)}` : ""],
@@ -181,8 +188,8 @@ export class RunView {
       ["A step", seconds(wall ? wall / steps : null), wall ? `${share(sum("wait_s") / wall)} waiting` : ""],
       [
         "Left",
-        step >= total ? "–" : seconds(left),
-        this.told?.live === false || step >= total ? "ended" : "at this pace",
+        over ? "–" : seconds(left),
+        this.told?.life != null ? this.life() : over ? "ended" : "at this pace",
       ],
     ];
     $("tiles").replaceChildren(
@@ -305,7 +312,7 @@ export class RunView {
     ) => (found?.length
       ? found.map((one) => [`${one.name}: ${describe(one)}${heard(one)}`, state(one)])
       : [[none, told?.live ? "gone" : ""]]);
-    const unknown = told?.live === false ? "the run has ended" : "not known";
+    const unknown = told?.live === false ? "not known from files" : "not known";
     const learner = told?.learner
       ? [
         [`version ${told.learner.version}`, "ok"],
@@ -313,8 +320,8 @@ export class RunView {
         ...told.learner.problems.map((text) => [text, "gone"]),
       ]
       : [[`version ${c.step.at(-1) ?? 0}`], [
-        told?.live === false ? "ended" : "does not answer",
-        told?.live === false ? "" : "gone",
+        told?.live === false ? this.life() : "does not answer",
+        told?.live === false && told.life !== "died" ? "" : "gone",
       ]];
     $("processes").replaceChildren(
       card("learner", "Learner", learner),

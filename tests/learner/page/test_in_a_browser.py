@@ -1,6 +1,8 @@
 """The page as Chromium shows it. Skipped with one line where playwright or Chromium is not installed."""
 
+import fcntl
 import importlib.resources
+import os
 import signal
 import socket
 import subprocess
@@ -302,6 +304,29 @@ def test_a_step_comes_by_itself_and_the_page_outlives_its_server(browser: "Brows
     assert all("Failed to load resource" in line or "net::ERR" in line for line in said), said
     assert code == 0
     page.context.close()
+
+
+def test_a_run_that_is_read_from_its_files_is_called_ended_only_if_it_has_ended(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path / "run", steps=5, settings={"steps": 9})
+    lock = (folder / "run.lock").open("w")
+    with Viewed(folder) as shown:
+        page, said = opened(browser, shown.url)
+        shows(page, "#state", "stopped after step 5 of 9: from its files")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shows(page, "#state", "goes on: from its files")
+        shows(page, "#tiles small", "goes on")
+        (folder / "lease-1.json").write_text("{}")
+        os.utime(folder / "lease-1.json", (0, 0))
+        lock.close()
+        shows(page, "#state", "died after step 5: from its files")
+        (folder / "lease-1.json").unlink()
+        write_lines(folder, [step_line(step) for step in range(6, 10)])
+        shows(page, "#state", "ended: from its files")
+        shows(page, "#tiles small", "ended")
+        assert said == []
+        page.context.close()
 
 
 def _legend(page: "Page", figure: str) -> dict[str, str]:
