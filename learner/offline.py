@@ -155,7 +155,7 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
         open_run_folder(lock, folder, resume=config.resume is True, journal=False)
         made_with.write(folder, settings, changes=changes, differs=made_with.differing(config))
         keep_template(folder, config.run.template_text)
-        run = TrackedRun(config.run.name, folder, settings)
+        run = TrackedRun(config.run.name, folder, settings, repeats=True)
         trackers = stack.enter_context(Trackers(trackers_of(**dict(config.trackers)), run))
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
         thread = await stack.enter_async_context(TrainerThread())

@@ -4,15 +4,19 @@
 
 TensorBoard writes files, MLflow is spoken to by its REST routes, W&B runs in a child process: this module's main.
 Training waits for none. What one is too slow for, or fails to take, is counted; the whole is in the file.
+
+A tracker has each step once. After a resume it is sent from the file what it does not have yet; what is trained again
+from the journal is not sent again. Where steps that it has are lost, TensorBoard takes them back, and at the others
+another run begins, with all of the history of the present weights.
 """
 
 import contextlib
 import importlib
+import itertools
 import json
 import logging
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -20,9 +24,9 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +35,8 @@ from typing import Any, Protocol, Self
 from pydantic import SecretStr
 
 from learner.journal.files import write_atomically
-from learner.reports.history import group_of, numbers_of
+from learner.reports.history import group_of
+from learner.reports.tracked_rows import FormerLines, TrackedRow, is_beyond, joined, newest_of, row_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +50,21 @@ _QUIET_S = 10.0
 _MAX_VALUE = 500
 _REQUEST_S = 10.0
 _MAX_PARAMS = 100
+_MAX_METRICS = 1000
+_ROWS_AT_ONCE = 100
+_SENT = "sent.json"
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Told to a tracker at the start. `settings` are by dotted key, without secrets."""
+    """Told to a tracker at the start. `settings` are by dotted key, without secrets. `repeats`: a resume trains steps
+    again that come to the same numbers, as a run on files does, and says nothing of it.
+    """
 
     name: str
     folder: Path
     settings: Mapping[str, object]
+    repeats: bool = False
 
     def known_id(self, tracker: str) -> str | None:
         """The id that the tracker gave this run in a former life."""
@@ -80,14 +91,24 @@ class Tracker(Protocol):
 
     name: str
     every_s: float = 0.0
-    joins: bool = False
-    """Lines that come sooner are passed on together (waking costs as much as a line), or one with their means."""
+    """Lines that come sooner are passed on together: waking costs as much as a line."""
+    row_every_s: float = 0.0
+    """Steps that are faster than this come as one row with their means."""
 
-    def start(self, run: TrackedRun) -> None:
-        """Called once, before the others."""
+    def start(self, run: TrackedRun, *, anew: bool = False) -> Mapping[str, int] | None:
+        """Called before the others. Returns the last step of each kind of row that it has of the run, None where that
+        is not known. `anew`: as a run that it has never seen.
+        """
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step, or of the version after it, named as in `metrics.jsonl`."""
+    def log(self, rows: Sequence[TrackedRow], *, sent: Mapping[str, int]) -> None:
+        """Numbers of steps, or of the versions after them, named as in `metrics.jsonl`. With them it has all up to
+        `sent`.
+        """
+
+    def cut(self, run: TrackedRun, version: int) -> Mapping[str, int] | None:
+        """The steps after a version, which it has, are lost. Returns what `start` does: here of another run."""
+        self.finish("failed")
+        return self.start(replace(run, name=f"{run.name} from {version}"), anew=True)
 
     def event(self, step: int | None, kind: str, text: str) -> None:
         """Something that happened: a resume, a movement of the guard, a generator that caught up."""
@@ -108,6 +129,9 @@ class Follower:
         self.dropped = 0
         """Entries that the tracker never got, or did not take."""
         self._tracker, self._run = tracker, run
+        self._former = FormerLines.in_folder(run.folder)
+        self._sent: Mapping[str, int] = {}
+        self._repeated: Mapping[str, int] = {}
         self._most_waiting = most_waiting
         self._waiting: deque[Mapping[str, Any]] = deque()
         self._stirred = threading.Condition()
@@ -152,12 +176,14 @@ class Follower:
 
     def _work(self) -> None:
         try:
-            self._tracker.start(self._run)
+            self._has(self._tracker.start(self._run))
         except Exception as error:  # noqa: BLE001 - whatever a library raises must not end a run
             self._give_up(error)
             return
         self._started = True
-        while entries := self._next():
+        if self._run.repeats:
+            self._fill_up(None)
+        while not self._failed and (entries := self._next()):
             self._pass_on(entries)
         try:
             self._tracker.finish(self._ending or "finished")
@@ -175,16 +201,55 @@ class Follower:
             return [self._waiting.popleft() for _ in range(count)]
 
     def _pass_on(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        rows = [found for entry in entries if (found := numbers_of(entry)) is not None]
-        for some in [rows] if self._tracker.joins and rows else [[row] for row in rows]:
-            self._try(partial(self._tracker.log, *mean_of(some)), entries=len(some))
+        rows: list[TrackedRow] = []
         for entry in entries:
-            if numbers_of(entry) is None:
-                text = json.dumps({name: value for name, value in entry.items() if name != "kind"})
-                step = entry.get("step", entry.get("version"))
-                self._try(partial(self._tracker.event, step, str(entry["kind"]), text), entries=1)
+            row = row_of(entry)
+            if row is None:
+                self._send(rows)
+                rows = []
+                self._tell(entry)
+            elif is_beyond(row, self._repeated):
+                rows.append(row)
+        self._send(rows)
 
-    def _try(self, call: Callable[[], None], *, entries: int) -> None:
+    def _tell(self, entry: Mapping[str, Any]) -> None:
+        step = entry.get("step", entry.get("version"))
+        if entry["kind"] == "resume":
+            self._take_up(int(entry["version"]))
+        text = json.dumps({name: value for name, value in entry.items() if name != "kind"})
+        self._try(partial(self._tracker.event, step, str(entry["kind"]), text), entries=1)
+
+    def _has(self, sent: Mapping[str, int] | None) -> None:
+        """Takes what the tracker has; of a run that an earlier release began, all that there was."""
+        self._sent = dict(newest_of(self._former.rows()) if sent is None else sent)
+
+    def _take_up(self, version: int) -> None:
+        """The run goes on from a version."""
+        if any(step > version for step in self._sent.values()):
+            try:
+                self._has(self._tracker.cut(self._run, version))
+            except Exception as error:  # noqa: BLE001 - the same
+                self._give_up(error)
+                return
+        self._fill_up(version)
+
+    def _fill_up(self, version: int | None) -> None:
+        """Sends what the tracker does not have of the former lives' rows."""
+        for some in _in_parts(row for row in self._former.rows(version=version) if is_beyond(row, self._sent)):
+            self._send(some)
+        self._repeated = dict(self._sent)
+
+    def _send(self, rows: Sequence[TrackedRow]) -> None:
+        if not rows:
+            return
+        every_s, newest = self._tracker.row_every_s, newest_of(rows)
+        sent = {**self._sent, **{kind: max(step, self._sent.get(kind, step)) for kind, step in newest.items()}}
+        made = joined(rows, every_s=every_s) if every_s else rows
+        if self._try(partial(self._tracker.log, made, sent=sent), entries=len(rows)):
+            self._sent = sent
+
+    def _try(self, call: Callable[[], None], *, entries: int) -> bool:
+        """True if it was taken."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - the same
@@ -192,6 +257,8 @@ class Follower:
             logger.warning(
                 "tracker %s did not take an entry: %s", self.name, error, extra={"same": (self.name, "entry")}
             )
+            return False
+        return True
 
     def _give_up(self, error: Exception) -> None:
         if not self._abandoned:
@@ -202,13 +269,25 @@ class Follower:
             self._waiting.clear()
 
 
-def mean_of(rows: Sequence[tuple[int, Mapping[str, float]]]) -> tuple[int, dict[str, float]]:
-    """The newest step, and of each number the mean of those that have it."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for _, row in rows:
-        for name, value in row.items():
-            values[name].append(value)
-    return max(step for step, _ in rows), {name: statistics.fmean(found) for name, found in values.items()}
+def _in_parts(rows: Iterator[TrackedRow]) -> Iterator[list[TrackedRow]]:
+    while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        yield some
+
+
+def _read_sent(folder: Path) -> dict[str, Any]:
+    """What the tracker's folder says of what it has; empty if nothing."""
+    try:
+        found = json.loads((folder / _SENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_sent(folder: Path, **told: object) -> None:
+    """Once a second or so, and so not waited for until the disk has it: a death of the process alone loses nothing."""
+    draft = folder / f"{_SENT}.new"
+    draft.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    draft.replace(folder / _SENT)
 
 
 class Trackers:
@@ -265,28 +344,49 @@ class TensorBoard(Tracker):
 
     def __init__(self) -> None:
         self._writer: Any = None
+        self._folder = Path()
+        self._sent: Mapping[str, int] = {}
 
-    def start(self, run: TrackedRun) -> None:
+    def start(self, run: TrackedRun, *, anew: bool = False) -> Mapping[str, int] | None:
         """Opens a new file; curves of several files in a folder are one."""
-        folder = run.folder / "tensorboard"
-        folder.mkdir(exist_ok=True)
-        self._writer = _imported("tensorboardX").event_file_writer.EventsWriter(str(folder / "events"))
+        self._folder = run.folder / "tensorboard"
+        self._folder.mkdir(exist_ok=True)
+        known = len(list(self._folder.glob("events*")))
+        made = _imported("tensorboardX").event_file_writer.EventsWriter
+        self._writer = made(str(self._folder / "events"), f".{known}")  # two of one second would be one file
         self.event(0, "settings", json.dumps(dict(run.settings), indent=4))
+        if not known:
+            _write_sent(self._folder, sent={})
+        sent = _read_sent(self._folder).get("sent")
+        self._sent = sent or {}
+        return None if sent is None else self._sent
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """A scalar for each, in one event; those of a step are grouped by figure."""
+    def log(self, rows: Sequence[TrackedRow], *, sent: Mapping[str, int]) -> None:
+        """A scalar for each, in an event for a row; those of a step are grouped by figure."""
         made = _imported("tensorboardX.proto.summary_pb2").Summary
-        tags = {name if "/" in name else f"{group_of(name)}/{name}": value for name, value in values.items()}
-        self._write(step, made(value=[made.Value(tag=tag, simple_value=value) for tag, value in tags.items()]))
+        for row in rows:
+            tags = {name if "/" in name else f"{group_of(name)}/{name}": value for name, value in row.values.items()}
+            summary = made(value=[made.Value(tag=tag, simple_value=value) for tag, value in tags.items()])
+            self._write(row.step, row.unix_s, summary=summary)
+        self._writer.flush()
+        self._sent = sent
+        _write_sent(self._folder, sent=sent)
+
+    def cut(self, run: TrackedRun, version: int) -> Mapping[str, int]:
+        """Has TensorBoard forget what lies beyond the version."""
+        log = _imported("tensorboardX.proto.event_pb2").SessionLog
+        self._write(version + 1, time.time(), session_log=log(status=log.START))
+        self._writer.flush()
+        return {kind: min(step, version) for kind, step in self._sent.items()}
 
     def event(self, step: int | None, kind: str, text: str) -> None:
         """A text."""
-        self._write(step or 0, _imported("tensorboardX.summary").text(kind, text))
-
-    def _write(self, step: int, summary: Any) -> None:
-        made = _imported("tensorboardX.proto.event_pb2").Event
-        self._writer.write_event(made(wall_time=time.time(), step=step, summary=summary))
+        self._write(step or 0, time.time(), summary=_imported("tensorboardX.summary").text(kind, text))
         self._writer.flush()
+
+    def _write(self, step: int, unix_s: float, **what: Any) -> None:
+        made = _imported("tensorboardX.proto.event_pb2").Event
+        self._writer.write_event(made(wall_time=unix_s, step=step, **what))
 
     def finish(self, status: str) -> None:
         """Closes the file."""
@@ -305,7 +405,6 @@ class MlFlow(Tracker):
 
     name = "mlflow"
     every_s = 1.0
-    joins = True
 
     def __init__(self, url: str, *, experiment: str, token: str | None = None) -> None:
         self._url = url.rstrip("/")
@@ -315,19 +414,23 @@ class MlFlow(Tracker):
             self._headers["Authorization"] = f"Bearer {token}"
         self._run_id = ""
 
-    def start(self, run: TrackedRun) -> None:
-        """Makes the run, and the experiment if there is none; a run of a former life goes on."""
-        known = run.known_id(self.name)
+    def start(self, run: TrackedRun, *, anew: bool = False) -> Mapping[str, int] | None:
+        """Makes the run, and the experiment if there is none; a run of a former life goes on, as far as the server has
+        it.
+        """
+        known = None if anew else run.known_id(self.name)
         if known is not None:
             self._run_id = known
             self._call("runs/update", {"run_id": known, "status": "RUNNING"})
-            return
+            metrics = self._call(f"runs/get?run_id={known}")["run"].get("data", {}).get("metrics", [])
+            return newest_of(TrackedRow(_kind_of(each["key"]), int(each["step"]), {}, 0.0) for each in metrics)
         body = {"experiment_id": self._experiment_id(), "run_name": run.name, "start_time": _now_ms()}
         self._run_id = self._call("runs/create", body)["run"]["info"]["run_id"]
         run.keep_id(self.name, self._run_id)
         params = [{"key": key, "value": str(value)[:_MAX_VALUE]} for key, value in run.settings.items()]
         for first in range(0, len(params), _MAX_PARAMS):
             self._call("runs/log-batch", {"run_id": self._run_id, "params": params[first : first + _MAX_PARAMS]})
+        return {}
 
     def _experiment_id(self) -> str:
         try:
@@ -336,11 +439,17 @@ class MlFlow(Tracker):
             return str(self._call("experiments/create", {"name": self._experiment})["experiment_id"])
         return str(found["experiment"]["experiment_id"])
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs one batch."""
-        same = {"timestamp": _now_ms(), "step": step}
-        rows = [{"key": key, "value": value, **same} for key, value in values.items()]
-        self._call("runs/log-batch", {"run_id": self._run_id, "metrics": rows})
+    def log(self, rows: Sequence[TrackedRow], *, sent: Mapping[str, int]) -> None:
+        """Logs each number at its own step and time, whole rows together as far as a request may hold them."""
+        metrics: list[dict[str, object]] = []
+        for row in rows:
+            same = {"timestamp": int(1000 * row.unix_s), "step": row.step}
+            made = [{"key": key, "value": value, **same} for key, value in row.values.items()]
+            if len(metrics) + len(made) > _MAX_METRICS:
+                self._call("runs/log-batch", {"run_id": self._run_id, "metrics": metrics})
+                metrics = []
+            metrics += made
+        self._call("runs/log-batch", {"run_id": self._run_id, "metrics": metrics})
 
     def event(self, step: int | None, kind: str, text: str) -> None:
         """A tag, which holds the newest of its kind."""
@@ -367,6 +476,12 @@ class MlFlow(Tracker):
 class _NotThere(RuntimeError): ...
 
 
+def _kind_of(key: str) -> str:
+    """The kind of the rows that have a number of this name."""
+    kind, _, rest = key.partition("/")
+    return kind if rest and kind in ("publish", "evaluation", "held_out") else "step"
+
+
 def _now_ms() -> int:
     return int(1000 * time.time())
 
@@ -378,30 +493,37 @@ class WeightsAndBiases(Tracker):
     """
 
     name = "wandb"
-    every_s, joins = 2.0, True  # its library and its process take some 6 ms of CPU for a row
+    every_s, row_every_s = 2.0, 0.5  # its library and its process take more than a ms of CPU for a row
 
     def __init__(self, *, mode: str, project: str) -> None:
         self._where = {"mode": mode, "project": project}
         self._child: subprocess.Popen[str] | None = None
 
-    def start(self, run: TrackedRun) -> None:
+    def start(self, run: TrackedRun, *, anew: bool = False) -> Mapping[str, int] | None:
         """Starts the child, and waits until it has begun the run."""
+        known = None if anew else run.known_id(self.name)
+        sent = _read_sent(run.folder / "wandb")
+        sent = sent if known is not None and sent.get("id") == known else {}
         first = {"name": run.name, "folder": str(run.folder), "settings": dict(run.settings), **self._where}
         self._child = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, process_group=0,
         )  # fmt: skip
-        self._send({**first, "id": run.known_id(self.name)})
+        self._send({**first, "id": known, "rows": sent.get("rows", 0)})
         assert self._child.stdout is not None
         said = json.loads(self._child.stdout.readline() or '{"failed": "its process ended without a word"}')
         if "failed" in said:
             self._close()
             raise RuntimeError(said["failed"])
         run.keep_id(self.name, said["id"])
+        return {} if known is None else sent.get("sent")
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs one row, with its step as a value: a resume may take steps back."""
-        self._send({"log": {"step": step, **values}})
+    def log(self, rows: Sequence[TrackedRow], *, sent: Mapping[str, int]) -> None:
+        """Logs each row with its step as a value: an evaluation is of an earlier one. The child notes what it has, as
+        it has it also if this process is gone meanwhile.
+        """
+        made = [{"step": row.step, "_timestamp": row.unix_s, **row.values} for row in rows]
+        self._send({"log": made, "sent": sent})
 
     def event(self, step: int | None, kind: str, text: str) -> None:
         """The newest of its kind, in the run's summary."""
@@ -449,11 +571,17 @@ def _wandb_child() -> None:
         return
     out.write(json.dumps({"id": run.id}) + "\n")
     out.flush()
-    status = "failed"  # of a parent that died
+    status, number = "failed", given["rows"]  # the status of a parent that died
+    if given["id"] is None:
+        _write_sent(Path(given["folder"]) / "wandb", id=run.id, rows=0, sent={})
     for line in sys.stdin:
         what = json.loads(line)
-        if "log" in what:
-            run.log(what["log"])
+        for row in what.get("log", ()):
+            # W&B drops a row whose number is not above the last one's, also of a former life.
+            number = max(number, run.step) + 1
+            run.log(row, step=number)
+        if "sent" in what:
+            _write_sent(Path(given["folder"]) / "wandb", id=run.id, rows=number, sent=what["sent"])
         run.summary.update(what.get("event", {}))
         status = what.get("status", status)
     run.finish(exit_code=0 if status == "finished" else 1)

@@ -2,16 +2,24 @@
 few routes over real HTTP; TensorBoard's files are read back; W&B runs offline, and against a server that never answers.
 """
 
+import contextlib
+import dataclasses
+import importlib
 import importlib.util
 import json
 import os
+import shutil
+import signal
 import socket
+import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
@@ -19,6 +27,7 @@ from learner.evaluation.config import TrackersConfig
 from learner.journal.files import LineFile
 from learner.reports import trackers as module
 from learner.reports.history import numbers_of
+from learner.reports.tracked_rows import TrackedRow
 from learner.reports.trackers import (
     Follower,
     MlFlow,
@@ -42,23 +51,31 @@ def absent(package: str) -> bool:
 
 
 class ScriptedTracker(Tracker):
-    """A tracker that does what it is told: `start` and `log` are called in its thread."""
+    """A tracker that does what it is told: `start` and `log` are called in its thread. It has up to `sent` already."""
 
     name = "scripted"
 
-    def __init__(self, *, start: Callable[[], None] = lambda: None, log: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        *,
+        start: Callable[[], None] = lambda: None,
+        log: Callable[[], None] = lambda: None,
+        sent: Mapping[str, int] | None = {},
+    ) -> None:
         self._start = start
         self._log = log
+        self._sent = sent
         self.seen: list[object] = []
         self.abandoned = False
 
-    def start(self, run: TrackedRun) -> None:
+    def start(self, run: TrackedRun, *, anew: bool = False) -> Mapping[str, int] | None:
         self._start()
         self.seen.append(run.name)
+        return {} if anew else self._sent
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(self, rows: Sequence[TrackedRow], *, sent: Mapping[str, int]) -> None:
         self._log()
-        self.seen.append((step, dict(values)))
+        self.seen += [(row.step, dict(row.values)) for row in rows]
 
     def event(self, step: int | None, kind: str, text: str) -> None:
         self.seen.append((step, kind, json.loads(text)))
@@ -169,7 +186,7 @@ def test_an_entry_that_is_not_taken_is_counted_and_the_next_one_is_tried(run: Tr
     assert followed.dropped() == {"scripted": 1.0}
 
 
-def test_lines_that_come_too_soon_are_sent_as_one_with_the_means_of_their_numbers(run: TrackedRun) -> None:
+def test_steps_that_come_too_soon_are_one_row_and_an_evaluation_one_of_its_own(run: TrackedRun) -> None:
     hanging, let_go = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -177,20 +194,27 @@ def test_lines_that_come_too_soon_are_sent_as_one_with_the_means_of_their_number
         assert let_go.wait(PATIENCE_S)
 
     tracker = ScriptedTracker(log=hang)
-    tracker.every_s, tracker.joins = 0.05, True
+    tracker.every_s, tracker.row_every_s = 0.05, 0.5
     follower = Follower(tracker, run)
-    follower.put({"kind": "step", "step": 1, "loss": 0.5})
+    follower.put({"kind": "step", "step": 1, "loss": 0.5, "unix_s": 100.0})
     assert hanging.wait(PATIENCE_S)
-    follower.put({"kind": "step", "step": 2, "loss": 1.0})
-    follower.put({"kind": "resume", "version": 2})
-    follower.put({"kind": "publish", "version": 2, "total_s": 0.25})
-    follower.put({"kind": "step", "step": 3, "loss": 3.0})
+    for entry in (
+        {"kind": "step", "step": 2, "loss": 1.0, "unix_s": 101.0},
+        {"kind": "publish", "version": 2, "total_s": 0.25, "unix_s": 101.1},
+        {"kind": "evaluation", "version": 1, "accuracy": 0.75, "unix_s": 101.2},
+        {"kind": "step", "step": 3, "loss": 3.0, "unix_s": 101.3},
+        {"kind": "step", "step": 4, "loss": 4.0, "unix_s": 101.6},
+        {"kind": "guard", "step": 4},
+        {"kind": "step", "step": 5, "loss": 5.0, "unix_s": 101.7},
+    ):
+        follower.put(entry)
     let_go.set()
     follower.end("finished")
     follower._thread.join(PATIENCE_S)
 
-    joined = (3, {"loss": 2.0, "publish/total_s": 0.25})
-    assert tracker.seen == ["sums", (1, {"loss": 0.5}), joined, (2, "resume", {"version": 2}), "finished"]
+    joined = [(3, {"loss": 2.0, "publish/total_s": 0.25}), (1, {"evaluation/accuracy": 0.75}), (4, {"loss": 4.0})]
+    rest = [(4, "guard", {"step": 4}), (5, {"loss": 5.0}), "finished"]
+    assert tracker.seen == ["sums", (1, {"loss": 0.5}), *joined, *rest]
     assert follower.dropped == 0
 
 
@@ -241,6 +265,9 @@ class StandIn(ThreadingHTTPServer):
                 if name not in self.experiments:
                     return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": f"no experiment {name}"}
                 return 200, {"experiment": {"experiment_id": self.experiments[name], "name": name}}
+            case "runs/get":
+                metrics = [{"key": key, "value": value, "step": step} for key, value, step in self.newest(body)]
+                return 200, {"run": {"data": {"metrics": metrics} if metrics else {}}}
             case "experiments/create":
                 self.experiments[body["name"]] = str(len(self.experiments) + 1)
                 return 200, {"experiment_id": self.experiments[body["name"]]}
@@ -249,6 +276,11 @@ class StandIn(ThreadingHTTPServer):
                 self.runs[made] = {**body, "metrics": [], "params": {}, "tags": {}, "status": "RUNNING"}
                 return 200, {"run": {"info": {"run_id": made, "run_name": body["run_name"]}}}
         return self._of_a_run(route, self.runs[body["run_id"]], body)
+
+    def newest(self, body: Mapping[str, str]) -> list[tuple[str, float, int]]:
+        """Of each number the value of the last step."""
+        rows = sorted(self.runs[body["run_id"]]["metrics"], key=lambda row: int(row[2]))
+        return list({row[0]: row for row in rows}.values())
 
     @staticmethod
     def _of_a_run(route: str, run: dict[str, Any], body: dict[str, Any]) -> tuple[int, object]:
@@ -377,25 +409,33 @@ def test_a_server_that_accepts_and_never_answers_costs_a_run_nothing(
         assert child is None or child.returncode not in (None, 0), "its process is gone as well"
 
 
-@pytest.mark.skipif(absent("tensorboardX"), reason="needs tensorboardX: pip install tensorboardX")
-def test_tensorboard_files_hold_every_number(run: TrackedRun) -> None:
-    from tensorboardX.proto.event_pb2 import Event
+def scalars_in(run: TrackedRun) -> list[tuple[str, int, float]]:
+    """As TensorBoard shows them: what begins anew at a step takes back what was there from it on."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
     from tensorboardX.record_writer import masked_crc32c
 
+    found: list[tuple[str, int, float]] = []
+    for path in sorted((run.folder / "tensorboard").glob("events*"), key=lambda each: each.stat().st_mtime_ns):
+        data = path.read_bytes()
+        while data:
+            size = int.from_bytes(data[:8], "little")
+            assert int.from_bytes(data[8:12], "little") == masked_crc32c(data[:8])
+            event = Event.FromString(data[12 : 12 + size])
+            if event.session_log.status == SessionLog.START:
+                found = [row for row in found if row[1] < event.step]
+            values = [value for value in event.summary.value if not value.HasField("tensor")]
+            found += [(value.tag, event.step, value.simple_value) for value in values]
+            data = data[16 + size :]
+    return found
+
+
+@pytest.mark.skipif(absent("tensorboardX"), reason="needs tensorboardX: pip install tensorboardX")
+def test_tensorboard_files_hold_every_number(run: TrackedRun) -> None:
     more = {"loss": 1.0, "tokens": 9, "reward_by_verifier": {"math": 0.5}}
     entries = [{"kind": "step", "step": step, "reward_mean": step / 8, **more} for step in range(1, 9)]
     assert followed_by(TensorBoard(), run, *entries).dropped == 0
 
-    (path,) = (run.folder / "tensorboard").iterdir()
-    data, found = path.read_bytes(), []
-    while data:
-        size = int.from_bytes(data[:8], "little")
-        assert int.from_bytes(data[8:12], "little") == masked_crc32c(data[:8])
-        event = Event.FromString(data[12 : 12 + size])
-        found += [
-            (value.tag, event.step, value.simple_value) for value in event.summary.value if not value.HasField("tensor")
-        ]
-        data = data[16 + size :]
+    found = scalars_in(run)
     rewards = [row for row in found if row[0] == "reward/reward_mean"]
     assert rewards == [("reward/reward_mean", n, n / 8) for n in range(1, 9)]
     assert {tag for tag, _, _ in found} == {"reward/reward_mean", "loss/loss", "step/tokens", "reward_by_verifier/math"}
@@ -446,3 +486,218 @@ def test_wandb_that_is_not_installed_is_named_with_its_remedy(
     followed_by(WeightsAndBiases(mode="offline", project="p"), run, STEP)
 
     assert "tracker wandb cannot start: the package wandb is not installed: pip install wandb" in caplog.text
+
+
+# Resumes. A run of six steps, with an evaluation beside training, is killed, and goes on from a version.
+
+
+def a_step(step: int, *, kind: str = "step", loss: float | None = None) -> dict[str, object]:
+    return {"kind": kind, "step": step, "loss": float(step) if loss is None else loss, "unix_s": 100.0 + step}
+
+
+FIRST_LIFE: list[dict[str, object]] = [
+    *(a_step(step) for step in range(1, 6)),
+    {"kind": "evaluation", "version": 3, "accuracy": 0.5, "unix_s": 105.5},
+    a_step(6),
+]
+NEVER_SENT: list[dict[str, object]] = [
+    {"kind": "evaluation", "version": 4, "accuracy": 0.75, "unix_s": 106.5},
+    a_step(7),
+]
+SECOND_LIFE: list[dict[str, object]] = [
+    {"kind": "resume", "version": 7, "incarnation": 2},
+    *(a_step(step, kind="replay") for step in range(5, 9)),
+    a_step(9),
+]
+"""The journal had an eighth step, which the first life did not come to note."""
+
+WITHOUT_JOURNAL: list[dict[str, object]] = [
+    {"kind": "resume", "version": 4, "incarnation": 2},
+    *(a_step(step, loss=10.0 * step) for step in range(5, 8)),
+]
+
+
+def write_former(run: TrackedRun, *entries: Mapping[str, object]) -> None:
+    """As a killed learner left them, with a line that it did not end."""
+    lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+    (run.folder / "metrics.jsonl").write_text(lines + '{"kind": "st')
+
+
+def test_after_a_resume_a_tracker_gets_from_the_file_what_it_has_not_and_nothing_twice(run: TrackedRun) -> None:
+    write_former(run, *FIRST_LIFE, *NEVER_SENT)
+    tracker = ScriptedTracker(sent={"step": 6, "evaluation": 3})
+    assert followed_by(tracker, run, *SECOND_LIFE).dropped == 0
+
+    told = (7, "resume", {"version": 7, "incarnation": 2})
+    rows = [(4, {"evaluation/accuracy": 0.75}), (7, {"loss": 7.0}), told, (8, {"loss": 8.0}), (9, {"loss": 9.0})]
+    assert tracker.seen == ["sums", *rows, "finished"]
+
+
+def test_where_steps_are_lost_that_a_tracker_has_another_run_begins_with_the_whole_history(run: TrackedRun) -> None:
+    write_former(run, *FIRST_LIFE, *NEVER_SENT)
+    tracker = ScriptedTracker(sent={"step": 6, "evaluation": 3})
+    assert followed_by(tracker, run, *WITHOUT_JOURNAL).dropped == 0
+
+    before = [(step, {"loss": float(step)}) for step in range(1, 5)]
+    evaluations = [(version, {"evaluation/accuracy": value}) for version, value in ((3, 0.5), (4, 0.75))]
+    after = [(step, {"loss": 10.0 * step}) for step in range(5, 8)]
+    told = (4, "resume", {"version": 4, "incarnation": 2})
+    assert tracker.seen == ["sums", "failed", "sums from 4", *before, *evaluations, told, *after, "finished"]
+
+
+def test_a_tracker_of_an_earlier_release_is_not_sent_again_what_the_file_holds(run: TrackedRun) -> None:
+    write_former(run, *FIRST_LIFE)
+    tracker = ScriptedTracker(sent=None)
+    assert followed_by(tracker, run, {"kind": "resume", "version": 6, "incarnation": 2}, a_step(7)).dropped == 0
+
+    assert [row for row in tracker.seen if isinstance(row, tuple)][1:] == [(7, {"loss": 7.0})]
+
+
+def test_a_run_on_files_trains_the_same_steps_again_and_sends_them_once(run: TrackedRun) -> None:
+    write_former(run, *FIRST_LIFE)
+    tracker = ScriptedTracker(sent={"step": 4})
+    follower = followed_by(tracker, dataclasses.replace(run, repeats=True), *(a_step(step) for step in range(4, 8)))
+
+    assert follower.dropped == 0
+    steps = [row[0] for row in tracker.seen if isinstance(row, tuple) and "loss" in row[1]]
+    assert steps == [5, 6, 7]
+
+
+def two_lives(run: TrackedRun, make: Callable[[], Tracker], second: Sequence[Mapping[str, object]]) -> None:
+    """The first one is killed before it has sent its last lines."""
+    assert followed_by(make(), run, *FIRST_LIFE).dropped == 0
+    write_former(run, *FIRST_LIFE, *NEVER_SENT)
+    assert followed_by(make(), run, *second).dropped == 0
+
+
+ONCE = [("loss", float(step), step) for step in range(1, 10)]
+EVALUATED = [("evaluation/accuracy", 0.5, 3), ("evaluation/accuracy", 0.75, 4)]
+RETRAINED = [("loss", float(step), step) for step in range(1, 5)] + [("loss", 10.0 * step, step) for step in (5, 6, 7)]
+
+
+def test_mlflow_has_each_step_once_after_a_resume(mlflow: StandIn, run: TrackedRun) -> None:
+    two_lives(run, lambda: MlFlow(mlflow.url, experiment="e"), SECOND_LIFE)
+
+    ((_, made),) = mlflow.runs.items()
+    assert sorted(made["metrics"]) == sorted([*ONCE, *EVALUATED])
+
+
+def test_mlflow_has_another_run_where_steps_are_lost(mlflow: StandIn, run: TrackedRun) -> None:
+    two_lives(run, lambda: MlFlow(mlflow.url, experiment="e"), WITHOUT_JOURNAL)
+
+    first, second = mlflow.runs.values()
+    assert (first["run_name"], first["status"], second["run_name"]) == ("sums", "FAILED", "sums from 4")
+    assert sorted(second["metrics"]) == sorted([*RETRAINED, *EVALUATED])
+
+
+@pytest.mark.skipif(absent("tensorboardX"), reason="needs tensorboardX: pip install tensorboardX")
+@pytest.mark.parametrize(
+    ("second", "steps"), [(SECOND_LIFE, ONCE), (WITHOUT_JOURNAL, RETRAINED)], ids=["resumed", "with steps lost"]
+)
+def test_tensorboard_shows_each_step_once_after_a_resume(
+    run: TrackedRun, second: Sequence[Mapping[str, object]], steps: Sequence[tuple[str, float, int]]
+) -> None:
+    two_lives(run, TensorBoard, second)
+
+    expected = [("loss/loss", step, value) for _, value, step in steps]
+    assert sorted(scalars_in(run)) == sorted([*expected, *((name, step, value) for name, value, step in EVALUATED)])
+
+
+def history_in(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Number and values of each row in the files that W&B wrote offline, the oldest file first."""
+    made: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    rows = []
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda each: each.stat().st_mtime_ns):
+        for data in records_in(path.read_bytes()):
+            record = made.Record.FromString(data)
+            if record.WhichOneof("record_type") == "history":
+                items = {
+                    each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in record.history.item
+                }
+                rows.append((record.history.step.num, items))
+    return rows
+
+
+def records_in(data: bytes) -> Iterator[bytes]:
+    """Of a LevelDB log after W&B's header of seven bytes: blocks of 32 KiB, a record in one part or several."""
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if (left := -at % 32768) and left < 7:
+            at += left
+            continue
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):
+            yield whole
+            whole = b""
+
+
+@pytest.mark.skipif(absent("wandb"), reason="needs wandb: pip install wandb")
+def test_wandb_has_each_step_once_after_a_resume_in_rows_that_it_takes(
+    run: TrackedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    two_lives(run, lambda: WeightsAndBiases(mode="offline", project="p"), SECOND_LIFE)
+
+    rows = history_in(run.folder)
+    numbers = [number for number, _ in rows]
+    assert numbers == sorted(set(numbers)), "W&B drops a row whose number is not above the one before"
+    found = [
+        (name, row[name], row["step"]) for _, row in rows for name in ("loss", "evaluation/accuracy") if name in row
+    ]
+    assert sorted(found) == sorted([*ONCE, *EVALUATED])
+    assert {row["step"]: row["_timestamp"] for _, row in rows if "loss" in row} == {n: 100.0 + n for n in range(1, 10)}
+
+
+MLFLOW = os.environ.get("HEADWAY_MLFLOW") or shutil.which("mlflow")
+
+
+@pytest.fixture
+def real_mlflow(tmp_path: Path) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert MLFLOW is not None
+    store = [
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "--artifacts-destination",
+        str(tmp_path / "kept"),
+    ]
+    words = [MLFLOW, "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *store]
+    with subprocess.Popen(
+        words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            _answers(f"http://127.0.0.1:{port}/health")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+def _answers(url: str) -> None:
+    end = time.monotonic() + 3 * PATIENCE_S
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"{url} does not answer")
+
+
+@pytest.mark.skipif(MLFLOW is None, reason="needs mlflow: pip install mlflow in a folder of its own, HEADWAY_MLFLOW=")
+@pytest.mark.parametrize(
+    ("second", "steps"), [(SECOND_LIFE, ONCE), (WITHOUT_JOURNAL, RETRAINED)], ids=["resumed", "with steps lost"]
+)
+def test_a_real_mlflow_server_has_each_step_once_after_a_resume(
+    run: TrackedRun, real_mlflow: str, second: Sequence[Mapping[str, object]], steps: Sequence[tuple[str, float, int]]
+) -> None:
+    two_lives(run, lambda: MlFlow(real_mlflow, experiment="e"), second)
+
+    known, found = run.known_id("mlflow"), []
+    for name in ("loss", "evaluation/accuracy"):
+        query = urlencode({"run_id": known, "metric_key": name})
+        with urllib.request.urlopen(f"{real_mlflow}/api/2.0/mlflow/metrics/get-history?{query}") as answer:
+            rows = json.loads(answer.read())["metrics"]
+        found += [(each["key"], each["value"], int(each["step"])) for each in rows]
+        assert all(each["timestamp"] < 1000 * 200 for each in rows), "the time is that of the line"
+    assert sorted(found) == sorted([*steps, *EVALUATED])
