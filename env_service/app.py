@@ -9,8 +9,8 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from urllib.parse import urlsplit
 
@@ -35,6 +35,8 @@ from env_service.rollouts.judging import GroupScoring
 from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
+from env_service.runtimes.images import ImageFault
+from env_service.runtimes.pool import RuntimePool, use_runtimes
 from protocol.fleet import fingerprint_directory
 from protocol.messages import EnvironmentInfo, Hello, ServingGenerator, WaitsFor
 from protocol.status import PeerStatus, QueueStatus, Report
@@ -47,6 +49,7 @@ from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, peers_at, recent_failures
 from services.http.tls import client_tls
 from services.http.waiting import QUIET_S, Waiting
+from services.isolation.faults import CannotIsolate
 from services.process import Stop, WrongSettings, run_loops
 from services.rewards.client import RewardClient
 from services.rewards.settings import ClientSettings, HedgeSettings, RewardService
@@ -142,13 +145,14 @@ def _slow_text(name: str, slow: Slow, remedy: str) -> str:
 async def run(config: EnvServiceConfig, stop: Stop) -> None:
     """Serve until `stop` is requested, then leave in good order."""
     tokenization, hosting = tokenization_of(config), hosting_of(config)
+    pool = use_runtimes(RuntimePool(config.runtimes))
     environments = environments_of(config, tokenization, hosting)
     metrics, waits = Metrics("env-service", run=config.run.name), Waiting()
     counted = RolloutMetrics(metrics)
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting_traces("env-service", **config.run.traces))
         failures = stack.enter_context(recent_failures())
-        await stack.enter_async_context(hosting)
+        await stack.enter_async_context(opened_places(hosting, pool))
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
         hello = hello_of(config, environments, port=listener.port)
         generators = await stack.enter_async_context(
@@ -218,6 +222,22 @@ def _application(config: EnvServiceConfig, *, waits: Waiting, metrics: Metrics, 
 def hosting_of(config: EnvServiceConfig) -> Hosting:
     """The child processes of environments that are isolated, to be entered."""
     return Hosting(workers=config.workers, environment_timeout_s=config.retry.environment_timeout_s)
+
+
+@asynccontextmanager
+async def opened_places(hosting: Hosting, pool: RuntimePool) -> AsyncIterator[None]:
+    """Children of isolated environments, and runtimes if an environment has said it needs them: these are tried before
+    anything is rolled out. Raises WrongSettings.
+    """
+    async with hosting:
+        try:
+            if pool.needed:
+                await pool.open()
+            yield
+        except (CannotIsolate, ImageFault) as error:
+            raise WrongSettings(str(error)) from error
+        finally:
+            await pool.close()
 
 
 def environments_of(

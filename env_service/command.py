@@ -1,5 +1,5 @@
 """The command `env-service`, which serves; `host` runs one environment for others; `list`, `show`, `play`, `bench` and
-`try` look at environments.
+`try` look at environments; `runtime` builds images for runtimes.
 """
 
 import os
@@ -17,6 +17,11 @@ def main() -> None:
     """Read the configuration, then load the rest and serve until SIGTERM or SIGINT; or look at environments."""
     if sys.argv[1:2] and sys.argv[1] in _LOOKING:
         sys.exit(_look(sys.argv[1:]))
+    if sys.argv[1:2] == ["runtime"]:
+        # Deferred as below.
+        from env_service.runtimes import building
+
+        sys.exit(building.main(sys.argv[1:]))
     if sys.argv[1:2] == ["host"]:
         sys.exit(_host(sys.argv[1:]))
     config = load_or_exit(

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from env_service.environments.task_configs import AdditionTasks, ClassTasks, LevelTasks, MixTasks, Tasks, VerifierName
+from env_service.runtimes.config import RuntimesConfig
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.network import check_key_settings
@@ -123,7 +124,7 @@ class ConcurrencyConfig(ConfigModel):
 class EnvServiceConfig(ProcessConfig):
     """An env_service: its peers, and how many groups it rolls out."""
 
-    usual_groups: ClassVar[tuple[str, ...]] = ("retry", "scoring", "concurrency", "agents", "http")
+    usual_groups: ClassVar[tuple[str, ...]] = ("retry", "scoring", "concurrency", "agents", "http", "runtimes")
 
     http: HttpConfig = HttpConfig(port=7330)
     model: Annotated[Path, ModelFolder(("tokenizer", "chat_template"))] = Field(
@@ -168,6 +169,7 @@ class EnvServiceConfig(ProcessConfig):
     scoring: RewardCallsConfig = RewardCallsConfig()
     concurrency: ConcurrencyConfig = ConcurrencyConfig()
     agents: AgentsConfig = AgentsConfig()
+    runtimes: RuntimesConfig = RuntimesConfig()
     environments: tuple[Tasks, ...] = Field(
         (AdditionTasks(),), min_length=1, max_length=256, description="what can be rolled out, by name"
     )

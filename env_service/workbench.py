@@ -49,6 +49,8 @@ from env_service.rollouts.judging import GroupScoring
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
 from env_service.rollouts.speech import value_in
+from env_service.runtimes.config import RuntimesConfig
+from env_service.runtimes.pool import RuntimePool, use_runtimes
 from protocol.codec import describe
 from protocol.generation import Sampling
 from protocol.messages import FinishedLease, Lease, ServingGenerator
@@ -99,7 +101,22 @@ def _list(config: EnvServiceConfig | None, out: TextIO) -> None:
 async def _look(
     given: argparse.Namespace, config: EnvServiceConfig | None, out: TextIO, answer: Callable[[str], str]
 ) -> int:
+    pool = use_runtimes(RuntimePool(config.runtimes if config else RuntimesConfig()))
     environment = _named(given.name, config)
+    try:
+        await _looked(environment, given, config, out, answer)
+    finally:
+        await pool.close()
+    return 0
+
+
+async def _looked(
+    environment: OfferedEnvironment,
+    given: argparse.Namespace,
+    config: EnvServiceConfig | None,
+    out: TextIO,
+    answer: Callable[[str], str],
+) -> None:
     match given.command:
         case "show":
             await _show(environment, config, given.task, out)
@@ -111,7 +128,6 @@ async def _look(
             if config is None or not given.generator:
                 raise ValueError("try needs --config RUN.toml and --generator URL")
             await _try(environment, config, given, out)
-    return 0
 
 
 def _named(name: str, config: EnvServiceConfig | None) -> OfferedEnvironment:

@@ -26,10 +26,13 @@ from env_service.hosting.messages import (
     resolved,
     step_reply,
 )
+from env_service.runtimes.config import RuntimesConfig
+from env_service.runtimes.pool import RuntimePool, use_runtimes
 from services.process import describe_error
 from services.worker_process import MAX_LINE_BYTES, serve_lines
 
 ENTRIES = TypeAdapter(tuple[ClassTasks, ...])
+_NO_RUNTIMES = 'it is isolated; set isolation = "none", since whatever is run there is isolated by the runtime'
 
 
 class HostedEnvironments:
@@ -100,6 +103,7 @@ def main() -> None:
         given = ENTRIES.validate_json(entries)
     except ValidationError as error:
         raise SystemExit(f"the entries of environments cannot be read: {error}") from error
+    use_runtimes(RuntimePool(RuntimesConfig(kind="off"), without=_NO_RUNTIMES))
     serve_lines(
         parent=parent,
         load=lambda: HostedEnvironments(given),

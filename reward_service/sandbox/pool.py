@@ -22,8 +22,8 @@ from reward_service.verifier.submission import InfrastructureError, UserError
 from services.isolation.bubblewrap import remedies
 from services.isolation.cgroups import Parents, open_parents
 from services.isolation.faults import CannotIsolate
+from services.isolation.keeping import close_all
 from services.isolation.owners import end_orphans
-from services.isolation.streams import close_all
 
 logger = logging.getLogger(__name__)
 

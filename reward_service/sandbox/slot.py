@@ -21,8 +21,8 @@ import reward_service.sandbox.supervisor as keeper
 from reward_service.verifier.program import NeverBegan, Program, RunEnd
 from reward_service.verifier.submission import InfrastructureError
 from services.isolation.cgroups import ControlGroup, Parents
-from services.isolation.keeping import start_of
-from services.isolation.streams import PipeReader, PipeWriter, close_all, received
+from services.isolation.keeping import close_all, received, start_of
+from services.isolation.streams import PipeReader, PipeWriter
 from services.process import seal_descriptors
 
 logger = logging.getLogger(__name__)

@@ -4,6 +4,7 @@ Keepers are started by `python -I -S -c` with START, and import only what comes 
 and the user that they drop to needs to read nothing.
 """
 
+import array
 import contextlib
 import ctypes
 import fcntl
@@ -11,6 +12,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,10 +33,10 @@ def start_of(module: str) -> list[str]:
     return ["-I", "-S", "-c", start, str(_ROOT)]
 
 
-def close_all_but(control: int) -> None:
+def close_all_but(*kept: int) -> None:
     """Close whatever the service has left open for its children: it is none of a sandbox's business."""
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != control:
+        if int(name) > 2 and int(name) not in kept:
             with contextlib.suppress(OSError):  # that of the listing itself
                 os.close(int(name))
 
@@ -159,3 +161,25 @@ def kill_children() -> None:
             # The name of the program, in brackets, may hold anything; behind it are state and parent.
             if int(stat.read().rpartition(b")")[2].split()[1]) == os.getpid():
                 os.kill(int(name), signal.SIGKILL)
+
+
+def received(control: socket.socket, *, most_bytes: int, most_handles: int) -> tuple[bytes, list[int]]:
+    """Receives a datagram with its descriptors, which no child process inherits: `socket.recv_fds` drops the flag for
+    that.
+
+    Descriptors that this process has no room for are missing. Raises OSError.
+    """
+    handles = array.array("i")
+    size = socket.CMSG_LEN(most_handles * handles.itemsize)
+    message, parts, _, _ = control.recvmsg(most_bytes, size, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in parts:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            handles.frombytes(content[: len(content) - len(content) % handles.itemsize])
+    return message, list(handles)
+
+
+def close_all(handles: list[int]) -> None:
+    """Close descriptors that nobody has taken."""
+    for handle in handles:
+        with contextlib.suppress(OSError):
+            os.close(handle)

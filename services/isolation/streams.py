@@ -1,10 +1,7 @@
 """The ends of pipes on the service's side, on the event loop and bounded."""
 
-import array
 import asyncio
 import os
-import socket
-from contextlib import suppress
 
 _PART = 1 << 16
 
@@ -139,25 +136,3 @@ class PipeReader:
         self._kept += part[:room] if room > 0 else b""
         self.cut = self.cut or len(part) > room
         self._changed.set()
-
-
-def received(control: socket.socket, *, most_bytes: int, most_handles: int) -> tuple[bytes, list[int]]:
-    """Receives a datagram with its descriptors, which no child process inherits: `socket.recv_fds` drops the flag for
-    that.
-
-    Descriptors that this process has no room for are missing. Raises OSError.
-    """
-    handles = array.array("i")
-    size = socket.CMSG_LEN(most_handles * handles.itemsize)
-    message, parts, _, _ = control.recvmsg(most_bytes, size, socket.MSG_CMSG_CLOEXEC)
-    for level, kind, content in parts:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            handles.frombytes(content[: len(content) - len(content) % handles.itemsize])
-    return message, list(handles)
-
-
-def close_all(handles: list[int]) -> None:
-    """Close descriptors that nobody has taken."""
-    for handle in handles:
-        with suppress(OSError):
-            os.close(handle)

@@ -10,8 +10,20 @@ import pytest
 import torch
 from pydantic import JsonValue
 
-from env_service.environments.interface import Action, ChatMessage, Opening, Round, Step, Task, ToolCall, TurnOf
+from env_service.environments.interface import (
+    Action,
+    ChatMessage,
+    Opening,
+    Round,
+    Step,
+    Task,
+    ToolCall,
+    TurnOf,
+    text_of,
+)
 from env_service.environments.rules import Rules
+from env_service.runtimes.config import RuntimesConfig
+from env_service.runtimes.pool import RuntimePool, use_runtimes
 from learner.algorithms.preset import ScoredBatch
 from learner.algorithms.presets.custom import CustomConfig
 from protocol.rewards import ScoreItem
@@ -30,6 +42,7 @@ USED_HERE = (
     ("docs/own-loss.md", "def only_good"),
     ("docs/environments-how-to.md", "class Countdown"),
     ("docs/environments-how-to.md", "class Dice"),
+    ("docs/runtimes.md", "class Terminal"),
     ("docs/rewards.md", "for_trl"),
     ("docs/rewards.md", "RewardClient"),
 )
@@ -175,3 +188,15 @@ async def test_a_program_is_answered_by_a_reward_service() -> None:
         rewards = await run(text.replace("http://127.0.0.1:7320", url)).score(["4", "five"], "4")
 
     assert rewards == [1.0, 0.0]
+
+
+async def test_the_terminal_ends_when_its_file_is_there() -> None:
+    pool = use_runtimes(RuntimePool(RuntimesConfig(spare=0)))
+    try:
+        terminal = run(block("docs/runtimes.md", "class Terminal")).Terminal()
+        await terminal.reset(Task(), 0)
+        assert "agent" in text_of((await terminal.step(Action("whoami"))).observation)
+        assert (await terminal.step(Action("touch done"))).reward == 1.0
+        await terminal.close()
+    finally:
+        await pool.close()

@@ -1,0 +1,50 @@
+"""Settings of runtimes: [env-service.runtimes]."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from services.config.models import ConfigModel
+
+
+class RuntimeLimits(ConfigModel):
+    """Limits of each runtime: memory and processes of all that runs in it together."""
+
+    memory_mib: int = Field(512, ge=16, le=1 << 20, description="memory, in MiB")
+    disk_mib: int = Field(128, ge=1, le=1 << 16, description="files that it writes, in MiB; they are held in memory")
+    files: int = Field(50_000, ge=100, le=10_000_000, description="files and folders that it makes")
+    processes: int = Field(64, ge=4, le=4096, description="processes and threads at once")
+    open_files: int = Field(512, ge=16, le=1 << 16, description="files that a process has open")
+    cpu_s: int = Field(300, ge=1, description="CPU seconds of each process")
+    command_s: float = Field(60.0, gt=0, le=86_400, description="longest time of a command, in seconds")
+    output_bytes: int = Field(1 << 16, ge=1024, le=1 << 24, description="bytes kept of what a command prints")
+    lifetime_s: float = Field(3600.0, gt=0, description="a runtime ends after so long in any case, in seconds")
+
+
+class RuntimesConfig(ConfigModel):
+    """Runtimes: computers of their own for tasks, of images that `env-service runtime build` makes."""
+
+    kind: Literal["bubblewrap", "off"] = Field(
+        "bubblewrap", description="bubblewrap: on this machine, without a daemon and without root; off: there are none"
+    )
+    folder: Path = Field(Path("runtimes"), description="folder of the images")
+    network: Literal["none"] = Field("none", description="none: a runtime reaches nobody, itself apart")
+    memory_mib: int | None = Field(
+        None,
+        ge=64,
+        description="memory and disk of all runtimes together, in MiB, which bounds how many there are at once; half "
+        "of the machine's if not given",
+    )
+    max_runtimes: int = Field(256, ge=1, le=1 << 16, description="runtimes at once, those that stand ready included")
+    spare: int = Field(1, ge=0, le=1024, description="runtimes that stand ready for the next task of their image")
+    patience_s: float = Field(
+        300.0, gt=0, le=86_400, description="how long a task waits for room before it is tried elsewhere, in seconds"
+    )
+    uid: int = Field(
+        64000, ge=1000, le=4_000_000_000, description="as root, runtimes run under this user id, which owns the images"
+    )
+    cgroup: str = Field(
+        "auto", description="folder below which cgroups are made; auto: the service's own cgroup; off: none are made"
+    )
+    limits: RuntimeLimits = RuntimeLimits()

@@ -1,0 +1,331 @@
+"""The runtimes of a process: opened at the first need, tried, counted by memory, some of them warm.
+
+    start ─▶ is there room? ─▶ a warm one of that image, or a new one ─▶ … ─▶ stop ─▶ room for the next
+                 └─ no: a warm one of another image goes; else wait in turn
+
+Runtimes die with this process, however it ends; a remainder is cleared away by the next one.
+"""
+
+import asyncio
+import logging
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from env_service.runtimes.bubblewrap import (
+    SIGN,
+    BubblewrapRuntime,
+    RuntimeLaunch,
+    RuntimeWalls,
+    build_runtime_walls,
+)
+from env_service.runtimes.config import RuntimesConfig
+from env_service.runtimes.images import HOST, Image, ImageFault, find_image
+from env_service.runtimes.interface import (
+    CommandEnd,
+    Runtime,
+    RuntimeCommand,
+    RuntimeFile,
+    RuntimeLost,
+    RuntimesBusy,
+    RuntimeSnapshot,
+)
+from services.isolation import seccomp
+from services.isolation.bubblewrap import bubblewrap_for, reaches, remedies
+from services.isolation.cgroups import open_parents
+from services.isolation.faults import CannotIsolate
+from services.isolation.owners import Owner, end_orphans
+from services.isolation.staging import staging_folder
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ATTEMPTS = 3
+_WITHOUT = "if no environment needs a computer, say env-service.runtimes.kind = 'off'"
+# Each wall that does not hold is named on its standard output.
+_TRY = """
+status() { while read -r name value; do [ "$name" = "$1" ] && echo "$value"; done </proc/self/status; }
+case "$(status Uid:)" in 1000*) ;; *) echo "it runs as user $(status Uid:)";; esac
+case "$(status CapBnd:)" in *[1-9a-f]*) echo "it has capabilities";; esac
+case "$(status Seccomp:)" in 2) ;; *) echo "there is no filter of system calls";; esac
+while read -r name rest; do
+  case $name in lo:*|Inter*|face*) ;; *) echo "a network is there: $name";; esac
+done </proc/net/dev
+if (echo x >/proc/sys/kernel/core_pattern) 2>/dev/null; then echo "settings of the kernel are writable"; fi
+if [ -e "$0" ]; then echo "files of the service are readable"; fi
+if ! echo x >>/etc/hosts; then echo "its files cannot be changed"; fi
+"""
+
+
+class RuntimesOff(ImageFault):
+    """An environment needs runtimes, and this process has none."""
+
+
+class RuntimePool:
+    """Runtimes of one machine. It is used from any event loop, and lives in the one that opens it."""
+
+    def __init__(self, config: RuntimesConfig, *, without: str = "") -> None:
+        """`without`: why there can be none here."""
+        self._config = config
+        self._without = without or ("env-service.runtimes.kind is 'off'" if config.kind == "off" else "")
+        self.needed: set[str] = set()
+        """Names of images that environments have said they need."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stack = ExitStack()
+        self._launch: RuntimeLaunch | None = None
+        self._walls: dict[str, tuple[Image, RuntimeWalls]] = {}
+        self._spares: dict[str, deque[BubblewrapRuntime]] = defaultdict(deque)
+        self._living: set[BubblewrapRuntime] = set()
+        self._filling: set[asyncio.Task[None]] = set()
+        self._names = 0
+        self._coming = 0
+
+    def need(self, image: str) -> None:
+        """Say at the start that an image will be wanted. Raises ImageFault for one that there is not."""
+        if self._without:
+            raise RuntimesOff(f"the environment runs in runtimes, and there are none here: {self._without}")
+        if image != HOST:
+            find_image(image, folder=self._config.folder, staging=Path(), user=self._user)
+        self.needed.add(image)
+
+    async def start(self, image: str, *, snapshot: RuntimeSnapshot | None = None) -> Runtime:
+        """A runtime of an image, or with a snapshot's files. Raises RuntimesBusy, RuntimeLost, ImageFault."""
+        return await self._at_home(lambda: self._start(image, snapshot))
+
+    async def open(self) -> None:
+        """Clear what a killed service left, and try the walls. Raises CannotIsolate and ImageFault."""
+        await self._at_home(self._open)
+
+    async def close(self) -> None:
+        """End all of them."""
+        if self._loop is not None:
+            await self._at_home(self._close)
+
+    @property
+    def _user(self) -> int:
+        return self._config.uid if os.geteuid() == 0 else os.geteuid()
+
+    async def _at_home(self, work: Callable[[], Coroutine[object, object, T]]) -> T:
+        """The work in the loop in which the pool lives."""
+        here = asyncio.get_running_loop()
+        if self._loop is None or self._loop.is_closed():
+            self._loop, self._opening, self._queue = here, asyncio.Lock(), asyncio.Lock()
+            self._starting, self._left = asyncio.Semaphore(2 * (os.cpu_count() or 1)), asyncio.Event()
+        if here is self._loop:
+            return await work()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
+
+    async def _open(self) -> None:
+        async with self._opening:
+            if self._launch is not None:
+                return
+            if self._without:
+                raise RuntimesOff(f"there are no runtimes here: {self._without}")
+            await asyncio.to_thread(end_orphans, SIGN)
+            try:
+                self._launch = await asyncio.to_thread(self._prepared)
+                await self._try_walls()
+            except BaseException:
+                await self._close()
+                raise
+
+    def _prepared(self) -> RuntimeLaunch:
+        config, uid = self._config, self._config.uid if os.geteuid() == 0 else None
+        folder = self._stack.enter_context(staging_folder())
+        folder.chmod(0o755)
+        if not reaches(folder, uid=uid):
+            raise CannotIsolate(
+                f"user {uid}, as whom runtimes run, cannot reach {folder}: set TMPDIR to a folder that everybody may "
+                "search, such as /tmp"
+            )
+        return RuntimeLaunch(
+            bubblewrap=bubblewrap_for(folder, uid=uid, otherwise=_WITHOUT),
+            filter=seccomp.assemble(),
+            staging=folder,
+            mark=Owner.this().mark,
+            uid=uid,
+            parents=self._stack.enter_context(open_parents(config.cgroup, of="env-service.runtimes")),
+            limits=config.limits,
+        )
+
+    async def _try_walls(self) -> None:
+        """Raises CannotIsolate unless a runtime starts, and every wall that is tried in it stands."""
+        image = next(iter(sorted(self.needed)), HOST)
+        try:
+            runtime = await self._launched(image, None)
+            try:
+                end = await runtime.exec(RuntimeCommand(argv=("/bin/sh", "-c", _TRY, __file__), cwd="/"))
+            finally:
+                await runtime.stop()
+        except RuntimeLost as error:
+            raise CannotIsolate(f"runtimes cannot be had here: {error}. {remedies(_WITHOUT)}") from error
+        found = end.stdout.decode(errors="replace").strip()
+        if found or end.exit_code != 0:
+            said = "; ".join(found.splitlines()) or end.stderr.decode(errors="replace").strip()[-1000:]
+            raise CannotIsolate(f"the walls of runtimes do not hold here: {said}. {remedies(_WITHOUT)}")
+
+    async def _start(self, image: str, snapshot: RuntimeSnapshot | None) -> Runtime:
+        await self._open()
+        spare = None if snapshot is not None else self._spare_of(image)
+        if spare is None:
+            await self._reserved(image)
+            try:
+                spare = await self._launched(image, snapshot)
+            finally:
+                self._coming -= 1
+        self._refill(image)
+        return _RuntimeAnywhere(self._at_home, spare)
+
+    async def _reserved(self, image: str) -> None:
+        """Return when there is room for one more, which is counted from then on. Raises RuntimesBusy."""
+        try:
+            async with asyncio.timeout(self._config.patience_s), self._queue:  # who came first is served first
+                while not await self._has_room(but=image):
+                    self._left.clear()
+                    await self._left.wait()
+                self._coming += 1
+        except TimeoutError:
+            raise RuntimesBusy(
+                f"there was no room for a runtime in {self._config.patience_s:g} s: {len(self._living)} live "
+                "(env-service.runtimes.memory_mib, max_runtimes)"
+            ) from None
+
+    def _spare_of(self, image: str) -> BubblewrapRuntime | None:
+        spares = self._spares[image]
+        while spares:
+            if (spare := spares.popleft()).stands:
+                return spare
+        return None
+
+    async def _has_room(self, *, but: str = "") -> bool:
+        """True if there is room for one more, of which warm ones of other images may go."""
+        while not self._fits(1):
+            other = next((name for name, spares in self._spares.items() if spares and name != but), None)
+            if other is None:
+                return False
+            await self._spares[other].popleft().stop()
+        return True
+
+    def _fits(self, more: int) -> bool:
+        limits, count = self._config.limits, len(self._living) + self._coming + more
+        each = limits.memory_mib + limits.disk_mib
+        return count <= self._config.max_runtimes and count * each <= max(each, self._memory_mib())
+
+    def _memory_mib(self) -> int:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+        return self._config.memory_mib or whole // 2
+
+    async def _launched(self, image: str, snapshot: RuntimeSnapshot | None) -> BubblewrapRuntime:
+        """Raises RuntimeLost if several in a row could not be started."""
+        assert self._launch is not None
+        if image not in self._walls:
+            self._walls[image] = await asyncio.to_thread(self._walls_of, image)
+        found, walls = self._walls[image]
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._names += 1
+            runtime = BubblewrapRuntime(self._launch, found, name=f"place-{self._names}", ended=self._gone)
+            try:
+                async with self._starting:
+                    await runtime.start(walls, snapshot)
+                self._living.add(runtime)
+            except RuntimeLost as error:
+                if attempt == _ATTEMPTS:
+                    raise
+                logger.warning("%s; another one is tried", error)
+                continue
+            return runtime
+        raise AssertionError
+
+    def _walls_of(self, name: str) -> tuple[Image, RuntimeWalls]:
+        assert self._launch is not None
+        image = find_image(name, folder=self._config.folder, staging=self._launch.staging, user=self._user)
+        return image, build_runtime_walls(self._launch, image)
+
+    def _gone(self, runtime: BubblewrapRuntime) -> None:
+        self._living.discard(runtime)
+        self._left.set()
+
+    def _refill(self, image: str) -> None:
+        task = asyncio.ensure_future(self._filled(image))
+        self._filling.add(task)
+        task.add_done_callback(self._filling.discard)
+
+    async def _filled(self, image: str) -> None:
+        """Warm runtimes of an image, as long as there is room that nobody waits for."""
+        while len(self._spares[image]) < self._config.spare and self._fits(1) and not self._queue.locked():
+            self._coming += 1
+            try:
+                self._spares[image].append(await self._launched(image, None))
+            except (RuntimeLost, OSError) as error:
+                logger.warning("no warm runtime: %s", error)
+                return
+            finally:
+                self._coming -= 1
+
+    async def _close(self) -> None:
+        for task in list(self._filling):
+            task.cancel()
+        await asyncio.gather(*self._filling, return_exceptions=True)
+        await asyncio.gather(*(runtime.stop() for runtime in list(self._living)))
+        self._spares.clear()
+        self._walls.clear()
+        self._launch = None
+        await asyncio.to_thread(self._stack.close)
+
+
+class _RuntimeAnywhere:
+    """A runtime as it is used from any event loop."""
+
+    def __init__(self, at_home: "AtHome", runtime: BubblewrapRuntime) -> None:
+        self.image = runtime.image
+        self._at_home = at_home
+        self._runtime = runtime
+
+    async def exec(self, command: RuntimeCommand) -> CommandEnd:
+        """Run a command to its end."""
+        return await self._at_home(lambda: self._runtime.exec(command))
+
+    async def copy_in(self, files: Mapping[str, RuntimeFile | bytes]) -> None:
+        """Write files."""
+        await self._at_home(lambda: self._runtime.copy_in(files))
+
+    async def copy_out(self, path: str, *, most_bytes: int = 16 << 20) -> Mapping[str, RuntimeFile]:
+        """The files in a folder."""
+        return await self._at_home(lambda: self._runtime.copy_out(path, most_bytes=most_bytes))
+
+    async def snapshot(self) -> RuntimeSnapshot:
+        """Its files."""
+        return await self._at_home(self._runtime.snapshot)
+
+    async def stop(self) -> None:
+        """End it."""
+        await self._at_home(self._runtime.stop)
+
+
+class AtHome(Protocol):
+    """Does work in the event loop of a pool."""
+
+    async def __call__(self, work: Callable[[], Coroutine[object, object, T]], /) -> T: ...
+
+
+class _RuntimesOfProcess:
+    """The pool of this process; that of the usual settings if nobody has set another one."""
+
+    pool: RuntimePool | None = None
+
+
+def runtimes() -> RuntimePool:
+    """The runtimes of this process."""
+    if _RuntimesOfProcess.pool is None:
+        _RuntimesOfProcess.pool = RuntimePool(RuntimesConfig())
+    return _RuntimesOfProcess.pool
+
+
+def use_runtimes(pool: RuntimePool) -> RuntimePool:
+    """Make a pool that of this process."""
+    _RuntimesOfProcess.pool = pool
+    return pool

@@ -1,0 +1,136 @@
+"""Attacks from inside a runtime: nothing gets out, and nobody else notices."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from env_service.runtimes.interface import Runtime, RuntimeFile, RuntimeRefused
+from env_service.runtimes.pool import RuntimePool
+from tests.env_service.runtimes.conftest import said, sh
+
+BOMBS = {
+    "forks": "python3 -c 'import os\nwhile True:\n  try: os.fork()\n  except OSError: pass'",
+    "shell": "f() { f | f & }; f",
+    "disk": "dd if=/dev/zero of=/tmp/full bs=1M; cat /dev/zero > /work/full; cat /dev/zero > /dev/shm/full",
+    "files": "i=0; while : > /tmp/$i; do i=$((i+1)); done",
+    "memory": "python3 -c 'import os\nos.fork(); os.fork()\nx = b\"x\" * (90 << 20)\nimport time; time.sleep(2)'",
+    "daemons": "for i in 1 2 3 4 5 6; do (setsid sleep 1000 &); done",
+}
+# Prints a line for all that it can do and should not.
+PROBE = """
+import ctypes, glob, os, socket, sys
+port, secret, mine, pid = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+def reached(family, address):
+    with socket.socket(family) as s:
+        s.settimeout(2)
+        return s.connect_ex(address) == 0
+def tries(what, attack):
+    try:
+        if attack() not in (None, False, -1): print(what)
+    except OSError:
+        pass
+libc = ctypes.CDLL(None, use_errno=True)
+tries("the metadata address", lambda: reached(socket.AF_INET, ("169.254.169.254", 80)))
+tries("a service on the loopback", lambda: reached(socket.AF_INET, ("127.0.0.1", port)))
+tries("an abstract socket", lambda: reached(socket.AF_UNIX, "\\0headway-test"))
+tries("raw sockets", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
+tries("netlink", lambda: socket.socket(16, socket.SOCK_RAW, 0))
+there = sys.argv[5]
+for path in ("/etc/shadow", there, "/proc/1/root" + there, f"/proc/{pid}/environ", "/sys/kernel", "/root/.bashrc"):
+    tries(f"the file {path}", lambda path=path: os.stat(path))
+for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/usr/bin/env", "/proc/1/oom_score_adj_"):
+    tries(f"writing {path}", lambda path=path: open(path, "r+b"))
+tries("a user namespace", lambda: libc.unshare(0x10000000) == 0)
+tries("a mount", lambda: libc.mount(b"x", b"/tmp", b"tmpfs", 0, None) == 0)
+tries("tracing", lambda: libc.ptrace(16, 1, 0, 0) == 0)
+tries("another root", lambda: libc.chroot(b"/tmp") == 0)
+tries("a device", lambda: os.mknod("/tmp/disk", 0o60600, os.makedev(254, 0)) or True)
+tries("becoming root", lambda: os.setuid(0) or True)
+tries("the kernel's log", lambda: libc.klogctl(3, ctypes.create_string_buffer(10), 10) > 0)
+for name in glob.glob("/proc/[0-9]*/environ"):
+    try:
+        if secret.encode() in open(name, "rb").read(): print("the secret of", name)
+    except OSError: pass
+for folder in ("/tmp", "/work", "/home", "/var/tmp", "/opt"):
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            if file == mine: print("another runtime's", os.path.join(parent, file))
+"""
+# Looks for a process that is not yet what it is to be.
+SPY = """
+import glob, os, sys, time
+end, seen = time.time() + 3, set()
+while time.time() < end:
+    for process in glob.glob("/proc/[0-9]*"):
+        for what in ("exe", "cwd", "root", "fd/3", "fd/64", "fd/70"):
+            try: seen.add(os.readlink(f"{process}/{what}"))
+            except OSError: pass
+        for what in ("maps", "environ"):
+            try: seen.update(line.split()[-1] for line in open(f"{process}/{what}", errors="replace") if "/" in line)
+            except OSError: pass
+print("\\n".join(sorted(each for each in seen if "keeper" in each or sys.argv[1] in each)))
+"""
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_a_bomb_ends_with_its_command_and_hurts_nobody_else(pool: RuntimePool, bomb: str) -> None:
+    attacked, other = await pool.start("host"), await pool.start("host")
+    bombing = asyncio.ensure_future(sh(attacked, BOMBS[bomb], wall_s=3))
+    assert await said(other, "sleep 0.5; echo works; df /tmp | tail -1 | tr -s ' ' | cut -d' ' -f3") == "works\n0"
+    end = await bombing
+    if bomb == "memory":
+        assert end.starved or end.exit_code != 0, end
+    await sh(attacked, "python3 -c 'import os; os.kill(-1, 9)'; rm -rf /tmp/* /work/*")
+    await asyncio.sleep(0.5)
+    assert await said(attacked, "echo works") == "works"
+
+
+async def test_nothing_of_the_machine_or_of_others_is_reached(
+    pool: RuntimePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_TEST_SECRET", "a-secret-of-the-service")
+    os.chmod(tmp_path, 0o755)
+    (tmp_path / "host-file").write_text("of the host")
+    mine, other = await pool.start("host"), await pool.start("host")
+    await other.copy_in({"work/marker-of-another": b"x", "tmp/marker-of-another": b"x"})
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
+        abstract.bind("\0headway-test")
+        abstract.listen()
+        await mine.copy_in({"work/probe.py": PROBE.encode()})
+        port, pid = server.getsockname()[1], os.getpid()
+        words = f"{port} a-secret-of-the-service marker-of-another {pid} {tmp_path}/host-file"
+        end = await sh(mine, f"python3 probe.py {words}")
+    assert (end.exit_code, end.stdout) == (0, b""), end
+
+
+async def test_a_command_on_its_way_in_cannot_be_looked_into(runtime: Runtime) -> None:
+    await runtime.copy_in({"work/spy.py": SPY.encode()})
+    spy = asyncio.ensure_future(sh(runtime, f"python3 spy.py {Path(__file__).parents[3]}"))
+    for _ in range(15):
+        await sh(runtime, "true")
+    end = await spy
+    assert (end.exit_code, end.stdout.strip()) == (0, b""), end
+
+
+async def test_links_lead_nowhere_but_inside(runtime: Runtime, tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o777)
+    (tmp_path / "victim").write_text("as it was")
+    outside = tmp_path / "victim"
+    await sh(runtime, f"ln -s {outside} out; ln -s ../../../..{outside} up; ln -s /proc/1/root/etc root; mkfifo pipe")
+    with pytest.raises(RuntimeRefused, match="No such file"):
+        await runtime.copy_in({"work/up": b"changed", "work/out": b"changed"})
+    with pytest.raises(RuntimeRefused, match="No such file"):
+        await runtime.copy_out("work/out")
+    with pytest.raises(RuntimeRefused, match="Too many levels"):
+        await runtime.copy_out("work/root")
+    with pytest.raises(RuntimeRefused, match="neither a file nor a folder"):
+        await runtime.copy_out("work/pipe")
+    with pytest.raises(RuntimeRefused, match=r"without '\.\.'"):
+        await runtime.copy_in({"work/../../x": b""})
+    assert "pipe" not in await runtime.copy_out("work")
+    assert outside.read_text() == "as it was"
+    await runtime.copy_in({"work/two": RuntimeFile(link="/etc/passwd")})
+    assert (await said(runtime, "cat two")).startswith("agent:")

@@ -1,0 +1,98 @@
+"""A runtime does as a computer does, and its death is told apart: from inside, or from elsewhere."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from env_service.runtimes.interface import (
+    Runtime,
+    RuntimeCommand,
+    RuntimeEnded,
+    RuntimeFile,
+    RuntimeLost,
+    RuntimeRefused,
+)
+from env_service.runtimes.pool import RuntimePool
+from tests.env_service.runtimes.conftest import said, sh
+from tests.process_ends import all_end, children_of
+
+
+def _keeper() -> int:
+    """The keeper of the only runtime."""
+    found = [pid for pid in children_of(os.getpid()) if b"runtimes.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(found) == 1
+    return found[0]
+
+
+async def test_commands_have_output_an_end_and_limits(runtime: Runtime) -> None:
+    end = await runtime.exec(RuntimeCommand(argv=("sh", "-c", "cat; pwd; echo $WHO >&2; exit 3"), stdin=b"in\n",
+                                     cwd="/tmp", environment={"WHO": "me"}))  # fmt: skip
+    assert (end.exit_code, end.stdout, end.stderr) == (3, b"in\n/tmp\n", b"me\n")
+    slow = await sh(runtime, "sleep 60", wall_s=0.3)
+    assert (slow.timed_out, slow.exit_code) == (True, None)
+    much = await runtime.exec(RuntimeCommand(argv=("sh", "-c", "yes | head -c 100000"), output_bytes=1024))
+    assert (len(much.stdout), much.cut) == (1024, True)
+    assert (await runtime.exec(RuntimeCommand(argv=("no-such-program",)))).exit_code == 127
+    assert await said(runtime, "(sleep 60 &); echo left") == "left", "what a command leaves does not hold it up"
+    with pytest.raises(RuntimeRefused, match="write it into a file"):
+        await runtime.exec(RuntimeCommand(argv=("echo", "x" * 200_000)))
+
+
+async def test_files_go_in_and_out_and_a_fork_begins_with_them(pool: RuntimePool, runtime: Runtime) -> None:
+    await runtime.copy_in({"work/a/one": b"1", "/work/run": RuntimeFile(b"#!/bin/sh\necho ran\n", 0o755)})
+    assert await said(runtime, "./run; cat a/one; rm a/one; rm /etc/hosts; ln -s /etc/passwd link") == "ran\n1"
+    assert await runtime.copy_out("work") == {
+        "run": RuntimeFile(b"#!/bin/sh\necho ran\n", 0o755),
+        "link": RuntimeFile(b"", 0o777, "/etc/passwd"),
+    }
+    fork = await pool.start("host", snapshot=await runtime.snapshot())
+    await sh(runtime, "echo later > /work/later")
+    assert await said(fork, "ls /work; ls /etc/hosts") == (
+        "a\nlink\nrun\nls: cannot access '/etc/hosts': No such file or directory"
+    )
+    assert await said(await pool.start("host"), "ls /work; ls /etc/hosts") == "/etc/hosts", "the image is as it was"
+    with pytest.raises(RuntimeRefused, match="work/none cannot be read: No such file"):
+        await runtime.copy_out("work/none")
+    with pytest.raises(RuntimeRefused, match="No space left"):
+        await runtime.copy_in({"work/big": bytes(9 << 20)})
+
+
+async def test_a_runtime_that_is_killed_is_lost_and_one_that_ended_itself_has_ended(pool: RuntimePool) -> None:
+    killed = await pool.start("host")
+    (monitor,) = children_of(_keeper())
+    os.kill(children_of(monitor)[0], signal.SIGKILL)
+    with pytest.raises(RuntimeLost, match="its first process ended with"):
+        await sh(killed, "sleep 20")
+    await killed.stop()
+
+    without = await pool.start("host")
+    running = asyncio.ensure_future(sh(without, "sleep 20"))
+    await asyncio.sleep(0.2)
+    inside = children_of(_keeper())
+    os.kill(_keeper(), signal.SIGKILL)
+    with pytest.raises(RuntimeLost, match="its keeper has died"):
+        await running
+    assert all_end(inside, timeout_s=20)
+    await without.stop()
+
+    ended = await pool.start("host")
+    memory = "import os, re, sys; maps = open('/proc/1/maps').read(); f = open('/proc/1/mem', 'r+b', buffering=0)\n"
+    memory += "for line in maps.splitlines():\n"
+    memory += "    m = re.match(r'(\\w+)-(\\w+) r-xp .*', line)\n"
+    memory += (
+        "    if m and '[v' not in line: f.seek(int(m[1], 16)); f.write(b'\\xcc' * (int(m[2], 16) - int(m[1], 16)))\n"
+    )
+    await runtime_stays(ended)
+    await ended.copy_in({"work/end.py": memory.encode()})
+    with pytest.raises(RuntimeEnded, match="it was ended from inside"):
+        await sh(ended, "python3 end.py; kill -CHLD 1; sleep 20")
+
+
+async def runtime_stays(runtime: Runtime) -> None:
+    """Signals from inside end everything but the runtime."""
+    await sh(runtime, "for each in 9 15 1 2 11 6 17 19; do kill -$each 1; done; echo > /proc/1/fd/0")
+    assert (await sh(runtime, "sleep 50 & python3 -c 'import os; os.kill(-1, 9)'; sleep 20", wall_s=2)).exit_code != 0
+    assert await said(runtime, "echo alive; ps ax -o stat | grep -c Z") == "alive\n0"
