@@ -10,10 +10,12 @@ The event loop of the process owns intake, fleet and publisher; this thread owns
 import asyncio
 import logging
 import math
+import statistics
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar, cast
 
 from learner.config import LearnerConfig
@@ -184,10 +186,7 @@ class OnlineTraining:
         assert self._began is not None
         time_s = self._before_s + copied - self._began
         timing = Timing(time_s=time_s, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained)
-        for group in batch.groups:
-            trace = lease_trace(group.incarnation, group.lease_id)
-            lease_ended(trace, at="step", began_ns=time.time_ns() - int(1e9 * (copied - taken)), step=self._version)
-            lease_ended(trace, lease_id=group.lease_id, environment=group.environment)
+        _trace_step(batch, seconds=copied - taken)
         record = self._record(batch, timing)
         self._records.step(record, step_metrics, batch.groups, lag_bound=lag_bound, level=self._intake.level)
         self._metrics.step(record, step_metrics)
@@ -377,6 +376,24 @@ class OnlineTraining:
             if self._ending and may_end and not self._interrupted:
                 raise EndedEarly from None
             raise
+
+
+def _trace_step(batch: TakenBatch, *, seconds: float) -> None:
+    """Ends the traces of a step's leases, with what came of them."""
+    for group, lag in zip(batch.groups, batch.lags, strict=True):
+        trace = lease_trace(group.incarnation, group.lease_id)
+        if not trace:
+            continue
+        end = partial(
+            lease_ended,
+            trace,
+            step=batch.version + 1,
+            lag=lag,
+            tokens=sum(int(one.loss_mask.sum()) for one in group.trajectories),
+            reward_mean=statistics.fmean(one.reward.reward or 0.0 for one in group.trajectories),
+        )
+        end(at="step", began_ns=time.time_ns() - int(1e9 * seconds))
+        end(lease_id=group.lease_id, environment=group.environment)
 
 
 class Credits:

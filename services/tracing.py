@@ -37,6 +37,7 @@ class _Open:
     """A span under way; `context` is its own, as the header has it. Ended, it is nobody's parent any more."""
 
     context: str
+    told: dict[str, Attribute]
     is_open: bool = True
 
 
@@ -150,6 +151,13 @@ def span(name: str, *, parent: str = "", **told: Attribute) -> AbstractContextMa
     return _spanning(_exporting, name, above, told) if above else _NOTHING
 
 
+def note(**told: Attribute) -> None:
+    """Adds to what the span under way tells; nothing where there is none."""
+    above = _current.get()
+    if above is not None and above.is_open:
+        above.told.update(told)
+
+
 def current_trace() -> str:
     """The context of the span under way; empty without one. A task that outlives its span has none."""
     above = _current.get()
@@ -178,17 +186,17 @@ def traced_app(app: ASGIApp) -> ASGIApp:
 
 @contextmanager
 def _spanning(to: _Exporting, name: str, parent: str, told: Mapping[str, Attribute]) -> Iterator[None]:
-    own = _Open(_child_of(parent))
-    token, began_ns, failed = _current.set(own), time.time_ns(), {}
+    own = _Open(_child_of(parent), dict(told))
+    token, began_ns = _current.set(own), time.time_ns()
     try:
         yield
     except BaseException as error:
-        failed = {"error.type": type(error).__name__}
+        own.told["error.type"] = type(error).__name__
         raise
     finally:
         own.is_open = False
         _current.reset(token)
-        to.on_end(to.make(name, own.context, parent, began_ns, time.time_ns(), {**told, **failed}))
+        to.on_end(to.make(name, own.context, parent, began_ns, time.time_ns(), own.told))
 
 
 def _child_of(context: str) -> str:

@@ -18,7 +18,7 @@ from protocol.messages import ServingGenerator
 from services.http.backoff import Backoff
 from services.http.client import HttpClient, ServiceFailed
 from services.http.faults import see_alive
-from services.tracing import span
+from services.tracing import Attribute, current_trace, note, span
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ class Generation:
         assert len(completions) == request.n, f"{len(completions)} completions of a request for {request.n}"
         with span("turn", completions=request.n):
             await self._settle(CompletionPiece(tuple(completions)), request)
+            if current_trace():
+                note(**_told(completions))
 
     async def _settle(self, piece: CompletionPiece, request: GenerateRequest, *, avoid: Sequence[str] = ()) -> None:
         """Ask until all completions of a piece are finished. The generators in `avoid` have just failed."""
@@ -139,6 +141,16 @@ def _take(piece: CompletionPiece, part: GeneratePart, generator: ServingGenerato
         piece.take(part, generator_id=generator.generator_id)
     except BadAnswer as error:
         raise _bad_answer(generator, str(error)) from error
+
+
+def _told(completions: Sequence[Completion]) -> dict[str, Attribute]:
+    """Facts of a turn for its span: sampled tokens, by whom, and of which versions."""
+    versions = {span.version: None for each in completions for span in each.version_spans}
+    return {
+        "tokens": sum(len(each.token_ids) for each in completions),
+        "generators": ",".join(sorted({name for each in completions for name in each.generator_ids})),
+        "versions": ",".join(versions),
+    }
 
 
 def _bad_answer(generator: ServingGenerator, text: str) -> ServiceFailed:

@@ -8,6 +8,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from statistics import fmean
 from typing import Protocol
 
 from pydantic import JsonValue
@@ -37,7 +38,7 @@ from protocol.trajectories import (
 )
 from services.rewards.client import RewardClient
 from services.rewards.items import ItemScore
-from services.tracing import span
+from services.tracing import note, span
 
 _MAX_EXPLAINED_CHARS = 1 << 19
 """Of a whole group, which is one message: little of each trajectory where there are thousands."""
@@ -175,6 +176,7 @@ class Judging:
         items = _grouped([item for _, item in asked], players=[_player(each) for each, _ in asked])
         with progress.waiting_for("rewards"), self._metrics.scoring_s.time(), span("scoring"):
             records = await self._scoring.score(items)
+            note(**_told(records))
         return {each.index: record for (each, _), record in zip(asked, records, strict=True)}
 
     def _trajectory(self, conversation: JudgedConversation, judged: RewardRecord | None) -> Trajectory:
@@ -205,6 +207,12 @@ class Judging:
             reason = conversation.stop_reason if conversation.stop_reason in CUT_OFF else "ended"
             self._metrics.stops.labels(environment=environment, reason=reason).inc()
         self._metrics.judged(record, environment=environment)
+
+
+def _told(records: Sequence[RewardRecord]) -> dict[str, float]:
+    """Facts of what was scored, for its span."""
+    rewards = [record.reward for record in records if record.reward is not None]
+    return {"rewards": len(rewards), **({"reward_mean": fmean(rewards)} if rewards else {})}
 
 
 def failure_of_all(faults: Sequence[Fault]) -> RolloutFailure:

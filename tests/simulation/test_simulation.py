@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,20 +111,26 @@ from simulation.checking.invariants import simulate
 from simulation.checking.scenario import Scenario
 result = simulate(Scenario(seed=5, profile="test", settings=ClusterSettings(generators=1, steps=3), faults=()))
 assert result.violation is None, result.violation
-print(json.dumps([span[:3] for span in spans]))
+print(json.dumps([[*span[:3], span[5]] for span in spans]))
 """
     ended = _python("-c", program)
     assert ended.returncode == 0, ended.stderr
-    traces: dict[str, list[list[str]]] = {}
-    for name, own, parent in json.loads(ended.stdout):
-        traces.setdefault(own.split("-")[1], []).append([name, own, parent])
+    traces: dict[str, list[Any]] = {}
+    for span in json.loads(ended.stdout):
+        traces.setdefault(span[1].split("-")[1], []).append(span)
     assert traces
     for spans in traces.values():
-        names = {own: name for name, own, _ in spans}
-        assert {(name, names.get(parent, parent)) for name, _, parent in spans} == {
+        names = {own: name for name, own, *_ in spans}
+        assert {(name, names.get(parent, parent)) for name, _, parent, _ in spans} == {
             ("lease", ""), ("rollout", "lease"), ("turn", "rollout"), ("scoring", "rollout"), ("journal", "lease"),
             ("batch", "lease"), ("step", "lease"),
         }  # fmt: skip
+        told = {name: facts for name, _, _, facts in spans}
+        assert told["turn"].keys() == {"completions", "tokens", "generators", "versions"}
+        assert told["scoring"].keys() == {"rewards", "reward_mean"}
+        assert told["step"] == {name: told["lease"][name] for name in ("step", "lag", "tokens", "reward_mean")}
+        assert told["step"]["tokens"] >= told["turn"]["tokens"] > 0
+        assert told["turn"]["generators"]
 
 
 def test_a_seed_is_not_run_again_on_the_same_commit_and_is_on_another(tmp_path: Path) -> None:
