@@ -19,9 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from learner.training.adapters import Adapter, adaptable
 from learner.training.client_operations import AdapterShape
@@ -164,7 +166,8 @@ class AdaptedModel:
     def logprobs(self, row: PackedRow) -> list[Tensor]:
         """Logprobs of each segment's targets, [t, K], float32 at least. Call it within `of_segments`."""
         hidden, _ = last_states(self._causal_lm, row)
-        return [self._logprobs_of(segment, hidden[segment.start : segment.stop]) for segment in self._segments]
+        parts = torch.split(hidden, [segment.stop - segment.start for segment in self._segments])
+        return [self._logprobs_of(segment, part) for segment, part in zip(self._segments, parts, strict=True)]
 
     def drawn(
         self, row: PackedRow, *, count: int, temperature: float, random: torch.Generator
@@ -215,20 +218,56 @@ class AdaptedModel:
         """A layer's output with the terms of the segments' adapters; None leaves it as it is."""
         if not any(name in segment.adapter.factors for segment in self._segments):
             return None
-        inputs, plain = args[0].flatten(0, -2), output.flatten(0, -2)
+        inputs = args[0].flatten(0, -2)
         if len(inputs) != self._segments[-1].stop:
             raise ValueError(
                 f"the layer {name} computes {len(inputs)} of a row's {self._segments[-1].stop} tokens: expected all. "
                 "Adapters on it are not supported: name another model."
             )
-        parts = []
-        for segment in self._segments:
-            rows, pair = slice(segment.start, segment.stop), segment.adapter.factors.get(name)
-            part = plain[rows]
-            if pair is not None:
-                part = torch.addmm(part, _features(inputs[rows], pair), pair.up.to(part.dtype).T)
-            parts.append(part)
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).view_as(output)
+        adapted = [
+            (slice(segment.start, segment.stop), segment.adapter.factors[name])
+            for segment in self._segments
+            if name in segment.adapter.factors
+        ]
+        factors = [factor for _, pair in adapted for factor in (pair.down, pair.up)]
+        places = [(rows, pair.scale) for rows, pair in adapted]
+        added: Tensor = _LowRankTerms.apply(output.flatten(0, -2), inputs, places, *factors)  # type: ignore[no-untyped-call]
+        return added.view_as(output)
+
+
+class _LowRankTerms(torch.autograd.Function):
+    """A layer's output [T, out] with the low-rank terms of segments, `places`: their rows, and the scale of their term.
+
+    One step of the graph for all segments: as many slices of a row would each fill a gradient of the whole row with
+    zeros on the way back.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, plain: Tensor, inputs: Tensor, places: Sequence[tuple[slice, float]], *factors: Tensor
+    ) -> Tensor:
+        output, features = plain.clone(), []
+        for (rows, scale), down, up in zip(places, factors[::2], factors[1::2], strict=True):
+            features.append(nn.functional.linear(inputs[rows], down.to(inputs.dtype)) * scale)
+            output[rows].addmm_(features[-1], up.to(output.dtype).T)
+        ctx.places = places
+        ctx.save_for_backward(inputs, *features, *factors)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, *saved = ctx.saved_tensors
+        features, factors = saved[: len(ctx.places)], saved[len(ctx.places) :]
+        of_inputs = torch.zeros_like(inputs) if ctx.needs_input_grad[1] else None
+        of_factors: list[Tensor] = []
+        for (rows, scale), feature, down, up in zip(ctx.places, features, factors[::2], factors[1::2], strict=True):
+            part = gradient[rows]
+            low = (part @ up.to(part.dtype)) * scale
+            of_factors += [(low.T @ inputs[rows]).to(down.dtype), (part.T @ feature).to(up.dtype)]
+            if of_inputs is not None:
+                torch.mm(low, down.to(low.dtype), out=of_inputs[rows])
+        return gradient, of_inputs, None, *of_factors
 
 
 def _drawn(logits: Tensor, *, count: int, temperature: float, random: torch.Generator) -> Tensor:
