@@ -113,6 +113,7 @@ async def _parts(config: LearnerConfig, stack: AsyncExitStack, *, keys: TenantKe
             snapshot_every=settings.snapshot_every,
             max_resident=settings.max_resident,
             round_tokens=settings.round_tokens,
+            round_s=settings.round_s,
             retain_targets_s=settings.retain_targets_s,
         ),
     )

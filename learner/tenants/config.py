@@ -52,7 +52,15 @@ class TinkerConfig(ConfigModel):
     max_resident: int = Field(
         256, ge=1, description="training models in memory at once; others are on the disk until their next operation"
     )
-    round_tokens: int = Field(1 << 16, ge=1, description="tokens of all tenants together that are trained in one turn")
+    round_tokens: int = Field(
+        1 << 16, ge=1, description="most tokens of all tenants together that are trained in one turn"
+    )
+    round_s: float = Field(
+        0.25,
+        gt=0,
+        description="a turn holds no more than the learner trains in about so many seconds, so that nobody waits long "
+        "for another's flood; an operation is never divided",
+    )
     retain_targets_s: float = Field(
         86_400.0, gt=0, description="weights of a sampling session go after so many seconds without its client"
     )

@@ -23,6 +23,7 @@ from pydantic import JsonValue
 
 from learner.tenants.catalog import LossEntry, ModelEntry, SamplingEntry, SessionEntry
 from learner.tenants.checkpoints import CheckpointPath, TenantCheckpoints, checkpoint_path
+from learner.tenants.fairness import RoundBudget
 from learner.tenants.futures import Payload, RequestReused, ResultFuture, ResultFutures
 from learner.tenants.keys import Tenant, TenantKeys
 from learner.tenants.models import TrainingModels
@@ -76,6 +77,7 @@ class TenantSettings:
     snapshot_every: int = 64
     max_resident: int = 256
     round_tokens: int = 1 << 16
+    round_s: float = 0.25
     retain_targets_s: float = 86_400.0
 
 
@@ -128,7 +130,7 @@ class TenantService:
             serve=self._targets.serve,
             snapshot_every=self._settings.snapshot_every,
             max_resident=self._settings.max_resident,
-            round_tokens=self._settings.round_tokens,
+            budget=RoundBudget(seconds=self._settings.round_s, most=self._settings.round_tokens),
         )
 
     # Requests.

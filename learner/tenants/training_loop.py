@@ -5,12 +5,13 @@ Turns, snapshots and parking exclude each other: a snapshot is of a model betwee
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from learner.tenants.catalog import ModelEntry
-from learner.tenants.fairness import DeficitRoundRobin
+from learner.tenants.fairness import DeficitRoundRobin, RoundBudget
 from learner.tenants.futures import ResultFutures
 from learner.tenants.keys import Tenant
 from learner.tenants.models import TrainingModel, TrainingModels
@@ -41,12 +42,14 @@ class TrainingLoop:
         serve: Callable[[ModelEntry, OperationOutcome], Awaitable[None]],
         snapshot_every: int,
         max_resident: int,
-        round_tokens: int,
+        budget: RoundBudget,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._turns, self._models, self._futures, self._log = turns, models, futures, log
         self._tenants, self._serve = tenants, serve
         self._snapshot_every, self._max_resident = snapshot_every, max_resident
-        self._round_robin = DeficitRoundRobin[Operation](round_tokens=round_tokens, cost=lambda each: each.tokens)
+        self._round_robin = DeficitRoundRobin[Operation](cost=lambda each: each.tokens)
+        self._budget, self._clock = budget, clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tenants-trainer")
         self._turn_lock, self._news = asyncio.Lock(), asyncio.Event()
         self.rounds = self.passes = 0
@@ -60,9 +63,12 @@ class TrainingLoop:
         while True:
             await self._news.wait()
             self._news.clear()
-            while taken := self._round_robin.take(self._models.backlogs(self._tenants)):
+            while taken := self._taken():
                 async with self._turn_lock:
                     await self._turn(taken)
+
+    def _taken(self) -> list[Operation]:
+        return self._round_robin.take(self._models.backlogs(self._tenants), round_tokens=self._budget.tokens())
 
     def close(self) -> None:
         """Returns when the trainer's thread has ended."""
@@ -105,7 +111,9 @@ class TrainingLoop:
         models = {operation.model_id: self._models.by_id[operation.model_id] for operation in operations}
         await self._make_room(models)
         entries = {model_id: model.entry for model_id, model in models.items()}
+        began = self._clock()
         outcomes = await self._on_trainer(lambda: self._turns.run(operations, entries))
+        self._budget.learn(sum(operation.tokens for operation in operations), self._clock() - began)
         passes = sum(operation.is_pass for operation in operations)
         self.passes += passes
         self.rounds += passes > 0

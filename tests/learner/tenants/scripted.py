@@ -61,7 +61,7 @@ class ScriptedAdapter:
 
 
 class ScriptedTenantTrainer:
-    """A TenantTrainer by script. `calls` counts what was asked of it."""
+    """A TenantTrainer by script. `calls` and `rounds` are what was asked of it."""
 
     def __init__(self) -> None:
         self.embeddings, self.output = base_weights()

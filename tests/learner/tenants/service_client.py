@@ -144,9 +144,15 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    folder: Path, *, long_poll_s: float = 5.0, snapshot_every: int = 4, max_resident: int = 100, **limits: Any
+    folder: Path,
+    *,
+    long_poll_s: float = 5.0,
+    snapshot_every: int = 4,
+    max_resident: int = 100,
+    round_s: float = 1.0,
+    **limits: Any,
 ) -> AsyncIterator[Served]:
-    settings = TenantSettings(snapshot_every=snapshot_every, max_resident=max_resident)
+    settings = TenantSettings(snapshot_every=snapshot_every, max_resident=max_resident, round_s=round_s)
     parts = Served(folder, long_poll_s=long_poll_s, settings=settings, limits=limits)
     running = asyncio.create_task(parts.service.run())
     try:

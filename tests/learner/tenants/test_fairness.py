@@ -3,11 +3,22 @@ from collections import Counter, deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.tenants.fairness import Backlog, DeficitRoundRobin
+from learner.tenants.fairness import Backlog, DeficitRoundRobin, RoundBudget
 
 
-def robin(tokens: int = 1000) -> DeficitRoundRobin[tuple[str, int]]:
-    return DeficitRoundRobin(round_tokens=tokens, cost=lambda operation: operation[1])
+class Robin:
+    """Rounds of so many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self._rounds = DeficitRoundRobin[tuple[str, int]](cost=lambda operation: operation[1])
+        self._tokens = tokens
+
+    def take(self, backlogs: list[Backlog[tuple[str, int]]]) -> list[tuple[str, int]]:
+        return self._rounds.take(backlogs, round_tokens=self._tokens)
+
+
+def robin(tokens: int = 1000) -> Robin:
+    return Robin(tokens)
 
 
 def backlog(tenant: str, sizes: list[int], weight: float = 1.0) -> Backlog[tuple[str, int]]:
@@ -61,3 +72,24 @@ def test_rounds_end_and_keep_the_order_of_each(operations: list[tuple[str, int]]
         done += taken
     for name in "abc":
         assert [each for each in done if each[0] == name] == [each for each in operations if each[0] == name]
+
+
+def test_a_round_holds_what_the_trainer_does_in_a_short_time() -> None:
+    budget = RoundBudget(seconds=0.25, most=60_000)
+    assert budget.tokens() == 4096, "nothing is known yet"
+    for _ in range(40):
+        budget.learn(budget.tokens(), budget.tokens() / 20_000)
+    assert 4900 <= budget.tokens() <= 5100
+    for _ in range(40):
+        budget.learn(budget.tokens(), budget.tokens() / 1e9)
+    assert budget.tokens() == 60_000
+    for _ in range(40):
+        budget.learn(100, 50.0)
+    assert budget.tokens() == 512
+
+
+def test_rounds_without_tokens_teach_nothing() -> None:
+    budget = RoundBudget(seconds=1.0, most=60_000)
+    budget.learn(10_000, 1.0)
+    budget.learn(0, 3.0)
+    assert budget.tokens() == 10_000

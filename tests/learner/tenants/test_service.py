@@ -162,6 +162,22 @@ async def test_a_flood_is_told_to_come_again_and_others_do_not_notice(tmp_path: 
         assert await other.loss(theirs, 1) > 0
 
 
+async def test_a_flood_makes_no_round_longer_than_the_trainer_takes_a_moment_for(tmp_path: Path) -> None:
+    """Who comes during a round waits for its end."""
+    async with served(tmp_path, round_s=0.05, long_poll_s=60.0, max_queued_operations=1000) as parts:
+        flooder, other = parts.client("a"), parts.client("b")
+        model_id, theirs = await flooder.model(), await other.model()
+        parts.trainer.released.clear()
+        row = [number % 200 for number in range(201)]
+        last = [await flooder.train(model_id, seq_id, row) for seq_id in range(1, 60)][-1]
+        parts.trainer.released.set()
+        assert await other.loss(theirs, 1) > 0
+        await flooder.result(last)
+    tokens = [sum(len(datum.token_ids) for each in done for datum in each.data) for done in parts.trainer.rounds]
+    assert sum(tokens) == 59 * 200 + 2
+    assert max(tokens) < 6000, tokens
+
+
 async def test_a_poll_says_what_an_operation_waits_for(tmp_path: Path) -> None:
     async with served(tmp_path, long_poll_s=0.01) as parts:
         client = parts.client()
