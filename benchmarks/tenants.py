@@ -50,7 +50,7 @@ def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = AdapterTrainer.open(_written_model(Path(folder)), name="qwen3")
+        trainer = AdapterTrainer.open(written_model(Path(folder)), name="qwen3")
     costs = [measured(trainer, tenants, rows, rounds=arguments.rounds) for rows in ROWS for tenants in TENANTS]
     report = _report(costs, arguments)
     print(report)
@@ -64,7 +64,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _written_model(folder: Path) -> Path:
+def written_model(folder: Path) -> Path:
+    """A random Qwen3 of 2 layers x 64, whose output projection is its embedding, written to the folder."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=_VOCABULARY,
