@@ -37,6 +37,7 @@ from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
 from env_service.runtimes.images import ImageFault
 from env_service.runtimes.pool import RuntimePool, use_runtimes
+from env_service.status_notes import asked_rewards, send_notes
 from protocol.fleet import fingerprint_directory
 from protocol.messages import EnvironmentInfo, Hello, ServingGenerator, WaitsFor
 from protocol.status import PeerStatus, QueueStatus, Report
@@ -50,6 +51,7 @@ from services.http.status import add_status_route, peers_at, recent_failures
 from services.http.tls import client_tls
 from services.http.waiting import QUIET_S, Waiting
 from services.isolation.faults import CannotIsolate
+from services.load import LoadWindow
 from services.process import Stop, WrongSettings, run_loops
 from services.rewards.client import RewardClient
 from services.rewards.settings import ClientSettings, HedgeSettings, RewardService
@@ -189,12 +191,13 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
                 name=hello.env_id, learner=config.learner, link=link, outbox=outbox, running=running, fleet=fleet,
                 capacity=config.capacity, generators=generators, rewards=rewards, needs_rewards=config.needs_rewards,
             )  # fmt: skip
-            add_status_route(
+            tell = add_status_route(
                 app, service="env-service", version=version("headway"), waits=waits, failures=failures,
                 stopping=lambda: stop.requested, provider=status.report,
             )  # fmt: skip
-            http = tasks.create_task(serve_http(app, listener))
             concurrency = concurrency_of(config, http=generators, fleet=fleet)
+            notes = send_notes(link, tell, url=listener.url, rewards=asked_rewards(config))
+            http = tasks.create_task(run_loops(http=serve_http(app, listener), load=status.load.run(), notes=notes))
             loops = tasks.create_task(_converse(config, link, fleet, running, waits, rewards, concurrency))
             await stop.wait()
             sessions.stop()
@@ -454,6 +457,7 @@ class EnvServiceStatus:
         rewards: RewardClient,
         needs_rewards: bool,
     ) -> None:
+        self.load = LoadWindow(running.look, limit=lambda: capacity)
         self._name = name
         self._learner = learner
         self._link = link
@@ -469,6 +473,7 @@ class EnvServiceStatus:
         """The env_service's part of its status."""
         return Report(
             id=self._name,
+            load=self.load.status(),
             peers=(
                 self._learner_peer(),
                 *map(self._generator, self._fleet.serving),

@@ -34,6 +34,7 @@ from protocol.messages import (
     OutcomeReceipt,
     PeerRefusal,
     RunningLease,
+    StatusNote,
     Welcome,
 )
 from services.logs import Occasionally
@@ -47,6 +48,7 @@ _RAREST_HELLO = 5
 last this many times the first interval apart.
 """
 _GOODBYE_S = 1.0
+_NOTE_DEADLINE_S = 2.0
 _UNKNOWN_PEER = "unknown_peer"
 """The reason by which a learner refuses what comes before a hello."""
 _AT_EACH_HELLO = ("hello", "name_taken", "namesake")
@@ -131,6 +133,10 @@ class LearnerLink:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s()):
                     await self._until_welcome_changes()
+
+    async def note(self, note: StatusNote) -> None:
+        """Tell the learner how this process is, whether it has welcomed it or not."""
+        await self._send(note, deadline_s=_NOTE_DEADLINE_S)
 
     async def leave(self, reason: str, *, within_s: float) -> None:
         """Wait for acknowledgements for up to `within_s` seconds, then say goodbye."""

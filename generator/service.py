@@ -36,6 +36,7 @@ from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, peers_at, recent_failures
 from services.http.tls import client_tls
 from services.http.waiting import Waiting
+from services.load import LoadSample, LoadWindow
 from services.network import address_to, is_wildcard
 from services.process import Stop, WrongSettings
 from services.tracing import exporting_traces
@@ -46,13 +47,16 @@ _STARTING = "vLLM loads and measures the model, which takes minutes for a large 
 
 
 class GeneratorStatus:
-    """`serving` is set once the engine is up."""
+    """`serving` is set once the engine is up, which samples `most_sequences` at once."""
 
-    def __init__(self, *, name: str, learner: str | None, client: HttpClient, most_requests: int) -> None:
+    def __init__(
+        self, *, name: str, learner: str | None, client: HttpClient, most_requests: int, most_sequences: int
+    ) -> None:
         self._name = name
         self._learner = learner
         self._client = client
         self._most_requests = most_requests
+        self.load = LoadWindow(self._look, limit=lambda: most_sequences)
         self.serving: Serving | None = None
 
     def report(self) -> Report:
@@ -64,10 +68,16 @@ class GeneratorStatus:
             id=self._name,
             policy_version=state.policy_version,
             progress=ProgressStatus(unit="tokens", done=state.tokens_generated),
+            load=self.load.status(),
             peers=self._peers(),
             queues=(QueueStatus(name="requests", depth=state.running, limit=self._most_requests),),
             problems=() if self.serving.engine_is_alive else ("the engine's process has died: restart this generator",),
         )
+
+    def _look(self) -> LoadSample:
+        assert self.serving is not None, "looked at once the engine is up"
+        state = self.serving.state()
+        return LoadSample(done=state.tokens_generated, running=state.running, idle_s=state.idle_s)
 
     def _peers(self) -> tuple[PeerStatus, ...]:
         urls = () if self._learner is None else (self._learner,)
@@ -120,8 +130,11 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
             metrics=registry,
             max_body_bytes=config.http.max_body_bytes,
         )
-        most, learner = config.max_waiting_requests, config.join.learner
-        status = GeneratorStatus(name=announcement.generator_id, learner=learner, client=client, most_requests=most)
+        learner = config.join.learner
+        status = GeneratorStatus(
+            name=announcement.generator_id, learner=learner, client=client, most_requests=config.max_waiting_requests,
+            most_sequences=config.engine.max_num_seqs,
+        )  # fmt: skip
         add_status_route(
             app, service="generator", version=version("headway"), waits=waits,
             failures=stack.enter_context(recent_failures()), stopping=lambda: stop.requested, provider=status.report,
@@ -133,6 +146,7 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
             if engine is not None:
                 stack.push_async_callback(engine.shutdown)
                 metrics = GeneratorMetrics(registry, engine=engine)
+                metrics.places(config.engine.max_num_seqs)
                 serving = _serving(config, engine=engine, metrics=metrics, name=announcement.generator_id)
                 status.serving = serving
                 scoring = _scoring(config, engine=engine, serving=serving, metrics=metrics, announcement=announcement)
@@ -146,6 +160,7 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                 works = _works(
                     learner, engine=engine, serving=serving, waits=waits, client=client, announcement=announcement
                 )
+                works["load"] = status.load.run()
                 loops += [group.create_task(work, name=name) for name, work in works.items()]
                 await stop.wait()
                 serving.leave()

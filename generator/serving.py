@@ -51,6 +51,10 @@ class GeneratorMetrics:
         running.set_function(lambda: engine.counters().running)
         waiting = metrics.gauge("waiting_requests", "Completions that have no token yet.")
         waiting.set_function(lambda: engine.counters().waiting)
+        self._engine = engine
+        self._occupancy = metrics.gauge(
+            "occupancy_ratio", "Completions being sampled, of as many as are sampled at once (engine.max_num_seqs)."
+        )
         metrics.count("idle_seconds", "Time without any request.", lambda: engine.counters().idle_s)
         metrics.count(
             "prefix_cache_queries",
@@ -62,6 +66,10 @@ class GeneratorMetrics:
             "Prompt tokens that the prefix cache held, so that they were not computed.",
             lambda: engine.counters().cached_tokens_total,
         )
+
+    def places(self, sequences: int) -> None:
+        """Shows from now on how many of so many sequences are sampled."""
+        self._occupancy.set_function(lambda: self._engine.counters().running / sequences)
 
     def parts(self, parts: Sequence[GeneratePart]) -> None:
         """Notes tokens handed out."""

@@ -6,11 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headway.doctor.asking import Condition, Patient, ask_all, tokens_of
+from headway.doctor.asking import ask_all, tokens_of
 from headway.doctor.before import Level, examine
-from headway.doctor.diagnosis import Diagnosis, as_json, diagnose, findings_json, findings_text, table, verdict
+from headway.doctor.written import as_json, findings_json, findings_text, table, verdict
 from headway.doctor_options import DoctorOptions, progress_of, targets
 from services.config.models import ProcessConfig
+from services.diagnosis.culprits import Diagnosis, diagnose
+from services.diagnosis.patients import Condition, Patient
+from services.diagnosis.verdict import verdict_on
 from services.local_processes import command_of
 from services.run_lock import holder_of
 
@@ -27,13 +30,19 @@ async def _doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) 
     if all(patient.condition is Condition.DEAD for patient in patients):
         return await _before(configs, options)
     diagnosis = diagnose(patients)
-    if diagnosis.by_waiting:
+    if diagnosis.by_waiting or any(map(_may_be_busy, patients)):
         patients, diagnosis = await _second_look(configs, options, patients)
     if options.as_json:
         sys.stdout.write(as_json(patients=patients, diagnosis=diagnosis))
     else:
-        sys.stdout.write(f"{table(patients)}\n{whose(configs, patients)}{verdict(diagnosis, patients)}")
+        sentence = verdict_on(patients, diagnosis).text
+        sys.stdout.write(f"verdict: {sentence}\n\n{table(patients)}\n{whose(configs, patients)}{verdict(diagnosis)}")
     return 1 if diagnosis.culprits else 0
+
+
+def _may_be_busy(patient: Patient) -> bool:
+    """True for a process that takes connections and did not answer in time, though nothing has stopped it."""
+    return patient.condition is Condition.HANGS and not (patient.process is not None and patient.process.is_stopped)
 
 
 def whose(configs: Mapping[str, ProcessConfig], patients: Sequence[Patient]) -> str:
@@ -76,7 +85,7 @@ async def _before(configs: Mapping[str, ProcessConfig], options: DoctorOptions) 
 async def _second_look(
     configs: Mapping[str, ProcessConfig], options: DoctorOptions, patients: Sequence[Patient]
 ) -> tuple[list[Patient], Diagnosis]:
-    """Whoever has got on with its work meanwhile is slow, and no culprit."""
+    """Whoever has got on with its work meanwhile is slow, and no culprit; nor is one that answers now."""
     await asyncio.sleep(_SECOND_LOOK_S)
     again = await ask_all(targets(configs, options), tokens=tokens_of(configs))
     before, after = progress_of(patients), progress_of(again)

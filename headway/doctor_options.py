@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from headway.doctor.asking import Patient, Target, targets_of
+from headway.doctor.asking import targets_of
 from headway.own_options import own_options
 from protocol.status import Kind, ProgressStatus
 from services.config.models import ProcessConfig
 from services.config.sources import ConfigError
+from services.diagnosis.patients import Patient, Target
 from services.http.tls import TlsFiles
 
 Progress = dict[str, ProgressStatus]

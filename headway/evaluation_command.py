@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from headway.doctor.asking import Condition, Patient, ask, targets_of
+from headway.doctor.asking import targets_of
 from services.config.models import ProcessConfig
 from services.config.sources import ConfigError
+from services.diagnosis.asking import ask
+from services.diagnosis.patients import Condition, Patient
 
 EVALUATION_OPTIONS: Mapping[str, bool] = dict.fromkeys(
     ("--model", "--checkpoint", "--tasks", "--samples", "--output", "--against", "--judge"), True

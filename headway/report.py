@@ -65,6 +65,8 @@ class ReportedRun:
     summary: Mapping[str, Any]
     made: Mapping[str, Any]
     samples: Sequence[Mapping[str, Any]]
+    verdicts: Sequence[Mapping[str, Any]] = ()
+    publishes: Sequence[Mapping[str, Any]] = ()
 
 
 def report(words: Sequence[str]) -> int:
@@ -86,12 +88,15 @@ def read_run(folder: Path) -> ReportedRun:
     """Raises ConfigError for a folder that is none of a run."""
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError([f"{folder} holds no metrics.jsonl: expected the folder of a run, such as runs/addition"])
-    history = RunHistory(dict, lambda kind, entry: entry if kind == "evaluation" else None)
+    history = RunHistory(dict, lambda kind, entry: entry if kind in ("evaluation", "verdict", "publish") else None)
     history.read(folder / "metrics.jsonl")
+    events = {kind: [one for one in history.events if one["kind"] == kind] for kind in ("evaluation", "verdict")}
     return ReportedRun(
         name=folder.resolve().name,
         steps=list(history.steps.values()),
-        evaluations=history.events,
+        evaluations=events["evaluation"],
+        verdicts=events["verdict"],
+        publishes=[one for one in history.events if one["kind"] == "publish"],
         summary=_object(folder / "summary.json"),
         made=made_with.read(folder),
         samples=list(objects_in(folder / "samples.jsonl")),
@@ -121,6 +126,7 @@ class Balance:
     training: float
     sampling: float | None
     shares: Mapping[str, float]
+    generators: int = 1
 
     @property
     def bound(self) -> float:
@@ -153,25 +159,53 @@ def balance_of(run: ReportedRun) -> Balance | None:
             **{curve.title: spent[curve.name] / wall for curve in curves_in("time")},
             "between steps (checkpoints, evaluations)": (wall - stepped) / wall,
         },
+        generators=max((int(one.get("members") or 1) for one in run.publishes), default=1),
     )
 
 
+def verdict_of(run: ReportedRun) -> str:
+    """The verdict that held for most of the run, with its share of the time; empty for a run without one."""
+    events = (*run.verdicts, *run.publishes, *run.evaluations)
+    end = max((float(one["unix_s"]) for one in events if is_number(one.get("unix_s"))), default=0.0)
+    timed = [one for one in run.verdicts if is_number(one.get("unix_s"))]
+    ends = [*(float(one["unix_s"]) for one in timed[1:]), end]
+    held: dict[tuple[object, ...], float] = {}
+    texts: dict[tuple[object, ...], str] = {}
+    for one, until in zip(timed, ends, strict=bool(timed)):
+        if one.get("state") not in ("starting", "ending"):
+            which = (one.get("state"), one.get("cause"), one.get("who"))
+            held[which] = held.get(which, 0.0) + max(0.0, until - float(one["unix_s"]))
+            texts[which] = "; ".join(str(one[name]) for name in ("sentence", "remedy") if one.get(name))
+    if not held:
+        return ""
+    most = max(held, key=lambda which: held[which])
+    return f"{texts[most]} (so for {held[most] / (sum(held.values()) or 1):.0%} of the run)"
+
+
 def advice(balance: Balance) -> str:
-    """A split of the machines that would be better."""
+    """The changes that would make it faster, the cheapest first; of machines a split in whole ones."""
     if balance.sampling is None:
         return "How long the generators were idle is not known, so nothing can be said of a better split."
-    ratio = balance.training / balance.sampling
+    ratio, count = balance.training / balance.sampling, balance.generators
     if ratio > 1.1:
         return (
-            f"Sampling bounds this run: training alone is {ratio:.2f} times as fast. With {ratio:.2f} times the "
-            "generators (or engines that are faster by as much), the two sides would be even."
+            f"Sampling bounds this run: training alone is {ratio:.2f} times as fast. See, in this order, whether "
+            "env-service.capacity was full (then raise it), generator.engine.max_num_seqs (raise it), and whether "
+            f"learner.max_lag held leases back (raise it); if none of these, {_counted(math.ceil(ratio * count))} "
+            f"instead of {count} would make the two sides even."
         )
     if ratio < 0.9:
+        fewer = max(1, math.ceil(ratio * count))
+        would_do = f"{_counted(fewer)} instead of {count} would do, or " if fewer < count else ""
         return (
-            f"Training bounds this run: sampling alone is {1 / ratio:.2f} times as fast. {ratio:.0%} of the generators "
-            f"would do, or {1 / ratio:.2f} times the learner's ranks would make the two sides even."
+            f"Training bounds this run: sampling alone is {1 / ratio:.2f} times as fast: {would_do}"
+            f"{math.ceil(1 / ratio)} times the learner's ranks would make the two sides even."
         )
     return "The two sides are even: only faster ones of both would help, or less time lost between them."
+
+
+def _counted(generators: int) -> str:
+    return "1 generator" if generators == 1 else f"{generators} generators"
 
 
 def _balance_section(run: ReportedRun) -> str:
@@ -200,6 +234,14 @@ def _balance_section(run: ReportedRun) -> str:
         f'<p class="key">{keys}</p>'
         f"{_table(rows)}<p>{_text(advice(balance))} Rates are of tokens that were trained; both sides ran at once, and "
         "where they share a machine each is faster alone.</p>"
+    )
+
+
+def _verdicts(runs: Sequence[ReportedRun]) -> str:
+    """On top of the file; with a name where there are several runs."""
+    told = [(run.name, verdict_of(run)) for run in runs]
+    return "".join(
+        f"<p><strong>{_text(text if len(runs) == 1 else f'{name}: {text}')}</strong></p>" for name, text in told if text
     )
 
 
@@ -374,4 +416,4 @@ def page(runs: Sequence[ReportedRun]) -> str:
         for run in runs
     )
     title = _text(", ".join(run.name for run in runs))
-    return _PAGE.substitute(title=title, charts=_charts(runs), sections=sections)
+    return _PAGE.substitute(title=title, charts=f"{_verdicts(runs)}{_charts(runs)}", sections=sections)

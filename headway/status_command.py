@@ -5,16 +5,22 @@ import contextlib
 import importlib
 import json
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from headway.child_output import clock
-from headway.doctor.asking import Condition, Patient, ask_all, tokens_of
+from headway.doctor.asking import ask_all, tokens_of
 from headway.doctor_options import DoctorOptions, progress_of, targets
 from protocol.status import ProgressStatus
 from services.config.models import ProcessConfig
+from services.diagnosis.culprits import diagnose
+from services.diagnosis.pace import standing_s
+from services.diagnosis.patients import Condition, Patient
+from services.diagnosis.verdict import RunVerdict, verdict_on
 
 _MAX_WAIT = 60
 
@@ -83,21 +89,26 @@ class Rates:
 
 
 def status_json(patients: Sequence[Patient], rates: Mapping[str, float]) -> str:
-    """For scripts: of each process its whole status, if it answered, and its rate a second."""
+    """For scripts: of each process its whole status, if it answered, its rate a second, and the verdict on the run."""
+    told = asdict(_verdict(patients, rates))
     found = [
         {
             "process": patient.kind, "url": patient.target.url, "condition": patient.condition.value,
             "complaint": patient.complaint, "rate_per_s": rates.get(patient.name),
-            "status": None if patient.status is None else patient.status.model_dump(mode="json"),
+            "status": None if patient.status is None else patient.status.model_dump(mode="json"), "verdict": told,
         }
         for patient in patients
     ]  # fmt: skip
     return json.dumps(found, indent=1) + "\n"
 
 
+def _verdict(patients: Sequence[Patient], rates: Mapping[str, float]) -> RunVerdict:
+    return verdict_on(patients, diagnose(patients, at_work=frozenset(name for name, rate in rates.items() if rate)))
+
+
 def status_text(patients: Sequence[Patient], rates: Mapping[str, float], *, columns: int | None = None) -> str:
-    """A row for each process, and below them what is wrong and what was said last. Where a row does not fit into
-    `columns`, its last two cells stand below it.
+    """The verdict, a row for each process, and below them what is wrong and what was said last. Where a row does not
+    fit into `columns`, its last two cells stand below it.
     """
     rows = [("process", "version", "progress", "waits for", "last")]
     rows += [_status_row(patient, rates.get(patient.name)) for patient in patients]
@@ -113,7 +124,9 @@ def status_text(patients: Sequence[Patient], rates: Mapping[str, float], *, colu
                 f"{patient.kind}, {_ago(failure.age_s)}: {' '.join(failure.text.split())[:200]}"
                 for failure in patient.status.failures[:2]
             ]
-    return "".join(f"{line}\n" for line in lines)
+    sentence = _verdict(patients, rates).text
+    told = [sentence] if columns is None else textwrap.wrap(sentence, columns)
+    return "".join(f"{line}\n" for line in (*told, "", *lines))
 
 
 def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -135,7 +148,8 @@ def _status_row(patient: Patient, rate: float | None) -> tuple[str, str, str, st
     waits = ", ".join(f"{wait.whom} ({_duration(wait.since_s)})" for wait in said.waits)
     events = ", ".join(f"{event.name} {_ago(event.age_s)}" for event in said.events)
     queues = ", ".join(f"{queue.depth:,} {queue.name}" for queue in said.queues)
-    progress = "stopping" if said.stopping else _progress_text(said.progress, rate) or queues
+    stands_s = standing_s(said)
+    progress = "stopping" if said.stopping else _progress_text(said.progress, rate, stands_s) or queues
     return name, said.policy_version or "", progress, _cut(waits) or _NOBODY, events
 
 
@@ -143,11 +157,14 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_WAIT else f"{text[: _MAX_WAIT - 1]}…"
 
 
-def _progress_text(progress: ProgressStatus | None, rate: float | None) -> str:
+def _progress_text(progress: ProgressStatus | None, rate: float | None, stands_s: float | None) -> str:
+    """Without a rate, and a time that is left, where nothing is done at present."""
     if progress is None:
         return ""
     of = "" if progress.total is None else f" of {progress.total:,}"
     text = f"{progress.done:,}{of} {progress.unit}"
+    if stands_s is not None:
+        return f"{text}, none for {_duration(stands_s)}"
     if not rate:
         return text
     text = f"{text}, {f'{rate:,.0f}' if rate >= 100 else f'{rate:.2g}'}/s"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, SecretStr, model_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
 from learner.algorithms.presets.distill import DistillConfig
 from learner.algorithms.presets.grpo import GrpoConfig
@@ -296,6 +296,23 @@ class SamplesConfig(ConfigModel):
     )
 
 
+class VerdictConfig(ConfigModel):
+    """The verdict on the run: the sentence on top of its page, of `headway status` and of `headway doctor`."""
+
+    webhook: SecretStr | None = Field(
+        None,
+        description="address, http:// or https://, that is sent a JSON object by POST whenever the verdict changes; "
+        "none: nobody is told",
+    )
+
+    @field_validator("webhook")
+    @classmethod
+    def _an_address(cls, webhook: SecretStr | None) -> SecretStr | None:
+        if webhook is not None and not webhook.get_secret_value().startswith(("http://", "https://")):
+            raise ValueError("webhook is no address: expected http://HOST/PATH or https://HOST/PATH")
+        return webhook
+
+
 class DataConfig(ConfigModel):
     """Examples for the algorithms that learn from files; docs/algorithms.md says what each of them reads."""
 
@@ -372,6 +389,7 @@ class LearnerConfig(ProcessConfig):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     samples: SamplesConfig = SamplesConfig()
+    verdict: VerdictConfig = VerdictConfig()
     data: DataConfig = DataConfig()
     trackers: TrackersConfig = TrackersConfig()
     teachers: tuple[TeacherConfig, ...] = Field((), max_length=64, description="models to distill from, by opd")

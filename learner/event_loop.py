@@ -28,13 +28,17 @@ from learner.page.store import TrajectoryStore
 from learner.recovery import RecoveryPoint
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics, LearnerStatus
+from learner.reports.ward import Ward
+from learner.reports.webhook import Webhook
 from learner.teachers.teachers import Teachers
 from learner.weights.fleet import FleetMembers, IdleWatch, TrustedUrls
 from learner.weights.published import JoinReport, PublishedWeights, PublisherOptions, PublishReport, add_routes
 from learner.weights.publisher import Publisher
 from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size, with_size
 from protocol.generation import Sampling
+from protocol.status import Status
 from protocol.trajectories import TrajectoryGroup
+from services.diagnosis.verdict import RunVerdict
 from services.http.app import create_app
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
@@ -234,6 +238,9 @@ class EventLoopParts:
         metrics.level(lambda: self.intake.level)
         self.intake.readmit(recovered.spare_groups())
         self.status = self._make_status(incarnation)
+        self.ward: Ward | None = None
+        webhook = config.verdict.webhook
+        self.webhook = None if webhook is None else Webhook(webhook, run=config.run.name, outcome=metrics.news)
         metrics.fleet(self.status.generator_states, expulsions=lambda: self.fleet.expulsions)
         metrics.env_services(lambda: len(self.intake.env_services()))
         samples = self.samples
@@ -310,6 +317,7 @@ class EventLoopParts:
             fleet=self.fleet,
             env_services=self.intake.env_services,
             metrics=self.metrics,
+            waits=self.waits,
             teachers=self.teachers.peers,
         )
 
@@ -328,11 +336,15 @@ class EventLoopParts:
         page = RunPage([ShownRun(self.config.run.name, self.config.run.folder, self._processes)], token=http.token)
         page.add_routes(app)
         add_routes(app, fleet=self.fleet, shelf=self.shelf)
-        add_status_route(
+        own = add_status_route(
             app, service="learner", version=version("headway"), waits=self.waits, failures=self.failures,
             stopping=lambda: stop.requested, provider=self.status.report,
         )  # fmt: skip
+        self.ward = ward = self._make_ward(own, listener.url)
         return {
+            **({} if self.webhook is None else {"webhook": self.webhook.run()}),
+            "load": self.status.load.run(),
+            "ward": ward.run(),
             "http": serve_http(app, listener),
             "page": page.run(),
             "intake": self.intake.receive(),
@@ -343,6 +355,23 @@ class EventLoopParts:
             "idle": self.idle.run(),
         }
 
+    def _make_ward(self, own: Callable[[], Status], url: str) -> Ward:
+        return Ward(
+            own=own,
+            url=url,
+            fleet=self.fleet,
+            notes=self.intake.notes,
+            changed=self._judged,
+            token=self.config.weights.generator_token,
+            tls=self.config.http.tls,
+        )
+
+    def _judged(self, verdict: RunVerdict) -> None:
+        version = self.recovered.ledger.version
+        self.records.verdict(verdict, version=version)
+        if self.webhook is not None:
+            self.webhook.tell(verdict, step=version)
+
     def _processes(self) -> dict[str, Any]:
         return shown_processes(
             self.status.report(),
@@ -350,6 +379,8 @@ class EventLoopParts:
             failures=self.failures.newest_first(),
             rates=self.idle.rates,
             rewards=self.records.rewards_seen.shown(),
+            verdict=None if self.ward is None else self.ward.verdict,
+            standing_s=None if self.ward is None else self.ward.standing_s,
         )
 
     def _forgotten(self, group: TrajectoryGroup, why: str) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from protocol.generation import Sampling
 from protocol.model import VersionText, WireModel
+from protocol.status import AskedPeer, Status
 from protocol.trajectories import Purpose, TrajectoryGroup
 
 MAX_GENERATORS = 4096
@@ -138,6 +139,17 @@ class Heartbeat(Message):
     fleet: int | None = Field(default=None, ge=0, exclude_if=lambda number: number is None)
 
 
+class StatusNote(Message):
+    """env_service → learner, every few seconds and before its hello, too: the status of the process at `url`, and what
+    it found at its reward services. For the verdict on the run; there is no answer.
+    """
+
+    kind: ClassVar[str] = "status"
+    url: str = Field(max_length=2048)
+    status: Status
+    rewards: tuple[AskedPeer, ...] = Field(default=(), max_length=64)
+
+
 class FinishedLease(Message):
     """env_service → learner, repeated until acknowledged."""
 
@@ -205,5 +217,5 @@ class Goodbye(Message):
 
 ALL: tuple[type[Message], ...] = (
     Hello, Welcome, PeerRefusal, LeaseGrant, Heartbeat, FinishedLease, FailedLease, OutcomeReceipt, LeaseCancellation,
-    Fleet, Goodbye,
+    Fleet, Goodbye, StatusNote,
 )  # fmt: skip

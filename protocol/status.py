@@ -51,11 +51,43 @@ class FailureStatus(WireModel):
 
 
 class ProgressStatus(WireModel):
-    """Work that the process has done so far, of `total` if there is an end to it."""
+    """Work that the process has done so far, of `total` if there is an end to it. `usual_s`: seconds that one took of
+    late, by the median.
+    """
 
     unit: str
     done: int = Field(ge=0)
     total: int | None = None
+    usual_s: float | None = Field(default=None, ge=0)
+
+
+class WaitingItems(WireModel):
+    """Items at hand that wait for somebody, on average over a time."""
+
+    whom: str = Field(max_length=64)
+    running: float = Field(ge=0)
+
+
+class LoadStatus(WireModel):
+    """Work of the last `over_s` seconds.
+
+    `busy_share` is the share of that time in which there was work, `per_s` what was done a second, `running` how many
+    items were at hand on average, of `limit` at most; `waits` are those of them that waited for another process.
+    """
+
+    over_s: float = Field(gt=0)
+    busy_share: float = Field(ge=0, le=1)
+    per_s: float = Field(ge=0)
+    running: float = Field(ge=0)
+    limit: int | None = None
+    waits: tuple[WaitingItems, ...] = Field((), max_length=16)
+
+
+class UsageStatus(WireModel):
+    """Use of its machine by a process and its children: CPU seconds since the start, and memory now."""
+
+    cpu_s: float = Field(ge=0)
+    memory_bytes: int = Field(ge=0)
 
 
 class DiskStatus(WireModel):
@@ -75,6 +107,7 @@ class Report(WireModel):
     id: str
     policy_version: VersionText | None = None
     progress: ProgressStatus | None = None
+    load: LoadStatus | None = None
     peers: tuple[PeerStatus, ...] = ()
     queues: tuple[QueueStatus, ...] = ()
     events: tuple[EventStatus, ...] = ()
@@ -94,6 +127,21 @@ class Status(Report):
     stopping: bool
     waits: tuple[WaitStatus, ...]
     failures: tuple[FailureStatus, ...]
+
+
+class AskedPeer(WireModel):
+    """A process as another one found it when it asked for its status: `status` if it `answers`, and otherwise the
+    `complaint`, with the process that listens there if it is of the asking one's machine.
+    """
+
+    kind: Kind
+    url: str = Field(max_length=2048)
+    condition: Literal["answers", "dead", "hangs", "strange"]
+    complaint: str = Field(default="", max_length=2000)
+    status: Status | None = None
+    pid: int | None = None
+    command: str = Field(default="", max_length=256)
+    is_stopped: bool = False
 
 
 class ErrorDetail(WireModel):

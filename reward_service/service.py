@@ -28,7 +28,8 @@ from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, recent_failures
 from services.http.waiting import Waiting
-from services.process import Stop, WrongSettings
+from services.load import LoadSample, LoadWindow
+from services.process import Stop, WrongSettings, run_loops
 from services.tracing import exporting_traces
 
 logger = logging.getLogger(__name__)
@@ -150,12 +151,18 @@ class RewardServiceStatus:
         self._name = name
         self._scorer = scorer
         self._most_pending = most_pending
+        self.load = LoadWindow(self._look, limit=lambda: None)
+
+    def _look(self) -> LoadSample:
+        """Items in workers; where none is in any, all at hand: their verifiers judge at once, or ask others."""
+        return LoadSample(done=self._scorer.scored, running=self._scorer.workers()[0] or self._scorer.pending)
 
     def report(self) -> Report:
         """The reward service's part of its status."""
         busy, workers = self._scorer.workers()
         return Report(
             id=self._name,
+            load=self.load.status(),
             queues=(
                 QueueStatus(name="items", depth=self._scorer.pending, limit=self._most_pending),
                 QueueStatus(name="busy workers", depth=busy, limit=workers),
@@ -229,7 +236,8 @@ async def serve(
             # What is loaded by now stays: without this, each full collection looks at all of it and holds up requests.
             gc.freeze()
             async with asyncio.TaskGroup() as tasks:
-                http = tasks.create_task(serve_http(app, listener), name="http")
+                serving = run_loops(http=serve_http(app, listener), load=status.load.run())
+                http = tasks.create_task(serving, name="http")
                 loading = tasks.create_task(_load(scorer, waiting), name="loading")
                 if listening is not None:
                     listening(listener.url)

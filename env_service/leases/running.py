@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from env_service.leases.keys import LeaseKey, key_of
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.messages import FailedLease, Lease, RunningLease, WaitsFor
+from services.load import LoadSample
 
 _QUEUE_FACTOR = 4
 """Leases held at most, by capacity: a restarted learner grants without knowing what still runs here."""
@@ -100,6 +102,7 @@ class RunningLeases:
         self._tasks = tasks
         self._metrics = metrics
         self._running: dict[LeaseKey, _Running] = {}
+        self._ended = 0
         metrics.running.set_function(lambda: len(self._running))
 
     async def start(self, lease: Lease) -> None:
@@ -139,6 +142,12 @@ class RunningLeases:
             for key, entry in self._running.items()
         )
 
+    def look(self) -> LoadSample:
+        """Leases that have a place, and whom they wait for, for the load of this process."""
+        begun = [entry for entry in self._running.values() if entry.begun]
+        waits = Counter(str(entry.progress.waits_for) for entry in begun)
+        return LoadSample(done=self._ended, running=len(begun), waits=waits)
+
     def slow(self, whom: WaitsFor, *, from_s: float) -> "Slow | None":
         """The leases that have waited for somebody for `from_s` seconds or more; None if there are none."""
         now = time.monotonic()
@@ -160,6 +169,7 @@ class RunningLeases:
                 outcome = await self._run(entry.lease, entry.progress)
             # Reported before it stops running: at no moment may a heartbeat speak of it and the outbox not know it.
             await self._report(outcome)
+            self._ended += 1
         finally:
             if self._running.get(key) is entry:
                 del self._running[key]

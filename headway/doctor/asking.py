@@ -2,81 +2,17 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from protocol.status import Kind, Status
+from protocol.status import Kind
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
-from services.http.client import (
-    HttpClient,
-    ServiceError,
-    ServiceMistrusted,
-    ServiceRefused,
-    ServiceTimeout,
-    ServiceUnreachable,
-)
-from services.http.tls import TlsFileError, TlsFiles, client_tls
-from services.local_processes import LocalProcess, is_here, process_behind
+from services.diagnosis.asking import ask
+from services.diagnosis.patients import Patient, Target, place_of
+from services.http.tls import TlsFiles
 
 DEADLINE_S = 3.0
 _CONNECT_S = 2.0
-
-
-class Condition(StrEnum):
-    """The outcome of asking."""
-
-    ANSWERS = "answers"
-    DEAD = "dead"
-    """Nobody accepts a connection there."""
-    HANGS = "hangs"
-    """A connection was accepted, and no answer came."""
-    STRANGE = "strange"
-    """Something answered, but not what was asked for."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A process to be asked."""
-
-    kind: Kind
-    url: str
-    token: SecretStr | None = None
-    tls: TlsFiles = field(default_factory=TlsFiles)
-
-    @property
-    def place(self) -> str:
-        """Host and port, the same for all names of this machine."""
-        return place_of(self.url)
-
-
-def place_of(url: str) -> str:
-    """Host and port of an address, the same for all names of this machine."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    return f"{'localhost' if is_here(host) else host}:{parts.port}"
-
-
-@dataclass(frozen=True)
-class Patient:
-    """A process that was asked. `complaint` is what went wrong; `process` is who listens there, if on this machine."""
-
-    target: Target
-    condition: Condition
-    status: Status | None = None
-    complaint: str = ""
-    process: LocalProcess | None = None
-
-    @property
-    def kind(self) -> Kind:
-        return self.target.kind
-
-    @property
-    def name(self) -> str:
-        """Its kind and what tells it from others of the kind."""
-        return f"{self.kind} {self.target.place}"
 
 
 def targets_of(configs: Mapping[str, ProcessConfig]) -> list[Target]:
@@ -116,44 +52,10 @@ async def ask_all(targets: Iterable[Target], *, tokens: Mapping[str, SecretStr] 
     return _once_each([*patients, *await _ask_side_by_side(spoken_of)])
 
 
-async def ask(target: Target, *, deadline_s: float = DEADLINE_S) -> Patient:
-    """Asks one process. Never raises for what a counterpart does."""
-    try:
-        trust = client_tls(target.tls)
-    except TlsFileError as error:
-        return Patient(target=target, condition=Condition.STRANGE, complaint=str(error))
-    async with HttpClient(token=target.token, connect_timeout_s=_CONNECT_S, tls=trust) as client:
-        try:
-            status = await client.get(f"{target.url}/v1/status", Status, deadline_s=deadline_s)
-        except ServiceError as error:
-            condition, complaint = _failure(error, deadline_s)
-            process = None if condition is Condition.DEAD else process_behind(target.url)
-            return Patient(target=target, condition=condition, complaint=complaint, process=process)
-    if status.service != target.kind:
-        complaint = f"a {status.service} answers there, expected the {target.kind}: correct the address"
-        return Patient(target=target, condition=Condition.STRANGE, complaint=complaint)
-    return Patient(target=target, condition=Condition.ANSWERS, status=status)
-
-
 async def _ask_side_by_side(targets: Sequence[Target]) -> list[Patient]:
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(ask(target)) for target in targets]
     return [task.result() for task in asked]
-
-
-def _failure(error: ServiceError, deadline_s: float) -> tuple[Condition, str]:
-    match error:
-        case ServiceMistrusted():
-            return Condition.STRANGE, str(error)
-        case ServiceUnreachable(sent=False):
-            return Condition.DEAD, "accepts no connection"
-        case ServiceTimeout():
-            return Condition.HANGS, f"accepts connections, and does not answer within {deadline_s:g} s"
-        case ServiceRefused(status=401):
-            return Condition.STRANGE, "wants another token than http.token of its table in the config file"
-        case ServiceRefused(status=404):
-            return Condition.STRANGE, "has no /v1/status: it is of another release, or another program"
-    return Condition.STRANGE, str(error)
 
 
 def _spoken_of(patients: Iterable[Patient], asked: Sequence[Target], tokens: Mapping[str, SecretStr]) -> list[Target]:

@@ -39,6 +39,7 @@ from protocol.messages import (
     OutcomeReceipt,
     PeerRefusal,
     RunningLease,
+    StatusNote,
     Welcome,
 )
 from protocol.trajectories import TrajectoryGroup
@@ -111,7 +112,11 @@ class EnvServiceConversation:
         if not isinstance(message, FinishedLease | FailedLease):
             await self._answer()  # who is told of another thing has heard before what became of its groups
         holder = self._env_services.at(peer)
-        if isinstance(message, Hello):
+        if isinstance(message, StatusNote):
+            self._env_services.note(message)
+            if holder is not None:
+                holder.last_seen = self._clock()
+        elif isinstance(message, Hello):
             await self._on_hello(peer, message)
         elif holder is None:
             await self._refuse(peer, "unknown_peer", f"a {message.kind} before a hello: say hello first")

@@ -16,6 +16,7 @@ from protocol.messages import (
     Message,
     RunningLease,
     ServingGenerator,
+    StatusNote,
 )
 from services.zmq.sockets import PeerGone, RouterSocket, SocketError
 
@@ -27,6 +28,9 @@ _SEND_S = 0.5
 _ON_ITS_WAY_S = 2.0
 """A heartbeat within so many seconds of a telling may have been sent before that arrived."""
 _TELLING_SHARE = 0.05
+_NOTE_HOLDS_S = 40.0
+"""Longer than the longest pause between two notes of one that has not been welcomed."""
+_MAX_NOTES = 1024
 _MAX_QUIET_S = 5.0
 
 
@@ -76,11 +80,24 @@ class EnvServices:
         self._on_the_wire = on_the_wire
         self._clock = clock
         self._fleet = Fleet(generators=())
+        self._notes: dict[str, tuple[float, StatusNote]] = {}
         self._all_told = True
         self._quiet_until = self._told_at = -math.inf
         self._by_name: dict[str, ConnectedEnvService] = {}
         self._names: dict[str, str] = {}
         self._may_have_room: dict[str, None] = {}
+
+    def note(self, note: StatusNote) -> None:
+        """Keeps the newest note of each that sends some; of too many, the oldest is forgotten."""
+        self._notes.pop(note.status.id, None)
+        self._notes[note.status.id] = (self._clock(), note)
+        if len(self._notes) > _MAX_NOTES:
+            del self._notes[next(iter(self._notes))]
+
+    def notes(self) -> list[StatusNote]:
+        """The notes of those that are there, or try to be."""
+        now = self._clock()
+        return [note for heard, note in self._notes.values() if now - heard <= _NOTE_HOLDS_S]
 
     def __iter__(self) -> Iterator[ConnectedEnvService]:
         return iter(list(self._by_name.values()))
@@ -137,6 +154,7 @@ class EnvServices:
         self._by_name.pop(holder.name, None)
         self._names.pop(holder.peer, None)
         self._may_have_room.pop(holder.name, None)
+        self._notes.pop(holder.name, None)
 
     def stood_still(self, seconds: float) -> None:
         """The learner did nothing for so long, and heard nothing either."""

@@ -32,7 +32,7 @@ from learner.ledger import (
     LedgerSnapshot,
 )
 from learner.weights.fleet import FleetMembers
-from protocol.messages import Goodbye
+from protocol.messages import Goodbye, StatusNote
 from protocol.trajectories import TrajectoryGroup
 from services.http.waiting import QUIET_S
 from services.http.waiting import Waiting as Waits
@@ -185,6 +185,10 @@ class Intake:
     def env_services(self) -> tuple[ConnectedEnvService, ...]:
         """The env_services that said hello and are still there."""
         return tuple(self._env_services)
+
+    def notes(self) -> list[StatusNote]:
+        """Notes of env_services on how they are, those of ones that cannot say hello yet too."""
+        return self._env_services.notes()
 
     async def evaluated(self, *, tasks: int, version: int, beside: bool = False) -> Evaluation | None:
         """An evaluation, once it has ended."""

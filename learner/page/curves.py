@@ -23,6 +23,7 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("accuracy", "accuracy_low", "accuracy_high", "reward", "nll", "tasks"),
     "checkpoint": ("seconds",),
     "resume": ("incarnation",),
+    "verdict": ("state", "cause", "who", "sentence", "remedy"),
 }
 """The kinds of lines that are events, with what is shown of each, besides when it was."""
 

@@ -23,7 +23,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -41,6 +41,7 @@ from protocol.status import FailureStatus, Readiness, Report, WaitStatus
 from services.config import made_with
 from services.config.models import HttpConfig
 from services.config.sources import ConfigError
+from services.diagnosis.verdict import RunVerdict
 from services.http.app import OPEN_PATHS, RequestRefused, create_app, json_body
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
@@ -87,10 +88,12 @@ def shown_processes(
     failures: Sequence[FailureStatus],
     rates: Mapping[str, Mapping[str, float]],
     rewards: Sequence[Mapping[str, Any]],
+    verdict: RunVerdict | None = None,
+    standing_s: float | None = None,
 ) -> dict[str, Any]:
     """The four kinds of processes as the page shows them, by what the learner knows.
 
-    `rates` are by generator, `rewards` what is known of each reward service.
+    `rates` are by generator, `rewards` what is known of each reward service, `standing_s` for how long no step ends.
     """
     said = report.model_dump(mode="json", include={"queues", "problems"})
     number = None if report.policy_version is None else PolicyVersion.parse(report.policy_version).number
@@ -106,7 +109,8 @@ def shown_processes(
         shown = peer.model_dump(mode="json", include={"name", "url", "last_heard_s", "state"})
         peers.setdefault(peer.kind, []).append({**shown, "version": peer.serving_version, **rates.get(peer.name, {})})
     return {
-        "learner": learner,
+        "verdict": None if verdict is None else {**asdict(verdict), "text": verdict.text},
+        "learner": {**learner, "standing_s": standing_s},
         "generators": peers["generator"],
         "env_services": peers["env-service"],
         "reward_services": list(rewards),

@@ -16,6 +16,9 @@ interface RunEvent {
   step: number;
   unix_s: number | null;
   accuracy?: number | null;
+  state?: string;
+  sentence?: string;
+  remedy?: string;
 }
 
 interface CurveSpec {
@@ -65,11 +68,20 @@ interface PeerStatus {
   tokens_per_s?: number;
 }
 
+/** How the run is, in a sentence that holds cause and remedy. */
+interface Verdict {
+  state: string;
+  sentence: string;
+  remedy: string;
+}
+
 /** What the learner says of itself and the others; of a run that is read from its files, only what these tell. */
 interface ProcessesTold {
   live: boolean;
   life?: "goes on" | "died" | "ended";
+  verdict?: Verdict | null;
   learner?: {
+    standing_s: number | null;
     version: number;
     total: number | null;
     queues: { name: string; depth: number }[];

@@ -2,7 +2,8 @@
 
 `metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay` (a step that was trained again, from the
 batch log, with the same fields), `publish`, `join` (a generator that caught up), `leave` (one that is gone),
-`checkpoint`, `evaluation`, and `resume`, which says up to which version the lines before it belong to the run.
+`checkpoint`, `evaluation`, `verdict` (how the run is from here on, and what bounds it), and `resume`, which says up to
+which version the lines before it belong to the run.
 All have `unix_s`, when it was, in seconds since 1970. `lag_bound` is the bound under which the step's batch
 was taken, `level` that of new leases when the step ended, null without levels and in a replay; `guard` lines tell when
 the guard moved the bound, after which step, and what was beyond its limit.
@@ -29,6 +30,7 @@ from learner.training.guard import GuardChange
 from learner.training.step import StepMetrics
 from learner.weights.published import JoinReport, PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
+from services.diagnosis.verdict import RunVerdict
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T", StepRecord, PublishReport, EvaluationResult)
@@ -355,6 +357,12 @@ class Records:
             "".join(f", pass@{k} {share:.3f}" for k, share in result.pass_at_k.items() if k > 1),
             _by_verifier(result.accuracy_by_verifier),
         )
+
+    def verdict(self, verdict: RunVerdict, *, version: int) -> None:
+        """Notes that the verdict on the run is another one from here on."""
+        self._event("verdict", version=version, **dataclasses.asdict(verdict))
+        level = logging.WARNING if verdict.state in ("sick", "bounded") else logging.INFO
+        logger.log(level, "verdict: %s", verdict.text)
 
     def _say_progress(self) -> None:
         recent, self._unsaid, self._said_at = self._unsaid, [], time.monotonic()

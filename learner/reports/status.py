@@ -7,7 +7,9 @@ import contextlib
 import itertools
 import math
 import shutil
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import get_args
@@ -24,12 +26,16 @@ from learner.weights.published import PublishReport
 from protocol.model import PolicyVersion
 from protocol.status import DiskStatus, EventStatus, PeerStatus, ProgressStatus, QueueStatus, Report
 from services.http.metrics import Metrics, one_label
+from services.http.waiting import Waiting
+from services.load import LoadSample, LoadWindow
 
 _ARTICLES = ("a", "an", "the", "its")
 _SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600)
 _SYNCS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _LAGS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 _WHOM = ("groups", "lease", "generator", "env_service", "evaluation", "teacher", "room")
+_FOR_GROUPS = ("groups", "lease")
+_USUAL_STEPS = 32
 _REFUSALS = (
     "protocol", "malformed", "protocol_version", "too_large", "checksum", "connection", "unknown_peer", "unexpected",
     "hello", "name_taken",
@@ -52,6 +58,9 @@ class LearnerMetrics:
     """
 
     def __init__(self, metrics: Metrics) -> None:
+        self._step_times: deque[float] = deque(maxlen=_USUAL_STEPS)
+        self.groups_waited_s = 0.0
+        """Time for which the trainer has waited for groups, without a wait in progress."""
         self.last_at: dict[str, float] = {}
         """Ends of the newest step and publish, on the monotonic clock."""
         self._make_training(metrics)
@@ -177,6 +186,12 @@ class LearnerMetrics:
             "refused them.",
             lambda: self._unseen(),
         )
+        self._news = metrics.counter(
+            "webhook_posts",
+            "Verdicts for the webhook, by what became of them.",
+            labels=("outcome",),
+            known=one_label("sent", "failed", "dropped"),
+        )
         self._drops = metrics.rises(
             "tracker_drops", "Entries that a tracker was too slow for, or failed to take.", label="tracker"
         )
@@ -191,6 +206,7 @@ class LearnerMetrics:
         self._train.inc(record.train_s)
         self._copy.inc(record.copy_s)
         self._step_s.observe(record.wait_s + record.train_s + record.copy_s)
+        self._step_times.append(record.wait_s + record.train_s + record.copy_s)
         self._tokens.inc(sum(record.token_lag_counts.values()))
         self._trajectories.inc(record.trajectories)
         for lag, count in record.token_lag_counts.items():
@@ -201,6 +217,11 @@ class LearnerMetrics:
             value = getattr(record if hasattr(record, name) else step, name)
             if value is not None:
                 gauge.set(value)
+
+    @property
+    def usual_step_s(self) -> float | None:
+        """Median of the last steps' times; None before the first."""
+        return statistics.median(self._step_times) if self._step_times else None
 
     def replayed(self, version: int) -> None:
         """Notes a step that was trained again, and led to this version."""
@@ -280,6 +301,10 @@ class LearnerMetrics:
         self._disk_free.set_function(lambda: _disk(folder)[0])
         self._disk_size.set_function(lambda: _disk(folder)[1])
 
+    def news(self, outcome: str) -> None:
+        """Notes what became of news for the webhook."""
+        self._news.labels(outcome=outcome).inc()
+
     def trackers(self, drops: Callable[[], Mapping[str, float]]) -> None:
         """Shows what trackers have dropped; to be called once."""
         self._drops.follow(drops)
@@ -288,6 +313,8 @@ class LearnerMetrics:
         """Notes a wait; `whom` is cut to its kind, to keep the number of labels small."""
         words = (word.rstrip(":,") for word in whom.split())
         kind = next((word for word in words if word not in _ARTICLES), "others")
+        if kind in _FOR_GROUPS:
+            self.groups_waited_s += seconds
         self._waited.labels(whom=kind if kind in _WHOM else "others").inc(seconds)
 
 
@@ -323,6 +350,7 @@ class LearnerStatus:
         fleet: FleetMembers,
         env_services: Callable[[], Iterable[ConnectedEnvService]],
         metrics: LearnerMetrics,
+        waits: Waiting,
         teachers: Callable[[], tuple[PeerStatus, ...]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -334,8 +362,11 @@ class LearnerStatus:
         self._fleet = fleet
         self._env_services = env_services
         self._metrics = metrics
+        self._waits = waits
         self._teachers = teachers
         self._clock = clock
+        self._served = False
+        self.load = LoadWindow(self._look, limit=lambda: None, clock=clock)
 
     def report(self) -> Report:
         """The learner's part of its status."""
@@ -344,7 +375,10 @@ class LearnerStatus:
         return Report(
             id=self._name,
             policy_version=str(PolicyVersion(self._incarnation, self._ledger.version)),
-            progress=ProgressStatus(unit="steps", done=self._ledger.version, total=self._total_steps),
+            progress=ProgressStatus(
+                unit="steps", done=self._ledger.version, total=self._total_steps, usual_s=self._metrics.usual_step_s
+            ),
+            load=self.load.status(),
             peers=(
                 *(self._generator(member) for member in self._fleet.members()),
                 *(self._env_service(holder) for holder in self._env_services()),
@@ -357,6 +391,29 @@ class LearnerStatus:
             ),
             disks=(disk,),
             problems=(*problems, *self._guarded()),
+        )
+
+    def _look(self) -> LoadSample:
+        """The trainer is idle while it waits for groups. Whom else it waits for is told beside that."""
+        waits, env_services = self._waits.status(), list(self._env_services())
+        at_groups = max((one.since_s for one in waits if one.whom.startswith(_FOR_GROUPS)), default=0.0)
+        serves = any(member.serving is not None for member in self._fleet.members())
+        if serves and not self._served:
+            self.load.restart()
+        self._served = serves
+        full = all(len(one.running) >= one.hello.capacity for one in env_services)
+        has_places = self._ledger.places() > 0
+        seen = {
+            "evaluation": any("evaluation" in wait.whom for wait in waits),
+            "others": any(wait.blocks_readiness for wait in waits),
+            "max_lag": serves and not has_places,
+            "capacity": has_places and full and bool(env_services),
+        }
+        return LoadSample(
+            done=self._ledger.version,
+            running=0 if at_groups else 1,
+            idle_s=self._metrics.groups_waited_s + at_groups,
+            waits={name: int(is_so) for name, is_so in seen.items()},
         )
 
     def _queues(self) -> tuple[QueueStatus, ...]:

@@ -70,6 +70,8 @@ class Scorer:
         self._lanes = OpenLanes(registry=registry, metrics=metrics)
         metrics.know(verifier.name for verifier in registry.all())
         self._turns = Turns()
+        self.scored = 0
+        """Items that have got a result, or an error."""
         self.service_id = service_id
         self.repeated_requests = metrics.repeated_requests
         room = Room(
@@ -141,6 +143,7 @@ class Scorer:
 
     def _result(self, item: ScoreItem, outcome: Outcome, *, began: float) -> ScoreResult:
         latency_s = time.perf_counter() - began
+        self.scored += 1
         self._metrics.count(outcome, verifier=self._lanes.label(item.verifier), latency_s=latency_s)
         score = outcome.result if isinstance(outcome.result, Score) else None
         if isinstance(outcome.result, ScoreError) and not outcome.cached:

@@ -223,6 +223,17 @@ class HttpClient:
         attempt = partial(self._call, "DELETE", url, None, response)
         return await self._with_retries(url, attempt, deadline_s, retries, True)
 
+    async def notify(self, url: str, body: BaseModel, *, deadline_s: float) -> None:
+        """Send `body` to somebody whose answer says nothing but whether it was taken. Raises a ServiceError."""
+        with self._noting(url), self._naming(url):
+            async with (
+                asyncio.timeout(deadline_s),
+                self._request("POST", url, data=body.model_dump_json().encode()) as answer,
+            ):
+                raw = await self._read(url, answer)
+        if answer.status >= 300:
+            raise _error_of(url, answer.status, raw, answer.headers)
+
     async def download(self, url: str, *, deadline_s: float) -> tuple[bytes, Mapping[str, str]]:
         """Fetch bytes and the answer's headers, without a retry. Raises a ServiceError."""
         with self._naming(url):

@@ -68,28 +68,31 @@ def add_status_route(
     failures: RecentFailures,
     stopping: Callable[[], bool],
     provider: Provider,
-) -> None:
-    """Adds `GET /v1/status`."""
+) -> Callable[[], Status]:
+    """Adds `GET /v1/status`; returns what makes its answer."""
     began = time.monotonic()
+
+    def tell() -> Status:
+        report = provider()
+        return Status(
+            **{name: getattr(report, name) for name in Report.model_fields},
+            service=service,
+            version=version,
+            protocol_version=PROTOCOL_VERSION,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            uptime_s=time.monotonic() - began,
+            stopping=stopping(),
+            waits=waits.status(),
+            failures=failures.newest_first(),
+        )
 
     @app.get("/v1/status", responses={200: {"model": Status}})
     async def status() -> Response:
-        """Peers, queues, versions, waits and recent failures; `headway doctor` reads it."""
-        report = provider()
-        return json_answer(
-            Status(
-                **{name: getattr(report, name) for name in Report.model_fields},
-                service=service,
-                version=version,
-                protocol_version=PROTOCOL_VERSION,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                uptime_s=time.monotonic() - began,
-                stopping=stopping(),
-                waits=waits.status(),
-                failures=failures.newest_first(),
-            )
-        )
+        """Load, peers, queues, versions, waits and recent failures; `headway doctor` reads it."""
+        return json_answer(tell())
+
+    return tell
 
 
 def peers_at(urls: Sequence[str], contacts: Sequence[Contact], *, kind: Kind) -> tuple[PeerStatus, ...]:

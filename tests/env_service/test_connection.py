@@ -30,12 +30,14 @@ from protocol.messages import (
     OutcomeReceipt,
     PeerRefusal,
     RunningLease,
+    StatusNote,
     Welcome,
 )
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from services.http.metrics import Metrics
 from services.zmq.sockets import DealerSocket, RouterSocket
 from tests.env_service.peers import ScriptedLearner, lease, serving
+from tests.services.diagnosis.ward import status
 
 HELLO = Hello(
     env_id="env-0",
@@ -152,6 +154,14 @@ async def test_it_says_hello_until_it_is_welcomed_and_learns_who_serves() -> Non
         await talk.learner.welcome(serving("g0", "http://127.0.0.1:1"))
         await talk.link.wait_for(lambda: talk.link.welcomed and bool(talk.fleet.serving))
         assert (await talk.fleet.choose()).generator_id == "g0"
+
+
+async def test_a_note_goes_out_before_the_learner_has_welcomed_this_process() -> None:
+    async with conversing() as talk:
+        note = StatusNote(url="http://127.0.0.1:7330", status=status("env-service"))
+        await talk.link.note(note)
+        assert await talk.learner.expect(StatusNote) == note
+        assert not talk.link.welcomed
 
 
 async def test_heartbeats_name_the_running_leases() -> None:

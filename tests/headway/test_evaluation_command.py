@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.doctor.asking import Condition
 from headway.evaluation_command import evaluation_words, missing, to_be_started
 from reward_service.config import RewardServiceConfig
 from services.config.models import HttpConfig
 from services.config.sources import PROCESSES, ConfigError
-from tests.headway.doctor.ward import ill, status, well
+from services.diagnosis.patients import Condition
+from tests.services.diagnosis.ward import ill, status, well
 
 ALL = ("run", "learner", "generator", "reward-service", "env-service")
 RUN = Path("run.toml")

@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from headway.report import ReportedRun, advice, balance_of, chart, page, read_run, report, round_ticks, thinned
+from headway.report import (
+    ReportedRun,
+    advice,
+    balance_of,
+    chart,
+    page,
+    read_run,
+    report,
+    round_ticks,
+    thinned,
+    verdict_of,
+)
 from services.config.sources import ConfigError
 
 HOSTILE = '<script>alert("1")</script><img src=x onerror=alert(1)>&amp;'
@@ -105,6 +116,36 @@ def test_the_advice_names_the_slower_side(tmp_path: Path, idle: float | None, sa
 
     assert balance is not None
     assert says in advice(balance)
+
+
+def test_the_advice_counts_whole_generators_and_names_cheaper_changes_before_them(tmp_path: Path) -> None:
+    publishes = [{"kind": "publish", "version": number, "members": 2} for number in range(1, 11)]
+    balance = balance_of(read_run(write_run(tmp_path / "run", *map(step, range(1, 11)), *publishes)))
+
+    assert balance is not None
+    said = advice(balance)
+    assert said.endswith("4 generators instead of 2 would make the two sides even.")
+    order = [said.index(word) for word in ("env-service.capacity", "max_num_seqs", "learner.max_lag", "4 generators")]
+    assert order == sorted(order)
+
+
+def test_the_verdict_that_held_for_most_of_the_run_stands_on_top(tmp_path: Path) -> None:
+    def verdict(at: float, state: str, sentence: str, remedy: str = "") -> dict[str, Any]:
+        told = {"state": state, "cause": sentence, "who": "", "sentence": sentence, "remedy": remedy}
+        return {"kind": "verdict", "version": 1, "unix_s": at, **told}
+
+    lines = [
+        verdict(0.0, "starting", "On the way"),
+        verdict(100.0, "healthy", "Healthy"),
+        verdict(120.0, "bounded", "Rewards bound <b>", "raise the workers"),
+        {"kind": "publish", "version": 9, "unix_s": 200.0},
+    ]
+    run = read_run(write_run(tmp_path / "run", *map(step, range(1, 11)), *lines))
+
+    assert verdict_of(run) == "Rewards bound <b>; raise the workers (so for 80% of the run)"
+    text = page([run])
+    assert text.index("Rewards bound &lt;b&gt;") < text.index("<figure>")
+    assert verdict_of(read_run(write_run(tmp_path / "silent"))) == ""
 
 
 def test_steps_that_a_resume_took_back_are_not_shown_and_a_torn_line_is_left_out(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.doctor.asking import Condition, Patient
 from headway.doctor_options import DoctorOptions
 from headway.status_command import Rates, status, status_json, status_text
 from protocol.status import EventStatus, Kind, ProgressStatus, QueueStatus
 from services.config.models import HttpConfig, ProcessConfig
-from tests.headway.doctor import ward
+from services.diagnosis.patients import Condition, Patient
+from tests.services.diagnosis import ward
 
 
 def at(kind: Kind, done: int, total: int | None = None) -> Patient:
@@ -29,7 +29,8 @@ def test_a_row_tells_version_rate_time_left_waits_and_the_last_event() -> None:
     rates.take([at("learner", 20, 90), at("generator", 10000)], 100.0)
 
     text = status_text(after, rates.take(after, 102.0))
-    learner, generator = text.splitlines()[1:3]
+    sentence, _, _, learner, generator = text.splitlines()[:5]
+    assert sentence.startswith("learner localhost:7300: the guard bounds the lag by 1; ")
     assert "1.7" in learner
     assert "30 of 90 steps, 5/s, 12s left" in learner
     assert "groups: 1 of 4 are there (3 s)" in learner
@@ -55,6 +56,20 @@ def test_a_row_that_is_wider_than_the_terminal_goes_on_below_and_nothing_is_cut(
         assert cell in text, "whatever the width"
 
 
+def test_no_rate_and_no_time_left_are_told_while_no_step_ends() -> None:
+    (stands,) = (at("learner", 30, 90),)
+    assert stands.status is not None
+    progress = ProgressStatus(unit="steps", done=30, total=90, usual_s=0.3)
+    step = EventStatus(name="step", age_s=36.0)
+    stands = ward.well(stands.status.model_copy(update={"progress": progress, "events": (step,)}))
+
+    text = status_text([stands], {"learner localhost:7300": 2.0})
+
+    assert "30 of 90 steps, none for 36 s" in text
+    assert "left" not in text
+    assert "/s" not in text
+
+
 def test_rates_are_of_the_last_minute_so_that_slow_steps_have_one() -> None:
     rates = Rates()
     found = [rates.take([at("learner", second // 10)], float(second)) for second in range(100)]
@@ -78,7 +93,8 @@ def test_json_holds_the_whole_status_and_the_rate() -> None:
     (found,) = json.loads(status_json([patient], {patient.name: 0.5}))
 
     assert (found["process"], found["condition"], found["rate_per_s"]) == ("learner", "answers", 0.5)
-    assert found["status"]["progress"] == {"unit": "steps", "done": 30, "total": 90}
+    assert found["status"]["progress"] == {"unit": "steps", "done": 30, "total": 90, "usual_s": None}
+    assert found["verdict"]["state"] == "sick", "it knows of a problem"
 
 
 class Addressed(ProcessConfig):

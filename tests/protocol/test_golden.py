@@ -13,6 +13,7 @@ import pytest
 from protocol import messages
 from protocol.codec import WrongProtocolVersion, decode, encode, sealed
 from protocol.generation import Sampling
+from protocol.status import AskedPeer, FailureStatus, LoadStatus, Status, WaitingItems, WaitStatus
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -76,6 +77,27 @@ RUNNING = messages.RunningLease(
 )
 WAITING = messages.RunningLease(incarnation=2, lease_id=9, attempt=0, purpose="evaluate")
 
+STATUS = Status(
+    id="env-0",
+    service="env-service",
+    version="0.5.0",
+    protocol_version=6,
+    pid=4711,
+    host="here",
+    uptime_s=12.5,
+    stopping=False,
+    waits=(WaitStatus(whom="the reward service at http://127.0.0.1:7320", since_s=4.5, blocks_readiness=True),),
+    failures=(FailureStatus(text="no answer", age_s=1.5),),
+    load=LoadStatus(
+        over_s=15.0,
+        busy_share=0.5,
+        per_s=2.0,
+        running=1.5,
+        limit=64,
+        waits=(WaitingItems(whom="rewards", running=1.0),),
+    ),
+)
+
 EXAMPLES: dict[str, messages.Message] = {
     "hello": messages.Hello(
         env_id="env-0",
@@ -99,6 +121,11 @@ EXAMPLES: dict[str, messages.Message] = {
         purpose="train",
         data_fault=True,
         reason="the task's answer is not a number",
+    ),
+    "status": messages.StatusNote(
+        url="http://127.0.0.1:7330",
+        status=STATUS,
+        rewards=(AskedPeer(kind="reward-service", url="http://127.0.0.1:7320", condition="dead", complaint="gone"),),
     ),
     "acknowledged": messages.OutcomeReceipt(incarnation=1, lease_id=3, attempt=0, purpose="train"),
     "cancelled": messages.LeaseCancellation(leases=(RUNNING,)),

@@ -15,6 +15,7 @@ from protocol import messages
 from protocol.codec import Frame, MalformedMessage, decode, describe, encode, sealed
 from protocol.generation import Sampling
 from protocol.model import PROTOCOL_VERSION, code_of
+from protocol.status import AskedPeer, LoadStatus, Status
 from protocol.trajectories import ROWS, RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 
 INCARNATIONS = st.integers(1, 1 << 40)
@@ -127,6 +128,35 @@ def rows(elements: st.SearchStrategy[Any], *, min_size: int = 1) -> st.SearchStr
     return st.lists(elements, min_size=min_size, max_size=3).map(tuple)
 
 
+LOADS = st.builds(
+    LoadStatus, over_s=SECONDS, busy_share=st.floats(0, 1), per_s=SECONDS, running=SECONDS, limit=st.none() | COUNTS
+)
+STATUSES = st.builds(
+    Status,
+    id=NAMES,
+    service=st.sampled_from(("env-service", "reward-service")),
+    version=NAMES,
+    protocol_version=COUNTS,
+    pid=COUNTS,
+    host=NAMES,
+    uptime_s=SECONDS,
+    stopping=st.booleans(),
+    waits=st.just(()),
+    failures=st.just(()),
+    load=st.none() | LOADS,
+)
+ASKED = st.builds(
+    AskedPeer,
+    kind=st.just("reward-service"),
+    url=NAMES,
+    condition=st.sampled_from(("answers", "dead", "hangs", "strange")),
+    complaint=NAMES,
+    status=st.none() | STATUSES,
+    pid=st.none() | COUNTS,
+    command=st.text(max_size=20),
+    is_stopped=st.booleans(),
+)
+
 MESSAGES: dict[str, st.SearchStrategy[messages.Message]] = {
     "hello": st.builds(
         messages.Hello,
@@ -160,6 +190,9 @@ MESSAGES: dict[str, st.SearchStrategy[messages.Message]] = {
     ),
     "cancelled": st.builds(messages.LeaseCancellation, leases=rows(RUNNING)),
     "fleet": st.builds(messages.Fleet, generators=rows(GENERATORS, min_size=0)),
+    "status": st.builds(
+        messages.StatusNote, url=st.text(max_size=20), status=STATUSES, rewards=rows(ASKED, min_size=0)
+    ),
     "goodbye": st.builds(messages.Goodbye, reason=st.text(max_size=20)),
 }
 

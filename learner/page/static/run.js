@@ -113,7 +113,15 @@ export class RunView {
     source.addEventListener("reset", () => this.begin());
     source.addEventListener("status", (event) => {
       this.told = JSON.parse(event.data);
-      this.said(this.told.live ? "live" : `${this.life()}: from its files`);
+      const standing = this.told.learner?.standing_s ?? null;
+      this.said(
+        !this.told.live
+          ? `${this.life()}: from its files`
+          : standing == null
+          ? "live"
+          : `no step for ${seconds(standing)}`,
+      );
+      this.verdict();
       this.processes();
       this.tiles();
     });
@@ -141,6 +149,7 @@ export class RunView {
   }
 
   redraw() {
+    this.verdict();
     this.tiles();
     this.balance();
     this.processes();
@@ -173,7 +182,8 @@ export class RunView {
       total = this.told?.learner?.total ?? this.total;
     const evaluation = this.events.filter((one) => one.kind === "evaluation").at(-1);
     const over = step >= total || (this.told?.life != null && this.told.life !== "goes on");
-    const left = total && wall ? ((total - step) * wall) / steps : null;
+    const standing = this.told?.learner?.standing_s ?? null, paced = standing == null ? wall : 0; // no pace then
+    const left = total && paced ? ((total - step) * paced) / steps : null;
     const tiles = [
       ["Step", number(step), total ? `of ${number(total)}` : ""],
       ["Mean reward", number(n ? sum("reward_mean") / steps : null), "last steps"],
@@ -183,13 +193,19 @@ export class RunView {
         number(n ? sum("lag_mean") / steps : null),
         `at most ${number(last("lag_max"))} of ${number(last("lag_bound"))}`,
       ],
-      ["Sampled tokens", number(wall ? sum("sampled_tokens") / wall : null), "a second"],
-      ["Completions", number(wall ? sum("trajectories") / wall : null), "a second"],
+      ["Sampled tokens", number(paced ? sum("sampled_tokens") / paced : null), "a second"],
+      ["Completions", number(paced ? sum("trajectories") / paced : null), "a second"],
       ["A step", seconds(wall ? wall / steps : null), wall ? `${share(sum("wait_s") / wall)} waiting` : ""],
       [
         "Left",
         over ? "–" : seconds(left),
-        this.told?.life != null ? this.life() : over ? "ended" : "at this pace",
+        this.told?.life != null
+          ? this.life()
+          : over
+          ? "ended"
+          : standing == null
+          ? "at this pace"
+          : `no step for ${seconds(standing)}`,
       ],
     ];
     $("tiles").replaceChildren(
@@ -197,6 +213,16 @@ export class RunView {
         el("div", {}, el("dt", {}, name), el("dd", {}, value, " ", el("small", {}, more)))
       ),
     );
+  }
+
+  verdict() { // of a run that has ended, the last one
+    const told = this.told, last = this.events.filter((one) => one.kind === "verdict").at(-1);
+    const verdict = told?.live ? told.verdict : last, target = $("verdict");
+    const was = told?.live || told?.life === "goes on" ? "" : told ? "At the end: " : "Last: ";
+    const text = verdict ? `${was}${verdict.sentence}${verdict.remedy ? `; ${verdict.remedy}` : ""}` : "";
+    target.hidden = !text;
+    target.className = verdict?.state ?? "";
+    if (target.textContent !== text) target.textContent = text;
   }
 
   sideBySide() { // a row for each run
@@ -291,7 +317,7 @@ export class RunView {
   processes() {
     const told = this.told, waits = told?.learner?.waits ?? [], c = this.columns;
     const { wall, sum } = this.recent(),
-      a_s = (value, unit) => (wall ? `${number(value / wall)} ${unit}/s` : "");
+      a_s = (value, unit) => (wall && told?.learner?.standing_s == null ? `${number(value / wall)} ${unit}/s` : "");
     const waitsFor = (kind) => waits.some((wait) => kind.test(wait.whom));
     const card = (place, title, lines) =>
       el(

@@ -9,14 +9,16 @@ import pytest
 from fastapi import FastAPI, Response
 from pydantic import SecretStr
 
-from headway.doctor.asking import Condition, Target, ask, ask_all, place_of, targets_of, tokens_of
+from headway.doctor.asking import ask_all, targets_of, tokens_of
 from protocol.status import PeerStatus, Readiness, Status
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
+from services.diagnosis.asking import ask
+from services.diagnosis.patients import Condition, Target, place_of
 from services.http.app import create_app, json_answer
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.local_processes import listener_of
-from tests.headway.doctor.ward import status
+from tests.services.diagnosis.ward import status
 
 
 class WithHttp(ProcessConfig):

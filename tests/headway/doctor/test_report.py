@@ -5,14 +5,15 @@ import os
 import socket
 from pathlib import Path
 
-from headway.doctor.asking import Condition
 from headway.doctor.before import bad, good
-from headway.doctor.diagnosis import as_json, diagnose, findings_json, findings_text, table, verdict
+from headway.doctor.written import as_json, findings_json, findings_text, table, verdict
 from headway.doctor_command import whose
 from protocol.status import PeerStatus, QueueStatus
 from services.config.models import ProcessConfig, RunConfig
+from services.diagnosis.culprits import diagnose
+from services.diagnosis.patients import Condition
 from services.run_lock import RunLock
-from tests.headway.doctor.ward import ill, status, well
+from tests.services.diagnosis.ward import ill, status, well
 
 LEARNER = status(
     "learner",
@@ -35,7 +36,7 @@ def test_the_table_has_a_line_for_each_process_and_each_wait() -> None:
 
 
 def test_the_verdict_names_culprit_evidence_and_remedy() -> None:
-    assert verdict(diagnose(PATIENTS), PATIENTS).splitlines() == [
+    assert verdict(diagnose(PATIENTS)).splitlines() == [
         "culprit: generator localhost:7310",
         "    dead: does not do well",
         "    evidence: learner localhost:7300 waits for a generator that serves version 9 since 2 s",
@@ -43,18 +44,17 @@ def test_the_verdict_names_culprit_evidence_and_remedy() -> None:
     ]
 
 
-def test_all_well_and_not_yet_are_told_apart() -> None:
+def test_of_a_run_in_which_nobody_is_to_blame_remarks_are_left() -> None:
     healthy = [well(status("learner"))]
     starting = [*healthy, well(status("generator", waits=(("its own start", 5.0),)))]
-    assert verdict(diagnose(healthy), healthy) == "verdict: healthy\n"
-    assert verdict(diagnose(starting), starting) == (
-        "note: generator localhost:7310 is starting since 5 s\nverdict: on the way: some are still starting\n"
-    )
+    assert verdict(diagnose(healthy)) == ""
+    assert verdict(diagnose(starting)) == "note: generator localhost:7310 is starting since 5 s\n"
 
 
 def test_json_holds_the_same() -> None:
     found = json.loads(as_json(patients=PATIENTS, diagnosis=diagnose(PATIENTS)))
     assert (found["mode"], found["healthy"]) == ("running", False)
+    assert (found["verdict"]["state"], found["verdict"]["who"]) == ("sick", "generator localhost:7310")
     assert [culprit["who"] for culprit in found["culprits"]] == ["generator localhost:7310"]
     assert [one["condition"] for one in found["processes"]] == ["answers", "dead", "answers"]
     assert found["processes"][0]["status"]["policy_version"] == "1.9"

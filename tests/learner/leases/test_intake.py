@@ -33,14 +33,17 @@ from protocol.messages import (
     OutcomeReceipt,
     PeerRefusal,
     RunningLease,
+    StatusNote,
     Welcome,
 )
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 from services.zmq.sockets import ReceivedMessage
+from tests.env_service.peers import eventually
 from tests.learner.envs import ADDITION, EVERY_GROUP, RunningIntake, ScriptedEnv, learner
 from tests.learner.generators import announcement
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
+from tests.services.diagnosis.ward import status
 
 
 def running(lease_id: int, attempt: int = 0) -> Heartbeat:
@@ -74,6 +77,21 @@ async def test_an_env_service_is_welcomed_and_told_who_serves(tmp_path: Path) ->
         assert (welcome.incarnation, welcome.heartbeat_every_s) == (3, 1.0)
         (serving,) = (await env.next(Fleet)).generators
         assert (serving.generator_id, serving.policy_version) == ("g", "1.0")
+
+
+async def test_a_note_is_kept_also_before_a_hello_until_its_sender_leaves_or_falls_silent(
+    tmp_path: Path,
+) -> None:
+    async with learner(tmp_path) as ours, ours.env("e") as env, ours.env("starts") as starts:
+        await env.enter()
+        for one in (env, starts):
+            said = status("env-service", name=one.name)
+            await one.dealer.send(StatusNote(url="http://127.0.0.1:7330", status=said), deadline_s=5.0)
+        await eventually(lambda: {note.status.id for note in ours.intake.notes()} == {"e", "starts"})
+        await env.dealer.send(Goodbye(reason="stop"), deadline_s=5.0)
+        await eventually(lambda: [note.status.id for note in ours.intake.notes()] == ["starts"])
+        ours.clock.now += 60.0
+        assert ours.intake.notes() == []
 
 
 async def test_one_to_whom_the_last_fleet_was_lost_is_told_again_who_serves(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ import pytest
 from pydantic import SecretStr
 
 from headway.certificates import Authority
-from headway.doctor.asking import Condition, Target, ask
 from protocol.rewards import ScoreItem
 from protocol.status import Readiness
 from services.config.models import HttpConfig
+from services.diagnosis.asking import ask
+from services.diagnosis.patients import Condition, Target
 from services.http.app import create_app
 from services.http.client import HttpClient, ServiceMistrusted, ServiceUnreachable
 from services.http.metrics import Metrics

@@ -4,17 +4,14 @@ A process that does not answer is a culprit, and so is one that knows of a probl
 that lasts too long is followed: to the process that is waited for, to whom that one waits for, and so on. The last one
 is the culprit, unless it is seen to work.
 
-The report is text for people, or JSON for scripts.
 """
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from headway.doctor.asking import Condition, Patient
-from headway.doctor.before import Finding, Level
 from protocol.model import PolicyVersion
 from protocol.status import Kind, PeerStatus, Status, WaitStatus
+from services.diagnosis.patients import Condition, Patient
 
 _OWN = ("its own start", "its last requests")
 _HOST = "the host of environment"
@@ -28,8 +25,6 @@ _WORDS: tuple[tuple[str, Kind], ...] = (
     ("groups", "env-service"),
     ("lease", "env-service"),
 )
-_HEADINGS = ("process", "state", "waits for", "since", "heard", "version", "queues")
-_MAX_CELL = 64
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,8 @@ class Culprit:
     what: str
     remedy: str
     because: tuple[str, ...] = ()
+    is_unknown: bool = False
+    """True for a kind of which nobody has been heard yet: it may still load its model."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +231,7 @@ class _Ward:
             what=f"no {kind} is known to the doctor",
             remedy=f"start one; if it runs elsewhere, name it: --url {kind}=http://HOST:PORT",
             because=path,
+            is_unknown=True,
         )
 
     def _go_on(self, patient: Patient, status: Status, path: tuple[str, ...]) -> Culprit | None:
@@ -320,123 +318,3 @@ def _remedy(patient: Patient) -> str:
         case Condition.HANGS:
             return "log in to its machine, and restart it there"
     return "see that address, token and release are the same everywhere"
-
-
-def table(patients: Sequence[Patient]) -> str:
-    """A line for each process, one more for each further wait of it."""
-    rows = [row for patient in patients for row in _rows(patient, patients)]
-    return _aligned([_HEADINGS, *rows])
-
-
-def verdict(diagnosis: Diagnosis, patients: Sequence[Patient]) -> str:
-    """Says that all is well, or who is to blame, why, and what to do."""
-    lines = [f"note: {remark}" for remark in diagnosis.remarks]
-    for culprit in diagnosis.culprits:
-        lines += [f"culprit: {culprit.who}", f"    {culprit.what}"]
-        lines += [f"    evidence: {reason}" for reason in culprit.because]
-        lines.append(f"    what to do: {culprit.remedy}")
-    if not diagnosis.culprits:
-        state = "on the way: some are still starting" if _any_starting(patients) else "healthy"
-        lines.append(f"verdict: {state}")
-    return "\n".join(lines) + "\n"
-
-
-def findings_text(findings: Iterable[Finding]) -> str:
-    """A line for each finding, and one for its remedy."""
-    rows = [(finding.level.value, finding.what, finding.found) for finding in findings]
-    remedies = [finding.remedy for finding in findings]
-    lines = _aligned(rows, longest_cell=None).splitlines()
-    paired = zip(lines, remedies, strict=True)
-    return "".join(f"{line}\n" + (f"         what to do: {remedy}\n" if remedy else "") for line, remedy in paired)
-
-
-def as_json(*, patients: Sequence[Patient], diagnosis: Diagnosis) -> str:
-    """A JSON object: `mode`, `healthy`, `culprits`, `remarks` and `processes`."""
-    body = {
-        "mode": "running",
-        "healthy": not diagnosis.culprits,
-        "culprits": [asdict(culprit) for culprit in diagnosis.culprits],
-        "remarks": diagnosis.remarks,
-        "processes": [
-            {
-                "name": patient.name,
-                "kind": patient.kind,
-                "url": patient.target.url,
-                "condition": patient.condition.value,
-                "complaint": patient.complaint,
-                "pid": patient.status.pid if patient.status else patient.process.pid if patient.process else None,
-                "status": None if patient.status is None else patient.status.model_dump(mode="json"),
-            }
-            for patient in patients
-        ],
-    }
-    return json.dumps(body, indent=2) + "\n"
-
-
-def findings_json(findings: Iterable[Finding]) -> str:
-    """A JSON object: `mode`, `healthy` and `findings`."""
-    listed = [asdict(finding) for finding in findings]
-    healthy = all(finding["level"] is not Level.ERROR for finding in listed)
-    return json.dumps({"mode": "before start", "healthy": healthy, "findings": listed}, indent=2) + "\n"
-
-
-def _rows(patient: Patient, patients: Sequence[Patient]) -> list[tuple[str, ...]]:
-    status = patient.status
-    if status is None:
-        return [(patient.name, patient.condition.value, "?", "", _heard(patient, patients), "", "")]
-    waits = [(wait.whom, f"{wait.since_s:.0f} s") for wait in status.waits] or [("nobody", "")]
-    version = "" if status.policy_version is None else status.policy_version
-    queues = ", ".join(f"{queue.name} {_depth(queue.depth, queue.limit)}" for queue in status.queues)
-    first = (patient.name, _state(status), *waits[0], _heard(patient, patients), version, queues)
-    return [first, *(("", "", *wait, "", "", "") for wait in waits[1:])]
-
-
-def _state(status: Status) -> str:
-    if status.problems:
-        return "broken"
-    if status.stopping:
-        return "stopping"
-    if any(wait.whom == "its own start" for wait in status.waits):
-        return "starting"
-    return "waiting" if any(wait.blocks_readiness for wait in status.waits) else "ready"
-
-
-def _heard(patient: Patient, patients: Sequence[Patient]) -> str:
-    """Seconds since another process last heard of this one."""
-    others = (other.status for other in patients if other is not patient and other.status is not None)
-    ages = [
-        peer.last_heard_s
-        for status in others
-        for peer in status.peers
-        if peer.last_heard_s is not None and _is_about(peer, patient)
-    ]
-    return f"{min(ages):.1f} s" if ages else ""
-
-
-def _is_about(peer: PeerStatus, patient: Patient) -> bool:
-    """The learner is one; others are told apart by id, or by address if they did not answer."""
-    if peer.kind != patient.kind:
-        return False
-    names = {patient.target.url, *(() if patient.status is None else (patient.status.id,))}
-    return patient.kind == "learner" or peer.name in names or (peer.url or "").rstrip("/") in names
-
-
-def _depth(depth: int, limit: int | None) -> str:
-    return str(depth) if limit is None else f"{depth}/{limit}"
-
-
-def _any_starting(patients: Sequence[Patient]) -> bool:
-    answers = (patient.status for patient in patients if patient.condition is Condition.ANSWERS)
-    return any(status is not None and _state(status) == "starting" for status in answers)
-
-
-def _aligned(rows: Sequence[Sequence[str]], *, longest_cell: int | None = _MAX_CELL) -> str:
-    """Columns side by side; the last one is not cut."""
-    cut = [[_shortened(cell, longest_cell) for cell in row[:-1]] + [row[-1]] for row in rows]
-    widths = [max(len(row[column]) for row in cut) for column in range(len(cut[0]))] if cut else []
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cut)
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _shortened(text: str, longest: int | None) -> str:
-    return text if longest is None or len(text) <= longest else text[: longest - 3] + "..."

@@ -2,10 +2,10 @@
 
 import pytest
 
-from headway.doctor.asking import Condition, Patient
-from headway.doctor.diagnosis import Diagnosis, diagnose, kind_waited_for
 from protocol.status import EventStatus, PeerStatus, QueueStatus
-from tests.headway.doctor.ward import ill, status, well
+from services.diagnosis.culprits import Diagnosis, diagnose, kind_waited_for
+from services.diagnosis.patients import Condition, Patient
+from tests.services.diagnosis.ward import ill, status, well
 
 GROUPS = ("groups: 3 of 8 are there", 500.0, False)
 

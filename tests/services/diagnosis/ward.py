@@ -1,7 +1,18 @@
 """Statuses and patients as tests need them."""
 
-from headway.doctor.asking import Condition, Patient, Target
-from protocol.status import EventStatus, FailureStatus, Kind, PeerStatus, QueueStatus, Status, WaitStatus
+from protocol.status import (
+    EventStatus,
+    FailureStatus,
+    Kind,
+    LoadStatus,
+    PeerStatus,
+    ProgressStatus,
+    QueueStatus,
+    Status,
+    WaitingItems,
+    WaitStatus,
+)
+from services.diagnosis.patients import Condition, Patient, Target
 
 PORTS: dict[Kind, int] = {"learner": 7300, "generator": 7310, "reward-service": 7320, "env-service": 7330}
 
@@ -21,10 +32,15 @@ def status(
     problems: tuple[str, ...] = (),
     version: str | None = None,
     protocol_version: int = 1,
+    name: str = "",
+    load: LoadStatus | None = None,
+    progress: ProgressStatus | None = None,
 ) -> Status:
     """Waits are whom, seconds, and whether they block readiness, which they do if that is left out."""
     return Status(
-        id=f"the-{kind}",
+        id=name or f"the-{kind}",
+        load=load,
+        progress=progress,
         service=kind,
         version="0.1.0",
         protocol_version=protocol_version,
@@ -40,6 +56,14 @@ def status(
         problems=problems,
         policy_version=version,
     )
+
+
+def load(
+    *, busy: float = 1.0, per_s: float = 1.0, running: float = 1.0, limit: int | None = None, **waits: float
+) -> LoadStatus:
+    """Of 15 s; `waits` are items by whom they wait for."""
+    waiting = tuple(WaitingItems(whom=whom, running=count) for whom, count in waits.items())
+    return LoadStatus(over_s=15.0, busy_share=busy, per_s=per_s, running=running, limit=limit, waits=waiting)
 
 
 def well(found: Status) -> Patient:

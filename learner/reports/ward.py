@@ -1,0 +1,144 @@
+"""The learner's look at all processes of its run, and the verdict on it.
+
+    own status ───────────────────────────────┐
+    generators: GET /v1/status, by the fleet ─┼─▶ diagnosis ─▶ verdict ─▶ page, metrics.jsonl, log, webhook
+    env_services: their notes, with rewards ──┘
+
+A verdict other than the last one holds once it was found twice in a row: a process of a busy machine may answer late.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pydantic import SecretStr
+
+from learner.weights.fleet import FleetMembers
+from protocol.messages import StatusNote
+from protocol.status import Status
+from services.diagnosis.asking import ask
+from services.diagnosis.culprits import diagnose
+from services.diagnosis.pace import standing_s
+from services.diagnosis.patients import Condition, Patient, Target
+from services.diagnosis.verdict import RunVerdict, verdict_on
+from services.http.tls import TlsFiles
+
+logger = logging.getLogger(__name__)
+_EVERY_S = 3.0
+_ASKED_A_SECOND = 20
+_REMEMBERED_S = 600.0
+
+
+@dataclass
+class _LostGenerator:
+    target: Target
+    since: float
+
+
+class Ward:
+    """Looks every few seconds. `own` is the learner's status at `url`, `notes` those of env_services; `changed` is told
+    each verdict that is not like the one before. `token` and `tls` are for generators.
+    """
+
+    def __init__(
+        self,
+        *,
+        own: Callable[[], Status],
+        url: str,
+        fleet: FleetMembers,
+        notes: Callable[[], Iterable[StatusNote]],
+        changed: Callable[[RunVerdict], None],
+        token: SecretStr | None,
+        tls: TlsFiles,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._own = own
+        self._url = url
+        self._fleet = fleet
+        self._notes = notes
+        self._changed = changed
+        self._token = token
+        self._tls = tls
+        self._clock = clock
+        self._progress: dict[str, int] = {}
+        self._known: dict[str, Target] = {}
+        self._leaving: set[str] = set()
+        self._lost: dict[str, _LostGenerator] = {}
+        self._found: RunVerdict | None = None
+        self.verdict: RunVerdict | None = None
+        """The one that holds, with its newest numbers."""
+        self.patients: tuple[Patient, ...] = ()
+        self.standing_s: float | None = None
+        """Seconds for which no step has ended, if that is far longer than usual."""
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        while True:
+            await asyncio.sleep(max(_EVERY_S, len(self._known) / _ASKED_A_SECOND))
+            await self.look()
+
+    async def look(self) -> None:
+        """Asks all of them, and judges."""
+        targets = self._generators()
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(ask(target)) for target in targets]
+        status = self._own()
+        self.standing_s = standing_s(status)
+        own = Patient(Target(kind="learner", url=self._url), Condition.ANSWERS, status=status)
+        generators = [patient for patient in (task.result() for task in asked) if not self._is_of_others(patient)]
+        self.patients = (own, *generators, *self._told())
+        self._judge(verdict_on(self.patients, diagnose(self.patients, at_work=self._at_work())))
+
+    def _judge(self, found: RunVerdict) -> None:
+        if found.is_like(self.verdict):
+            self.verdict = found
+        elif found.is_like(self._found):
+            self.verdict = found
+            self._changed(found)
+        self._found = found
+
+    def _generators(self) -> list[Target]:
+        """Members of the fleet, and those that it has lost and that did not take their leave: they may hang."""
+        now, members = self._clock(), {member.generator_id: member for member in self._fleet.members()}
+        for name in self._known.keys() - members.keys():
+            target = self._known.pop(name)
+            if name not in self._leaving:
+                self._lost[name] = _LostGenerator(target, now)
+        self._leaving = {name for name, member in members.items() if member.announcement.condition == "leaving"}
+        self._known = {
+            name: Target(kind="generator", url=member.url, token=self._token, tls=self._tls)
+            for name, member in members.items()
+        }
+        self._lost = {
+            name: one for name, one in self._lost.items() if name not in members and now - one.since < _REMEMBERED_S
+        }
+        return [*self._known.values(), *(one.target for one in self._lost.values())]
+
+    def _is_of_others(self, patient: Patient) -> bool:
+        """True for a lost generator that answers, which will join again, or is gone while others do its work."""
+        lost = next((name for name, one in self._lost.items() if one.target is patient.target), None)
+        if lost is None:
+            return False
+        if patient.condition is Condition.DEAD and self._known:
+            del self._lost[lost]
+            return True
+        return patient.condition is Condition.ANSWERS
+
+    def _told(self) -> list[Patient]:
+        """Env_services and reward services, each once."""
+        found: dict[str, Patient] = {}
+        for note in self._notes():
+            env = Target(kind="env-service", url=note.url)
+            told = [Patient(env, Condition.ANSWERS, status=note.status), *map(Patient.told, note.rewards)]
+            for patient in told:
+                found.setdefault(patient.name, patient)
+        return list(found.values())
+
+    def _at_work(self) -> frozenset[str]:
+        """Names of processes that have got on since the last look."""
+        statuses = {patient.name: patient.status for patient in self.patients}
+        now = {name: one.progress.done for name, one in statuses.items() if one is not None and one.progress}
+        before, self._progress = self._progress, now
+        return frozenset(name for name, done in now.items() if name in before and done != before[name])

@@ -1,0 +1,111 @@
+"""The verdict on a run in one sentence: the same on its page, in `headway status`, `headway doctor` and a webhook."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.status import Status
+from services.diagnosis.bounds import Bottleneck, bottleneck_of
+from services.diagnosis.culprits import Culprit, Diagnosis
+from services.diagnosis.pace import is_done, standing_s
+from services.diagnosis.patients import Patient
+
+State = Literal["healthy", "starting", "ending", "bounded", "sick"]
+_MAX_CAUSE = 200
+_START_S = 600.0
+
+
+@dataclass(frozen=True)
+class RunVerdict:
+    """The state of a run, and what is to be done. While `state`, `cause` and `who` stay the same it is the same
+    verdict: the numbers of its sentence move.
+    """
+
+    state: State
+    sentence: str
+    remedy: str = ""
+    cause: str = ""
+    who: str = ""
+
+    @property
+    def text(self) -> str:
+        """Sentence and remedy."""
+        return f"{self.sentence}; {self.remedy}" if self.remedy else self.sentence
+
+    def is_like(self, other: "RunVerdict | None") -> bool:
+        """True if only numbers differ."""
+        return other is not None and (self.state, self.cause, self.who) == (other.state, other.cause, other.who)
+
+
+def verdict_on(patients: Sequence[Patient], diagnosis: Diagnosis) -> RunVerdict:
+    """The verdict, by who does not answer or is waited for in vain, then by what bounds the run."""
+    statuses = [patient.status for patient in patients if patient.status is not None]
+    learner = next((status for status in statuses if status.service == "learner"), None)
+    for culprit in diagnosis.culprits:
+        if culprit.is_unknown and learner is not None and _is_young(learner):
+            return _awaited(learner, culprit)
+        what = culprit.what if len(culprit.what) <= _MAX_CAUSE else f"{culprit.what[:_MAX_CAUSE]}…"
+        return RunVerdict(
+            state="sick", sentence=f"{culprit.who}: {what}", remedy=culprit.remedy, cause="culprit", who=culprit.who
+        )
+    starting = next((remark for remark in diagnosis.remarks if " is starting since " in remark), None)
+    if starting is not None:
+        return RunVerdict(state="starting", sentence=f"On the way: {starting}", cause="start")
+    if learner is not None and is_done(learner):
+        return RunVerdict(state="ending", sentence="Ending: its last step is done, or it was told to stop", cause="end")
+    bottleneck = bottleneck_of(statuses)
+    stands_s = None if learner is None else standing_s(learner)
+    if learner is not None and stands_s is not None:
+        return _standing(learner, stands_s, bottleneck)
+    if bottleneck is not None:
+        return RunVerdict(
+            state="bounded",
+            sentence=bottleneck.what,
+            remedy=bottleneck.remedy,
+            cause=bottleneck.cause,
+            who=bottleneck.who,
+        )
+    return RunVerdict(state="healthy", sentence=_healthy(statuses, learner))
+
+
+def _is_young(learner: Status) -> bool:
+    """True before its first publish, for as long as a start may take."""
+    return learner.uptime_s < _START_S and not any(event.name in ("publish", "step") for event in learner.events)
+
+
+def _awaited(learner: Status, culprit: Culprit) -> RunVerdict:
+    waits = " and ".join(f"{wait.whom} since {wait.since_s:.0f} s" for wait in learner.waits)
+    return RunVerdict(
+        state="starting",
+        sentence=f"On the way: the learner waits for {waits}; no {culprit.who} has been heard of, it may be loading",
+        remedy=f"see the {culprit.who}'s log, or start one",
+        cause="start",
+    )
+
+
+def _standing(learner: Status, stands_s: float, bottleneck: Bottleneck | None) -> RunVerdict:
+    usual_s = 0.0 if learner.progress is None else learner.progress.usual_s or 0.0
+    said = f"No step has ended for {stands_s:.0f} s, one takes {usual_s:.2g} s"
+    if bottleneck is not None:
+        return RunVerdict(
+            state="sick",
+            sentence=f"{said}. {bottleneck.what}",
+            remedy=bottleneck.remedy,
+            cause=bottleneck.cause,
+            who=bottleneck.who,
+        )
+    waits = "; ".join(f"the learner waits for {wait.whom} since {wait.since_s:.0f} s" for wait in learner.waits)
+    return RunVerdict(
+        state="sick",
+        sentence=f"{said}: {waits or 'the learner waits for nobody, so it is within a step'}",
+        remedy="look into the logs of the processes on the way, the learner's first",
+        cause="standstill",
+    )
+
+
+def _healthy(statuses: Sequence[Status], learner: Status | None) -> str:
+    if learner is None or learner.load is None:
+        return "Healthy"
+    loads = [status.load.busy_share for status in statuses if status.service == "generator" and status.load]
+    told = f"Healthy: the learner trains {learner.load.busy_share:.0%} of the time"
+    return told + (f", generators work {sum(loads) / len(loads):.0%} of theirs" if loads else "")

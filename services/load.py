@@ -1,0 +1,87 @@
+"""The load of a process over the last seconds, for its status: looked at once a second, summed over a window."""
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from protocol.status import LoadStatus, WaitingItems
+
+WINDOW_S = 15.0
+"""Long enough for a mean over uneven work, short enough to say soon what has changed."""
+_EVERY_S = 1.0
+_SHORTEST_S = 3.0
+
+
+@dataclass(frozen=True)
+class LoadSample:
+    """A look at a process: `done` and `idle_s` count since its start, `running` items are at hand now.
+
+    Without `idle_s` the process counts as idle from one look to the next if nothing was at hand at the latter.
+    """
+
+    done: float
+    running: float
+    idle_s: float | None = None
+    waits: Mapping[str, int] = field(default_factory=dict)
+
+
+class LoadWindow:
+    """Samples of the last `WINDOW_S` seconds. `limit` is the number of places for items; `clock` is in seconds."""
+
+    def __init__(
+        self,
+        look: Callable[[], LoadSample],
+        *,
+        limit: Callable[[], int | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._look = look
+        self._limit = limit
+        self._clock = clock
+        self._seen: deque[tuple[float, LoadSample]] = deque()
+
+    async def run(self) -> None:
+        """Looks once a second until cancelled."""
+        while True:
+            self.sample()
+            await asyncio.sleep(_EVERY_S)
+
+    def restart(self) -> None:
+        """Forgets what was seen: from here on it is another kind of work."""
+        self._seen.clear()
+
+    def sample(self) -> None:
+        """Looks now, and forgets what is older than the window."""
+        now = self._clock()
+        self._seen.append((now, self._look()))
+        while now - self._seen[0][0] > WINDOW_S:
+            self._seen.popleft()
+
+    def status(self) -> LoadStatus | None:
+        """The means of the window; None until it is of some seconds."""
+        if not self._seen or (over_s := self._seen[-1][0] - self._seen[0][0]) < _SHORTEST_S:
+            return None
+        first, last = self._seen[0][1], self._seen[-1][1]
+        later = [sample for _, sample in self._seen][1:]
+        names = sorted({name for sample in later for name in sample.waits})
+        return LoadStatus(
+            over_s=over_s,
+            busy_share=min(1.0, max(0.0, 1 - self._idle_s() / over_s)),
+            per_s=max(0.0, (last.done - first.done) / over_s),
+            running=sum(sample.running for sample in later) / len(later),
+            limit=self._limit(),
+            waits=tuple(
+                WaitingItems(whom=name, running=sum(one.waits.get(name, 0) for one in later) / len(later))
+                for name in names
+            ),
+        )
+
+    def _idle_s(self) -> float:
+        first, last = self._seen[0][1], self._seen[-1][1]
+        if first.idle_s is not None and last.idle_s is not None:
+            return last.idle_s - first.idle_s
+        seen = list(self._seen)
+        return sum(now - before for (before, _), (now, sample) in itertools.pairwise(seen) if not sample.running)

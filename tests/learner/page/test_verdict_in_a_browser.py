@@ -1,0 +1,79 @@
+"""The verdict and the processes as Chromium shows them: what the learner says of them, and what is made of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, chromium, opened, shows
+from tests.learner.page.made_run import make_run, write_lines
+from tests.learner.page.told_page import ToldPage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = NEEDS_CHROMIUM
+STOPPED = {
+    "state": "sick", "cause": "culprit", "who": "generator",
+    "sentence": "generator localhost:7310: hangs; a signal has stopped it", "remedy": "kill -CONT 4711 lets it go on",
+}  # fmt: skip
+HEALTHY = {"state": "healthy", "cause": "", "who": "", "sentence": "Healthy: the learner trains 64%", "remedy": ""}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    with chromium() as found:
+        yield found
+
+
+def told(verdict: dict[str, str] | None, **learner: Any) -> dict[str, Any]:
+    """The learner's word on its processes."""
+    known = {"version": 20, "total": 100, "queues": [], "problems": [], "waits": [], "failures": [], "standing_s": None}
+    return {
+        "verdict": verdict,
+        "learner": {**known, **learner},
+        "generators": [],
+        "env_services": [],
+        "reward_services": [],
+    }
+
+
+def test_the_verdict_of_a_live_run_stands_on_top_and_follows_the_run(browser: "Browser", tmp_path: Path) -> None:
+    with ToldPage(make_run(tmp_path / "run", steps=20), told(HEALTHY)) as served:
+        page, said = opened(browser, f"{served.url}#/run")
+        shows(page, "#verdict.healthy", "Healthy: the learner trains 64%")
+        served.told = told(STOPPED)
+        shows(page, "#verdict.sick", "a signal has stopped it; kill -CONT 4711 lets it go on")
+
+        first = page.evaluate("document.querySelector('#view-run').firstElementChild.id")
+        assert first == "verdict"
+        assert said == []
+        page.context.close()
+
+
+def test_no_pace_and_no_time_left_are_shown_while_no_step_ends(browser: "Browser", tmp_path: Path) -> None:
+    with ToldPage(make_run(tmp_path / "run", steps=20), told(HEALTHY)) as served:
+        page, _ = opened(browser, f"{served.url}#/run")
+        shows(page, "#state", "live")
+        shows(page, "#tiles", "at this pace")
+        served.told = told(STOPPED, standing_s=36.0)
+        shows(page, "#state", "no step for 36.0 s")
+
+        tiles = {row.split("\n")[0].lower(): row for row in page.locator("#tiles > div").all_inner_texts()}
+        assert "–" in tiles["sampled tokens"]
+        assert "–" in tiles["completions"]
+        assert "no step for 36.0 s" in tiles["left"]
+        assert "/s" not in page.locator("#processes").inner_text()
+        page.context.close()
+
+
+def test_a_run_that_has_ended_shows_its_last_verdict(browser: "Browser", tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=20)
+    write_lines(folder, [{"kind": "verdict", "version": 12, "unix_s": 1790000000.0, **STOPPED}])
+    with Viewed(folder) as shown:
+        page, said = opened(browser, f"{shown.url}#/run")
+        shows(page, "#verdict.sick", "At the end: generator localhost:7310: hangs")
+        assert page.locator("#verdict").is_visible(timeout=WAIT_MS)
+        assert said == []
+        page.context.close()

@@ -1,0 +1,136 @@
+"""The learner's verdict on its run, from generators over HTTP and from what env_services say."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from learner.reports.ward import Ward
+from learner.weights.fleet import FleetMembers
+from protocol.messages import StatusNote
+from protocol.model import PolicyVersion
+from protocol.status import AskedPeer, Status
+from services.diagnosis.verdict import RunVerdict
+from services.http.tls import TlsFiles
+from tests.env_service.peers import hanging
+from tests.learner.envs import SetClock
+from tests.learner.generators import FINGERPRINTS, announcement
+from tests.services.diagnosis.ward import load, status
+
+ENV = "http://127.0.0.1:7330"
+
+
+class WatchedFleet:
+    """A ward over what a test sets, and the changes of its verdict."""
+
+    def __init__(self) -> None:
+        self.own = status("learner", name="run", load=load(busy=0.7))
+        self.notes: list[StatusNote] = []
+        self.changes: list[RunVerdict] = []
+        self.clock = SetClock()
+        self.fleet = FleetMembers(
+            fingerprints=FINGERPRINTS, incarnation=3, announce_every_s=2.0, silence_s=15.0, changed=lambda: None
+        )
+        self.ward = Ward(
+            own=lambda: self.own, url="http://127.0.0.1:7300", fleet=self.fleet, notes=lambda: self.notes,
+            changed=self.changes.append, token=None, tls=TlsFiles(), clock=self.clock,
+        )  # fmt: skip
+
+    def join(self, url: str, name: str = "g") -> None:
+        self.fleet.announce(announcement(name, url), now=0.0)
+        self.fleet.committed(name, version=PolicyVersion(3, 1), fingerprint="f")
+
+    def say(self, *rewards: AskedPeer, **waits: float) -> None:
+        env = status("env-service", load=load(running=9, limit=32, **waits))
+        self.notes = [StatusNote(url=ENV, status=env, rewards=rewards)]
+
+    async def judged(self, times: int = 2) -> RunVerdict:
+        for _ in range(times):
+            await self.ward.look()
+        assert self.ward.verdict is not None
+        return self.ward.verdict
+
+
+@asynccontextmanager
+async def generator(told: Status) -> AsyncIterator[str]:
+    """The address of a generator that says this of itself."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=told.model_dump_json(), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/v1/status", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+GENERATOR = status("generator", load=load(busy=0.9, running=20, limit=64))
+
+
+async def test_a_verdict_holds_once_it_was_found_twice_and_is_told_once() -> None:
+    watched = WatchedFleet()
+    watched.say()
+    async with generator(GENERATOR) as url:
+        watched.join(url)
+        await watched.ward.look()
+        assert watched.ward.verdict is None
+        assert (await watched.judged()).state == "healthy"
+        watched.say(rewards=9.0)
+        watched.own = status("learner", name="run", load=load(busy=0.1))
+        await watched.ward.look()
+        assert watched.ward.verdict is not None
+        assert watched.ward.verdict.state == "healthy", "one late answer is no illness"
+        assert (await watched.judged()).cause == "rewards"
+        watched.say(rewards=8.0)
+        assert (await watched.judged(1)).sentence.startswith("Rewards bound: 8 of 9")
+    assert [verdict.cause for verdict in watched.changes] == ["", "rewards"], "numbers alone are no news"
+
+
+async def test_an_env_service_that_cannot_say_hello_yet_tells_of_the_reward_service_that_is_not_there() -> None:
+    watched = WatchedFleet()
+    watched.say(AskedPeer(kind="reward-service", url="http://127.0.0.1:7320", condition="dead", complaint="no one"))
+
+    found = await watched.judged()
+
+    assert (found.state, found.who) == ("sick", "reward-service localhost:7320")
+    assert found.remedy.startswith("start it: reward-service --config")
+
+
+async def test_a_generator_that_hangs_is_asked_also_after_the_fleet_has_lost_it() -> None:
+    watched, connections = WatchedFleet(), list[asyncio.StreamWriter]()
+    watched.say()
+    async with hanging(connections) as url:
+        watched.join(url)
+        before = await watched.judged()
+        watched.fleet.lost("g")
+        after = await watched.judged()
+
+    for found in (before, after):
+        assert found.state == "sick"
+        assert found.sentence.startswith("generator localhost:")
+        assert "hangs" in found.sentence
+
+
+async def test_a_generator_that_took_its_leave_and_one_whose_work_others_do_are_not_missed() -> None:
+    watched = WatchedFleet()
+    watched.say()
+    async with generator(GENERATOR) as url:
+        watched.join(url, "stays")
+        watched.join("http://127.0.0.1:1", "dies")
+        watched.join("http://127.0.0.1:2", "leaves")
+        leaving = announcement("leaves", "http://127.0.0.1:2", condition="leaving")
+        watched.fleet.announce(leaving, now=1.0)
+        await watched.ward.look()
+        watched.fleet.lost("dies")
+        watched.fleet.lost("leaves")
+        assert (await watched.judged()).state == "healthy"
+        assert {patient.name for patient in watched.ward.patients if patient.kind == "generator"} == {
+            f"generator localhost:{url.rpartition(':')[2]}"
+        }

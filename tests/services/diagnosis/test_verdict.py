@@ -1,0 +1,122 @@
+"""The verdict in a sentence, and the pace that is told beside it."""
+
+import pytest
+
+from protocol.status import EventStatus, ProgressStatus, Status
+from services.diagnosis.culprits import diagnose
+from services.diagnosis.pace import standing_s
+from services.diagnosis.patients import Condition, Patient
+from services.diagnosis.verdict import RunVerdict, verdict_on
+from services.local_processes import LocalProcess
+from tests.services.diagnosis.ward import ill, load, status, target, well
+
+
+def learner(*, step_age_s: float = 0.5, busy: float = 0.7, done: int = 30, waits: float | None = None) -> Status:
+    return status(
+        "learner",
+        events=(EventStatus(name="step", age_s=step_age_s),),
+        progress=ProgressStatus(unit="steps", done=done, total=90, usual_s=0.3),
+        load=load(busy=busy),
+        waits=() if waits is None else (("groups: 3 of 8 are there", waits, False),),
+    )
+
+
+def judged(*patients: Patient) -> RunVerdict:
+    return verdict_on(patients, diagnose(patients))
+
+
+def test_a_healthy_run_tells_what_its_sides_do() -> None:
+    found = judged(well(learner()), well(status("generator", load=load(busy=0.9))))
+
+    assert (found.state, found.text) == (
+        "healthy", "Healthy: the learner trains 70% of the time, generators work 90% of theirs",
+    )  # fmt: skip
+
+
+def test_a_stopped_generator_is_named_with_the_way_to_let_it_go_on() -> None:
+    process = LocalProcess(4711, "generator --config run.toml", is_stopped=True)
+    stopped = Patient(target("generator"), Condition.HANGS, complaint="does not answer", process=process)
+
+    found = judged(well(learner()), stopped)
+
+    assert found.state == "sick"
+    assert found.text.startswith("generator localhost:7310: hangs: does not answer; it is process 4711 (generator")
+    assert "a signal has stopped it" in found.text
+    assert found.text.endswith("kill -CONT 4711 lets it go on; kill -KILL 4711 ends it")
+
+
+def test_a_run_in_which_no_step_ends_is_not_healthy_and_has_no_pace() -> None:
+    stands, goes = learner(step_age_s=36.0, waits=36.0), learner(step_age_s=2.0)
+
+    assert (standing_s(stands), standing_s(goes)) == (36.0, None)
+    found = judged(well(stands))
+    assert (found.state, found.cause) == ("sick", "standstill")
+    assert found.sentence == (
+        "No step has ended for 36 s, one takes 0.3 s: the learner waits for groups: 3 of 8 are there since 36 s"
+    )
+
+
+def test_a_slow_step_and_one_that_is_the_last_do_not_stand_still() -> None:
+    slow = learner(step_age_s=36.0)
+    assert slow.progress is not None
+    usual = slow.model_copy(update={"progress": slow.progress.model_copy(update={"usual_s": 30.0})})
+
+    assert standing_s(usual) is None
+    assert standing_s(learner(step_age_s=100.0, done=90)) is None
+    assert judged(well(learner(step_age_s=100.0, done=90))).state == "ending"
+
+
+def test_what_bounds_a_run_is_told_with_its_remedy_also_while_no_step_ends() -> None:
+    others = (
+        well(status("generator", load=load(busy=0.9, running=2, limit=64))),
+        well(status("env-service", load=load(running=2, limit=2))),
+    )
+
+    bounded, stands = judged(well(learner(busy=0.2)), *others), judged(well(learner(busy=0.0, step_age_s=40)), *others)
+
+    assert (bounded.state, bounded.cause) == ("bounded", "capacity")
+    assert bounded.text.endswith("; raise env-service.capacity, to 48 say")
+    assert (stands.state, stands.cause) == ("sick", "capacity")
+    assert stands.text.startswith("No step has ended for 40 s, one takes 0.3 s. Sampling bounds: ")
+
+
+def test_a_start_is_on_the_way_and_a_dead_process_is_not() -> None:
+    starting = well(status("generator", waits=(("its own start", 70.0),)))
+
+    assert judged(well(status("learner")), starting).text == (
+        "On the way: generator localhost:7310 is starting since 70 s"
+    )
+    assert judged(well(status("learner")), starting, ill("env-service", Condition.DEAD)).state == "sick"
+
+
+def test_a_generator_that_nobody_has_heard_of_yet_is_on_its_way_until_the_first_publish() -> None:
+    waits = (("a generator that serves version 0", 40.0),)
+    young = status("learner", waits=waits)
+    old = status("learner", waits=waits, events=(EventStatus(name="publish", age_s=50.0),))
+
+    found = judged(well(young))
+    assert (found.state, found.remedy) == ("starting", "see the generator's log, or start one")
+    assert found.sentence.startswith("On the way: the learner waits for a generator that serves version 0 since 40 s")
+    assert judged(well(old)).state == "sick"
+
+
+@pytest.mark.parametrize(
+    ("other", "alike"),
+    [
+        (RunVerdict(state="bounded", cause="rewards", sentence="8 of 9 wait"), True),
+        (RunVerdict(state="sick", cause="rewards", sentence="9 of 9 wait"), False),
+        (RunVerdict(state="bounded", cause="capacity", sentence="9 of 9 wait"), False),
+        (None, False),
+    ],
+)
+def test_a_verdict_stays_the_same_while_its_numbers_move(other: RunVerdict | None, alike: bool) -> None:
+    assert RunVerdict(state="bounded", cause="rewards", sentence="9 of 9 wait").is_like(other) is alike
+
+
+def test_a_process_that_another_one_asked_comes_out_as_it_went_in() -> None:
+    stopped = Patient(
+        target("reward-service"), Condition.HANGS, complaint="c", process=LocalProcess(3, "reward", is_stopped=True)
+    )
+
+    assert Patient.told(stopped.to_tell()) == stopped
+    assert Patient.told(well(status("reward-service")).to_tell()) == well(status("reward-service"))
