@@ -1,5 +1,6 @@
 """The command `env-service`, which serves; `host` runs one environment for others; `list`, `show`, `play`, `bench` and
-`try` look at environments; `runtime` builds images for runtimes.
+`try` look at environments; `runtime` builds images for runtimes, and checks tasks that
+are done in them.
 """
 
 import os
@@ -18,10 +19,7 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in _LOOKING:
         sys.exit(_look(sys.argv[1:]))
     if sys.argv[1:2] == ["runtime"]:
-        # Deferred as below.
-        from env_service.runtimes import building
-
-        sys.exit(building.main(sys.argv[1:]))
+        sys.exit(_runtime(sys.argv[1:]))
     if sys.argv[1:2] == ["host"]:
         sys.exit(_host(sys.argv[1:]))
     config = load_or_exit(
@@ -35,6 +33,17 @@ def main() -> None:
 
     configure_logging("env-service", level=config.log.level, format=config.log.format)
     sys.exit(run_process("env-service", lambda stop: run(config, stop), finish_s=config.drain_s + 2.0))
+
+
+def _runtime(words: list[str]) -> int:
+    # Deferred as below.
+    if words[1:2] == ["check"]:
+        from env_service.builtin import computer_check
+
+        return computer_check.main(words)
+    from env_service.runtimes import building
+
+    return building.main(words)
 
 
 def _look(words: list[str]) -> int:

@@ -222,6 +222,7 @@ def _look(
     from env_service.environments.catalog import budgets_of, longest_prompt, made_of, wanted_of
     from env_service.environments.tokenization import ChatTemplateError, Tokenization, TokenizerError
     from env_service.hosting.hosted import Hosting
+    from env_service.runtimes.pool import RuntimePool, use_runtimes
     from generator.config import GeneratorConfig
 
     assert isinstance(config, EnvServiceConfig)
@@ -236,6 +237,7 @@ def _look(
         found.faults += [] if known else [f"[env-service] model: {error}"]
         return None
     hosting = Hosting(workers=config.workers, environment_timeout_s=config.retry.environment_timeout_s)
+    use_runtimes(RuntimePool(config.runtimes))
     environments, faults = made_of(config.environments, tokenization, elsewhere=hosting.offered)
     found.faults += [f"[env-service] {fault}" for fault in faults]
     context = generator.context_tokens if isinstance(generator, GeneratorConfig) else _USUAL_CONTEXT

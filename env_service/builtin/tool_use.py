@@ -3,13 +3,12 @@
 question ─▶ calls ─▶ results ─▶ calls ─▶ results ─▶ … ─▶ an answer without a call ─▶ the task's verifier
 """
 
-import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, assert_never
 
 from pydantic import Field
 
+from env_service.builtin.called_tools import TOOL_METRICS, CalledTools
 from env_service.builtin.toolboxes import (
     CalculatorTool,
     CalculatorToolbox,
@@ -19,25 +18,11 @@ from env_service.builtin.toolboxes import (
     SearchTool,
     Toolbox,
     ToolConfig,
-    ToolFault,
-    cut,
-    name_of,
 )
-from env_service.environments.interface import (
-    Action,
-    Aggregation,
-    ChatMessage,
-    Opening,
-    Role,
-    Step,
-    Task,
-    TaskSource,
-    ToolCall,
-)
+from env_service.environments.interface import Action, Opening, Role, Step, Task, TaskSource
 from env_service.environments.jsonl import JsonlTaskSource
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import JsonlTasks
-from env_service.environments.tool_formats import no_such_tool
 from services.config.models import ConfigModel
 
 
@@ -61,13 +46,12 @@ class ToolUseEnvironment:
     """The first answer without a call is the last one, and is judged by the task's verifier."""
 
     rules = Rules(max_turns=8, action="tools")
-    metrics: Mapping[str, Aggregation] = {"tool_calls": "sum", "tool_errors": "sum"}
+    metrics = TOOL_METRICS
 
     def __init__(self, options: ToolUseOptions) -> None:
         """Raises ValueError for tools that cannot be made."""
-        self._options = options
-        self._boxes: list[Toolbox] = [_toolbox(config) for config in options.tools]
-        self._by_name: dict[str, Toolbox] = {}
+        boxes = [_toolbox(config) for config in options.tools]
+        self._tools = CalledTools(boxes, role=options.result_role, characters=options.result_characters)
         self._task = Task()
         self.roles: tuple[Role, ...] = (options.result_role,)
 
@@ -80,46 +64,17 @@ class ToolUseEnvironment:
     async def reset(self, task: Task, seed: int) -> Opening:
         """Raises ValueError for two tools of a name."""
         self._task = task
-        offered = []
-        for box in self._boxes:
-            for tool in await box.offered():
-                if name_of(tool) in self._by_name:
-                    raise ValueError(f"two tools are called {name_of(tool)!r}: offer one of them only")
-                self._by_name[name_of(tool)] = box
-                offered.append(tool)
-        return Opening(task.prompt, tools=tuple(offered))
+        return Opening(task.prompt, tools=await self._tools.offered())
 
     async def step(self, action: Action) -> Step:
         """Calls of one turn run side by side. One that cannot be read is told to the policy, as a tool's error."""
         if action.last or not (action.calls or action.fault):
             return Step(verification=self._task.verification)
-        if not action.calls:
-            told = ChatMessage(self._options.result_role, f"error: {action.fault}", name=next(iter(self._by_name)))
-            return Step((told,), invalid=True, metrics={"tool_calls": 1.0, "tool_errors": 1.0})
-        results = await asyncio.gather(*map(self._result, action.calls))
-        faults = sum(faulty for faulty, _ in results)
-        messages = [self._told(call, text) for call, (_, text) in zip(action.calls, results, strict=True)]
-        metrics = {"tool_calls": float(len(results)), "tool_errors": float(faults)}
-        return Step(tuple(messages), invalid=faults == len(results), metrics=metrics)
-
-    def _told(self, call: ToolCall, text: str) -> ChatMessage:
-        shown = cut(text, self._options.result_characters)
-        return ChatMessage(self._options.result_role, shown, name=call.name, tool_call_id=call.id)
+        return await self._tools.answered(action)
 
     async def close(self) -> None:
         """Ends what the tools hold."""
-        for box in self._boxes:
-            await box.close()
-
-    async def _result(self, call: ToolCall) -> tuple[bool, str]:
-        """True if the policy called it wrongly, and what it is told."""
-        box = self._by_name.get(call.name)
-        try:
-            if box is None:
-                raise ToolFault(no_such_tool(call.name, self._by_name))
-            return False, await box.call(call)
-        except ToolFault as fault:
-            return True, f"error: {fault}"
+        await self._tools.close()
 
 
 def _toolbox(config: ToolConfig) -> Toolbox:

