@@ -188,9 +188,8 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
                 run=rollout.run, report=link.report, capacity=config.capacity, tasks=tasks, metrics=counted
             )
             status = EnvServiceStatus(
-                name=hello.env_id, learner=config.learner, link=link, outbox=outbox, running=running, fleet=fleet,
-                capacity=config.capacity, generators=generators, rewards=rewards, needs_rewards=config.needs_rewards,
-            )  # fmt: skip
+                config, link=link, outbox=outbox, running=running, fleet=fleet, generators=generators, rewards=rewards
+            )
             tell = add_status_route(
                 app, service="env-service", version=version("headway"), waits=waits, failures=failures,
                 stopping=lambda: stop.requested, provider=status.report,
@@ -441,33 +440,30 @@ def _hedging(config: EnvServiceConfig) -> HedgeSettings | None:
 
 
 class EnvServiceStatus:
-    """Reads the conversation with the learner, the fleet, and how calls went. `learner` is its ZeroMQ address."""
+    """Reads the conversation with the learner, the fleet, and how calls went."""
 
     def __init__(
         self,
+        config: EnvServiceConfig,
         *,
-        name: str,
-        learner: str,
         link: LearnerLink,
         outbox: Outbox,
         running: RunningLeases,
-        capacity: int,
         fleet: GeneratorFleet,
         generators: HttpClient,
         rewards: RewardClient,
-        needs_rewards: bool,
     ) -> None:
-        self.load = LoadWindow(running.look, limit=lambda: capacity)
-        self._name = name
-        self._learner = learner
+        self.load = LoadWindow(running.look, limit=lambda: config.capacity)
+        self._name = link.name
+        self._learner = config.learner
         self._link = link
         self._outbox = outbox
         self._running = running
-        self._capacity = capacity
+        self._capacity = config.capacity
         self._fleet = fleet
         self._generators = generators
         self._rewards = rewards
-        self._needs_rewards = needs_rewards
+        self._needs_rewards = config.needs_rewards
 
     def report(self) -> Report:
         """The env_service's part of its status."""

@@ -97,6 +97,11 @@ class LearnerLink:
         metrics.unacknowledged.set_function(lambda: len(outbox))
 
     @property
+    def name(self) -> str:
+        """The name of this process, by which the learner knows it."""
+        return self._hello.env_id
+
+    @property
     def welcomed(self) -> bool:
         """True if the learner has accepted this process, and has not been silent since."""
         return self._welcome is not None
