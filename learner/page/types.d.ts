@@ -66,6 +66,7 @@ interface PeerStatus {
   version: string | null;
   idle_share?: number;
   tokens_per_s?: number;
+  running?: number;
 }
 
 /** How the run is, in a sentence that holds cause and remedy. */

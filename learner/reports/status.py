@@ -61,6 +61,8 @@ class LearnerMetrics:
         self._step_times: deque[float] = deque(maxlen=_USUAL_STEPS)
         self.groups_waited_s = 0.0
         """Time for which the trainer has waited for groups, without a wait in progress."""
+        self.published_version = -1
+        """Number of the newest version that was published; -1 before the first publish."""
         self.last_at: dict[str, float] = {}
         """Ends of the newest step and publish, on the monotonic clock."""
         self._make_training(metrics)
@@ -157,7 +159,9 @@ class LearnerMetrics:
         self._gap = metrics.gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
         self._joins = metrics.counter("joins", "Generators that caught up by a download.")
         self._generators = metrics.gauge(
-            "generators", "Generators of the fleet: serving the newest version, behind, or joining.", labels=("state",)
+            "generators",
+            "Generators of the fleet: serving the newest published version, behind, or joining.",
+            labels=("state",),
         )
         self._expulsions: Callable[[], int] = int
         metrics.count(
@@ -244,6 +248,7 @@ class LearnerMetrics:
 
     def published(self, report: PublishReport) -> None:
         """Notes a publish."""
+        self.published_version = report.version
         self.last_at["publish"] = time.monotonic()
         self._publish.observe(report.total_s)
         self._prepare.observe(report.prepare_s)
@@ -445,13 +450,13 @@ class LearnerStatus:
         )
 
     def generator_states(self) -> Iterator[str]:
-        """Of each member of the fleet: serving, behind, joining."""
+        """Of each member of the fleet: serving, behind, joining. Between a step and its publish nobody is behind."""
         return map(self._state, self._fleet.members())
 
     def _state(self, member: FleetMember) -> str:
         if member.serving is None:
             return "joining"
-        return "behind" if self._lags(member.serving) else "serving"
+        return "behind" if member.serving.number < self._metrics.published_version else "serving"
 
     def _env_service(self, holder: ConnectedEnvService) -> PeerStatus:
         return PeerStatus(

@@ -1,5 +1,6 @@
 // The run as it goes: numbers, processes, balance, curves and events, kept up to date by one stream of events.
 import { Charts } from "./charts.js";
+import { crowd } from "./crowd.js";
 import { $, ask, el, NeedsToken, number, seconds, share, table } from "./dom.js";
 
 const NEW_AFTER_MS = 2000;
@@ -336,7 +337,7 @@ export class RunView {
       describe,
       none,
     ) => (found?.length
-      ? found.map((one) => [`${one.name}: ${describe(one)}${heard(one)}`, state(one)])
+      ? crowd(found, (one) => [`${one.name}: ${describe(one)}${heard(one)}`, state(one)])
       : [[none, told?.live ? "gone" : ""]]);
     const unknown = told?.live === false ? "not known from files" : "not known";
     const learner = told?.learner
@@ -349,6 +350,7 @@ export class RunView {
         told?.live === false ? this.life() : "does not answer",
         told?.live === false && told.life !== "died" ? "" : "gone",
       ]];
+    const unfolded = [...$("processes").querySelectorAll("details")].map((one) => one.open);
     $("processes").replaceChildren(
       card("learner", "Learner", learner),
       arrow("a1", `→ leases\n← groups\n${a_s(sum("groups"), "groups")}`, waitsFor(/batch|group|env/i)),
@@ -408,6 +410,7 @@ export class RunView {
           : []),
       ),
     );
+    [...$("processes").querySelectorAll("details")].forEach((one, i) => one.open = unfolded[i] ?? false); // as they were
   }
 
   lastSteps() {

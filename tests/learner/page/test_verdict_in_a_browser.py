@@ -77,3 +77,50 @@ def test_a_run_that_has_ended_shows_its_last_verdict(browser: "Browser", tmp_pat
         assert page.locator("#verdict").is_visible(timeout=WAIT_MS)
         assert said == []
         page.context.close()
+
+
+def generators(count: int, **odd: dict[str, Any]) -> list[dict[str, Any]]:
+    """So many alike; `odd` are what differs, by name."""
+    usual = {
+        "url": "", "last_heard_s": 0.4, "state": "serving", "version": "1.20", "tokens_per_s": 1000.0,
+        "idle_share": 0.25, "running": 30,
+    }  # fmt: skip
+    return [{"name": f"g{number}", **usual, **odd.get(f"g{number}", {})} for number in range(count)]
+
+
+def test_of_64_generators_the_odd_ones_are_shown_beside_a_summary_and_the_rest_is_folded(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    odd = generators(64, g7={"state": "behind", "version": "1.9"}, g40={"tokens_per_s": 50.0}, g63={"last_heard_s": 9})
+    with ToldPage(make_run(tmp_path / "run", steps=20), {**told(HEALTHY), "generators": odd}) as served:
+        page, said = opened(browser, f"{served.url}#/run")
+        shows(page, ".generator", "64: 63 serving, 1 behind")
+        card = page.locator(".card.generator")
+        lines = card.locator("> ul > li").all_inner_texts()
+
+        assert lines[0].startswith("64: 63 serving, 1 behind, 63,050 tokens/s, idle 25 %")
+        assert [line.split(":")[0] for line in lines[1:-1]] == ["g7", "g40", "g63"]
+        assert lines[-1] == "all 64"
+        box = card.bounding_box()
+        assert box is not None
+        assert box["height"] < 400
+        card.locator("summary").click()
+        assert card.locator("ul.all li").count() == 64
+        page.wait_for_timeout(2500)
+        assert card.locator("ul.all li").first.is_visible(), "it stays unfolded when the page is told anew"
+        assert said == []
+        page.context.close()
+
+
+def test_a_few_generators_are_shown_one_by_one_and_alike_ones_of_many_are_not_odd(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    newer = {f"g{number}": {"version": "1.21"} for number in range(32)}
+    with ToldPage(make_run(tmp_path / "run", steps=20), {**told(HEALTHY), "generators": generators(3)}) as served:
+        page, _ = opened(browser, f"{served.url}#/run")
+        shows(page, ".generator", "g2: serving 1.20, 1,000 tokens/s")
+        assert page.locator(".card.generator > ul > li").count() == 3
+        served.told = {**told(HEALTHY), "generators": generators(64, **newer)}
+        shows(page, ".generator", "64: 64 serving")
+        assert page.locator(".card.generator > ul > li").count() == 2, "a publish under way makes nobody odd"
+        page.context.close()

@@ -11,12 +11,16 @@ from prometheus_client import generate_latest
 from learner.journal.journal import FOLDER, Journal
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Ledger
 from learner.reports.run_records import Records
-from learner.reports.status import LearnerMetrics
+from learner.reports.status import LearnerMetrics, LearnerStatus
 from learner.reports.tally import Timing, step_record
 from learner.training.guard import GuardChange, MeasureReading
 from learner.training.step import StepMetrics
+from learner.weights.fleet import FleetMembers
 from learner.weights.published import PublishReport
+from protocol.model import PolicyVersion
 from services.http.metrics import Metrics
+from services.http.waiting import Waiting
+from tests.learner.generators import FINGERPRINTS, announcement
 from tests.learner.samples import LEDGER, group, trajectory
 
 
@@ -176,6 +180,33 @@ def test_generators_and_expulsions_are_shown_as_they_are_when_somebody_looks() -
     assert value(scraped, "env_services") == 3
     assert value(scraped, "expelled_generators_total") == 0
     assert value(scraped, "expelled_generators_total") == 1
+
+
+def test_nobody_is_behind_between_a_step_and_its_publish(tmp_path: Path) -> None:
+    ledger, metrics = Ledger(LEDGER), LearnerMetrics(Metrics("learner"))
+    fleet = FleetMembers(
+        fingerprints=FINGERPRINTS, incarnation=1, announce_every_s=2.0, silence_s=15.0, changed=lambda: None
+    )
+    shown = LearnerStatus(
+        name="run", folder=tmp_path, total_steps=9, incarnation=1, ledger=ledger, fleet=fleet, env_services=tuple,
+        metrics=metrics, waits=Waiting(),
+    )  # fmt: skip
+    for name, number in (("a", 0), ("b", 0)):
+        fleet.announce(announcement(name, "http://127.0.0.1:1"), now=0.0)
+        fleet.committed(name, version=PolicyVersion(1, number), fingerprint="f")
+    publish = PublishReport(version=0, members=2, prepare_s=0.1, commit_s=0.1, pause_s=0.0, total_s=0.2, probe_gap=0.0)
+    metrics.published(publish)
+    ledger.served_changed(0)
+    for lease in ledger.grant(now=0.0, holder="e", room=LEDGER.groups_per_step):
+        ledger.accept(lease_id=lease.lease_id, attempt=0, oldest_version=0, size=1)
+    ledger.take(now=0.0)
+    ledger.trained(1)
+    assert ledger.version == 1, "a step has ended"
+
+    assert list(shown.generator_states()) == ["serving", "serving"]
+    fleet.committed("a", version=PolicyVersion(1, 1), fingerprint="f")
+    metrics.published(dataclasses.replace(publish, version=1))
+    assert list(shown.generator_states()) == ["serving", "behind"], "it missed a publish"
 
 
 def test_the_labels_of_waits_are_few_whatever_is_waited_for() -> None:
