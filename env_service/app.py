@@ -470,6 +470,7 @@ class EnvServiceStatus:
         return Report(
             id=self._name,
             load=self.load.status(),
+            usage=self.load.usage,
             peers=(
                 self._learner_peer(),
                 *map(self._generator, self._fleet.serving),

@@ -69,6 +69,7 @@ class GeneratorStatus:
             policy_version=state.policy_version,
             progress=ProgressStatus(unit="tokens", done=state.tokens_generated),
             load=self.load.status(),
+            usage=self.load.usage,
             peers=self._peers(),
             queues=(QueueStatus(name="requests", depth=state.running, limit=self._most_requests),),
             problems=() if self.serving.engine_is_alive else ("the engine's process has died: restart this generator",),

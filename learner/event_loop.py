@@ -23,7 +23,7 @@ from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
 from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.ledger import LedgerConfig
-from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, shown_processes
+from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, shown_machines, shown_processes
 from learner.page.store import TrajectoryStore
 from learner.recovery import RecoveryPoint
 from learner.reports.run_records import Records
@@ -333,7 +333,8 @@ class EventLoopParts:
             max_body_bytes=http.max_body_bytes,
             open_paths=PAGE_PATHS,
         )
-        page = RunPage([ShownRun(self.config.run.name, self.config.run.folder, self._processes)], token=http.token)
+        run = self.config.run
+        page = RunPage([ShownRun(run.name, run.folder, self._processes, self._machines)], token=http.token)
         page.add_routes(app)
         add_routes(app, fleet=self.fleet, shelf=self.shelf)
         own = add_status_route(
@@ -371,6 +372,9 @@ class EventLoopParts:
         self.records.verdict(verdict, version=version)
         if self.webhook is not None:
             self.webhook.tell(verdict, step=version)
+
+    def _machines(self) -> list[dict[str, Any]]:
+        return shown_machines(() if self.ward is None else self.ward.patients)
 
     def _processes(self) -> dict[str, Any]:
         return shown_processes(

@@ -84,9 +84,11 @@ class LoadStatus(WireModel):
 
 
 class UsageStatus(WireModel):
-    """Use of its machine by a process and its children: CPU seconds since the start, and memory now."""
+    """Use of its machine by a process and its children: cores at work in the last seconds, and memory, in which what
+    several of them share counts for each.
+    """
 
-    cpu_s: float = Field(ge=0)
+    cores: float = Field(ge=0)
     memory_bytes: int = Field(ge=0)
 
 
@@ -108,6 +110,7 @@ class Report(WireModel):
     policy_version: VersionText | None = None
     progress: ProgressStatus | None = None
     load: LoadStatus | None = None
+    usage: UsageStatus | None = None
     peers: tuple[PeerStatus, ...] = ()
     queues: tuple[QueueStatus, ...] = ()
     events: tuple[EventStatus, ...] = ()
@@ -116,7 +119,7 @@ class Report(WireModel):
 
 
 class Status(Report):
-    """The answer of `GET /v1/status`; `version` is that of the release."""
+    """The answer of `GET /v1/status`; `version` is that of the release, `log` the last lines of the log."""
 
     service: Kind
     version: str
@@ -127,6 +130,7 @@ class Status(Report):
     stopping: bool
     waits: tuple[WaitStatus, ...]
     failures: tuple[FailureStatus, ...]
+    log: tuple[str, ...] = Field((), max_length=100)
 
 
 class AskedPeer(WireModel):

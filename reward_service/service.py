@@ -163,6 +163,7 @@ class RewardServiceStatus:
         return Report(
             id=self._name,
             load=self.load.status(),
+            usage=self.load.usage,
             queues=(
                 QueueStatus(name="items", depth=self._scorer.pending, limit=self._most_pending),
                 QueueStatus(name="busy workers", depth=busy, limit=workers),

@@ -2,17 +2,20 @@
 
 import asyncio
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from protocol.status import LoadStatus, WaitingItems
+from protocol.status import LoadStatus, UsageStatus, WaitingItems
+from services.local_processes import usage_of
 
 WINDOW_S = 15.0
 """Long enough for a mean over uneven work, short enough to say soon what has changed."""
 _EVERY_S = 1.0
 _SHORTEST_S = 3.0
+_USAGE_EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,25 @@ class LoadWindow:
         self._limit = limit
         self._clock = clock
         self._seen: deque[tuple[float, LoadSample]] = deque()
+        self._measured: tuple[float, float] | None = None
+        self.usage: UsageStatus | None = None
+        """Use of this machine by this process and its children, over the last seconds."""
 
     async def run(self) -> None:
-        """Looks once a second until cancelled."""
-        while True:
+        """Looks once a second until cancelled, and more rarely at what the machine gives."""
+        for number in itertools.count():
             self.sample()
+            if number % _USAGE_EVERY == 0:
+                self._measure(*await asyncio.to_thread(usage_of, os.getpid()))
             await asyncio.sleep(_EVERY_S)
+
+    def _measure(self, cpu_s: float, memory_bytes: int) -> None:
+        now = self._clock()
+        if self._measured is not None and now > self._measured[0]:
+            since, before_s = self._measured
+            cores = max(0.0, (cpu_s - before_s) / (now - since))  # children that ended take their seconds with them
+            self.usage = UsageStatus(cores=cores, memory_bytes=memory_bytes)
+        self._measured = now, cpu_s
 
     def restart(self) -> None:
         """Forgets what was seen: from here on it is another kind of work."""

@@ -1,5 +1,6 @@
 """Processes of this machine, and which of them listens at a port."""
 
+import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from services.network import is_loopback
 
 _LISTENS = "0A"
 _STOPPED = ("T", "t")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,24 @@ def process_behind(url: str) -> LocalProcess | None:
     if parts.hostname is None or parts.port is None or not is_here(parts.hostname):
         return None
     return listener_of(parts.port)
+
+
+def usage_of(pid: int) -> tuple[float, int]:
+    """CPU seconds so far, and bytes of memory, of a process of this machine and its children."""
+    cpu_s, memory, children = dict[int, float](), dict[int, int](), dict[int, list[int]]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_bytes().rpartition(b")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        one = int(path.parent.name)
+        cpu_s[one] = (int(fields[11]) + int(fields[12])) / _TICKS
+        memory[one] = int(fields[21]) * _PAGE_BYTES
+        children.setdefault(int(fields[1]), []).append(one)
+    found = [pid]
+    for one in found:  # it grows while it is walked
+        found.extend(children.get(one, ()))
+    return sum(cpu_s.get(one, 0.0) for one in found), sum(memory.get(one, 0) for one in found)
 
 
 def is_here(host: str) -> bool:

@@ -5,6 +5,7 @@
     GET /page/data/figures     which figures there are, and the curves of each
     GET /page/data/steps       curves and events of all steps so far, and the mark up to which they go
     GET /page/data/events      what comes after a mark, as server-sent events whose id is the mark
+    GET /page/data/machines    of each process CPU, memory and the end of its log
     GET /page/data/made_with   the configuration, and what in it differs from the defaults
     GET /page/data/rows        a page of trajectories that fit a filter; .../overview what there is; .../group one group
 
@@ -21,7 +22,7 @@ import logging
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -41,6 +42,7 @@ from protocol.status import FailureStatus, Readiness, Report, WaitStatus
 from services.config import made_with
 from services.config.models import HttpConfig
 from services.config.sources import ConfigError
+from services.diagnosis.patients import Patient
 from services.diagnosis.verdict import RunVerdict
 from services.http.app import OPEN_PATHS, RequestRefused, create_app, json_body
 from services.http.metrics import Metrics
@@ -67,6 +69,8 @@ _NUMBERS = {"step": int, "max_step": int, "task": int, "min_length": int, "max_l
 
 Processes = Callable[[], Mapping[str, Any]]
 """Status of the learner and the other processes, for JSON."""
+Machines = Callable[[], list[dict[str, Any]]]
+"""Of each process its machine, what it takes of that, and the last lines of its log, for JSON."""
 _FRESH = {"Cache-Control": "no-store"}
 _HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
@@ -79,6 +83,7 @@ class ShownRun:
     name: str
     folder: Path
     processes: Processes | None = None
+    machines: Machines = list
 
 
 def shown_processes(
@@ -117,6 +122,20 @@ def shown_processes(
     }
 
 
+def shown_machines(patients: Iterable[Patient]) -> list[dict[str, Any]]:
+    """Each process with its machine, as the page shows it; of one that does not answer, why."""
+    found = []
+    for patient in patients:
+        status = patient.status
+        shown = {"name": patient.name, "kind": patient.kind, "condition": patient.condition.value}
+        if status is None:
+            found.append({**shown, "complaint": patient.complaint})
+            continue
+        told = status.model_dump(mode="json", include={"id", "host", "pid", "uptime_s", "usage", "log"})
+        found.append({**shown, **told})
+    return found
+
+
 class Login(BaseModel):
     """The body of `POST /page/login`."""
 
@@ -152,6 +171,7 @@ class RunPage:
         get("/page/data/steps", dependencies=known)(self._steps)
         get("/page/data/events", dependencies=known)(self._events)
         get("/page/data/made_with", dependencies=known)(self._made_with)
+        get("/page/data/machines", dependencies=known)(self._machines)
         get("/page/data/overview", dependencies=known)(self._overview)
         get("/page/data/rows", dependencies=known)(self._rows)
         get("/page/data/group", dependencies=known)(self._group)
@@ -250,6 +270,9 @@ class RunPage:
 
     def _made_with(self, run: int = 0) -> dict[str, Any]:
         return made_with.read(self._runs[self._of(run)].folder)
+
+    def _machines(self, run: int = 0) -> list[dict[str, Any]]:
+        return self._runs[self._of(run)].machines()
 
     async def _overview(self, run: int = 0) -> dict[str, Any]:
         return await asyncio.to_thread(overview, self._runs[self._of(run)].folder)

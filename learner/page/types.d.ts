@@ -76,6 +76,18 @@ interface Verdict {
   remedy: string;
 }
 
+interface MachineTold {
+  name: string;
+  kind: string;
+  condition: string;
+  complaint?: string;
+  pid?: number;
+  host?: string;
+  uptime_s?: number;
+  usage?: { cores: number; memory_bytes: number } | null;
+  log?: string[];
+}
+
 /** What the learner says of itself and the others; of a run that is read from its files, only what these tell. */
 interface ProcessesTold {
   live: boolean;
@@ -107,8 +119,9 @@ interface DrawnTable {
   lines: DrawnLine[];
 }
 
-/** The elements of index.html: those of a form have a value, links an address. */
+/** The elements of index.html: those of a form have a value, links an address, what can be unfolded is open or not. */
 interface PageElement extends HTMLElement {
+  open: boolean;
   value: string;
   href: string;
 }

@@ -384,6 +384,7 @@ class LearnerStatus:
                 unit="steps", done=self._ledger.version, total=self._total_steps, usual_s=self._metrics.usual_step_s
             ),
             load=self.load.status(),
+            usage=self.load.usage,
             peers=(
                 *(self._generator(member) for member in self._fleet.members()),
                 *(self._env_service(holder) for holder in self._env_services()),

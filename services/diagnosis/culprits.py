@@ -49,8 +49,6 @@ class Culprit:
     what: str
     remedy: str
     because: tuple[str, ...] = ()
-    is_unknown: bool = False
-    """True for a kind of which nobody has been heard yet: it may still load its model."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,6 @@ class _Ward:
             what=f"no {kind} is known to the doctor",
             remedy=f"start one; if it runs elsewhere, name it: --url {kind}=http://HOST:PORT",
             because=path,
-            is_unknown=True,
         )
 
     def _go_on(self, patient: Patient, status: Status, path: tuple[str, ...]) -> Culprit | None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from protocol.status import Status
 from services.diagnosis.bounds import Bottleneck, bottleneck_of
-from services.diagnosis.culprits import Culprit, Diagnosis
+from services.diagnosis.culprits import Diagnosis
 from services.diagnosis.pace import is_done, standing_s
 from services.diagnosis.patients import Patient
 
@@ -41,9 +41,8 @@ def verdict_on(patients: Sequence[Patient], diagnosis: Diagnosis) -> RunVerdict:
     """The verdict, by who does not answer or is waited for in vain, then by what bounds the run."""
     statuses = [patient.status for patient in patients if patient.status is not None]
     learner = next((status for status in statuses if status.service == "learner"), None)
-    for culprit in diagnosis.culprits:
-        if culprit.is_unknown and learner is not None and _is_young(learner):
-            return _awaited(learner, culprit)
+    young = learner is not None and _is_young(learner)
+    for culprit in diagnosis.culprits if not (young and diagnosis.by_waiting) else ():
         what = culprit.what if len(culprit.what) <= _MAX_CAUSE else f"{culprit.what[:_MAX_CAUSE]}…"
         return RunVerdict(
             state="sick", sentence=f"{culprit.who}: {what}", remedy=culprit.remedy, cause="culprit", who=culprit.who
@@ -53,6 +52,8 @@ def verdict_on(patients: Sequence[Patient], diagnosis: Diagnosis) -> RunVerdict:
         return RunVerdict(state="starting", sentence=f"On the way: {starting}", cause="start")
     if learner is not None and is_done(learner):
         return RunVerdict(state="ending", sentence="Ending: its last step is done, or it was told to stop", cause="end")
+    if learner is not None and young:
+        return _on_the_way(learner, statuses)
     bottleneck = bottleneck_of(statuses)
     stands_s = None if learner is None else standing_s(learner)
     if learner is not None and stands_s is not None:
@@ -69,16 +70,19 @@ def verdict_on(patients: Sequence[Patient], diagnosis: Diagnosis) -> RunVerdict:
 
 
 def _is_young(learner: Status) -> bool:
-    """True before its first publish, for as long as a start may take."""
+    """True before its first publish, for as long as a start may take: processes wait for each other until then."""
     return learner.uptime_s < _START_S and not any(event.name in ("publish", "step") for event in learner.events)
 
 
-def _awaited(learner: Status, culprit: Culprit) -> RunVerdict:
-    waits = " and ".join(f"{wait.whom} since {wait.since_s:.0f} s" for wait in learner.waits)
+def _on_the_way(learner: Status, statuses: Sequence[Status]) -> RunVerdict:
+    there = {status.service for status in statuses} | {peer.kind for peer in learner.peers}
+    missing = [kind for kind in ("generator", "env-service") if kind not in there]
+    waits = "; ".join(f"the learner waits for {wait.whom} since {wait.since_s:.0f} s" for wait in learner.waits)
+    unheard = f"no {' and no '.join(missing)} has been heard of yet" if missing else ""
     return RunVerdict(
         state="starting",
-        sentence=f"On the way: the learner waits for {waits}; no {culprit.who} has been heard of, it may be loading",
-        remedy=f"see the {culprit.who}'s log, or start one",
+        sentence=f"On the way: {'; '.join(filter(None, (unheard, waits))) or 'no weights are published yet'}",
+        remedy=f"if it stays so, see the log of the {missing[0]}, or start one" if missing else "",
         cause="start",
     )
 

@@ -18,6 +18,8 @@ from services.http.client import Contact
 from services.http.waiting import Waiting
 
 _KEPT = 8
+_LINES = 20
+_MAX_LINE = 300
 _MAX_TEXT = 2000
 
 Provider = Callable[[], Report]
@@ -31,16 +33,26 @@ class _SeenFailure:
 
 
 class RecentFailures(logging.Handler):
-    """The last few warnings and errors that were logged. May be used from any thread."""
+    """The last few warnings and errors that were logged, and the last lines of all. May be used from any thread."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(level=logging.WARNING)
+        super().__init__(level=logging.INFO)
         self._clock = clock
         self._seen: deque[_SeenFailure] = deque(maxlen=_KEPT)
+        self._lines: deque[str] = deque(maxlen=_LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Notes a record."""
-        self._seen.append(_SeenFailure(text=record.getMessage()[:_MAX_TEXT], when=self._clock()))
+        text = record.getMessage()
+        severity = f"{record.levelname} " if record.levelno >= logging.WARNING else ""
+        line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {severity}{' '.join(text.split())}"
+        self._lines.append(line[:_MAX_LINE])
+        if record.levelno >= logging.WARNING:
+            self._seen.append(_SeenFailure(text=text[:_MAX_TEXT], when=self._clock()))
+
+    def lines(self) -> tuple[str, ...]:
+        """The last lines of the log, the newest last, with the clock of this machine."""
+        return tuple(self._lines)
 
     def newest_first(self) -> tuple[FailureStatus, ...]:
         """The failures with their ages."""
@@ -85,6 +97,7 @@ def add_status_route(
             stopping=stopping(),
             waits=waits.status(),
             failures=failures.newest_first(),
+            log=failures.lines(),
         )
 
     @app.get("/v1/status", responses={200: {"model": Status}})

@@ -1,10 +1,14 @@
 """The load of a process over a window of time."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from services.load import WINDOW_S, LoadSample, LoadWindow
+from services.local_processes import usage_of
 
 
 def window(samples: list[LoadSample], *, every_s: float = 1.0, limit: int | None = None) -> LoadWindow:
@@ -39,3 +43,32 @@ def test_without_an_idle_time_looks_without_anything_at_hand_are_idle() -> None:
     assert found is not None
     assert found.busy_share == pytest.approx(0.75)
     assert [(wait.whom, wait.running) for wait in found.waits] == [("rewards", 1.0)]
+
+
+def test_the_cores_at_work_are_those_of_the_last_seconds() -> None:
+    times = iter([0.0, 10.0, 15.0])
+    watched = LoadWindow(lambda: LoadSample(done=0, running=0), limit=lambda: None, clock=lambda: next(times))
+    watched._measure(100.0, 5)
+    assert watched.usage is None, "once is no rate"
+    watched._measure(105.0, 6)
+    watched._measure(115.0, 7)
+
+    assert watched.usage is not None
+    assert (watched.usage.cores, watched.usage.memory_bytes) == (2.0, 7)
+
+
+def test_what_a_process_takes_counts_its_children() -> None:
+    alone_s, alone = usage_of(os.getpid())
+    words = [sys.executable, "-c", "x = bytearray(200 << 20); print(len(x), flush=True); input()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        together_s, together = usage_of(os.getpid())
+        own_s, own = usage_of(child.pid)
+        child.communicate("\n")
+
+    assert own > 200 << 20
+    assert together > alone + (150 << 20)
+    assert together_s >= alone_s
+    assert own_s < together_s
+    assert usage_of(1 << 30) == (0.0, 0)

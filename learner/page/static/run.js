@@ -2,6 +2,7 @@
 import { Charts } from "./charts.js";
 import { crowd } from "./crowd.js";
 import { $, ask, el, NeedsToken, number, seconds, share, table } from "./dom.js";
+import { Machines } from "./machines.js";
 
 const NEW_AFTER_MS = 2000;
 const OTHERS_EVERY_MS = 15000; // runs beside this one have no stream of events: of those a browser takes six
@@ -30,6 +31,7 @@ export class RunView {
     this.told = null;
     /** @type {number | null} */
     this.total = null;
+    this.machines = new Machines(() => this.run);
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) this.pause();
       else if (this.visible) this.begin();
@@ -75,6 +77,7 @@ export class RunView {
 
   async begin() {
     this.pause();
+    this.machines.begin();
     const turn = (this.turn = (this.turn ?? 0) + 1);
     try {
       const [message, made, others, figures] = await Promise.all([

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from learner.page.routes import shown_machines
+from protocol.status import UsageStatus
+from services.diagnosis.patients import Condition
 from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, chromium, opened, shows
 from tests.learner.page.made_run import make_run, write_lines
 from tests.learner.page.told_page import ToldPage
+from tests.services.diagnosis.ward import ill, status, well
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -18,6 +22,7 @@ STOPPED = {
     "state": "sick", "cause": "culprit", "who": "generator",
     "sentence": "generator localhost:7310: hangs; a signal has stopped it", "remedy": "kill -CONT 4711 lets it go on",
 }  # fmt: skip
+HOSTILE = "<img src=x onerror='window.broken = 1'>"
 HEALTHY = {"state": "healthy", "cause": "", "who": "", "sentence": "Healthy: the learner trains 64%", "remedy": ""}
 
 
@@ -75,6 +80,28 @@ def test_a_run_that_has_ended_shows_its_last_verdict(browser: "Browser", tmp_pat
         page, said = opened(browser, f"{shown.url}#/run")
         shows(page, "#verdict.sick", "At the end: generator localhost:7310: hangs")
         assert page.locator("#verdict").is_visible(timeout=WAIT_MS)
+        assert said == []
+        page.context.close()
+
+
+def test_machines_and_logs_are_shown_while_they_are_unfolded(browser: "Browser", tmp_path: Path) -> None:
+    usage = UsageStatus(cores=1.25, memory_bytes=3 << 30)
+    well_one = status("generator").model_copy(update={"usage": usage, "log": ("12:00:00 ready", f"12:00:01 {HOSTILE}")})
+    machines = shown_machines([well(well_one), ill("env-service", Condition.DEAD)])
+    with ToldPage(make_run(tmp_path / "run", steps=20), told(HEALTHY), machines=machines) as served:
+        page, said = opened(browser, f"{served.url}#/run")
+        shows(page, "#verdict", "Healthy")
+        assert page.locator("#machines td").count() == 0, "nobody asks for them while they are folded"
+        page.locator("#machines > summary").click()
+        shows(page, "#machines td", "generator localhost:7310")
+        rows = page.locator("#machines tbody tr").all_inner_texts()
+        assert rows[0].split("\t") == ["generator localhost:7310", "here, process 7310", "2 min", "1.25", "3 GiB"]
+        assert "dead: does not do well" in rows[1]
+        page.locator("#logs details summary").click()
+        shows(page, "#logs .log", HOSTILE)
+        page.wait_for_timeout(5000)
+        assert page.locator("#logs .log").is_visible(), "it stays unfolded when it is told anew"
+        assert page.evaluate("window.broken") is None
         assert said == []
         page.context.close()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,10 +16,10 @@ from services.http.server import Listener, serve_http
 class ToldPage:
     """Serves in a thread while the body runs; `told` may be changed meanwhile, and is told within seconds."""
 
-    def __init__(self, folder: Path, told: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, told: dict[str, Any], *, machines: Sequence[dict[str, Any]] = ()) -> None:
         self.told = told
         self._listener = Listener(host="127.0.0.1", port=0)
-        self._page = RunPage([ShownRun("run", folder, lambda: self.told)], token=None)
+        self._page = RunPage([ShownRun("run", folder, lambda: self.told, lambda: list(machines))], token=None)
         self._loop = asyncio.new_event_loop()
         self._serving: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._serve)

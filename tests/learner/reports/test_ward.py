@@ -10,7 +10,7 @@ from learner.reports.ward import Ward
 from learner.weights.fleet import FleetMembers
 from protocol.messages import StatusNote
 from protocol.model import PolicyVersion
-from protocol.status import AskedPeer, Status
+from protocol.status import AskedPeer, EventStatus, Status
 from services.diagnosis.verdict import RunVerdict
 from services.http.tls import TlsFiles
 from tests.env_service.peers import hanging
@@ -18,6 +18,7 @@ from tests.learner.envs import SetClock
 from tests.learner.generators import FINGERPRINTS, announcement
 from tests.services.diagnosis.ward import load, status
 
+PUBLISHED = (EventStatus(name="publish", age_s=5.0),)
 ENV = "http://127.0.0.1:7330"
 
 
@@ -25,7 +26,7 @@ class WatchedFleet:
     """A ward over what a test sets, and the changes of its verdict."""
 
     def __init__(self) -> None:
-        self.own = status("learner", name="run", load=load(busy=0.7))
+        self.own = status("learner", name="run", load=load(busy=0.7), events=PUBLISHED)
         self.notes: list[StatusNote] = []
         self.changes: list[RunVerdict] = []
         self.clock = SetClock()
@@ -83,7 +84,7 @@ async def test_a_verdict_holds_once_it_was_found_twice_and_is_told_once() -> Non
         assert watched.ward.verdict is None
         assert (await watched.judged()).state == "healthy"
         watched.say(rewards=9.0)
-        watched.own = status("learner", name="run", load=load(busy=0.1))
+        watched.own = status("learner", name="run", load=load(busy=0.1), events=PUBLISHED)
         await watched.ward.look()
         assert watched.ward.verdict is not None
         assert watched.ward.verdict.state == "healthy", "one late answer is no illness"

@@ -89,15 +89,29 @@ def test_a_start_is_on_the_way_and_a_dead_process_is_not() -> None:
     assert judged(well(status("learner")), starting, ill("env-service", Condition.DEAD)).state == "sick"
 
 
-def test_a_generator_that_nobody_has_heard_of_yet_is_on_its_way_until_the_first_publish() -> None:
-    waits = (("a generator that serves version 0", 40.0),)
-    young = status("learner", waits=waits)
-    old = status("learner", waits=waits, events=(EventStatus(name="publish", age_s=50.0),))
+def test_processes_that_wait_for_each_other_are_on_the_way_until_the_first_publish() -> None:
+    env = well(status("env-service", waits=(("a generator that serves", 40.0),)))
+    waits = (("groups: 0 of 8 are there", 20.0, False),)
+    young = well(status("learner", waits=waits))
+    old = well(status("learner", waits=waits, events=(EventStatus(name="publish", age_s=50.0),)))
 
-    found = judged(well(young))
-    assert (found.state, found.remedy) == ("starting", "see the generator's log, or start one")
-    assert found.sentence.startswith("On the way: the learner waits for a generator that serves version 0 since 40 s")
-    assert judged(well(old)).state == "sick"
+    found = judged(young, env)
+    assert (found.state, found.remedy) == ("starting", "if it stays so, see the log of the generator, or start one")
+    assert found.sentence == (
+        "On the way: no generator has been heard of yet; the learner waits for groups: 0 of 8 are there since 20 s"
+    )
+    assert judged(old, env).state == "sick"
+    assert judged(young, env, ill("reward-service", Condition.DEAD)).state == "sick", "nobody waits for a start here"
+
+
+def test_a_learner_that_has_published_nothing_is_not_healthy_yet() -> None:
+    waits = (("its own start", 9.0),)
+    others = well(status("generator", load=load())), well(status("env-service", load=load()))
+
+    assert judged(well(status("learner", load=load(busy=0.05))), *others).sentence == (
+        "On the way: no weights are published yet"
+    )
+    assert judged(well(status("learner", waits=waits)), *others).state == "starting"
 
 
 @pytest.mark.parametrize(

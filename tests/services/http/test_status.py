@@ -124,3 +124,24 @@ def test_a_peer_that_was_not_called_is_said_to_be_so() -> None:
     called, other = peers_at(("http://host:1/", "http://host:2"), contacts.all(), kind="reward-service")
     assert (called.state, called.last_heard_s) == ("answers", 0.0)
     assert (other.state, other.last_heard_s) == ("not called yet", None)
+
+
+def test_the_last_lines_of_the_log_are_kept_and_only_warnings_are_failures() -> None:
+    logger = logging.getLogger("headway.tests")
+    before, root = logger.level, logging.getLogger()
+    logger.setLevel(logging.INFO)
+    try:
+        with recent_failures() as failures:
+            for number in range(30):
+                logger.info("step %d\nof many", number)
+            logger.warning("it is slow %s", "x" * 1000)
+    finally:
+        logger.setLevel(before)
+
+    lines = failures.lines()
+    assert len(lines) == 20
+    assert lines[0].endswith("step 11 of many"), "in one line, the oldest first"
+    assert " WARNING it is slow" in lines[-1]
+    assert len(lines[-1]) == 300
+    assert [one.text[:10] for one in failures.newest_first()] == ["it is slow"]
+    assert failures not in root.handlers
