@@ -41,7 +41,7 @@ from learner.command import keep_freed_memory
 from learner.training.policy import host_copy
 from learner.weights.probe import Probe
 from learner.weights.process_group import Meeting, MeetingPlace, Rooms
-from learner.weights.published import PackedWeights, Snapshot, pack
+from learner.weights.published import PackedWeights, Packer, Snapshot
 from protocol.fleet import JoinGroup, Prepare
 from services.network import LOOPBACK
 from services.process import DaemonThreads
@@ -198,7 +198,7 @@ class ProcessPair:
         snapshot = Snapshot(version=number, buckets=copied.buckets, probe=Probe())
         offered = self._clock()
         threads = DaemonThreads(name="pack")
-        self.packed = asyncio.run(pack(snapshot, incarnation=1, threads=threads))
+        self.packed = asyncio.run(Packer(incarnation=1, threads=threads).pack(snapshot))
         packed = self._clock()
         specs = tuple(bucket.spec for bucket in self.packed.buckets)
         plan = Prepare(version=str(self.packed.version), epoch=1, buckets=specs)

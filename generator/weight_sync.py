@@ -33,6 +33,7 @@ from protocol.fleet import (
     PullPlan,
     Reprobe,
     ReprobeResult,
+    WeightForm,
 )
 from protocol.model import PolicyVersion
 from services.http.app import RequestRefused
@@ -52,27 +53,30 @@ class Puller:
         self._client = client
         self.learner = learner.rstrip("/")
 
-    async def download(self, version: str, folder: Path) -> tuple[Prepare, Sequence[str]]:
-        """Writes one file for each bucket of `version` to `folder`; their plan and their paths.
+    async def download(
+        self, version: str, folder: Path, *, form: WeightForm = "whole"
+    ) -> tuple[Prepare, Sequence[str]]:
+        """Writes one file for each bucket of `version` in that form to `folder`; their plan and their paths.
 
         Raises WeightSyncError if the learner does not have the version, and OSError if there is no room.
         """
         url = f"{self.learner}/v1/weights/{version}"
         try:
-            plan = await self._client.get(f"{url}/plan", PullPlan, deadline_s=CHUNK_TIMEOUT_S, retries=3)
+            plan = await self._client.get(f"{url}/plan?form={form}", PullPlan, deadline_s=CHUNK_TIMEOUT_S, retries=3)
         except ServiceError as error:
             raise WeightSyncError(f"the learner gave no plan of version {version}: {error}") from error
         paths = [str(folder / f"{index}.bucket") for index in range(len(plan.buckets))]
         for index, (bucket, path) in enumerate(zip(plan.buckets, paths, strict=True)):
-            await self._bucket(f"{url}/buckets/{index}", path, nbytes=bucket.nbytes, chunk_bytes=plan.chunk_bytes)
-        return Prepare(version=version, epoch=PULLED_EPOCH, buckets=plan.buckets), paths
+            place = f"{url}/buckets/{index}?form={form}"
+            await self._bucket(place, path, nbytes=bucket.nbytes, chunk_bytes=plan.chunk_bytes)
+        return Prepare(version=version, epoch=PULLED_EPOCH, buckets=plan.buckets, adapter=plan.adapter), paths
 
     async def _bucket(self, url: str, path: str, *, nbytes: int, chunk_bytes: int) -> None:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             for offset in range(0, nbytes, chunk_bytes):
                 length = min(chunk_bytes, nbytes - offset)
-                chunk = await self._chunk(f"{url}?offset={offset}&length={length}", length=length)
+                chunk = await self._chunk(f"{url}&offset={offset}&length={length}", length=length)
                 await asyncio.to_thread(_write, file, chunk, offset)
         finally:
             os.close(file)
@@ -177,7 +181,7 @@ class WeightSync:
         began = time.monotonic()
         try:
             async with asyncio.timeout(request.deadline_s):
-                await self._download(request.version)
+                await self._download(request.version, form=request.form)
         except WeightSyncError as error:
             raise self._failed("pull", error) from error
         except OSError as error:  # a TimeoutError is one
@@ -189,9 +193,9 @@ class WeightSync:
         self._epoch, self._staged = PULLED_EPOCH, request.version
         return PrepareResult(version=request.version, receive_s=time.monotonic() - began)
 
-    async def _download(self, version: str) -> None:
+    async def _download(self, version: str, *, form: WeightForm) -> None:
         with tempfile.TemporaryDirectory(prefix="headway-pull-", dir=self._folder) as folder:
-            plan, paths = await self._puller.download(version, Path(folder))
+            plan, paths = await self._puller.download(version, Path(folder), form=form)
             await self._engine.stage_files(plan, paths=paths)
 
     async def commit(self, request: Commit) -> CommitResult:

@@ -12,7 +12,7 @@ from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.evaluation.config import EvaluationConfig, TrackersConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.tenants.config import TinkerConfig
-from learner.training.config import GuardConfig, TrainingConfig
+from learner.training.config import GuardConfig, LoraConfig, TrainingConfig
 from protocol.fleet import Backend, fingerprint_directory, quantization
 from services.config.agreements import EqualTo, Listens, ModelFolder
 from services.config.devices import cores, is_worth_threads
@@ -202,6 +202,11 @@ class WeightsConfig(ConfigModel):
         (),
         description="hosts, patterns (*.gpu.example) and networks (10.0.0.0/8) beyond this machine at which generators "
         "may be; those at https:// need no entry if http.tls_ca_file is set",
+    )
+    lora: Literal["adapter", "merged"] = Field(
+        "adapter",
+        description="what generators are sent of a run with training.lora: each version's adapter alone, and its base "
+        "weights once; or the model with the adapter merged, as of models that cannot be sent otherwise",
     )
     bucket_mb: int = Field(64, ge=1, le=2048, description="size of one broadcast, in MiB")
     bucket_timeout_s: float = Field(10.0, gt=0, description="longest wait for one bucket, in seconds")
@@ -437,6 +442,12 @@ class LearnerConfig(ProcessConfig):
     def collective(self) -> str:
         """Of its weight broadcasts."""
         return "" if self.learns_from_files or self.tinker.enabled else self.weights.backend
+
+    @property
+    def sent_alone(self) -> LoraConfig | None:
+        """The adapters, if generators are sent nothing else; None for whole weights."""
+        lora = self.training.lora
+        return lora if lora.enabled and self.weights.lora == "adapter" else None
 
     @property
     def exported_model(self) -> Path:

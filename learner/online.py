@@ -27,15 +27,16 @@ from learner.recovery import LoggedStep
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics
 from learner.reports.tally import StepRecord, Timing, step_record
+from learner.snapshots import Snapshots
 from learner.teachers.config import index_of
 from learner.teachers.teachers import Teachers
 from learner.training.batch import Teaching, TrainSequence, sequences_of
+from learner.training.config import LoraConfig
 from learner.training.guard import Guard
 from learner.training.step import StepMetrics
 from learner.training.trainer import NotFinite, Trainer, stop_after_skips
 from learner.weights.fleet import IdleWatch
 from learner.weights.probe import Prober
-from learner.weights.published import Snapshot
 from learner.weights.publisher import Publisher
 from services.config import made_with
 from services.tracing import lease_ended, lease_trace
@@ -52,6 +53,7 @@ class OnlineTraining:
     `first_probe` is the text whose logprobs prove the first publish; later ones use texts of the policy's own.
     `replay` are the batches of the log that are newer than the checkpoint: trained again, in order, without generators.
     They were taken under the bound of their time, so the guard follows them, and its bound holds from there on.
+    `sent_alone` are the adapters, if generators are sent nothing else.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class OnlineTraining:
         first_version: int,
         replay: Sequence[LoggedStep],
         loop: asyncio.AbstractEventLoop,
+        sent_alone: LoraConfig | None = None,
     ) -> None:
         self._config = config
         self._trainer = trainer
@@ -91,6 +94,7 @@ class OnlineTraining:
         self._prober = Prober(
             first=first_probe, tokens=config.weights.probe_tokens, logprobs=self._trainer.probe_logprobs
         )
+        self._snapshots = Snapshots(trainer, bucket_bytes=config.weights.bucket_mb << 20, lora=sent_alone)
         self._began: float | None = None
         self._before_s = 0.0
         self._underway: list[Future[None]] = []
@@ -269,8 +273,7 @@ class OnlineTraining:
         ]
 
     def _publish(self) -> None:
-        copy = self._trainer.host_copy(bucket_bytes=self._config.weights.bucket_mb << 20)
-        self._publisher.offer(Snapshot(version=self._version, buckets=copy.buckets, probe=self._prober.probe()))
+        self._publisher.offer(self._snapshots.take(version=self._version, probe=self._prober.probe()))
 
     async def _last_publish(self) -> None:
         """Generators outlive the learner: they are left with its last version, if they take it in time."""

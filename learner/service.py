@@ -185,6 +185,7 @@ async def _train(parts: EventLoopParts, trainer: Trainer, thread: TrainerThread,
         first_version=recovered.version,
         replay=recovered.batches,
         loop=asyncio.get_running_loop(),
+        sent_alone=config.sent_alone,
     )
     thread.on_stop(training.interrupt)
     parts.waits.started()

@@ -42,6 +42,9 @@ TOLD_ALIKE = ", and with the same chat_template and chat_template_kwargs in [run
 """The end of a remedy for chat templates of different fingerprints."""
 CHUNK_HASH_HEADER = "X-Headway-Xxh3"
 """The header of a chunk of a bucket: the xxh3 hash of its bytes, hexadecimal."""
+FACTOR_PREFIX = "base_model.model."
+FACTOR_ENDS = (".lora_A.weight", ".lora_B.weight")
+"""Ends of the names of an adapter's factors: down [rank, in], and up [out, rank]."""
 # Of the configuration, what says which tensors exist and what they mean. The rest differs harmlessly between releases.
 _SHAPE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -136,12 +139,39 @@ class BucketSpec(WireModel):
     tensors: tuple[TensorSpec, ...] = Field(min_length=1)
 
 
+WeightForm = Literal["whole", "based", "alone"]
+"""Form in which a version is sent: the model's weights; base weights and then an adapter; or an adapter alone, to
+whoever holds its base weights.
+"""
+
+
+class LowRank(WireModel):
+    """Of weights that are sent as base weights and a low-rank adapter: `alpha / rank` * up @ down is added.
+
+    `base` is the digest of the base weights. The factors are named as in peft's files, and in buckets of their own
+    behind those of the base weights, if these are sent.
+    """
+
+    base: Digest = Field(min_length=1, max_length=128)
+    rank: int = Field(ge=1)
+    alpha: float = Field(gt=0)
+
+
 class Prepare(WireModel):
-    """`POST /v1/weights/prepare`: receive these buckets into the staging buffer while serving goes on."""
+    """`POST /v1/weights/prepare`: receive these buckets into the staging buffer while serving goes on.
+
+    Without `adapter` they hold the model's weights as they are.
+    """
 
     version: VersionText
     epoch: int = Field(ge=0)
     buckets: tuple[BucketSpec, ...] = Field(min_length=1)
+    adapter: LowRank | None = Field(default=None, exclude_if=lambda adapter: adapter is None)
+
+    @property
+    def brings_base(self) -> bool:
+        """False for an adapter alone."""
+        return not all(is_factor(tensor.name) for tensor in self.buckets[0].tensors)
 
 
 class PrepareResult(WireModel):
@@ -158,17 +188,19 @@ class Pull(WireModel):
 
     version: VersionText
     deadline_s: float = Field(gt=0)
+    form: WeightForm = Field(default="whole", exclude_if=lambda form: form == "whole")
 
 
 class PullPlan(WireModel):
-    """`GET /v1/weights/{version}/plan` at the learner: what to download.
+    """`GET /v1/weights/{version}/plan?form=…` at the learner: what to download.
 
-    Chunks of at most `chunk_bytes` are at `/v1/weights/{version}/buckets/{index}?offset=…&length=…`.
+    Chunks of at most `chunk_bytes` are at `/v1/weights/{version}/buckets/{index}?form=…&offset=…&length=…`.
     """
 
     version: VersionText
     chunk_bytes: int = Field(ge=1)
     buckets: tuple[BucketSpec, ...] = Field(min_length=1)
+    adapter: LowRank | None = Field(default=None, exclude_if=lambda adapter: adapter is None)
 
     @property
     def total_bytes(self) -> int:
@@ -211,6 +243,11 @@ class ReprobeResult(WireModel):
 
     version: VersionText
     probe_logprobs: tuple[float, ...]
+
+
+def is_factor(name: str) -> bool:
+    """True for a tensor that is one of an adapter's factors."""
+    return name.endswith(FACTOR_ENDS)
 
 
 def fingerprint_directory(

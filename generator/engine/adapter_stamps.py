@@ -40,7 +40,7 @@ class AdapterStamps:
 
     def added(self, request: Any) -> None:
         """A request that may have an adapter begins to wait."""
-        if request.lora_request is not None:
+        if request.lora_request is not None and request.lora_request.base_model_name is not None:
             self._slots[request.request_id] = request.lora_request.lora_int_id
 
     def planned(self, step: Any) -> None:

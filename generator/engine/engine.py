@@ -11,6 +11,8 @@ Import this module after `generator.engine.options.prepare_environment` was call
 """
 
 import asyncio
+import dataclasses
+import logging
 import multiprocessing
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
@@ -37,11 +39,13 @@ from generator.engine.records import (
     scoring_params,
 )
 from generator.engine.socket_folder import make_socket_folder, remove_socket_folder
-from generator.weights.plan import LoadReport, WeightSyncError, check_plan
+from generator.weights.plan import POLICY_ADAPTER, LoadReport, WeightSyncError, check_plan
 from protocol.adapters import AdapterSampleRequest
 from protocol.fleet import JoinGroup, Prepare
 from protocol.generation import GeneratePart, Sampling
 from services.process import NeverServed
+
+logger = logging.getLogger(__name__)
 
 POLL_FIRST_S = 0.002
 MAX_POLL_S = 0.02
@@ -146,12 +150,19 @@ class Engine:
             said = last_words.said()
             last_words.close()
             remove_socket_folder()
-            raise EngineNotStarted(said or root_sentence(error)) from error
+            failure = EngineNotStarted(said or root_sentence(error))
+            if options.policy_rank and "lora" in str(failure).lower():
+                logger.warning("the learner's adapters are added to the weights here, without LoRA layers: %s", failure)
+                return await cls.start(options=dataclasses.replace(options, policy_rank=0))
+            raise failure from error
         engine = cls(options=options, llm=llm, last_words=last_words)
         await llm.update_weight_version(options.initial_version)
         llm.cache_version = options.initial_version
         if options.adapter_slots:
             await llm.collective_rpc("headway_score_prompts_with_their_adapters")
+        elif options.policy_rank:
+            await llm.collective_rpc("headway_hold_adapters_in_layers")
+            llm.policy_adapter = LoRARequest("policy", POLICY_ADAPTER, "/not/a/file")
         return engine
 
     @property

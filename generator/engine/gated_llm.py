@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
@@ -148,6 +149,8 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.cache_version = ""
+        self.policy_adapter: LoRARequest | None = None
+        """Of every request, if there is one; see `PolicyAdapter`."""
         self._closed = False
         self._waiters: set[asyncio.Future[None]] = set()
         self._entering = 0
@@ -176,6 +179,8 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
         self._entering += 1
         self._none_entering.clear()
         try:
+            if self.policy_adapter is not None:
+                kwargs["lora_request"] = self.policy_adapter
             prompt["cache_salt"] = f"{self.cache_version}/{prompt.get('cache_salt') or ''}"
             return await super().add_request(request_id, prompt, *args, **kwargs)
         finally:

@@ -79,7 +79,8 @@ class EngineOptions:
     `tokenizer` says whether to load the model's; our own routes take and give tokens, the OpenAI routes need it.
     `stall_timeout_s` is the longest wait for an answer of the engine, beside what a load takes (`pause_ttl_s`).
     `recompute_on_update` has requests in flight compute their keys and values again at each update.
-    `adapter_slots` is how many adapters the engine holds at once, of at most `max_adapter_rank`.
+    `adapter_slots` is how many adapters the engine holds at once, of at most `max_adapter_rank`. `policy_rank`: weights
+    may come as an adapter of at most this rank to the base weights; 0: they come whole.
     `extra` are arguments of vLLM's by its names, which are no settings here.
     `initial_version` stamps the tokens that are sampled before the first commit. `instance` is drawn at each start of
     the process, which signs its stamps with it.
@@ -105,6 +106,7 @@ class EngineOptions:
     recompute_on_update: bool = False
     adapter_slots: int = 0
     max_adapter_rank: int = 32
+    policy_rank: int = 0
     pause_ttl_s: float = 60.0
     stall_timeout_s: float = 15.0
     verbose: bool = False

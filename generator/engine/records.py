@@ -67,10 +67,11 @@ def _adapter_arguments(options: EngineOptions) -> dict[str, object]:
     """Arguments for one slot more than are used: with all of them taken, vLLM's CPU kernels compute a request that has
     no adapter with the last one's.
     """
-    if not options.adapter_slots:
+    if not options.adapter_slots and not options.policy_rank:
         return {}
-    slots = options.adapter_slots + 1
-    ranks = [rank for rank in ADAPTER_RANKS if rank >= options.max_adapter_rank]
+    slots = options.adapter_slots + 1 if options.adapter_slots else 2
+    most = options.max_adapter_rank if options.adapter_slots else options.policy_rank
+    ranks = [rank for rank in ADAPTER_RANKS if rank >= most]
     return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": ranks[0]}
 
 
@@ -112,7 +113,10 @@ def engine_kind(config: VllmConfig) -> str:
     """Determines the layout of loaded parameters: the type, the device, and what this vLLM makes of both."""
     cpu = current_platform.is_cpu()
     device = torch.backends.cpu.get_cpu_capability() if cpu else current_platform.get_device_name()
-    return f"vllm {vllm.__version__}, torch {torch.__version__}, {platform.machine()} {device}, {dtype_name(config)}"
+    lora = "" if config.lora_config is None else f", LoRA of {config.lora_config.max_lora_rank}"
+    return (
+        f"vllm {vllm.__version__}, torch {torch.__version__}, {platform.machine()} {device}, {dtype_name(config)}{lora}"
+    )
 
 
 def dtype_name(config: VllmConfig) -> str:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from protocol.fleet import BUCKET_ALIGNMENT, BucketSpec, TensorSpec
 
+POLICY_ADAPTER = 1
+"""The number of the learner's adapter in an engine that computes it beside the weights."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
 

@@ -6,10 +6,12 @@ its own: joining a group, and receiving into the staging buffers. Only a load to
 call, so that no step can see half of it.
 """
 
+import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +33,13 @@ from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process
 from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS, materialize_layer
 
 from generator.weights.group import BroadcastRank
-from generator.weights.plan import WeightSyncError, tensor_bytes
-from protocol.fleet import BucketSpec, JoinGroup, Prepare
+from generator.weights.held_base import HeldBase, check_factors, view_of
+from generator.weights.plan import WeightSyncError
+from generator.weights.policy_adapter import PolicyAdapter
+from protocol.fleet import BucketSpec, JoinGroup, Prepare, is_factor
 from services.process import DaemonThreads
+
+logger = logging.getLogger(__name__)
 
 BACKEND = "headway"
 DIGEST_CHUNK_BYTES = 64 << 20
@@ -73,8 +79,47 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self._spare: list[torch.Tensor] = []
         self._deadline = float("inf")
         self.touched = False
-        self._parameters = frozenset(name for name, _ in model.named_parameters() if _is_loaded(model, name))
+        self._parameters = _loaded_parameters(model)
         self._written: set[torch.nn.Module] = set()
+        self._layers: PolicyAdapter | None = None
+        self._in_layers = False
+        self._base = ""
+        """Digest of the base weights that the model has, while its layers hold an adapter."""
+        self._held = HeldBase()
+        self._is_merged = False
+        self._merged: list[tuple[BucketSpec, torch.Tensor]] | None = None
+
+    def take_layers(self, layers: PolicyAdapter) -> None:
+        """The model has LoRA layers, which adapters are held in from now on, and not added to its weights."""
+        self._layers, self._in_layers = layers, True
+        with layers.away():
+            self._parameters = _loaded_parameters(self.model)
+
+    def _take(self, plan: Prepare) -> None:
+        """This plan is to be staged. Raises WeightSyncError if it could not be loaded, before any of it comes."""
+        self._staged = self._merged = None
+        if plan.adapter is not None:
+            self._check_layers(plan)
+            held = self._base if self._in_layers else self._held.digest
+            if not plan.brings_base and held != plan.adapter.base:
+                raise WeightSyncError(f"an adapter to base weights {plan.adapter.base} came, held are {held or 'none'}")
+            base = [bucket for bucket in plan.buckets if not _has_factors(bucket)]
+            if base or not self._in_layers:
+                check_factors(plan, base or [bucket for bucket, _ in self._held.buckets])
+        self._plan = plan
+
+    def _check_layers(self, plan: Prepare) -> None:
+        """Turns to adding adapters to the weights, from the first one on that LoRA layers cannot hold."""
+        assert plan.adapter is not None
+        if self._layers is None or not self._in_layers:
+            return
+        names = [tensor.name for bucket in plan.buckets for tensor in bucket.tensors if is_factor(tensor.name)]
+        if fault := self._layers.fault(names, plan.adapter):
+            logger.warning("the learner's adapter is added to the weights here: %s", fault)
+            self._in_layers = False
+
+    def _merges(self, plan: Prepare) -> bool:
+        return plan.adapter is not None and not self._in_layers
 
     def init_transfer_engine(self, init_info: GroupInfo) -> None:
         """Begin to join a group; `progress` says when that is done. A group held before is dropped."""
@@ -85,21 +130,18 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
     def stage(self, plan: Prepare) -> None:
         """Begin to receive every bucket of `plan`; `progress` says when all are here and verified."""
         group = self._joined()
-        self._staged = None
-        self._plan = plan
+        self._take(plan)
         self._run(lambda _: self._receive_all(group, plan))
 
     def stage_files(self, plan: Prepare, paths: Sequence[str]) -> None:
         """Begin to read every bucket of `plan` from a local file each; `progress` as for `stage`."""
-        self._staged = None
-        self._plan = plan
+        self._take(plan)
         self._run(lambda _: self._read_all(plan, paths))
 
     def expect(self, plan: Prepare) -> None:
         """Take note of a plan whose buckets will be received during the load itself."""
         self._joined()
-        self._staged = None
-        self._plan = plan
+        self._take(plan)
 
     def progress(self) -> bool:
         """True if the last operation has ended well. Raises WeightSyncError if it failed."""
@@ -115,10 +157,11 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self._group = None
         self._operation = None
         self._plan = None
-        self._staged = None
+        self._staged = self._merged = None
 
     def start_weight_update(self) -> None:
         self.touched = True
+        self._base = ""
         _forget_half_loaded_layers(self.model)
         _pack_experts_with_the_load(self.model)
         initialize_layerwise_reload(self.model)
@@ -133,7 +176,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         plan = self._plan
         assert plan is not None, "nothing was staged"
         loaded: set[str] = set()
-        for bucket, buffer in self._buffers(plan):
+        for bucket, buffer in self._whole(plan):
             loaded |= self._load(bucket, buffer)
         missing = sorted(self._parameters - loaded)
         if missing:
@@ -166,10 +209,39 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self._written = set()
         finalize_layerwise_reload(self.model, self.model_config)
         _pack_heads_again(self.model)
+        plan = self._plan
+        assert plan is not None, "nothing was staged"
+        base = [bucket for bucket, _ in self._held.buckets] if self._merges(plan) else plan.buckets
+        factors = plan.buckets if self._merges(plan) else ()
+        self._is_merged = self._merges(plan)
+        hashes = [bucket.xxh3 for bucket in base if not _has_factors(bucket)]
+        self._loaded = "".join([*hashes, *(bucket.xxh3 for bucket in factors if _has_factors(bucket))])
+
+    @property
+    def reloads(self) -> bool:
+        """False if all that is to be loaded is an adapter into LoRA layers."""
+        return self._plan is None or self._plan.brings_base or self._merges(self._plan)
+
+    def without_layers(self) -> AbstractContextManager[None]:
+        """Within it the model takes weights by the names that it has without LoRA layers."""
+        return nullcontext() if self._layers is None else self._layers.away()
+
+    def finish_load(self) -> None:
+        """Ends a load: LoRA layers hold the plan's adapter from now on, or zeros."""
+        plan = self._plan
+        assert plan is not None, "nothing was staged"
+        if self._layers is not None:
+            buffers = [] if plan.adapter is None or self._merges(plan) else list(self._buffers(plan))
+            self.touched = True
+            if buffers and plan.adapter is not None:
+                self._layers.load(_factors(buffers), plan.adapter)
+                self._base = plan.adapter.base
+            elif self.reloads:
+                self._layers.clear()
         self.touched = False
-        self._loaded = "".join(bucket.xxh3 for bucket in self._plan.buckets) if self._plan is not None else ""
-        self._spare = [] if self._from_files else self._staged or []
-        self._staged = None
+        staged = [] if self._from_files or self._staged is None else self._staged
+        self._spare = staged if self._merged is None else [buffer for _, buffer in self._merged]
+        self._staged = self._merged = None
         self._plan = None
 
     def first_bucket(self, *, ttl_s: float) -> None:
@@ -201,8 +273,10 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
             digest.update(name.encode())
             _update_digest(digest, parameter.detach())
             hidden = hidden or parameter.numel() == 0
-        if hidden:
+        if hidden or self._is_merged:  # a merge may round away what an adapter has moved by
             digest.update(self._loaded.encode())
+        if self._layers is not None:
+            self._layers.update(digest)
         self._fingerprint = str(digest.hexdigest())
 
     def shutdown(self) -> None:
@@ -246,8 +320,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
                 checked = beside.submit(_verify, staged[-1], bucket=bucket, index=index)
             if checked is not None:
                 checked.result()
-        if self._plan is plan:
-            self._staged, self._from_files = staged, False
+        self._all_are_here(plan, staged, from_files=False)
 
     def _read_all(self, plan: Prepare, paths: Sequence[str]) -> None:
         if len(paths) != len(plan.buckets):
@@ -258,8 +331,21 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
             raw = torch.from_file(path, size=bucket.nbytes, dtype=torch.uint8)
             _verify(raw, bucket=bucket, index=index)
             staged.append(raw)
-        if self._plan is plan:
-            self._staged, self._from_files = staged, True
+        self._all_are_here(plan, staged, from_files=True)
+
+    def _all_are_here(self, plan: Prepare, staged: list[torch.Tensor], *, from_files: bool) -> None:
+        if self._plan is not plan:
+            return
+        if self._merges(plan):
+            self._merge(plan, list(zip(plan.buckets, staged, strict=True)))
+        self._staged, self._from_files = staged, from_files
+
+    def _merge(self, plan: Prepare, received: Sequence[tuple[BucketSpec, torch.Tensor]]) -> None:
+        """Beside what serves, where there is staging: a load then takes as long as that of whole weights."""
+        assert plan.adapter is not None
+        if plan.brings_base:
+            self._held.keep(plan.adapter.base, [each for each in received if not _has_factors(each[0])])
+        self._merged = list(self._held.merged(_factors(received), plan.adapter, room=self._buffer))
 
     def _receive(self, *, group: BroadcastRank, bucket: BucketSpec, index: int) -> torch.Tensor:
         """The bucket where the group puts it, for a load at once."""
@@ -289,6 +375,17 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
                 return self._spare.pop(i)
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.device.type != "cpu")
 
+    def _whole(self, plan: Prepare) -> Iterator[tuple[BucketSpec, torch.Tensor]]:
+        """Weights under the model's own names, adapters merged unless layers hold them."""
+        if not self._merges(plan):
+            # The factors come last, and stay staged for those layers.
+            count = sum(not _has_factors(bucket) for bucket in plan.buckets)
+            yield from itertools.islice(self._buffers(plan), count)
+            return
+        if self._merged is None:
+            self._merge(plan, [(bucket, buffer.cpu()) for bucket, buffer in self._buffers(plan)])
+        yield from self._merged or ()
+
     def _buffers(self, plan: Prepare) -> Iterator[tuple[BucketSpec, torch.Tensor]]:
         """The staged buckets, and then the rest as it arrives."""
         staged = self._staged or []
@@ -308,8 +405,20 @@ def _verify(buffer: torch.Tensor, *, bucket: BucketSpec, index: int) -> None:
 
 def _views(*, bucket: BucketSpec, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     for tensor in bucket.tensors:
-        raw = buffer[tensor.offset : tensor.offset + tensor_bytes(tensor)]
-        yield tensor.name, raw.view(getattr(torch, tensor.dtype)).view(tensor.shape)
+        yield tensor.name, view_of(buffer, tensor)
+
+
+def _has_factors(bucket: BucketSpec) -> bool:
+    return is_factor(bucket.tensors[0].name)
+
+
+def _factors(received: Sequence[tuple[BucketSpec, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    buckets = [(bucket, buffer) for bucket, buffer in received if _has_factors(bucket)]
+    return {name: view for bucket, buffer in buckets for name, view in _views(bucket=bucket, buffer=buffer)}
+
+
+def _loaded_parameters(model: torch.nn.Module) -> frozenset[str]:
+    return frozenset(name for name, _ in model.named_parameters() if _is_loaded(model, name))
 
 
 def _pack_heads_again(model: torch.nn.Module) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from generator.weights.adapted_prompts import score_prompts_with_their_adapters
 from generator.weights.plan import LoadReport, WeightSyncError
+from generator.weights.policy_adapter import PolicyAdapter
 from generator.weights.transfer import HeadwayTransferEngine, register, timed
 from protocol.fleet import Prepare
 
@@ -37,6 +38,10 @@ class WorkerExtension:
         """To be called once, where adapters are served."""
         score_prompts_with_their_adapters(self.model_runner)
 
+    def headway_hold_adapters_in_layers(self) -> None:
+        """To be called once, where the learner's adapters are to be computed beside the weights."""
+        self.weight_transfer_engine.take_layers(PolicyAdapter(self.model_runner))
+
     def headway_stage(self, plan: str, staging: bool) -> str:
         """Begin to receive `plan` beside the weights, or without staging only take note of it."""
         engine = self.weight_transfer_engine
@@ -51,7 +56,10 @@ class WorkerExtension:
 
     def headway_stage_files(self, plan: str, paths: list[str]) -> str:
         """Begin to read the buckets of `plan` from local files."""
-        self.weight_transfer_engine.stage_files(Prepare.model_validate_json(plan), paths)
+        try:
+            self.weight_transfer_engine.stage_files(Prepare.model_validate_json(plan), paths)
+        except WeightSyncError as error:
+            return error.reason
         return ""
 
     def headway_progress(self) -> tuple[bool, str]:
@@ -85,9 +93,13 @@ class WorkerExtension:
         return self.weight_transfer_engine.fingerprint()
 
     def _load(self) -> None:
-        self.start_weight_update()
-        self.update_weights({})
-        self.finish_weight_update()
+        engine = self.weight_transfer_engine
+        if engine.reloads:
+            with engine.without_layers():
+                self.start_weight_update()
+                self.update_weights({})
+                self.finish_weight_update()
+        engine.finish_load()
 
 
 register()

@@ -156,6 +156,7 @@ class LearnerMetrics:
         self._pause = metrics.histogram(
             "publish_pause_seconds", "Longest pause of a generator in a publish.", buckets=_SECONDS
         )
+        self._sent = metrics.gauge("publish_bytes", "Bytes that each generator received in the newest publish.")
         self._gap = metrics.gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
         self._joins = metrics.counter("joins", "Generators that caught up by a download.")
         self._generators = metrics.gauge(
@@ -254,6 +255,7 @@ class LearnerMetrics:
         self._prepare.observe(report.prepare_s)
         self._commit.observe(report.commit_s)
         self._pause.observe(report.pause_s)
+        self._sent.set(report.sent_bytes)
         self._gap.set(report.probe_gap)
 
     def joined(self) -> None:

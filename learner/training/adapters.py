@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 ADAPTER = "default"
 BASE_LAYER = "base_layer"
+MOST_RANK = 512
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -128,6 +129,18 @@ def merged_weights(model: nn.Module) -> Iterator[MergedWeight]:
     for name, parameter in model.named_parameters():
         if id(parameter) not in factors:
             yield MergedWeight(name=_plain(name), parameter=parameter, adapter=adapters.get(id(parameter)))
+
+
+def why_merged(causal_lm: nn.Module, config: LoraConfig) -> str:
+    """Reason why generators can only be sent the model with these adapters merged; empty if vLLM may take them alone.
+
+    What an engine of a given model has no place for, it says itself.
+    """
+    if config.rank > MOST_RANK:
+        return f"training.lora.rank is {config.rank}, and vLLM takes ranks up to {MOST_RANK}"
+    if adaptable(causal_lm)[1]:
+        return "the model is a mixture of experts, whose adapters vLLM keeps otherwise"
+    return ""
 
 
 def _plain(name: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,11 @@ from learner.training.layouts import last_states, without_dropout
 from learner.training.logits import LogitRules, logit_rules
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import Microbatch
+from learner.training.peft_names import peft_names
 from learner.training.routing import ExpertWatch, RoutingSums
 from learner.weights.process_group import BucketWriter, LaidOut, Rooms
 
+WeightPart = Literal["merged", "base", "adapter"]
 # Parameters are gathered in groups of about this size, so that ZeRO-3 never has the whole model on one device.
 GATHER_BYTES = 256 * 2**20
 TOKENIZER_FILES = (
@@ -279,6 +281,12 @@ class WholeWeight:
         """
         return self.base if self.adapter is None else self.adapter.merged(self.base)
 
+    def factors(self) -> Iterator[tuple[str, Tensor]]:
+        """The factors of its adapter, down and then up, by the names of peft's files."""
+        if self.adapter is not None:
+            layer = self.name.removeprefix(PolicyModel.PREFIX).removesuffix(".weight")
+            yield from zip(peft_names(layer), (self.adapter.down, self.adapter.up), strict=True)
+
 
 class WholeModel(Protocol):
     """A model whose weights can be had whole: one that is trained (`Engine`), or one of a checkpoint."""
@@ -295,12 +303,19 @@ class WholeModel(Protocol):
 
 
 def host_copy(
-    engine: WholeModel, *, dtype: Dtype, keep: bool, bucket_bytes: int = 0, rooms: Rooms | None = None
+    engine: WholeModel,
+    *,
+    dtype: Dtype,
+    keep: bool,
+    bucket_bytes: int = 0,
+    rooms: Rooms | None = None,
+    part: WeightPart = "merged",
 ) -> WeightSnapshot:
     """The weights as of now, as `dtype`: the optimizer's own for float32, the model's for the model's type.
 
-    Adapters are merged, in float32. They lie in buckets of about `bucket_bytes`, in `rooms`; 0: each in memory of its
-    own. All ranks must call it; those with `keep` false return no tensors, and spend no memory.
+    Adapters are merged, in float32; or it is the weights without them, or their factors in float32, by peft's names.
+    They lie in buckets of about `bucket_bytes`, in `rooms`; 0: each in memory of its own. All ranks must call it; those
+    with `keep` false return no tensors, and spend no memory.
 
     What comes from another device than the CPU is rounded there, and looked through for numbers that are not finite: at
     hundreds of times the speed of a thread of the CPU, which would read all of it once more.
@@ -321,10 +336,15 @@ def host_copy(
         wrong.extend([stored[0][0]] if elsewhere and not all_finite(value) else [])
         copies.extend(NamedTensor(each, writer.add(each, part, dtype=dtype)) for each, part in stored)
 
-    for weight in whole_weights(engine, dtype=wanted):
-        if keep:
+    for weight in whole_weights(engine, dtype=wanted, part=part):
+        if keep and part == "adapter":
+            for name, factor in weight.factors():
+                # In whatever type weights are sent: who merges it then comes to the same weights as the learner.
+                copies.append(NamedTensor(name, writer.add(name, factor, dtype=torch.float32)))
+        elif keep:
             copy(weight.name, weight.value(), wanted)
-    for name, buffer in _stored_buffers(engine.model) if keep else ():
+    on_device = on_device and part != "adapter"
+    for name, buffer in _stored_buffers(engine.model) if keep and part != "adapter" else ():
         copy(name, buffer, buffer.dtype)  # as the model keeps it: a router's bias has more digits than the weights
     return WeightSnapshot(
         tensors=tuple(copies), buckets=writer.buckets(), not_finite=tuple(wrong) if on_device else None
@@ -348,16 +368,27 @@ def _stored_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield name, buffer
 
 
-def whole_weights(engine: WholeModel, *, dtype: torch.dtype) -> Iterator[WholeWeight]:
-    """The weights of `engine.model` without adapters, in the model's order, one bucket of them whole at a time.
+def whole_weights(engine: WholeModel, *, dtype: torch.dtype, part: WeightPart = "merged") -> Iterator[WholeWeight]:
+    """The weights of `engine.model` without adapters, in the model's order, one bucket of them whole at a time. Of the
+    `base`, adapters are left out; of the `adapter`, whatever has none, and base weights may not be whole.
 
     Precise enough for `dtype`, but not converted to it. Each is valid until the next one is asked for. All ranks must
     iterate, and to the end.
     """
-    for bucket in _buckets(engine.model):
-        with engine.gathered([parameter for weight in bucket for parameter in weight.parameters]):
+    for bucket in _buckets(engine.model, part):
+        with engine.gathered([parameter for weight in bucket for parameter in _of_part(weight, part)]):
             for weight in bucket:
-                yield _whole(engine, weight, dtype)
+                yield _whole(engine, replace(weight, adapter=None) if part == "base" else weight, dtype)
+
+
+def _of_part(weight: MergedWeight, part: WeightPart) -> Sequence[nn.Parameter]:
+    match part:
+        case "merged":
+            return weight.parameters
+        case "base":
+            return weight.parameters[:1]
+        case "adapter":
+            return weight.parameters[1:]
 
 
 def _whole(engine: WholeModel, weight: MergedWeight, dtype: torch.dtype) -> WholeWeight:
@@ -370,12 +401,13 @@ def _whole(engine: WholeModel, weight: MergedWeight, dtype: torch.dtype) -> Whol
     return WholeWeight(name=weight.name, base=base)
 
 
-def _buckets(model: nn.Module) -> Iterator[list[MergedWeight]]:
+def _buckets(model: nn.Module, part: WeightPart) -> Iterator[list[MergedWeight]]:
     bucket: list[MergedWeight] = []
     size = 0
     for weight in merged_weights(model):
-        bucket.append(weight)
-        for parameter in weight.parameters:
+        parameters = _of_part(weight, part)
+        bucket += [weight] if parameters else []
+        for parameter in parameters:
             # A parameter that ZeRO-3 has sharded is empty here, and says its size elsewhere.
             size += int(getattr(parameter, "ds_numel", parameter.numel())) * parameter.element_size()
         if size >= GATHER_BYTES:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,12 +32,20 @@ from torch import Tensor
 from learner.algorithms.preset import CarriedState, Preset
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.algorithms.shaping import RunningMoments
+from learner.training.adapters import why_merged
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import Dtype, TrainingConfig
 from learner.training.finite import all_finite
 from learner.training.models import TokenValues, open_models
 from learner.training.packing import pack, shared_prefixes
-from learner.training.policy import PolicyModel, TextFiles, WeightSnapshot, host_copy, write_model_directory
+from learner.training.policy import (
+    PolicyModel,
+    TextFiles,
+    WeightPart,
+    WeightSnapshot,
+    host_copy,
+    write_model_directory,
+)
 from learner.training.ranks import CommandChannel, RankCommand, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
 from learner.training.step import StepMetrics, TrainingStep, TrainingStopped
@@ -259,22 +267,30 @@ class Trainer:
         self._tell(RankCommand(action="train_step", version=version))
         return self._train_step(flatten(sequences))
 
-    def host_copy(self, *, bucket_bytes: int = 0) -> WeightSnapshot:
+    def host_copy(self, *, bucket_bytes: int = 0, part: WeightPart = "merged") -> WeightSnapshot:
         """The weights as of now in `publish_dtype`, on rank 0's CPU. Later steps do not change the copy.
 
-        They lie in buckets of about `bucket_bytes`; 0: each in memory of its own. Raises NotFinite for weights that are
-        not finite.
+        They lie in buckets of about `bucket_bytes`; 0: each in memory of its own. `part` is as in the function of this
+        name. Raises NotFinite for weights that are not finite.
         """
-        self._tell(RankCommand(action="host_copy"))
-        rooms = self._rooms if bucket_bytes else None
+        self._tell(RankCommand(action="host_copy", path=part))
+        rooms = self._rooms if bucket_bytes and part != "base" else None  # a base is copied once
         copy = host_copy(
             self._models.engine,
             dtype=self._config.publish_dtype,
             keep=self._ranks.leads,
             bucket_bytes=bucket_bytes,
             rooms=rooms,
+            part=part,
         )
         return check_snapshot(copy)
+
+    @property
+    def why_merged(self) -> str:
+        """Reason why its adapters cannot be sent alone; empty if they can. For a policy with adapters."""
+        trained = self._models.trained
+        assert isinstance(trained, PolicyModel), "generators sample from a policy"
+        return why_merged(trained.causal_lm, self._config.lora)
 
     def probe_logprobs(self, texts: Sequence[Sequence[int]]) -> list[float]:
         """Logprobs at temperature 1, in nats, of the tokens 1… of each text by the present weights, end to end.
@@ -339,7 +355,8 @@ class Trainer:
         if command.action == "train_step":
             self._train_step(None)
         elif command.action == "host_copy":
-            host_copy(self._models.engine, dtype=self._config.publish_dtype, keep=False)
+            part = cast("WeightPart", command.path)
+            host_copy(self._models.engine, dtype=self._config.publish_dtype, keep=False, part=part)
         elif command.action in ("outputs", "reference"):
             self._step.outputs(share_batch(None), reference=command.action == "reference")
         elif command.action == "probe":

@@ -261,8 +261,12 @@ class WeightBroadcast:
         self, group: BroadcastGroup, members: Sequence[FleetMember], packed: PackedWeights
     ) -> _CollectiveResult:
         timeout_s = self._options.bucket_timeout_s
-        specs = tuple(bucket.spec for bucket in packed.buckets)
-        body = Prepare(version=str(packed.version), epoch=self._epoch, buckets=specs)
+        form = packed.form_for(member.base for member in members)
+        buckets = packed.in_form(form)
+        specs = tuple(bucket.spec for bucket in buckets)
+        body = Prepare(version=str(packed.version), epoch=self._epoch, buckets=specs, adapter=packed.adapter)
+        for member in members:
+            member.form = form
         deadline_s = timeout_s * (len(specs) + 1) + _GRACE_S
         asked = _MemberRequests(
             {
@@ -274,7 +278,7 @@ class WeightBroadcast:
         )
         staging = all(member.announcement.staging for member in members)
         sent = await collective_beside(
-            lambda: group.send(packed.buckets, timeout_s=timeout_s), asked.answers.values(),
+            lambda: group.send(buckets, timeout_s=timeout_s), asked.answers.values(),
             answer_s=timeout_s if staging else self._options.commit_timeout_s, grace_s=_GRACE_S, threads=self._threads,
         )  # fmt: skip
         _raise_unless_expected(sent)
@@ -308,6 +312,8 @@ class WeightBroadcast:
             )
             self._count(member)
             self._fleet.suspend(member)
+            if member in reached.failed:
+                member.base = ""  # one that lost its base weights, say: its download brings them
 
     def _count(self, member: FleetMember) -> None:
         failures = (self._failures.get(_process(member)) or 0) + 1

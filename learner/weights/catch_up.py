@@ -139,7 +139,8 @@ class CatchUps:
     async def _attempt(self, member: FleetMember, packed: PackedWeights) -> None:
         start = time.monotonic()
         deadline_s = self._deadline_s(member, packed)
-        body = Pull(version=str(packed.version), deadline_s=deadline_s)
+        member.form = packed.form_for([member.base])
+        body = Pull(version=str(packed.version), deadline_s=deadline_s, form=member.form)
         await self._commits.ask(member, "pull", body, PrepareResult, deadline_s=deadline_s + _GRACE_S)
         pulled = time.monotonic()
         proof = await self._commits.commit(member, packed, epoch=PULLED_EPOCH)
@@ -150,7 +151,7 @@ class CatchUps:
     def _deadline_s(self, member: FleetMember, packed: PackedWeights) -> float:
         """Enough for a slow link that is shared by all that may download at once."""
         options = self._options
-        size = sum(bucket.spec.nbytes for bucket in packed.buckets)
+        size = packed.nbytes(packed.form_for([member.base]))
         seconds = options.pull_timeout_s + options.parallel_pulls * size / options.slowest_pull_bytes_per_s
         return seconds * 2.0 ** min(self._past_of(member).slow, _MAX_DOUBLINGS)
 
@@ -161,6 +162,7 @@ class CatchUps:
         """Out of service; the seconds until it may try again. Expelled if that goes on, by its own fault."""
         name = member.generator_id
         self._fleet.suspend(member)
+        member.base = ""  # whatever it holds, the next download brings all
         past = self._past[_process(member)] = self._past_of(member)
         slow = _took_too_long(error)
         past.slow += slow

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from learner.weights.provenance import InstanceMemory, LoadedWeights, Provenance
-from protocol.fleet import TOLD_ALIKE, Announcement, AnnouncementAnswer, Fingerprints
+from protocol.fleet import TOLD_ALIKE, Announcement, AnnouncementAnswer, Fingerprints, WeightForm
 from protocol.generation import GeneratorState
 from protocol.messages import MAX_GENERATORS, ServingGenerator
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
@@ -49,6 +49,10 @@ class FleetMember:
     last_seen: float
     serving: PolicyVersion | None = None
     fingerprint: str | None = None
+    form: WeightForm = "whole"
+    """Of what it was sent last."""
+    base: str = ""
+    """Digest of the base weights that it holds, to which adapters alone can be sent; empty if it holds none."""
     doubted: str | None = None
     """Reason why its weights may be wrong, if they may: it serves nothing, and is sent nothing."""
 
@@ -130,7 +134,7 @@ class FleetMembers:
         before, member.announcement, member.last_seen = member.announcement, announcement, now
         if announcement.serving_version is None and member.serving is not None:
             # It holds no whole weights, or cannot use them: what was sent to it has to be sent again.
-            member.serving = None
+            member.serving, member.base = None, ""
             self.changed()
         elif before.condition != announcement.condition:
             self.changed()
@@ -189,13 +193,17 @@ class FleetMembers:
         self.provenance.give_up(member.instance, version)
         self.changed()
 
-    def committed(self, generator_id: str, *, version: PolicyVersion, fingerprint: str, digest: str = "") -> None:
-        """The generator has proven that it serves `version` now, whose weights have this digest."""
+    def committed(
+        self, generator_id: str, *, version: PolicyVersion, fingerprint: str, digest: str = "", base: str = ""
+    ) -> None:
+        """The generator has proven that it serves `version` now, whose weights have this digest, and that it holds the
+        base weights of that digest.
+        """
         member = self._members.get(generator_id)
         if member is not None:
             self.provenance.prove(member.instance, LoadedWeights(version, digest, fingerprint))
             member.serving = version
-            member.fingerprint = fingerprint
+            member.fingerprint, member.base = fingerprint, base
             self.changed()
 
     def suspend(self, member: FleetMember) -> None:

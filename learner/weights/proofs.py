@@ -28,7 +28,7 @@ from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.probe import HIGH_QUANTILE, ProbeGap
 from learner.weights.provenance import InstanceMemory, Provenance
 from learner.weights.published import PackedWeights
-from protocol.fleet import Commit, CommitResult, Reprobe, ReprobeResult
+from protocol.fleet import Commit, CommitResult, Reprobe, ReprobeResult, WeightForm
 from protocol.model import PolicyVersion
 from services.http.client import HttpClient, R, ServiceError
 
@@ -61,6 +61,7 @@ class Proof:
     member: FleetMember
     answer: CommitResult
     gap: ProbeGap
+    form: WeightForm = "whole"
 
     @property
     def name(self) -> str:
@@ -81,10 +82,12 @@ def proof_of(member: FleetMember, answer: CommitResult, packed: PackedWeights) -
     """The gap is infinite if the answer is not one of this probe."""
     probe = packed.probe.within(member.announcement.max_model_len)
     if answer.version != str(packed.version):
-        return Proof(member=member, answer=answer, gap=ProbeGap.of(probe, ()) if probe.texts else ProbeGap())
-    if not probe.usable and not answer.probe_logprobs:
-        return Proof(member=member, answer=answer, gap=ProbeGap())
-    return Proof(member=member, answer=answer, gap=ProbeGap.of(probe, answer.probe_logprobs))
+        gap = ProbeGap.of(probe, ()) if probe.texts else ProbeGap()
+    elif not probe.usable and not answer.probe_logprobs:
+        gap = ProbeGap()
+    else:
+        gap = ProbeGap.of(probe, answer.probe_logprobs)
+    return Proof(member=member, answer=answer, gap=gap, form=member.form)
 
 
 @dataclass(frozen=True)
@@ -369,8 +372,9 @@ class Commits:
             logger.error("generator %s is expelled: %s", name, fault)
         for proof in good:
             self._fleet.committed(
-                proof.name, version=packed.version, fingerprint=proof.answer.fingerprint, digest=packed.digest
-            )
+                proof.name, version=packed.version, fingerprint=proof.answer.fingerprint, digest=packed.digest,
+                base="" if packed.adapter is None else packed.adapter.base,
+            )  # fmt: skip
         for proof in proofs:
             if all(proof is not other for other in good):
                 self._fleet.not_committed(proof.member, packed.version)

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from fastapi import Depends, FastAPI, Query, Response
 from learner.weights.fleet import FleetMembers, JoinRefused
 from learner.weights.probe import Probe
 from learner.weights.process_group import Bucket, LaidOut, NamedTensors, in_thread
-from protocol.fleet import CHUNK_HASH_HEADER, Announcement, Backend, PullPlan
+from protocol.fleet import CHUNK_HASH_HEADER, Announcement, Backend, LowRank, PullPlan, WeightForm
 from protocol.model import PolicyVersion
 from services.http.app import RequestRefused, json_answer, json_body
 from services.process import DaemonThreads
@@ -28,13 +28,26 @@ CHUNK_BYTES = 4 << 20
 _DIGEST_ELEMENTS = 1 << 20
 
 
+@dataclass(frozen=True, eq=False)
+class BaseWeights:
+    """Weights that adapters are added to, which stay as they are: `alpha / rank` * up @ down is added to them."""
+
+    buckets: Sequence[LaidOut]
+    rank: int
+    alpha: float
+
+
 @dataclass(frozen=True)
 class Snapshot:
-    """Weights to be published, deduplicated by tie, where they will be sent from; and the learner's probe of them."""
+    """Weights to be published, deduplicated by tie, where they will be sent from; and the learner's probe of them.
+
+    With a `base` they are the factors of an adapter to it.
+    """
 
     version: int
     buckets: Sequence[LaidOut]
     probe: Probe
+    base: BaseWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,8 @@ class PublishReport:
     commit_s: float
     pause_s: float
     probe_gap: float
+    sent_bytes: int = 0
+    """Received by each of its generators."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +114,31 @@ class VersionNotPublished(LookupError):
 
 @dataclass(frozen=True, eq=False)
 class PackedWeights:
-    """A version, ready to be sent, and the proof of it. `digest` is that of `digest_of`."""
+    """A version, ready to be sent, and the proof of it. `digest` is that of `digest_of`.
+
+    With an `adapter` its buckets are the factors, and `base` those of the weights that they are added to.
+    """
 
     version: PolicyVersion
     buckets: Sequence[Bucket]
     digest: str
     probe: Probe
+    adapter: LowRank | None = None
+    base: Sequence[Bucket] = ()
+
+    def in_form(self, form: WeightForm) -> Sequence[Bucket]:
+        """The buckets to be sent."""
+        return (*self.base, *self.buckets) if form == "based" else self.buckets
+
+    def nbytes(self, form: WeightForm) -> int:
+        """The bytes to be sent."""
+        return sum(bucket.spec.nbytes for bucket in self.in_form(form))
+
+    def form_for(self, held: Iterable[str]) -> WeightForm:
+        """The smallest form for receivers that hold these base weights."""
+        if self.adapter is None:
+            return "whole"
+        return "alone" if all(base == self.adapter.base for base in held) else "based"
 
 
 def digest_of(tensors: NamedTensors) -> str:
@@ -128,20 +162,41 @@ def _add_to_digest(digest: xxhash.xxh3_64, tensors: Iterable[tuple[str, torch.Te
             digest.update(value.view(torch.uint8).numpy().data)
 
 
-async def pack(snapshot: Snapshot, *, incarnation: int, threads: DaemonThreads) -> PackedWeights:
-    """The snapshot's own buckets with their hashes, and its digest, made beside each other by two threads, since both
-    let go of the GIL. Nothing is copied.
-    """
-    digest = xxhash.xxh3_64()
-    buckets = []
-    for laid_out in snapshot.buckets:
-        bucket, _ = await asyncio.gather(
-            in_thread(laid_out.hashed, threads=threads),
-            in_thread(partial(_add_to_digest, digest, laid_out.named()), threads=threads),
-        )
-        buckets.append(bucket)
-    version = PolicyVersion(incarnation, snapshot.version)
-    return PackedWeights(version=version, buckets=buckets, digest=str(digest.hexdigest()), probe=snapshot.probe)
+class Packer:
+    """Makes snapshots ready to be sent, hashing base weights once."""
+
+    def __init__(self, *, incarnation: int, threads: DaemonThreads) -> None:
+        self._incarnation = incarnation
+        self._threads = threads
+        self._base: tuple[BaseWeights, Sequence[Bucket], LowRank] | None = None
+
+    async def pack(self, snapshot: Snapshot) -> PackedWeights:
+        """The snapshot's own buckets with their hashes, and its digest. Nothing is copied."""
+        buckets, digest = await self._hashed(snapshot.buckets)
+        packed = PackedWeights(
+            version=PolicyVersion(self._incarnation, snapshot.version), buckets=buckets, digest=digest,
+            probe=snapshot.probe,
+        )  # fmt: skip
+        if snapshot.base is None:
+            return packed
+        if self._base is None or self._base[0] is not snapshot.base:
+            base = snapshot.base
+            hashed, _ = await self._hashed(base.buckets)
+            known = xxhash.xxh3_64_hexdigest("".join(bucket.spec.xxh3 for bucket in hashed).encode())
+            self._base = base, hashed, LowRank(base=known, rank=base.rank, alpha=base.alpha)
+        return replace(packed, base=self._base[1], adapter=self._base[2])
+
+    async def _hashed(self, laid_outs: Sequence[LaidOut]) -> tuple[Sequence[Bucket], str]:
+        """Buckets and digest, made beside each other by two threads, since both let go of the GIL."""
+        digest = xxhash.xxh3_64()
+        buckets = []
+        for laid_out in laid_outs:
+            bucket, _ = await asyncio.gather(
+                in_thread(laid_out.hashed, threads=self._threads),
+                in_thread(partial(_add_to_digest, digest, laid_out.named()), threads=self._threads),
+            )
+            buckets.append(bucket)
+        return buckets, str(digest.hexdigest())
 
 
 class PublishedWeights:
@@ -169,15 +224,15 @@ class PublishedWeights:
             self._pulled[version] -= 1
             self._clear()
 
-    def plan(self, version: str) -> PullPlan:
+    def plan(self, version: str, form: WeightForm = "whole") -> PullPlan:
         """The plan of a download. Raises VersionNotPublished."""
-        packed = self._find(version)
-        specs = tuple(bucket.spec for bucket in packed.buckets)
-        return PullPlan(version=version, chunk_bytes=CHUNK_BYTES, buckets=specs)
+        packed = self._find(version, form)
+        specs = tuple(bucket.spec for bucket in packed.in_form(form))
+        return PullPlan(version=version, chunk_bytes=CHUNK_BYTES, buckets=specs, adapter=packed.adapter)
 
-    def chunk(self, version: str, *, index: int, offset: int, length: int) -> bytes:
+    def chunk(self, version: str, *, index: int, offset: int, length: int, form: WeightForm = "whole") -> bytes:
         """A part of a bucket. Raises VersionNotPublished."""
-        buckets = self._find(version).buckets
+        buckets = self._find(version, form).in_form(form)
         if not 0 <= index < len(buckets):
             raise VersionNotPublished(f"version {version} has no bucket {index}; it has {len(buckets)}")
         size = buckets[index].spec.nbytes
@@ -188,11 +243,13 @@ class PublishedWeights:
             )
         return buckets[index].data[offset : offset + length].numpy().tobytes()
 
-    def _find(self, version: str) -> PackedWeights:
+    def _find(self, version: str, form: WeightForm) -> PackedWeights:
         packed = self._kept.get(version)
         if packed is None:
             kept = ", ".join(self._kept) or "none yet"
             raise VersionNotPublished(f"version {version} is not kept here any more, or not yet; kept: {kept}")
+        if (form == "whole") != (packed.adapter is None):
+            raise VersionNotPublished(f"version {version} is not kept in the form {form!r}")
         return packed
 
     def _clear(self) -> None:
@@ -221,20 +278,24 @@ def add_weight_routes(app: FastAPI, *, shelf: PublishedWeights) -> None:
     """`GET /v1/weights/{version}/plan`, and the chunks of its buckets; 404 for what is not kept."""
 
     @app.get("/v1/weights/{version}/plan")
-    async def plan(version: str) -> Response:
+    async def plan(version: str, form: Annotated[WeightForm, Query()] = "whole") -> Response:
         """The buckets of a published version, and their tensors and hashes."""
         try:
-            return json_answer(shelf.plan(version))
+            return json_answer(shelf.plan(version, form))
         except VersionNotPublished as error:
             raise RequestRefused(404, "not_kept", str(error)) from error
 
     @app.get("/v1/weights/{version}/buckets/{index}")
     async def chunk(
-        version: str, index: int, offset: Annotated[int, Query()], length: Annotated[int, Query()]
+        version: str,
+        index: int,
+        offset: Annotated[int, Query()],
+        length: Annotated[int, Query()],
+        form: Annotated[WeightForm, Query()] = "whole",
     ) -> Response:
         """A part of a bucket: `length` bytes from `offset` on."""
         try:
-            data = shelf.chunk(version, index=index, offset=offset, length=length)
+            data = shelf.chunk(version, index=index, offset=offset, length=length, form=form)
         except VersionNotPublished as error:
             raise RequestRefused(404, "not_kept", str(error)) from error
         headers = {CHUNK_HASH_HEADER: xxhash.xxh3_64_hexdigest(data)}

@@ -23,11 +23,11 @@ from learner.weights.proofs import Commits, Proof, Proofs
 from learner.weights.published import (
     JoinReport,
     PackedWeights,
+    Packer,
     PublishedWeights,
     PublisherOptions,
     PublishReport,
     Snapshot,
-    pack,
 )
 from services.http.client import HttpClient
 from services.http.waiting import QUIET_S, Waiting
@@ -81,6 +81,7 @@ class Publisher:
         )
         self._commits = Commits(fleet=fleet, client=client, proofs=proofs, timeout_s=options.commit_timeout_s)
         self._threads = DaemonThreads(name="weight-plane")
+        self._packer = Packer(incarnation=options.incarnation, threads=self._threads)
         self._offered: Snapshot | None = None
         self._broadcast: PackedWeights | None = None
         self._rounds_rest = False
@@ -141,7 +142,7 @@ class Publisher:
             self._offer_came.clear()
             assert self._offered is not None, "an offer was announced"
             snapshot, self._offered = self._offered, None
-            packed = await pack(snapshot, incarnation=self._options.incarnation, threads=self._threads)
+            packed = await self._packer.pack(snapshot)
             self._shelf.put(packed)
             self._wake()
 
@@ -227,6 +228,7 @@ class Publisher:
                     commit_s=result.commit_s,
                     pause_s=max(answer.pause_s for answer in answers),
                     probe_gap=max(proof.gap.mean for proof in result.proofs),
+                    sent_bytes=max(packed.nbytes(proof.form) for proof in result.proofs),
                 )
             )
         elif self._unreported is not None and self._unreported.packed is packed:
@@ -260,4 +262,5 @@ def _publish_of(joined: CaughtUpMember) -> PublishReport:
         commit_s=joined.commit_s,
         pause_s=joined.proof.answer.pause_s,
         probe_gap=joined.proof.gap.mean,
+        sent_bytes=joined.packed.nbytes(joined.proof.form),
     )

@@ -63,7 +63,7 @@ class ScriptedSource:
 
     learner = "http://learner"
 
-    async def download(self, version: str, folder: Path) -> tuple[Prepare, Sequence[str]]:
+    async def download(self, version: str, folder: Path, *, form: str) -> tuple[Prepare, Sequence[str]]:
         return Prepare(version=version, epoch=PULLED_EPOCH, buckets=BUCKETS), ()
 
 

@@ -27,12 +27,15 @@ from protocol.fleet import (
     Fingerprints,
     JoinedGroup,
     JoinGroup,
+    LowRank,
     Prepare,
     PrepareResult,
     Pull,
     PullPlan,
     Reprobe,
     ReprobeResult,
+    WeightForm,
+    is_factor,
 )
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
 from protocol.status import Readiness
@@ -177,6 +180,10 @@ class ScriptedGenerator:
     url: str = ""
     preparing: asyncio.Event = field(default_factory=asyncio.Event)
     pulls: list[str] = field(default_factory=list)
+    base: str = ""
+    """Digest of the base weights that it holds."""
+    brought: list[tuple[str, set[str]]] = field(default_factory=list)
+    """Versions, and the names of the tensors that came for each."""
     limits: list[float] = field(default_factory=list)
     joins: list[JoinGroup] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
@@ -222,7 +229,7 @@ class ScriptedGenerator:
 
     def restart(self) -> None:
         """Forgets everything, as a new process under the same name and address."""
-        self._group, self.version, self.weights = None, None, {}
+        self._group, self.version, self.weights, self.base = None, None, {}, ""
         self.instance += "'"
 
     def _app(self) -> FastAPI:
@@ -268,7 +275,7 @@ class ScriptedGenerator:
             await self._scripted("pull")
             with self.link.used():
                 await self.link.check()
-                self._staged = await self._download(body.version)
+                self._staged = await self._download(body.version, form=body.form)
             return json_answer(PrepareResult(version=body.version, receive_s=0.01))
 
         @app.post("/v1/weights/commit")
@@ -292,20 +299,30 @@ class ScriptedGenerator:
         if self.refuses(step):
             raise RequestRefused(409, f"{step}_failed", "it does not want to")
 
-    async def _download(self, version: str) -> dict[str, torch.Tensor]:
+    def _came(self, version: str, adapter: LowRank | None) -> None:
+        """Raises RequestRefused for an adapter to other base weights than it holds."""
+        names = set(self._staged)
+        self.brought.append((version, names))
+        if adapter is not None and all(map(is_factor, names)) and adapter.base != self.base:
+            raise RequestRefused(409, "prepare_failed", "other base weights are held")
+        self.base = "" if adapter is None else adapter.base
+
+    async def _download(self, version: str, *, form: WeightForm = "whole") -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
         async with HttpClient() as client:
             url = f"{self.learner}/v1/weights/{version}"
-            plan = await client.get(f"{url}/plan", PullPlan, deadline_s=5)
+            plan = await client.get(f"{url}/plan?form={form}", PullPlan, deadline_s=5)
             for index, bucket in enumerate(plan.buckets):
                 data = b""
                 while len(data) < bucket.nbytes:
                     length = min(plan.chunk_bytes, bucket.nbytes - len(data))
-                    where = f"{url}/buckets/{index}?offset={len(data)}&length={length}"
+                    where = f"{url}/buckets/{index}?form={form}&offset={len(data)}&length={length}"
                     chunk, headers = await client.download(where, deadline_s=5)
                     assert headers[CHUNK_HASH_HEADER] == xxhash.xxh3_64_hexdigest(chunk)
                     data += chunk
                 tensors |= unpacked(torch.frombuffer(bytearray(data), dtype=torch.uint8), bucket)
+        self._staged = tensors
+        self._came(version, plan.adapter)
         return tensors
 
     async def _prepare(self, body: Prepare) -> Response:
@@ -324,6 +341,7 @@ class ScriptedGenerator:
         except RuntimeError as error:
             self._group = None
             raise RequestRefused(409, "prepare_failed", str(error)) from error
+        self._came(body.version, body.adapter)
         return json_answer(PrepareResult(version=body.version, receive_s=0.01))
 
     def _receive(self, body: Prepare, group: Any) -> dict[str, torch.Tensor]:
@@ -342,7 +360,9 @@ class ScriptedGenerator:
         return tuple(logprob + (0.0 if number % self.each else self.gap) for number, logprob in enumerate(right))
 
     def _commit(self, body: Commit) -> Response:
-        self.weights, self.version = self._staged, body.version
+        alone = bool(self.base) and all(map(is_factor, self._staged))
+        self.weights = {**self.weights, **self._staged} if alone else self._staged
+        self.version = body.version
         self.commits.append(body)
         digest = xxhash.xxh3_64_hexdigest(
             b"".join(t.view(torch.uint8).numpy().tobytes() for t in self.weights.values())

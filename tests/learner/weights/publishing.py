@@ -11,6 +11,7 @@ from learner.weights.fleet import FleetMembers
 from learner.weights.probe import Probe
 from learner.weights.process_group import lay_out
 from learner.weights.published import (
+    BaseWeights,
     JoinReport,
     PublishedWeights,
     PublisherOptions,
@@ -54,6 +55,17 @@ def snapshot(version: int, *, elements: int = 3000, bucket_bytes: int = 4096) ->
         buckets=lay_out(tensors_of(version, elements=elements), bucket_bytes=bucket_bytes),
         probe=Probe(texts=PROBE, logprobs=probe_logprobs(PROBE)),
     )
+
+
+def base_weights() -> BaseWeights:
+    return BaseWeights(buckets=lay_out([("layer.weight", torch.ones(400, 3))], bucket_bytes=4096), rank=2, alpha=4.0)
+
+
+def adapter(version: int, *, base: BaseWeights) -> Snapshot:
+    factors = [("base_model.model.layer.lora_A.weight", torch.full((2, 3), float(version))),
+               ("base_model.model.layer.lora_B.weight", torch.ones(400, 2))]  # fmt: skip
+    buckets = lay_out(factors, bucket_bytes=4096)
+    return Snapshot(version, buckets=buckets, probe=Probe(texts=PROBE, logprobs=probe_logprobs(PROBE)), base=base)
 
 
 @dataclass

@@ -14,12 +14,12 @@ from learner.weights.process_group import lay_out, pack_buckets
 from learner.weights.published import (
     CHUNK_BYTES,
     PackedWeights,
+    Packer,
     PublishedWeights,
     Snapshot,
     VersionNotPublished,
     add_weight_routes,
     digest_of,
-    pack,
 )
 from protocol.fleet import CHUNK_HASH_HEADER, PullPlan
 from protocol.model import PolicyVersion
@@ -74,7 +74,7 @@ def test_packing_hashes_the_buckets_of_the_host_copy_where_they_are() -> None:
     expected, digest = pack_buckets(tensors, bucket_bytes=4096), digest_of(tensors)
     snapshot = Snapshot(version=5, buckets=lay_out(tensors, bucket_bytes=4096), probe=Probe())
 
-    packed = asyncio.run(pack(snapshot, incarnation=2, threads=DaemonThreads(name="pack")))
+    packed = asyncio.run(Packer(incarnation=2, threads=DaemonThreads(name="pack")).pack(snapshot))
 
     assert (str(packed.version), packed.digest) == ("2.5", digest)
     assert [bucket.spec for bucket in packed.buckets] == [bucket.spec for bucket in expected]

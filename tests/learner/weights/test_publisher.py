@@ -10,7 +10,7 @@ import torch
 
 from learner.weights.published import PackedWeights
 from tests.learner.generators import ScriptedGenerator
-from tests.learner.weights.publishing import OPTIONS, learner, snapshot, tensors_of
+from tests.learner.weights.publishing import OPTIONS, adapter, base_weights, learner, snapshot, tensors_of
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +69,32 @@ async def test_a_joiner_does_not_disturb_the_broadcasts_of_the_others() -> None:
         await ours.publish(3, a, b)
         assert [join.epoch for join in a.joins] == [1, 2]
         assert [join.epoch for join in b.joins] == [2]
+
+
+async def test_adapters_go_alone_to_those_that_hold_their_base_weights() -> None:
+    base, alone = base_weights(), {"base_model.model.layer.lora_A.weight", "base_model.model.layer.lora_B.weight"}
+    everything = alone | {"layer.weight"}
+    async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner() as ours:
+        ours.join(a)
+        ours.publisher.offer(adapter(0, base=base))
+        await ours.until_served(a=0)
+        ours.publisher.offer(adapter(1, base=base))
+        await ours.until_served(a=1)
+        assert a.brought == [("1.0", everything), ("1.1", alone)]
+        ours.join(b)
+        await ours.until_served(a=1, b=1)
+        ours.publisher.offer(adapter(2, base=base))
+        await ours.until_served(a=2, b=2)
+        assert b.brought == [("1.1", everything), ("1.2", alone)]
+
+        a.base = ""  # its engine was started afresh, say
+        ours.publisher.offer(adapter(3, base=base))
+        await ours.until_served(a=3, b=3)
+        assert a.brought[-2:] == [("1.3", alone), ("1.3", everything)]
+        assert set(a.weights) == set(b.weights) == everything
+        await ours.until(lambda: ours.reports[-1].version == 3)
+        sizes = [report.sent_bytes for report in ours.reports]
+        assert sizes[1] == sizes[2] == sizes[0] - 4800 == 3232
 
 
 async def test_a_version_is_kept_for_as_long_as_somebody_downloads_it() -> None:

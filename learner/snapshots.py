@@ -1,0 +1,40 @@
+"""Snapshots for the publisher: whole weights; or an adapter alone, and once the base weights that it is added to."""
+
+import logging
+
+from learner.training.config import LoraConfig
+from learner.training.trainer import Trainer
+from learner.weights.probe import Probe
+from learner.weights.published import BaseWeights, Snapshot
+
+logger = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """Made in the trainer's thread, of buckets of about `bucket_bytes`; of adapters alone if `lora` is given."""
+
+    def __init__(self, trainer: Trainer, *, bucket_bytes: int, lora: LoraConfig | None) -> None:
+        self._trainer = trainer
+        self._bucket_bytes = bucket_bytes
+        self._lora = lora
+        self._base: BaseWeights | None = None
+
+    def take(self, *, version: int, probe: Probe) -> Snapshot:
+        """The weights as they are now."""
+        if self._lora is not None and self._base is None:
+            self._base = self._copied_base(self._lora)
+        if self._base is None:
+            copy = self._trainer.host_copy(bucket_bytes=self._bucket_bytes)
+            return Snapshot(version=version, buckets=copy.buckets, probe=probe)
+        copy = self._trainer.host_copy(bucket_bytes=self._bucket_bytes, part="adapter")
+        return Snapshot(version=version, buckets=copy.buckets, probe=probe, base=self._base)
+
+    def _copied_base(self, lora: LoraConfig) -> BaseWeights | None:
+        """None, and no further try, if the model's adapters cannot be sent alone."""
+        why = self._trainer.why_merged
+        if why:
+            logger.info("generators are sent the model with its adapters merged: %s", why)
+            self._lora = None
+            return None
+        base = self._trainer.host_copy(bucket_bytes=self._bucket_bytes, part="base")
+        return BaseWeights(buckets=base.buckets, rank=lora.rank, alpha=lora.alpha)
