@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClas
 from learner.training.adapters import Adapter, adapters_off, add_adapters, merged_weights
 from learner.training.config import LoraConfig
 from learner.training.engine import TrainingEngine
+from learner.training.peft_names import peft_names
 from learner.training.policy import (
     TextFiles,
     host_copy,
@@ -116,6 +117,18 @@ def test_training_moves_the_adapters_alone_and_publishes_the_adapted_model(
     assert [tensor.name for tensor in snapshot.tensors] == list(initial)
     changed = {tensor.name for tensor in snapshot.tensors if not torch.equal(tensor.value, initial[tensor.name])}
     assert changed == {name for name in initial if "_proj" in name}
+    base, factors = (
+        {tensor.name: tensor.value for tensor in host_copy(parts.engine, dtype="float32", keep=True, part=part).tensors}
+        for part in ("base", "adapter")
+    )
+    for tensor in snapshot.tensors:
+        down, up = (factors.pop(name, None) for name in peft_names(tensor.name.removesuffix(".weight")))
+        expected = base.pop(tensor.name)
+        if down is not None and up is not None:
+            expected = Adapter(down=down, up=up, scale=LORA["alpha"] / LORA["rank"]).merged(expected)
+        assert torch.equal(tensor.value, expected), "base and adapter are what is merged"
+    assert not base
+    assert not factors
     write_model_directory(
         snapshot, causal_lm=parts.policy.causal_lm, source=TextFiles(tiny_llama), destination=tmp_path / "model"
     )
