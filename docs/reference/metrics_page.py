@@ -23,7 +23,8 @@ _CURVES = """\
 ## Curves
 
 The numbers of the steps that are drawn, by their names in `metrics.jsonl` ([what each means](../run-files.md)): on the
-run's page, in `headway report` and in `curves.png`. Figures without a measured value are left out."""
+run's page, in `headway report` and in `curves.png`. Figures without a measured value are left out. Those of the
+figures with a star are on the page alone, under *More numbers*."""
 
 
 def metrics_page(processes: Mapping[str, Described]) -> str:
@@ -43,7 +44,12 @@ def _curves() -> list[str]:
     return table(
         ("in metrics.jsonl", "title", "figure", "metric"),
         (
-            (f"`{curve.name}`", curve.title, figure.heading if figure.drawn else "", metric.get(curve.name, ""))
+            (
+                f"`{curve.name}`",
+                curve.title,
+                figure.heading if figure.drawn else f"{figure.heading} \\*",
+                metric.get(curve.name, ""),
+            )
             for figure in FIGURES
             for curve in curves_in(figure.id)
         ),

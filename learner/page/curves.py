@@ -3,6 +3,7 @@
 The file is the one truth: a learner that was started again, a run that has ended and a copied one are read alike.
 """
 
+import gzip
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,23 +33,32 @@ MAX_STEPS = 20_000
 
 
 def figures() -> list[dict[str, Any]]:
-    """The figures that the page draws, with their curves."""
-    drawn = (figure for figure in FIGURES if figure.drawn)
-    return [
-        {**asdict(figure), "heading": figure.heading, "curves": [asdict(curve) for curve in curves_in(figure.id)]}
-        for figure in drawn
-    ]
+    """The figures of the page, with their curves. Those that are not drawn unless asked for have one each: numbers of
+    a group may have nothing in common but their kind.
+    """
+    found = []
+    for figure in FIGURES:
+        curves = [asdict(curve) for curve in curves_in(figure.id)]
+        if figure.drawn:
+            found.append({**asdict(figure), "heading": figure.heading, "curves": curves})
+            continue
+        for curve in curves:
+            heading = f"{figure.heading}: {curve['title']}"
+            found.append({**asdict(figure), "id": curve["name"], "heading": heading, "curves": [curve]})
+    return found
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """The numbers of a step in the order of CURVES, null where a line has none, and its trajectories by lag.
+    """The numbers of a step in the order of CURVES, null where a line has none, its trajectories by lag, and when it
+    ended.
 
     Those of a curve by name are objects.
     """
 
     numbers: Sequence[Any]
     lags: Mapping[str, int]
+    unix_s: float | None
 
 
 def _history() -> RunHistory[StepRow]:
@@ -56,7 +66,8 @@ def _history() -> RunHistory[StepRow]:
 
 
 def _row(entry: Entry) -> StepRow:
-    return StepRow([_short(entry.get(curve.name)) for curve in CURVES], dict(entry.get("lag_counts") or {}))
+    numbers = [_short(entry.get(curve.name)) for curve in CURVES]
+    return StepRow(numbers, dict(entry.get("lag_counts") or {}), entry.get("unix_s"))
 
 
 def _event(kind: str, entry: Entry) -> Entry | None:
@@ -74,6 +85,7 @@ def message(history: RunHistory[StepRow], *, most: int = MAX_STEPS) -> dict[str,
     by_curve = list(zip(*(row.numbers for row in rows), strict=True)) or [()] * len(CURVES)
     for curve, column in zip(CURVES, by_curve, strict=True):
         columns[curve.name] = column if width == 1 else [_joined(curve, column[i : i + width]) for i in at]
+    columns["unix_s"] = [row.unix_s for row in rows[::width]]
     columns["lags"] = [_summed(row.lags for row in rows[i : i + width]) for i in at]
     return {"columns": columns, "events": history.events, "width": width, "unread": history.unread}
 
@@ -129,6 +141,11 @@ class RunCurves:
                 if not lines:
                     break
             return json.dumps({**message(self._history), "at": str(self._mark)}).encode(), self._mark
+
+    def whole(self, *, packed: bool) -> bytes:
+        """All as `catch_up` has it; `packed` by gzip, which leaves a fifth of a long run."""
+        data, _ = self.catch_up()
+        return gzip.compress(data, 1) if packed else data
 
     def news(self, mark: Mark) -> tuple[bytes | None, Mark]:
         """Everything after a mark, as JSON; None if nothing did. Raises Restarted."""

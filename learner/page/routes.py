@@ -227,9 +227,11 @@ class RunPage:
     def _list_runs(self) -> list[dict[str, Any]]:
         return [{"name": each.name, "live": each.processes is not None} for each in self._runs]
 
-    async def _steps(self, run: int = 0) -> Response:
-        data, _ = await asyncio.to_thread(self._curves[self._of(run)].catch_up)
-        return Response(data, media_type="application/json", headers=_FRESH)
+    async def _steps(self, request: Request, run: int = 0) -> Response:
+        packs = "gzip" in request.headers.get("accept-encoding", "")
+        data = await asyncio.to_thread(self._curves[self._of(run)].whole, packed=packs)
+        headers = {**_FRESH, **({"Content-Encoding": "gzip"} if packs else {})}
+        return Response(data, media_type="application/json", headers=headers)
 
     async def _events(self, request: Request, at: str = "", run: int = 0) -> Response:
         self._of(run)

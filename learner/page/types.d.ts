@@ -19,6 +19,8 @@ interface RunEvent {
   state?: string;
   sentence?: string;
   remedy?: string;
+  accuracy_low?: number | null;
+  accuracy_high?: number | null;
 }
 
 interface CurveSpec {
@@ -28,6 +30,8 @@ interface CurveSpec {
   largest: boolean;
   /** Its values are numbers by name, each of which is a line. */
   by_name: boolean;
+  /** Also where there is one name only. */
+  alone: boolean;
 }
 
 /** A curve with its values in a run. */
@@ -43,6 +47,8 @@ interface FigureSpec {
   stacked: boolean;
   whole: boolean;
   held_out: boolean;
+  /** False for one that is shown where somebody asks for it. */
+  drawn: boolean;
   curves: CurveSpec[];
 }
 
@@ -113,10 +119,19 @@ interface DrawnLine {
   told: { label: string; [option: string]: unknown };
 }
 
-/** Lines over the same steps. */
+/** Lines over the same places of the x axis. */
 interface DrawnTable {
-  steps: number[];
+  xs: number[];
   lines: DrawnLine[];
+  intervals?: Interval[];
+}
+
+/** An interval of confidence, at a place of the x axis. */
+interface Interval {
+  x: number;
+  low: number;
+  high: number;
+  color: string;
 }
 
 /** The elements of index.html: those of a form have a value, links an address, what can be unfolded is open or not. */
@@ -130,6 +145,10 @@ declare class uPlot {
   static join(tables: unknown[]): unknown;
   constructor(options: unknown, data: unknown, target: Element);
   root: HTMLElement;
+  data: number[][];
+  ctx: CanvasRenderingContext2D;
+  bbox: { left: number; top: number; width: number; height: number };
+  valToPos(value: number, scale: string, canvas: boolean): number;
   setData(data: unknown): void;
   destroy(): void;
 }

@@ -30,7 +30,7 @@ class FigureSpec:
     """A group of curves of one unit, and how they are drawn. `log`: where a logarithmic scale helps; `zero`: from 0 on.
 
     `stacked`: on top of each other; `whole`: over the whole width; `held_out`: with the accuracy of the evaluations.
-    One that is not `drawn` is a group of TensorBoard alone.
+    One that is not `drawn` is on the page where somebody asks for it, each of its curves by itself, and nowhere else.
     """
 
     id: str
@@ -55,7 +55,7 @@ class CurveSpec:
 
     `largest`: of steps that are joined to one point the largest is shown, and not the mean; it is never smoothed.
     `gauge`: its name as a Prometheus metric of the newest step. `by_name`: its values are numbers by name, such as the
-    rewards of verifiers, of which each is a curve: see `parts_of`.
+    rewards of verifiers, of which each is a curve: see `parts_of`. `alone`: also where there is one name only.
     """
 
     name: str
@@ -65,11 +65,14 @@ class CurveSpec:
     largest: bool = False
     gauge: str = ""
     by_name: bool = False
+    alone: bool = False
 
 
 FIGURES = (
     FigureSpec("reward", "Reward", whole=True, held_out=True),
     FigureSpec("verifiers", "Reward by verifier"),
+    FigureSpec("environments", "Reward by environment"),
+    FigureSpec("components", "Components of the reward"),
     FigureSpec("spread", "Spread of rewards", zero=True),
     FigureSpec("kl", "KL of sampling to learning policy", "nats a token", log=True),
     FigureSpec("ratio", "Importance ratio", log=True),
@@ -78,17 +81,21 @@ FIGURES = (
     FigureSpec("share", "Shares", zero=True),
     FigureSpec("loss", "Loss"),
     FigureSpec("gradient", "Gradient norm", log=True, zero=True),
+    FigureSpec("algorithm", "Means of the algorithm"),
     FigureSpec("experts", "Experts of a mixture", drawn=False),
     FigureSpec("lag", "Lag", "versions", zero=True),
     FigureSpec("time", "Time of a step", "seconds", zero=True, stacked=True),
-    FigureSpec("optimizer", "Optimizer", drawn=False),
+    FigureSpec("optimizer", "Optimizer", log=True, drawn=False),
     FigureSpec("training", "Time of training", "seconds", drawn=False),
+    FigureSpec("sampling", "Sampling", zero=True, drawn=False),
     FigureSpec("volume", "Volume", drawn=False),
 )
 
 CURVES = (
     CurveSpec("reward_mean", "mean reward", "reward", gauge="reward_mean"),
     CurveSpec("reward_by_verifier", "mean reward of each verifier", "verifiers", by_name=True),
+    CurveSpec("reward_by_environment", "mean reward of each environment", "environments", by_name=True),
+    CurveSpec("reward_by_component", "mean of each component", "components", by_name=True, alone=True),
     CurveSpec("reward_std", "standard deviation", "spread"),
     CurveSpec("behavior_kl", "KL with lag", "kl", gauge="behavior_kl_nats"),
     CurveSpec("mismatch_kl", "KL of numerics alone", "kl", "orange", gauge="mismatch_kl_nats"),
@@ -102,6 +109,7 @@ CURVES = (
     CurveSpec("solved_share", "solved", "share", "violet"),
     CurveSpec("loss", "loss", "loss"),
     CurveSpec("grad_norm", "gradient norm", "gradient"),
+    CurveSpec("means", "means that the algorithm reports", "algorithm", by_name=True, alone=True),
     CurveSpec("expert_load_max", "largest load over an even one", "experts", largest=True, gauge="expert_load_max"),
     CurveSpec("dead_experts", "without a token", "experts", "red", largest=True, gauge="dead_experts"),
     CurveSpec("router_entropy", "routers' entropy in nats", "experts", "green", gauge="router_entropy_nats"),
@@ -114,12 +122,23 @@ CURVES = (
     CurveSpec("wait_s", "waiting for groups", "time", "orange"),
     CurveSpec("learning_rate", "learning rate", "optimizer"),
     CurveSpec("clip_fraction", "clipped", "optimizer"),
+    CurveSpec("correction_fraction", "corrections capped", "optimizer"),
+    CurveSpec("updates", "updates", "optimizer"),
+    CurveSpec("skipped_updates", "skipped updates", "optimizer", largest=True),
+    CurveSpec("skipped_in_row", "skipped in a row", "optimizer", largest=True),
     CurveSpec("forward_backward_s", "forward and backward", "training"),
     CurveSpec("optimizer_s", "optimizer", "training", "violet"),
+    CurveSpec("end_token_share", "ended by the end token", "sampling"),
+    CurveSpec("mixed_version_share", "of several versions", "sampling"),
+    CurveSpec("level", "curriculum level", "sampling", largest=True),
     CurveSpec("time_s", "time since the start", "volume"),
     CurveSpec("trajectories", "trajectories", "volume"),
     CurveSpec("sampled_tokens", "sampled tokens", "volume"),
     CurveSpec("groups", "groups", "volume"),
+    CurveSpec("sequences", "sequences", "volume"),
+    CurveSpec("microbatches", "microbatches", "volume"),
+    CurveSpec("tokens", "tokens computed", "volume"),
+    CurveSpec("trained_tokens", "trained tokens", "volume"),
 )
 """All curves. Another one is a line here, beside the field that writes it."""
 
@@ -167,13 +186,17 @@ def lines_in(
 
 
 def parts_of(curve: CurveSpec, entries: Iterable[Entry]) -> list[CurveSpec]:
-    """The curve; of one by name a curve `name/part` for each name, at most 12, and none where there is only one."""
+    """The curve; of one by name a curve `name/part` for each name, at most 12, and none where there is only one that
+    says nothing `alone`.
+    """
     if not curve.by_name:
         return [curve]
-    names = sorted({name for entry in entries for name in entry.get(curve.name) or {}})[:_MAX_PARTS]
+    found = (value for entry in entries if isinstance(value := entry.get(curve.name), Mapping))
+    names = sorted({name for value in found for name in value})[:_MAX_PARTS]
+    colors = itertools.cycle(_PART_COLORS)
     return [
         replace(curve, name=f"{curve.name}/{name}", title=name, color=color, by_name=False)
-        for name, color in zip(names if len(names) > 1 else [], itertools.cycle(_PART_COLORS), strict=False)
+        for name, color in zip(names if curve.alone or len(names) > 1 else [], colors, strict=False)
     ]
 
 

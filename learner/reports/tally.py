@@ -6,7 +6,7 @@ It remembers steps, publishes and evaluations: as much after a million of them a
 import dataclasses
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from protocol.trajectories import Trajectory, TrajectoryGroup
 _WEIGHT = 0.02
 _MAX_SERVICES = 32
 _MAX_VALUES = 2048
+_MAX_NAMES = 32
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,9 @@ class StepRecord:
     ran; lengths count sampled tokens.
 
     `lag_counts` counts trajectories by lag, `token_lag_counts` sampled tokens by lag; `lease_ids` are those of the
-    groups, in training order. `reward_by_verifier` is the mean reward of the trajectories that each verifier judged.
+    groups, in training order. `reward_by_verifier` is the mean reward of the trajectories that each verifier judged,
+    `reward_by_environment` that of each environment's; `reward_by_component` the mean of each component where it is
+    given.
     """
 
     step: int
@@ -53,6 +56,8 @@ class StepRecord:
     train_s: float
     copy_s: float
     reward_by_verifier: Mapping[str, float] = field(default_factory=dict)
+    reward_by_environment: Mapping[str, float] = field(default_factory=dict)
+    reward_by_component: Mapping[str, float] = field(default_factory=dict)
 
 
 class RewardsSeen:
@@ -116,16 +121,20 @@ def step_record(
         lag_counts=dict(sorted(Counter(lags).items())),
         token_lag_counts=_token_lags(trajectories, version=version),
         mixed_version_share=sum(len(t.versions) > 1 for t in trajectories) / len(trajectories),
-        reward_by_verifier=_by_verifier(trajectories, rewards.tolist()),
+        reward_by_verifier=_means((t.reward.verifier, t.reward.reward) for t in trajectories),
+        reward_by_environment=_means((g.environment, t.reward.reward) for g in groups for t in g.trajectories),
+        reward_by_component=_means(pair for t in trajectories for pair in t.reward.components.items()),
         **dataclasses.asdict(timing),
     )
 
 
-def _by_verifier(trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> dict[str, float]:
+def _means(pairs: Iterable[tuple[str, float | None]]) -> dict[str, float]:
+    """The mean of each name's values, by name; of the first names alone, should a verifier make up new ones."""
     found: dict[str, list[float]] = {}
-    for trajectory, reward in zip(trajectories, rewards, strict=True):
-        found.setdefault(trajectory.reward.verifier, []).append(reward)
-    return {verifier: statistics.fmean(given) for verifier, given in sorted(found.items())}
+    for name, value in pairs:
+        if value is not None and (name in found or len(found) < _MAX_NAMES):
+            found.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in sorted(found.items())}
 
 
 def _token_lags(trajectories: Sequence[Trajectory], *, version: int) -> dict[int, int]:

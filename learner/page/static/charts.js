@@ -1,5 +1,5 @@
 // The curves: uPlot where a curve is a line, canvases of our own for the histogram of lag and the line of events.
-import { $, css, el, number, seconds, share } from "./dom.js";
+import { $, address, css, el, number, place, seconds, share } from "./dom.js";
 
 const EVENT_COLORS = {
   publish: "--pale",
@@ -12,7 +12,8 @@ const EVENT_COLORS = {
 };
 const LAG_COLORS = ["--green", "--blue", "--violet", "--orange", "--red"];
 const LEFT = 52;
-// Of runs beside, where the run itself has one curve; else they have its curves' own.
+const USUAL_SMOOTHING = "0.05";
+// Of runs beside; the run itself is blue then. Of several curves in a figure each has a dash of its own.
 const OTHER_COLORS = ["violet", "green", "red", "orange"];
 // Of a curve by name, as in learner/reports/history.py.
 const MAX_PARTS = 12;
@@ -38,17 +39,67 @@ function smoothed(values, window) { // centred mean of what is known, shorter at
 
 // The curves of a figure with a run's values. One by name is a curve for each of its names, if there are two at least.
 /** @param {FigureSpec} figure @param {Columns} columns @returns {MeasuredCurve[]} */
-function measuredCurves(figure, columns) {
+export function measuredCurves(figure, columns) {
   return figure.curves.flatMap((curve) => {
     const values = columns[curve.name] ?? [];
     if (!curve.by_name) return [{ ...curve, values }];
     const names = [...new Set(values.flatMap((each) => Object.keys(each ?? {})))].sort().slice(0, MAX_PARTS);
-    return (names.length > 1 ? names : []).map((name, i) => ({
+    return (curve.alone || names.length > 1 ? names : []).map((name, i) => ({
       ...curve,
       title: name,
       color: PART_COLORS[i % PART_COLORS.length],
       values: values.map((each) => each?.[name] ?? null),
     }));
+  });
+}
+
+// What stands on the x axis: `of` says it for each step, from the column `by`; `first` for version 0, before them all.
+const AXES = {
+  steps: { title: "step", by: "step", of: (c) => c.step, first: () => 0, show: number },
+  tokens: { title: "sampled tokens", by: "sampled_tokens", of: tokensSoFar, first: () => 0, show: number },
+  time: {
+    title: "time since the start",
+    by: "time_s",
+    of: (c) => lives(c.time_s),
+    first: () => 0,
+    show: seconds,
+    ticks: (at) => at.map(duration),
+  },
+  clock: {
+    title: "clock",
+    by: "unix_s",
+    of: (c) => rising(c.unix_s),
+    first: (c, xs) => xs[0] - (c.time_s?.[0] ?? 0),
+    show: when,
+    ticks: (at) => at.map((v) => (at.at(-1) - at[0] > DAY ? day : timeOfDay).format(new Date(1000 * v))),
+  },
+};
+const [MINUTE, HOUR, DAY] = [60, 3600, 86400];
+const TIME_STEPS = [
+  ...[1, 2, 5, 10, 15, 30].flatMap((n) => [n, n * MINUTE]),
+  ...[1, 2, 3, 6, 12].map((n) => n * HOUR),
+  ...[1, 2, 7, 30].map((n) => n * DAY),
+].sort((a, b) => a - b);
+
+/** @param {Columns} c */
+function tokensSoFar(c) { // of steps that were made one there is the mean
+  let sum = 0;
+  return c.step.map((step, i) => (sum += (c.sampled_tokens?.[i] ?? 0) * (step - (c.step[i - 1] ?? step - 1))));
+}
+
+/** @param {Column} column */
+function rising(column) { // an axis has no gaps, and never goes back: what is not known is as what was before it
+  let last = column.find((v) => v != null);
+  return column.map((v) => (last = Math.max(last, v ?? last)));
+}
+
+/** @param {Column} column */
+function lives(column) { // earlier releases counted the time of each start from 0
+  let last = 0, before = 0;
+  return column.map((v) => {
+    if (v == null) return last;
+    if (before + v < last) before = last;
+    return (last = before + v);
   });
 }
 
@@ -61,19 +112,30 @@ export class Charts {
     this.range = null;
     /** @type {Map<string, { plot: uPlot, labels: string }>} */
     this.plots = new Map();
+    /** @type {Map<string, Interval[]>} */
+    this.intervals = new Map();
+    /** @type {WeakMap<Columns, { axis: object, xs: number[] }>} */
+    this.placed = new WeakMap();
     /** @type {Map<string, HTMLElement>} */
     this.boxes = new Map();
     const box = $("charts");
-    for (const { id, heading, whole } of figures) this.boxes.set(id, box.appendChild(figure(id, heading, whole)));
+    for (const { id, heading, whole, drawn } of figures) {
+      this.boxes.set(id, (drawn ? box : $("more-charts")).appendChild(figure(id, heading, whole)));
+    }
     this.lag = box.appendChild(canvasFigure("lags", "Lag of the trajectories of each step, in versions", "whole"));
     this.line = $("events").appendChild(canvasFigure("events-line", "Events over steps", "whole"));
     this.list = $("events").appendChild(
       el("div", { class: "events", tabindex: "0", role: "region", "aria-label": "List of events" }, el("table")),
     );
-    $("smooth").addEventListener("change", () => this.draw());
+    for (const name of ["smooth", "axis"]) $(name).addEventListener("change", () => this.set());
+    $("find").addEventListener("input", () => {
+      this.remember();
+      this.update();
+    });
+    $("more").addEventListener("toggle", () => this.update());
     $("log").addEventListener("click", () => {
       $("log").setAttribute("aria-pressed", String(!this.log));
-      this.draw();
+      this.set();
     });
     const zoom = {
       whole: () => null,
@@ -99,6 +161,56 @@ export class Charts {
     return $("log").getAttribute("aria-pressed") === "true";
   }
 
+  get axis() { // steps, where the run has not what is wanted
+    const wanted = AXES[$("axis").value];
+    return wanted && this.run.columns[wanted.by]?.some((v) => v != null) ? wanted : AXES.steps;
+  }
+
+  // The place of each step of a run on the axis.
+  /** @param {Columns} c @returns {number[]} */
+  places(c) {
+    const axis = c[this.axis.by]?.some((v) => v != null) ? this.axis : AXES.steps, known = this.placed.get(c);
+    if (known?.axis === axis && known.xs.length === c.step.length) return known.xs;
+    const xs = axis.of(c);
+    this.placed.set(c, { axis, xs });
+    return xs;
+  }
+
+  set() {
+    this.remember();
+    this.draw();
+  }
+
+  // What is looked at is in the address, so that it can be sent; what is as usual is not.
+  /** @param {Record<string, string>} given */
+  look(given) {
+    const numbers = [given.from, given.to].map(Number);
+    this.range = given.from && given.to && numbers[0] < numbers[1] ? [numbers[0], numbers[1]] : null;
+    $("find").value = given.find ?? "";
+    $("axis").value = given.x in AXES ? given.x : "steps";
+    const smoothings = [.../** @type {HTMLSelectElement} */ ($("smooth")).options].map((each) => each.value);
+    $("smooth").value = smoothings.includes(given.smooth) ? given.smooth : USUAL_SMOOTHING;
+    $("log").setAttribute("aria-pressed", String(given.log === "1"));
+  }
+
+  remember() { // without a new entry in the history, and without an event
+    const [from, to] = this.range?.map((step) => String(Math.round(10 * step) / 10)) ?? [null, null];
+    const smooth = $("smooth").value, x = $("axis").value;
+    history.replaceState(
+      null,
+      "",
+      address("run", {
+        ...place().given,
+        from,
+        to,
+        find: $("find").value,
+        x: x === "steps" ? null : x,
+        smooth: smooth === USUAL_SMOOTHING ? null : smooth,
+        log: this.log ? "1" : null,
+      }),
+    );
+  }
+
   /** @returns {[number, number]} */
   ends() {
     const all = [this.run, ...this.run.others].map((each) => each.columns.step).filter((steps) => steps.length);
@@ -107,6 +219,35 @@ export class Charts {
 
   shown() {
     return this.range ?? this.ends();
+  }
+
+  // The place of a step on the axis; between two steps as far from them.
+  /** @param {Columns} c @param {number} step */
+  at(c, step) {
+    if (this.axis === AXES.steps) return step;
+    const xs = this.places(c), i = c.step.findLastIndex((each) => each <= step);
+    if (i < 0) return between(step, 0, c.step[0], this.axis.first(c, xs), xs[0] ?? 0);
+    return i + 1 < xs.length ? between(step, c.step[i], c.step[i + 1], xs[i], xs[i + 1]) : xs[i];
+  }
+
+  // The step at a place on the axis, in the run itself.
+  /** @param {number} x */
+  stepAt(x) {
+    if (this.axis === AXES.steps) return x;
+    const c = this.run.columns, xs = this.places(c), i = xs.findLastIndex((each) => each <= x);
+    if (i < 0) return between(x, this.axis.first(c, xs), xs[0], 0, c.step[0]);
+    return i + 1 < xs.length ? between(x, xs[i], xs[i + 1], c.step[i], c.step[i + 1]) : c.step[i];
+  }
+
+  /** @returns {[number, number]} */
+  shownPlaces() {
+    const c = this.run.columns;
+    if (this.axis === AXES.steps) return this.shown();
+    if (this.range) return [this.at(c, this.range[0]), this.at(c, this.range[1])];
+    const runs = [this.run, ...this.run.others].map((each) => each.columns).filter((each) => each.step.length);
+    const low = Math.min(...runs.map((each) => this.at(each, 0))),
+      high = Math.max(...runs.map((each) => this.places(each).at(-1)));
+    return [low, high > low ? high : low + 1];
   }
 
   /** @param {[number, number] | null} range */
@@ -118,6 +259,7 @@ export class Charts {
       range = to - from >= last - first ? null : [from, to];
     }
     this.range = range;
+    this.remember();
     this.update();
   }
 
@@ -140,19 +282,24 @@ export class Charts {
 
   /** @param {FigureSpec} figure @returns {DrawnTable[]} */
   own(figure) {
-    const c = this.run.columns, window = this.window(c);
+    const c = this.run.columns, window = this.window(c), beside = this.run.others.length > 0;
     const few = { show: () => this.run.columns.step.length < 60, size: 4 };
     const lines = figure.stacked
       ? this.stacked(figure, window)
-      : measuredCurves(figure, c).flatMap(({ values: measured, title, color, largest }) => {
-        const values = this.logged(figure, measured);
-        if (window <= 1 || largest) return [line(title, color, values, { points: few })];
+      : measuredCurves(figure, c).flatMap(({ values: measured, title, color, largest }, k) => {
+        const values = this.logged(figure, measured),
+          of = beside ? { color: "blue", dash: dashOf(k) } : { color };
+        if (window <= 1 || largest) return [line(title, of.color, values, { dash: of.dash, points: few })];
         return [
-          line(`${title}, raw`, PALE[color] ?? "line", values, { width: 1, points: NO_POINTS }),
-          line(title, color, smoothed(values, window), { width: 2, points: NO_POINTS }),
+          line(`${title}, raw`, PALE[of.color] ?? "line", values, { width: 1, points: NO_POINTS }),
+          line(title, of.color, smoothed(values, window), { width: 2, dash: of.dash, points: NO_POINTS }),
         ];
       });
-    return [{ steps: c.step, lines }, ...(figure.held_out ? [heldOut(this.run.events, "held out", "orange")] : [])];
+    const color = beside ? "blue" : "orange";
+    return [
+      { xs: this.places(c), lines },
+      ...(figure.held_out ? [this.heldOut(this.run, "held out", color)] : []),
+    ];
   }
 
   /** @param {FigureSpec} figure @param {number} window @returns {DrawnLine[]} */
@@ -170,31 +317,52 @@ export class Charts {
   }
 
   /** @param {FigureSpec} figure @param {ShownRun} other @param {number} i @returns {DrawnTable[]} */
-  beside(figure, { name, columns: c, events }, i) { // smoothed alone: raw ones of several runs hide each other
-    const window = this.window(c),
-      dash = DASHES[i % DASHES.length],
+  beside(figure, other, i) { // smoothed alone: raw ones of several runs hide each other
+    const { name, columns: c } = other,
+      window = this.window(c),
       own = OTHER_COLORS[i % OTHER_COLORS.length],
-      plain = { dash, points: NO_POINTS };
+      xs = this.places(c);
     if (figure.stacked) {
       const whole = c.step.map((_, k) => figure.curves.reduce((sum, curve) => sum + (c[curve.name][k] ?? 0), 0));
-      return [{
-        steps: c.step,
-        lines: [line(`${name}: a whole step`, own, smoothed(whole, window), { ...plain, value: (_, v) => seconds(v) })],
-      }];
+      const told = { points: NO_POINTS, value: (_, v) => seconds(v) };
+      return [{ xs, lines: [line(`${name}: a whole step`, own, smoothed(whole, window), told)] }];
     }
-    const curves = measuredCurves(figure, c);
-    const lines = curves.map((curve) =>
-      line(
-        `${name}: ${curve.title}`,
-        curves.length > 1 ? curve.color : own,
-        smoothed(this.logged(figure, curve.values), curve.largest ? 1 : window),
-        plain,
-      )
+    const lines = measuredCurves(figure, c).map((curve, k) =>
+      line(`${name}: ${curve.title}`, own, smoothed(this.logged(figure, curve.values), curve.largest ? 1 : window), {
+        dash: dashOf(k),
+        points: NO_POINTS,
+      })
     );
-    return [
-      { steps: c.step, lines },
-      ...(figure.held_out ? [heldOut(events, `${name}: held out`, own, { dash })] : []),
-    ];
+    return [{ xs, lines }, ...(figure.held_out ? [this.heldOut(other, `${name}: held out`, own)] : [])];
+  }
+
+  // The newest evaluation of each version, as a table of its own: version 0 is no step.
+  /** @param {ShownRun} run @param {string} label @param {string} color @returns {DrawnTable} */
+  heldOut({ columns, events }, label, color) {
+    const found = [...new Map(events.filter((e) => e.kind === "evaluation").map((e) => [e.step, e]))]
+      .sort((a, b) => a[0] - b[0]).map(([step, { accuracy, accuracy_low, accuracy_high }]) => ({
+        x: this.at(columns, step),
+        y: accuracy ?? null,
+        low: accuracy_low ?? null,
+        high: accuracy_high ?? null,
+        color,
+      }));
+    const told = (v, x) => {
+      const at = found.find((each) => each.x === x && each.low != null);
+      return `${number(v)}${v != null && at ? ` (${number(at.low)} to ${number(at.high)})` : ""}`;
+    };
+    const points = { show: true, size: 7, fill: () => css("--paper") };
+    return {
+      xs: found.map((each) => each.x),
+      intervals: found.filter((each) => each.low != null && each.high != null),
+      lines: [
+        line(label, color, found.map((each) => each.y), {
+          spanGaps: true,
+          points,
+          value: (u, v, _, i) => told(v, i == null ? null : u.data[0][i]),
+        }),
+      ],
+    };
   }
 
   /** @param {FigureSpec} figure */
@@ -213,23 +381,39 @@ export class Charts {
 
   update() {
     const some = this.run.columns.step.length > 0, wide = $("charts").clientWidth > 0;
-    for (const figure of this.figures) {
+    const there = this.figures.filter((figure) => some ? this.measured(figure) : figure.drawn),
+      wanted = there.filter((figure) => this.isFound(figure)),
+      more = there.filter((figure) => !figure.drawn);
+    $("found").textContent = $("find").value.trim() ? `${wanted.length} of ${there.length} figures` : "";
+    $("more").hidden = !more.length;
+    $("more").querySelector("summary").textContent = `More numbers (${more.length})`;
+    if ($("find").value.trim() && wanted.some((figure) => !figure.drawn)) $("more").open = true;
+    for (const figure of this.figures) this.boxes.get(figure.id).hidden = !wanted.includes(figure);
+    for (const figure of wanted) {
       const box = this.boxes.get(figure.id);
-      box.hidden = some && !this.measured(figure);
       box.querySelector("figcaption").textContent = this.words(figure);
-      if (some && wide && !box.hidden) this.plot(figure, box.querySelector(".plot"));
+      if (some && wide && box.clientWidth) this.plot(figure, box.querySelector(".plot"));
     }
-    this.drawLag();
+    this.lag.hidden = !isFound(["lag_counts", this.lag.querySelector("h3").textContent]);
+    if (!this.lag.hidden) this.drawLag();
     this.drawEvents();
+  }
+
+  /** @param {FigureSpec} figure */
+  isFound(figure) {
+    const names = measuredCurves(figure, this.run.columns).map(({ title }) => title);
+    return isFound([figure.id, figure.heading, ...figure.curves.map(({ name }) => name), ...names]);
   }
 
   /** @param {FigureSpec} figure @param {HTMLElement} box */
   plot(figure, box) { // anew where there are other lines than those that are drawn
     const tables = this.tables(figure),
+      axisOfX = this.axis,
       lines = tables.flatMap((table) => table.lines),
-      labels = lines.map(({ told }) => told.label).join("\n");
-    const parts = tables.map(({ steps, lines }) => [steps, ...lines.map(({ values }) => values)]),
+      labels = [axisOfX.title, ...lines.map(({ told }) => told.label)].join("\n");
+    const parts = tables.map(({ xs, lines }) => [xs, ...lines.map(({ values }) => values)]),
       data = parts.length > 1 ? uPlot.join(parts) : parts[0];
+    this.intervals.set(figure.id, tables.flatMap((table) => table.intervals ?? []));
     const drawn = this.plots.get(figure.id);
     if (drawn?.labels === labels) return drawn.plot.setData(data);
     drawn?.plot.destroy();
@@ -249,26 +433,48 @@ export class Charts {
         hooks: {
           setSelect: [(u) => {
             if (u.select.width > 3) {
-              this.zoom([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]);
+              const ends = [u.select.left, u.select.left + u.select.width].map((at) => this.stepAt(u.posToVal(at, "x")));
+              this.zoom([ends[0], ends[1]]);
               u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
             }
           }],
+          draw: [(u) => drawIntervals(u, this.intervals.get(figure.id))],
         },
         scales: {
-          x: { time: false, range: () => this.shown() },
-          y: this.log && figure.log
-            ? { distr: 3 }
-            : { range: (_, low, high) => scale(figure.zero ? Math.min(0, low) : low, high) },
+          x: { time: false, range: () => this.shownPlaces() },
+          y: this.log && figure.log ? { distr: 3 } : {
+            range: (_, low, high) => {
+              const [from, to] = this.shownPlaces(),
+                seen = this.intervals.get(figure.id).filter(({ x }) => x >= from && x <= to),
+                ends = seen.flatMap(({ low, high }) => [low, high]);
+              return low == null ? scale(low, high) : scale(
+                Math.min(low, ...ends, ...(figure.zero ? [0] : [])),
+                Math.max(high, ...ends),
+              );
+            },
+          },
         },
-        axes: [axis(), axis({ size: LEFT, values: (_, ticks) => ticks.map(tick) })],
-        series: [{ label: "step", value: (_, v) => number(v) }, ...lines.map(({ told }) => told)],
+        axes: [
+          axis(axisOfX.ticks ? { values: (_, at) => axisOfX.ticks(at), space: 100, incrs: TIME_STEPS } : {}),
+          axis({ size: LEFT, values: (_, ticks) => ticks.map(tick) }),
+        ],
+        series: [
+          {
+            label: axisOfX.title,
+            value: (_, v) =>
+              axisOfX === AXES.steps || v == null
+                ? number(v)
+                : `${axisOfX.show(v)}, step ${number(Math.round(this.stepAt(v)))}`,
+          },
+          ...lines.map(({ told }) => told),
+        ],
       },
       data,
       box,
     );
     const canvas = plot.root.querySelector("canvas");
     canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `${figure.heading}, over steps; the line below says it in words`);
+    canvas.setAttribute("aria-label", `${figure.heading}, over ${axisOfX.title}; the line below says it in words`);
     this.plots.set(figure.id, { plot, labels });
   }
 
@@ -416,19 +622,39 @@ function line(label, color, values, more) {
   };
 }
 
-// The newest of each version, as a table of its own: version 0 is no step.
-/** @param {RunEvent[]} events @param {string} label @param {string} color @returns {DrawnTable} */
-function heldOut(events, label, color, more = {}) {
-  const found = [...new Map(events.filter((e) => e.kind === "evaluation").map((e) => [e.step, e.accuracy]))].sort((
-    a,
-    b,
-  ) => a[0] - b[0]);
-  const points = { show: true, size: 7, fill: () => css("--paper") };
-  return {
-    steps: found.map((e) => e[0]),
-    lines: [line(label, color, found.map((e) => e[1]), { spanGaps: true, points, ...more })],
-  };
+/** @param {string[]} names */
+function isFound(names) { // by all words of the search
+  const text = names.join(" ").toLowerCase();
+  return $("find").value.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
+
+/** @param {uPlot} u @param {Interval[]} intervals */
+function drawIntervals(u, intervals) {
+  const { left, width } = u.bbox;
+  for (const { x, low, high, color } of intervals) {
+    const [at, bottom, top] = [u.valToPos(x, "x", true), u.valToPos(low, "y", true), u.valToPos(high, "y", true)];
+    if (at < left - 1 || at > left + width + 1 || ![bottom, top].every(Number.isFinite)) continue;
+    u.ctx.strokeStyle = css(`--${color}`);
+    u.ctx.lineWidth = devicePixelRatio || 1;
+    const end = 4 * u.ctx.lineWidth;
+    u.ctx.beginPath();
+    for (const [fromX, fromY, toX, toY] of [[at, bottom, at, top], [at - end, bottom, at + end, bottom], [
+      at - end,
+      top,
+      at + end,
+      top,
+    ]]) {
+      u.ctx.moveTo(fromX, fromY);
+      u.ctx.lineTo(toX, toY);
+    }
+    u.ctx.stroke();
+  }
+}
+
+const dashOf = (k) => (k ? DASHES[(k - 1) % DASHES.length] : undefined);
+
+/** @param {number} v @param {number} from @param {number} to @param {number} low @param {number} high */
+const between = (v, from, to, low, high) => (to > from ? low + ((v - from) / (to - from)) * (high - low) : low);
 
 /** @param {Column} values */
 function mean(values) {
@@ -440,8 +666,18 @@ const tail = (column) => Math.max(1, column.length >> 4);
 const atFirst = (column) => mean(column.slice(0, tail(column))); // of a sixteenth of it
 const atLast = (column) => mean(column.slice(-tail(column)));
 
+const timeOfDay = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
 const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
-const when = (unix_s) => clock.format(new Date(1000 * unix_s)); // in the time zone of whoever looks
+function when(unix_s) { // in the time zone of whoever looks
+  return clock.format(new Date(1000 * unix_s));
+}
+
+function duration(s) { // as 1:40:00
+  const [hours, minutes, rest] = [Math.floor(s / 3600), Math.floor(s / 60) % 60, Math.round(s % 60)];
+  const two = (v) => String(v).padStart(2, "0");
+  return s < 60 ? `${rest} s` : hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
 
 const tick = (
   v,

@@ -40,7 +40,7 @@ function route() {
   $("name").textContent = runs[Number(run)]?.name ?? "";
   const named = runs[Number(run)]?.name ?? "";
   offer(run, others);
-  if (name === "run") view.show(run, named, others);
+  if (name === "run") view.show(run, named, others, given);
   else view.hide();
   if (name === "trajectories") {
     said("");

@@ -1,5 +1,5 @@
 // The run as it goes: numbers, processes, balance, curves and events, kept up to date by one stream of events.
-import { Charts } from "./charts.js";
+import { Charts, measuredCurves } from "./charts.js";
 import { crowd } from "./crowd.js";
 import { $, ask, el, NeedsToken, number, seconds, share, table } from "./dom.js";
 import { Machines } from "./machines.js";
@@ -29,6 +29,8 @@ export class RunView {
     this.source = null;
     /** @type {ProcessesTold | null} */
     this.told = null;
+    /** @type {Record<string, string> | null} */
+    this.given = null;
     /** @type {number | null} */
     this.total = null;
     this.machines = new Machines(() => this.run);
@@ -38,11 +40,11 @@ export class RunView {
     });
   }
 
-  show(run, name, others) {
+  show(run, name, others, given) {
     this.visible = true;
     if (run !== this.run || !this.columns.step.length) this.told = null;
-    if (run !== this.run && this.charts) this.charts.range = null;
     this.run = run;
+    this.given = given;
     this.name = name;
     this.wanted = others;
     this.begin();
@@ -93,6 +95,8 @@ export class RunView {
       this.others = others;
       this.figures = figures;
       this.charts ??= new Charts(this, figures);
+      if (this.given) this.charts.look(this.given);
+      this.given = null; // what the reader has changed since is in the address
       this.charts.draw();
       this.redraw();
       if (!this.visible || document.hidden) return;
@@ -418,10 +422,10 @@ export class RunView {
 
   lastSteps() {
     const c = this.columns, n = c.step.length, at = Array.from({ length: Math.min(12, n) }, (_, i) => n - 1 - i);
-    const names = ["step", ...this.figures.flatMap((each) => each.curves.map((curve) => curve.name))].filter((name) =>
-      at.some((i) => c[name][i] != null)
-    );
-    const rows = at.map((i) => names.map((name) => number(c[name][i])));
-    table($("table"), names, rows);
+    const columns = this.figures.flatMap((each) => measuredCurves(each, c))
+      .map(({ name, title, by_name, values }) => ({ name: by_name ? `${name}/${title}` : name, values }))
+      .filter(({ values }) => at.some((i) => values[i] != null));
+    const rows = at.map((i) => [number(c.step[i]), ...columns.map(({ values }) => number(values[i]))]);
+    table($("table"), ["step", ...columns.map(({ name }) => name)], rows);
   }
 }

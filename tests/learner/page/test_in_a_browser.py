@@ -415,6 +415,101 @@ def test_a_figure_by_name_comes_with_the_second_name(browser: "Browser", tmp_pat
         page.context.close()
 
 
+def _axis_ends(page: "Page") -> list[str]:
+    """Least and largest place of the reward's x axis, by what the legend says at both ends."""
+    found: list[str] = page.evaluate(
+        """async () => {
+          const over = document.querySelector("figure[aria-labelledby=h-reward] .u-over"), ends = [];
+          const { left, right, top } = over.getBoundingClientRect();
+          for (const x of [left + 1, right - 1]) {
+            over.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: top + 5 }));
+            await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+            ends.push(over.closest("figure").querySelector(".u-legend tr td").innerText);
+          }
+          return ends;
+        }"""
+    )
+    return found
+
+
+def test_the_x_axis_is_steps_tokens_time_or_the_clock(browser: "Browser", tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=0)
+    began = 1_790_000_000.0
+    write_lines(folder, [step_line(step, unix_s=began + 60 * step, time_s=60 * step) for step in range(1, 41)])
+    write_lines(folder, [{**_evaluation(20), "accuracy_low": 0.1, "accuracy_high": 0.15}])
+    with Viewed(folder) as shown:
+        page, said = opened(browser, f"{shown.url}#/run?smooth=0")
+        shows(page, "#tiles dd", "40")
+        steps = _axis_ends(page)
+        page.locator("#axis").select_option("tokens")
+        tokens = _axis_ends(page)
+        page.locator("#axis").select_option("time")
+        minutes = _axis_ends(page)
+        page.locator("#axis").select_option("clock")
+        clock = _axis_ends(page)
+        at_step = page.evaluate("location.hash")
+
+        assert steps == ["0", "40"]
+        assert tokens == ["0, step 0", "4,000, step 40"]
+        assert minutes == ["0 ms, step 0", "40 min, step 40"]
+        assert clock[1].endswith("step 40")
+        assert clock[0] != clock[1]
+        assert "x=clock" in at_step
+        assert said == []
+        page.context.close()
+
+
+def test_a_held_out_point_has_its_interval(browser: "Browser", tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=20)
+    write_lines(folder, [{**_evaluation(20), "accuracy_low": 0.0625, "accuracy_high": 0.25}])
+    with Viewed(folder) as shown:
+        page, said = opened(browser, shown.url)
+        shows(page, "#charts .u-legend th", "held out")
+        assert _legend(page, "reward")["held out"] == "0.125 (0.0625 to 0.250)"
+        assert said == []
+        page.context.close()
+
+
+def test_every_number_of_the_steps_is_found_by_its_name_and_drawn(browser: "Browser", tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=5)
+    write_lines(folder, [step_line(6, means={"pair_accuracy": 0.75}, trained_tokens=96, clip_fraction=0.125)])
+    with Viewed(folder) as shown:
+        page, said = opened(browser, shown.url)
+        shows(page, "#charts .u-legend th", "pair_accuracy")
+        page.locator("#more summary").click()
+        shows(page, "#more .u-legend th", "trained tokens")
+        page.locator("#find").fill("clip_fraction")
+        shows(page, "#found", "1 of")
+        heads = page.locator("figure:has(.plot):visible h3").all_inner_texts()
+        assert heads == ["Optimizer: clipped"]
+        page.locator("#find").fill("pair_acc")
+        shows(page, "#charts h3", "Means of the algorithm")
+        page.locator("#find").fill("no such number")
+        shows(page, "#found", "0 of")
+        assert "find=no" in page.evaluate("location.hash")
+        page.locator("summary", has_text="The last steps").click()
+        assert "[object" not in page.locator("#table").inner_text()
+        assert said == []
+        page.context.close()
+
+
+def test_the_zoom_is_in_the_address_and_comes_with_it(browser: "Browser", viewed: Viewed) -> None:
+    page, said = opened(browser, f"{viewed.url}#/run?from=20&to=40&log=1&smooth=0.15")
+    shows(page, "#tiles dd", "60")
+    assert _axis_ends(page) == ["20", "40"]
+    assert page.locator("#log").get_attribute("aria-pressed") == "true"
+    assert page.locator("#smooth").input_value() == "0.15"
+    page.locator("#zoom-in").press("Enter")
+    assert "from=25&to=35" in page.evaluate("location.hash")
+    page.reload()
+    shows(page, "#tiles dd", "60")
+    assert _axis_ends(page) == ["25", "35"]
+    page.locator("#zoom-whole").press("Enter")
+    assert "from" not in page.evaluate("location.hash")
+    assert said == []
+    page.context.close()
+
+
 def test_a_report_is_as_wide_as_the_screen_whatever_its_settings_are_called(browser: "Browser", tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=20, settings={"training.optimizer.a_setting_with_a_long_name": "x" * 90})
     report = tmp_path / "report.html"

@@ -137,11 +137,12 @@ def test_points_are_the_finite_numbers() -> None:
     assert points_of(enumerate({"loss": value} for value in given), "loss") == [(0, 1.0), (5, 2.5)]
 
 
-def test_every_curve_is_a_number_that_steps_have_and_stands_once_in_a_figure() -> None:
+def test_every_number_of_a_step_is_a_curve_and_stands_once_in_a_figure() -> None:
     names = [curve.name for curve in CURVES]
-    written = {field.name for kind in (StepMetrics, StepRecord) for field in dataclasses.fields(kind)} | {"lag_bound"}
+    written = {field.name for kind in (StepMetrics, StepRecord) for field in dataclasses.fields(kind)}
+    other = {"step", "lease_ids", "lag_counts", "token_lag_counts"}
 
-    assert set(names) <= written
+    assert set(names) == (written | {"lag_bound", "level"}) - other
     assert len(set(names)) == len(names)
     assert sum(len(curves_in(figure.id)) for figure in FIGURES) == len(CURVES)
     assert all(curves_in(figure.id) for figure in FIGURES)
@@ -156,4 +157,4 @@ def test_a_curve_that_stands_alone_says_its_unit() -> None:
     (entropy,) = curves_in("entropy")
 
     assert words_of(entropy) == "entropy, nats a token"
-    assert (group_of("entropy"), group_of("microbatches")) == ("entropy", "step")
+    assert (group_of("entropy"), group_of("microbatches")) == ("entropy", "volume")

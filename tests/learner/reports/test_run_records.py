@@ -124,6 +124,19 @@ def test_a_step_has_the_mean_reward_of_each_verifier(caplog: pytest.LogCaptureFi
     assert "reward 0.375 (code 0.250, math 0.500)" in caplog.text
 
 
+def test_a_step_has_the_mean_reward_of_each_environment_and_of_each_component(tmp_path: Path) -> None:
+    def with_components(reward: float, **components: float) -> Trajectory:
+        made = trajectory(0, reward=reward)
+        return made.model_copy(update={"reward": made.reward.model_copy(update={"components": components})})
+
+    sums = group(0, with_components(1.0, right=1.0, form=0.5), with_components(0.0, right=0.0))
+    words = group(1, with_components(0.5), with_components(0.25)).model_copy(update={"environment": "words"})
+    made = step_record([sums, words], version=2, timing=TIMING, success_reward=1.0)
+
+    assert made.reward_by_environment == {sums.environment: 0.5, "words": 0.375}
+    assert made.reward_by_component == {"form": 0.5, "right": 0.5}
+
+
 def judged_at(service: str, latency_s: float) -> TrajectoryGroup:
     one = trajectory(1)
     reward = one.reward.model_copy(update={"service_id": service, "latency_s": latency_s})

@@ -438,7 +438,12 @@ def test_tensorboard_files_hold_every_number(run: TrackedRun) -> None:
     found = scalars_in(run)
     rewards = [row for row in found if row[0] == "reward/reward_mean"]
     assert rewards == [("reward/reward_mean", n, n / 8) for n in range(1, 9)]
-    assert {tag for tag, _, _ in found} == {"reward/reward_mean", "loss/loss", "step/tokens", "reward_by_verifier/math"}
+    assert {tag for tag, _, _ in found} == {
+        "reward/reward_mean",
+        "loss/loss",
+        "volume/tokens",
+        "reward_by_verifier/math",
+    }
 
 
 def test_a_package_that_is_missing_is_named_with_its_remedy(
