@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from env_service.runtimes import keeper
+from env_service.runtimes import forge, keeper
 from env_service.runtimes.config import RuntimeLimits
 from env_service.runtimes.images import AGENT, Image
 from env_service.runtimes.interface import (
@@ -50,6 +50,7 @@ _STOP_S = 20.0
 _ANSWER_S = 60.0
 # A process that a command has left may hold its output open.
 _LAST_OUTPUT_S = 0.2
+_TRIES = 1000
 _MOST_COMMAND = keeper.MOST_MESSAGE - 4096
 # Keeper, bubblewrap, the first process; and the keeper's memory.
 _OWN_PROCESSES = 4
@@ -60,6 +61,7 @@ _OWN_MEMORY = 32 << 20
 class RuntimeLaunch:
     """Everything that all runtimes of a service have in common. `uid`: the user they drop to, or None."""
 
+    forge: "KeeperForge"
     bubblewrap: str
     filter: bytes
     staging: Path
@@ -112,6 +114,53 @@ def _devices() -> list[str]:
     return [*options, "--remount-ro", "/dev"]
 
 
+class KeeperForge:
+    """The process that forks keepers, started with the first one, and again if it has died."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self._starting = asyncio.Lock()
+
+    async def fork(self, settings: keeper.RuntimeKeeperSettings, handles: Sequence[int]) -> None:
+        """Have a keeper forked, to which copies of the descriptors go. Raises OSError."""
+        message = json.dumps(settings._asdict()).encode()
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                await self._start()
+            for _ in range(_TRIES):
+                assert self._control is not None
+                try:
+                    socket.send_fds(self._control, [message], list(handles))
+                except BlockingIOError:  # many at once
+                    await asyncio.sleep(0.005)
+                except OSError:  # it has died
+                    await self._start()
+                else:
+                    return
+            raise OSError("the process that forks keepers takes no more")
+
+    async def stop(self) -> None:
+        """End it, and what keepers there are."""
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            await self._process.wait()
+
+    async def _start(self) -> None:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        if self._control is not None:
+            self._control.close()
+        self._control = ours
+        with its:
+            seal_descriptors()
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, *start_of(forge.__name__), str(os.getpid()), str(its.fileno()),
+                pass_fds=(its.fileno(),), stdin=asyncio.subprocess.DEVNULL, env={},
+            )  # fmt: skip
+
+
 class BubblewrapRuntime:
     """Implements `Runtime`. `ended` is called once, when nothing of it is left."""
 
@@ -125,12 +174,13 @@ class BubblewrapRuntime:
         self._ended = ended
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[Answer]] = {}
-        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: int | None = None
+        self._over = asyncio.Event()
         self._control: socket.socket | None = None
         self._group: ControlGroup | None = None
         self._memory_kills = 0
         self._lost: Exception | None = None
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
@@ -142,26 +192,22 @@ class BubblewrapRuntime:
     async def start(self, walls: RuntimeWalls, snapshot: RuntimeSnapshot | None = None) -> None:
         """Return when it stands. Raises RuntimeLost."""
         limits = self._launch.limits
-        given = [] if snapshot is None else [packed([TreeEntry(*entry) for entry in snapshot.entries])]
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        given = [its.detach()]
         try:
-            ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.setblocking(False)
-            given.append(its.detach())
+            if snapshot is not None:
+                given.append(packed([TreeEntry(*entry) for entry in snapshot.entries]))
             if self._launch.parents is not None:
                 self._group = ControlGroup(self._launch.parents, name=self._name)
                 memory = ((limits.memory_mib + limits.disk_mib) << 20) + _OWN_MEMORY
                 self._group.limit(memory_bytes=memory, processes=limits.processes + _OWN_PROCESSES)
                 self._memory_kills = self._group.memory_kills()
-            settings = json.dumps(self._settings(walls, control=given[-1], snapshot=given[:-1])._asdict())
-            seal_descriptors()
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, *start_of(keeper.__name__), settings,
-                pass_fds=given, stdin=asyncio.subprocess.DEVNULL, env={},
-            )  # fmt: skip
             self._control = ours
             asyncio.get_running_loop().add_reader(ours, self._hear)
             async with asyncio.timeout(_START_S):
-                await asyncio.shield(self._ready)
+                await self._launch.forge.fork(self._settings(walls), given)
+                self._keeper = await asyncio.shield(self._ready)
         except (OSError, TimeoutError) as error:
             await self.stop()
             raise RuntimeLost(f"a runtime of image {self.image} cannot be started: {error or 'it hangs'}") from error
@@ -172,11 +218,10 @@ class BubblewrapRuntime:
             close_all(given)
         self._timer = asyncio.get_running_loop().call_later(limits.lifetime_s, self._too_old)
 
-    def _settings(self, walls: RuntimeWalls, *, control: int, snapshot: list[int]) -> keeper.RuntimeKeeperSettings:
+    def _settings(self, walls: RuntimeWalls) -> keeper.RuntimeKeeperSettings:
         limits = self._launch.limits
         return keeper.RuntimeKeeperSettings(
-            parent=os.getpid(),
-            control=control,
+            parent=0,
             uid=self._launch.uid,
             cgroups=[] if self._group is None else self._group.processes_files,
             mounts=list(walls.mounts),
@@ -187,7 +232,6 @@ class BubblewrapRuntime:
             command=list(walls.command),
             options=list(walls.options),
             filter=self._launch.filter.hex(),
-            snapshot=snapshot[0] if snapshot else None,
         )
 
     async def exec(self, command: RuntimeCommand) -> CommandEnd:
@@ -295,7 +339,7 @@ class BubblewrapRuntime:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        self._close_control()
+        self._let_go()
         self._lose(RuntimeEnded("it was stopped"))
         try:
             await asyncio.shield(asyncio.ensure_future(self._cleared()))
@@ -303,15 +347,16 @@ class BubblewrapRuntime:
             self._ended(self)
 
     async def _cleared(self) -> None:
-        if self._process is not None:
+        if self._control is not None:
             try:
                 async with asyncio.timeout(_STOP_S):
-                    await self._process.wait()
+                    await self._over.wait()
             except TimeoutError:
                 logger.error("the keeper of the runtime %s does not stop and is killed", self._name)
-                with suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
+                if self._keeper is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(self._keeper, signal.SIGKILL)
+            self._close_control()
         if self._group is not None:
             await asyncio.to_thread(self._group.remove)
 
@@ -355,7 +400,7 @@ class BubblewrapRuntime:
         told = json.loads(message) if message else {}
         if "ready" in told:
             if not self._ready.done():
-                self._ready.set_result(None)
+                self._ready.set_result(int(told["ready"]))
         elif "id" in told:
             answer = self._answers.pop(told["id"], None)
             if answer is None or answer.done():
@@ -363,7 +408,8 @@ class BubblewrapRuntime:
             else:
                 answer.set_result((told, handles))
         else:
-            self._close_control()
+            if not message:  # the keeper has ended, and all of it before
+                self._close_control()
             self._lose(self._reason(told))
 
     def _reason(self, told: Mapping[str, object]) -> Exception:
@@ -375,17 +421,23 @@ class BubblewrapRuntime:
 
     def _gone(self, why: str) -> RuntimeLost:
         lost = RuntimeLost(f"a runtime of image {self.image} is given up: {why}")
-        self._close_control()
+        self._let_go()
         self._lose(lost)
         return lost
 
     def _too_old(self) -> None:
         seconds = self._launch.limits.lifetime_s
-        self._close_control()
+        self._let_go()
         self._lose(RuntimeEnded(f"its time was over after {seconds:g} s (env-service.runtimes.limits.lifetime_s)"))
 
-    def _close_control(self) -> None:
+    def _let_go(self) -> None:
         """Its keeper ends with that, and all of it."""
+        if self._control is not None:
+            with suppress(OSError):  # it has gone by itself
+                self._control.shutdown(socket.SHUT_WR)
+
+    def _close_control(self) -> None:
+        self._over.set()
         control, self._control = self._control, None
         if control is not None:
             asyncio.get_running_loop().remove_reader(control)

@@ -1,4 +1,4 @@
-"""Keeps one runtime; its settings are its argument, in JSON.
+"""Keeps one runtime, in a process that the forge has forked for it.
 
     launch: a file system of limited size ─▶ an overlay on the image ─▶ bubblewrap ─▶ a first process that waits
     then, as the service says: run a command in it, kill one, write and read files, take a snapshot
@@ -9,7 +9,7 @@ runtime's namespaces, gives up every capability, takes the filter, and only then
 cannot be looked into from inside (it is not dumpable), and its output goes by pipes that only the service reads.
 
 The first process ends by no signal from inside. If it is killed all the same, that is somebody else's doing; if it
-ends in any other way, it is that of whoever is inside. See `services.isolation.keeping` for the keeper's own start.
+ends in any other way, it is that of whoever is inside.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ import select
 import signal
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -64,11 +63,10 @@ _CANNOT_ENTER = 125
 
 class RuntimeKeeperSettings(NamedTuple):
     """Settings from the service. `mounts`: folders that its user could not reach, and where it sees them; `place`: an
-    empty folder on which it mounts what the runtime writes; `snapshot`: a descriptor of files that are there at once.
+    empty folder on which it mounts what the runtime writes. `parent` is the process that must be its.
     """
 
     parent: int
-    control: int
     uid: int | None
     cgroups: list[str]
     mounts: list[tuple[str, str]]
@@ -79,7 +77,6 @@ class RuntimeKeeperSettings(NamedTuple):
     command: list[str]
     options: list[str]
     filter: str
-    snapshot: int | None
 
 
 class _Running(NamedTuple):
@@ -99,31 +96,29 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def main() -> None:
-    """Keep the runtime until the service goes."""
-    settings = RuntimeKeeperSettings(**json.loads(sys.argv[1]))
-    snapshot = None if settings.snapshot is None else raised(settings.snapshot)
-    control = raised(settings.control)
-    close_all_but(control, *(() if snapshot is None else (snapshot,)))
+def keep(settings: RuntimeKeeperSettings, handles: Sequence[int]) -> None:
+    """Keep the runtime until the service goes. `handles` are the socket to the service, and a snapshot if there is one;
+    this process has no others that matter.
+    """
+    control, *snapshot = map(raised, handles)
+    close_all_but(control, *snapshot)
     groups = [os.open(file, os.O_WRONLY) for file in settings.cgroups]
     libc = ctypes.CDLL(None, use_errno=True)
-    mount(libc, settings.mounts)
-    become(libc, settings.uid)
-    if os.getppid() != settings.parent:
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.umask(0o022)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with socket.socket(fileno=control) as service, contextlib.suppress(ConnectionError):
         try:
-            entries = [] if snapshot is None else unpacked(snapshot)
-            _make_disk(libc, settings, entries)
+            mount(libc, settings.mounts)
+            become(libc, settings.uid)
+            if os.getppid() != settings.parent:
+                return
+            os.umask(0o022)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            _make_disk(libc, settings, unpacked(snapshot[0]) if snapshot else [])
             runtime = KeptRuntime(libc, settings, groups)
         except OSError as error:
             _say(service, {"failed": str(error)})
             return
-        _say(service, {"ready": True})
         with contextlib.closing(runtime):
+            _say(service, {"ready": os.getpid()})
             runtime.serve(service)
 
 

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 from env_service.runtimes.bubblewrap import (
     SIGN,
     BubblewrapRuntime,
+    KeeperForge,
     RuntimeLaunch,
     RuntimeWalls,
     build_runtime_walls,
@@ -119,6 +120,7 @@ class RuntimePool:
         here = asyncio.get_running_loop()
         if self._loop is None or self._loop.is_closed():
             self._loop, self._opening, self._queue = here, asyncio.Lock(), asyncio.Lock()
+            self._forge = KeeperForge()
             self._starting, self._left = asyncio.Semaphore(2 * (os.cpu_count() or 1)), asyncio.Event()
         if here is self._loop:
             return await work()
@@ -148,6 +150,7 @@ class RuntimePool:
                 "search, such as /tmp"
             )
         return RuntimeLaunch(
+            forge=self._forge,
             bubblewrap=bubblewrap_for(folder, uid=uid, otherwise=_WITHOUT),
             filter=seccomp.assemble(),
             staging=folder,
@@ -276,6 +279,8 @@ class RuntimePool:
             task.cancel()
         await asyncio.gather(*self._filling, return_exceptions=True)
         await asyncio.gather(*(runtime.stop() for runtime in list(self._living)))
+        await self._forge.stop()
+        self._forge = KeeperForge()
         self._spares.clear()
         self._walls.clear()
         self._launch = None

@@ -15,9 +15,8 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 CLONE_NEWNS = 0x20000
@@ -30,7 +29,7 @@ _HIGH = 64
 def start_of(module: str) -> list[str]:
     """Options of Python that run `main` of a module of ours, whose own arguments follow."""
     start = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; main()"
-    return ["-I", "-S", "-c", start, str(_ROOT)]
+    return ["-I", "-S", "-c", start, _ROOT]
 
 
 def close_all_but(*kept: int) -> None:

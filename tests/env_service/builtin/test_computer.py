@@ -16,7 +16,7 @@ from env_service.environments.interface import Action, EnvironmentUnavailable, S
 from env_service.runtimes.config import RuntimeLimits, RuntimesConfig
 from env_service.runtimes.pool import RuntimePool, use_runtimes
 from examples.computer import make_tasks
-from tests.process_ends import children_of
+from tests.env_service.runtimes.conftest import keepers
 
 FOLDER = Path(make_tasks.__file__).parent
 SETS = ("shell", "repairs")
@@ -152,7 +152,7 @@ async def test_checks_run_in_a_computer_that_has_only_what_was_left_in_the_work_
 
 async def test_a_computer_that_dies_is_nobodys_fault_and_no_reward_of_nought() -> None:
     environment, _ = await opened("shell", 0)
-    for keeper in children_of(os.getpid()):
+    for keeper in keepers():
         os.kill(keeper, signal.SIGKILL)
     with pytest.raises(EnvironmentUnavailable):
         await environment.step(SUBMIT)

@@ -1,12 +1,15 @@
 """Runtimes of this machine's own programs: nothing has to be built for them."""
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from env_service.runtimes.config import RuntimeLimits, RuntimesConfig
 from env_service.runtimes.interface import CommandEnd, Runtime, RuntimeCommand
 from env_service.runtimes.pool import RuntimePool
+from tests.process_ends import children_of
 
 SMALL = RuntimeLimits(memory_mib=128, disk_mib=8, processes=24, command_s=20)
 Shell = Callable[..., Awaitable[CommandEnd]]
@@ -35,3 +38,16 @@ async def said(runtime: Runtime, line: str) -> str:
     """All that a line of shell prints, errors too."""
     end = await sh(runtime, line)
     return (end.stdout + end.stderr).decode(errors="replace").strip()
+
+
+def forge() -> int:
+    """The process that forks the keepers of this one's pool."""
+    (found,) = (
+        pid for pid in children_of(os.getpid()) if b"runtimes.forge" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    return found
+
+
+def keepers() -> list[int]:
+    """The keepers of this process's runtimes."""
+    return children_of(forge())

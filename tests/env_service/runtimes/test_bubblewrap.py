@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -16,15 +15,8 @@ from env_service.runtimes.interface import (
     RuntimeRefused,
 )
 from env_service.runtimes.pool import RuntimePool
-from tests.env_service.runtimes.conftest import said, sh
+from tests.env_service.runtimes.conftest import forge, keepers, said, sh
 from tests.process_ends import all_end, children_of
-
-
-def _keeper() -> int:
-    """The keeper of the only runtime."""
-    found = [pid for pid in children_of(os.getpid()) if b"runtimes.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(found) == 1
-    return found[0]
 
 
 async def test_commands_have_output_an_end_and_limits(runtime: Runtime) -> None:
@@ -62,7 +54,7 @@ async def test_files_go_in_and_out_and_a_fork_begins_with_them(pool: RuntimePool
 
 async def test_a_runtime_that_is_killed_is_lost_and_one_that_ended_itself_has_ended(pool: RuntimePool) -> None:
     killed = await pool.start("host")
-    (monitor,) = children_of(_keeper())
+    (monitor,) = children_of(keepers()[0])
     os.kill(children_of(monitor)[0], signal.SIGKILL)
     with pytest.raises(RuntimeLost, match="its first process ended with"):
         await sh(killed, "sleep 20")
@@ -71,12 +63,18 @@ async def test_a_runtime_that_is_killed_is_lost_and_one_that_ended_itself_has_en
     without = await pool.start("host")
     running = asyncio.ensure_future(sh(without, "sleep 20"))
     await asyncio.sleep(0.2)
-    inside = children_of(_keeper())
-    os.kill(_keeper(), signal.SIGKILL)
+    inside = children_of(keepers()[0])
+    os.kill(keepers()[0], signal.SIGKILL)
     with pytest.raises(RuntimeLost, match="its keeper has died"):
         await running
     assert all_end(inside, timeout_s=20)
     await without.stop()
+
+    other = await pool.start("host")
+    os.kill(forge(), signal.SIGKILL)
+    with pytest.raises(RuntimeLost, match="its keeper has died"):
+        await sh(other, "sleep 20")
+    await other.stop()
 
     ended = await pool.start("host")
     memory = "import os, re, sys; maps = open('/proc/1/maps').read(); f = open('/proc/1/mem', 'r+b', buffering=0)\n"

@@ -16,7 +16,7 @@ from env_service.runtimes.images import ImageFault
 from env_service.runtimes.interface import RuntimesBusy
 from env_service.runtimes.pool import RuntimePool, RuntimesOff
 from services.isolation.faults import CannotIsolate
-from tests.env_service.runtimes.conftest import SMALL, said
+from tests.env_service.runtimes.conftest import SMALL, keepers, said
 from tests.process_ends import all_end, children_of
 
 SERVICE = """
@@ -61,10 +61,9 @@ async def test_a_warm_runtime_that_died_is_not_given_out() -> None:
     try:
         await (await pool.start("host")).stop()
         await asyncio.sleep(1.5)
-        keepers = children_of(os.getpid())
-        for keeper in keepers:
-            os.kill(keeper, signal.SIGKILL)
-        assert all_end(keepers, timeout_s=20)
+        (warm,) = keepers()
+        os.kill(warm, signal.SIGKILL)
+        assert all_end([warm], timeout_s=20)
         await asyncio.sleep(0.1)
         assert await said(await pool.start("host"), "echo works") == "works"
     finally:
