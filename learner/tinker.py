@@ -136,7 +136,8 @@ def _app(config: LearnerConfig, parts: _ServerParts, *, readiness: Callable[[], 
         max_body_bytes=config.http.max_body_bytes,
         open_paths=OPEN_PATHS | {f"{PREFIX_PATH}/"},
     )
-    add_tenant_routes(app, service, TenantListings(service, secret=secrets.token_bytes(32)))
+    listings = TenantListings(service, secret=secrets.token_bytes(32))
+    add_tenant_routes(app, service, listings, max_body_bytes=config.http.max_body_bytes)
     add_adapter_routes(app, parts.adapters)
     return app
 

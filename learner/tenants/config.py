@@ -56,7 +56,7 @@ class TinkerConfig(ConfigModel):
         1 << 16, ge=1, description="most tokens of all tenants together that are trained in one turn"
     )
     round_s: float = Field(
-        0.25,
+        0.1,
         gt=0,
         description="a turn holds no more than the learner trains in about so many seconds, so that nobody waits long "
         "for another's flood; an operation is never divided",

@@ -118,13 +118,25 @@ class TrainingModels:
             assert first is operation, (first.seq_id, operation.seq_id)
             self._uncount(operation)
 
-    def drop_early(self, model: TrainingModel) -> int:
-        """Forget operations behind a hole that nobody will fill any more, and return how many."""
+    def drop_early(self, model: TrainingModel, reason: str) -> None:
+        """Give up operations behind a hole that nobody will fill any more; their clients are told."""
         dropped = list(model.early.values())
         model.early.clear()
-        for operation in dropped:
+        self._give_up(dropped, reason)
+
+    def drop_all(self, model: TrainingModel, reason: str) -> None:
+        """Give up all that wait; their clients are told."""
+        dropped = list(model.ready)
+        model.ready.clear()
+        self._give_up(dropped, reason)
+        self.drop_early(model, reason)
+
+    def _give_up(self, operations: Iterable[Operation], reason: str) -> None:
+        for operation in operations:
             self._uncount(operation)
-        return len(dropped)
+            operation.future.finish(
+                {"error": f"operation {operation.seq_id} was not done: {reason}", "category": "user"}
+            )
 
     def to_park(self, *, room: int, needed: Iterable[str]) -> list[TrainingModel]:
         """Models that must leave the trainer so that those needed have room: the least recently used ones."""

@@ -39,7 +39,7 @@ from services.http.app import RequestRefused, json_body, refusal_of
 
 PREFIX_PATH = "/api/v1"
 _LONG_POLL_S = 30.0
-_MAX_UNPACKED_BYTES = 256 << 20
+MAX_BODY_BYTES = 64 << 20
 _PROTOBUF = "application/x-protobuf"
 Json = dict[str, JsonValue]
 
@@ -61,12 +61,20 @@ class TenantOfKey:
 
 
 def add_tenant_routes(
-    app: FastAPI, service: TenantService, listings: TenantListings, *, long_poll_s: float = _LONG_POLL_S
+    app: FastAPI,
+    service: TenantService,
+    listings: TenantListings,
+    *,
+    long_poll_s: float = _LONG_POLL_S,
+    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> None:
-    """All routes. The application leaves the paths below PREFIX_PATH open: the keys are looked at here."""
+    """All routes. The application leaves the paths below PREFIX_PATH open: the keys are looked at here.
+
+    `max_body_bytes` bounds what a packed body may unpack to, as the application bounds others.
+    """
     tenant_of = TenantOfKey(service)
     _add_start(app, service, tenant_of)
-    _add_training(app, service, listings, tenant_of)
+    _add_training(app, service, listings, tenant_of, max_body_bytes=max_body_bytes)
     _add_sampling(app, service, tenant_of)
     _add_futures(app, service, tenant_of, long_poll_s=long_poll_s)
     _add_listings(app, listings, tenant_of)
@@ -139,7 +147,9 @@ def _add_start(app: FastAPI, service: TenantService, tenant_of: TenantOfKey) -> 
         return {}
 
 
-def _add_training(app: FastAPI, service: TenantService, listings: TenantListings, tenant_of: TenantOfKey) -> None:
+def _add_training(
+    app: FastAPI, service: TenantService, listings: TenantListings, tenant_of: TenantOfKey, *, max_body_bytes: int
+) -> None:
     @app.post(f"{PREFIX_PATH}/create_model")
     async def create_model(
         tenant: Annotated[Tenant, Depends(tenant_of)], body: Annotated[CreateModel, Depends(json_body(CreateModel))]
@@ -178,17 +188,18 @@ def _add_training(app: FastAPI, service: TenantService, listings: TenantListings
         return {"tinker_path": await service.copy_weights(tenant, body)}
 
     for kind in KINDS:
-        app.add_api_route(f"{PREFIX_PATH}/{kind}", _operation(kind, service, tenant_of), methods=["POST"], name=kind)
+        handler = _operation(kind, service, tenant_of, max_body_bytes=max_body_bytes)
+        app.add_api_route(f"{PREFIX_PATH}/{kind}", handler, methods=["POST"], name=kind)
 
 
 def _operation(
-    kind: str, service: TenantService, tenant_of: TenantOfKey
+    kind: str, service: TenantService, tenant_of: TenantOfKey, *, max_body_bytes: int
 ) -> Callable[[Request, Tenant], Awaitable[Json]]:
     """The handler of a kind of operations."""
 
     async def accept(request: Request, tenant: Annotated[Tenant, Depends(tenant_of)]) -> Json:
         """Accept an operation of a training model."""
-        body = await _body(request)
+        body = await _body(request, max_bytes=max_body_bytes)
         if kind == LOAD_WEIGHTS:
             into = _load_weights(body)
             if into.session_id is not None:
@@ -207,13 +218,13 @@ def _load_weights(body: bytes) -> LoadWeights:
         raise refusal_of(error.errors(include_url=False, include_context=False), LoadWeights) from error
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, *, max_bytes: int) -> bytes:
     body = await request.body()
     if request.headers.get("content-encoding") != "zstd":
         return body
     if len(body) < INLINE_BYTES // 16:
-        return unpacked_zstd(body, max_bytes=_MAX_UNPACKED_BYTES)
-    return await asyncio.to_thread(unpacked_zstd, body, max_bytes=_MAX_UNPACKED_BYTES)
+        return unpacked_zstd(body, max_bytes=max_bytes)
+    return await asyncio.to_thread(unpacked_zstd, body, max_bytes=max_bytes)
 
 
 def _add_sampling(app: FastAPI, service: TenantService, tenant_of: TenantOfKey) -> None:

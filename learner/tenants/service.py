@@ -77,7 +77,7 @@ class TenantSettings:
     snapshot_every: int = 64
     max_resident: int = 256
     round_tokens: int = 1 << 16
-    round_s: float = 0.25
+    round_s: float = 0.1
     retain_targets_s: float = 86_400.0
 
 
@@ -197,7 +197,7 @@ class TenantService:
             raise unknown("model", model_id)
         model.entry = model.entry.model_copy(update={"unloaded": True})
         await self._durably(self.log.entry(model.entry))
-        self.models.drop_early(model)
+        self.models.drop_all(model, "its model was unloaded")
         await self.training.remove(model)
 
     async def create_custom_loss(self, tenant: Tenant, body: CreateCustomLoss) -> str:
@@ -349,7 +349,9 @@ class TenantService:
         dead = set(self.sessions.dead())
         left = [model for model in self.models.by_id.values() if model.entry.session_id in dead]
         for model in left:
-            self.models.drop_early(model)
+            self.models.drop_early(
+                model, f"operation {model.next_seq} of the model has not come, and its session was silent for too long"
+            )
         await self.training.park(left)
         old = {each for each in dead if self.sessions.silent_s(each) > self._settings.retain_targets_s}
         for entry in [each for each in self.log.catalog.samplings.values() if each.session_id in old]:

@@ -50,7 +50,12 @@ def test_the_queue_is_counted_until_it_is_taken_or_dropped() -> None:
     assert (models.queue_length("a").operations, models.queue_length("a").size) == (2, 20)
     models.take(list(model.ready))
     assert models.queue_length("a").operations == 1
-    assert models.drop_early(model) == 1
+    (early,) = model.early.values()
+    models.drop_early(model, "its session is dead")
+    assert early.future.payload == {
+        "error": f"operation {early.seq_id} was not done: its session is dead",
+        "category": "user",
+    }
     assert models.queue_length("a").operations == models.queue_length("a").size == 0
 
 

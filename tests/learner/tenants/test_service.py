@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 
+from learner.tenants.routes import MAX_BODY_BYTES
 from protocol.tinker.messages import MESSAGES
 from tests.learner.tenants.scripted import POISON
 from tests.learner.tenants.service_client import Client, served
@@ -176,6 +178,21 @@ async def test_a_flood_makes_no_round_longer_than_the_trainer_takes_a_moment_for
     tokens = [sum(len(datum.token_ids) for each in done for datum in each.data) for done in parts.trainer.rounds]
     assert sum(tokens) == 59 * 200 + 2
     assert max(tokens) < 6000, tokens
+
+
+async def test_a_body_that_unpacks_to_more_than_a_plain_one_may_have_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        bomb = pyarrow.Codec("zstd").compress(bytes(MAX_BODY_BYTES + 1), asbytes=True)
+        answer = await client.http.post(
+            "/forward_backward",
+            content=bomb,
+            headers={"Content-Encoding": "zstd", "Content-Type": "application/x-protobuf"},
+        )
+        assert answer.status_code == 413
+        assert f"at most {MAX_BODY_BYTES} are taken" in answer.json()["error"]["message"]
+        assert await client.loss(model_id, 1) > 0
 
 
 async def test_a_poll_says_what_an_operation_waits_for(tmp_path: Path) -> None:
@@ -400,6 +417,26 @@ async def test_an_unloaded_model_is_gone_and_its_checkpoints_stay(tmp_path: Path
         assert parts.trainer.adapters == {}
         await client.train(model_id, 2, status=404)
         await client.post("weights_info", tinker_path=path)
+
+
+async def test_what_waits_for_an_unloaded_model_is_answered_and_counts_no_more(tmp_path: Path) -> None:
+    async with served(tmp_path, max_queued_operations=4) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        parts.trainer.released.clear()
+        under_way = await client.train(model_id, 1)
+        await asyncio.to_thread(parts.trainer.entered.wait, 30)
+        waiting = [await client.train(model_id, seq_id) for seq_id in (2, 3, 5)]
+        unloading = asyncio.create_task(client.post("unload_model", model_id=model_id))
+        for accepted in waiting:
+            answer = await client.result(accepted)
+            assert "was not done: its model was unloaded" in answer["error"]
+            assert answer["category"] == "user"
+        parts.trainer.released.set()
+        await unloading
+        assert "loss:sum" in await client.result(under_way)
+        other = await client.model(1)
+        await asyncio.gather(*(client.train(other, seq_id) for seq_id in (2, 3, 4, 5)))
 
 
 async def test_a_damaged_snapshot_fails_its_model_alone(tmp_path: Path) -> None:
