@@ -21,6 +21,7 @@ from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 
 from learner.training.config import ALL_LINEAR, LoraConfig
+from learner.training.shards import whole_shape, whole_size
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ def _targets(causal_lm: nn.Module, wanted: Sequence[str], *, obstacle: str) -> T
     linear, experts = adaptable(causal_lm)
     if tuple(wanted) == (ALL_LINEAR,):
         if experts and obstacle:
-            share = sum(map(torch.numel, experts.values())) / sum(each.numel() for each in causal_lm.parameters())
+            share = sum(map(whole_size, experts.values())) / sum(map(whole_size, causal_lm.parameters()))
             logger.warning("the experts, %.0f %% of the weights, get no adapters: %s", 100 * share, obstacle)
         return Targets(list(linear), () if obstacle else list(experts))
     for target in wanted:
@@ -191,7 +192,7 @@ def expert_parameters(decoder: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for name, module in decoder.named_modules():
         if not isinstance(module, _CONVOLUTIONS):
             for own, parameter in module.named_parameters(recurse=False):
-                if parameter.dim() == 3:
+                if len(whole_shape(parameter)) == 3:
                     yield f"{name}.{own}" if name else own, parameter
 
 

@@ -24,26 +24,43 @@ from learner.training.deepspeed_setup import CHECKPOINT_TAG, deepspeed, quiet_de
 from learner.training.finite import all_finite
 from learner.training.ranks import raise_on_all
 from learner.training.saved_states import refuse_foreign_pickles
+from learner.training.sharded_load import Shard
+from learner.training.shards import own_part
 
 Output_co = TypeVar("Output_co", covariant=True)
+Result = TypeVar("Result")
 
 
 def _deepspeed_config(
     config: TrainingConfig, *, optimizer: OptimizerConfig, zero_stage: int, fused: bool
 ) -> dict[str, object]:
     return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
+        **_model_config(config),
         # Without ZeRO, DeepSpeed clips without reporting the norm, one parameter at a time: `update` does it instead.
         "gradient_clipping": optimizer.max_grad_norm if zero_stage else 0.0,
         "zero_optimization": {"stage": zero_stage, "overlap_comm": False, **_offload_config(config.offload)},
-        "bf16": {"enabled": config.dtype == "bfloat16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        "optimizer": {"type": "AdamW", "params": _adamw_settings(optimizer, fused=fused)},
+    }
+
+
+def _sharding_config(config: TrainingConfig) -> dict[str, object]:
+    """Of a model under ZeRO-3 that has no optimizer."""
+    offload = {name: where for name, where in _offload_config(config.offload).items() if name == "offload_param"}
+    # Nothing comes back to a weight within a pass that has no gradient: it is let go at once.
+    sharding = {"stage": 3, "overlap_comm": False, "stage3_max_reuse_distance": 0, **offload}
+    return {**_model_config(config), "zero_optimization": sharding}
+
+
+def _model_config(config: TrainingConfig) -> dict[str, object]:
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "bf16": {"enabled": config.dtype == "bfloat16"},
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
-        "optimizer": {"type": "AdamW", "params": _adamw_settings(optimizer, fused=fused)},
     }
 
 
@@ -79,6 +96,72 @@ def _fuse(optimizer: torch.optim.Optimizer) -> None:
                 state["step"] = state["step"].to(parameter.device, torch.float32)
 
 
+def sharder(config: TrainingConfig) -> Shard | None:
+    """Shards a parameter as the engines of this config want it; None where they want it whole."""
+    if config.zero_stage != 3:
+        return None
+    _prepare_deepspeed()
+    owner: list[nn.Parameter] = []
+
+    def shard(parameter: nn.Parameter) -> None:
+        if owner:
+            owner[0].convert_to_zero_parameters(param_list=[parameter])  # type: ignore[attr-defined]
+        else:
+            holder = nn.ParameterList([parameter])
+            deepspeed.zero.Init(module=holder, config_dict_or_path=_sharding_config(config), dtype=parameter.dtype)
+            owner.append(parameter)
+        padding = parameter.ds_tensor[own_part(parameter).numel() :]  # type: ignore[attr-defined]
+        padding.zero_()  # or it is whatever lay there, which need not be a number
+
+    return shard
+
+
+def _prepare_deepspeed() -> None:
+    os.environ.setdefault("LOCAL_RANK", "0")
+    quiet_deepspeed()
+
+
+class EvaluationEngine:
+    """A model that is never trained, under ZeRO-3 on this rank: a weight is whole only while a pass needs it.
+
+    All ranks must make it, and call each method, at the same time.
+    """
+
+    def __init__(self, model: nn.Module, *, config: TrainingConfig, device: torch.device) -> None:
+        _prepare_deepspeed()
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._engine, *_ = deepspeed.initialize(
+                model=_Pass(model.requires_grad_(False).to(device)),
+                config=_sharding_config(config),
+                dist_init_required=False,
+            )
+        self._engine.eval()
+
+    def run(self, method: Callable[..., Result], *arguments: object, **named: object) -> Result:
+        """The result of the model, or of a method of it, without gradient."""
+        with torch.no_grad():
+            return cast(Result, self._engine(method, *arguments, **named))
+
+    def moved(self) -> None:
+        """To be called after the ranks' parts have changed: small weights stay whole from pass to pass."""
+        self._engine.optimizer.empty_partition_cache()
+
+    def close(self) -> None:
+        """Releases DeepSpeed's hooks and buffers."""
+        self._engine.destroy()
+
+
+class _Pass(nn.Module):
+    """Root of an evaluated model: DeepSpeed takes a call of it for a whole pass, whichever method that runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, method: Callable[..., Result], *arguments: object, **named: object) -> Result:
+        return method(*arguments, **named)
+
+
 class TrainingEngine(Generic[Output_co]):
     """A model under DeepSpeed on this rank, whose `forward` returns an `Output_co`.
 
@@ -102,8 +185,7 @@ class TrainingEngine(Generic[Output_co]):
         self._frozen = not all(parameter.requires_grad for parameter in model.parameters())
         # Of what is offloaded the CPU has the optimizer; on devices other than these torch has none that is fused.
         self._fused = config.offload != "none" or device.type in ("cpu", "cuda")
-        os.environ.setdefault("LOCAL_RANK", "0")
-        quiet_deepspeed()
+        _prepare_deepspeed()
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the memory in use, with no way to turn it off
             self._engine, *_ = deepspeed.initialize(
                 model=model.to(device),
@@ -212,9 +294,7 @@ class TrainingEngine(Generic[Output_co]):
 
     def has_finite_weights(self) -> bool:
         """True if this rank's part of the weights is finite."""
-        # Under ZeRO-3 a parameter is empty outside of a pass, and its shard is elsewhere.
-        parts = (getattr(parameter, "ds_tensor", parameter) for parameter in self._model.parameters())
-        return all(map(all_finite, parts))
+        return all(all_finite(own_part(parameter)) for parameter in self._model.parameters())
 
     def save(self, directory: Path) -> None:
         """Writes what is trained of the model, and the optimizer, each rank its part.

@@ -20,12 +20,12 @@ from learner.algorithms.preset import CarriedState, LossTokens, Passes, Preset, 
 from learner.training.adapters import add_adapters
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
-from learner.training.engine import TrainingEngine
+from learner.training.engine import TrainingEngine, sharder
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm, torch_dtype
 from learner.training.ranks import summed_over_ranks
-from learner.training.reference import Reference, first_of, open_reference
+from learner.training.reference import FrozenPolicy, Reference, open_reference
 from learner.training.routing import ExpertWatch, RoutingSums
 from learner.training.score_model import (
     Critic,
@@ -36,6 +36,7 @@ from learner.training.score_model import (
     value_metrics,
 )
 from learner.training.self_check import check_policy, check_scores
+from learner.training.sharded_load import Shard
 
 Score = Callable[[Microbatch], Tensor]
 """A number for each of the microbatch's N targets, [N]."""
@@ -336,14 +337,16 @@ class Models:
     def close(self) -> None:
         """Releases the models."""
         self.engine.close()
-        if self.critic is not None:
-            self.critic.close()
+        self.teachers.close()
+        for other in (self.reference, self.critic):
+            if other is not None:
+                other.close()
 
 
 class LocalTeachers:
-    """Teachers that every rank holds whole, by index; a microbatch says for each of its sequences which one to ask."""
+    """Teachers by index; a microbatch says for each of its sequences which one to ask."""
 
-    def __init__(self, models: Sequence[PolicyModel]) -> None:
+    def __init__(self, models: Sequence[FrozenPolicy]) -> None:
         self._models = models
 
     def __bool__(self) -> bool:
@@ -354,8 +357,7 @@ class LocalTeachers:
         wanted = microbatch.teachers[microbatch.sequences.cpu()].to(microbatch.targets.device)
         found = torch.zeros(len(microbatch.targets), device=microbatch.targets.device)
         for index, model in enumerate(self._models):
-            of_this: Tensor = model(microbatch)[0]
-            found = torch.where(wanted == index, of_this.float(), found)
+            found = torch.where(wanted == index, model.logprobs(microbatch).float(), found)
         return found
 
     def candidates(self, microbatch: Microbatch, *, count: int) -> tuple[Tensor, Tensor]:
@@ -363,31 +365,39 @@ class LocalTeachers:
         top = self._models[0].top_candidates(microbatch, count=count)
         return top.token_ids, top.logprobs
 
+    def close(self) -> None:
+        """Releases the teachers."""
+        for model in self._models:
+            model.close()
+
 
 def open_models(
     path: Path, *, config: TrainingConfig, preset: Preset, teachers: Sequence[Path], device: torch.device
 ) -> Models:
-    """Loads what the preset needs onto `device`. The process group must be open."""
+    """Loads what the preset needs onto `device`; with ZeRO-3 no rank holds a whole model. The process group must be
+    open.
+    """
+    shard = sharder(config)
     if preset.trains_scores:
-        scores = new_score_model(path, config=config)
+        scores = new_score_model(path, config=config, shard=shard)
         scores.watch = _watch_of(scores.classifier, path, config=config)
         engine: TrainingEngine[Output] = TrainingEngine(scores, config=config, device=device)
         check_scores(scores, path, compute=lambda microbatch: engine.forward(microbatch)[0])
         return Models(trained=scores, engine=engine, reference=None, teachers=LocalTeachers(()), critic=None)
     entropy = (config.report_entropy, preset.entropy_gradient)
-    policy = new_policy(path, config=config, entropy=entropy, adapted=config.lora.enabled)
+    policy = new_policy(path, config=config, entropy=entropy, adapted=config.lora.enabled, shard=shard)
     policy.watch = _watch_of(policy.causal_lm, path, config=config)
     if preset.passes.values and config.critic.kind == "head":
         policy.settings = replace(policy.settings, with_states=True)
     engine = TrainingEngine(policy, config=config, device=device)
     check_policy(policy, path, compute=lambda microbatch: engine.forward(microbatch)[0])
 
-    def frozen(folder: Path) -> PolicyModel:
-        model = new_policy(folder, config=config, entropy=(False, False), adapted=False).to(device)
-        model.requires_grad_(False).eval()
+    def frozen(folder: Path) -> FrozenPolicy:
+        model = new_policy(folder, config=config, entropy=(False, False), adapted=False, shard=shard)
+        found = FrozenPolicy(model, config=config, device=device)
         if folder != path:
-            check_policy(model, folder, compute=lambda microbatch: first_of(model(microbatch)))
-        return model
+            check_policy(model, folder, compute=found.logprobs)
+        return found
 
     return Models(
         trained=policy,
@@ -426,18 +436,22 @@ def _critic(
     return CriticHead(width=policy.width, states=states, config=config, device=device, value_clip=preset.value_clip)
 
 
-def new_score_model(path: Path, *, config: TrainingConfig) -> ScoreModel:
-    """The reward model that the folder `path` begins, with adapters if `config` has them."""
-    scores = load_score_model(path, dtype=torch_dtype(config.dtype), head_seed=config.head_seed)
+def new_score_model(path: Path, *, config: TrainingConfig, shard: Shard | None = None) -> ScoreModel:
+    """The reward model that the folder `path` begins, with adapters if `config` has them; in parts with `shard`."""
+    scores = load_score_model(path, dtype=torch_dtype(config.dtype), head_seed=config.head_seed, shard=shard)
     if config.lora.enabled:
         add_adapters(scores.classifier, config.lora, sharded=config.zero_stage == 3)
         scores.head.requires_grad_(True)
     return scores
 
 
-def new_policy(path: Path, *, config: TrainingConfig, entropy: tuple[bool, bool], adapted: bool) -> PolicyModel:
-    """The policy that the folder `path` begins. `entropy`: whether it gives entropies, and these a gradient."""
-    causal_lm = load_causal_lm(path, dtype=torch_dtype(config.dtype))
+def new_policy(
+    path: Path, *, config: TrainingConfig, entropy: tuple[bool, bool], adapted: bool, shard: Shard | None = None
+) -> PolicyModel:
+    """The policy that the folder `path` begins; with `shard` in parts, and all ranks must call it. `entropy`: whether
+    it gives entropies, and these a gradient.
+    """
+    causal_lm = load_causal_lm(path, dtype=torch_dtype(config.dtype), shard=shard)
     if adapted:
         add_adapters(causal_lm, config.lora, sharded=config.zero_stage == 3)
     if config.gradient_checkpointing:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,8 @@ from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import Microbatch
 from learner.training.peft_names import peft_names
 from learner.training.routing import ExpertWatch, RoutingSums
+from learner.training.sharded_load import ModelClass, Shard, load_shards
+from learner.training.shards import whole_size
 from learner.weights.process_group import BucketWriter, LaidOut, Rooms
 
 WeightPart = Literal["merged", "base", "adapter"]
@@ -188,48 +190,54 @@ def _call(model: nn.Module, method: str, *arguments: object) -> object:
     return result
 
 
-def load_causal_lm(path: Path, *, dtype: torch.dtype) -> nn.Module:
+def load_causal_lm(path: Path, *, dtype: torch.dtype, shard: Shard | None = None) -> nn.Module:
     """The model in `path`, in training mode without dropout; no download. ValueError: it cannot be trained rightly."""
-    return load_decoder(path, AutoModelForCausalLM, dtype=dtype)[0]
-
-
-class _PretrainedClass(Protocol):
-    def from_pretrained(self, path: Path, **settings: object) -> tuple[object, dict[str, set[str]]]: ...
+    return load_decoder(path, AutoModelForCausalLM, dtype=dtype, shard=shard)[0]
 
 
 def load_decoder(
-    path: Path, kind: type, *, dtype: torch.dtype, **settings: object
+    path: Path, kind: type, *, dtype: torch.dtype, shard: Shard | None = None, **settings: object
 ) -> tuple[nn.Module, Collection[str]]:
     """The model in `path` as `kind`, a class of transformers, makes it, and the names of weights that the folder lacks.
 
-    It takes packed rows if all of its layers can. Raises ValueError for what cannot be trained as it is sampled.
+    It takes packed rows if all of its layers can. With `shard` no rank holds it whole: all ranks must call it. Raises
+    ValueError for what cannot be trained as it is sampled.
     """
     check_trainable(path)
     register_packed_attention()
-    loader = cast(_PretrainedClass, kind)
-
-    def loaded(attention: str | None) -> tuple[nn.Module, Collection[str]]:
-        model, report = loader.from_pretrained(
-            path,
-            dtype=dtype,
-            attn_implementation=attention,
-            local_files_only=True,
-            output_loading_info=True,
-            **settings,
-        )
-        assert isinstance(model, nn.Module), "transformers returned something else than a module"
-        return model, report["missing_keys"]
-
     reason = why_not_packed(path)
-    model, missing = loaded(None if reason else ATTENTION_NAME)
+    model, missing = _load(path, kind, None if reason else ATTENTION_NAME, dtype=dtype, shard=shard, settings=settings)
     if reason is None:
         reason = why_modules_are_not_packed(model)
         if reason is not None:
-            model, missing = loaded(None)
+            model, missing = _load(path, kind, None, dtype=dtype, shard=shard, settings=settings)
     if reason is not None:
         say_unpacked(path, model, reason)
     without_dropout(model)
     return model.train(), missing
+
+
+def _load(
+    path: Path,
+    kind: type,
+    attention: str | None,
+    *,
+    dtype: torch.dtype,
+    shard: Shard | None,
+    settings: Mapping[str, object],
+) -> tuple[nn.Module, Collection[str]]:
+    if shard is not None:
+        return load_shards(kind, path, shard=shard, dtype=dtype, attention=attention, settings=settings)
+    model, report = cast(ModelClass, kind).from_pretrained(
+        path,
+        dtype=dtype,
+        attn_implementation=attention,
+        local_files_only=True,
+        output_loading_info=True,
+        **settings,
+    )
+    assert isinstance(model, nn.Module), "transformers returned something else than a module"
+    return model, report["missing_keys"]
 
 
 @dataclass(frozen=True)
@@ -408,8 +416,7 @@ def _buckets(model: nn.Module, part: WeightPart) -> Iterator[list[MergedWeight]]
         parameters = _of_part(weight, part)
         bucket += [weight] if parameters else []
         for parameter in parameters:
-            # A parameter that ZeRO-3 has sharded is empty here, and says its size elsewhere.
-            size += int(getattr(parameter, "ds_numel", parameter.numel())) * parameter.element_size()
+            size += whole_size(parameter) * parameter.element_size()
         if size >= GATHER_BYTES:
             yield bucket
             bucket, size = [], 0

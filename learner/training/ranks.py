@@ -331,6 +331,21 @@ def _broadcast(values: NDArray[Scalar] | None, size: int, dtype: np.dtype[Scalar
     return buffer
 
 
+def share_text(text: str | None) -> str:
+    """Rank 0 gives its text, the others None; everybody returns it. All ranks must call it."""
+    if dist.get_world_size() == 1:
+        assert text is not None, "rank 0 has the text"
+        return text
+    given = None if text is None else np.frombuffer(bytearray(text, "utf-8"), dtype=np.uint8)
+    size = _broadcast(None if given is None else np.array([len(given)], dtype=np.int64), 1, np.dtype("int64"))
+    return _broadcast(given, int(size[0]), np.dtype("uint8")).tobytes().decode("utf-8")
+
+
+def rank() -> int:
+    """This process's number among the ranks; 0 of a process without a group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
 def rank_count() -> int:
     """Number of ranks. A process without a group is the only one."""
     return dist.get_world_size() if dist.is_initialized() else 1

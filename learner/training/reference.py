@@ -5,8 +5,8 @@
     ema                       a moving average, begun at the initial     reference = d * reference + (1 - d) * policy
     refresh                   a copy of the policy, begun at the initial = policy after every n-th step
 
-With LoRA and `initial` it is the policy's own model with the adapters off, and costs no memory. Otherwise each rank
-holds a whole second model.
+With LoRA and `initial` it is the policy's own model with the adapters off, and costs no memory. Otherwise it is a
+second model: whole on each rank, or with ZeRO-3 sharded among them as the policy is.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from torch import Tensor
 
 from learner.training.adapters import adapters_off
 from learner.training.config import ReferenceConfig, TrainingConfig
-from learner.training.engine import TrainingEngine
+from learner.training.engine import EvaluationEngine, Result, TrainingEngine
+from learner.training.logprobs import TopTokens
 from learner.training.packing import Microbatch
 from learner.training.policy import PolicyModel, whole_weights
+from learner.training.ranks import rank, rank_count
+from learner.training.shards import is_sharded, own_part, part_of, whole_shape
 
 REFERENCE_FILE = "reference.safetensors"
 STEPS = "steps"
@@ -47,18 +50,57 @@ class Reference(Protocol):
         ...
 
     def save(self, directory: Path, *, leads: bool) -> None:
-        """Writes what a checkpoint needs, which is nothing if the weights never move; only the rank that leads does."""
+        """Writes what a checkpoint needs: nothing if the weights never move; otherwise each rank its part, or the rank
+        that leads the whole.
+        """
         ...
 
     def load(self, directory: Path) -> None:
         """Takes up what `save` wrote with the same mode. Raises FileNotFoundError."""
         ...
 
+    def close(self) -> None:
+        """Releases it."""
+        ...
+
+
+class FrozenPolicy:
+    """A policy that is only evaluated, on `device`: whole on every rank, or with ZeRO-3 sharded among them."""
+
+    def __init__(self, model: PolicyModel, *, config: TrainingConfig, device: torch.device) -> None:
+        self.model = model.requires_grad_(False).eval().to(device)
+        self._engine = EvaluationEngine(model, config=config, device=device) if config.zero_stage == 3 else None
+
+    def logprobs(self, microbatch: Microbatch) -> Tensor:
+        """Logprobs [N] of the microbatch's targets, in nats, without gradient."""
+        with _no_entropy(self.model):
+            return first_of(self._run(self.model, microbatch))
+
+    def top_candidates(self, microbatch: Microbatch, *, count: int) -> TopTokens:
+        """See `PolicyModel.top_candidates`."""
+        return self._run(self.model.top_candidates, microbatch, count=count)
+
+    def moved(self) -> None:
+        """To be called after its weights, or the ranks' parts of them, have changed."""
+        if self._engine is not None:
+            self._engine.moved()
+
+    def close(self) -> None:
+        """Releases DeepSpeed's hooks and buffers, if there are any."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def _run(self, method: Callable[..., Result], *arguments: object, **named: object) -> Result:
+        if self._engine is not None:
+            return self._engine.run(method, *arguments, **named)
+        with torch.no_grad():
+            return method(*arguments, **named)
+
 
 def open_reference(
-    policy: PolicyModel, *, engine: TrainingEngine[object], config: TrainingConfig, load: Callable[[], PolicyModel]
+    policy: PolicyModel, *, engine: TrainingEngine[object], config: TrainingConfig, load: Callable[[], FrozenPolicy]
 ) -> Reference:
-    """The reference that `config` asks for. `load` reads the initial model afresh, without adapters, to this device."""
+    """The reference that `config` asks for. `load` reads the initial model afresh, without adapters."""
     if config.lora.enabled and config.reference.mode == "initial":
         return AdaptersOff(policy, engine=engine)
     return ReferenceCopy(load(), engine=engine, config=config.reference)
@@ -85,25 +127,27 @@ class AdaptersOff:
     def load(self, directory: Path) -> None:
         """Nothing was written."""
 
+    def close(self) -> None:
+        """The policy's owner does."""
+
 
 class ReferenceCopy:
-    """A second model, whole on every rank."""
+    """A second model."""
 
-    def __init__(self, model: PolicyModel, *, engine: TrainingEngine[object], config: ReferenceConfig) -> None:
-        self._model = model.requires_grad_(False).eval()
+    def __init__(self, policy: FrozenPolicy, *, engine: TrainingEngine[object], config: ReferenceConfig) -> None:
+        self._policy = policy
         self._engine = engine
         self._config = config
         self._steps = 0
-        self._weights = dict(model.named_parameters())
+        self._weights = dict(policy.model.named_parameters())
         # In bfloat16 an average would lose every step that is small against it: 1 - decay of a weight's change.
-        self._averages = {name: weight.detach().float() for name, weight in self._weights.items()}
+        self._averages = {name: own_part(weight).float() for name, weight in self._weights.items()}
         if config.mode != "ema":
             self._averages = {}
 
     def logprobs(self, microbatch: Microbatch) -> Tensor:
         """Logprobs [N] by the copy."""
-        with torch.no_grad(), _no_entropy(self._model):
-            return first_of(self._model(microbatch))
+        return self._policy.logprobs(microbatch)
 
     def after_step(self) -> None:
         """Averages the policy in, or copies it when its time has come."""
@@ -114,16 +158,21 @@ class ReferenceCopy:
             self._refresh()
 
     def save(self, directory: Path, *, leads: bool) -> None:
-        """Writes the averages or the copy, and how many steps there were."""
-        if leads and self._config.mode != "initial":
-            tensors = self._averages or {name: weight.detach() for name, weight in self._weights.items()}
-            save_file(tensors, directory / REFERENCE_FILE, metadata={STEPS: str(self._steps)})
+        """Writes the averages or the copy, each rank its part if they are sharded, and how many steps there were."""
+        path = directory / (_file_of(rank()) if self._shared else REFERENCE_FILE)
+        if self._config.mode != "initial" and (leads or self._shared):
+            tensors = self._averages or {name: own_part(weight) for name, weight in self._weights.items()}
+            if not self._shared:
+                tensors = {name: value.view(whole_shape(self._weights[name])) for name, value in tensors.items()}
+            save_file(tensors, path, metadata={STEPS: str(self._steps)})
 
     def load(self, directory: Path) -> None:
         """Raises FileNotFoundError for a checkpoint of another mode."""
         if self._config.mode == "initial":
             return
-        path = directory / REFERENCE_FILE
+        path = directory / _file_of(rank())
+        # What ranks that held it whole have written is good for any number of them.
+        path = path if self._shared and path.is_file() else directory / REFERENCE_FILE
         if not path.is_file():
             raise FileNotFoundError(
                 f"no reference policy in {directory}: expected {path}, since training.reference.mode is "
@@ -131,21 +180,40 @@ class ReferenceCopy:
             )
         with safe_open(path, framework="pt") as file:
             self._steps = int(file.metadata()[STEPS])
-        for name, value in load_file(path).items():
+        for name, saved in load_file(path).items():
+            part = own_part(self._weights[name])
+            value = saved if path.name != REFERENCE_FILE else part_of(saved, self._weights[name])
             if self._averages:
-                self._averages[name].copy_(value)
-            self._weights[name].data.copy_(value)
+                self._averages[name].copy_(value.view_as(part))
+            part.copy_(value.view_as(part))
+        self._policy.moved()
+
+    def close(self) -> None:
+        """Releases the second model."""
+        self._policy.close()
+
+    @property
+    def _shared(self) -> bool:
+        """True if each of several ranks has a part of it."""
+        return rank_count() > 1 and any(map(is_sharded, self._weights.values()))
 
     def _average(self) -> None:
         for weight in whole_weights(self._engine, dtype=torch.float32):
-            average = self._averages[weight.name]
-            average.lerp_(weight.value().to(average), 1.0 - self._config.decay)
-            self._weights[weight.name].data.copy_(average)
+            parameter, average = self._weights[weight.name], self._averages[weight.name]
+            average.lerp_(part_of(weight.value(), parameter).to(average), 1.0 - self._config.decay)
+            own_part(parameter).copy_(average)
+        self._policy.moved()
 
     def _refresh(self) -> None:
         dtype = next(iter(self._weights.values())).dtype
         for weight in whole_weights(self._engine, dtype=dtype):
-            self._weights[weight.name].data.copy_(weight.value())
+            parameter = self._weights[weight.name]
+            own_part(parameter).copy_(part_of(weight.value(), parameter))
+        self._policy.moved()
+
+
+def _file_of(rank: int) -> str:
+    return f"{Path(REFERENCE_FILE).stem}_{rank}.safetensors"
 
 
 @contextmanager

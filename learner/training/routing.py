@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from learner.training.adapters import expert_parameters
 from learner.training.ranks import summed_over_ranks
+from learner.training.shards import whole_shape
 
 _REFERENCE = "load_balancing_loss_func"
 
@@ -89,13 +90,13 @@ class ExpertWatch:
     """Notes which experts the routers of a model of transformers choose, while it is asked to."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Puts hooks onto the layers' experts, if it has any. Call it while the parameters are whole."""
+        """Puts hooks onto the layers' experts, if it has any."""
         self.has_softmax = hasattr(sys.modules[type(model).__module__], _REFERENCE)
         """True if transformers has the loss for this model, whose routers then choose the largest of a softmax."""
         self._name = type(model).__name__
         self._chosen: list[Tensor] = []
         self._watching = False
-        found = {name.rpartition(".")[0]: len(weight) for name, weight in expert_parameters(model)}
+        found = {name.rpartition(".")[0]: whole_shape(weight)[0] for name, weight in expert_parameters(model)}
         self._layers, self._experts = len(found), max(found.values(), default=0)
         for name in found:
             model.get_submodule(name).register_forward_pre_hook(self._note, with_kwargs=True)

@@ -30,7 +30,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from learner.algorithms.policy_loss import explained_variance, value_loss
 from learner.training.config import TrainingConfig
-from learner.training.engine import TrainingEngine, learning_rate
+from learner.training.engine import TrainingEngine, learning_rate, sharder
 from learner.training.logprobs import accumulation_dtype
 from learner.training.packing import Microbatch
 from learner.training.policy import (
@@ -43,6 +43,7 @@ from learner.training.policy import (
 )
 from learner.training.ranks import summed_over_ranks
 from learner.training.routing import ExpertWatch, RoutingSums
+from learner.training.sharded_load import Shard
 
 Outputs = TypeVar("Outputs")
 HEAD = "score"
@@ -111,17 +112,22 @@ def _directions(states: Tensor) -> Tensor:
     return (states @ drawn).div(lengths.clamp(min=1e-12))
 
 
-def load_score_model(path: Path, *, dtype: torch.dtype, head_seed: int | None = None) -> ScoreModel:
+def load_score_model(
+    path: Path, *, dtype: torch.dtype, head_seed: int | None = None, shard: Shard | None = None
+) -> ScoreModel:
     """The decoder in the directory `path` with a head to one number, in training mode; nothing is downloaded.
 
     A directory of a sequence classifier with one label brings its head. That of a causal language model gets a new one:
     zeros, as a critic wants it, which then starts from the value 0; or with `head_seed`, as a reward model wants it,
-    normal with variance 1/(H + 1) (arXiv 2009.01325). Raises ValueError for a model that cannot be either.
+    normal with variance 1/(H + 1) (arXiv 2009.01325). With `shard` no rank holds it whole, and all must call it. Raises
+    ValueError for a model that cannot be either.
     """
     _check_labels(path)
     # transformers draws a head of its own, and says so; no one else should notice.
     with torch.random.fork_rng(devices=[]), _without_load_report():
-        classifier, missing = load_decoder(path, AutoModelForSequenceClassification, dtype=dtype, num_labels=1)
+        classifier, missing = load_decoder(
+            path, AutoModelForSequenceClassification, dtype=dtype, shard=shard, num_labels=1
+        )
     _check_complete(path, classifier, missing)
     # Set only now: an embedding that is made with a padding token gives that token no gradient.
     _config_of(classifier).pad_token_id = _padding_token(path, classifier)
@@ -284,7 +290,7 @@ class Critic(_ValueModel[tuple[Tensor, None, None, None, RoutingSums | None]]):
 
     def __init__(self, path: Path, *, config: TrainingConfig, device: torch.device, value_clip: float | None) -> None:
         super().__init__(config=config, value_clip=value_clip)
-        model = load_score_model(config.critic.model or path, dtype=torch_dtype(config.dtype))
+        model = load_score_model(config.critic.model or path, dtype=torch_dtype(config.dtype), shard=sharder(config))
         self.engine = TrainingEngine(model, config=config, device=device, optimizer=config.critic.optimizer)
 
     def values(self, microbatch: Microbatch) -> Tensor:

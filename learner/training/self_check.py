@@ -22,6 +22,7 @@ from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.policy import PolicyModel
 from learner.training.ranks import rank_count, summed_over_ranks
 from learner.training.score_model import ScoreModel
+from learner.training.shards import whole_size
 
 # In nats, or in a score's unit: the mean over the tokens of a piece. Random models that are computed wrongly are off by
 # 0.1 to 4.
@@ -140,7 +141,7 @@ def probe(model: nn.Module, *, device: torch.device) -> FlatBatch:
     """Random sequences for a model of transformers: short ones, two of them with the same beginning, and a long one."""
     config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
     drawn = np.random.default_rng(_SEED)
-    parameters = sum(int(getattr(value, "ds_numel", value.numel())) for value in model.parameters())
+    parameters = sum(map(whole_size, model.parameters()))
     vocabulary = int(config.vocab_size)
     long = _long(config, parameters=parameters, device=device)
     prompt = drawn.integers(0, vocabulary, 4)

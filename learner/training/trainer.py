@@ -48,6 +48,7 @@ from learner.training.policy import (
 )
 from learner.training.ranks import CommandChannel, RankCommand, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
+from learner.training.shards import whole_size
 from learner.training.step import StepMetrics, TrainingStep, TrainingStopped
 from learner.weights.process_group import Rooms
 
@@ -224,7 +225,7 @@ class Trainer:
             reached=self._reached,
         )
         self._step.keeps_tokens = keeps_tokens
-        weights = sum(each.numel() for each in self._models.trained.parameters())
+        weights = sum(map(whole_size, self._models.trained.parameters()))
         faster = faster_dtype(config.dtype, device=ranks.device, cpu=torch.cpu.get_capabilities(), weights=weights)
         if ranks.leads and faster != config.dtype:
             logger.info(_FASTER[faster])

@@ -12,10 +12,11 @@ from torch import Tensor
 from learner.training.adapters import add_adapters
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
-from learner.training.engine import TrainingEngine
+from learner.training.engine import TrainingEngine, sharder
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.policy import LogprobSettings, PolicyModel, host_copy, load_causal_lm, torch_dtype
+from learner.training.reference import FrozenPolicy
 
 CPU = torch.device("cpu")
 # A large epsilon keeps AdamW's first steps from turning rounding of a tiny gradient into a whole step.
@@ -36,7 +37,7 @@ def config_with(**changes: object) -> TrainingConfig:
 
 def load_policy(path: Path, config: TrainingConfig) -> PolicyModel:
     """With adapters, drawn from the same seed each time, if `config` has them."""
-    causal_lm = load_causal_lm(path, dtype=torch_dtype(config.dtype))
+    causal_lm = load_causal_lm(path, dtype=torch_dtype(config.dtype), shard=sharder(config))
     if config.lora.enabled:
         torch.manual_seed(5)
         add_adapters(causal_lm, config.lora, sharded=config.zero_stage == 3)
@@ -46,6 +47,10 @@ def load_policy(path: Path, config: TrainingConfig) -> PolicyModel:
         enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     settings = LogprobSettings(temperature=1.0, chunking=Chunking(tokens=16, vocabulary=32), with_entropy=False)
     return PolicyModel(causal_lm, settings=settings)
+
+
+def frozen_policy(path: Path, config: TrainingConfig) -> FrozenPolicy:
+    return FrozenPolicy(load_policy(path, config), config=config, device=CPU)
 
 
 def open_parts(path: Path, config: TrainingConfig, *, optimizer: OptimizerConfig | None = None) -> Parts:

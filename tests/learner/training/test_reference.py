@@ -12,6 +12,7 @@ from tests.learner.training.engine_parts import (
     LORA,
     Parts,
     config_with,
+    frozen_policy,
     load_policy,
     logprobs,
     microbatch,
@@ -28,7 +29,7 @@ STAGES = (0, 1, 2, 3)
 
 def reference_of(parts: Parts, path: Path, config: TrainingConfig) -> Reference:
     plain = config.model_copy(update={"lora": TrainingConfig().lora})
-    return open_reference(parts.policy, engine=parts.engine, config=config, load=lambda: load_policy(path, plain))
+    return open_reference(parts.policy, engine=parts.engine, config=config, load=lambda: frozen_policy(path, plain))
 
 
 def now(parts: Parts) -> torch.Tensor:

@@ -16,7 +16,7 @@ from learner.training.config import LoraConfig, TrainingConfig
 from learner.training.policy import host_copy
 from learner.training.ranks import Ranks
 from learner.training.reference import Reference, open_reference
-from tests.learner.training.engine_parts import Parts, load_policy, microbatch, open_parts, update
+from tests.learner.training.engine_parts import Parts, frozen_policy, microbatch, open_parts, update
 from tests.learner.training.rank_processes import two_ranks
 from tests.learner.training.tiny_model import random_sequences
 
@@ -31,7 +31,7 @@ def train(model: Path, out: Path, *, config: TrainingConfig, ranks: Ranks, name:
         parts.policy,
         engine=parts.engine,
         config=config,
-        load=lambda: load_policy(model, config.model_copy(update={"lora": LoraConfig()})),
+        load=lambda: frozen_policy(model, config.model_copy(update={"lora": LoraConfig()})),
     )
     if config.zero_stage == 3:
         sharded = "causal_lm.model.layers.0.mlp.up_proj.base_layer.weight" if config.lora.enabled else SHARDED
