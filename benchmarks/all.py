@@ -133,6 +133,16 @@ ALL = (
         ),
     ),
     Benchmark(
+        "runtimes --rounds 5 --write",
+        2,
+        "runtimes.md",
+        (
+            Figure("100 runtimes at once: started a second", "started per second", 1, "20"),
+            Figure("the same: memory of each beyond its agent, MiB", "memory of each beyond", 1, "30 or less"),
+            Figure("the same: processes left 1 s after SIGKILL", "processes left 1 s", 1, "none"),
+        ),
+    ),
+    Benchmark(
         "code --rounds 10 --write", 2, "code.md", (Figure("an item of `code` with pytest, ms", "pytest, 1 test"),)
     ),
     Benchmark(

@@ -208,11 +208,13 @@ class BubblewrapRuntime:
             async with asyncio.timeout(_START_S):
                 await self._launch.forge.fork(self._settings(walls), given)
                 self._keeper = await asyncio.shield(self._ready)
-        except (OSError, TimeoutError) as error:
+        except BaseException as error:
+            close_all(given)  # while its end is held here, that of a keeper that never was is not heard of
+            given.clear()
             await self.stop()
-            raise RuntimeLost(f"a runtime of image {self.image} cannot be started: {error or 'it hangs'}") from error
-        except BaseException:
-            await self.stop()
+            if isinstance(error, OSError | TimeoutError):
+                why = error or "it hangs"
+                raise RuntimeLost(f"a runtime of image {self.image} cannot be started: {why}") from error
             raise
         finally:
             close_all(given)

@@ -13,6 +13,7 @@ are not run, so that one which needs to be configured is better built elsewhere 
 """
 
 import argparse
+import copy
 import gzip
 import io
 import json
@@ -232,27 +233,39 @@ def unpack_layer(stream: IO[bytes], root: Path) -> None:
     """Unpack a layer over a root: what it marks as removed goes, devices are left out. Raises ImageFault."""
     try:
         with tarfile.open(fileobj=stream, mode="r|") as layer:
+            layer.extraction_filter = _as_it_is
             for member in layer:
-                place, name = root / member.name.lstrip("/"), Path(member.name).name
-                if not name:  # the root itself
-                    continue
-                if not place.parent.resolve().is_relative_to(root.resolve()):
-                    raise ImageFault(f"a layer has {member.name}, which leads out of the root")
-                if name == _OPAQUE:
-                    _clear(place.parent)
-                elif name.startswith(_WHITEOUT):
-                    _remove(place.with_name(name.removeprefix(_WHITEOUT)))
-                elif not member.isdev():
-                    if place.is_symlink() and not member.isdir():
-                        place.unlink()
-                    layer.extract(member, root, set_attrs=True, filter=_as_own)
+                _unpack(layer, member, root)
     except (tarfile.TarError, OSError) as error:
         raise ImageFault(f"a layer cannot be unpacked: {error}") from error
 
 
-def _as_own(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-    own = member.replace(uid=os.geteuid(), gid=os.getegid(), uname="", gname="")
-    return tarfile.tar_filter(own, path)
+def _unpack(layer: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
+    place, name = root / member.name.lstrip("/"), Path(member.name).name
+    if not name:  # the root itself
+        return
+    leads_to = [place.parent, *([root / member.linkname.lstrip("/")] if member.islnk() else [])]
+    if name == ".." or not all(each.resolve().is_relative_to(root.resolve()) for each in leads_to):
+        raise ImageFault(f"a layer has {member.name}, which leads out of the root")
+    if name == _OPAQUE:
+        _clear(place.parent)
+    elif name.startswith(_WHITEOUT):
+        _remove(place.with_name(name.removeprefix(_WHITEOUT)))
+    elif member.isdev() or (member.isdir() and place.is_symlink()):  # such a folder is there already
+        return
+    else:
+        if place.is_symlink():
+            place.unlink()
+        own = copy.copy(member)
+        own.name, own.mode, own.uid, own.gid = member.name.lstrip("/"), member.mode & 0o777, os.geteuid(), os.getegid()
+        own.linkname = member.linkname.lstrip("/") if member.islnk() else member.linkname
+        own.uname = own.gname = ""
+        layer.extract(own, root)
+
+
+def _as_it_is(member: tarfile.TarInfo, _path: str) -> tarfile.TarInfo:
+    """For Pythons that would filter, which not all do: what leads out has been refused."""
+    return member
 
 
 def _clear(folder: Path) -> None:

@@ -19,12 +19,14 @@ USER = RuntimesConfig().uid if os.geteuid() == 0 else os.geteuid()
 
 
 def layer(*members: tuple[str, bytes | None, str]) -> bytes:
-    """A layer of files, by name with content, and of links, by name and target."""
+    """A layer of files, by name with content, and of links, by name and target; one with = before it is a hard one."""
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as made:
         for name, content, link in members:
             member = tarfile.TarInfo(name)
             member.type, member.linkname = (tarfile.SYMTYPE, link) if link else (tarfile.REGTYPE, "")
+            if link.startswith("="):
+                member.type, member.linkname = tarfile.LNKTYPE, link[1:]
             member.size, member.uid = len(content or b""), 77
             made.addfile(member, io.BytesIO(content or b""))
     return gzip.compress(held.getvalue())
@@ -76,6 +78,7 @@ def test_layers_are_applied_and_equal_contents_are_one_root(tmp_path: Path) -> N
         (("../out", b"x", ""),),
         (("lib", None, "/"), ("lib/out", b"x", "")),
         (("up", None, ".."), ("up/.wh.oci", b"", "")),
+        (("up", None, "../.."), ("mine", None, "=up/oci/index.json")),
     ],
 )
 def test_a_layer_that_leads_out_is_refused(tmp_path: Path, members: tuple[tuple[str, bytes | None, str], ...]) -> None:

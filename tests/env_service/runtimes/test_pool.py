@@ -100,6 +100,18 @@ def test_nothing_is_left_of_a_killed_service(temporary: Path) -> None:
             child.kill()
 
 
+async def test_a_start_that_is_given_up_ends_at_once(pool: RuntimePool) -> None:
+    await pool.open()
+    for pause_s in (0.0, 0.002, 0.01):
+        starting = asyncio.ensure_future(pool.start("host"))
+        await asyncio.sleep(pause_s)
+        starting.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.wait([starting])
+    await asyncio.sleep(0.3)
+    assert keepers() == []
+
+
 def test_an_image_that_there_is_not_and_runtimes_that_are_off_are_named(tmp_path: Path) -> None:
     with pytest.raises(ImageFault, match=r"no image 'none' in .*; expected one of: host; make it by"):
         RuntimePool(RuntimesConfig(folder=tmp_path)).need("none")
