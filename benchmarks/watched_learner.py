@@ -69,7 +69,8 @@ def main() -> None:
 
 def _put_in_place(switch: Switch, stack: ExitStack) -> None:
     from learner import event_loop, service, trainer_thread
-    from learner.page.store import TakenStep, TrajectoryStore
+    from learner.page.store import TrajectoryStore
+    from learner.page.taken import TakenStep
     from learner.reports.trackers import Trackers
     from learner.training.trainer import Trainer
     from protocol.trajectories import TrajectoryGroup

@@ -296,8 +296,9 @@ class SamplesConfig(ConfigModel):
         0.0025,
         ge=0,
         le=1,
-        description="share of one core's time that keeping them may take; above it one group of a step is kept, "
-        "above twice it none",
+        description="share of one core's time that keeping them may take; above it one group for a step is kept, of "
+        "those with the best and worst reward, the longest, most stale, largest ratio, failing, and by lot; above "
+        "twice it none",
     )
 
 

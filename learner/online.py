@@ -22,7 +22,8 @@ from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, VersionScore
 from learner.leases.intake import EndedEarly, Intake, TakenBatch
-from learner.page.store import SequencePlace, TakenStep, TrajectoryStore
+from learner.page.store import TrajectoryStore
+from learner.page.taken import SequencePlace, TakenStep
 from learner.recovery import LoggedStep
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics

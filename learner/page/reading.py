@@ -9,7 +9,7 @@ import sqlite3
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -65,6 +65,7 @@ class Filter:
     """
 
     step: int | None = None
+    min_step: int | None = None
     max_step: int | None = None
     environment: str | None = None
     task: int | None = None
@@ -74,13 +75,15 @@ class Filter:
     min_length: int | None = None
     max_length: int | None = None
     min_lag: int | None = None
+    min_ratio: float | None = None
     finish: str | None = None
     words: str | None = None
 
     def where(self) -> tuple[str, list[Any]]:
         """As SQL, of known columns alone, with its values."""
         tests = {
-            "rows.step = ?": self.step, "rows.step <= ?": self.max_step, "rows.task = ?": self.task,
+            "rows.step = ?": self.step, "rows.step >= ?": self.min_step, "rows.step <= ?": self.max_step,
+            "rows.task = ?": self.task, "rows.ratio >= ?": self.min_ratio,
             "rows.environment = ?": self.environment,
             "rows.why = ?": "" if self.why == "trained" else self.why, "rows.reward >= ?": self.min_reward,
             "rows.reward <= ?": self.max_reward, "rows.length >= ?": self.min_length,
@@ -90,9 +93,13 @@ class Filter:
         return " AND ".join(wanted) or "1", list(wanted.values())
 
 
+Order = Literal["reward", "-reward", "ratio", "-ratio", "length", "-length", "lag", "-lag", "advantage", "-advantage"]
+"""By a number, the highest first, or the lowest with a minus before it. What has no such number is left out."""
+
+
 @dataclass(frozen=True)
 class Page:
-    """Rows newest first, as the viewer takes them, and parts that could not be read."""
+    """Rows newest first or in their order, as the viewer takes them, and parts that could not be read."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
@@ -148,10 +155,48 @@ def page(
     return found
 
 
+def ordered(folder: Path, wanted: Filter, *, order: Order, limit: int = 50, skip: int = 0) -> Page:
+    """At most `limit` rows by a number, after so many others. What is skipped is looked at as well: it is for the first
+    pages, where the extremes are.
+    """
+    found, name, rises = Page(), order.removeprefix("-"), order.startswith("-")
+    rows: list[dict[str, Any]] = []
+    for path in sorted(parts_of(folder), reverse=True):
+        try:
+            with _opened(path) as database:
+                by = (name, rises)
+                some = _select(database, wanted, limit=limit + skip, beyond=None, older=True, by=by)
+                rows.extend(_shown(_first_step(path), row) for row in some)
+        except sqlite3.DatabaseError as error:
+            found.unreadable.append(f"{path.name}: {error}")
+    found.rows.extend(sorted(rows, key=lambda row: row[name], reverse=not rises)[skip : skip + limit])
+    return found
+
+
+def kept_of_step(folder: Path, step: int) -> dict[str, int]:
+    """How many groups of a step are kept, and how many are not."""
+    kept = {"groups": 0, "left_out": 0}
+    for path in parts_of(folder):
+        with suppress(sqlite3.DatabaseError), _opened(path) as database:
+            row = database.execute("SELECT groups, left_out FROM steps WHERE step = ?", (step,)).fetchone()
+            if row is not None:
+                kept = {name: kept[name] + row[name] for name in kept}
+    return kept
+
+
 def _select(
-    database: sqlite3.Connection, wanted: Filter, *, limit: int, beyond: int | None, older: bool
+    database: sqlite3.Connection,
+    wanted: Filter,
+    *,
+    limit: int,
+    beyond: int | None,
+    older: bool,
+    by: tuple[str, bool] | None = None,
 ) -> list[sqlite3.Row]:
-    if not _may_fit(database, wanted):
+    """`by`: a column to order by, and whether its lowest values come first."""
+    known = {row[1] for row in database.execute("PRAGMA table_info(rows)")}
+    needed = {by[0] if by else "id", "id" if wanted.min_ratio is None else "ratio"}
+    if not (needed <= known and _may_fit(database, wanted)):
         return []
     where, values = wanted.where()
     # The index of words has them in this order: of a frequent word a page is read then, not all that have it.
@@ -162,9 +207,14 @@ def _select(
     if wanted.words:
         join, values = "JOIN words ON words.rowid = rows.id AND words MATCH ?", [_phrase(wanted.words), *values]
         excerpt = "snippet(words, 0, '\x02', '\x03', ' … ', 24)"
+    direction = "DESC" if older else "ASC"
+    if by is not None:
+        order, direction = f"rows.{by[0]}", "ASC" if by[1] else "DESC"
+        where = f"{where} AND {order} IS NOT NULL"
+    later = ", ".join(name if name in known else f"NULL AS {name}" for name in ("ratio", "advantage"))
     return database.execute(
         "SELECT rows.id, grp, place, rows.step, rows.environment, rows.task, rows.why, reward, length, lag, finish,"
-        f" {excerpt} AS excerpt FROM rows {join} WHERE {where} ORDER BY {order} {'DESC' if older else 'ASC'} LIMIT ?",
+        f" {later}, {excerpt} AS excerpt FROM rows {join} WHERE {where} ORDER BY {order} {direction} LIMIT ?",
         (*values, limit),
     ).fetchall()
 

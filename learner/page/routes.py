@@ -28,14 +28,26 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast, get_args
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from learner.page.curves import RunCurves, figures
-from learner.page.reading import MAX_ROWS, Filter, Key, decoder_of, group, overview, page, whole_text
+from learner.page.reading import (
+    MAX_ROWS,
+    Filter,
+    Key,
+    Order,
+    decoder_of,
+    group,
+    kept_of_step,
+    ordered,
+    overview,
+    page,
+    whole_text,
+)
 from learner.reports.growing import FileRestarted, Mark
 from protocol.model import PolicyVersion
 from protocol.status import FailureStatus, Readiness, Report, WaitStatus
@@ -64,8 +76,10 @@ _COOKIE = "headway_page"
 _NEWS_EVERY_S = 1.0
 _STATUS_EVERY_S = 2.0
 _MONTH_S = 30 * 24 * 3600
+_ORDERS = get_args(Order)
+_MAX_SKIPPED = 10_000
 _NUMBERS = {"step": int, "max_step": int, "task": int, "min_length": int, "max_length": int, "min_lag": int,
-            "min_reward": float, "max_reward": float}  # fmt: skip
+            "min_step": int, "min_ratio": float, "min_reward": float, "max_reward": float}  # fmt: skip
 
 Processes = Callable[[], Mapping[str, Any]]
 """Status of the learner and the other processes, for JSON."""
@@ -285,13 +299,18 @@ class RunPage:
         try:
             start = Key.parse(asked["start"]) if asked.get("start") else None
             limit = max(1, min(MAX_ROWS, int(asked.get("limit", "50"))))
-            wanted = _filter_of(asked)
+            wanted, order, skip = _filter_of(asked), asked.get("order"), int(asked.get("skip", "0"))
+            if order not in (None, "", *_ORDERS) or not 0 <= skip <= _MAX_SKIPPED:
+                raise ValueError(f"order {order!r}, skip {skip}")
         except ValueError as error:
             raise RequestRefused(422, "invalid_field", f"a filter that cannot be read: {error}") from error
         folder = self._runs[self._of(run)].folder
         look = partial(page, folder, wanted, limit=limit, start=start, direction="older" if older else "newer")
+        if order:
+            look = partial(ordered, folder, wanted, order=cast(Order, order), limit=limit, skip=skip)
         found = await asyncio.to_thread(look)
-        return {"rows": found.rows, "unreadable": found.unreadable}
+        kept = None if wanted.step is None else await asyncio.to_thread(kept_of_step, folder, wanted.step)
+        return {"rows": found.rows, "unreadable": found.unreadable, "kept": kept}
 
     async def _group(self, key: str, run: int = 0, only: int | None = None, begin: int = 0) -> dict[str, Any]:
         folder = self._runs[self._of(run)].folder

@@ -11,6 +11,7 @@ share a prompt.
 
 import json
 import logging
+import math
 import queue
 import shutil
 import sqlite3
@@ -18,16 +19,16 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.page.taken import NotableGroups, TakenStep
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ _QUEUED_STEPS = 8
 _GATHER_S = 1.0
 """Time in which all writes become one transaction: a commit, and waking a thread, cost as much as a small group."""
 _GRANTED_S = 0.05
+_MAX_GAP = 80.0
 _CLOSE_S = 10.0
 
 _SCHEMA = """
@@ -60,9 +62,10 @@ PRAGMA page_size=8192; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGM
 CREATE TABLE IF NOT EXISTS groups(id INTEGER PRIMARY KEY, step INT, incarnation INT, lease INT, environment TEXT,
     task INT, why TEXT, size INT, reward_mean REAL, reward_std REAL, prompt TEXT, tokens BLOB);
 CREATE TABLE IF NOT EXISTS rows(id INTEGER PRIMARY KEY, grp INT, place INT, step INT, environment TEXT, task INT,
-    why TEXT, reward REAL, length INT, lag INT, finish TEXT, facts TEXT, text TEXT);
+    why TEXT, reward REAL, length INT, lag INT, finish TEXT, facts TEXT, text TEXT, ratio REAL, advantage REAL);
 CREATE TABLE IF NOT EXISTS steps(step INTEGER PRIMARY KEY, groups INT, trajectories INT, left_out INT);
 CREATE INDEX IF NOT EXISTS by_step ON rows(step); CREATE INDEX IF NOT EXISTS by_reward ON rows(reward, id);
+CREATE INDEX IF NOT EXISTS by_length ON rows(length, id); CREATE INDEX IF NOT EXISTS by_lag ON rows(lag, id);
 CREATE INDEX IF NOT EXISTS by_group ON rows(grp); CREATE INDEX IF NOT EXISTS by_task ON rows(task);
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, content='rows', content_rowid='id', prefix='2 3');
 """
@@ -70,38 +73,16 @@ CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, content='rows', conten
 Columns = dict[str, NDArray[Any]]
 _COUNT = """INSERT INTO steps VALUES(?, ?, ?, ?) ON CONFLICT(step) DO UPDATE SET groups = groups + excluded.groups,
 trajectories = trajectories + excluded.trajectories, left_out = left_out + excluded.left_out"""
-_ROWS = "INSERT INTO rows(grp, place, step, environment, task, why, reward, length, lag, finish, facts, text) VALUES "
-_ROW = f"({', '.join('?' * 12)})"
+# By `ratio` goes an index of its own: the parts of earlier releases get the column first.
+_LATER_COLUMNS = ("ratio REAL", "advantage REAL")
+_LATER_INDEXES = "CREATE INDEX IF NOT EXISTS by_ratio ON rows(ratio, id)"
+_ROWS = (
+    "INSERT INTO rows(grp, place, step, environment, task, why, reward, length, lag, finish, facts, text, ratio,"
+    " advantage) VALUES "
+)
+_ROW = f"({', '.join('?' * 14)})"
 _ROWS_AT_ONCE = 500
 """SQLite takes at most 32,766 values. Each statement lets go of the GIL, and may wait for it behind the trainer."""
-
-
-class SequencePlace(NamedTuple):
-    """Place of a sequence's tokens: a group of the step, its trajectory, from the token `start` on."""
-
-    group: int
-    trajectory: int
-    start: int
-    length: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TakenStep:
-    """Groups of one step. `values` are the learner's own, float32 over the tokens of all `places` end to end; `why` is
-    why they were left out of training, empty if they were not; `spent_s`, what making the values took already.
-    """
-
-    step: int
-    groups: Sequence[TrajectoryGroup]
-    places: Sequence[SequencePlace] = ()
-    values: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    why: str = ""
-    spent_s: float = 0.0
-
-    @property
-    def trajectories(self) -> int:
-        """Of all groups."""
-        return sum(len(group.trajectories) for group in self.groups)
 
 
 def keep_tokenizer(model: Path, folder: Path) -> None:
@@ -166,8 +147,8 @@ class TrajectoryStore:
     """Takes trajectories from any thread; a context manager. `folder` is the run's.
 
     At most `share` of the time goes into it, by the CPU clocks of its thread and of those that call it: beyond that one
-    group of a step is kept, beyond twice that none. Over `budget_bytes` the oldest part goes. `may_write`
-    is called before anything is written or removed, and raises if the folder is not this process's any more.
+    group for a step is kept, of the notable ones, beyond twice that none. Over `budget_bytes` the oldest part goes.
+    `may_write` is called before anything is written or removed, and raises if the folder is no longer this process's.
     """
 
     def __init__(
@@ -190,6 +171,8 @@ class TrajectoryStore:
         self._part: Path | None = None
         self._database: sqlite3.Connection | None = None
         self._said = False
+        self._notable = NotableGroups()
+        self._choosing = threading.Lock()
         self.left_out = 0
         """Groups that were not kept."""
         self.left_out_trajectories = 0
@@ -204,6 +187,8 @@ class TrajectoryStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        while (held := self._notable.take()) is not None:
+            self._hand_over(held)
         with suppress(queue.Full):  # a thread that hangs on its disk is left behind
             self._queue.put(None, timeout=_CLOSE_S)
             self._wanted_now.set()
@@ -222,8 +207,8 @@ class TrajectoryStore:
                 _remove(path)
 
     def put(self, taken: TakenStep) -> None:
-        """Never waits and never raises. What is left out of a step's groups is chosen by their lease, so that it is the
-        same in every life.
+        """Never waits and never raises. Where not all of a step's groups can be kept, the most notable ones of the run
+        are, and some by lot.
         """
         began = time.thread_time()
         self._take(taken)
@@ -235,11 +220,17 @@ class TrajectoryStore:
         if self.spent_s > 2 * granted_s:
             self._count(taken, len(groups))
             return
-        busy = self.spent_s > granted_s
-        if busy and len(groups) > 1:
-            kept = min(range(len(groups)), key=lambda number: _lot(groups[number].lease_id))
-            whole, taken = taken, _only(taken, kept)
-            self._count(whole, len(groups) - 1, trajectories=whole.trajectories - taken.trajectories)
+        if self.spent_s > granted_s:
+            with self._choosing:
+                lost, chosen = self._notable.offer(taken), self._notable.take()
+            for step, trajectories in lost:
+                self._count(step, 1, trajectories=trajectories)
+            if chosen is None:
+                return
+            taken = chosen
+        self._hand_over(taken)
+
+    def _hand_over(self, taken: TakenStep) -> None:
         try:
             self._queue.put_nowait(taken)
         except queue.Full:
@@ -339,6 +330,7 @@ class TrajectoryStore:
         self._part = part
         self._database = sqlite3.connect(part, isolation_level=None, check_same_thread=False)
         self._database.executescript(_SCHEMA)
+        _add_later_columns(self._database)
         self._trim()
         return self._database
 
@@ -346,6 +338,14 @@ class TrajectoryStore:
         parts = sorted(self._folder.glob("part-*.db"))
         while len(parts) > 1 and sum(map(_bytes, parts)) + self._part_bytes > self._budget_bytes:
             _remove(parts.pop(0))
+
+
+def _add_later_columns(database: sqlite3.Connection) -> None:
+    known = {row[1] for row in database.execute("PRAGMA table_info(rows)")}
+    for column in _LATER_COLUMNS:
+        if column.split()[0] not in known:
+            database.execute(f"ALTER TABLE rows ADD COLUMN {column}")
+    database.execute(_LATER_INDEXES)
 
 
 def _insert(database: sqlite3.Connection, group: TrajectoryGroup, columns: Sequence[Columns], taken: TakenStep) -> None:
@@ -361,7 +361,8 @@ def _insert(database: sqlite3.Connection, group: TrajectoryGroup, columns: Seque
         (added.lastrowid, place, taken.step, group.environment, group.task_index, taken.why, one.reward.reward,
          int(one.loss_mask.sum()), _lag(one, taken.step), one.stop_reason or one.turns[-1].finish_reason,
          json.dumps(_facts(one, own)),
-         one.completion_text.replace("\0", "\u2400"))  # at a zero SQLite's functions see a text's end
+         one.completion_text.replace("\0", "\u2400"),  # at a zero SQLite's functions see a text's end
+         _largest_ratio(own), _mean_advantage(own))
         for place, (one, own) in enumerate(zip(group.trajectories, columns, strict=True))
     ]  # fmt: skip
     for first in range(0, len(rows), _ROWS_AT_ONCE):
@@ -377,33 +378,27 @@ def _lag(trajectory: Trajectory, step: int) -> int | None:
 
 def _facts(trajectory: Trajectory, own: Columns) -> dict[str, Any]:
     """Facts of one trajectory that are shown, and not searched by."""
-    mask = trajectory.loss_mask == 1
-    advantage = float(own["advantages"][mask].mean()) if mask.any() else float("nan")
     return {
         "reward": trajectory.reward.model_dump(mode="json", exclude_none=True),
         "spans": [[span.version, span.start, span.end] for span in trajectory.version_spans],
         "turns": [turn.model_dump(mode="json", exclude_none=True) for turn in trajectory.turns],
         "sequence_starts": list(trajectory.sequence_starts),
         "player": trajectory.player,
-        "advantage": None if np.isnan(advantage) else advantage,
+        "advantage": _mean_advantage(own),
     }
 
 
-def _only(taken: TakenStep, kept: int) -> TakenStep:
-    """A single group of the step, with its tokens' values."""
-    starts = np.cumsum([0, *(place.length for place in taken.places)])
-    chosen = [number for number, place in enumerate(taken.places) if place.group == kept]
-    values = {
-        name: np.concatenate([whole[starts[each] : starts[each + 1]] for each in chosen]) if chosen else whole[:0]
-        for name, whole in taken.values.items()
-    }
-    places = [taken.places[each] for each in chosen]
-    moved = [SequencePlace(0, place.trajectory, place.start, place.length) for place in places]
-    return TakenStep(step=taken.step, groups=(taken.groups[kept],), places=moved, values=values, why=taken.why)
+def _mean_advantage(own: Columns) -> float | None:
+    mask = own["loss_mask"] == 1
+    advantage = float(own["advantages"][mask].mean()) if mask.any() else math.nan
+    return None if math.isnan(advantage) else advantage
 
 
-def _lot(lease_id: int) -> int:
-    return zlib.crc32(struct.pack("<q", lease_id))
+def _largest_ratio(own: Columns) -> float | None:
+    """Of the trained tokens' learner to sampling probabilities; None where the learner's are not known."""
+    gaps = (own["learner_logprobs"] - own["behavior_logprobs"])[own["loss_mask"] == 1]
+    gaps = gaps[~np.isnan(gaps)]
+    return math.exp(min(_MAX_GAP, float(gaps.max()))) if len(gaps) else None
 
 
 def _bytes(path: Path) -> int:

@@ -147,6 +147,9 @@ declare class uPlot {
   root: HTMLElement;
   data: number[][];
   ctx: CanvasRenderingContext2D;
+  over: HTMLElement;
+  cursor: { left: number };
+  posToVal(place: number, scale: string): number;
   bbox: { left: number; top: number; width: number; height: number };
   valToPos(value: number, scale: string, canvas: boolean): number;
   setData(data: unknown): void;

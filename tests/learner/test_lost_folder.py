@@ -8,7 +8,8 @@ import pytest
 
 from learner.journal.checkpoints import Checkpoints, VersionScore
 from learner.leases.dead_letters import DEAD_LETTERS, DeadLetters
-from learner.page.store import TakenStep, TrajectoryStore
+from learner.page.store import TrajectoryStore
+from learner.page.taken import TakenStep
 from learner.reports.run_records import Records
 from protocol.messages import FailedLease
 from services.run_lock import FolderLost

@@ -16,7 +16,7 @@ from learner.journal.journal import Journal
 from learner.leases.intake import EndedEarly, TakenBatch
 from learner.ledger import LedgerConfig
 from learner.online import Credits, OnlineTraining
-from learner.page.store import TakenStep
+from learner.page.taken import TakenStep
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard, GuardState
 from learner.training.trainer import NotFinite

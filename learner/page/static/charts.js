@@ -13,6 +13,9 @@ const EVENT_COLORS = {
 const LAG_COLORS = ["--green", "--blue", "--violet", "--orange", "--red"];
 const LEFT = 52;
 const USUAL_SMOOTHING = "0.05";
+// The order of the groups behind a figure's point; of other figures the worst reward comes first.
+const BEHIND = { kl: "ratio", ratio: "ratio", length: "length", lag: "lag", loss: "-advantage", gradient: "ratio" };
+const COLORS_BEHIND = { kl: "gap", ratio: "ratio", entropy: "entropy", loss: "advantage", gradient: "ratio" };
 // Of runs beside; the run itself is blue then. Of several curves in a figure each has a dash of its own.
 const OTHER_COLORS = ["violet", "green", "red", "orange"];
 // Of a curve by name, as in learner/reports/history.py.
@@ -431,6 +434,7 @@ export class Charts {
         legend: { live: true },
         cursor: { sync: { key: "steps" }, drag: { x: true, y: false, setScale: false } },
         hooks: {
+          ready: [(u) => u.over.addEventListener("click", () => this.lead(figure, u))],
           setSelect: [(u) => {
             if (u.select.width > 3) {
               const ends = [u.select.left, u.select.left + u.select.width].map((at) => this.stepAt(u.posToVal(at, "x")));
@@ -476,6 +480,23 @@ export class Charts {
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", `${figure.heading}, over ${axisOfX.title}; the line below says it in words`);
     this.plots.set(figure.id, { plot, labels });
+  }
+
+  // From a point of a curve to the groups behind it, ordered by their part in that number.
+  /** @param {FigureSpec} figure @param {uPlot} u */
+  lead(figure, u) {
+    if (u.cursor.left < 0) return;
+    const given = place().given, at = Math.round(this.stepAt(u.posToVal(u.cursor.left, "x")));
+    const steps = this.run.columns.step, i = Math.max(0, steps.findLastIndex((step) => step <= at));
+    const end = (steps[i + 1] ?? steps[i] + 1) - 1;
+    location.hash = address("trajectories", {
+      run: given.run,
+      with: given.with,
+      order: BEHIND[figure.id] ?? "-reward",
+      why: "trained",
+      ...(end > steps[i] ? { min_step: steps[i], max_step: end } : { step: steps[i] }),
+      color: COLORS_BEHIND[figure.id],
+    });
   }
 
   /** @param {FigureSpec} figure */

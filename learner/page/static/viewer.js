@@ -6,6 +6,8 @@ import { clean, COLORINGS, legend, scaleOf, strip } from "./tokens.js";
 const FILTERS = [
   ["words", "Words", "search", "text"],
   ["step", "Step", "number"],
+  ["min_step", "Steps from", "number"],
+  ["max_step", "to", "number"],
   ["environment", "Environment", "select"],
   ["task", "Task", "number"],
   ["why", "Kept", "select"],
@@ -14,8 +16,22 @@ const FILTERS = [
   ["min_length", "Tokens from", "number"],
   ["max_length", "to", "number"],
   ["min_lag", "Lag from", "number"],
+  ["min_ratio", "Ratio from", "number"],
   ["finish", "Ending", "select"],
 ];
+// Orders of the list; without one the newest come first.
+const ORDERS = {
+  reward: "highest reward",
+  "-reward": "lowest reward",
+  ratio: "largest ratio",
+  "-ratio": "smallest ratio",
+  length: "longest",
+  "-length": "shortest",
+  lag: "most stale",
+  "-lag": "least stale",
+  advantage: "highest advantage",
+  "-advantage": "lowest advantage",
+};
 const PAGE = 50;
 
 const section = (name, children) => el("section", { "aria-label": `Run ${name}` }, el("h2", {}, name), children);
@@ -85,7 +101,9 @@ export class Viewer {
   // The list
 
   async list(given) {
-    const asked = { ...this.filter(), limit: PAGE, start: given.start, direction: given.direction };
+    const order = ORDERS[given.order] ? given.order : null, skip = order ? Number(given.skip ?? 0) || 0 : 0;
+    const way = order ? { order, skip } : { start: given.start, direction: given.direction };
+    const asked = { ...this.filter(), limit: PAGE, ...way };
     const began = performance.now(),
       found = await ask("rows", asked),
       took = performance.now() - began,
@@ -95,7 +113,7 @@ export class Viewer {
       el("a", { href: this.to({ start: first ?? given.start, direction: "newer" }), rel: "prev" }, "◀ newer");
     const older = (backwards || rows.length === PAGE) && last &&
       el("a", { href: this.to({ start: last, direction: null }), rel: "next" }, "older ▶");
-    const pages = () =>
+    const pages = () => order ? this.orderedPages(skip, rows.length) :
       el(
         "p",
         { class: "bar noprint" },
@@ -106,11 +124,20 @@ export class Viewer {
     const status = el(
       "p",
       { class: "soft", role: "status" },
-      rows.length ? `${rows.length} shown, in ${Math.round(took)} ms` : "None that fits.",
+      [
+        rows.length ? `${rows.length} shown, in ${Math.round(took)} ms.` : "None that fits.",
+        found.kept
+          ? `Of step ${number(Number(given.step))}, ${number(found.kept.groups)} of ${
+            number(found.kept.groups + found.kept.left_out)
+          } groups are kept.`
+          : "",
+      ].join(" "),
     );
+    const nearest = rows.length || !given.step ? null : await this.nearest(Number(given.step));
     const own = [
       ...found.unreadable.map((text) => el("p", { role: "alert" }, `cannot be read: ${text}`)),
       status,
+      nearest,
       pages(),
       rows.length ? this.rows(rows) : null,
       rows.length > 12 ? pages() : null,
@@ -124,6 +151,28 @@ export class Viewer {
         ...(await Promise.all(this.others.map((other) => this.listOf(other, rows[0]?.step)))),
       ]),
     ];
+  }
+
+  orderedPages(skip, count) {
+    const link = (to, text, rel) => el("a", { href: this.to({ skip: to || null }), rel }, text);
+    return el(
+      "p",
+      { class: "bar noprint" },
+      skip ? link(Math.max(0, skip - PAGE), "◀ before", "prev") : null,
+      count === PAGE ? link(skip + PAGE, "more ▶", "next") : null,
+    );
+  }
+
+  async nearest(step) { // ways to the steps around one of which nothing that fits is kept
+    const filter = { ...this.filter(), step: null, limit: 1 };
+    const [before, after] = await Promise.all([
+      ask("rows", { ...filter, max_step: step }),
+      ask("rows", { ...filter, min_step: step, order: null, start: "0-0", direction: "newer" }),
+    ]);
+    const links = [before, after].flatMap(({ rows }) => rows).map((row) =>
+      el("a", { href: this.to({ step: row.step, skip: null, start: null, direction: null }) }, `step ${number(row.step)}`)
+    );
+    return links.length ? el("p", {}, "The nearest that are kept: ", links[0], links[1] ? ", " : null, links[1]) : null;
   }
 
   async listOf(other, newest) { // what fits in a run beside this one, up to the step of this one's newest row
@@ -178,6 +227,21 @@ export class Viewer {
         });
       return el("label", { for: id }, label, input);
     });
+    fields.push(
+      el(
+        "label",
+        { for: "f-order" },
+        "Order",
+        el(
+          "select",
+          { id: "f-order", name: "order", onchange: () => form.requestSubmit() },
+          el("option", { value: "" }, "newest first"),
+          Object.entries(ORDERS).map(([value, title]) =>
+            el("option", { value, selected: value === this.given.order }, title)
+          ),
+        ),
+      ),
+    );
     const form = el(
       "form",
       {
@@ -213,12 +277,29 @@ export class Viewer {
 
   rows(rows, run) {
     const open = (row) => this.to({ ...this.first(run), group: row.group, at: row.key, start: null, direction: null });
+    const sorted = (name, text) =>
+      el("a", {
+        href: this.to({ order: this.given.order === name ? `-${name}` : name, skip: null, start: null, direction: null }),
+        title: "order by it",
+      }, text);
     const narrow = (name, value, text = value) =>
       el("a", {
         href: this.to({ [name]: value, start: null, direction: null, group: null }),
         title: `only ${name} ${value}`,
       }, text);
-    const head = ["step", "reward", "tokens", "lag", "ending", "environment", "task", "kept", "text"];
+    const head = [
+      "step",
+      sorted("reward", "reward"),
+      sorted("length", "tokens"),
+      sorted("lag", "lag"),
+      sorted("ratio", "ratio"),
+      sorted("advantage", "advantage"),
+      "ending",
+      "environment",
+      "task",
+      "kept",
+      "text",
+    ];
     const body = rows.map((row) =>
       el(
         "tr",
@@ -228,6 +309,8 @@ export class Viewer {
           el("a", { href: open(row) }, number(row.reward)),
           number(row.length),
           number(row.lag),
+          number(row.ratio),
+          number(row.advantage),
           narrow("finish", row.finish),
           narrow("environment", row.environment),
           narrow("task", row.task),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.page.store import SequencePlace, TakenStep, TrajectoryStore
+from learner.page.store import TrajectoryStore
+from learner.page.taken import SequencePlace, TakenStep
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 
 TOKENIZER: dict[str, object] = {

@@ -510,6 +510,55 @@ def test_the_zoom_is_in_the_address_and_comes_with_it(browser: "Browser", viewed
     page.context.close()
 
 
+def _click_at(page: "Page", figure: str, share: float) -> None:
+    """Clicks on a figure, so far along its x axis."""
+    over = page.locator(f"figure[aria-labelledby=h-{figure}] .u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    over.click(position={"x": box["width"] * share, "y": box["height"] / 2})
+
+
+def test_a_point_of_a_curve_leads_to_the_groups_behind_it_and_their_part_in_it(
+    browser: "Browser", viewed: Viewed
+) -> None:
+    """Three clicks: the point, the first row, what it was rewarded for."""
+    page, said = opened(browser, f"{viewed.url}#/run?from=20&to=40&smooth=0")
+    shows(page, "#charts .u-legend th", "KL with lag")
+    _click_at(page, "kl", 0.5)
+    shows(page, "#view-trajectories [role=status]", "Of step 30, 2 of 2 groups are kept")
+    assert page.locator("#f-order").input_value() == "ratio"
+    ratios = [float(text) for text in page.locator("table.list tbody tr td:nth-child(5)").all_inner_texts()]
+    assert ratios == sorted(ratios, reverse=True)
+    page.locator("table.list tbody tr td:nth-child(2) a").first.click()
+    shows(page, "h2", "step 30")
+    page.locator("summary", has_text="Reward and turns").first.click()
+    shows(page, "dl.facts dd", "exact")
+    page.go_back()
+    page.go_back()
+    shows(page, "#state", "ended")  # its curves are drawn then
+    _click_at(page, "reward", 0.25)
+    shows(page, "#view-trajectories [role=status]", "Of step 25,")
+    rewards = [float(text) for text in page.locator("table.list tbody tr td:nth-child(2)").all_inner_texts()]
+    assert rewards == sorted(rewards)
+    assert said == []
+    page.context.close()
+
+
+def test_the_list_is_ordered_by_the_head_of_a_column_and_page_by_page(browser: "Browser", viewed: Viewed) -> None:
+    page, said = opened(browser, f"{viewed.url}#/trajectories")
+    page.get_by_role("link", name="reward", exact=True).click(timeout=WAIT_MS)
+    shows(page, "table.list td", "2")
+    first = page.locator("table.list tbody tr td:nth-child(2)").all_inner_texts()
+    page.get_by_role("link", name="more ▶").first.click()
+    page.get_by_role("link", name="◀ before").first.wait_for(timeout=WAIT_MS)
+    assert first == ["2"] * 50
+    page.goto(f"{viewed.url}#/trajectories?step=900")
+    shows(page, "#view-trajectories p", "The nearest that are kept: step 60")
+    assert said == []
+    page.context.close()
+
+
 def test_a_report_is_as_wide_as_the_screen_whatever_its_settings_are_called(browser: "Browser", tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=20, settings={"training.optimizer.a_setting_with_a_long_name": "x" * 90})
     report = tmp_path / "report.html"

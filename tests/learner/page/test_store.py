@@ -1,5 +1,7 @@
 import json
+import math
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,11 @@ from learner.page.reading import (
     MAX_TOKENS,
     Filter,
     Key,
+    Order,
     decoder_of,
     group,
+    kept_of_step,
+    ordered,
     overview,
     page,
     parts_of,
@@ -21,6 +26,8 @@ from learner.page.reading import (
     whole_text,
 )
 from learner.page.store import TrajectoryStore, columns_of, packed, unpacked
+from learner.page.taken import TakenStep
+from protocol.trajectories import RewardRecord
 from tests.learner.page.made_run import (
     HUGE_COMPLETION,
     HUGE_PROMPT,
@@ -203,20 +210,118 @@ def test_over_the_budget_the_oldest_part_goes(tmp_path: Path) -> None:
     assert found["last_step"] == 39
 
 
-def test_beyond_its_share_of_time_one_group_of_a_step_is_kept_and_the_rest_counted(tmp_path: Path) -> None:
+def test_beyond_its_share_of_time_one_group_for_a_step_is_kept_and_the_rest_counted(tmp_path: Path) -> None:
     with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=0.0) as store:
         store.spent_s = 0.055
         for step in (1, 2):
             store.put(taken(step, *(made_group(8 * step + n, step=step) for n in range(8))))
             store.wait_idle()
+        assert overview(tmp_path)["groups"] == 2
 
     found = overview(tmp_path)
-    assert found["groups"] == 2
-    assert found["left_out"] == 14
-    assert store.left_out_trajectories == 14 * len(made_group(1, step=1).trajectories)
+    assert found["groups"] + found["left_out"] == 16, "what was held for its turn is kept at the end"
+    assert store.left_out_trajectories == found["left_out"] * len(made_group(1, step=1).trajectories)
     shown = group(tmp_path, Key.parse(page(tmp_path, Filter()).rows[0]["group"]), decode=None)
     assert shown is not None
     assert None not in shown["trajectories"][0]["tokens"]["learner_logprobs"]
+
+
+def _notable_step(step: int) -> TakenStep:
+    """Of 32 groups whose rewards, lengths and ratios are much alike."""
+    groups = [made_group(32 * step + n, step=step) for n in range(32)]
+    return taken(step, *groups)
+
+
+def _changed(one: TakenStep, number: int, **changes: Any) -> TakenStep:
+    """The step with a change to the first trajectory of a group."""
+    groups = list(one.groups)
+    first, *rest = groups[number].trajectories
+    groups[number] = groups[number].model_copy(update={"trajectories": (first.model_copy(update=changes), *rest)})
+    return replace(one, groups=tuple(groups))
+
+
+def _with_ratio(one: TakenStep, number: int, gap: float) -> TakenStep:
+    values = {name: values.copy() for name, values in one.values.items()}
+    at = next(sum(p.length for p in one.places[:i]) for i, p in enumerate(one.places) if p.group == number)
+    values["learner_logprobs"][at + 4] += gap
+    return replace(one, values=values)
+
+
+def _rewarded(reward: float) -> RewardRecord:
+    return RewardRecord(reward=reward, verifier="exact")
+
+
+def test_of_a_run_that_is_too_fast_the_extremes_are_kept(tmp_path: Path) -> None:
+    """Ten steps of 32 groups, of which a group a step finds room."""
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=0.0) as store:
+        for step in range(1, 11):
+            made = _notable_step(step)
+            if step == 4:
+                made = _changed(made, 7, reward=_rewarded(-9.0))
+                made = _with_ratio(made, 9, 3.0)
+            if step == 6:
+                made = _changed(made, 20, reward=_rewarded(9.0))
+            if step == 7:
+                made = _changed(made, 3, stop_reason="turn_limit")
+            store.spent_s = 0.06
+            store.put(made)
+            store.wait_idle()
+
+    rows = page(tmp_path, Filter(), limit=200).rows
+    assert len({row["group"] for row in rows}) < 20
+    rewards = [row["reward"] for row in rows]
+    assert (min(rewards), max(rewards)) == (-9.0, 9.0)
+    assert "turn_limit" in {row["finish"] for row in rows}
+    assert max(row["ratio"] for row in rows) == pytest.approx(math.exp(3.25), rel=1e-4)
+    assert {row["step"] for row in rows} >= {4, 6, 7}
+
+
+def test_rows_come_in_the_order_of_a_number_over_all_parts(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0, part_bytes=1) as store:
+        for step in range(1, 9):
+            made = _changed(taken(step, made_group(step, step=step)), 0, reward=_rewarded(float(step * 7 % 8)))
+            store.put(_with_ratio(made, 0, (step * 3 % 8) / 10))
+            store.wait_idle()
+
+    orders: tuple[Order, ...] = ("reward", "-ratio", "lag", "-advantage")
+    for order in orders:
+        name = order.removeprefix("-")
+        whole = ordered(tmp_path, Filter(), order=order, limit=200).rows
+        values = [row[name] for row in whole]
+        assert values == sorted(values, reverse=not order.startswith("-"))
+        assert len(values) == 16
+        parts = [ordered(tmp_path, Filter(), order=order, limit=5, skip=skip).rows for skip in (0, 5, 10, 15)]
+        assert [row["key"] for part in parts for row in part] == [row["key"] for row in whole]
+    (most, *_) = ordered(tmp_path, Filter(), order="ratio").rows
+    assert most["step"] == 5
+    assert {row["step"] for row in page(tmp_path, Filter(min_ratio=most["ratio"])).rows} == {5}
+    assert {row["step"] for row in page(tmp_path, Filter(min_step=3, max_step=4)).rows} == {3, 4}
+
+
+def test_a_step_tells_how_many_of_its_groups_are_kept(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=0.0) as store:
+        store.put(taken(1, *(made_group(n, step=1) for n in range(3))))
+        store.wait_idle()
+        store.spent_s = 1.0
+        store.put(taken(2, *(made_group(n, step=2) for n in range(4))))
+
+    assert kept_of_step(tmp_path, 1) == {"groups": 3, "left_out": 0}
+    assert kept_of_step(tmp_path, 3) == {"groups": 0, "left_out": 0}
+
+
+def test_a_part_of_an_earlier_release_is_gone_on_with(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=2)
+    (part,) = (folder / "trajectories").glob("part-*.db")
+    with closing(sqlite3.connect(part)) as database:
+        database.execute("DROP INDEX by_ratio")
+        for column in ("ratio", "advantage"):
+            database.execute(f"ALTER TABLE rows DROP COLUMN {column}")
+        database.commit()
+    assert [row["ratio"] for row in page(folder, Filter()).rows] == [None] * 8
+    with TrajectoryStore(folder, budget_bytes=1 << 30, share=1.0) as store:
+        store.put(taken(3, made_group(9, step=3)))
+    ratios = [row["ratio"] for row in page(folder, Filter()).rows]
+    assert ratios == [*[pytest.approx(math.exp(0.25), rel=1e-4)] * 2, *[None] * 8]
 
 
 def test_steps_that_come_at_once_are_all_kept(tmp_path: Path) -> None:
