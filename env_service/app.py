@@ -154,7 +154,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting_traces("env-service", **config.run.traces))
         failures = stack.enter_context(recent_failures())
-        await stack.enter_async_context(opened_places(hosting, pool))
+        await stack.enter_async_context(opened_places(config, hosting, pool))
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
         hello = hello_of(config, environments, port=listener.port)
         generators = await stack.enter_async_context(
@@ -227,19 +227,33 @@ def hosting_of(config: EnvServiceConfig) -> Hosting:
 
 
 @asynccontextmanager
-async def opened_places(hosting: Hosting, pool: RuntimePool) -> AsyncIterator[None]:
+async def opened_places(config: EnvServiceConfig, hosting: Hosting, pool: RuntimePool) -> AsyncIterator[None]:
     """Children of isolated environments, and runtimes if an environment has said it needs them: these are tried before
     anything is rolled out. Raises WrongSettings.
     """
     async with hosting:
         try:
+            pool.settle()
             if pool.needed:
+                _check_patience(config)
                 await pool.open()
             yield
         except (CannotIsolate, ImageFault) as error:
             raise WrongSettings(str(error)) from error
         finally:
             await pool.close()
+
+
+def _check_patience(config: EnvServiceConfig) -> None:
+    """Raises WrongSettings where waiting for a runtime would count as a task that hangs."""
+    runtimes, most_s = config.runtimes, config.retry.environment_timeout_s
+    longest_s = runtimes.patience_s + runtimes.limits.command_s
+    if longest_s >= most_s:
+        raise WrongSettings(
+            f"[env-service.runtimes] a step may wait {runtimes.patience_s:g} s for room (patience_s) and "
+            f"{runtimes.limits.command_s:g} s for a command (limits.command_s), and retry.environment_timeout_s, after "
+            f"which its task is at fault, is {most_s:g} s: make it more than {longest_s:g} s, or the others less"
+        )
 
 
 def environments_of(

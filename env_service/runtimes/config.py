@@ -39,7 +39,7 @@ class RuntimesConfig(ConfigModel):
     max_runtimes: int = Field(256, ge=1, le=1 << 16, description="runtimes at once, those that stand ready included")
     spare: int = Field(1, ge=0, le=1024, description="runtimes that stand ready for the next task of their image")
     patience_s: float = Field(
-        300.0, gt=0, le=86_400, description="how long a task waits for room before it is tried elsewhere, in seconds"
+        120.0, gt=0, le=86_400, description="how long a task waits for room before it is tried elsewhere, in seconds"
     )
     uid: int = Field(
         64000, ge=1000, le=4_000_000_000, description="as root, runtimes run under this user id, which owns the images"

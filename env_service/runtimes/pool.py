@@ -102,6 +102,12 @@ class RuntimePool:
         """A runtime of an image, or with a snapshot's files. Raises RuntimesBusy, RuntimeLost, ImageFault."""
         return await self._at_home(lambda: self._start(image, snapshot))
 
+    def settle(self) -> None:
+        """Live in the running event loop. Its thread has to live as long: runtimes die with it."""
+        self._loop, self._opening, self._queue = asyncio.get_running_loop(), asyncio.Lock(), asyncio.Lock()
+        self._forge = KeeperForge()
+        self._starting, self._left = asyncio.Semaphore(2 * (os.cpu_count() or 1)), asyncio.Event()
+
     async def open(self) -> None:
         """Clear what a killed service left, and try the walls. Raises CannotIsolate and ImageFault."""
         await self._at_home(self._open)
@@ -119,11 +125,10 @@ class RuntimePool:
         """The work in the loop in which the pool lives."""
         here = asyncio.get_running_loop()
         if self._loop is None or self._loop.is_closed():
-            self._loop, self._opening, self._queue = here, asyncio.Lock(), asyncio.Lock()
-            self._forge = KeeperForge()
-            self._starting, self._left = asyncio.Semaphore(2 * (os.cpu_count() or 1)), asyncio.Event()
+            self.settle()
         if here is self._loop:
             return await work()
+        assert self._loop is not None
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
 
     async def _open(self) -> None:
