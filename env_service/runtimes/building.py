@@ -51,6 +51,7 @@ _MERGED = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr
 _LINKS = {"usr/bin/sh": "dash", "usr/bin/awk": "mawk"}
 _MASTERS = {"etc/passwd": "usr/share/base-passwd/passwd.master", "etc/group": "usr/share/base-passwd/group.master"}
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+_OF_THE_KERNEL = ("proc", "sys", "dev")
 _NAME = "letters, digits, '.', '_' and '-'"
 
 
@@ -130,9 +131,12 @@ def _from_folder(made: Path, root: Path) -> None:
     def left_out(folder: str, names: list[str]) -> list[str]:
         top = Path(folder) == root
         special = [name for name in names if not _is_plain(Path(folder, name))]
-        return [name for name in names if name in special or (top and name in ("proc", "sys", "dev"))]
+        return [name for name in names if name in special or (top and name in _OF_THE_KERNEL)]
 
     shutil.copytree(root, made, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+    for name in _OF_THE_KERNEL:
+        if (root / name).is_dir():
+            (made / name).mkdir(mode=0o755)
 
 
 def _is_plain(path: Path) -> bool:

@@ -34,7 +34,7 @@ class RuntimesConfig(ConfigModel):
         None,
         ge=64,
         description="memory and disk of all runtimes together, in MiB, which bounds how many there are at once; half "
-        "of the machine's if not given",
+        "of the machine's, or of the container's, if not given",
     )
     max_runtimes: int = Field(256, ge=1, le=1 << 16, description="runtimes at once, those that stand ready included")
     spare: int = Field(1, ge=0, le=1024, description="runtimes that stand ready for the next task of their image")

@@ -57,6 +57,8 @@ _PF_EXITING = 0x4
 # Descriptors behind stdin, stdout and stderr of bubblewrap.
 INFO, OPTIONS, FILTER = 3, 4, 5
 _START_S = 60.0
+# Whoever serves, samples or trains on this machine goes first.
+_NICE = 10
 _WATCH_MS = 100
 _CANNOT_ENTER = 125
 
@@ -352,6 +354,7 @@ def _become_command(argv: list[str], environment: Mapping[str, str]) -> None:
 
 def _limit(limits: Mapping[str, int]) -> None:
     """`processes` is for all of the runtime's together, the others are for each process."""
+    os.nice(_NICE)
     for what, name in (
         (resource.RLIMIT_AS, "memory_bytes"),
         (resource.RLIMIT_FSIZE, "file_bytes"),

@@ -37,7 +37,7 @@ from env_service.runtimes.interface import (
 )
 from services.isolation import seccomp
 from services.isolation.bubblewrap import bubblewrap_for, packaged_bubblewrap, reaches, remedies
-from services.isolation.cgroups import open_parents
+from services.isolation.cgroups import memory_here, open_parents
 from services.isolation.faults import CannotIsolate
 from services.isolation.owners import Owner, end_orphans
 from services.isolation.staging import staging_folder
@@ -229,8 +229,7 @@ class RuntimePool:
         return count <= self._config.max_runtimes and count * each <= max(each, self._memory_mib())
 
     def _memory_mib(self) -> int:
-        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
-        return self._config.memory_mib or whole // 2
+        return self._config.memory_mib or (memory_here() >> 20) // 2
 
     async def _launched(self, image: str, snapshot: RuntimeSnapshot | None) -> BubblewrapRuntime:
         """Raises RuntimeLost if several in a row could not be started."""

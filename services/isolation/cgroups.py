@@ -119,6 +119,16 @@ def _named(folder: Path) -> Parents | None:
     return Parents(folders=dict.fromkeys(_NEEDED, folder), unified=True)
 
 
+def memory_here(process: Path = Path("/proc/self")) -> int:
+    """Bytes of memory that this machine has, or that the group of this process may have, as in a container."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    groups = own_groups(process)
+    for controller, name in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        with contextlib.suppress(OSError, KeyError, ValueError):  # "max" is no number
+            found.append(int((groups[controller] / name).read_text()))
+    return min(found)
+
+
 def own_groups(process: Path = Path("/proc/self")) -> dict[str, Path]:
     """The folder of the group that a process is in, by controller; of version 2 under ''."""
     mounts = _mounts(process)

@@ -29,6 +29,7 @@ async def test_commands_have_output_an_end_and_limits(runtime: Runtime) -> None:
     assert (len(much.stdout), much.cut) == (1024, True)
     assert (await runtime.exec(RuntimeCommand(argv=("no-such-program",)))).exit_code == 127
     assert await said(runtime, "(sleep 60 &); echo left") == "left", "what a command leaves does not hold it up"
+    assert await said(runtime, "nice") == str(min(19, os.nice(0) + 10)), "it never stands in the service's way"
     with pytest.raises(RuntimeRefused, match="write it into a file"):
         await runtime.exec(RuntimeCommand(argv=("echo", "x" * 200_000)))
 

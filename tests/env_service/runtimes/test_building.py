@@ -56,7 +56,14 @@ def test_layers_are_applied_and_equal_contents_are_one_root(tmp_path: Path) -> N
     images = tmp_path / "images"
     image = oci(
         tmp_path / "oci",
-        layer(("bin/sh", b"sh", ""), ("etc/old", b"old", ""), ("opt/a", b"a", ""), ("opt/b", b"b", "")),
+        layer(
+            ("bin/sh", b"sh", ""),
+            ("sys/x", b"", ""),
+            ("sys/.wh.x", b"", ""),
+            ("etc/old", b"old", ""),
+            ("opt/a", b"a", ""),
+            ("opt/b", b"b", ""),
+        ),
         layer(
             ("etc/.wh.old", b"", ""), ("opt/.wh..wh..opq", b"", ""), ("opt/c", b"c", ""), ("etc/link", None, "/opt/c")
         ),

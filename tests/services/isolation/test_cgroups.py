@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.isolation.cgroups import own_groups
+from services.isolation.cgroups import memory_here, own_groups
 
 
 def _process(folder: Path, *, cgroup: str, mountinfo: str) -> Path:
@@ -41,3 +41,18 @@ def test_a_group_outside_of_what_is_mounted_is_none_of_ours(tmp_path: Path, path
     process = _process(tmp_path, cgroup=f"4:memory:{path}\n", mountinfo=_mount("memory", root="/docker/ab"))
 
     assert own_groups(process) == {}
+
+
+@pytest.mark.parametrize(("controller", "file"), [("memory", "memory.limit_in_bytes"), ("", "memory.max")])
+def test_the_memory_here_is_the_least_that_the_machine_and_the_group_allow(
+    tmp_path: Path, controller: str, file: str
+) -> None:
+    place = tmp_path / "groups"
+    (place / "one").mkdir(parents=True)
+    kind = "cgroup2" if controller == "" else "cgroup"
+    mountinfo = f"31 23 0:26 / {place} ro,nosuid - {kind} cgroup rw,{controller}\n"
+    process = _process(tmp_path, cgroup=f"4:{controller}:/one\n", mountinfo=mountinfo)
+    whole = memory_here(process)
+    for text, most in ((str(123 << 20), 123 << 20), ("max", whole), (str(1 << 62), whole)):
+        (place / "one" / file).write_text(f"{text}\n")
+        assert memory_here(process) == most
