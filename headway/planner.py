@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headway.measured_rates import MeasuredRates, measured_rates
 from headway.model_shape import Shape, shape_of
 from headway.own_options import own_options
 from headway.report import read_run
@@ -30,47 +31,65 @@ SHARES: Mapping[str, float] = {"bandwidth": 0.6, "sampling": 0.5, "training": 0.
 _STATE_BYTES = 16
 """Of each parameter in a trainer, beside the weights: float32 gradients, master weights and two moments."""
 _MICROBATCH_TOKENS = 8192
+_FORWARDS = 5
+"""Forwards' work that a trained token costs: logprobs at the step's start, forward, recomputed, backward twice."""
 _RESERVED_GB = 2.0
 _USABLE = 0.92
 _TOKENS_SIMULATED = 8
 _MAX_SIMULATED = 48
 _TRIED = 2
+_LINK_LATENCY_S = 1e-5
+"""Of one all-reduce between the devices of an engine, whatever its size."""
+_NETWORK = 400.0
+"""Gb/s between the machines of GPUs, where none is given."""
+_NETWORK_SHARE = 0.9
+_PUBLISH_S = 0.05
+"""Of each publish, beside the transfer: pauses, the proof, and the commit's messages."""
 _STEPS = 16
+_LONGEST_STEP_S = 3.0
 _WORDS = (
-    "model parameters active layers hidden kv-width vocabulary device memory-gb tflops bandwidth devices lengths run "
-    "prompt groups group-size steps max-lag at-once in-flight environment-s reward-s price generator-devices json"
+    "model parameters active layers hidden kv-width vocabulary device memory-gb tflops bandwidth link devices lengths "
+    "run prompt groups group-size steps max-lag at-once in-flight environment-s reward-s price generator-devices "
+    "network calibrate"
 )
-_OPTIONS: Mapping[str, bool] = {f"--{word}": word != "json" for word in _WORDS.split()}
+_FLAGS = ("reference", "critic", "json")
+_OPTIONS: Mapping[str, bool] = {f"--{word}": True for word in _WORDS.split()} | {f"--{word}": False for word in _FLAGS}
 _COUNTS: Mapping[str, int] = {
     "--devices": 1, "--prompt": 0, "--groups": 1, "--group-size": 1, "--steps": 1, "--max-lag": 0, "--at-once": 1,
     "--in-flight": 1, "--generator-devices": 1,
 }  # fmt: skip
-_AMOUNTS = ("--environment-s", "--reward-s", "--price")
+_AMOUNTS = ("--environment-s", "--reward-s", "--price", "--network")
 
 
 @dataclass(frozen=True)
 class Device:
-    """An accelerator, or a core: memory in GB, dense TFLOPS in the dtype that it trains in, GB/s of memory."""
+    """An accelerator, or a core: memory in GB, dense TFLOPS in the dtype that it trains in, GB/s of memory, and GB/s of
+    the link to its neighbours, in one direction.
+    """
 
     memory_gb: float
     tflops: float
     bandwidth_gb_s: float
+    link_gb_s: float = 32
     number_bytes: int = 2
 
 
 DEVICES: Mapping[str, Device] = {
-    "H100": Device(memory_gb=80, tflops=989, bandwidth_gb_s=3350),
-    "H200": Device(memory_gb=141, tflops=989, bandwidth_gb_s=4800),
-    "A100": Device(memory_gb=80, tflops=312, bandwidth_gb_s=2039),
-    "L40S": Device(memory_gb=48, tflops=362, bandwidth_gb_s=864),
-    "CPU": Device(memory_gb=8, tflops=0.05, bandwidth_gb_s=10, number_bytes=4),
+    "H100": Device(memory_gb=80, tflops=989, bandwidth_gb_s=3350, link_gb_s=450),
+    "H200": Device(memory_gb=141, tflops=989, bandwidth_gb_s=4800, link_gb_s=450),
+    "A100": Device(memory_gb=80, tflops=312, bandwidth_gb_s=2039, link_gb_s=300),
+    "L40S": Device(memory_gb=48, tflops=362, bandwidth_gb_s=864, link_gb_s=32),
+    "CPU": Device(memory_gb=8, tflops=0.05, bandwidth_gb_s=10, link_gb_s=5, number_bytes=4),
 }
 """Of the makers' data sheets (SXM, bfloat16 without sparsity); CPU is one core, roughly."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan's question. Times in seconds; lengths in tokens; `price` for a device and an hour."""
+    """A plan's question. Times in seconds; lengths in tokens; `price` for a device and an hour; `network` in Gb/s.
+
+    `reference` and `critic`: there is such a model, of the policy's size, beside it on the learner's devices.
+    """
 
     shape: Shape
     device: Device
@@ -87,6 +106,10 @@ class Plan:
     reward_s: float = 0.05
     price: float = 0.0
     generator_devices: int = 0
+    network: float = _NETWORK
+    reference: bool = False
+    critic: bool = False
+    measured: MeasuredRates | None = None
 
     @property
     def length(self) -> float:
@@ -98,6 +121,12 @@ class Plan:
         """Tokens that a sequence has behind it, on average, while it is sampled."""
         squares = sum(length * length for length in self.lengths)
         return self.prompt + squares / sum(self.lengths) / 2
+
+    @property
+    def trained_context(self) -> float:
+        """Tokens of the sequence that a trained token is in, on average."""
+        whole = [self.prompt + length for length in self.lengths]
+        return sum(length * length for length in whole) / sum(whole)
 
 
 @dataclass(frozen=True)
@@ -113,6 +142,8 @@ class DeviceSplit:
     sequence_s: float
     train_s: float
     publish_s: float
+    pause_s: float
+    at_once: int
 
     @property
     def engines(self) -> int:
@@ -120,8 +151,8 @@ class DeviceSplit:
         return self.generator_devices // self.engine_devices
 
     def sampling(self, plan: Plan) -> float:
-        """Tokens a second of all generators while each has all the sequences that it takes at once."""
-        return self.engines * plan.at_once / (self.token_s + self.sequence_s * plan.at_once)
+        """Tokens a second of all generators while each has all the sequences that it has room for."""
+        return self.engines * self.at_once / (self.token_s + self.sequence_s * self.at_once)
 
     def training(self, plan: Plan) -> float:
         """Sampled tokens a second that the learner can train on."""
@@ -147,18 +178,39 @@ class Forecast:
     cost: float
 
 
-def generator_bytes(plan: Plan, devices: int) -> float:
-    """Of one device of an engine: its part of the weights, the ones that are loaded next, and the cache."""
-    width = plan.device.number_bytes
-    cache = plan.at_once * (plan.prompt + max(plan.lengths)) * kv_bytes(plan)
-    return (2 * width * plan.shape.parameters + cache) / devices + _RESERVED_GB * 1e9
+def generator_bytes(plan: Plan, devices: int, at_once: int) -> float:
+    """Of one device of an engine: its part of the weights, the ones that are loaded next, and the cache.
+
+    The cache holds what so many sequences take on average, and never less than the longest one.
+    """
+    return _weights_bytes(plan, devices) + max(at_once * plan.context, _longest(plan)) * kv_bytes(plan) / devices
+
+
+def sequences_at_once(plan: Plan, devices: int, room: float) -> int:
+    """Sequences that an engine has room for, of those that it may sample at once; 0 if not even the longest one fits.
+
+    More than fit on average would be put off and sampled again.
+    """
+    left = (room - _weights_bytes(plan, devices)) * devices / kv_bytes(plan)
+    return 0 if left < _longest(plan) else min(plan.at_once, max(1, int(left / plan.context)))
+
+
+def _weights_bytes(plan: Plan, devices: int) -> float:
+    return 2 * plan.device.number_bytes * plan.shape.parameters / devices + _RESERVED_GB * 1e9
+
+
+def _longest(plan: Plan) -> int:
+    return plan.prompt + max(plan.lengths)
 
 
 def learner_bytes(plan: Plan, devices: int) -> float:
-    """Of one rank: its part of weights and optimizer, and a microbatch's activations (checkpointed) and logits."""
+    """Of one rank: its part of weights and optimizer, and a microbatch's activations (checkpointed) and logits; those
+    of a critic as of the policy, and of a reference the weights.
+    """
     width = plan.device.number_bytes
-    shared = (width + _STATE_BYTES) * plan.shape.parameters / devices
-    tokens = max(_MICROBATCH_TOKENS, plan.prompt + max(plan.lengths))
+    trained = (width + _STATE_BYTES) * plan.shape.parameters * (2 if plan.critic else 1)
+    shared = (trained + (width * plan.shape.parameters if plan.reference else 0)) / devices
+    tokens = max(_MICROBATCH_TOKENS, _longest(plan))
     own = tokens * (2 * width * plan.shape.layers * plan.shape.hidden + 4 * plan.shape.vocabulary)
     return shared + own + _RESERVED_GB * 1e9
 
@@ -168,43 +220,79 @@ def kv_bytes(plan: Plan) -> float:
     return 2 * plan.shape.layers * plan.shape.kv_width * plan.device.number_bytes
 
 
-def engine_times(plan: Plan, devices: int) -> tuple[float, float]:
+def engine_times(plan: Plan, devices: int, at_once: int) -> tuple[float, float]:
     """Seconds of a token of one engine: what its weights cost, and what each sequence that is sampled at once adds.
 
     The weights are read once for all sequences (experts that none of them meets are not), each one's cache by itself;
-    its arithmetic and its share of the prompts' (which a group has in common) come on top.
+    its arithmetic, attention's included, and its share of the prompts' (which a group has in common) come on top.
+    Devices of an engine add up their results twice a layer, which takes a moment, and time for each sequence.
     """
+    known = plan.measured
+    if known is not None and known.token_s is not None and known.sequence_s is not None:
+        return known.token_s, known.sequence_s
     bandwidth = devices * plan.device.bandwidth_gb_s * 1e9 * SHARES["bandwidth"]
     flops = devices * plan.device.tflops * 1e12 * SHARES["sampling"]
     read_s = plan.context * kv_bytes(plan) / bandwidth
     prompt_share = plan.prompt / plan.group_size / plan.length
-    arithmetic_s = 2 * plan.shape.computed * (1 + prompt_share) / flops
-    return plan.device.number_bytes * plan.shape.read(plan.at_once) / bandwidth, read_s + arithmetic_s
+    attention = 4 * plan.shape.layers * plan.shape.hidden * plan.context
+    arithmetic_s = (2 * plan.shape.computed * (1 + prompt_share) + attention) / flops
+    added_up, sent_s = _added_up(plan, devices)
+    weights_s = plan.device.number_bytes * plan.shape.read(at_once) / bandwidth
+    return weights_s + added_up, read_s + arithmetic_s + sent_s
+
+
+def _added_up(plan: Plan, devices: int) -> tuple[float, float]:
+    """Seconds of the all-reduces of an engine's step, and of what they send for each sequence."""
+    if devices == 1:
+        return 0.0, 0.0
+    sums = 2 * plan.shape.layers
+    sent = sums * plan.shape.hidden * plan.device.number_bytes * 2 * (devices - 1) / devices
+    return sums * _LINK_LATENCY_S, sent / (plan.device.link_gb_s * 1e9)
 
 
 def train_seconds(plan: Plan, devices: int) -> float:
-    """Of one step: forward and backward with recomputed activations, and the logprobs at its start."""
-    tokens = plan.groups * plan.group_size * (plan.prompt + plan.length)
-    per_token = (2 + 6 + 2) * plan.shape.computed
-    return tokens * per_token / (devices * plan.device.tflops * 1e12 * SHARES["training"])
+    """Of one step: forward and backward with recomputed activations, and the logprobs at its start; the same of a
+    critic, and a forward of a reference.
+    """
+    sequences = plan.groups * plan.group_size
+    tokens = sequences * (plan.prompt + plan.length)
+    if plan.measured is not None and plan.measured.train_s is not None:
+        return sequences * plan.length * plan.measured.train_s / devices
+    forward = 2 * plan.shape.computed + 2 * plan.shape.layers * plan.shape.hidden * plan.trained_context
+    forwards = _FORWARDS * (2 if plan.critic else 1) + (1 if plan.reference else 0)
+    return tokens * forwards * forward / (devices * plan.device.tflops * 1e12 * SHARES["training"])
+
+
+def publish_seconds(plan: Plan) -> tuple[float, float]:
+    """Of a publish to all generators over the network, and of the pause in which each loads it."""
+    known = plan.measured
+    if known is not None and known.publish_s is not None and known.pause_s is not None:
+        return known.publish_s, known.pause_s
+    size = plan.device.number_bytes * plan.shape.parameters
+    pause_s = size / (plan.device.bandwidth_gb_s * 1e9 * SHARES["bandwidth"] / 2)  # read and written
+    return size / (plan.network * 1e9 / 8 * _NETWORK_SHARE) + pause_s + _PUBLISH_S, pause_s
 
 
 def splits(plan: Plan) -> list[DeviceSplit]:
-    """All that fit into memory, the one with the highest bound first. Raises ConfigError if none does."""
+    """All that fit into memory, of each width of an engine, the one with the highest bound first. Raises ConfigError
+    if none does.
+    """
     room = _USABLE * plan.device.memory_gb * 1e9
     sizes = [1 << power for power in range(plan.devices.bit_length()) if 1 << power < plan.devices]
-    fit = [count for count in sizes if generator_bytes(plan, count) <= room]
+    fit = {count: found for count in sizes if (found := sequences_at_once(plan, count, room))}
     if not fit:
-        least = generator_bytes(plan, sizes[-1]) / 1e9
-        raise ConfigError([_too_small("a generator", least, plan, "fewer sequences by --at-once, shorter --lengths")])
-    engine = fit[0]
-    wanted = [plan.generator_devices] if plan.generator_devices else range(engine, plan.devices, engine)
-    usable = [one for one in wanted if one >= engine and learner_bytes(plan, plan.devices - one) <= room]
-    if not usable:
-        least = learner_bytes(plan, max(1, plan.devices - engine)) / 1e9
+        least = generator_bytes(plan, sizes[-1], 1) / 1e9
+        raise ConfigError([_too_small("a generator", least, plan, "shorter --lengths, or more or larger devices")])
+    made = [
+        _split(plan, devices, engine, at_once)
+        for engine, at_once in fit.items()
+        for devices in ([plan.generator_devices] if plan.generator_devices else range(engine, plan.devices, engine))
+        if devices >= engine and learner_bytes(plan, plan.devices - devices) <= room
+    ]
+    if not made:
+        least = learner_bytes(plan, max(1, plan.devices - min(fit))) / 1e9
         raise ConfigError([_too_small("the learner", least, plan, "more or larger devices")])
-    found = [_split(plan, one, engine) for one in usable]
-    return sorted(found, key=lambda split: -split.bound(plan))
+    return sorted(made, key=lambda split: -split.bound(plan))
 
 
 def _too_small(who: str, needed_gb: float, plan: Plan, remedy: str) -> str:
@@ -212,33 +300,42 @@ def _too_small(who: str, needed_gb: float, plan: Plan, remedy: str) -> str:
     return f"{who} does not fit: it needs {needed_gb:.1f} GB on each device, and {have}; take {remedy}"
 
 
-def _split(plan: Plan, generator_devices: int, engine: int) -> DeviceSplit:
+def _split(plan: Plan, generator_devices: int, engine: int, at_once: int) -> DeviceSplit:
     learner = plan.devices - generator_devices
-    token_s, sequence_s = engine_times(plan, engine)
+    token_s, sequence_s = engine_times(plan, engine, at_once)
+    publish_s, pause_s = publish_seconds(plan)
     return DeviceSplit(
         generator_devices=generator_devices, learner_devices=learner, engine_devices=engine,
-        generator_gb=generator_bytes(plan, engine) / 1e9, learner_gb=learner_bytes(plan, learner) / 1e9,
-        token_s=token_s, sequence_s=sequence_s, train_s=train_seconds(plan, learner),
-        publish_s=plan.device.number_bytes * plan.shape.parameters / (plan.device.bandwidth_gb_s * 1e9 * 0.3) + 0.05,
+        generator_gb=generator_bytes(plan, engine, at_once) / 1e9, learner_gb=learner_bytes(plan, learner) / 1e9,
+        token_s=token_s, sequence_s=sequence_s, train_s=train_seconds(plan, learner), publish_s=publish_s,
+        pause_s=pause_s, at_once=at_once,
     )  # fmt: skip
+
+
+def hastened(plan: Plan, split: DeviceSplit) -> float:
+    """Times as fast as everything is simulated: what processes do by the clock in a long step would take long."""
+    step_s = plan.groups * plan.group_size * plan.length / split.bound(plan)
+    return max(1.0, step_s / _LONGEST_STEP_S)
 
 
 def rehearsal_of(plan: Plan, split: DeviceSplit) -> dict[str, Any]:
     """The simulator's scenario. One token of it stands for several of a long completion, so that it stays quick."""
+    faster = hastened(plan, split)
     scale = max(1.0, plan.length / _TOKENS_SIMULATED, max(plan.lengths) / _MAX_SIMULATED)
     dice = random.Random(1)
     lengths = tuple(max(1, int(length / scale + dice.random())) for length in plan.lengths)
     scale = plan.length / (sum(lengths) / len(lengths))
-    in_flight = plan.in_flight or max(1, math.ceil(split.engines * plan.at_once / plan.group_size))
+    in_flight = plan.in_flight or max(1, math.ceil(split.engines * split.at_once / plan.group_size))
     return {
         "settings": {
             "generators": split.engines, "steps": min(plan.steps, _STEPS), "groups_per_step": plan.groups,
             "group_size": plan.group_size, "max_lag": plan.max_lag, "capacity": in_flight,
             "max_tokens": _MAX_SIMULATED, "checkpoint_every": 10**6, "straggler_timeout_s": 600.0,
         },
-        "train_s": [split.train_s], "lengths": lengths, "token_s": split.token_s * scale,
-        "sequence_s": split.sequence_s * scale, "at_once": plan.at_once, "environment_s": plan.environment_s,
-        "reward_s": plan.reward_s, "load_s": split.publish_s,
+        "train_s": [split.train_s / faster], "lengths": lengths, "token_s": split.token_s * scale / faster,
+        "sequence_s": split.sequence_s * scale / faster, "at_once": split.at_once,
+        "environment_s": plan.environment_s / faster, "reward_s": plan.reward_s / faster,
+        "load_s": split.pause_s / faster, "score_s": max(0.0, split.publish_s - split.pause_s) / faster,
     }  # fmt: skip
 
 
@@ -271,7 +368,7 @@ def lags(steps: Steps) -> list[int]:
 def forecast(plan: Plan, split: DeviceSplit, steps: Steps) -> Forecast:
     """The meaning of the simulated steps in the planned run's tokens and hours."""
     kept = warm(steps)
-    step_s, found = seconds(kept) / len(kept), lags(kept)
+    step_s, found = hastened(plan, split) * seconds(kept) / len(kept), lags(kept)
     rate = plan.groups * plan.group_size * plan.length / step_s
     hours = plan.steps * step_s / 3600
     return Forecast(
@@ -311,7 +408,14 @@ def plan_of(given: Mapping[str, str]) -> Plan:
         )
     if wanted.get("generator_devices", 0) >= wanted["devices"]:
         raise ConfigError(["headway plan: --generator-devices: expected fewer than --devices: the learner needs one"])
-    return Plan(shape=_shape(given), device=_device(given), lengths=_lengths(given), **wanted)
+    device = _device(given)
+    wanted.setdefault("network", _NETWORK if device.number_bytes == 2 else 8 * device.link_gb_s)
+    return Plan(
+        shape=_shape(given), device=device, lengths=_lengths(given), reference="--reference" in given,
+        critic="--critic" in given,
+        measured=measured_rates(Path(given["--calibrate"])) if "--calibrate" in given else None,
+        **wanted,
+    )  # fmt: skip
 
 
 def _number(given: Mapping[str, str], flag: str, least: float) -> float:
@@ -346,10 +450,10 @@ def _device(given: Mapping[str, str]) -> Device:
         expected = f"expected one of {names}, or --memory-gb, --tflops and --bandwidth (GB/s)"
         raise ConfigError([f"headway plan: --device: got {kind!r}, {expected}"])
     known = DEVICES[kind] if kind is not None else None
-    own = {"memory_gb": "--memory-gb", "tflops": "--tflops", "bandwidth_gb_s": "--bandwidth"}
+    own = {"memory_gb": "--memory-gb", "tflops": "--tflops", "bandwidth_gb_s": "--bandwidth", "link_gb_s": "--link"}
     values = {} if known is None else asdict(known)
     for name, flag in own.items():
-        if flag in given or known is None:
+        if flag in given or (known is None and flag != "--link"):
             values[name] = _number(given, flag, 1e-6)
     return Device(**values)
 
@@ -387,6 +491,7 @@ def as_json(plan: Plan, found: Sequence[Forecast], every: Sequence[DeviceSplit])
         "best": asdict(found[0]),
         "tried": [asdict(one) for one in found],
         "bounds": [{**asdict(split), "tokens_per_s": split.bound(plan)} for split in every],
+        "assumed": assumed(plan, found[0].split),
     }
     return json.dumps(told, indent=2) + "\n"
 
@@ -398,9 +503,11 @@ def as_text(plan: Plan, found: Sequence[Forecast], every: Sequence[DeviceSplit])
     rows = [
         ("best split", f"{split.generator_devices} devices for {split.engines} generators of {split.engine_devices}, "
                        f"{split.learner_devices} for the learner"),
-        ("memory", f"{split.generator_gb:.1f} GB on a generator's device, {split.learner_gb:.1f} GB on a learner's"),
+        ("memory", f"{split.generator_gb:.1f} GB on a generator's device, with {split.at_once} sequences at once; "
+                   f"{split.learner_gb:.1f} GB on a learner's"),
         ("sampling alone", f"{split.sampling(plan):,.0f} tokens/s"),
         ("training alone", f"{split.training(plan):,.0f} tokens/s ({split.train_s:.3g} s a step)"),
+        ("a publish", f"{split.publish_s:.3g} s, of which generators pause for {split.pause_s:.3g} s"),
         ("both at once", f"{best.tokens_per_s:,.0f} tokens/s ({best.step_s:.3g} s a step)"),
         ("share of ideal", f"{best.share:.0%} of the slower side's rate"),
         ("lag", f"mean {best.lag_mean:.2f}, p90 {best.lag_p90}, max {best.lag_max} of at most {plan.max_lag}"),
@@ -409,10 +516,46 @@ def as_text(plan: Plan, found: Sequence[Forecast], every: Sequence[DeviceSplit])
     ]  # fmt: skip
     lines = [f"{name:<15}  {value}" for name, value in rows]
     others = [
-        f"  {one.generator_devices} + {one.learner_devices}: at most {one.bound(plan):,.0f} tokens/s "
-        f"(sampling {one.sampling(plan):,.0f}, training {one.training(plan):,.0f})"
+        f"  {one.generator_devices} ({one.engines} of {one.engine_devices}) + {one.learner_devices}: at most "
+        f"{one.bound(plan):,.0f} tokens/s (sampling {one.sampling(plan):,.0f}, training {one.training(plan):,.0f})"
         for one in every
     ]
-    shares = ", ".join(f"{share:.0%} of {name}" for name, share in SHARES.items()) + "; no guard lowers max_lag"
+    told = [f"  {line}" for line in assumed(plan, split)]
     return "\n".join([*lines, "", "generators + learner, by their bound:", *others[:8], "",
-                      f"Assumed: {shares}. The best {len(found)} were simulated.", ""])  # fmt: skip
+                      f"Assumed (the best {len(found)} were simulated):", *told, ""])  # fmt: skip
+
+
+def assumed(plan: Plan, split: DeviceSplit) -> list[str]:
+    """Everything that was not given, measured or simulated."""
+    known, device = plan.measured, plan.device
+    lines = []
+    if known is None or known.token_s is None:
+        lines += [
+            f"sampling reaches {SHARES['bandwidth']:.0%} of {device.bandwidth_gb_s:g} GB/s and "
+            f"{SHARES['sampling']:.0%} of {device.tflops:g} TFLOPS of a device",
+            f"an all-reduce within an engine takes {1e6 * _LINK_LATENCY_S:g} us and its bytes at {device.link_gb_s:g} "
+            "GB/s, twice a layer",
+        ]
+    if known is None or known.train_s is None:
+        lines.append(
+            f"training reaches {SHARES['training']:.0%} of the TFLOPS, and a token costs {_FORWARDS} forwards, "
+            "attention's included, whatever the number of ranks"
+        )
+    if known is None or known.publish_s is None:
+        lines.append(
+            f"a publish gets {_NETWORK_SHARE:.0%} of {plan.network:g} Gb/s, to all generators at once, and takes "
+            f"{_PUBLISH_S:g} s beside"
+        )
+    if known is not None:
+        lines.append(f"otherwise rates are those of {known.run}: the same model, devices and settings of training")
+    beside = [name for name, is_there in (("a reference", plan.reference), ("a critic", plan.critic)) if is_there]
+    return [
+        *lines,
+        f"beside the policy the learner has {' and '.join(beside) or 'neither a reference nor a critic'}",
+        f"a trainer keeps {_STATE_BYTES} bytes of state for a parameter, sharded, and has microbatches of "
+        f"{_MICROBATCH_TOKENS} tokens",
+        f"{_USABLE:.0%} of a device's memory can be used, of which {_RESERVED_GB:g} GB are reserved",
+        f"sequences take {plan.context:,.0f} tokens of cache on average, {split.at_once} at once on an engine",
+        f"a step of the environment takes {plan.environment_s:g} s, a reward {plan.reward_s:g} s",
+        "no guard lowers max_lag; no evaluations, checkpoints or restarts; sides do not share a machine",
+    ]

@@ -28,6 +28,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 26
 _COLORS = 6
 _SAMPLES = 8
 _MAX_TEXT = 4000
+_EVENTS = ("evaluation", "verdict", "publish", "load")
 _LIGHT = "--c0:#0b5fa5;--c1:#b34700;--c2:#2f7d32;--c3:#8e2a8a;--c4:#6b6f76;--c5:#946200;--line:#d0d4d9"
 _DARK = "--c0:#6cb6ff;--c1:#f5a04c;--c2:#7bc47f;--c3:#e08fdc;--c4:#a3a9b2;--c5:#e0b84c;--line:#3a4048"
 _FILLS = "".join(f".line{n}{{stroke:var(--c{n})}}.fill{n}{{background:var(--c{n})}}" for n in range(_COLORS))
@@ -67,6 +68,7 @@ class ReportedRun:
     samples: Sequence[Mapping[str, Any]]
     verdicts: Sequence[Mapping[str, Any]] = ()
     publishes: Sequence[Mapping[str, Any]] = ()
+    loads: Sequence[Mapping[str, Any]] = ()
 
 
 def report(words: Sequence[str]) -> int:
@@ -88,15 +90,16 @@ def read_run(folder: Path) -> ReportedRun:
     """Raises ConfigError for a folder that is none of a run."""
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError([f"{folder} holds no metrics.jsonl: expected the folder of a run, such as runs/addition"])
-    history = RunHistory(dict, lambda kind, entry: entry if kind in ("evaluation", "verdict", "publish") else None)
+    history = RunHistory(dict, lambda kind, entry: entry if kind in _EVENTS else None)
     history.read(folder / "metrics.jsonl")
-    events = {kind: [one for one in history.events if one["kind"] == kind] for kind in ("evaluation", "verdict")}
+    events = {kind: [one for one in history.events if one["kind"] == kind] for kind in _EVENTS}
     return ReportedRun(
         name=folder.resolve().name,
         steps=list(history.steps.values()),
         evaluations=events["evaluation"],
         verdicts=events["verdict"],
-        publishes=[one for one in history.events if one["kind"] == "publish"],
+        publishes=events["publish"],
+        loads=events["load"],
         summary=_object(folder / "summary.json"),
         made=made_with.read(folder),
         samples=list(objects_in(folder / "samples.jsonl")),

@@ -52,6 +52,7 @@ from services.zmq.sockets import RouterSocket
 logger = logging.getLogger(__name__)
 _SILENCE_TICK_S = 1.0
 _COMMIT_S = 20.0
+_LOADS_EVERY_S = 20.0
 _STARTING = "the ranks load the model and make their optimizer, which takes minutes for a large one"
 
 
@@ -346,6 +347,7 @@ class EventLoopParts:
             **({} if self.webhook is None else {"webhook": self.webhook.run()}),
             "load": self.status.load.run(),
             "ward": ward.run(),
+            "loads": self._note_loads(ward),
             "http": serve_http(app, listener),
             "page": page.run(),
             "intake": self.intake.receive(),
@@ -366,6 +368,13 @@ class EventLoopParts:
             token=self.config.weights.generator_token,
             tls=self.config.http.tls,
         )
+
+    async def _note_loads(self, ward: Ward) -> None:
+        while True:
+            await asyncio.sleep(_LOADS_EVERY_S)
+            load = ward.generators_load()
+            if load is not None:
+                self.records.load(load, version=self.recovered.ledger.version)
 
     def _judged(self, verdict: RunVerdict) -> None:
         version = self.recovered.ledger.version

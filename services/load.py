@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from protocol.status import LoadStatus, UsageStatus, WaitingItems
 from services.local_processes import usage_of
 
-WINDOW_S = 15.0
+WINDOW_S = 10.0
 """Long enough for a mean over uneven work, short enough to say soon what has changed."""
 _EVERY_S = 1.0
 _SHORTEST_S = 3.0

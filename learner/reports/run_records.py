@@ -2,8 +2,8 @@
 
 `metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay` (a step that was trained again, from the
 batch log, with the same fields), `publish`, `join` (a generator that caught up), `leave` (one that is gone),
-`checkpoint`, `evaluation`, `verdict` (how the run is from here on, and what bounds it), and `resume`, which says up to
-which version the lines before it belong to the run.
+`checkpoint`, `evaluation`, `verdict` (how the run is from here on, and what bounds it), `load` (what generators did in
+the seconds before), and `resume`, which says up to which version the lines before it belong to the run.
 All have `unix_s`, when it was, in seconds since 1970. `lag_bound` is the bound under which the step's batch
 was taken, `level` that of new leases when the step ended, null without levels and in a replay; `guard` lines tell when
 the guard moved the bound, after which step, and what was beyond its limit.
@@ -26,6 +26,7 @@ from learner.evaluation.results import EvaluationResult
 from learner.journal.files import LineFile, anyone, ignore
 from learner.reports.history import Entry, RunHistory, lines_of, objects_in
 from learner.reports.tally import RewardsSeen, StepRecord, Tally
+from learner.reports.ward import GeneratorsLoad
 from learner.training.guard import GuardChange
 from learner.training.step import StepMetrics
 from learner.weights.published import JoinReport, PublishReport
@@ -357,6 +358,10 @@ class Records:
             "".join(f", pass@{k} {share:.3f}" for k, share in result.pass_at_k.items() if k > 1),
             _by_verifier(result.accuracy_by_verifier),
         )
+
+    def load(self, load: GeneratorsLoad, *, version: int) -> None:
+        """Notes what generators did in the last seconds."""
+        self._event("load", version=version, **dataclasses.asdict(load))
 
     def verdict(self, verdict: RunVerdict, *, version: int) -> None:
         """Notes that the verdict on the run is another one from here on."""

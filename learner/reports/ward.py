@@ -37,6 +37,17 @@ class _LostGenerator:
     since: float
 
 
+@dataclass(frozen=True)
+class GeneratorsLoad:
+    """Sums over all generators: sequences that run, of `limit` at most, and tokens a second; of `busy` the mean."""
+
+    generators: int
+    running: float
+    limit: int
+    tokens_per_s: float
+    busy: float
+
+
 class Ward:
     """Looks every few seconds. `own` is the learner's status at `url`, `notes` those of env_services; `changed` is told
     each verdict that is not like the one before. `token` and `tls` are for generators.
@@ -90,6 +101,20 @@ class Ward:
         generators = [patient for patient in (task.result() for task in asked) if not self._is_of_others(patient)]
         self.patients = (own, *generators, *self._told())
         self._judge(verdict_on(self.patients, diagnose(self.patients, at_work=self._at_work())))
+
+    def generators_load(self) -> GeneratorsLoad | None:
+        """The load of all generators together in the last seconds; None if none tells."""
+        statuses = [patient.status for patient in self.patients if patient.kind == "generator"]
+        loads = [status.load for status in statuses if status is not None and status.load is not None]
+        if not loads:
+            return None
+        return GeneratorsLoad(
+            generators=len(loads),
+            running=round(sum(load.running for load in loads), 3),
+            limit=sum(load.limit or 0 for load in loads),
+            tokens_per_s=round(sum(load.per_s for load in loads), 3),
+            busy=round(sum(load.busy_share for load in loads) / len(loads), 4),
+        )
 
     def _judge(self, found: RunVerdict) -> None:
         if found.is_like(self.verdict):

@@ -21,14 +21,16 @@ from protocol.status import Kind, LoadStatus, Status
 
 _WAITS_A_LOT = 0.5
 _WAITS_MOST = 0.7
-_HARDLY_WAITS = 0.05
+_HARDLY_WAITS = 0.1
 _MOST = 0.5
 _FULL = 0.85
 _NEARLY_EMPTY = 0.25
 _BUSY = 0.7
 _IDLE = 0.7
+_FEWEST_STEPS = 3
+"""In the time that loads are of. Of a step that is longer they show a part, in which generators may be done already."""
 _SHORT_S = 0.5
-_SHORTEST_S = 8.0
+_SHORTEST_S = 6.0
 """Before, a load tells more of the start than of the run."""
 _SLOW = 1 / 3
 _AS_MUCH = 0.9
@@ -85,6 +87,9 @@ def bottleneck_of(statuses: Sequence[Status]) -> Bottleneck | None:
     waits = 1 - learner.busy if any(load.per_s for load in learner.loads) else max(1 - learner.busy, at_evaluation)
     if waits >= _WAITS_A_LOT:
         return _of_sampling(statuses, learner=learner, generators=generators, waits=waits)
+    steps = max(load.per_s * load.over_s for load in learner.loads)
+    if steps < _FEWEST_STEPS:
+        return None
     trains_only = waits <= _HARDLY_WAITS and at_evaluation + learner.waiting("others") < _HARDLY_WAITS
     if trains_only and generators.loads and 1 - generators.busy >= _IDLE:
         return _of_training(learner, generators)

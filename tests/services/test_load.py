@@ -36,7 +36,7 @@ def test_rates_are_of_the_window_and_not_of_the_whole_life() -> None:
 
 
 def test_without_an_idle_time_looks_without_anything_at_hand_are_idle() -> None:
-    samples = [LoadSample(done=0, running=2 if second % 4 else 0, waits={"rewards": 1}) for second in range(13)]
+    samples = [LoadSample(done=0, running=2 if second % 4 else 0, waits={"rewards": 1}) for second in range(9)]
 
     found = window(samples).status()
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from learner.reports.ward import Ward
+from learner.reports.ward import GeneratorsLoad, Ward
 from learner.weights.fleet import FleetMembers
 from protocol.messages import StatusNote
 from protocol.model import PolicyVersion
@@ -135,3 +135,17 @@ async def test_a_generator_that_took_its_leave_and_one_whose_work_others_do_are_
         assert {patient.name for patient in watched.ward.patients if patient.kind == "generator"} == {
             f"generator localhost:{url.rpartition(':')[2]}"
         }
+
+
+async def test_the_load_of_all_generators_is_told_together() -> None:
+    watched = WatchedFleet()
+    assert watched.ward.generators_load() is None
+    other = GENERATOR.model_copy(update={"pid": 2, "load": load(busy=0.5, per_s=3, running=10, limit=64)})
+    async with generator(GENERATOR) as one, generator(other) as two:
+        watched.join(one, "a")
+        watched.join(two, "b")
+        await watched.ward.look()
+
+    assert watched.ward.generators_load() == GeneratorsLoad(
+        generators=2, running=30.0, limit=128, tokens_per_s=4.0, busy=0.7
+    )

@@ -131,6 +131,7 @@ def test_a_learner_that_never_waits_beside_idle_generators() -> None:
     assert found.what == "Training bounds: the learner trains 99% of the time, generators are idle 90%"
     assert found.remedy.endswith("or take 1 instead of 4 generators")
     assert cause(load(busy=0.99, evaluation=1.0), idle) == "", "it does not train while it waits for an evaluation"
+    assert cause(load(busy=1.0, per_s=0.1), idle) == "", "a long step is seen in part"
 
 
 def test_a_slow_generator_is_found_also_where_none_works_all_the_time() -> None:
