@@ -142,6 +142,12 @@ class TenantService:
             raise unfit(f"base_model: {body.base_model!r}; this server trains {self.base.name!r}")
         if body.optimizer_config.type != "adamw":
             raise unfit(f"optimizer_config.type: {body.optimizer_config.type!r}; this server has adamw alone")
+        if body.lora_config is None or not body.lora_config.rank:
+            got = "missing" if body.lora_config is None else "of rank 0"
+            raise unfit(
+                f"lora_config: {got}, which asks for all weights of the model; this server trains adapters alone: send "
+                "a rank of at least 1, as create_lora_training_client does, or train all weights with a run of your own"
+            )
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
         if model_id not in self.models.by_id:
             self._refuse_more_models(tenant)

@@ -41,7 +41,7 @@ class FinishSession(TinkerBody):
 
 
 class TinkerLora(TinkerBody):
-    rank: int = Field(default=32, ge=1, le=1024)
+    rank: int = Field(default=32, ge=0, le=1024)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     train_unembed: bool = True
     train_mlp: bool = True
@@ -57,7 +57,7 @@ class CreateModel(TinkerBody):
     model_seq_id: SeqId
     base_model: str
     user_metadata: dict[str, JsonValue] | None = None
-    lora_config: TinkerLora = TinkerLora()
+    lora_config: TinkerLora | None = None
     optimizer_config: TinkerOptimizer = TinkerOptimizer()
 
 

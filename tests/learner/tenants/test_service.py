@@ -10,7 +10,7 @@ import pytest
 from learner.tenants.routes import MAX_BODY_BYTES
 from protocol.tinker.messages import MESSAGES
 from tests.learner.tenants.scripted import POISON
-from tests.learner.tenants.service_client import Client, served
+from tests.learner.tenants.service_client import BASE, Client, served
 
 
 async def history(client: Client, model_id: str, first: int, count: int) -> list[float]:
@@ -88,6 +88,16 @@ async def test_what_does_not_fit_fails_in_its_turn_and_leaves_no_hole(tmp_path: 
         dimuon = await client.post("optim_step", model_id=model_id, seq_id=2, optimizer_params={"type": "dimuon"})
         assert "AdamW alone" in (await client.result(dimuon))["error"]
         assert await client.loss(model_id, 3) > 0
+
+
+@pytest.mark.parametrize("lora", [{}, {"lora_config": None}, {"lora_config": {"rank": 0}}], ids=str)
+async def test_who_asks_for_all_weights_is_refused_by_name(tmp_path: Path, lora: dict[str, Any]) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        body = {"session_id": await client.session(), "model_seq_id": 0, "base_model": BASE, **lora}
+        refused = await client.post("create_model", 422, **body)
+        assert "lora_config: " in refused["error"]["message"]
+        assert "asks for all weights of the model; this server trains adapters alone" in refused["error"]["message"]
 
 
 async def test_another_tenant_finds_nothing_of_mine(tmp_path: Path) -> None:
