@@ -219,6 +219,25 @@ ALL = (
         ),
         appends=True,
     ),
+    Benchmark(
+        "tenant_load.together --output benchmarks/results/tenant_load.md",
+        5,
+        "tenant_load.md",
+        (
+            Figure("8 clients of the Tinker API, 8 rows a step: times as fast together", r"\| 8, 50", 3, "4"),
+            Figure("the same, 1 row a step", r"\| 1, 50", 3, "6"),
+        ),
+    ),
+    Benchmark(
+        "tenant_load.crowd --output benchmarks/results/tenant_crowd.md",
+        6,
+        "tenant_crowd.md",
+        (
+            Figure("50 clients of the Tinker API: p99 of a step, ms", r"\| nothing \|", 3),
+            Figure("the same beside 1,000 idle ones", "idle tenants", 3),
+            Figure("the same beside a flood", "a flood", 3),
+        ),
+    ),
 )
 
 

@@ -88,7 +88,7 @@ class SdkClient:
 
 
 def main() -> None:
-    """Measures all combinations, prints and writes the table; exits with 1 if a goal was missed."""
+    """Measures all combinations, prints and writes the table."""
     arguments = _arguments()
     if not PYTHON.exists():
         sys.exit("error: build/tinker-sdk is not there: `make tinker-sdk` makes it")
@@ -97,8 +97,6 @@ def main() -> None:
     print(report)
     if arguments.output is not None:
         arguments.output.write_text(report, encoding="utf-8")
-    missed = [each for each in found if each.think == 0.05 and each.times < GOALS[each.rows]]
-    sys.exit(bool(missed))
 
 
 def _arguments() -> argparse.Namespace:
@@ -116,7 +114,7 @@ def _measured(arguments: argparse.Namespace, rows: int) -> Iterator[Compared]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tenant-load-")))
         server = stack.enter_context(serving(folder, names))
-        clients = stack.enter_context(_clients(server.url, names, rows))
+        clients = stack.enter_context(sdk_clients(server.url, names, rows))
         for think in arguments.think:
             apart, together = [], []
             for _ in range(arguments.rounds):
@@ -126,7 +124,8 @@ def _measured(arguments: argparse.Namespace, rows: int) -> Iterator[Compared]:
 
 
 @contextmanager
-def _clients(url: str, names: Sequence[str], rows: int) -> Iterator[list[SdkClient]]:
+def sdk_clients(url: str, names: Sequence[str], rows: int) -> Iterator[list[SdkClient]]:
+    """Clients that are ready, with keys of these names."""
     with ExitStack() as stack:
         clients = []
         for number, name in enumerate(names):
@@ -147,14 +146,7 @@ def _one_way(
         client.tell("new")
         client.answer()
     before, used = server.counts(), server.cpu_s
-    groups = [clients] if together else [[client] for client in clients]
-    took, answers = 0.0, []
-    for group in groups:
-        for client in group:
-            client.tell(f"go {steps} {think}")
-        found = [client.answer() for client in group]
-        took += max(each["took"] for each in found)
-        answers += found
+    took, answers = trained(clients, steps, think, together=together)
     used, after = server.cpu_s - used, server.counts()
     total = steps * len(clients)
     operations = after["tenant_passes"] - before["tenant_passes"]
@@ -165,6 +157,20 @@ def _one_way(
         passes=(after["tenant_rounds"] - before["tenant_rounds"]) / operations,
         losses=tuple(each["loss"] for each in answers),
     )
+
+
+def trained(
+    clients: Sequence[SdkClient], steps: int, think: float, *, together: bool
+) -> tuple[float, list[dict[str, Any]]]:
+    """Seconds that so many steps of each client take, and what each says of them."""
+    took, answers = 0.0, []
+    for group in [clients] if together else [[client] for client in clients]:
+        for client in group:
+            client.tell(f"go {steps} {think}")
+        found = [client.answer() for client in group]
+        took += max(each["took"] for each in found)
+        answers += found
+    return took, answers
 
 
 def _report(found: Sequence[Compared], arguments: argparse.Namespace) -> str:
