@@ -36,9 +36,19 @@ Decode = Callable[[Sequence[int]], str]
 # The newest tell which there are: to look at all would cost more than the page itself.
 _TOLD_BY = 2
 _DISTINCT = (
-    "SELECT DISTINCT environment, why, finish"
-    " FROM (SELECT environment, why, finish FROM rows ORDER BY id DESC LIMIT 5000)"
+    "SELECT DISTINCT environment, why, finish, json_extract(facts, '$.reward.verifier'),"
+    " json_extract(facts, '$.player')"
+    " FROM (SELECT environment, why, finish, facts FROM rows ORDER BY id DESC LIMIT 5000)"
 )
+_MAX_AROUND = 160
+_AROUND = (
+    f"(SELECT substr(prompt, -{_MAX_AROUND}) FROM groups WHERE groups.id = rows.grp) AS prompt,"
+    " (SELECT json_group_array(others.reward) FROM rows AS others WHERE others.grp = rows.grp) AS rewards,"
+    " json_extract(rows.facts, '$.reward.explanation') AS explanation"
+)
+"""What stands around a row in the list: the prompt, the rewards of its whole group, and what its verifier says."""
+_GIVEN = "given: "
+_MAX_SIBLINGS = 64
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,8 @@ class Filter:
     min_lag: int | None = None
     min_ratio: float | None = None
     finish: str | None = None
+    verifier: str | None = None
+    player: str | None = None
     words: str | None = None
 
     def where(self) -> tuple[str, list[Any]]:
@@ -88,6 +100,8 @@ class Filter:
             "rows.why = ?": "" if self.why == "trained" else self.why, "rows.reward >= ?": self.min_reward,
             "rows.reward <= ?": self.max_reward, "rows.length >= ?": self.min_length,
             "rows.length <= ?": self.max_length, "rows.lag >= ?": self.min_lag, "rows.finish = ?": self.finish,
+            "json_extract(rows.facts, '$.reward.verifier') = ?": self.verifier,
+            "json_extract(rows.facts, '$.player') = ?": self.player,
         }  # fmt: skip
         wanted = {test: value for test, value in tests.items() if value is not None}
         return " AND ".join(wanted) or "1", list(wanted.values())
@@ -214,7 +228,8 @@ def _select(
     later = ", ".join(name if name in known else f"NULL AS {name}" for name in ("ratio", "advantage"))
     return database.execute(
         "SELECT rows.id, grp, place, rows.step, rows.environment, rows.task, rows.why, reward, length, lag, finish,"
-        f" {later}, {excerpt} AS excerpt FROM rows {join} WHERE {where} ORDER BY {order} {direction} LIMIT ?",
+        f" {later}, {_AROUND}, {excerpt} AS excerpt"
+        f" FROM rows {join} WHERE {where} ORDER BY {order} {direction} LIMIT ?",
         (*values, limit),
     ).fetchall()
 
@@ -239,13 +254,25 @@ def _shown(part: int, row: sqlite3.Row) -> dict[str, Any]:
     if "excerpt" in known:
         begin = max(0, known["excerpt"].find("\x02") - _EXCERPT)  # a word may be as long as the whole text
         known["excerpt"] = known["excerpt"][begin : begin + 2 * _EXCERPT]
+    if "rewards" in known:
+        known |= _around(known.pop("explanation"), prompt=known["prompt"], rewards=known["rewards"])
     return {"key": str(Key(part, row["id"])), "group": str(Key(part, row["grp"])), **known}
+
+
+def _around(explanation: str | None, *, prompt: str | None, rewards: str) -> dict[str, Any]:
+    """The end of the prompt, where the question is, what was expected of its answer, and the rewards of the group."""
+    _, found, given = (explanation or "").rpartition(_GIVEN)
+    return {
+        "prompt": prompt or "",
+        "expected": given[:_MAX_AROUND] if found else "",
+        "rewards": json.loads(rewards)[:_MAX_SIBLINGS],
+    }
 
 
 def overview(folder: Path) -> dict[str, Any]:
     """An overview: first and last step, environments, reasons, endings, how many groups were kept and left out."""
     counts = {"groups": 0, "trajectories": 0, "left_out": 0}
-    names: dict[str, set[str]] = {"environment": set(), "why": set(), "finish": set()}
+    names: dict[str, set[str]] = {name: set() for name in ("environment", "why", "finish", "verifier", "player")}
     steps: list[int] = []
     unreadable = []
     parts = parts_of(folder)
@@ -263,7 +290,7 @@ def overview(folder: Path) -> dict[str, Any]:
                         values.add(value)
         except sqlite3.DatabaseError as error:
             unreadable.append(f"{path.name}: {error}")
-    known = {f"{name}s": sorted(values - {""}) for name, values in names.items()}
+    known = {f"{name}s": sorted(value for value in values if value) for name, values in names.items()}
     first, last = (min(steps), max(steps)) if steps else (None, None)
     return {"first_step": first, "last_step": last, **counts, **known, "unreadable": unreadable}
 

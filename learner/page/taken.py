@@ -101,7 +101,7 @@ class NotableGroups:
 
 
 def notability(taken: TakenStep) -> dict[str, list[float]]:
-    """How notable each group of a step is, by kind: the higher, the more. It is worked out while training waits."""
+    """Measures of each group of a step, by kind: the higher, the more notable. Training waits for them."""
     rewards = [
         [each.reward.reward for each in group.trajectories if each.reward.reward is not None] for group in taken.groups
     ]

@@ -18,7 +18,10 @@ const FILTERS = [
   ["min_lag", "Lag from", "number"],
   ["min_ratio", "Ratio from", "number"],
   ["finish", "Ending", "select"],
+  ["verifier", "Verifier", "select"],
+  ["player", "Player", "select"],
 ];
+const FEW = ["verifier", "player"]; // asked for only where there are several
 // Orders of the list; without one the newest come first.
 const ORDERS = {
   reward: "highest reward",
@@ -45,6 +48,19 @@ const asText = (key, run, place) =>
     }, "the whole text, as a file"),
   );
 const side = (sections) => el("div", { class: "runs" }, sections);
+
+// The rewards of a group, a dot for each: full for the highest of the list, empty for the lowest, the row's own framed.
+function dots({ rewards, reward }, [low, high]) {
+  const said = rewards.map((v) => number(v)).join(", ");
+  return el(
+    "span",
+    { class: "dots", role: "img", "aria-label": `rewards ${said}`, title: said },
+    [...rewards].sort((a, b) => (b ?? -Infinity) - (a ?? -Infinity)).map((v) => {
+      const level = v == null ? "none" : high > low ? Math.round((4 * (v - low)) / (high - low)) : 4;
+      return el("span", { class: `dot d${level}${v === reward ? " own" : ""}` });
+    }),
+  );
+}
 
 export class Viewer {
   constructor(target, { needsToken }) {
@@ -206,8 +222,11 @@ export class Viewer {
       environment: this.known.environments,
       why: ["trained", ...this.known.whys],
       finish: this.known.finishs,
+      verifier: this.known.verifiers,
+      player: this.known.players,
     };
-    const fields = FILTERS.map(([name, label, kind, size]) => {
+    const asked = FILTERS.filter(([name]) => !FEW.includes(name) || choices[name].length > 1 || this.given[name]);
+    const fields = asked.map(([name, label, kind, size]) => {
       const value = this.given[name] ?? "", id = `f-${name}`;
       const input = kind === "select"
         ? el(
@@ -298,8 +317,11 @@ export class Viewer {
       "environment",
       "task",
       "kept",
-      "text",
+      "its group's rewards",
+      "prompt, answer, what was expected",
     ];
+    const all = rows.flatMap((row) => row.rewards).filter((v) => v != null),
+      ends = [Math.min(...all), Math.max(...all)];
     const body = rows.map((row) =>
       el(
         "tr",
@@ -315,7 +337,12 @@ export class Viewer {
           narrow("environment", row.environment),
           narrow("task", row.task),
           narrow("why", row.why || "trained"),
-          this.excerpt(row, open(row)),
+          dots(row, ends),
+          [
+            row.prompt ? el("div", { class: "around", dir: "ltr" }, clean(row.prompt)) : null,
+            this.excerpt(row, open(row)),
+            row.expected ? el("div", { class: "around", dir: "ltr" }, "expected: ", clean(row.expected)) : null,
+          ].filter(Boolean),
         ].map((cell) => el("td", {}, cell)),
       )
     );
@@ -428,8 +455,18 @@ export class Viewer {
       `reward ${number(found.reward_mean)} ± ${number(found.reward_std)}`,
     ];
     const uniform = new Set(found.trajectories.map((one) => one.reward)).size === 1;
+    const task = { environment: found.environment, task: found.task };
     return [
       el(this.others.length ? "h3" : "h2", {}, facts.join(" · ")),
+      el(
+        "p",
+        { class: "noprint" },
+        el(
+          "a",
+          { href: address("trajectories", { run: this.given.run, with: this.given.with, ...task }) },
+          "this task at all steps",
+        ),
+      ),
       found.why ? el("p", { class: "slow" }, `It was left out of training: ${found.why}`) : null,
       uniform && found.trajectories.length > 1
         ? el("p", { class: "slow" }, "All rewards are equal: nothing is learned from the spread of this group.")

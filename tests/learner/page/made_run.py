@@ -62,7 +62,8 @@ def _one(lease: int, place: int, text: str, *, step: int, length: int) -> Trajec
         token_ids=ids, loss_mask=(np.arange(total) >= 3).astype(np.uint8), behavior_logprobs=logprobs,
         version_spans=spans, completion_text=text,
         turns=(Turn(start=0, completion_start=3, end=total, finish_reason="stop", generator_ids=("gen-0",)),),
-        reward=RewardRecord(reward=float(place), verifier="exact", components={"right": float(place)}, service_id="rs"),
+        reward=RewardRecord(reward=float(place), verifier="exact", components={"right": float(place)}, service_id="rs",
+                            explanation=f"got {text[:9]}\ngiven: an answer {lease % 7}"),
     )  # fmt: skip
 
 

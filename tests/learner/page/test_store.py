@@ -298,6 +298,21 @@ def test_rows_come_in_the_order_of_a_number_over_all_parts(tmp_path: Path) -> No
     assert {row["step"] for row in page(tmp_path, Filter(min_step=3, max_step=4)).rows} == {3, 4}
 
 
+def test_a_row_has_its_prompt_what_was_expected_and_the_rewards_of_its_group(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0) as store:
+        judged = _rewarded(0.5).model_copy(update={"verifier": "other"})
+        store.put(_changed(taken(1, made_group(4, step=1), made_group(5, step=1)), 1, reward=judged, player="first"))
+
+    rows = page(tmp_path, Filter()).rows
+    assert [(row["prompt"], row["expected"], row["rewards"]) for row in rows] == [
+        ("a prompt", "an answer 5", [0.5, 1.0]), ("a prompt", "", [0.5, 1.0]),
+        ("a prompt", "an answer 4", [0.0, 1.0]), ("a prompt", "an answer 4", [0.0, 1.0]),
+    ]  # fmt: skip
+    assert [row["reward"] for row in page(tmp_path, Filter(verifier="other")).rows] == [0.5]
+    assert [row["reward"] for row in page(tmp_path, Filter(player="first")).rows] == [0.5]
+    assert (overview(tmp_path)["verifiers"], overview(tmp_path)["players"]) == (["exact", "other"], ["first"])
+
+
 def test_a_step_tells_how_many_of_its_groups_are_kept(tmp_path: Path) -> None:
     with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=0.0) as store:
         store.put(taken(1, *(made_group(n, step=1) for n in range(3))))
