@@ -154,7 +154,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting_traces("env-service", **config.run.traces))
         failures = stack.enter_context(recent_failures())
-        await stack.enter_async_context(opened_places(config, hosting, pool))
+        await stack.enter_async_context(opened_places(config, hosting, pool, metrics))
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
         hello = hello_of(config, environments, port=listener.port)
         generators = await stack.enter_async_context(
@@ -227,13 +227,16 @@ def hosting_of(config: EnvServiceConfig) -> Hosting:
 
 
 @asynccontextmanager
-async def opened_places(config: EnvServiceConfig, hosting: Hosting, pool: RuntimePool) -> AsyncIterator[None]:
+async def opened_places(
+    config: EnvServiceConfig, hosting: Hosting, pool: RuntimePool, metrics: Metrics
+) -> AsyncIterator[None]:
     """Children of isolated environments, and runtimes if an environment has said it needs them: these are tried before
     anything is rolled out. Raises WrongSettings.
     """
     async with hosting:
         try:
             pool.settle()
+            pool.show(metrics)
             if pool.needed:
                 _check_patience(config)
                 await pool.open()

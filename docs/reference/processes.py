@@ -14,6 +14,8 @@ from prometheus_client import Counter, Gauge, Histogram, generate_latest
 
 from env_service.agents.routes import add_session_routes
 from env_service.rollouts.outcomes import RolloutMetrics
+from env_service.runtimes.config import RuntimesConfig
+from env_service.runtimes.pool import RuntimePool
 from generator.engine.options import EngineCounters
 from generator.routes import add_token_routes
 from generator.routes import add_weight_routes as add_sync_routes
@@ -143,6 +145,7 @@ def _env_service() -> Described:
     metrics = _Noted("env-service")
     RolloutMetrics(metrics)
     RewardMetrics(metrics)
+    RuntimePool(RuntimesConfig()).show(metrics)
     app = _app("env-service", metrics)
     add_session_routes(app, sessions=_ABSENT)
     return _finished("env-service", app, metrics)

@@ -35,6 +35,7 @@ from env_service.runtimes.interface import (
     RuntimesBusy,
     RuntimeSnapshot,
 )
+from services.http.metrics import Metrics
 from services.isolation import seccomp
 from services.isolation.bubblewrap import bubblewrap_for, packaged_bubblewrap, reaches, remedies
 from services.isolation.cgroups import memory_here, open_parents
@@ -83,8 +84,7 @@ class RuntimePool:
         self._spares: dict[str, deque[BubblewrapRuntime]] = defaultdict(deque)
         self._living: set[BubblewrapRuntime] = set()
         self._filling: set[asyncio.Task[None]] = set()
-        self._names = 0
-        self._coming = 0
+        self._names = self._coming = self._waiting = self._lost = 0
 
     def need(self, image: str) -> None:
         """Say at the start that an image will be wanted. Raises ImageFault for one that there is not."""
@@ -97,6 +97,17 @@ class RuntimePool:
         if image != HOST:
             find_image(image, folder=self._config.folder, staging=Path(), user=self._user)
         self.needed.add(image)
+
+    def show(self, metrics: Metrics) -> None:
+        """Show how many there are, and how many starts came to nothing, among a process's metrics."""
+        shown = metrics.gauge(
+            "runtimes", "Runtimes by state: busy, warm, or waiting: conversations without one.", labels=("state",)
+        )
+        shown.labels("busy").set_function(lambda: len(self._living) - self._warm)
+        shown.labels("warm").set_function(lambda: self._warm)
+        shown.labels("waiting").set_function(lambda: self._waiting)
+        metrics.count("runtimes_started", "Runtimes whose start was tried.", lambda: self._names)
+        metrics.count("runtimes_failed_starts", "Runtimes that did not come to stand.", lambda: self._lost)
 
     async def start(self, image: str, *, snapshot: RuntimeSnapshot | None = None) -> Runtime:
         """A runtime of an image, or with a snapshot's files. Raises RuntimesBusy, RuntimeLost, ImageFault."""
@@ -116,6 +127,10 @@ class RuntimePool:
         """End all of them."""
         if self._loop is not None:
             await self._at_home(self._close)
+
+    @property
+    def _warm(self) -> int:
+        return sum(map(len, self._spares.values()))
 
     @property
     def _user(self) -> int:
@@ -195,6 +210,7 @@ class RuntimePool:
 
     async def _reserved(self, image: str) -> None:
         """Return when there is room for one more, which is counted from then on. Raises RuntimesBusy."""
+        self._waiting += 1
         try:
             async with asyncio.timeout(self._config.patience_s), self._queue:  # who came first is served first
                 while not await self._has_room(but=image):
@@ -206,6 +222,8 @@ class RuntimePool:
                 f"there was no room for a runtime in {self._config.patience_s:g} s: {len(self._living)} live "
                 "(env-service.runtimes.memory_mib, max_runtimes)"
             ) from None
+        finally:
+            self._waiting -= 1
 
     def _spare_of(self, image: str) -> BubblewrapRuntime | None:
         spares = self._spares[image]
@@ -245,6 +263,7 @@ class RuntimePool:
                     await runtime.start(walls, snapshot)
                 self._living.add(runtime)
             except RuntimeLost as error:
+                self._lost += 1
                 if attempt == _ATTEMPTS:
                     raise
                 logger.warning("%s; another one is tried", error)

@@ -20,6 +20,7 @@ from env_service.runtimes.config import RuntimeLimits, RuntimesConfig
 from env_service.runtimes.pool import RuntimePool, use_runtimes
 from examples.computer import make_tasks
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
+from services.http.metrics import Metrics
 from services.process import WrongSettings
 from tests.env_service.bench import MakeBench
 from tests.env_service.peers import lease, part
@@ -93,5 +94,5 @@ async def test_waiting_for_room_that_would_count_as_hanging_is_refused(chat_mode
     given = {"model": chat_model, "retry": {"environment_timeout_s": 100.0}}
     config = EnvServiceConfig.model_validate(given)
     with pytest.raises(WrongSettings, match=r"retry.environment_timeout_s, .* is 100 s: make it more than 180 s"):
-        async with app.opened_places(config, app.hosting_of(config), pool):
+        async with app.opened_places(config, app.hosting_of(config), pool, Metrics("env-service")):
             pass

@@ -15,6 +15,7 @@ from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.images import ImageFault
 from env_service.runtimes.interface import RuntimesBusy
 from env_service.runtimes.pool import RuntimePool, RuntimesOff
+from services.http.metrics import Metrics
 from services.isolation.faults import CannotIsolate
 from tests.env_service.runtimes.conftest import SMALL, keepers, said
 from tests.process_ends import all_end, children_of
@@ -42,13 +43,20 @@ def family(pid: int) -> list[int]:
 
 
 async def test_room_is_counted_and_who_waits_is_next() -> None:
-    pool = RuntimePool(RuntimesConfig(spare=1, max_runtimes=2, patience_s=0.5, limits=SMALL))
+    pool, metrics = RuntimePool(RuntimesConfig(spare=1, max_runtimes=2, patience_s=0.5, limits=SMALL)), Metrics("test")
+    pool.show(metrics)
+
+    def shown(state: str) -> object:
+        return metrics.registry.get_sample_value("headway_test_runtimes", {"state": state})
+
     try:
         first, second = await pool.start("host"), await pool.start("host")
+        assert [shown(state) for state in ("busy", "warm", "waiting")] == [2, 0, 0]
         with pytest.raises(RuntimesBusy, match=r"no room for a runtime in 0.5 s: 2 live"):
             await pool.start("host")
         waiting = asyncio.ensure_future(pool.start("host"))
         await asyncio.sleep(0.1)
+        assert shown("waiting") == 1
         await first.stop()
         assert await said(await waiting, "echo third") == "third"
         assert await said(second, "echo second") == "second"
