@@ -11,6 +11,7 @@ weights, in bfloat16. This process is the learner, with its own host copy, hashe
 
 import argparse
 import asyncio
+import multiprocessing
 import statistics
 import tempfile
 import time
@@ -24,6 +25,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.cpu_time import of_process
 from benchmarks.machine import described_machine
 from generator.engine.options import EngineOptions, prepare_environment
 from learner.training.adapters import add_adapters
@@ -41,7 +43,7 @@ TIMEOUT_S = 120.0
 WAYS = ("merged by the learner", "added by the generator", "in LoRA layers")
 TABLE = (
     "| model | adapter | bytes a publish | of the first | host copy and hashes, ms | send and stage, ms | pause, ms | "
-    "tokens/s |\n" + "|---" * 8 + "|"
+    "tokens/s | tokens per s of the engine's CPU |\n" + "|---" * 9 + "|"
 )
 SHAPE_135M = LlamaConfig(
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
@@ -92,7 +94,9 @@ class AdapterWay:
         self._threads = DaemonThreads(name=self.name)
         self._packer = Packer(incarnation=1, threads=self._threads)
         self._rooms, self._base, self._held = Rooms(), self._copied_base() if self.is_alone else None, ""
+        before = set(multiprocessing.active_children())
         self.engine = await Engine.start(options=self.options)
+        self._processes = set(multiprocessing.active_children()) - before
         meeting = Meeting(host=LOOPBACK, epoch=epoch, world_size=2, timeout_s=TIMEOUT_S)
         spec = JoinGroup(
             epoch=epoch, backend="gloo", host=LOOPBACK, port=meeting.port, rank_offset=1, world_size=2,
@@ -133,23 +137,27 @@ class AdapterWay:
             self.took["send"].append(staged_at - packed_at)
             self.took["pause"].append(report.pause_s)
 
-    async def sample(self, *, rows: int, tokens: int) -> float:
-        """Tokens a second of so many completions, one batch of them."""
-        start = time.perf_counter()
+    def _cpu_s(self) -> float:
+        return sum(of_process(each.pid or 0) for each in self._processes)
+
+    async def sample(self, *, rows: int, tokens: int) -> tuple[float, float]:
+        """One batch of so many completions: its tokens a second, and a second of the engine's CPU time."""
+        start, cpu_s = time.perf_counter(), self._cpu_s()
         sampling = Sampling(max_tokens=tokens)
         async for _ in self.engine.generate(
             request_id=f"{start}", prompt_token_ids=[3, 4, 5, 6], n=rows, sampling=sampling
         ):
             continue
-        return rows * tokens / (time.perf_counter() - start)
+        return rows * tokens / (time.perf_counter() - start), rows * tokens / (self._cpu_s() - cpu_s)
 
     def line(self, shape: str) -> str:
         """Its line of the table."""
         took = {name: [1000 * value for value in values] for name, values in self.took.items()}
-        rate = self.took["rate"]
+        rate, of_cpu = self.took["rate"], self.took["of_cpu"]
         return (
             f"| {shape} | {self.name} | {self.sent[-1]:,} | {self.sent[0]:,} | {_shown(took['copy'])} | "
-            f"{_shown(took['send'])} | {_shown(took['pause'])} | {statistics.median(rate):.0f} ({max(rate):.0f}) |"
+            f"{_shown(took['send'])} | {_shown(took['pause'])} | {statistics.median(rate):.0f} ({max(rate):.0f}) | "
+            f"{statistics.median(of_cpu):.0f} ({max(of_cpu):.0f}) |"
         )
 
 
@@ -183,8 +191,10 @@ async def _measured(shape: str, folder: Path, *, rounds: int, rank: int) -> list
             await way.publish(version)
             await running
         for way in ways:
-            rate = await way.sample(rows=rows, tokens=tokens)
-            way.took["rate"] += [rate] if version else []
+            rate, of_cpu = await way.sample(rows=rows, tokens=tokens)
+            if version:
+                way.took["rate"].append(rate)
+                way.took["of_cpu"].append(of_cpu)
     for way in ways:
         await way.engine.shutdown()
     return [way.line(shape) for way in ways]

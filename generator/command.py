@@ -73,7 +73,7 @@ def engine_options(config: GeneratorConfig) -> EngineOptions:
         tokenizer=config.openai or config.adapters.slots > 0,
         adapter_slots=config.adapters.slots,
         max_adapter_rank=config.adapters.max_rank,
-        policy_rank=engine.lora_rank or 0 if config.join.learner is not None else 0,
+        policy_rank=engine.lora_rank if config.join.learner is not None else 0,
         pause_ttl_s=config.join.pause_ttl_s,
         stall_timeout_s=engine.stall_timeout_s,
         verbose=engine.verbose,

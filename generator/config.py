@@ -51,14 +51,13 @@ class EngineConfig(ConfigModel):
     stream_interval: int = Field(
         32, ge=1, description="tokens of a completion that are sent together; a slow engine sends those of 2 s"
     )
-    lora_rank: int | None = Field(
-        None,
+    lora_rank: int = Field(
+        0,
         ge=0,
         le=512,
         description="a learner's adapters up to this rank are computed beside the weights (vLLM's LoRA layers), so "
-        "that a commit takes milliseconds, and each token somewhat more; 0, and what vLLM has no such layers for: "
-        "adapters are added to the weights at each commit. None is 0, but for `headway up` on a CPU: the learner's own "
-        "training.lora.rank",
+        "that a commit pauses less and each token costs more; 0, and what vLLM has no such layers for: adapters are "
+        "added to the weights at each commit",
     )
     staging: Literal["staging", "none"] = Field(
         "staging", description="receive new weights beside the old ones while serving, or within the pause"

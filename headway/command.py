@@ -58,7 +58,6 @@ logger = logging.getLogger(__name__)
 _LEADER = "learner"
 _QUIET_S = 10.0
 _PORT_S = 8.0
-_MOST_LORA_RANK = 512
 # The env-service first: it gives its unfinished work back while everybody is still there to take it.
 _STOPPED_LAST = ("generator", "reward-service")
 
@@ -190,14 +189,10 @@ def up(
     others = {name: one for name, one in configs.items() if name != _LEADER}
     told = handed_over(others, ["headway", "up", str(path), *written])
     given[_LEADER] = {**given.get(_LEADER, {}), **told}
-    settled = _settled(configs, given)
     commands = [
-        _command(
-            name, path, [*arguments.get(name, ()), *settled.get(name, ())], folder=one.run.folder,
-            environment=given.get(name, {}),
-        )
+        _command(name, path, arguments.get(name, ()), folder=one.run.folder, environment=given.get(name, {}))
         for name, one in configs.items()
-    ]  # fmt: skip
+    ]
     bar = Bar.where_possible(_progress(configs[_LEADER])) if _LEADER in configs else None
     supervisor = Supervisor(commands, limits=StopLimits(restarts=restarts), bar=bar)
     code = supervisor.run()
@@ -206,19 +201,6 @@ def up(
         again = shlex.join(["headway", "up", str(path), *written, "--resume"])
         sys.stderr.write(f"headway: the run can go on: {again}\n")
     return code
-
-
-def _settled(configs: Configs, given: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
-    """Options of processes whose settings leave them to what another process of the same file does.
-
-    Adapters that a learner sends alone are computed beside the weights on a CPU, where that was seen to cost little.
-    """
-    lora = getattr(configs.get(_LEADER), "sent_alone", None)
-    engine = getattr(configs.get("generator"), "engine", None)
-    on_gpu = bool(visible(os.environ) or given.get("generator", {}).get(VISIBLE))
-    if lora is None or engine is None or on_gpu or engine.lora_rank is not None or lora.rank > _MOST_LORA_RANK:
-        return {}
-    return {"generator": ("--engine.lora-rank", str(lora.rank))}
 
 
 def _progress(learner: ProcessConfig) -> RunProgress:

@@ -30,7 +30,7 @@ def test_each_token_is_of_its_stamped_version_after_deaths(launcher: Launcher, m
     run_file = write_run_file(tmp_path, model=model)
     every = ("--learner.checkpoint.every-steps", "1", "--learner.checkpoint.keep", "1000")
     up = launcher(
-        "headway", "up", str(run_file.path), *LORA, *every,
+        "headway", "up", str(run_file.path), *LORA, *every, "--generator.engine.lora-rank", "8",
         "--learner.steps", str(ENDLESS), "--learner.evaluation.tasks", "0", "--learner.evaluation.final-tasks", "0",
     )  # fmt: skip
     system = RunUnderHeadwayUp(launch=launcher, run_file=run_file, up=up)

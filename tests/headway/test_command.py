@@ -272,23 +272,6 @@ def test_a_restarted_learner_resumes_only_what_its_own_run_has_begun(good: Path,
     assert command.again() == (*command.arguments, "--resume", "true")
 
 
-@pytest.mark.parametrize(
-    ("words", "settled"),
-    [
-        ({"learner": ["--training.lora.rank", "8"]}, {"generator": ("--engine.lora-rank", "8")}),
-        ({"learner": ["--training.lora.rank", "8", "--weights.lora", "merged"]}, {}),
-        ({"learner": ["--training.lora.rank", "8"], "generator": ["--engine.lora-rank", "0"]}, {}),
-        ({}, {}),
-    ],
-)
-def test_adapters_that_are_sent_alone_have_layers_on_a_cpu(
-    good: Path, words: dict[str, list[str]], settled: dict[str, tuple[str, ...]]
-) -> None:
-    configs = umbrella._load_all(good, words)
-    assert umbrella._settled(configs, {}) == settled
-    assert umbrella._settled(configs, {"generator": {"CUDA_VISIBLE_DEVICES": "0"}}) == {}
-
-
 def test_huge_pages_are_for_the_learner_alone_and_gpus_as_given(good: Path, tmp_path: Path) -> None:
     gpus = {"CUDA_VISIBLE_DEVICES": "1"}
     made = {
