@@ -10,7 +10,7 @@ const EVENT_COLORS = {
   checkpoint: "--violet",
   resume: "--red",
 };
-const LAG_COLORS = ["--green", "--blue", "--violet", "--orange", "--red"];
+const LAG_COLORS = ["--lag0", "--lag1", "--lag2", "--lag3", "--lag4"]; // told apart by their lightness, too
 const LEFT = 52;
 const USUAL_SMOOTHING = "0.05";
 // The order of the groups behind a figure's point; of other figures the worst reward comes first.

@@ -2,6 +2,7 @@
 
 import fcntl
 import importlib.resources
+import itertools
 import os
 import signal
 import socket
@@ -457,6 +458,21 @@ def test_the_x_axis_is_steps_tokens_time_or_the_clock(browser: "Browser", tmp_pa
         assert "x=clock" in at_step
         assert said == []
         page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_lags_are_told_apart_by_lightness_alone(browser: "Browser", viewed: Viewed, scheme: Any) -> None:
+    page, _ = opened(browser, viewed.url, color_scheme=scheme)
+    colors = page.evaluate(
+        "[0, 1, 2, 3, 4].map(i => getComputedStyle(document.documentElement).getPropertyValue(`--lag${i}`).trim())"
+    )
+    weights = (0.2126, 0.7152, 0.0722)
+    lightness = [sum(w * int(one[1 + 2 * i : 3 + 2 * i], 16) for i, w in enumerate(weights)) for one in colors]
+
+    order = sorted(lightness, reverse=scheme == "light")
+    assert lightness == order, "the oldest is the farthest from the paper"
+    assert all(abs(a - b) > 25 for a, b in itertools.pairwise(lightness))
+    page.context.close()
 
 
 def test_a_held_out_point_has_its_interval(browser: "Browser", tmp_path: Path) -> None:
