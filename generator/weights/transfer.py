@@ -88,6 +88,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self._held = HeldBase()
         self._is_merged = False
         self._merged: list[tuple[BucketSpec, torch.Tensor]] | None = None
+        self._for_layers: list[tuple[BucketSpec, torch.Tensor]] = []
 
     def take_layers(self, layers: PolicyAdapter) -> None:
         """The model has LoRA layers, which adapters are held in from now on, and not added to its weights."""
@@ -98,6 +99,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
     def _take(self, plan: Prepare) -> None:
         """This plan is to be staged. Raises WeightSyncError if it could not be loaded, before any of it comes."""
         self._staged = self._merged = None
+        self._for_layers = []
         if plan.adapter is not None:
             self._check_layers(plan)
             held = self._base if self._in_layers else self._held.digest
@@ -231,7 +233,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         plan = self._plan
         assert plan is not None, "nothing was staged"
         if self._layers is not None:
-            buffers = [] if plan.adapter is None or self._merges(plan) else list(self._buffers(plan))
+            buffers = self._for_layers if self.reloads else list(self._buffers(plan))
             self.touched = True
             if buffers and plan.adapter is not None:
                 self._layers.load(_factors(buffers), plan.adapter)
@@ -242,6 +244,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         staged = [] if self._from_files or self._staged is None else self._staged
         self._spare = staged if self._merged is None else [buffer for _, buffer in self._merged]
         self._staged = self._merged = None
+        self._for_layers = []
         self._plan = None
 
     def first_bucket(self, *, ttl_s: float) -> None:
@@ -378,9 +381,9 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
     def _whole(self, plan: Prepare) -> Iterator[tuple[BucketSpec, torch.Tensor]]:
         """Weights under the model's own names, adapters merged unless layers hold them."""
         if not self._merges(plan):
-            # The factors come last, and stay staged for those layers.
-            count = sum(not _has_factors(bucket) for bucket in plan.buckets)
-            yield from itertools.islice(self._buffers(plan), count)
+            buffers = self._buffers(plan)
+            yield from itertools.islice(buffers, sum(not _has_factors(bucket) for bucket in plan.buckets))
+            self._for_layers = list(buffers)  # the factors come last
             return
         if self._merged is None:
             self._merge(plan, [(bucket, buffer.cpu()) for bucket, buffer in self._buffers(plan)])

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 
 from generator.weights.plan import WeightSyncError
+from protocol.fleet import LowRank
 from tests.generator.conftest import Rig, pack, plan_of, start_rig
 from tests.generator.engine.test_engine import TOLERANCE, gaps
 from tests.generator.real_sync import TEXTS, served, snapshot_of
@@ -46,6 +48,30 @@ async def test_logprobs_agree_with_transformers_after_an_update_of_an_untied_mod
     assert not silent.value.unloaded
     assert await gaps(rig) < TOLERANCE
     assert rig.engine.version == "1.1"
+
+
+async def test_an_adapter_that_comes_within_the_pause_is_added_to_base_weights_that_came_before(rig: Rig) -> None:
+    sender, base = await rig.connect(), rig.policy.snapshot()
+    layers = [name.removesuffix(".weight") for name in base if "_proj" in name]
+    for number in range(2):
+        random = torch.Generator().manual_seed(number)
+        factors: dict[str, torch.Tensor] = {}
+        merged = dict(base)
+        for layer in layers:
+            rows, columns = base[f"{layer}.weight"].shape
+            down, up = torch.randn(4, columns, generator=random) / 16, torch.randn(rows, 4, generator=random) / 16
+            factors |= {f"base_model.model.{layer}.lora_A.weight": down, f"base_model.model.{layer}.lora_B.weight": up}
+            merged[f"{layer}.weight"] = base[f"{layer}.weight"] + 2.0 * up @ down
+        buckets = [*([] if number else pack(base)), *pack(factors)]
+        adapter = LowRank(base="held", rank=4, alpha=8.0)
+        plan = plan_of(buckets, version=f"2.{number}").model_copy(update={"adapter": adapter})
+        await rig.engine.stage(plan)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.to_thread(sender.send, buckets))
+            tasks.create_task(rig.engine.commit(version=plan.version))
+        rig.policy.restore(merged)
+        assert await gaps(rig) < TOLERANCE
+    rig.policy.restore(base)
 
 
 async def test_the_learner_broadcasts_to_it_beside_generators_that_stage(rig: Rig) -> None:
