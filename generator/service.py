@@ -58,6 +58,7 @@ class GeneratorStatus:
         self._most_requests = most_requests
         self.load = LoadWindow(self._look, limit=lambda: most_sequences)
         self.serving: Serving | None = None
+        self._served = False
 
     def report(self) -> Report:
         """The generator's part of its status."""
@@ -78,6 +79,9 @@ class GeneratorStatus:
     def _look(self) -> LoadSample:
         assert self.serving is not None, "looked at once the engine is up"
         state = self.serving.state()
+        if not self._served and state.policy_version is not None:
+            self.load.restart()  # before, nobody could ask it for anything
+        self._served = state.policy_version is not None
         return LoadSample(done=state.tokens_generated, running=state.running, idle_s=state.idle_s)
 
     def _peers(self) -> tuple[PeerStatus, ...]:

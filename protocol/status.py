@@ -81,6 +81,8 @@ class LoadStatus(WireModel):
     running: float = Field(ge=0)
     limit: int | None = None
     waits: tuple[WaitingItems, ...] = Field((), max_length=16)
+    long_busy_share: float | None = Field(default=None, ge=0, le=1)
+    """The share of the last minute, or of what has passed of it, in which long work is seen whole."""
 
 
 class UsageStatus(WireModel):

@@ -5,7 +5,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.status import LoadStatus, UsageStatus, WaitingItems
@@ -13,6 +13,8 @@ from services.local_processes import usage_of
 
 WINDOW_S = 10.0
 """Long enough for a mean over uneven work, short enough to say soon what has changed."""
+LONG_S = 60.0
+_LEAST_LONG_S = 18.0
 _EVERY_S = 1.0
 _SHORTEST_S = 3.0
 _USAGE_EVERY = 5
@@ -45,6 +47,7 @@ class LoadWindow:
         self._limit = limit
         self._clock = clock
         self._seen: deque[tuple[float, LoadSample]] = deque()
+        self._long: deque[tuple[float, LoadSample]] = deque()
         self._measured: tuple[float, float] | None = None
         self.usage: UsageStatus | None = None
         """Use of this machine by this process and its children, over the last seconds."""
@@ -68,6 +71,7 @@ class LoadWindow:
     def restart(self) -> None:
         """Forgets what was seen: from here on it is another kind of work."""
         self._seen.clear()
+        self._long.clear()
 
     def sample(self) -> None:
         """Looks now, and forgets what is older than the window."""
@@ -75,6 +79,9 @@ class LoadWindow:
         self._seen.append((now, self._look()))
         while now - self._seen[0][0] > WINDOW_S:
             self._seen.popleft()
+        self._long.append(self._seen[-1])
+        while now - self._long[0][0] > LONG_S:
+            self._long.popleft()
 
     def status(self) -> LoadStatus | None:
         """The means of the window; None until it is of some seconds."""
@@ -85,7 +92,8 @@ class LoadWindow:
         names = sorted({name for sample in later for name in sample.waits})
         return LoadStatus(
             over_s=over_s,
-            busy_share=min(1.0, max(0.0, 1 - self._idle_s() / over_s)),
+            busy_share=_busy_share(self._seen),
+            long_busy_share=_busy_share(self._long) if self._long[-1][0] - self._long[0][0] >= _LEAST_LONG_S else None,
             per_s=max(0.0, (last.done - first.done) / over_s),
             running=sum(sample.running for sample in later) / len(later),
             limit=self._limit(),
@@ -95,9 +103,11 @@ class LoadWindow:
             ),
         )
 
-    def _idle_s(self) -> float:
-        first, last = self._seen[0][1], self._seen[-1][1]
-        if first.idle_s is not None and last.idle_s is not None:
-            return last.idle_s - first.idle_s
-        seen = list(self._seen)
-        return sum(now - before for (before, _), (now, sample) in itertools.pairwise(seen) if not sample.running)
+
+def _busy_share(seen: Sequence[tuple[float, LoadSample]]) -> float:
+    (began, first), (end, last) = seen[0], seen[-1]
+    if first.idle_s is not None and last.idle_s is not None:
+        idle_s = last.idle_s - first.idle_s
+    else:
+        idle_s = sum(now - at for (at, _), (now, sample) in itertools.pairwise(seen) if not sample.running)
+    return min(1.0, max(0.0, 1 - idle_s / (end - began)))

@@ -27,8 +27,6 @@ _FULL = 0.85
 _NEARLY_EMPTY = 0.25
 _BUSY = 0.7
 _IDLE = 0.7
-_FEWEST_STEPS = 3
-"""In the time that loads are of. Of a step that is longer they show a part, in which generators may be done already."""
 _SHORT_S = 0.5
 _SHORTEST_S = 6.0
 """Before, a load tells more of the start than of the run."""
@@ -73,6 +71,12 @@ class _Side:
     def busy(self) -> float:
         return statistics.fmean(load.busy_share for load in self.loads) if self.loads else 0.0
 
+    @property
+    def long_busy(self) -> float | None:
+        """The mean share of a longer time, in which long steps are seen whole; None if one does not know it yet."""
+        shares = [load.long_busy_share for load in self.loads if load.long_busy_share is not None]
+        return statistics.fmean(shares) if shares and len(shares) == len(self.loads) else None
+
     def waiting(self, *whom: str) -> float:
         return sum(wait.running for load in self.loads for wait in load.waits if wait.whom in whom)
 
@@ -87,12 +91,12 @@ def bottleneck_of(statuses: Sequence[Status]) -> Bottleneck | None:
     waits = 1 - learner.busy if any(load.per_s for load in learner.loads) else max(1 - learner.busy, at_evaluation)
     if waits >= _WAITS_A_LOT:
         return _of_sampling(statuses, learner=learner, generators=generators, waits=waits)
-    steps = max(load.per_s * load.over_s for load in learner.loads)
-    if steps < _FEWEST_STEPS:
+    long_learner, long_generators = learner.long_busy, generators.long_busy
+    if long_learner is None or long_generators is None or at_evaluation + learner.waiting("others") >= _HARDLY_WAITS:
         return None
-    trains_only = waits <= _HARDLY_WAITS and at_evaluation + learner.waiting("others") < _HARDLY_WAITS
-    if trains_only and generators.loads and 1 - generators.busy >= _IDLE:
-        return _of_training(learner, generators)
+    trains_only = max(waits, 1 - long_learner) <= _HARDLY_WAITS
+    if trains_only and 1 - max(generators.busy, long_generators) >= _IDLE:
+        return _of_training(long_learner, long_generators, count=len(generators.loads))
     return None
 
 
@@ -226,14 +230,13 @@ def _of_generators(generators: _Side, *, waits: float) -> Bottleneck | None:
     )
 
 
-def _of_training(learner: _Side, generators: _Side) -> Bottleneck:
-    count = len(generators.loads)
-    enough = max(1, math.ceil(count * generators.busy / 0.9))
+def _of_training(learner_busy: float, generators_busy: float, *, count: int) -> Bottleneck:
+    enough = max(1, math.ceil(count * generators_busy / 0.9))
     fewer = f", or take {enough} instead of {count} generators" if enough < count else ""
     return Bottleneck(
         cause="training",
-        what=f"Training bounds: the learner trains {learner.busy:.0%} of the time, generators are idle "
-        f"{1 - generators.busy:.0%}",
+        what=f"Training bounds: the learner trains {learner_busy:.0%} of the time, generators are idle "
+        f"{1 - generators_busy:.0%}",
         remedy=f"raise learner.ranks or lower the work of a step (learner.training.epochs_per_step){fewer}",
     )
 

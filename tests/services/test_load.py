@@ -72,3 +72,13 @@ def test_what_a_process_takes_counts_its_children() -> None:
     assert together_s >= alone_s
     assert own_s < together_s
     assert usage_of(1 << 30) == (0.0, 0)
+
+
+def test_long_work_is_seen_whole_over_a_longer_time() -> None:
+    samples = [LoadSample(done=0, running=1, idle_s=10.0 * (second // 20)) for second in range(100)]
+
+    assert window(samples[:15]).status().long_busy_share is None  # type: ignore[union-attr]
+    found = window(samples).status()
+    assert found is not None
+    assert found.busy_share == 1.0
+    assert found.long_busy_share == pytest.approx(0.5)

@@ -9,6 +9,7 @@ const EVENT_COLORS = {
   evaluation: "--blue",
   checkpoint: "--violet",
   resume: "--red",
+  verdict: "--orange",
 };
 const LAG_COLORS = ["--lag0", "--lag1", "--lag2", "--lag3", "--lag4"]; // told apart by their lightness, too
 const LEFT = 52;

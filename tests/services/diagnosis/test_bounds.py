@@ -131,7 +131,15 @@ def test_a_learner_that_never_waits_beside_idle_generators() -> None:
     assert found.what == "Training bounds: the learner trains 99% of the time, generators are idle 90%"
     assert found.remedy.endswith("or take 1 instead of 4 generators")
     assert cause(load(busy=0.99, evaluation=1.0), idle) == "", "it does not train while it waits for an evaluation"
-    assert cause(load(busy=1.0, per_s=0.1), idle) == "", "a long step is seen in part"
+
+
+@pytest.mark.parametrize("share", [None, 0.6])
+def test_generators_that_are_idle_within_a_part_of_a_long_step_are_not_idle(share: float | None) -> None:
+    """In the few seconds of a load they may be done with what the next step will take."""
+    idle = load(busy=0.0, running=0, limit=64).model_copy(update={"long_busy_share": share})
+
+    assert cause(load(busy=1.0, per_s=0), idle) == ""
+    assert cause(load(busy=1.0, per_s=0), load(busy=0.1, running=0, limit=64)) == "training"
 
 
 def test_a_slow_generator_is_found_also_where_none_works_all_the_time() -> None:

@@ -61,9 +61,11 @@ def status(
 def load(
     *, busy: float = 1.0, per_s: float = 1.0, running: float = 1.0, limit: int | None = None, **waits: float
 ) -> LoadStatus:
-    """Of 15 s; `waits` are items by whom they wait for."""
+    """Of a time that is as the minute before; `waits` are items by whom they wait for."""
     waiting = tuple(WaitingItems(whom=whom, running=count) for whom, count in waits.items())
-    return LoadStatus(over_s=15.0, busy_share=busy, per_s=per_s, running=running, limit=limit, waits=waiting)
+    return LoadStatus(
+        over_s=10.0, busy_share=busy, per_s=per_s, running=running, limit=limit, waits=waiting, long_busy_share=busy
+    )
 
 
 def well(found: Status) -> Patient:
