@@ -46,7 +46,7 @@ _AROUND = (
     " (SELECT json_group_array(others.reward) FROM rows AS others WHERE others.grp = rows.grp) AS rewards,"
     " json_extract(rows.facts, '$.reward.explanation') AS explanation"
 )
-"""What stands around a row in the list: the prompt, the rewards of its whole group, and what its verifier says."""
+"""Surroundings of a row in the list: the prompt, the rewards of its whole group, and what its verifier says."""
 _GIVEN = "given: "
 _MAX_SIBLINGS = 64
 
