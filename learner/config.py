@@ -267,6 +267,11 @@ class CheckpointConfig(ConfigModel):
     journal_mb: int = Field(
         4096, ge=1, description="a checkpoint is due, too, when the journal has grown by so many MiB since the last one"
     )
+    beside_training: bool = Field(
+        False,
+        description="write them while training goes on, from a copy in host memory; what that has no room for is "
+        "written while training waits, and with false all of it",
+    )
     keep: int = Field(2, ge=1, description="how many of the newest are kept")
     keep_best: int = Field(
         1, ge=0, description="how many of the best by held-out evaluation are kept besides; 0 turns it off"

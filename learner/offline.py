@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ from learner.algorithms.presets.dpo import DpoConfig
 from learner.algorithms.presets.dpo_family import preference
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.algorithms.presets.rm import RmConfig
+from learner.checkpoint_writer import CheckpointWriter
 from learner.config import LearnerConfig
 from learner.data.examples import DataTokenizer, TokenizedExample, batches, length_statistics
 from learner.data.reference_cache import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
@@ -322,8 +323,33 @@ def _steps(
     order = batches(examples.training, size=data.batch_size, seed=data.seed, first=begun.step)
     signer = Signer.read(config.leases.secret_key_file)
     checkpoints = Checkpoints(config.run.folder, keep=keep, signer=signer, may_write=may_write)
+    writer = CheckpointWriter(
+        checkpoints,
+        trainer,
+        beside_training=config.checkpoint.beside_training,
+        written=_said_by_the_writer,
+        failed=_no_checkpoint,
+    )
+    try:
+        return _train_steps(config, trainer, examples, metrics, begun, end, order, writer)
+    finally:
+        writer.settle(wait=True)
+
+
+def _train_steps(
+    config: LearnerConfig,
+    trainer: Trainer,
+    examples: Examples,
+    metrics: LineFile,
+    begun: _RunState,
+    end: _End,
+    order: Iterator[list[Unit]],
+    writer: CheckpointWriter,
+) -> int:
+    data = config.data
     began = said = time.monotonic()
     for step in range(begun.step + 1, config.steps + 1):
+        writer.settle(wait=False)
         made = trainer.train_step(in_step(next(order)), version=step - 1)
         metrics.write({"kind": "step", "step": step, **asdict(made), **begun.times()})
         if made.skipped_updates:
@@ -340,17 +366,18 @@ def _steps(
             _measured(config, trainer, examples, metrics, step=step)
         ends = step < config.steps and end.has_come(step)
         if ends or step % config.checkpoint.every_steps == 0:
-            _checkpoint(checkpoints, trainer, replace(begun, step=step, metrics_bytes=metrics.end))
+            writer.begin(version=step, progress=asdict(replace(begun, step=step, metrics_bytes=metrics.end)))
         if ends:
             return step
     return config.steps
 
 
-def _checkpoint(checkpoints: Checkpoints, trainer: Trainer, progress: _RunState) -> None:
-    try:
-        checkpoints.write(version=progress.step, save_trainer=trainer.save, progress=asdict(progress))
-    except OSError as error:
-        logger.warning("no checkpoint of step %d could be written: %s. The run goes on", progress.step, error)
+def _said_by_the_writer(step: int, seconds: float) -> None:
+    """A checkpoint is there: nothing more is to be said of it."""
+
+
+def _no_checkpoint(step: int, error: OSError) -> None:
+    logger.warning("no checkpoint of step %d could be written: %s. The run goes on", step, error)
 
 
 def _measured(

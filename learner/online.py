@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar, cast
 
+from learner.checkpoint_writer import CheckpointWriter
 from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, VersionScore
@@ -87,6 +88,13 @@ class OnlineTraining:
         self._teachers = teachers
         self._checkpoints = checkpoints
         self._credits = Credits(checkpoints, wanted=config.checkpoint.keep_best > 0)
+        self._writer = CheckpointWriter(
+            checkpoints,
+            trainer,
+            beside_training=config.checkpoint.beside_training,
+            written=self._kept,
+            failed=self._no_checkpoint,
+        )
         self._guard = guard
         self._samples = samples
         self._version = self._kept_version = first_version
@@ -114,6 +122,9 @@ class OnlineTraining:
             self._run()
         except EndedEarly:
             logger.info("ended before the first step: there is no model to write")
+        except NotFinite:
+            self._writer.settle(wait=True)  # it is what one goes on from
+            raise
 
     def _run(self) -> None:
         config = self._config
@@ -165,6 +176,7 @@ class OnlineTraining:
 
     def _keep_early_end(self) -> None:
         """A run that ends before its last step is gone on with from there, and need not train anything once more."""
+        self._writer.settle(wait=True)
         if self._kept_version < self._version < self._config.steps:
             self._checkpoint()
 
@@ -289,6 +301,7 @@ class OnlineTraining:
         outgrown = self._checkpoints.outgrown(config.checkpoint.journal_mb << 20)
         if outgrown or self._version % config.checkpoint.every_steps == 0:
             self._checkpoint()
+        self._writer.settle(wait=False)
         evaluation = config.evaluation
         if evaluation.tasks and self._version % evaluation.every_steps == 0 and self._version < config.steps:
             work = self._evaluate_beside(evaluation.tasks, self._version)
@@ -302,31 +315,29 @@ class OnlineTraining:
             self._underway.remove(evaluation)
 
     def _checkpoint(self) -> None:
-        start = time.monotonic()
         try:
             ledger = self._call(self._intake.checkpoint())
-            path = self._checkpoints.write(
-                version=self._version,
-                ledger=ledger,
-                guard=self._guard.state,
-                progress=self._records.progress(),
-                save_trainer=self._trainer.save,
-            )
         except OSError as error:
-            if self._interrupted:  # the files are closed by now, and nobody goes on
-                return
-            self._metrics.failed_write("checkpoint")
-            logger.warning(
-                "no checkpoint of version %d could be written: %s. The run goes on; the next is due in %d steps",
-                self._version,
-                error,
-                self._config.checkpoint.every_steps,
-            )
-        else:
-            seconds = time.monotonic() - start
-            self._records.checkpoint(version=self._version, seconds=seconds)
-            self._kept_version = self._version
-            logger.info("checkpoint %s, %.1f s", path, seconds)
+            self._no_checkpoint(self._version, error)
+            return
+        self._writer.begin(
+            version=self._version, ledger=ledger, guard=self._guard.state, progress=self._records.progress()
+        )
+
+    def _kept(self, version: int, seconds: float) -> None:
+        self._records.checkpoint(version=version, seconds=seconds)
+        self._kept_version = version
+
+    def _no_checkpoint(self, version: int, error: OSError) -> None:
+        if self._interrupted:  # the files are closed by now, and nobody goes on
+            return
+        self._metrics.failed_write("checkpoint")
+        logger.warning(
+            "no checkpoint of version %d could be written: %s. The run goes on; the next is due in %d steps",
+            version,
+            error,
+            self._config.checkpoint.every_steps,
+        )
 
     def _evaluate_and_wait(self) -> None:
         if self._config.evaluation.final_tasks:

@@ -12,8 +12,10 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +88,10 @@ def checkpoints_of(folder: Path) -> list[Checkpoint]:
     return sorted((Checkpoint(path, int(name[1])) for path, name in found if name), key=lambda each: each.version)
 
 
+def _nothing_left() -> None:
+    """All of the trainer's files are there already."""
+
+
 class Checkpoints:
     """Writes the checkpoints of one run; keeps the newest `keep`, and the `keep_best` best by held-out evaluation.
 
@@ -115,6 +121,8 @@ class Checkpoints:
         self._signer = signer
         self._size_then = self._journal.size()
         self._lock = threading.Lock()
+        self._begun: int | None = None
+        self._early: VersionScore | None = None
 
     def write(
         self,
@@ -130,47 +138,91 @@ class Checkpoints:
         Training on files has no ledger. `progress` is what else a resume needs, as JSON. Raises OSError, and then there
         is no such checkpoint; and what `may_write` does: what another process has in the folder is left alone.
         """
+
+        def saved(folder: Path) -> Callable[[], None]:
+            save_trainer(folder)
+            return _nothing_left
+
+        return self.begin(version=version, begin_save=saved, ledger=ledger, guard=guard, progress=progress)()
+
+    def begin(
+        self,
+        *,
+        version: int,
+        begin_save: Callable[[Path], Callable[[], None]],
+        ledger: LedgerSnapshot | None = None,
+        guard: GuardState = NEW_GUARD,
+        progress: Mapping[str, object] = _NOTHING,
+    ) -> Callable[[], Path]:
+        """Begins a checkpoint as `write` does; the function returned writes it, in any thread, and returns its path.
+
+        `begin_save` takes what is to be in the trainer's folder, and returns what writes it. Until all of it is on the
+        disk the former checkpoints are there, and the journal that they need. One checkpoint after the other.
+        """
         self._may_write()
         self._remove_drafts()
         self._check_room()
         draft = self._folder / f"{_DRAFT}{version}"
-        try:
-            self._journal.sync()  # a checkpoint never reaches the disk before the segment that it needs
+        with self._removing_failed(draft):
             draft.mkdir(parents=True)
-            save_trainer(draft / "trainer")
+            write_rest = begin_save(draft / "trainer")
             if ledger is not None:
                 (draft / "ledger.json").write_text(json.dumps(asdict(ledger)), encoding="utf-8")
             (draft / _PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
             (draft / "guard.json").write_text(json.dumps(asdict(guard)), encoding="utf-8")
+            with self._lock:
+                self._begun = version
+                self._early = None
+        return partial(self._finish, draft, version, write_rest)
+
+    def _finish(self, draft: Path, version: int, write_rest: Callable[[], None]) -> Path:
+        final = self._folder / f"{_PREFIX}{version:08d}"
+        with self._removing_failed(draft):
+            self._journal.sync()  # a checkpoint never reaches the disk before the segment that it needs
+            write_rest()
             segment = Segment.named(self._folder / FOLDER, version).path.name
             write_manifest(draft, version=version, journal=segment, signer=self._signer)
             sync_tree(draft)
             self._may_write()  # saving takes long enough to lose the folder meanwhile
-            final = self._folder / f"{_PREFIX}{version:08d}"
             self._remove(final)
             draft.rename(final)
             sync_folder(self._folder)
+        with self._lock:
+            self._may_write()
+            self._begun = None
+            if self._early is not None:
+                self._note(self._early)
+            self._prune()
+        return final
+
+    @contextmanager
+    def _removing_failed(self, draft: Path) -> Iterator[None]:
+        try:
+            yield
         except OSError:
+            self._begun = None
             shutil.rmtree(draft, ignore_errors=True)
             raise
         finally:
             self._size_then = self._journal.size()
-        with self._lock:
-            self._may_write()
-            self._prune()
-        return final
 
     def outgrown(self, most_bytes: int) -> bool:
         """True if the journal has grown by so much since the last attempt at a checkpoint: a resume reads all of it."""
         return self._journal.size() - self._size_then >= most_bytes
 
     def evaluated(self, result: VersionScore) -> None:
-        """Notes an evaluation beside the checkpoint of its version, if there is one. Raises OSError."""
+        """Notes an evaluation beside the checkpoint of its version, if there is one or will be. Raises OSError."""
         with self._lock:
             self._may_write()
-            checkpoint = self.at(result.version)
-            if checkpoint is not None:
-                write_atomically(checkpoint.evaluation, json.dumps(asdict(result)) + "\n")
+            if result.version == self._begun:
+                self._early = result
+            else:
+                self._note(result)
+
+    def _note(self, result: VersionScore) -> None:
+        checkpoint = self.at(result.version)
+        if checkpoint is not None:
+            write_atomically(checkpoint.evaluation, json.dumps(asdict(result)) + "\n")
 
     def at(self, version: int) -> Checkpoint | None:
         """The checkpoint of a version, if there is one."""

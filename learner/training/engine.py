@@ -7,7 +7,6 @@ DeepSpeed divides gradients by the number of ranks and by its own count of micro
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import math
 import os
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from learner.training.config import Offload, OptimizerConfig, TrainingConfig
 from learner.training.deepspeed_setup import CHECKPOINT_TAG, deepspeed, quiet_deepspeed
+from learner.training.deferred import DeferredFiles, Writes
 from learner.training.finite import all_finite
 from learner.training.ranks import raise_on_all
 from learner.training.saved_states import refuse_foreign_pickles
@@ -296,12 +296,12 @@ class TrainingEngine(Generic[Output_co]):
         """True if this rank's part of the weights is finite."""
         return all(all_finite(own_part(parameter)) for parameter in self._model.parameters())
 
-    def save(self, directory: Path) -> None:
-        """Writes what is trained of the model, and the optimizer, each rank its part.
+    def save(self, directory: Path, *, later: DeferredFiles | None = None) -> None:
+        """Writes what is trained of the model, and the optimizer, each rank its part; or has them written `later`.
 
         Raises OSError on every rank if one of them could not write.
         """
-        with _deferred_writes(self._engine) as writes:
+        with _deferred_writes(self._engine, later) as writes:
             self._engine.save_checkpoint(
                 str(directory), tag=CHECKPOINT_TAG, save_latest=False, exclude_frozen_parameters=self._frozen
             )
@@ -325,37 +325,22 @@ class TrainingEngine(Generic[Output_co]):
         self._engine.destroy()
 
 
-class _Writes:
-    """DeepSpeed's writes on this rank, and the first error that it met; after one nothing more is written."""
-
-    def __init__(self) -> None:
-        self.error: OSError | None = None
-
-    def deferring(self, write: Callable[..., object]) -> Callable[..., object]:
-        """`write`, but that it returns None instead of raising an error of the disk."""
-
-        def attempt(*arguments: object, **named: object) -> object:
-            if self.error is not None:
-                return None
-            try:
-                return write(*arguments, **named)
-            except torch.distributed.DistError:
-                raise
-            except OSError as error:
-                self.error = error
-            except RuntimeError as error:  # torch's own, for a disk that takes no more
-                self.error = OSError(errno.EIO, f"a checkpoint cannot be written: {str(error).splitlines()[0]}")
-            return None
-
-        return attempt
-
-
 @contextmanager
-def _deferred_writes(engine: deepspeed.DeepSpeedEngine) -> Iterator[_Writes]:
-    """Within it an error of the disk is kept: the ranks meet several times in a save, and none may stay away."""
-    writes = _Writes()
+def _deferred_writes(engine: deepspeed.DeepSpeedEngine, later: DeferredFiles | None) -> Iterator[Writes]:
+    """Within it an error of the disk is kept: the ranks meet several times in a save, and none may stay away.
+
+    What is to be written `later` is copied.
+    """
+    writes = Writes()
     storage = engine.checkpoint_engine
-    storage.save, storage.makedirs = writes.deferring(storage.save), writes.deferring(storage.makedirs)
+    write = storage.save
+
+    def copy(state_dict: object, path: str) -> None:
+        assert later is not None, "asked for by the caller"
+        later.put(write, state_dict, path)
+
+    save = write if later is None else copy
+    storage.save, storage.makedirs = writes.deferring(save), writes.deferring(storage.makedirs)
     engine._copy_recovery_script = writes.deferring(engine._copy_recovery_script)
     try:
         yield writes

@@ -20,6 +20,7 @@ from learner.algorithms.preset import CarriedState, LossTokens, Passes, Preset, 
 from learner.training.adapters import add_adapters
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
+from learner.training.deferred import DeferredFiles
 from learner.training.engine import TrainingEngine, sharder
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
@@ -320,11 +321,11 @@ class Models:
         critic = self.critic is None or self.critic.engine.has_finite_weights()
         return critic and self.engine.has_finite_weights()
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, *, later: DeferredFiles | None = None) -> None:
         """Writes what is trained, each rank its part. Raises OSError on all ranks if one cannot write."""
-        self.engine.save(directory)
+        self.engine.save(directory, later=later)
         if self.critic is not None:
-            self.critic.save(directory)
+            self.critic.save(directory, later=later)
 
     def load(self, directory: Path) -> None:
         """Reads what `save` wrote, and the reference. Raises FileNotFoundError."""

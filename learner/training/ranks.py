@@ -33,8 +33,9 @@ from services.nccl import interface_of
 from services.network import LOOPBACK, local_address
 from services.process import parent_death_signal
 
-Action = Literal["train_step", "outputs", "reference", "host_copy", "probe", "save", "load", "stop"]
-_POLL = timedelta(seconds=20)
+Action = Literal["train_step", "outputs", "reference", "host_copy", "probe", "save", "begin_save", "load", "stop"]
+STORE_POLL = timedelta(seconds=20)
+"""Longest single wait at the ranks' store, which says nothing of a rank that is late."""
 _BEGINS_WITHIN = timedelta(seconds=120)
 """torchrun starts the ranks of all hosts together, and rank 0 says so before anything else that takes long."""
 _READ_POLL_S = 0.02
@@ -190,7 +191,7 @@ class CommandChannel:
         self.place = f"waiting for command {self._next}"
         while True:
             try:
-                self._store.wait([key], _POLL)
+                self._store.wait([key], STORE_POLL)
                 break
             except dist.DistStoreError as error:
                 if "timeout" not in str(error).lower():

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from learner.training.adapters import adapters_off
 from learner.training.config import ReferenceConfig, TrainingConfig
+from learner.training.deferred import DeferredFiles
 from learner.training.engine import EvaluationEngine, Result, TrainingEngine
 from learner.training.logprobs import TopTokens
 from learner.training.packing import Microbatch
@@ -49,9 +50,9 @@ class Reference(Protocol):
         """Follows the policy, if the mode says so; to be called once after each step."""
         ...
 
-    def save(self, directory: Path, *, leads: bool) -> None:
-        """Writes what a checkpoint needs: nothing if the weights never move; otherwise each rank its part, or the rank
-        that leads the whole.
+    def save(self, directory: Path, *, leads: bool, later: DeferredFiles | None = None) -> None:
+        """Writes what a checkpoint needs, at once or `later`: nothing if the weights never move; otherwise each rank
+        its part, or the rank that leads the whole.
         """
         ...
 
@@ -121,7 +122,7 @@ class AdaptersOff:
     def after_step(self) -> None:
         """The frozen weights never move."""
 
-    def save(self, directory: Path, *, leads: bool) -> None:
+    def save(self, directory: Path, *, leads: bool, later: DeferredFiles | None = None) -> None:
         """The initial model is read from where it was."""
 
     def load(self, directory: Path) -> None:
@@ -157,14 +158,18 @@ class ReferenceCopy:
         elif self._config.mode == "refresh" and self._steps % self._config.every_steps == 0:
             self._refresh()
 
-    def save(self, directory: Path, *, leads: bool) -> None:
+    def save(self, directory: Path, *, leads: bool, later: DeferredFiles | None = None) -> None:
         """Writes the averages or the copy, each rank its part if they are sharded, and how many steps there were."""
         path = directory / (_file_of(rank()) if self._shared else REFERENCE_FILE)
         if self._config.mode != "initial" and (leads or self._shared):
             tensors = self._averages or {name: own_part(weight) for name, weight in self._weights.items()}
             if not self._shared:
                 tensors = {name: value.view(whole_shape(self._weights[name])) for name, value in tensors.items()}
-            save_file(tensors, path, metadata={STEPS: str(self._steps)})
+            steps = {STEPS: str(self._steps)}
+            if later is None:
+                save_file(tensors, path, metadata=steps)
+            else:
+                later.put(save_file, tensors, path, metadata=steps)
 
     def load(self, directory: Path) -> None:
         """Raises FileNotFoundError for a checkpoint of another mode."""

@@ -30,6 +30,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from learner.algorithms.policy_loss import explained_variance, value_loss
 from learner.training.config import TrainingConfig
+from learner.training.deferred import DeferredFiles
 from learner.training.engine import TrainingEngine, learning_rate, sharder
 from learner.training.logprobs import accumulation_dtype
 from learner.training.packing import Microbatch
@@ -260,9 +261,9 @@ class _ValueModel(Generic[Outputs]):
         self._config = config.critic
         self._clip = value_clip
 
-    def save(self, directory: Path) -> None:
-        """Writes model and optimizer, each rank its part."""
-        self.engine.save(directory / FOLDER)
+    def save(self, directory: Path, *, later: DeferredFiles | None = None) -> None:
+        """Writes model and optimizer, each rank its part, at once or `later`."""
+        self.engine.save(directory / FOLDER, later=later)
 
     def load(self, directory: Path) -> None:
         """Reads what `save` wrote. Raises FileNotFoundError."""

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from learner.algorithms.preset import CarriedState, Preset
 from learner.algorithms.presets.registry import AlgorithmConfig
@@ -35,6 +36,7 @@ from learner.algorithms.shaping import RunningMoments
 from learner.training.adapters import why_merged
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import Dtype, TrainingConfig
+from learner.training.deferred import DeferredFiles, PartsOfRanks
 from learner.training.finite import all_finite
 from learner.training.models import TokenValues, open_models
 from learner.training.packing import pack, shared_prefixes
@@ -213,6 +215,9 @@ class Trainer:
         self._rooms = Rooms()
         self._commands = commands
         self._updates = 0
+        self._saves = 0
+        self._saving: PartsOfRanks | None = None
+        self._saves_store: Store | None = None
         self._models = open_models(
             model_path, config=config, preset=self._preset, teachers=teachers, device=ranks.device
         )
@@ -310,6 +315,13 @@ class Trainer:
         self._tell(RankCommand(action="save", path=str(directory)))
         self._save(directory)
 
+    def begin_save(self, directory: Path) -> Callable[[], None]:
+        """Copies what `save` would write. The files are there when the function returned has been called, in any thread
+        and while training goes on; it raises OSError if a rank could not write its part. Of one save after the other.
+        """
+        self._tell(RankCommand(action="begin_save", path=str(directory)))
+        return self._begin_save(directory).finish
+
     def load(self, directory: Path) -> None:
         """Continues from what `save` wrote with the same ranks, ZeRO stage and types. Raises FileNotFoundError."""
         self._tell(RankCommand(action="load", path=str(directory)))
@@ -364,6 +376,8 @@ class Trainer:
             self._probe(json.loads(command.path))
         elif command.action == "save":
             self._save(Path(command.path))
+        elif command.action == "begin_save":
+            self._begin_save(Path(command.path))
         elif command.action == "load":
             self._load(Path(command.path))
 
@@ -403,18 +417,30 @@ class Trainer:
             logprobs = self._models.engine.forward(microbatch)[0]
         return [float(logprob) for logprob in logprobs.float().cpu()]
 
-    def _save(self, directory: Path) -> None:
+    def _begin_save(self, directory: Path) -> PartsOfRanks:
+        if self._saving is not None:
+            self._saving.join()
+        self._saves += 1
+        if self._saves_store is None and self._ranks.count > 1:
+            self._saves_store = self._commands.another_store()
+        files = DeferredFiles()
+        self._save(directory, later=files)
+        self._saving = PartsOfRanks(files, directory, ranks=self._ranks, store=self._saves_store, number=self._saves)
+        return self._saving
+
+    def _save(self, directory: Path, *, later: DeferredFiles | None = None) -> None:
         if any_rank(not self._models.has_finite_weights()):
             raise NotFinite(f"the learner's weights are not finite: they are not written to {directory}")
-        raise_on_all(_error_of(partial(self._save_progress, directory), directory=directory), directory=directory)
-        self._models.save(directory)  # rank 0 goes on when every rank's part is there
+        error = _error_of(partial(self._save_progress, directory, later), directory=directory)
+        raise_on_all(error, directory=directory)
+        self._models.save(directory, later=later)  # rank 0 goes on when every rank's part is there
 
-    def _save_progress(self, directory: Path) -> None:
+    def _save_progress(self, directory: Path, later: DeferredFiles | None) -> None:
         """Saves what no other rank takes part in."""
         directory.mkdir(parents=True, exist_ok=True)
         save_random_state(self._random_state(directory), device=self._ranks.device)
         if self._models.reference is not None:
-            self._models.reference.save(directory, leads=self._ranks.leads)
+            self._models.reference.save(directory, leads=self._ranks.leads, later=later)
         if self._ranks.leads:
             progress = {"updates": self._updates, "carried": asdict(self._step.carried)}
             (directory / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")

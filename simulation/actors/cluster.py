@@ -224,7 +224,7 @@ class Cluster:
                     "tasks": 2 if s.final_tasks else 0, "every_steps": s.evaluation_every, "final_tasks": s.final_tasks,
                     "success_reward": s.success_reward,
                 },
-                "checkpoint": {"every_steps": s.checkpoint_every, "keep": s.checkpoints_kept},
+                "checkpoint": {"every_steps": s.checkpoint_every, "keep": s.checkpoints_kept, "beside_training": False},
                 "guard": s.guard,
                 **self._taught(),
             }

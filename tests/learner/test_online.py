@@ -119,7 +119,8 @@ async def test_a_resumed_run_goes_on_with_the_bound_that_the_guard_had_lowered(t
     wide = LedgerConfig(**{**dataclasses.asdict(LEDGER), "max_lag": 4})
     config = SimpleNamespace(
         steps=7, max_lag=4, time_limit_s=None, exported_model=tmp_path,
-        checkpoint=SimpleNamespace(every_steps=100, keep_best=0), evaluation=SimpleNamespace(final_tasks=0),
+        checkpoint=SimpleNamespace(every_steps=100, keep_best=0, beside_training=False),
+        evaluation=SimpleNamespace(final_tasks=0),
         weights=SimpleNamespace(probe_tokens=8, bucket_mb=1),
     )  # fmt: skip
     async with learner(tmp_path, ledger_config=wide) as ours:
@@ -143,9 +144,11 @@ class Written(NothingToTrain):
         super().__init__()
         self.versions: list[int] = []
 
-    def write(self, *, version: int, **_: object) -> Path:
+    def begin(self, *, version: int | None = None, **_: object) -> Any:
+        if version is None:
+            return super().begin()
         self.versions.append(version)
-        return Path(f"checkpoint-{version}")
+        return lambda: Path(f"checkpoint-{version}")
 
     def save(self, folder: Path) -> None:
         pass
@@ -165,7 +168,8 @@ async def test_a_run_that_ends_early_leaves_a_checkpoint_of_its_last_step(
 ) -> None:
     config = SimpleNamespace(
         steps=steps, max_lag=1, time_limit_s=1e-9, exported_model=tmp_path,
-        checkpoint=SimpleNamespace(every_steps=100, keep_best=0), evaluation=SimpleNamespace(final_tasks=0),
+        checkpoint=SimpleNamespace(every_steps=100, keep_best=0, beside_training=False),
+        evaluation=SimpleNamespace(final_tasks=0),
         weights=SimpleNamespace(probe_tokens=8, bucket_mb=1),
     )  # fmt: skip
     async with learner(tmp_path) as ours:

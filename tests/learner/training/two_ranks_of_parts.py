@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from learner.training.config import LoraConfig, TrainingConfig
+from learner.training.deferred import DeferredFiles
 from learner.training.policy import host_copy
 from learner.training.ranks import Ranks
 from learner.training.reference import Reference, open_reference
@@ -25,7 +26,7 @@ SHARDED = "causal_lm.model.layers.0.mlp.up_proj.weight"
 
 
 def train(model: Path, out: Path, *, config: TrainingConfig, ranks: Ranks, name: str) -> None:
-    """Two steps, a checkpoint, a third step; then the third once more from the checkpoint."""
+    """Two steps, a checkpoint beside a third step; then the third once more from the checkpoint."""
     parts = open_parts(model, config)
     reference = open_reference(
         parts.policy,
@@ -40,10 +41,12 @@ def train(model: Path, out: Path, *, config: TrainingConfig, ranks: Ranks, name:
         step(parts, reference, ranks, seed=seed)
     folder = out / f"{name}_checkpoint"
     folder.mkdir(exist_ok=True)
-    parts.engine.save(folder)
-    reference.save(folder, leads=ranks.leads)
-    torch.distributed.barrier()
+    files = DeferredFiles()
+    parts.engine.save(folder, later=files)
+    reference.save(folder, leads=ranks.leads, later=files)
     step(parts, reference, ranks, seed=3)
+    assert files.write() is None
+    torch.distributed.barrier()
     seen = outcome(parts, reference, ranks, label="trained")
     parts.engine.load(folder)
     reference.load(folder)

@@ -1,6 +1,7 @@
 """Two ranks and what their disks do: `two_ranks_on_disks.py MODEL OUT`.
 
-Rank 1 sees another folder than rank 0, then the same; then its disk is full at a checkpoint, then there is room again.
+Rank 1 sees another folder than rank 0, then the same; then its disk is full at a checkpoint, and at one that is written
+beside training; then there is room again.
 Rank 0 writes what it saw to OUT/seen.json. Without RANK in the environment it is rank 0, which starts rank 1.
 """
 
@@ -13,6 +14,7 @@ import torch
 
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.training.config import TrainingConfig
+from learner.training.deferred import DeferredFiles, PartsOfRanks
 from learner.training.ranks import CommandChannel, Ranks, share_folder
 from learner.training.trainer import Trainer
 from tests.learner.training.rank_processes import two_ranks
@@ -28,11 +30,19 @@ def lead(trainer: Trainer, out: Path) -> dict[str, object]:
     else:
         said = "nothing"
     resource_is_back()
+    finish = trainer.begin_save(out / "full beside")
     trainer.train_step(random_sequences(8, seed=2), version=1)
-    trainer.save(out / "checkpoint")
+    try:
+        finish()
+    except OSError as error:
+        beside = str(error)
+    else:
+        beside = "nothing"
+    trainer.begin_save(out / "checkpoint")()
     trainer.load(out / "checkpoint")
     trainer.close()
-    return {"full": said, "files": sorted(path.name for path in (out / "checkpoint" / "deepspeed").iterdir())}
+    files = sorted(path.name for path in (out / "checkpoint" / "deepspeed").iterdir())
+    return {"full": said, "beside": beside, "files": files}
 
 
 def resource_is_back() -> None:
@@ -48,9 +58,17 @@ def limit(size: int) -> None:
 class Short(Trainer):
     """On rank 1: the disk is full until the first save is over."""
 
-    def _save(self, directory: Path) -> None:
+    def _begin_save(self, directory: Path) -> PartsOfRanks:
+        if directory.name == "full beside":
+            limit(20_000)
+        begun = super()._begin_save(directory)
+        begun.join()
+        limit(resource.RLIM_INFINITY)
+        return begun
+
+    def _save(self, directory: Path, *, later: DeferredFiles | None = None) -> None:
         if directory.name != "full":
-            super()._save(directory)
+            super()._save(directory, later=later)
             return
         limit(20_000)
         try:
