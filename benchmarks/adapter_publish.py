@@ -141,7 +141,7 @@ class AdapterWay:
         return sum(of_process(each.pid or 0) for each in self._processes)
 
     async def sample(self, *, rows: int, tokens: int) -> tuple[float, float]:
-        """One batch of so many completions: its tokens a second, and a second of the engine's CPU time."""
+        """Samples a batch of so many completions: its tokens a second, and a second of the engine's CPU time."""
         start, cpu_s = time.perf_counter(), self._cpu_s()
         sampling = Sampling(max_tokens=tokens)
         async for _ in self.engine.generate(

@@ -43,7 +43,7 @@ _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class Phase:
+class CrowdPhase:
     """Steps of the active tenants while something went on: seconds each, CPU seconds of the server a second, and its
     memory at the end. `told`: how often the disturber was answered, and with what at first.
     """
@@ -152,7 +152,7 @@ class Crowd:
         self._bad = HttpTenant(http, server.url, _BAD)
         self._living: list[asyncio.Task[None]] = []
 
-    async def phases(self) -> list[Phase]:
+    async def phases(self) -> list[CrowdPhase]:
         """Everything, one after the other."""
         _huge_bodies()  # making them takes this process a while
         await self._begin([*self._active, self._bad])
@@ -178,7 +178,7 @@ class Crowd:
         await asyncio.gather(*(begin(number, tenant) for number, tenant in enumerate(tenants)))
         self._living += [asyncio.create_task(tenant.live()) for tenant in tenants if tenant is not self._bad]
 
-    async def _phase(self, name: str, disturb: "Disturber | None") -> Phase:
+    async def _phase(self, name: str, disturb: "Disturber | None") -> CrowdPhase:
         steps: list[float] = []
         began, used = time.monotonic(), self._server.cpu_s
         end = began + self._arguments.seconds
@@ -192,7 +192,7 @@ class Crowd:
         cpu = (self._server.cpu_s - used) / (time.monotonic() - began)
         print(f"{name}: {len(steps)} steps", flush=True)
         said = "<br>".join(f"{count} times: {answer}" for answer, count in Counter(told).most_common(3))
-        return Phase(name, steps, cpu, self._server.memory_mb, said)
+        return CrowdPhase(name, steps, cpu, self._server.memory_mb, said)
 
     async def _steps(self, tenant: HttpTenant, end: float, steps: list[float]) -> None:
         think = self._arguments.think
@@ -306,7 +306,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _measured(arguments: argparse.Namespace) -> tuple[list[Phase], float]:
+async def _measured(arguments: argparse.Namespace) -> tuple[list[CrowdPhase], float]:
     everybody = [*names("active", arguments.active), *names("idle", arguments.idle), _BAD]
     with tempfile.TemporaryDirectory(prefix="tenant-crowd-") as folder, serving(Path(folder), everybody) as server:
         memory = server.memory_mb
@@ -315,7 +315,7 @@ async def _measured(arguments: argparse.Namespace) -> tuple[list[Phase], float]:
             return await Crowd(http, server, arguments).phases(), memory
 
 
-def _report(phases: Sequence[Phase], memory: float, arguments: argparse.Namespace) -> str:
+def _report(phases: Sequence[CrowdPhase], memory: float, arguments: argparse.Namespace) -> str:
     lines = [
         "# Many tenants, and one that disturbs",
         "",

@@ -33,7 +33,7 @@ GOALS = {8: 4.0, 1: 6.0}
 
 @dataclass(frozen=True)
 class WayCost:
-    """One way of one round: steps a second of all, milliseconds of CPU a step in the server and in the clients, shared
+    """A way of a round: steps a second of all, milliseconds of CPU a step in the server and in the clients, shared
     passes for an operation, and the last loss of each tenant.
     """
 
@@ -45,7 +45,7 @@ class WayCost:
 
 
 @dataclass(frozen=True)
-class Compared:
+class LoadComparison:
     """Both ways of some rounds."""
 
     rows: int
@@ -55,7 +55,7 @@ class Compared:
 
     @property
     def times(self) -> float:
-        """How much faster together, the median over the rounds."""
+        """Speed-up of being together, the median over the rounds."""
         return statistics.median(b.rate / a.rate for a, b in zip(self.apart, self.together, strict=True))
 
     @property
@@ -109,7 +109,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measured(arguments: argparse.Namespace, rows: int) -> Iterator[Compared]:
+def _measured(arguments: argparse.Namespace, rows: int) -> Iterator[LoadComparison]:
     names = [f"tenant-{number}" for number in range(arguments.tenants)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tenant-load-")))
@@ -120,7 +120,7 @@ def _measured(arguments: argparse.Namespace, rows: int) -> Iterator[Compared]:
             for _ in range(arguments.rounds):
                 apart.append(_one_way(server, clients, arguments.steps, think, together=False))
                 together.append(_one_way(server, clients, arguments.steps, think, together=True))
-            yield Compared(rows, think, apart, together)
+            yield LoadComparison(rows, think, apart, together)
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def trained(
     return took, answers
 
 
-def _report(found: Sequence[Compared], arguments: argparse.Namespace) -> str:
+def _report(found: Sequence[LoadComparison], arguments: argparse.Namespace) -> str:
     lines = [
         "# Clients of the Tinker API together and one after another",
         "",

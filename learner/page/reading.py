@@ -188,7 +188,7 @@ def ordered(folder: Path, wanted: Filter, *, order: Order, limit: int = 50, skip
 
 
 def kept_of_step(folder: Path, step: int) -> dict[str, int]:
-    """How many groups of a step are kept, and how many are not."""
+    """Numbers of a step's groups that are kept, and that are not."""
     kept = {"groups": 0, "left_out": 0}
     for path in parts_of(folder):
         with suppress(sqlite3.DatabaseError), _opened(path) as database:

@@ -74,7 +74,7 @@ class FormerLines:
 
     @classmethod
     def in_folder(cls, folder: Path) -> "FormerLines":
-        """Those that are there now."""
+        """The rows that are there now."""
         path = folder / "metrics.jsonl"
         return cls(path, end_of_lines(path))
 

@@ -275,7 +275,7 @@ def _in_parts(rows: Iterator[TrackedRow]) -> Iterator[list[TrackedRow]]:
 
 
 def _read_sent(folder: Path) -> dict[str, Any]:
-    """What the tracker's folder says of what it has; empty if nothing."""
+    """The tracker's folder, as it says what it has; empty if nothing."""
     try:
         found = json.loads((folder / _SENT).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -57,7 +57,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 class ModelClass(Protocol):
-    """What is used of a class that transformers chooses models by."""
+    """The parts used of a class that transformers chooses models by."""
 
     def from_pretrained(self, path: Path | None, **settings: object) -> tuple[object, dict[str, set[str]]]: ...
 
@@ -199,7 +199,7 @@ def _one_by_one() -> Iterator[None]:
 
 
 @contextmanager
-def _files_of(path: Path) -> Iterator[Mapping[str, _Stored] | None]:
+def _files_of(path: Path) -> Iterator[Mapping[str, _FileTensor] | None]:
     """The weights of a folder by name, none read yet; None if they lie in other files, or are of a rare type."""
     index = path / _INDEX
     names = [_WHOLE_FILE] if (path / _WHOLE_FILE).is_file() else []
@@ -215,7 +215,7 @@ def _files_of(path: Path) -> Iterator[Mapping[str, _Stored] | None]:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _FileTensor:
     """A weight in a file of safetensors, as transformers asks for it: it reads all of it, when it comes to it.
 
     It is read straight to where it is to lie. Pages of a mapped file would be this process's until it is closed, and
@@ -236,7 +236,7 @@ class _Stored:
         """All of it."""
         return list(self.shape)
 
-    def __deepcopy__(self, _: object) -> _Stored:
+    def __deepcopy__(self, _: object) -> _FileTensor:
         return self
 
     def __getitem__(self, _: object) -> Tensor:
@@ -251,7 +251,7 @@ class _Stored:
         return room.view(_STORED[self.dtype]).view(*self.shape)
 
 
-def _stored(file: FileIO) -> Iterator[tuple[str, _Stored]]:
+def _stored(file: FileIO) -> Iterator[tuple[str, _FileTensor]]:
     """The weights of a file (format: 8 bytes for the size of a text, which is JSON, and then the weights)."""
     with safe_open(file.name, framework="pt"):
         pass  # it raises for a file that is not whole
@@ -259,7 +259,7 @@ def _stored(file: FileIO) -> Iterator[tuple[str, _Stored]]:
     for name, told in json.loads(file.read(length)).items():
         if name != "__metadata__":
             begin, end = told["data_offsets"]
-            yield name, _Stored(file, told["dtype"], told["shape"], begin=8 + length + begin, size=end - begin)
+            yield name, _FileTensor(file, told["dtype"], told["shape"], begin=8 + length + begin, size=end - begin)
 
 
 def _announce(kind: int, *, dtype: torch.dtype = torch.float32, shape: Sequence[int] = ()) -> None:

@@ -438,7 +438,9 @@ export class Charts {
           ready: [(u) => u.over.addEventListener("click", () => this.lead(figure, u))],
           setSelect: [(u) => {
             if (u.select.width > 3) {
-              const ends = [u.select.left, u.select.left + u.select.width].map((at) => this.stepAt(u.posToVal(at, "x")));
+              const ends = [u.select.left, u.select.left + u.select.width].map((at) =>
+                this.stepAt(u.posToVal(at, "x"))
+              );
               this.zoom([ends[0], ends[1]]);
               u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
             }
@@ -660,12 +662,14 @@ function drawIntervals(u, intervals) {
     u.ctx.lineWidth = devicePixelRatio || 1;
     const end = 4 * u.ctx.lineWidth;
     u.ctx.beginPath();
-    for (const [fromX, fromY, toX, toY] of [[at, bottom, at, top], [at - end, bottom, at + end, bottom], [
-      at - end,
-      top,
-      at + end,
-      top,
-    ]]) {
+    for (
+      const [fromX, fromY, toX, toY] of [[at, bottom, at, top], [at - end, bottom, at + end, bottom], [
+        at - end,
+        top,
+        at + end,
+        top,
+      ]]
+    ) {
       u.ctx.moveTo(fromX, fromY);
       u.ctx.lineTo(toX, toY);
     }

@@ -129,8 +129,8 @@ export class Viewer {
       el("a", { href: this.to({ start: first ?? given.start, direction: "newer" }), rel: "prev" }, "◀ newer");
     const older = (backwards || rows.length === PAGE) && last &&
       el("a", { href: this.to({ start: last, direction: null }), rel: "next" }, "older ▶");
-    const pages = () => order ? this.orderedPages(skip, rows.length) :
-      el(
+    const pages = () =>
+      order ? this.orderedPages(skip, rows.length) : el(
         "p",
         { class: "bar noprint" },
         newer || null,
@@ -186,7 +186,11 @@ export class Viewer {
       ask("rows", { ...filter, min_step: step, order: null, start: "0-0", direction: "newer" }),
     ]);
     const links = [before, after].flatMap(({ rows }) => rows).map((row) =>
-      el("a", { href: this.to({ step: row.step, skip: null, start: null, direction: null }) }, `step ${number(row.step)}`)
+      el(
+        "a",
+        { href: this.to({ step: row.step, skip: null, start: null, direction: null }) },
+        `step ${number(row.step)}`,
+      )
     );
     return links.length ? el("p", {}, "The nearest that are kept: ", links[0], links[1] ? ", " : null, links[1]) : null;
   }
@@ -298,7 +302,12 @@ export class Viewer {
     const open = (row) => this.to({ ...this.first(run), group: row.group, at: row.key, start: null, direction: null });
     const sorted = (name, text) =>
       el("a", {
-        href: this.to({ order: this.given.order === name ? `-${name}` : name, skip: null, start: null, direction: null }),
+        href: this.to({
+          order: this.given.order === name ? `-${name}` : name,
+          skip: null,
+          start: null,
+          direction: null,
+        }),
         title: "order by it",
       }, text);
     const narrow = (name, value, text = value) =>

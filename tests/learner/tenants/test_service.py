@@ -175,7 +175,7 @@ async def test_a_flood_is_told_to_come_again_and_others_do_not_notice(tmp_path: 
 
 
 async def test_a_flood_makes_no_round_longer_than_the_trainer_takes_a_moment_for(tmp_path: Path) -> None:
-    """Who comes during a round waits for its end."""
+    """A client that comes during a round waits for its end."""
     async with served(tmp_path, round_s=0.05, long_poll_s=60.0, max_queued_operations=1000) as parts:
         flooder, other = parts.client("a"), parts.client("b")
         model_id, theirs = await flooder.model(), await other.model()

@@ -50,7 +50,7 @@ def differences(found: nn.Module, whole: nn.Module) -> list[str]:
 
 
 def compared(path: Path, kind: str, config: TrainingConfig, *, export: Path | None) -> dict[str, object]:
-    """What came of a load in parts; rank 0 writes the model that is put together of them to `export`."""
+    """Outcome of a load in parts; rank 0 writes the model that is put together of them to `export`."""
     try:
         found = opened(path, kind, config, parts=True)
     except (OSError, SafetensorError) as error:
