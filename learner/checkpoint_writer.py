@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class SavingTrainer(Protocol):
-    """What is used of a trainer."""
+    """The part of a trainer that is used here."""
 
     def save(self, directory: Path) -> None:
         """See Trainer."""

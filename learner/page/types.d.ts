@@ -134,8 +134,9 @@ interface Interval {
   color: string;
 }
 
-/** The elements of index.html: those of a form have a value, links an address, what can be unfolded is open or not. */
+/** The elements of index.html: those of a form have a value, some of them options, links an address, what can be unfolded is open or not. */
 interface PageElement extends HTMLElement {
+  options: HTMLOptionsCollection;
   open: boolean;
   value: string;
   href: string;

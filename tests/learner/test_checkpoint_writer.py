@@ -40,7 +40,7 @@ class Script:
 
 
 class Told:
-    """What a writer tells of."""
+    """Notes what a writer tells."""
 
     def __init__(self) -> None:
         self.written: list[int] = []

@@ -192,7 +192,7 @@ export class Charts {
     this.range = given.from && given.to && numbers[0] < numbers[1] ? [numbers[0], numbers[1]] : null;
     $("find").value = given.find ?? "";
     $("axis").value = given.x in AXES ? given.x : "steps";
-    const smoothings = [.../** @type {HTMLSelectElement} */ ($("smooth")).options].map((each) => each.value);
+    const smoothings = [...$("smooth").options].map((each) => each.value);
     $("smooth").value = smoothings.includes(given.smooth) ? given.smooth : USUAL_SMOOTHING;
     $("log").setAttribute("aria-pressed", String(given.log === "1"));
   }

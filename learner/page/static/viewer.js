@@ -329,8 +329,9 @@ export class Viewer {
       "its group's rewards",
       "prompt, answer, what was expected",
     ];
-    const all = rows.flatMap((row) => row.rewards).filter((v) => v != null),
-      ends = [Math.min(...all), Math.max(...all)];
+    const all = rows.flatMap((row) => row.rewards).filter((v) => v != null);
+    /** @type {[number, number]} */
+    const ends = [Math.min(...all), Math.max(...all)];
     const body = rows.map((row) =>
       el(
         "tr",
