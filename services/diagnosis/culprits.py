@@ -295,7 +295,11 @@ def _newest_failure(status: Status) -> list[str]:
 
 def _is_behind(peer: PeerStatus, newest: int) -> bool:
     version = peer.serving_version
-    return peer.kind == "generator" and (version is None or PolicyVersion.parse(version).number < newest)
+    if peer.kind != "generator":
+        return False
+    if version is None:  # teachers are generators, too, and hold no version of the policy
+        return peer.state == "joining"
+    return PolicyVersion.parse(version).number < newest
 
 
 def _what_ails(patient: Patient) -> str:

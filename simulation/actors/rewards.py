@@ -7,6 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from protocol.model import PROTOCOL_VERSION
+from protocol.status import Status
 from services.process import Stop
 from simulation.actors.environment import is_uniform
 from simulation.world.clock import active
@@ -64,7 +66,7 @@ def reward_of(*, task: int, completion: str, uniform: float) -> float:
 
 
 class StubRewardService:
-    """`/readyz` and `/v1/score`, over the wire."""
+    """`/readyz`, `/v1/status` and `/v1/score`, over the wire."""
 
     def __init__(self, script: RewardScript, *, service_id: str) -> None:
         self._script = script
@@ -87,10 +89,19 @@ class StubRewardService:
             await _answer(send, {"ready": True})
         elif self._script.failing:
             await _answer(send, {"error": {"kind": "internal", "message": "broken"}}, status=500)
+        elif scope["path"] == "/v1/status":
+            await _answer(send, self._status())
         elif (b"accept", _LINES.encode()) in scope["headers"]:
             await self._in_parts(send, json.loads(body)["items"])
         else:
             await _answer(send, {"service_id": self._service_id, "results": self._results(json.loads(body)["items"])})
+
+    def _status(self) -> dict[str, object]:
+        status = Status(
+            id=self._service_id, service="reward-service", version="0", protocol_version=PROTOCOL_VERSION, pid=1,
+            host=self._service_id, uptime_s=0.0, stopping=False, waits=(), failures=(),
+        )  # fmt: skip
+        return status.model_dump(mode="json")
 
     async def _in_parts(self, send: Any, items: list[dict[str, Any]]) -> None:
         """A line for each item, in any order; the first ones may come long before the last."""

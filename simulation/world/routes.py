@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.params import Depends, Query
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
@@ -93,10 +94,11 @@ def create_app(**_: object) -> LightApp:
 
 def _makers(endpoint: Endpoint) -> Mapping[str, Make]:
     hints = get_type_hints(endpoint, include_extras=True)
-    return {name: _maker(name, hints.get(name)) for name in inspect.signature(endpoint).parameters}
+    parameters = inspect.signature(endpoint).parameters
+    return {name: _maker(name, hints.get(name), parameter.default) for name, parameter in parameters.items()}
 
 
-def _maker(name: str, hint: Any) -> Make:
+def _maker(name: str, hint: Any, default: Any) -> Make:
     if hint is Request:
         return _itself
     metadata = get_args(hint)[1:] if get_args(hint) else ()
@@ -104,7 +106,7 @@ def _maker(name: str, hint: Any) -> Make:
         if isinstance(each, Depends):
             return _depending(each.dependency)
         if isinstance(each, Query):
-            return _queried(name, get_args(hint)[0])
+            return _queried(name, get_args(hint)[0], default)
     return _named(name, hint if hint is int else str)
 
 
@@ -120,9 +122,12 @@ def _depending(dependency: Any) -> Make:
 
 
 @lru_cache
-def _queried(name: str, kind: Any) -> Make:
+def _queried(name: str, kind: Any, default: Any) -> Make:
+    value = TypeAdapter(kind)
+
     async def make(request: Request, path: Mapping[str, str]) -> Any:
-        return kind(request.query_params[name])
+        given = request.query_params.get(name)
+        return default if given is None and default is not inspect.Parameter.empty else value.validate_python(given)
 
     return make
 

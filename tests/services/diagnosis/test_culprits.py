@@ -143,6 +143,14 @@ def test_a_generator_that_stays_behind_is_named_with_both_versions() -> None:
     assert diagnose(all_well(learner=well(recent))).culprits == ()
 
 
+def test_a_generator_without_a_version_is_named_if_it_is_to_join_and_not_if_it_is_a_teacher() -> None:
+    publish = EventStatus(name="publish", age_s=90.0)
+    for state, found in (("joining", 1), ("answers", 0)):
+        peer = PeerStatus(name="g-1", kind="generator", last_heard_s=1.0, state=state)
+        learner = status("learner", version="1.9", peers=(peer,), events=(publish,))
+        assert len(diagnose(all_well(learner=well(learner))).culprits) == found, state
+
+
 def test_a_learner_that_trains_forever_is_named() -> None:
     learner = well(status("learner", events=(EventStatus(name="step", age_s=5000.0),)))
     assert culprits(diagnose(all_well(learner=learner))) == ["learner localhost:7300"]
