@@ -119,7 +119,10 @@ def status_text(patients: Sequence[Patient], rates: Mapping[str, float], *, colu
         lines = [line for head, below in zip(whole, more, strict=True) for line in (head, *below)]
     for patient in patients:
         if patient.status is not None:
-            lines += [f"{patient.kind}: {' '.join(text.split())}" for text in patient.status.problems]
+            lines += [
+                f"{patient.kind}: {' '.join(text.split())}"
+                for text in (*patient.status.problems, *patient.status.notes)
+            ]
             lines += [
                 f"{patient.kind}, {_ago(failure.age_s)}: {' '.join(failure.text.split())[:200]}"
                 for failure in patient.status.failures[:2]

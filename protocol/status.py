@@ -105,7 +105,8 @@ class DiskStatus(WireModel):
 class Report(WireModel):
     """The part of a status that is different in each kind of process.
 
-    `problems` are what the process knows to be wrong with itself: with one of them, nobody else is to blame.
+    `problems` are what the process knows to be wrong with itself: with one of them, nobody else is to blame. `notes`
+    are worth knowing, and nothing wrong.
     """
 
     id: str
@@ -118,6 +119,7 @@ class Report(WireModel):
     events: tuple[EventStatus, ...] = ()
     disks: tuple[DiskStatus, ...] = ()
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = Field(default=(), exclude_if=lambda notes: not notes)
 
 
 class Status(Report):

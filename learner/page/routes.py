@@ -118,6 +118,7 @@ def shown_processes(
     number = None if report.policy_version is None else PolicyVersion.parse(report.policy_version).number
     learner = {
         **said,
+        "notes": report.notes,
         "version": number,
         "total": None if report.progress is None else report.progress.total,
         "waits": [each.model_dump(mode="json") for each in waits],

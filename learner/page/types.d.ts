@@ -105,6 +105,7 @@ interface ProcessesTold {
     total: number | null;
     queues: { name: string; depth: number }[];
     problems: string[];
+    notes?: string[];
     waits: { whom: string; since_s: number }[];
     failures: { age_s: number; text: string }[];
   };

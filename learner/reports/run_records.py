@@ -366,7 +366,7 @@ class Records:
     def verdict(self, verdict: RunVerdict, *, version: int) -> None:
         """Notes that the verdict on the run is another one from here on."""
         self._event("verdict", version=version, **dataclasses.asdict(verdict))
-        level = logging.WARNING if verdict.state in ("sick", "bounded") else logging.INFO
+        level = logging.WARNING if verdict.state == "sick" else logging.INFO
         logger.log(level, "verdict: %s", verdict.text)
 
     def _say_progress(self) -> None:

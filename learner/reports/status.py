@@ -398,7 +398,8 @@ class LearnerStatus:
                 for name, when in self._metrics.last_at.items()
             ),
             disks=(disk,),
-            problems=(*problems, *self._guarded()),
+            problems=problems,
+            notes=self._guarded(),
         )
 
     def _look(self) -> LoadSample:

@@ -68,7 +68,7 @@ def diagnose(
 ) -> Diagnosis:
     """The verdict. `at_work` are the names of processes that were seen to make progress meanwhile."""
     ward = _Ward(patients=tuple(patients), at_work=at_work, patience=patience or Patience())
-    remarks = (*ward.starting(), *ward.gone())
+    remarks = (*ward.starting(), *ward.gone(), *ward.notes())
     for found in (ward.not_answering(), ward.knowing_of_a_problem(), ward.of_another_protocol()):
         if found:
             return Diagnosis(culprits=tuple(found), remarks=remarks)
@@ -108,6 +108,9 @@ class _Ward:
             for patient in self.patients
             if patient.condition is not Condition.ANSWERS
         ]
+
+    def notes(self) -> list[str]:
+        return [f"{patient.name}: {note}" for patient, status in self.statuses for note in status.notes]
 
     def knowing_of_a_problem(self) -> list[Culprit]:
         return [

@@ -352,6 +352,7 @@ export class RunView {
         [`version ${told.learner.version}`, "ok"],
         ...told.learner.queues.map((each) => [`${number(each.depth)} ${each.name}`]),
         ...told.learner.problems.map((text) => [text, "gone"]),
+        ...(told.learner.notes || []).map((text) => [text]),
       ]
       : [[`version ${c.step.at(-1) ?? 0}`], [
         told?.live === false ? this.life() : "does not answer",

@@ -151,6 +151,13 @@ def test_a_generator_without_a_version_is_named_if_it_is_to_join_and_not_if_it_i
         assert len(diagnose(all_well(learner=well(learner))).culprits) == found, state
 
 
+def test_what_is_worth_knowing_is_a_remark_and_no_fault() -> None:
+    noted = status("learner").model_copy(update={"notes": ("the guard bounds the lag by 1 instead of 4",)})
+    found = diagnose(all_well(learner=well(noted)))
+    assert found.culprits == ()
+    assert "the guard bounds the lag by 1" in found.remarks[0]
+
+
 def test_a_learner_that_trains_forever_is_named() -> None:
     learner = well(status("learner", events=(EventStatus(name="step", age_s=5000.0),)))
     assert culprits(diagnose(all_well(learner=learner))) == ["learner localhost:7300"]
