@@ -17,7 +17,9 @@ from learner.reports.run_records import Records
 logger = logging.getLogger(__name__)
 
 _MAX_STEPS = 2048
-_COLORS = {"blue": "#1f6fb4", "orange": "#d95f02", "grey": "#8a8a8a", "green": "#1a7037", "violet": "#6b3fa0"}
+_COLORS = {
+    "blue": "#1f6fb4", "orange": "#d95f02", "grey": "#8a8a8a", "green": "#1a7037", "violet": "#6b3fa0", "red": "#b3261e"
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

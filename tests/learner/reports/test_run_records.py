@@ -11,6 +11,7 @@ import pytest
 
 from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
+from learner.reports.history import CURVES
 from learner.reports.run_records import Doubts, Records
 from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.reports.tally import RewardsSeen, StepRecord, Tally, Timing, step_record
@@ -330,6 +331,15 @@ def test_curves_are_drawn(tmp_path: Path, steps: int) -> None:
     data = (tmp_path / "curves.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     assert len(data) > 10_000
+
+
+def test_every_curve_that_a_run_may_have_is_drawn(tmp_path: Path) -> None:
+    parts = {f"name {n}": 0.5 for n in range(12)}
+    numbers = {curve.name: parts if curve.by_name else 0.5 for curve in CURVES}
+    lines = [{"kind": "step", "step": step, **numbers} for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    draw_curves(tmp_path, title="a run")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_a_checkpoint_of_an_earlier_version_may_hold_more() -> None:
