@@ -63,12 +63,17 @@ class TrainingLoop:
         while True:
             await self._news.wait()
             self._news.clear()
-            while taken := self._taken():
-                async with self._turn_lock:
-                    await self._turn(taken)
+            while await self._next_turn():
+                pass
 
-    def _taken(self) -> list[Operation]:
-        return self._round_robin.take(self._models.backlogs(self._tenants), round_tokens=self._budget.tokens())
+    async def _next_turn(self) -> bool:
+        """Chosen when the turn has come: what waits may be given up while something else has it. False if none did."""
+        async with self._turn_lock:
+            backlogs = self._models.backlogs(self._tenants)
+            taken = self._round_robin.take(backlogs, round_tokens=self._budget.tokens())
+            if taken:
+                await self._turn(taken)
+        return bool(taken)
 
     def close(self) -> None:
         """Returns when the trainer's thread has ended."""

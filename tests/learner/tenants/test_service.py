@@ -1,5 +1,6 @@
 import asyncio
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -447,6 +448,21 @@ async def test_what_waits_for_an_unloaded_model_is_answered_and_counts_no_more(t
         assert "loss:sum" in await client.result(under_way)
         other = await client.model(1)
         await asyncio.gather(*(client.train(other, seq_id) for seq_id in (2, 3, 4, 5)))
+
+
+async def test_a_model_that_is_unloaded_while_its_turn_is_awaited_stops_nobody(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        models = [await client.model(number) for number in range(2)]
+        released = threading.Event()
+        busy = asyncio.create_task(parts.service.training.between_turns(lambda: released.wait(30)))
+        await asyncio.sleep(0)
+        given_up = await client.train(models[0], 1)
+        unloading = asyncio.create_task(client.post("unload_model", model_id=models[0]))
+        assert "its model was unloaded" in (await client.result(given_up))["error"]
+        released.set()
+        await asyncio.gather(busy, unloading)
+        assert await client.loss(models[1], 1) > 0
 
 
 async def test_a_damaged_snapshot_fails_its_model_alone(tmp_path: Path) -> None:
