@@ -7,8 +7,8 @@ from env_service.config import EnvServiceConfig
 from env_service.connection import LearnerLink
 from protocol.messages import StatusNote
 from protocol.status import Status
+from services.diagnosis.asked import Target
 from services.diagnosis.asking import ask
-from services.diagnosis.patients import Target
 
 _EVERY_S = 3.0
 _RAREST = 8

@@ -11,8 +11,8 @@ from headway.doctor.before import Level, examine
 from headway.doctor.written import as_json, findings_json, findings_text, table, verdict
 from headway.doctor_options import DoctorOptions, progress_of, targets
 from services.config.models import ProcessConfig
+from services.diagnosis.asked import AskedProcess, Condition
 from services.diagnosis.culprits import Diagnosis, diagnose
-from services.diagnosis.patients import Condition, Patient
 from services.diagnosis.verdict import verdict_on
 from services.local_processes import command_of
 from services.run_lock import holder_of
@@ -26,31 +26,31 @@ def doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
 
 
 async def _doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
-    patients = [] if options.before else await ask_all(targets(configs, options), tokens=tokens_of(configs))
-    if all(patient.condition is Condition.DEAD for patient in patients):
+    procs = [] if options.before else await ask_all(targets(configs, options), tokens=tokens_of(configs))
+    if all(proc.condition is Condition.DEAD for proc in procs):
         return await _before(configs, options)
-    diagnosis = diagnose(patients)
-    if diagnosis.by_waiting or any(map(_may_be_busy, patients)):
-        patients, diagnosis = await _second_look(configs, options, patients)
+    diagnosis = diagnose(procs)
+    if diagnosis.by_waiting or any(map(_may_be_busy, procs)):
+        procs, diagnosis = await _second_look(configs, options, procs)
     if options.as_json:
-        sys.stdout.write(as_json(patients=patients, diagnosis=diagnosis))
+        sys.stdout.write(as_json(procs=procs, diagnosis=diagnosis))
     else:
-        sentence = verdict_on(patients, diagnosis).text
-        sys.stdout.write(f"verdict: {sentence}\n\n{table(patients)}\n{whose(configs, patients)}{verdict(diagnosis)}")
+        sentence = verdict_on(procs, diagnosis).text
+        sys.stdout.write(f"verdict: {sentence}\n\n{table(procs)}\n{whose(configs, procs)}{verdict(diagnosis)}")
     return 1 if diagnosis.culprits else 0
 
 
-def _may_be_busy(patient: Patient) -> bool:
+def _may_be_busy(proc: AskedProcess) -> bool:
     """True for a process that takes connections and did not answer in time, though nothing has stopped it."""
-    return patient.condition is Condition.HANGS and not (patient.process is not None and patient.process.is_stopped)
+    return proc.condition is Condition.HANGS and not (proc.process is not None and proc.process.is_stopped)
 
 
-def whose(configs: Mapping[str, ProcessConfig], patients: Sequence[Patient]) -> str:
+def whose(configs: Mapping[str, ProcessConfig], procs: Sequence[AskedProcess]) -> str:
     """Says it if what answers at the addresses of the config file is of another run; empty if it is of this one."""
     folder = next((config.run.folder for config in configs.values()), None)
-    learners = [patient.status for patient in patients if patient.kind == "learner" and patient.status is not None]
+    learners = [proc.status for proc in procs if proc.kind == "learner" and proc.status is not None]
     if folder is not None and not learners and holder_of(folder) is None:
-        return _of_nobody(folder, patients)
+        return _of_nobody(folder, procs)
     if folder is None or not learners or learners[0].host != socket.gethostname():
         return ""
     holder, learner = holder_of(folder), learners[0]
@@ -64,9 +64,9 @@ def whose(configs: Mapping[str, ProcessConfig], patients: Sequence[Patient]) -> 
     )
 
 
-def _of_nobody(folder: Path, patients: Sequence[Patient]) -> str:
+def _of_nobody(folder: Path, procs: Sequence[AskedProcess]) -> str:
     """Without a learner, those that answer may be of a run that starts, or ended, or of another one."""
-    here = [one.status for one in patients if one.status is not None and one.status.host == socket.gethostname()]
+    here = [one.status for one in procs if one.status is not None and one.status.host == socket.gethostname()]
     whose = [f"{one.service}: process {one.pid} ({command_of(one.pid) or 'not known'})" for one in here]
     lines = "".join(f"    {line}\n" for line in whose)
     return f"No learner has the run in {folder} yet. Those that answer here are\n{lines}\n" if lines else ""
@@ -83,11 +83,11 @@ async def _before(configs: Mapping[str, ProcessConfig], options: DoctorOptions) 
 
 
 async def _second_look(
-    configs: Mapping[str, ProcessConfig], options: DoctorOptions, patients: Sequence[Patient]
-) -> tuple[list[Patient], Diagnosis]:
+    configs: Mapping[str, ProcessConfig], options: DoctorOptions, procs: Sequence[AskedProcess]
+) -> tuple[list[AskedProcess], Diagnosis]:
     """Whoever has got on with its work meanwhile is slow, and no culprit; nor is one that answers now."""
     await asyncio.sleep(_SECOND_LOOK_S)
     again = await ask_all(targets(configs, options), tokens=tokens_of(configs))
-    before, after = progress_of(patients), progress_of(again)
+    before, after = progress_of(procs), progress_of(again)
     at_work = frozenset(name for name, now in after.items() if name in before and now != before[name])
     return again, diagnose(again, at_work=at_work)

@@ -9,7 +9,7 @@ from headway.own_options import own_options
 from protocol.status import Kind, ProgressStatus
 from services.config.models import ProcessConfig
 from services.config.sources import ConfigError
-from services.diagnosis.patients import Patient, Target
+from services.diagnosis.asked import AskedProcess, Target
 from services.http.tls import TlsFiles
 
 Progress = dict[str, ProgressStatus]
@@ -50,10 +50,10 @@ def _target(text: str) -> Target:
     return Target(kind=kind, url=url.rstrip("/"))
 
 
-def progress_of(patients: Sequence[Patient]) -> Progress:
+def progress_of(procs: Sequence[AskedProcess]) -> Progress:
     """By name of the process, of those that answered and have a progress."""
     return {
-        patient.name: patient.status.progress
-        for patient in patients
-        if patient.status is not None and patient.status.progress is not None
+        proc.name: proc.status.progress
+        for proc in procs
+        if proc.status is not None and proc.status.progress is not None
     }

@@ -7,8 +7,8 @@ from pathlib import Path
 from headway.doctor.asking import targets_of
 from services.config.models import ProcessConfig
 from services.config.sources import ConfigError
+from services.diagnosis.asked import AskedProcess, Condition
 from services.diagnosis.asking import ask
-from services.diagnosis.patients import Condition, Patient
 
 EVALUATION_OPTIONS: Mapping[str, bool] = dict.fromkeys(
     ("--model", "--checkpoint", "--tasks", "--samples", "--output", "--against", "--judge"), True
@@ -53,34 +53,34 @@ def to_be_started(configs: Mapping[str, ProcessConfig]) -> list[str]:
     return missing(configs, asyncio.run(_ask(configs)))
 
 
-def missing(names: Iterable[str], patients: Sequence[Patient]) -> list[str]:
-    """The `names` that none of the patients is, the learner among them.
+def missing(names: Iterable[str], procs: Sequence[AskedProcess]) -> list[str]:
+    """The `names` that none of the procs is, the learner among them.
 
     Raises ConfigError if somebody else is at the address of one of them, or a learner at the learner's: it is its place
     that the evaluation takes.
     """
-    there = [patient for patient in patients if patient.condition is not Condition.DEAD]
-    problems = [_in_the_way(patient) for patient in there if _is_in_the_way(patient)]
+    there = [proc for proc in procs if proc.condition is not Condition.DEAD]
+    problems = [_in_the_way(proc) for proc in there if _is_in_the_way(proc)]
     if problems:
         raise ConfigError(problems)
-    kinds = {patient.kind for patient in there}
+    kinds = {proc.kind for proc in there}
     return [name for name in names if name not in kinds]
 
 
-async def _ask(configs: Mapping[str, ProcessConfig]) -> list[Patient]:
+async def _ask(configs: Mapping[str, ProcessConfig]) -> list[AskedProcess]:
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(ask(target)) for target in targets_of(configs)]
     return [task.result() for task in asked]
 
 
-def _is_in_the_way(patient: Patient) -> bool:
-    return patient.kind == _LEARNER or patient.condition is not Condition.ANSWERS
+def _is_in_the_way(proc: AskedProcess) -> bool:
+    return proc.kind == _LEARNER or proc.condition is not Condition.ANSWERS
 
 
-def _in_the_way(patient: Patient) -> str:
-    if patient.condition is not Condition.ANSWERS:
-        return f"{patient.target.url} is the address of [{patient.kind}], and is taken: {patient.complaint}"
+def _in_the_way(proc: AskedProcess) -> str:
+    if proc.condition is not Condition.ANSWERS:
+        return f"{proc.target.url} is the address of [{proc.kind}], and is taken: {proc.complaint}"
     return (
-        f"a learner runs at {patient.target.url}, whose place an evaluation takes: wait until it has ended, or give "
+        f"a learner runs at {proc.target.url}, whose place an evaluation takes: wait until it has ended, or give "
         "all processes of the evaluation other addresses"
     )

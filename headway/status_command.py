@@ -17,9 +17,9 @@ from headway.doctor.asking import ask_all, tokens_of
 from headway.doctor_options import DoctorOptions, progress_of, targets
 from protocol.status import ProgressStatus
 from services.config.models import ProcessConfig
+from services.diagnosis.asked import AskedProcess, Condition
 from services.diagnosis.culprits import diagnose
 from services.diagnosis.pace import standing_s
-from services.diagnosis.patients import Condition, Patient
 from services.diagnosis.verdict import RunVerdict, verdict_on
 
 _MAX_WAIT = 60
@@ -43,7 +43,7 @@ def status(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
 
 
 async def _status(configs: Mapping[str, ProcessConfig], options: DoctorOptions, live: Any) -> int:
-    async def look() -> tuple[list[Patient], float]:
+    async def look() -> tuple[list[AskedProcess], float]:
         return await ask_all(targets(configs, options), tokens=tokens_of(configs)), time.monotonic()
 
     rates = Rates()
@@ -52,12 +52,12 @@ async def _status(configs: Mapping[str, ProcessConfig], options: DoctorOptions, 
     with opened as screen:
         while True:
             await asyncio.sleep(_LOOK_S)
-            patients, now = await look()
-            made = rates.take(patients, now)
+            procs, now = await look()
+            made = rates.take(procs, now)
             if live is None:
-                sys.stdout.write(status_json(patients, made) if options.as_json else status_text(patients, made))
-                return 0 if any(patient.condition is Condition.ANSWERS for patient in patients) else 1
-            text = f"{time.strftime('%H:%M:%S')}\n{status_text(patients, made, columns=screen.console.width)}"
+                sys.stdout.write(status_json(procs, made) if options.as_json else status_text(procs, made))
+                return 0 if any(proc.condition is Condition.ANSWERS for proc in procs) else 1
+            text = f"{time.strftime('%H:%M:%S')}\n{status_text(procs, made, columns=screen.console.width)}"
             screen.update(_as_wide_as_the_screen(text), refresh=True)
 
 
@@ -72,10 +72,10 @@ class Rates:
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
 
-    def take(self, patients: Sequence[Patient], now: float) -> dict[str, float]:
+    def take(self, procs: Sequence[AskedProcess], now: float) -> dict[str, float]:
         """By name of the process, from what was seen of it so far; one that is new, or started anew, has none yet."""
         found = {}
-        for name, progress in progress_of(patients).items():
+        for name, progress in progress_of(procs).items():
             seen = self._seen.setdefault(name, deque())
             if seen and progress.done < seen[-1][1]:
                 seen.clear()
@@ -88,46 +88,43 @@ class Rates:
         return found
 
 
-def status_json(patients: Sequence[Patient], rates: Mapping[str, float]) -> str:
+def status_json(procs: Sequence[AskedProcess], rates: Mapping[str, float]) -> str:
     """For scripts: of each process its whole status, if it answered, its rate a second, and the verdict on the run."""
-    told = asdict(_verdict(patients, rates))
+    told = asdict(_verdict(procs, rates))
     found = [
         {
-            "process": patient.kind, "url": patient.target.url, "condition": patient.condition.value,
-            "complaint": patient.complaint, "rate_per_s": rates.get(patient.name),
-            "status": None if patient.status is None else patient.status.model_dump(mode="json"), "verdict": told,
+            "process": proc.kind, "url": proc.target.url, "condition": proc.condition.value,
+            "complaint": proc.complaint, "rate_per_s": rates.get(proc.name),
+            "status": None if proc.status is None else proc.status.model_dump(mode="json"), "verdict": told,
         }
-        for patient in patients
+        for proc in procs
     ]  # fmt: skip
     return json.dumps(found, indent=1) + "\n"
 
 
-def _verdict(patients: Sequence[Patient], rates: Mapping[str, float]) -> RunVerdict:
-    return verdict_on(patients, diagnose(patients, at_work=frozenset(name for name, rate in rates.items() if rate)))
+def _verdict(procs: Sequence[AskedProcess], rates: Mapping[str, float]) -> RunVerdict:
+    return verdict_on(procs, diagnose(procs, at_work=frozenset(name for name, rate in rates.items() if rate)))
 
 
-def status_text(patients: Sequence[Patient], rates: Mapping[str, float], *, columns: int | None = None) -> str:
+def status_text(procs: Sequence[AskedProcess], rates: Mapping[str, float], *, columns: int | None = None) -> str:
     """The verdict, a row for each process, and below them what is wrong and what was said last. Where a row does not
     fit into `columns`, its last two cells stand below it.
     """
     rows = [("process", "version", "progress", "waits for", "last")]
-    rows += [_status_row(patient, rates.get(patient.name)) for patient in patients]
+    rows += [_status_row(proc, rates.get(proc.name)) for proc in procs]
     lines = _in_columns(rows)
     if columns is not None and max(map(len, lines)) > columns:
         whole = _in_columns([row[:3] for row in rows])
         more = [[], *(_below(row) for row in rows[1:])]
         lines = [line for head, below in zip(whole, more, strict=True) for line in (head, *below)]
-    for patient in patients:
-        if patient.status is not None:
+    for proc in procs:
+        if proc.status is not None:
+            lines += [f"{proc.kind}: {' '.join(text.split())}" for text in (*proc.status.problems, *proc.status.notes)]
             lines += [
-                f"{patient.kind}: {' '.join(text.split())}"
-                for text in (*patient.status.problems, *patient.status.notes)
+                f"{proc.kind}, {_ago(failure.age_s)}: {' '.join(failure.text.split())[:200]}"
+                for failure in proc.status.failures[:2]
             ]
-            lines += [
-                f"{patient.kind}, {_ago(failure.age_s)}: {' '.join(failure.text.split())[:200]}"
-                for failure in patient.status.failures[:2]
-            ]
-    sentence = _verdict(patients, rates).text
+    sentence = _verdict(procs, rates).text
     told = [sentence] if columns is None else textwrap.wrap(sentence, columns)
     return "".join(f"{line}\n" for line in (*told, "", *lines))
 
@@ -144,10 +141,10 @@ def _below(row: Sequence[str]) -> list[str]:
     return [f"    {cell}" for cell in cells if cell]
 
 
-def _status_row(patient: Patient, rate: float | None) -> tuple[str, str, str, str, str]:
-    said, name = patient.status, f"{patient.kind} {patient.target.place.removeprefix('localhost')}"
+def _status_row(proc: AskedProcess, rate: float | None) -> tuple[str, str, str, str, str]:
+    said, name = proc.status, f"{proc.kind} {proc.target.place.removeprefix('localhost')}"
     if said is None:
-        return name, "", f"{patient.condition}: {patient.complaint}", _NOBODY, ""
+        return name, "", f"{proc.condition}: {proc.complaint}", _NOBODY, ""
     waits = ", ".join(f"{wait.whom} ({_duration(wait.since_s)})" for wait in said.waits)
     events = ", ".join(f"{event.name} {_ago(event.age_s)}" for event in said.events)
     queues = ", ".join(f"{queue.depth:,} {queue.name}" for queue in said.queues)

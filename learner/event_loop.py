@@ -26,9 +26,9 @@ from learner.ledger import LedgerConfig
 from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, shown_machines, shown_processes
 from learner.page.store import TrajectoryStore
 from learner.recovery import RecoveryPoint
+from learner.reports.run_monitor import RunMonitor
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics, LearnerStatus
-from learner.reports.ward import Ward
 from learner.reports.webhook import Webhook
 from learner.teachers.teachers import Teachers
 from learner.weights.fleet import FleetMembers, IdleWatch, TrustedUrls
@@ -239,7 +239,7 @@ class EventLoopParts:
         metrics.level(lambda: self.intake.level)
         self.intake.readmit(recovered.spare_groups())
         self.status = self._make_status(incarnation)
-        self.ward: Ward | None = None
+        self.monitor: RunMonitor | None = None
         webhook = config.verdict.webhook
         self.webhook = None if webhook is None else Webhook(webhook, run=config.run.name, outcome=metrics.news)
         metrics.fleet(self.status.generator_states, expulsions=lambda: self.fleet.expulsions)
@@ -342,12 +342,12 @@ class EventLoopParts:
             app, service="learner", version=version("headway"), waits=self.waits, failures=self.failures,
             stopping=lambda: stop.requested, provider=self.status.report,
         )  # fmt: skip
-        self.ward = ward = self._make_ward(own, listener.url)
+        self.monitor = monitor = self._make_monitor(own, listener.url)
         return {
             **({} if self.webhook is None else {"webhook": self.webhook.run()}),
             "load": self.status.load.run(),
-            "ward": ward.run(),
-            "loads": self._note_loads(ward),
+            "monitor": monitor.run(),
+            "loads": self._note_loads(monitor),
             "http": serve_http(app, listener),
             "page": page.run(),
             "intake": self.intake.receive(),
@@ -358,8 +358,8 @@ class EventLoopParts:
             "idle": self.idle.run(),
         }
 
-    def _make_ward(self, own: Callable[[], Status], url: str) -> Ward:
-        return Ward(
+    def _make_monitor(self, own: Callable[[], Status], url: str) -> RunMonitor:
+        return RunMonitor(
             own=own,
             url=url,
             fleet=self.fleet,
@@ -369,10 +369,10 @@ class EventLoopParts:
             tls=self.config.http.tls,
         )
 
-    async def _note_loads(self, ward: Ward) -> None:
+    async def _note_loads(self, monitor: RunMonitor) -> None:
         while True:
             await asyncio.sleep(_LOADS_EVERY_S)
-            load = ward.generators_load()
+            load = monitor.generators_load()
             if load is not None:
                 self.records.load(load, version=self.recovered.ledger.version)
 
@@ -383,7 +383,7 @@ class EventLoopParts:
             self.webhook.tell(verdict, step=version)
 
     def _machines(self) -> list[dict[str, Any]]:
-        return shown_machines(() if self.ward is None else self.ward.patients)
+        return shown_machines(() if self.monitor is None else self.monitor.procs)
 
     def _processes(self) -> dict[str, Any]:
         return shown_processes(
@@ -392,8 +392,8 @@ class EventLoopParts:
             failures=self.failures.newest_first(),
             rates=self.idle.rates,
             rewards=self.records.rewards_seen.shown(),
-            verdict=None if self.ward is None else self.ward.verdict,
-            standing_s=None if self.ward is None else self.ward.standing_s,
+            verdict=None if self.monitor is None else self.monitor.verdict,
+            standing_s=None if self.monitor is None else self.monitor.standing_s,
         )
 
     def _forgotten(self, group: TrajectoryGroup, why: str) -> None:

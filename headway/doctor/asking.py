@@ -7,8 +7,8 @@ from pydantic import SecretStr
 
 from protocol.status import Kind
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
+from services.diagnosis.asked import AskedProcess, Target, place_of
 from services.diagnosis.asking import ask
-from services.diagnosis.patients import Patient, Target, place_of
 from services.http.tls import TlsFiles
 
 DEADLINE_S = 3.0
@@ -44,25 +44,25 @@ def tokens_of(configs: Mapping[str, ProcessConfig]) -> dict[str, SecretStr]:
     return found
 
 
-async def ask_all(targets: Iterable[Target], *, tokens: Mapping[str, SecretStr] | None = None) -> list[Patient]:
+async def ask_all(targets: Iterable[Target], *, tokens: Mapping[str, SecretStr] | None = None) -> list[AskedProcess]:
     """Asks all targets, and then those that they speak of and that were not asked yet, with the `tokens` of places."""
     asked = _distinct(targets, known=())
-    patients = await _ask_side_by_side(asked)
-    spoken_of = _distinct(_spoken_of(patients, asked, tokens or {}), known=asked)
-    return _once_each([*patients, *await _ask_side_by_side(spoken_of)])
+    procs = await _ask_side_by_side(asked)
+    spoken_of = _distinct(_spoken_of(procs, asked, tokens or {}), known=asked)
+    return _once_each([*procs, *await _ask_side_by_side(spoken_of)])
 
 
-async def _ask_side_by_side(targets: Sequence[Target]) -> list[Patient]:
+async def _ask_side_by_side(targets: Sequence[Target]) -> list[AskedProcess]:
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(ask(target)) for target in targets]
     return [task.result() for task in asked]
 
 
-def _spoken_of(patients: Iterable[Patient], asked: Sequence[Target], tokens: Mapping[str, SecretStr]) -> list[Target]:
+def _spoken_of(procs: Iterable[AskedProcess], asked: Sequence[Target], tokens: Mapping[str, SecretStr]) -> list[Target]:
     """Generators and reward services by the addresses that others have of them, with the token of place or kind."""
     of_kinds = {target.kind: target.token for target in asked}
     trust = next((target.tls for target in asked if target.tls.ca is not None), TlsFiles())
-    statuses = [patient.status for patient in patients if patient.status is not None]
+    statuses = [proc.status for proc in procs if proc.status is not None]
     return [
         Target(
             kind=peer.kind,
@@ -85,12 +85,12 @@ def _distinct(targets: Iterable[Target], *, known: Iterable[Target]) -> list[Tar
     return list(found.values())
 
 
-def _once_each(patients: Sequence[Patient]) -> list[Patient]:
+def _once_each(procs: Sequence[AskedProcess]) -> list[AskedProcess]:
     """A process that was reached by two addresses is one."""
-    found: dict[tuple[str, int] | str, Patient] = {}
-    for patient in patients:
-        status = patient.status
-        found.setdefault(patient.target.place if status is None else (status.host, status.pid), patient)
+    found: dict[tuple[str, int] | str, AskedProcess] = {}
+    for proc in procs:
+        status = proc.status
+        found.setdefault(proc.target.place if status is None else (status.host, status.pid), proc)
     return list(found.values())
 
 

@@ -6,17 +6,17 @@ from dataclasses import asdict
 
 from headway.doctor.before import Finding, Level
 from protocol.status import PeerStatus, Status
+from services.diagnosis.asked import AskedProcess
 from services.diagnosis.culprits import Diagnosis
-from services.diagnosis.patients import Patient
 from services.diagnosis.verdict import verdict_on
 
 _HEADINGS = ("process", "state", "waits for", "since", "heard", "version", "queues")
 _MAX_CELL = 64
 
 
-def table(patients: Sequence[Patient]) -> str:
+def table(procs: Sequence[AskedProcess]) -> str:
     """A line for each process, one more for each further wait of it."""
-    rows = [row for patient in patients for row in _rows(patient, patients)]
+    rows = [row for proc in procs for row in _rows(proc, procs)]
     return _aligned([_HEADINGS, *rows])
 
 
@@ -39,25 +39,25 @@ def findings_text(findings: Iterable[Finding]) -> str:
     return "".join(f"{line}\n" + (f"         what to do: {remedy}\n" if remedy else "") for line, remedy in paired)
 
 
-def as_json(*, patients: Sequence[Patient], diagnosis: Diagnosis) -> str:
+def as_json(*, procs: Sequence[AskedProcess], diagnosis: Diagnosis) -> str:
     """A JSON object: `mode`, `verdict`, `healthy` (nobody is to blame), `culprits`, `remarks` and `processes`."""
     body = {
         "mode": "running",
-        "verdict": asdict(verdict_on(patients, diagnosis)),
+        "verdict": asdict(verdict_on(procs, diagnosis)),
         "healthy": not diagnosis.culprits,
         "culprits": [asdict(culprit) for culprit in diagnosis.culprits],
         "remarks": diagnosis.remarks,
         "processes": [
             {
-                "name": patient.name,
-                "kind": patient.kind,
-                "url": patient.target.url,
-                "condition": patient.condition.value,
-                "complaint": patient.complaint,
-                "pid": patient.status.pid if patient.status else patient.process.pid if patient.process else None,
-                "status": None if patient.status is None else patient.status.model_dump(mode="json"),
+                "name": proc.name,
+                "kind": proc.kind,
+                "url": proc.target.url,
+                "condition": proc.condition.value,
+                "complaint": proc.complaint,
+                "pid": proc.status.pid if proc.status else proc.process.pid if proc.process else None,
+                "status": None if proc.status is None else proc.status.model_dump(mode="json"),
             }
-            for patient in patients
+            for proc in procs
         ],
     }
     return json.dumps(body, indent=2) + "\n"
@@ -70,14 +70,14 @@ def findings_json(findings: Iterable[Finding]) -> str:
     return json.dumps({"mode": "before start", "healthy": healthy, "findings": listed}, indent=2) + "\n"
 
 
-def _rows(patient: Patient, patients: Sequence[Patient]) -> list[tuple[str, ...]]:
-    status = patient.status
+def _rows(proc: AskedProcess, procs: Sequence[AskedProcess]) -> list[tuple[str, ...]]:
+    status = proc.status
     if status is None:
-        return [(patient.name, patient.condition.value, "?", "", _heard(patient, patients), "", "")]
+        return [(proc.name, proc.condition.value, "?", "", _heard(proc, procs), "", "")]
     waits = [(wait.whom, f"{wait.since_s:.0f} s") for wait in status.waits] or [("nobody", "")]
     version = "" if status.policy_version is None else status.policy_version
     queues = ", ".join(f"{queue.name} {_depth(queue.depth, queue.limit)}" for queue in status.queues)
-    first = (patient.name, _state(status), *waits[0], _heard(patient, patients), version, queues)
+    first = (proc.name, _state(status), *waits[0], _heard(proc, procs), version, queues)
     return [first, *(("", "", *wait, "", "", "") for wait in waits[1:])]
 
 
@@ -91,24 +91,24 @@ def _state(status: Status) -> str:
     return "waiting" if any(wait.blocks_readiness for wait in status.waits) else "ready"
 
 
-def _heard(patient: Patient, patients: Sequence[Patient]) -> str:
+def _heard(proc: AskedProcess, procs: Sequence[AskedProcess]) -> str:
     """Seconds since another process last heard of this one."""
-    others = (other.status for other in patients if other is not patient and other.status is not None)
+    others = (other.status for other in procs if other is not proc and other.status is not None)
     ages = [
         peer.last_heard_s
         for status in others
         for peer in status.peers
-        if peer.last_heard_s is not None and _is_about(peer, patient)
+        if peer.last_heard_s is not None and _is_about(peer, proc)
     ]
     return f"{min(ages):.1f} s" if ages else ""
 
 
-def _is_about(peer: PeerStatus, patient: Patient) -> bool:
+def _is_about(peer: PeerStatus, proc: AskedProcess) -> bool:
     """The learner is one; others are told apart by id, or by address if they did not answer."""
-    if peer.kind != patient.kind:
+    if peer.kind != proc.kind:
         return False
-    names = {patient.target.url, *(() if patient.status is None else (patient.status.id,))}
-    return patient.kind == "learner" or peer.name in names or (peer.url or "").rstrip("/") in names
+    names = {proc.target.url, *(() if proc.status is None else (proc.status.id,))}
+    return proc.kind == "learner" or peer.name in names or (peer.url or "").rstrip("/") in names
 
 
 def _depth(depth: int, limit: int | None) -> str:

@@ -54,7 +54,7 @@ from protocol.status import FailureStatus, Readiness, Report, WaitStatus
 from services.config import made_with
 from services.config.models import HttpConfig
 from services.config.sources import ConfigError
-from services.diagnosis.patients import Patient
+from services.diagnosis.asked import AskedProcess
 from services.diagnosis.verdict import RunVerdict
 from services.http.app import OPEN_PATHS, RequestRefused, create_app, json_body
 from services.http.metrics import Metrics
@@ -137,14 +137,14 @@ def shown_processes(
     }
 
 
-def shown_machines(patients: Iterable[Patient]) -> list[dict[str, Any]]:
+def shown_machines(procs: Iterable[AskedProcess]) -> list[dict[str, Any]]:
     """Each process with its machine, as the page shows it; of one that does not answer, why."""
     found = []
-    for patient in patients:
-        status = patient.status
-        shown = {"name": patient.name, "kind": patient.kind, "condition": patient.condition.value}
+    for proc in procs:
+        status = proc.status
+        shown = {"name": proc.name, "kind": proc.kind, "condition": proc.condition.value}
         if status is None:
-            found.append({**shown, "complaint": patient.complaint})
+            found.append({**shown, "complaint": proc.complaint})
             continue
         told = status.model_dump(mode="json", include={"id", "host", "pid", "uptime_s", "usage", "log"})
         found.append({**shown, **told})

@@ -25,8 +25,8 @@ import numpy as np
 from learner.evaluation.results import EvaluationResult
 from learner.journal.files import LineFile, anyone, ignore
 from learner.reports.history import Entry, RunHistory, lines_of, objects_in
+from learner.reports.run_monitor import GeneratorsLoad
 from learner.reports.tally import RewardsSeen, StepRecord, Tally
-from learner.reports.ward import GeneratorsLoad
 from learner.training.guard import GuardChange
 from learner.training.step import StepMetrics
 from learner.weights.published import JoinReport, PublishReport

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from protocol.model import PolicyVersion
 from protocol.status import Kind, PeerStatus, Status, WaitStatus
-from services.diagnosis.patients import Condition, Patient
+from services.diagnosis.asked import AskedProcess, Condition
 
 _OWN = ("its own start", "its last requests")
 _HOST = "the host of environment"
@@ -64,18 +64,18 @@ class Diagnosis:
 
 
 def diagnose(
-    patients: Sequence[Patient], *, at_work: frozenset[str] = frozenset(), patience: Patience | None = None
+    procs: Sequence[AskedProcess], *, at_work: frozenset[str] = frozenset(), patience: Patience | None = None
 ) -> Diagnosis:
     """The verdict. `at_work` are the names of processes that were seen to make progress meanwhile."""
-    ward = _Ward(patients=tuple(patients), at_work=at_work, patience=patience or Patience())
-    remarks = (*ward.starting(), *ward.gone(), *ward.notes())
-    for found in (ward.not_answering(), ward.knowing_of_a_problem(), ward.of_another_protocol()):
+    evidence = _Evidence(procs=tuple(procs), at_work=at_work, patience=patience or Patience())
+    remarks = (*evidence.starting(), *evidence.gone(), *evidence.notes())
+    for found in (evidence.not_answering(), evidence.knowing_of_a_problem(), evidence.of_another_protocol()):
         if found:
             return Diagnosis(culprits=tuple(found), remarks=remarks)
-    waiting = ward.at_the_end_of_waits()
+    waiting = evidence.at_the_end_of_waits()
     if waiting:
         return Diagnosis(culprits=tuple(waiting), remarks=remarks, by_waiting=True)
-    return Diagnosis(culprits=(*ward.silent(), *ward.behind(), *ward.without_steps()), remarks=remarks)
+    return Diagnosis(culprits=(*evidence.silent(), *evidence.behind(), *evidence.without_steps()), remarks=remarks)
 
 
 def kind_waited_for(whom: str) -> Kind | None:
@@ -87,35 +87,35 @@ def kind_waited_for(whom: str) -> Kind | None:
 
 
 @dataclass(frozen=True)
-class _Ward:
-    patients: tuple[Patient, ...]
+class _Evidence:
+    procs: tuple[AskedProcess, ...]
     at_work: frozenset[str]
     patience: Patience
-    statuses: tuple[tuple[Patient, Status], ...] = field(init=False)
+    statuses: tuple[tuple[AskedProcess, Status], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        answered = tuple((patient, patient.status) for patient in self.patients if patient.status is not None)
+        answered = tuple((proc, proc.status) for proc in self.procs if proc.status is not None)
         object.__setattr__(self, "statuses", answered)
 
     def not_answering(self) -> list[Culprit]:
         return [
             Culprit(
-                who=patient.name,
-                what=_what_ails(patient),
-                remedy=_remedy(patient),
-                because=tuple(self._who_waits_for(patient.kind)),
+                who=proc.name,
+                what=_what_is_wrong(proc),
+                remedy=_remedy(proc),
+                because=tuple(self._who_waits_for(proc.kind)),
             )
-            for patient in self.patients
-            if patient.condition is not Condition.ANSWERS
+            for proc in self.procs
+            if proc.condition is not Condition.ANSWERS
         ]
 
     def notes(self) -> list[str]:
-        return [f"{patient.name}: {note}" for patient, status in self.statuses for note in status.notes]
+        return [f"{proc.name}: {note}" for proc, status in self.statuses for note in status.notes]
 
     def knowing_of_a_problem(self) -> list[Culprit]:
         return [
-            Culprit(who=patient.name, what=problem, remedy="do as it says", because=tuple(_newest_failure(status)))
-            for patient, status in self.statuses
+            Culprit(who=proc.name, what=problem, remedy="do as it says", because=tuple(_newest_failure(status)))
+            for proc, status in self.statuses
             for problem in status.problems
         ]
 
@@ -125,18 +125,18 @@ class _Ward:
             return []
         return [
             Culprit(
-                who=patient.name,
+                who=proc.name,
                 what=f"speaks protocol version {status.protocol_version}, another one {max(spoken)}",
                 remedy="run the same release everywhere",
             )
-            for patient, status in self.statuses
+            for proc, status in self.statuses
             if status.protocol_version != max(spoken)
         ]
 
     def starting(self) -> list[str]:
         return [
-            f"{patient.name} is starting since {wait.since_s:.0f} s"
-            for patient, status in self.statuses
+            f"{proc.name} is starting since {wait.since_s:.0f} s"
+            for proc, status in self.statuses
             for wait in status.waits
             if wait.whom.startswith(_OWN[0]) and wait.since_s < self.patience.start_s
         ]
@@ -144,10 +144,10 @@ class _Ward:
     def at_the_end_of_waits(self) -> list[Culprit]:
         """At most one culprit for each wait that is too long, the learner's first."""
         found: dict[str, Culprit] = {}
-        for patient, status in sorted(self.statuses, key=lambda one: one[0].kind != "learner"):
+        for proc, status in sorted(self.statuses, key=lambda one: one[0].kind != "learner"):
             for wait in status.waits:
                 if self._is_too_long(wait):
-                    culprit = self._follow(patient, wait, path=())
+                    culprit = self._follow(proc, wait, path=())
                     if culprit is not None:
                         found.setdefault(culprit.who, culprit)
         return list(found.values())
@@ -183,7 +183,7 @@ class _Ward:
         )
 
     def _learners_peers(self) -> list[PeerStatus]:
-        return [peer for patient, status in self.statuses if patient.kind == "learner" for peer in status.peers]
+        return [peer for proc, status in self.statuses if proc.kind == "learner" for peer in status.peers]
 
     def behind(self) -> list[Culprit]:
         found = []
@@ -208,21 +208,21 @@ class _Ward:
     def without_steps(self) -> list[Culprit]:
         return [
             Culprit(
-                who=patient.name,
+                who=proc.name,
                 what=f"its last step ended {event.age_s:.0f} s ago, and it waits for nobody",
                 remedy="see with py-spy or its log whether it still trains; if not, restart it with --resume",
             )
-            for patient, status in self.statuses
+            for proc, status in self.statuses
             for event in status.events
             if event.name == "step" and event.age_s > self.patience.step_s and not status.waits
         ]
 
-    def _follow(self, patient: Patient, wait: WaitStatus, path: tuple[str, ...]) -> Culprit | None:
+    def _follow(self, proc: AskedProcess, wait: WaitStatus, path: tuple[str, ...]) -> Culprit | None:
         """Culprit at the end of a wait; None if that one is at work, or starts."""
-        path = (*path, f"{patient.name} waits for {wait.whom} since {wait.since_s:.0f} s")
+        path = (*path, f"{proc.name} waits for {wait.whom} since {wait.since_s:.0f} s")
         kind = kind_waited_for(wait.whom)
         if kind is None:
-            return _alone(patient, wait, path)
+            return _alone(proc, wait, path)
         awaited = [one for one in self.statuses if one[0].kind == kind]
         named = [one for one in awaited if one[1].id in wait.whom or one[0].target.url in wait.whom]
         for other, status in named or awaited:
@@ -234,20 +234,20 @@ class _Ward:
             because=path,
         )
 
-    def _go_on(self, patient: Patient, status: Status, path: tuple[str, ...]) -> Culprit | None:
-        if patient.name in self.at_work or any(wait.whom.startswith(_OWN[0]) for wait in status.waits):
+    def _go_on(self, proc: AskedProcess, status: Status, path: tuple[str, ...]) -> Culprit | None:
+        if proc.name in self.at_work or any(wait.whom.startswith(_OWN[0]) for wait in status.waits):
             return None
-        if any(step.startswith(f"{patient.name} ") for step in path):
-            return _circle(patient, status, path)
+        if any(step.startswith(f"{proc.name} ") for step in path):
+            return _circle(proc, status, path)
         for wait in status.waits:
-            return self._follow(patient, wait, path)
-        if patient.kind == "env-service":
+            return self._follow(proc, wait, path)
+        if proc.kind == "env-service":
             for other, load in self.statuses:
                 if other.kind == "generator" and any(queue.depth for queue in load.queues):
-                    busy = f"{patient.name} rolls out leases, and {other.name} has their requests"
+                    busy = f"{proc.name} rolls out leases, and {other.name} has their requests"
                     return self._go_on(other, load, (*path, busy))
         return Culprit(
-            who=patient.name,
+            who=proc.name,
             what="answers and waits for nobody, but what others wait for does not come",
             remedy="look into its log; if that shows nothing, restart it",
             because=(*path, *_newest_failure(status)),
@@ -260,32 +260,32 @@ class _Ward:
 
     def _who_waits_for(self, kind: Kind) -> list[str]:
         return [
-            f"{patient.name} waits for {wait.whom} since {wait.since_s:.0f} s"
-            for patient, status in self.statuses
+            f"{proc.name} waits for {wait.whom} since {wait.since_s:.0f} s"
+            for proc, status in self.statuses
             for wait in status.waits
             if kind_waited_for(wait.whom) == kind
         ]
 
 
-def _alone(patient: Patient, wait: WaitStatus, path: tuple[str, ...]) -> Culprit:
+def _alone(proc: AskedProcess, wait: WaitStatus, path: tuple[str, ...]) -> Culprit:
     if wait.whom.startswith(_HOST):
         return Culprit(
             who=wait.whom.partition(" (")[0],
-            what=f"{patient.name} has waited for it for {wait.since_s:.0f} s, and goes on when it is there",
+            what=f"{proc.name} has waited for it for {wait.since_s:.0f} s, and goes on when it is there",
             remedy="start it where it runs (as by `env-service host`), or correct its address in its entry here",
             because=path,
         )
     return Culprit(
-        who=patient.name,
+        who=proc.name,
         what=f"waits for {wait.whom} since {wait.since_s:.0f} s",
         remedy="look into its log; restart it if that shows no progress",
         because=path,
     )
 
 
-def _circle(patient: Patient, status: Status, path: tuple[str, ...]) -> Culprit:
+def _circle(proc: AskedProcess, status: Status, path: tuple[str, ...]) -> Culprit:
     return Culprit(
-        who=patient.name,
+        who=proc.name,
         what="waits, in the end, for itself",
         remedy="look for the failure below; restart the generator if it is in the middle of a weight sync",
         because=(*path, *_newest_failure(status)),
@@ -305,20 +305,20 @@ def _is_behind(peer: PeerStatus, newest: int) -> bool:
     return PolicyVersion.parse(version).number < newest
 
 
-def _what_ails(patient: Patient) -> str:
-    stopped = " (a signal has stopped it)" if patient.process is not None and patient.process.is_stopped else ""
-    who = "" if patient.process is None else f"; it is {patient.process}{stopped}"
-    return f"{patient.condition}: {patient.complaint}{who}"
+def _what_is_wrong(proc: AskedProcess) -> str:
+    stopped = " (a signal has stopped it)" if proc.process is not None and proc.process.is_stopped else ""
+    who = "" if proc.process is None else f"; it is {proc.process}{stopped}"
+    return f"{proc.condition}: {proc.complaint}{who}"
 
 
-def _remedy(patient: Patient) -> str:
-    match patient.condition:
+def _remedy(proc: AskedProcess) -> str:
+    match proc.condition:
         case Condition.DEAD:
-            return f"start it: {patient.kind} --config RUN.toml; headway up starts it again by itself"
-        case Condition.HANGS if patient.process is not None and patient.process.is_stopped:
-            return f"kill -CONT {patient.process.pid} lets it go on; kill -KILL {patient.process.pid} ends it"
-        case Condition.HANGS if patient.process is not None:
-            return f"kill -KILL {patient.process.pid} ends it; headway up then starts it again by itself"
+            return f"start it: {proc.kind} --config RUN.toml; headway up starts it again by itself"
+        case Condition.HANGS if proc.process is not None and proc.process.is_stopped:
+            return f"kill -CONT {proc.process.pid} lets it go on; kill -KILL {proc.process.pid} ends it"
+        case Condition.HANGS if proc.process is not None:
+            return f"kill -KILL {proc.process.pid} ends it; headway up then starts it again by itself"
         case Condition.HANGS:
             return "log in to its machine, and restart it there"
     return "see that address, token and release are the same everywhere"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.status import Status
+from services.diagnosis.asked import AskedProcess
 from services.diagnosis.bounds import Bottleneck, bottleneck_of
 from services.diagnosis.culprits import Diagnosis
 from services.diagnosis.pace import is_done, standing_s
-from services.diagnosis.patients import Patient
 
 State = Literal["healthy", "starting", "ending", "bounded", "sick"]
 _MAX_CAUSE = 200
@@ -37,9 +37,9 @@ class RunVerdict:
         return other is not None and (self.state, self.cause, self.who) == (other.state, other.cause, other.who)
 
 
-def verdict_on(patients: Sequence[Patient], diagnosis: Diagnosis) -> RunVerdict:
+def verdict_on(procs: Sequence[AskedProcess], diagnosis: Diagnosis) -> RunVerdict:
     """The verdict, by who does not answer or is waited for in vain, then by what bounds the run."""
-    statuses = [patient.status for patient in patients if patient.status is not None]
+    statuses = [proc.status for proc in procs if proc.status is not None]
     learner = next((status for status in statuses if status.service == "learner"), None)
     young = learner is not None and _is_young(learner)
     for culprit in diagnosis.culprits if not (young and diagnosis.by_waiting) else ():

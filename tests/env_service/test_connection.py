@@ -37,7 +37,7 @@ from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Tur
 from services.http.metrics import Metrics
 from services.zmq.sockets import DealerSocket, RouterSocket
 from tests.env_service.peers import ScriptedLearner, lease, serving
-from tests.services.diagnosis.ward import status
+from tests.services.diagnosis.statuses import status
 
 HELLO = Hello(
     env_id="env-0",

@@ -9,8 +9,8 @@ from headway.evaluation_command import evaluation_words, missing, to_be_started
 from reward_service.config import RewardServiceConfig
 from services.config.models import HttpConfig
 from services.config.sources import PROCESSES, ConfigError
-from services.diagnosis.patients import Condition
-from tests.services.diagnosis.ward import ill, status, well
+from services.diagnosis.asked import Condition
+from tests.services.diagnosis.statuses import ill, status, well
 
 ALL = ("run", "learner", "generator", "reward-service", "env-service")
 RUN = Path("run.toml")

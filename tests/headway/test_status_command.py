@@ -10,18 +10,18 @@ from headway.doctor_options import DoctorOptions
 from headway.status_command import Rates, status, status_json, status_text
 from protocol.status import EventStatus, Kind, ProgressStatus, QueueStatus
 from services.config.models import HttpConfig, ProcessConfig
-from services.diagnosis.patients import Condition, Patient
-from tests.services.diagnosis import ward
+from services.diagnosis.asked import AskedProcess, Condition
+from tests.services.diagnosis import statuses
 
 
-def at(kind: Kind, done: int, total: int | None = None) -> Patient:
-    found = ward.status(
+def at(kind: Kind, done: int, total: int | None = None) -> AskedProcess:
+    found = statuses.status(
         kind, version="1.7", waits=(("groups: 1 of 4 are there", 3.0, False),),
         events=(EventStatus(name="step", age_s=2.0), EventStatus(name="publish", age_s=500.0)),
         failures=("the disk is\nslow",), problems=("the guard bounds the lag by 1",) if kind == "learner" else (),
     )  # fmt: skip
     unit = "steps" if kind == "learner" else "tokens"
-    return ward.well(found.model_copy(update={"progress": ProgressStatus(unit=unit, done=done, total=total)}))
+    return statuses.well(found.model_copy(update={"progress": ProgressStatus(unit=unit, done=done, total=total)}))
 
 
 def test_a_row_tells_version_rate_time_left_waits_and_the_last_event() -> None:
@@ -42,14 +42,16 @@ def test_a_row_tells_version_rate_time_left_waits_and_the_last_event() -> None:
 def test_a_process_that_counts_no_progress_tells_what_it_has_at_hand() -> None:
     queues = (QueueStatus(name="running groups", depth=12, limit=16), QueueStatus(name="outbox", depth=0))
 
-    assert "12 running groups, 0 outbox" in status_text([ward.well(ward.status("env-service", queues=queues))], {})
+    assert "12 running groups, 0 outbox" in status_text(
+        [statuses.well(statuses.status("env-service", queues=queues))], {}
+    )
 
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_row_that_is_wider_than_the_terminal_goes_on_below_and_nothing_is_cut(columns: int) -> None:
-    patients = [at("learner", 30, 90), at("generator", 500), at("reward-service", 3)]
+    procs = [at("learner", 30, 90), at("generator", 500), at("reward-service", 3)]
 
-    text = status_text(patients, {"learner localhost:7300": 5.0}, columns=columns)
+    text = status_text(procs, {"learner localhost:7300": 5.0}, columns=columns)
 
     assert max(map(len, text.splitlines())) <= columns
     for cell in ("30 of 90 steps, 5/s, 12s left", "groups: 1 of 4 are there (3 s)", "step 2 s ago, publish 8m20s ago"):
@@ -61,7 +63,7 @@ def test_no_rate_and_no_time_left_are_told_while_no_step_ends() -> None:
     assert stands.status is not None
     progress = ProgressStatus(unit="steps", done=30, total=90, usual_s=0.3)
     step = EventStatus(name="step", age_s=36.0)
-    stands = ward.well(stands.status.model_copy(update={"progress": progress, "events": (step,)}))
+    stands = statuses.well(stands.status.model_copy(update={"progress": progress, "events": (step,)}))
 
     text = status_text([stands], {"learner localhost:7300": 2.0})
 
@@ -80,17 +82,17 @@ def test_rates_are_of_the_last_minute_so_that_slow_steps_have_one() -> None:
 
 
 def test_a_process_that_started_anew_has_no_rate_and_one_that_does_not_answer_is_named() -> None:
-    patients = [at("generator", 5), ward.ill("reward-service", Condition.HANGS)]
+    procs = [at("generator", 5), statuses.ill("reward-service", Condition.HANGS)]
     rates = Rates()
     rates.take([at("generator", 100)], 1.0)
 
-    assert rates.take(patients, 2.0) == {}
-    assert "does not do well" in status_text(patients, {})
+    assert rates.take(procs, 2.0) == {}
+    assert "does not do well" in status_text(procs, {})
 
 
 def test_json_holds_the_whole_status_and_the_rate() -> None:
-    patient = dataclasses.replace(at("learner", 30, 90))
-    (found,) = json.loads(status_json([patient], {patient.name: 0.5}))
+    proc = dataclasses.replace(at("learner", 30, 90))
+    (found,) = json.loads(status_json([proc], {proc.name: 0.5}))
 
     assert (found["process"], found["condition"], found["rate_per_s"]) == ("learner", "answers", 0.5)
     assert found["status"]["progress"] == {"unit": "steps", "done": 30, "total": 90, "usual_s": None}

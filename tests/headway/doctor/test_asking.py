@@ -12,13 +12,13 @@ from pydantic import SecretStr
 from headway.doctor.asking import ask_all, targets_of, tokens_of
 from protocol.status import PeerStatus, Readiness, Status
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
+from services.diagnosis.asked import Condition, Target, place_of
 from services.diagnosis.asking import ask
-from services.diagnosis.patients import Condition, Target, place_of
 from services.http.app import create_app, json_answer
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.local_processes import listener_of
-from tests.services.diagnosis.ward import status
+from tests.services.diagnosis.statuses import status
 
 
 class WithHttp(ProcessConfig):
@@ -61,8 +61,8 @@ def hanging() -> Iterator[str]:
 
 async def test_one_that_answers_is_heard() -> None:
     async with serving(status("generator")) as url:
-        patient = await ask(Target(kind="generator", url=url))
-    assert (patient.condition, patient.status) == (Condition.ANSWERS, status("generator"))
+        proc = await ask(Target(kind="generator", url=url))
+    assert (proc.condition, proc.status) == (Condition.ANSWERS, status("generator"))
 
 
 async def test_one_that_hangs_is_told_from_one_that_is_dead_and_its_process_is_named() -> None:
@@ -87,9 +87,9 @@ async def test_one_that_answers_something_else_is_strange(
     answer: Status | None, token: SecretStr | None, complaint: str
 ) -> None:
     async with serving(answer, token=token) as url:
-        patient = await ask(Target(kind="generator", url=url))
-    assert patient.condition is Condition.STRANGE
-    assert complaint in patient.complaint
+        proc = await ask(Target(kind="generator", url=url))
+    assert proc.condition is Condition.STRANGE
+    assert complaint in proc.complaint
 
 
 async def test_generators_that_the_learner_speaks_of_are_asked_too_with_the_token_of_their_kind() -> None:
@@ -98,11 +98,9 @@ async def test_generators_that_the_learner_speaks_of_are_asked_too_with_the_toke
     async with serving(status("generator"), token=token) as one, serving(second, token=token) as other:
         peers = tuple(PeerStatus(name=url, kind="generator", url=url, state="serving") for url in (one, other))
         async with serving(status("learner", peers=peers)) as learner:
-            patients = await ask_all(
-                [Target(kind="learner", url=learner), Target(kind="generator", url=one, token=token)]
-            )
-    assert [patient.kind for patient in patients] == ["learner", "generator", "generator"]
-    assert {patient.condition for patient in patients} == {Condition.ANSWERS}
+            procs = await ask_all([Target(kind="learner", url=learner), Target(kind="generator", url=one, token=token)])
+    assert [proc.kind for proc in procs] == ["learner", "generator", "generator"]
+    assert {proc.condition for proc in procs} == {Condition.ANSWERS}
 
 
 class Routed(ConfigModel):
@@ -122,9 +120,9 @@ async def test_one_with_a_token_of_its_own_is_asked_with_that() -> None:
         peers = (PeerStatus(name=url, kind="generator", url=url, state="serving"),)
         async with serving(status("learner", peers=peers)) as learner:
             asked = [Target(kind="learner", url=learner), Target(kind="generator", url="http://127.0.0.1:1")]
-            patients = await ask_all(asked, tokens=tokens_of(configs))
-    assert patients[-1].target.place == place_of(url)
-    assert patients[-1].condition is Condition.ANSWERS
+            procs = await ask_all(asked, tokens=tokens_of(configs))
+    assert procs[-1].target.place == place_of(url)
+    assert procs[-1].condition is Condition.ANSWERS
 
 
 async def test_a_process_with_two_addresses_is_listed_once() -> None:

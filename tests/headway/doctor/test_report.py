@@ -10,10 +10,10 @@ from headway.doctor.written import as_json, findings_json, findings_text, table,
 from headway.doctor_command import whose
 from protocol.status import PeerStatus, QueueStatus
 from services.config.models import ProcessConfig, RunConfig
+from services.diagnosis.asked import Condition
 from services.diagnosis.culprits import diagnose
-from services.diagnosis.patients import Condition
 from services.run_lock import RunLock
-from tests.services.diagnosis.ward import ill, status, well
+from tests.services.diagnosis.statuses import ill, status, well
 
 LEARNER = status(
     "learner",
@@ -22,11 +22,11 @@ LEARNER = status(
     peers=(PeerStatus(name="the-env-service", kind="env-service", last_heard_s=0.52, state="3 of 8 groups"),),
     queues=(QueueStatus(name="running leases", depth=3), QueueStatus(name="buffered groups", depth=1, limit=8)),
 )
-PATIENTS = [well(LEARNER), ill("generator", Condition.DEAD), well(status("env-service"))]
+PROCESSES = [well(LEARNER), ill("generator", Condition.DEAD), well(status("env-service"))]
 
 
 def test_the_table_has_a_line_for_each_process_and_each_wait() -> None:
-    heading, first, second, dead, env = table(PATIENTS).splitlines()
+    heading, first, second, dead, env = table(PROCESSES).splitlines()
     assert heading.split() == ["process", "state", "waits", "for", "since", "heard", "version", "queues"]
     assert first.startswith("learner localhost:7300")
     assert first.endswith("1.9      running leases 3, buffered groups 1/8")
@@ -36,7 +36,7 @@ def test_the_table_has_a_line_for_each_process_and_each_wait() -> None:
 
 
 def test_the_verdict_names_culprit_evidence_and_remedy() -> None:
-    assert verdict(diagnose(PATIENTS)).splitlines() == [
+    assert verdict(diagnose(PROCESSES)).splitlines() == [
         "culprit: generator localhost:7310",
         "    dead: does not do well",
         "    evidence: learner localhost:7300 waits for a generator that serves version 9 since 2 s",
@@ -52,7 +52,7 @@ def test_of_a_run_in_which_nobody_is_to_blame_remarks_are_left() -> None:
 
 
 def test_json_holds_the_same() -> None:
-    found = json.loads(as_json(patients=PATIENTS, diagnosis=diagnose(PATIENTS)))
+    found = json.loads(as_json(procs=PROCESSES, diagnosis=diagnose(PROCESSES)))
     assert (found["mode"], found["healthy"]) == ("running", False)
     assert (found["verdict"]["state"], found["verdict"]["who"]) == ("sick", "generator localhost:7310")
     assert [culprit["who"] for culprit in found["culprits"]] == ["generator localhost:7310"]

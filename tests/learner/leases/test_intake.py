@@ -43,7 +43,7 @@ from tests.env_service.peers import eventually
 from tests.learner.envs import ADDITION, EVERY_GROUP, RunningIntake, ScriptedEnv, learner
 from tests.learner.generators import announcement
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
-from tests.services.diagnosis.ward import status
+from tests.services.diagnosis.statuses import status
 
 
 def running(lease_id: int, attempt: int = 0) -> Heartbeat:

@@ -8,11 +8,11 @@ import pytest
 
 from learner.page.routes import shown_machines
 from protocol.status import UsageStatus
-from services.diagnosis.patients import Condition
+from services.diagnosis.asked import Condition
 from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, chromium, opened, shows
 from tests.learner.page.made_run import make_run, write_lines
 from tests.learner.page.told_page import ToldPage
-from tests.services.diagnosis.ward import ill, status, well
+from tests.services.diagnosis.statuses import ill, status, well
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -4,7 +4,7 @@ import pytest
 
 from protocol.status import LoadStatus, QueueStatus, Status
 from services.diagnosis.bounds import Bottleneck, bottleneck_of
-from tests.services.diagnosis.ward import load, status
+from tests.services.diagnosis.statuses import load, status
 
 BUSY = load(busy=0.95, per_s=900, running=40, limit=64)
 

@@ -3,21 +3,21 @@
 import pytest
 
 from protocol.status import EventStatus, PeerStatus, QueueStatus
+from services.diagnosis.asked import AskedProcess, Condition
 from services.diagnosis.culprits import Diagnosis, diagnose, kind_waited_for
-from services.diagnosis.patients import Condition, Patient
-from tests.services.diagnosis.ward import ill, status, well
+from tests.services.diagnosis.statuses import ill, status, well
 
 GROUPS = ("groups: 3 of 8 are there", 500.0, False)
 
 
-def all_well(**others: Patient) -> list[Patient]:
-    patients = {
+def all_well(**others: AskedProcess) -> list[AskedProcess]:
+    procs = {
         "learner": well(status("learner")),
         "generator": well(status("generator")),
         "reward": well(status("reward-service")),
         "env": well(status("env-service")),
     }
-    return list({**patients, **others}.values())
+    return list({**procs, **others}.values())
 
 
 def culprits(found: Diagnosis) -> list[str]:
@@ -94,9 +94,9 @@ def test_a_host_that_is_away_is_the_culprit_and_no_restart_is_advised() -> None:
 def test_leases_in_progress_lead_to_the_generator_that_has_their_requests() -> None:
     learner = well(status("learner", waits=(GROUPS,)))
     generator = well(status("generator", queues=(QueueStatus(name="requests", depth=4),)))
-    patients = all_well(learner=learner, generator=generator)
-    assert culprits(diagnose(patients)) == ["generator localhost:7310"]
-    assert diagnose(patients, at_work=frozenset({"generator localhost:7310"})).culprits == ()
+    procs = all_well(learner=learner, generator=generator)
+    assert culprits(diagnose(procs)) == ["generator localhost:7310"]
+    assert diagnose(procs, at_work=frozenset({"generator localhost:7310"})).culprits == ()
 
 
 def test_waits_in_a_circle_are_told_with_the_newest_failure() -> None:
@@ -164,5 +164,5 @@ def test_a_learner_that_trains_forever_is_named() -> None:
 
 
 def test_another_protocol_version_is_a_culprit() -> None:
-    patients = all_well(generator=well(status("generator", protocol_version=2)))
-    assert culprits(diagnose(patients)) == [f"{p.name}" for p in patients if p.kind != "generator"]
+    procs = all_well(generator=well(status("generator", protocol_version=2)))
+    assert culprits(diagnose(procs)) == [f"{p.name}" for p in procs if p.kind != "generator"]

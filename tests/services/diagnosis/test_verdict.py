@@ -3,12 +3,12 @@
 import pytest
 
 from protocol.status import EventStatus, ProgressStatus, Status
+from services.diagnosis.asked import AskedProcess, Condition
 from services.diagnosis.culprits import diagnose
 from services.diagnosis.pace import standing_s
-from services.diagnosis.patients import Condition, Patient
 from services.diagnosis.verdict import RunVerdict, verdict_on
 from services.local_processes import LocalProcess
-from tests.services.diagnosis.ward import ill, load, status, target, well
+from tests.services.diagnosis.statuses import ill, load, status, target, well
 
 
 def learner(*, step_age_s: float = 0.5, busy: float = 0.7, done: int = 30, waits: float | None = None) -> Status:
@@ -21,8 +21,8 @@ def learner(*, step_age_s: float = 0.5, busy: float = 0.7, done: int = 30, waits
     )
 
 
-def judged(*patients: Patient) -> RunVerdict:
-    return verdict_on(patients, diagnose(patients))
+def judged(*procs: AskedProcess) -> RunVerdict:
+    return verdict_on(procs, diagnose(procs))
 
 
 def test_a_healthy_run_tells_what_its_sides_do() -> None:
@@ -35,7 +35,7 @@ def test_a_healthy_run_tells_what_its_sides_do() -> None:
 
 def test_a_stopped_generator_is_named_with_the_way_to_let_it_go_on() -> None:
     process = LocalProcess(4711, "generator --config run.toml", is_stopped=True)
-    stopped = Patient(target("generator"), Condition.HANGS, complaint="does not answer", process=process)
+    stopped = AskedProcess(target("generator"), Condition.HANGS, complaint="does not answer", process=process)
 
     found = judged(well(learner()), stopped)
 
@@ -128,9 +128,9 @@ def test_a_verdict_stays_the_same_while_its_numbers_move(other: RunVerdict | Non
 
 
 def test_a_process_that_another_one_asked_comes_out_as_it_went_in() -> None:
-    stopped = Patient(
+    stopped = AskedProcess(
         target("reward-service"), Condition.HANGS, complaint="c", process=LocalProcess(3, "reward", is_stopped=True)
     )
 
-    assert Patient.told(stopped.to_tell()) == stopped
-    assert Patient.told(well(status("reward-service")).to_tell()) == well(status("reward-service"))
+    assert AskedProcess.told(stopped.to_tell()) == stopped
+    assert AskedProcess.told(well(status("reward-service")).to_tell()) == well(status("reward-service"))

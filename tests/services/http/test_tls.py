@@ -14,8 +14,8 @@ from headway.certificates import Authority
 from protocol.rewards import ScoreItem
 from protocol.status import Readiness
 from services.config.models import HttpConfig
+from services.diagnosis.asked import Condition, Target
 from services.diagnosis.asking import ask
-from services.diagnosis.patients import Condition, Target
 from services.http.app import create_app
 from services.http.client import HttpClient, ServiceMistrusted, ServiceUnreachable
 from services.http.metrics import Metrics

@@ -1,4 +1,4 @@
-"""Statuses and patients as tests need them."""
+"""Statuses and procs as tests need them."""
 
 from protocol.status import (
     EventStatus,
@@ -12,7 +12,7 @@ from protocol.status import (
     WaitingItems,
     WaitStatus,
 )
-from services.diagnosis.patients import Condition, Patient, Target
+from services.diagnosis.asked import AskedProcess, Condition, Target
 
 PORTS: dict[Kind, int] = {"learner": 7300, "generator": 7310, "reward-service": 7320, "env-service": 7330}
 
@@ -68,9 +68,9 @@ def load(
     )
 
 
-def well(found: Status) -> Patient:
-    return Patient(target=target(found.service), condition=Condition.ANSWERS, status=found)
+def well(found: Status) -> AskedProcess:
+    return AskedProcess(target=target(found.service), condition=Condition.ANSWERS, status=found)
 
 
-def ill(kind: Kind, condition: Condition) -> Patient:
-    return Patient(target=target(kind), condition=condition, complaint="does not do well")
+def ill(kind: Kind, condition: Condition) -> AskedProcess:
+    return AskedProcess(target=target(kind), condition=condition, complaint="does not do well")

@@ -18,10 +18,10 @@ from pydantic import SecretStr
 from learner.weights.fleet import FleetMembers
 from protocol.messages import StatusNote
 from protocol.status import Status
+from services.diagnosis.asked import AskedProcess, Condition, Target
 from services.diagnosis.asking import ask
 from services.diagnosis.culprits import diagnose
 from services.diagnosis.pace import standing_s
-from services.diagnosis.patients import Condition, Patient, Target
 from services.diagnosis.verdict import RunVerdict, verdict_on
 from services.http.tls import TlsFiles
 
@@ -48,7 +48,7 @@ class GeneratorsLoad:
     busy: float
 
 
-class Ward:
+class RunMonitor:
     """Looks every few seconds. `own` is the learner's status at `url`, `notes` those of env_services; `changed` is told
     each verdict that is not like the one before. `token` and `tls` are for generators.
     """
@@ -78,9 +78,10 @@ class Ward:
         self._leaving: set[str] = set()
         self._lost: dict[str, _LostGenerator] = {}
         self._found: RunVerdict | None = None
+        self._failed = False
         self.verdict: RunVerdict | None = None
         """The one that holds, with its newest numbers."""
-        self.patients: tuple[Patient, ...] = ()
+        self.procs: tuple[AskedProcess, ...] = ()
         self.standing_s: float | None = None
         """Seconds for which no step has ended, if that is far longer than usual."""
 
@@ -88,7 +89,14 @@ class Ward:
         """Looks until cancelled."""
         while True:
             await asyncio.sleep(max(_EVERY_S, len(self._known) / _ASKED_A_SECOND))
-            await self.look()
+            try:
+                await self.look()
+            except Exception as error:  # noqa: BLE001 - no run ends of being watched
+                if not self._failed:
+                    logger.warning("there is no verdict on this run: judging what its processes tell fails: %r", error)
+                self._failed = True
+            else:
+                self._failed = False
 
     async def look(self) -> None:
         """Asks all of them, and judges."""
@@ -97,14 +105,14 @@ class Ward:
             asked = [tasks.create_task(ask(target)) for target in targets]
         status = self._own()
         self.standing_s = standing_s(status)
-        own = Patient(Target(kind="learner", url=self._url), Condition.ANSWERS, status=status)
-        generators = [patient for patient in (task.result() for task in asked) if not self._is_of_others(patient)]
-        self.patients = (own, *generators, *self._told())
-        self._judge(verdict_on(self.patients, diagnose(self.patients, at_work=self._at_work())))
+        own = AskedProcess(Target(kind="learner", url=self._url), Condition.ANSWERS, status=status)
+        generators = [proc for proc in (task.result() for task in asked) if not self._is_of_others(proc)]
+        self.procs = (own, *generators, *self._told())
+        self._judge(verdict_on(self.procs, diagnose(self.procs, at_work=self._at_work())))
 
     def generators_load(self) -> GeneratorsLoad | None:
         """The load of all generators together in the last seconds; None if none tells."""
-        statuses = [patient.status for patient in self.patients if patient.kind == "generator"]
+        statuses = [proc.status for proc in self.procs if proc.kind == "generator"]
         loads = [status.load for status in statuses if status is not None and status.load is not None]
         if not loads:
             return None
@@ -141,29 +149,29 @@ class Ward:
         }
         return [*self._known.values(), *(one.target for one in self._lost.values())]
 
-    def _is_of_others(self, patient: Patient) -> bool:
+    def _is_of_others(self, proc: AskedProcess) -> bool:
         """True for a lost generator that answers, which will join again, or is gone while others do its work."""
-        lost = next((name for name, one in self._lost.items() if one.target is patient.target), None)
+        lost = next((name for name, one in self._lost.items() if one.target is proc.target), None)
         if lost is None:
             return False
-        if patient.condition is Condition.DEAD and self._known:
+        if proc.condition is Condition.DEAD and self._known:
             del self._lost[lost]
             return True
-        return patient.condition is Condition.ANSWERS
+        return proc.condition is Condition.ANSWERS
 
-    def _told(self) -> list[Patient]:
+    def _told(self) -> list[AskedProcess]:
         """Env_services and reward services, each once."""
-        found: dict[str, Patient] = {}
+        found: dict[str, AskedProcess] = {}
         for note in self._notes():
             env = Target(kind="env-service", url=note.url)
-            told = [Patient(env, Condition.ANSWERS, status=note.status), *map(Patient.told, note.rewards)]
-            for patient in told:
-                found.setdefault(patient.name, patient)
+            told = [AskedProcess(env, Condition.ANSWERS, status=note.status), *map(AskedProcess.told, note.rewards)]
+            for proc in told:
+                found.setdefault(proc.name, proc)
         return list(found.values())
 
     def _at_work(self) -> frozenset[str]:
         """Names of processes that have got on since the last look."""
-        statuses = {patient.name: patient.status for patient in self.patients}
+        statuses = {proc.name: proc.status for proc in self.procs}
         now = {name: one.progress.done for name, one in statuses.items() if one is not None and one.progress}
         before, self._progress = self._progress, now
         return frozenset(name for name, done in now.items() if name in before and done != before[name])

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from aiohttp import web
 
-from learner.reports.ward import GeneratorsLoad, Ward
+from learner.reports import run_monitor
+from learner.reports.run_monitor import GeneratorsLoad, RunMonitor
 from learner.weights.fleet import FleetMembers
 from protocol.messages import StatusNote
 from protocol.model import PolicyVersion
@@ -16,14 +18,14 @@ from services.http.tls import TlsFiles
 from tests.env_service.peers import hanging
 from tests.learner.envs import SetClock
 from tests.learner.generators import FINGERPRINTS, announcement
-from tests.services.diagnosis.ward import load, status
+from tests.services.diagnosis.statuses import load, status
 
 PUBLISHED = (EventStatus(name="publish", age_s=5.0),)
 ENV = "http://127.0.0.1:7330"
 
 
 class WatchedFleet:
-    """A ward over what a test sets, and the changes of its verdict."""
+    """A monitor over what a test sets, and the changes of its verdict."""
 
     def __init__(self) -> None:
         self.own = status("learner", name="run", load=load(busy=0.7), events=PUBLISHED)
@@ -33,7 +35,7 @@ class WatchedFleet:
         self.fleet = FleetMembers(
             fingerprints=FINGERPRINTS, incarnation=3, announce_every_s=2.0, silence_s=15.0, changed=lambda: None
         )
-        self.ward = Ward(
+        self.monitor = RunMonitor(
             own=lambda: self.own, url="http://127.0.0.1:7300", fleet=self.fleet, notes=lambda: self.notes,
             changed=self.changes.append, token=None, tls=TlsFiles(), clock=self.clock,
         )  # fmt: skip
@@ -48,9 +50,9 @@ class WatchedFleet:
 
     async def judged(self, times: int = 2) -> RunVerdict:
         for _ in range(times):
-            await self.ward.look()
-        assert self.ward.verdict is not None
-        return self.ward.verdict
+            await self.monitor.look()
+        assert self.monitor.verdict is not None
+        return self.monitor.verdict
 
 
 @asynccontextmanager
@@ -75,19 +77,44 @@ async def generator(told: Status) -> AsyncIterator[str]:
 GENERATOR = status("generator", load=load(busy=0.9, running=20, limit=64))
 
 
+async def test_a_look_that_fails_is_said_once_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run_monitor, "_EVERY_S", 0.001)
+    watched, looks, said = WatchedFleet(), 0, asyncio.Event()
+
+    def own() -> Status:
+        nonlocal looks
+        looks += 1
+        if looks < 4:
+            raise ValueError("a number that nobody expected")
+        return watched.own
+
+    watched.monitor = RunMonitor(
+        own=own, url="http://127.0.0.1:7300", fleet=watched.fleet, notes=list, changed=lambda _: said.set(),
+        token=None, tls=TlsFiles(), clock=watched.clock,
+    )  # fmt: skip
+    running = asyncio.create_task(watched.monitor.run())
+    async with asyncio.timeout(20):
+        await said.wait()
+    assert not running.done()
+    running.cancel()
+    assert [record.getMessage()[:26] for record in caplog.records] == ["there is no verdict on thi"]
+
+
 async def test_a_verdict_holds_once_it_was_found_twice_and_is_told_once() -> None:
     watched = WatchedFleet()
     watched.say()
     async with generator(GENERATOR) as url:
         watched.join(url)
-        await watched.ward.look()
-        assert watched.ward.verdict is None
+        await watched.monitor.look()
+        assert watched.monitor.verdict is None
         assert (await watched.judged()).state == "healthy"
         watched.say(rewards=9.0)
         watched.own = status("learner", name="run", load=load(busy=0.1), events=PUBLISHED)
-        await watched.ward.look()
-        assert watched.ward.verdict is not None
-        assert watched.ward.verdict.state == "healthy", "one late answer is no illness"
+        await watched.monitor.look()
+        assert watched.monitor.verdict is not None
+        assert watched.monitor.verdict.state == "healthy", "one late answer is no illness"
         assert (await watched.judged()).cause == "rewards"
         watched.say(rewards=8.0)
         assert (await watched.judged(1)).sentence.startswith("Rewards bound: 8 of 9")
@@ -128,24 +155,24 @@ async def test_a_generator_that_took_its_leave_and_one_whose_work_others_do_are_
         watched.join("http://127.0.0.1:2", "leaves")
         leaving = announcement("leaves", "http://127.0.0.1:2", condition="leaving")
         watched.fleet.announce(leaving, now=1.0)
-        await watched.ward.look()
+        await watched.monitor.look()
         watched.fleet.lost("dies")
         watched.fleet.lost("leaves")
         assert (await watched.judged()).state == "healthy"
-        assert {patient.name for patient in watched.ward.patients if patient.kind == "generator"} == {
+        assert {proc.name for proc in watched.monitor.procs if proc.kind == "generator"} == {
             f"generator localhost:{url.rpartition(':')[2]}"
         }
 
 
 async def test_the_load_of_all_generators_is_told_together() -> None:
     watched = WatchedFleet()
-    assert watched.ward.generators_load() is None
+    assert watched.monitor.generators_load() is None
     other = GENERATOR.model_copy(update={"pid": 2, "load": load(busy=0.5, per_s=3, running=10, limit=64)})
     async with generator(GENERATOR) as one, generator(other) as two:
         watched.join(one, "a")
         watched.join(two, "b")
-        await watched.ward.look()
+        await watched.monitor.look()
 
-    assert watched.ward.generators_load() == GeneratorsLoad(
+    assert watched.monitor.generators_load() == GeneratorsLoad(
         generators=2, running=30.0, limit=128, tokens_per_s=4.0, busy=0.7
     )

@@ -46,7 +46,7 @@ def place_of(url: str) -> str:
 
 
 @dataclass(frozen=True)
-class Patient:
+class AskedProcess:
     """A process that was asked. `complaint` is what went wrong; `process` is who listens there, if on this machine."""
 
     target: Target
@@ -56,7 +56,7 @@ class Patient:
     process: LocalProcess | None = None
 
     @classmethod
-    def told(cls, peer: AskedPeer) -> "Patient":
+    def told(cls, peer: AskedPeer) -> "AskedProcess":
         """A process that somebody else has asked."""
         known = peer.pid is not None
         return cls(
