@@ -5,6 +5,7 @@ a page far back costs what the first one does.
 """
 
 import json
+import math
 import sqlite3
 import struct
 import zlib
@@ -404,8 +405,8 @@ def _tokens(own: Columns, shared: int, decode: Decode | None, *, begin: int) -> 
 
 
 def _numbers(values: NDArray[Any]) -> list[float | None]:
-    """Four digits after the point; null for what is not known."""
-    return [None if value != value else value for value in np.round(values.astype(np.float64), 4).tolist()]
+    """Four digits after the point; null for what is not known, or infinite: JSON has no such number."""
+    return [value if math.isfinite(value) else None for value in np.round(values.astype(np.float64), 4).tolist()]
 
 
 def pieces_of(ids: Sequence[int], decode: Decode | None, *, before: Sequence[int] = ()) -> list[str]:

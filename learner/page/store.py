@@ -391,7 +391,7 @@ def _facts(trajectory: Trajectory, own: Columns) -> dict[str, Any]:
 def _mean_advantage(own: Columns) -> float | None:
     mask = own["loss_mask"] == 1
     advantage = float(own["advantages"][mask].mean()) if mask.any() else math.nan
-    return None if math.isnan(advantage) else advantage
+    return advantage if math.isfinite(advantage) else None  # SQLite takes no JSON with an infinity
 
 
 def _largest_ratio(own: Columns) -> float | None:

@@ -395,6 +395,19 @@ def test_a_damaged_part_is_named_and_the_others_are_read(tmp_path: Path) -> None
     assert [text.split(":")[0] for text in found.unreadable] == ["part-0000000009.db"]
 
 
+def test_numbers_that_are_not_finite_are_shown_as_unknown(tmp_path: Path) -> None:
+    made = taken(1, made_group(1, step=1))
+    infinite = {name: np.full_like(values, np.inf) for name, values in made.values.items()}
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0) as store:
+        store.put(replace(made, values=infinite))
+
+    found = page(tmp_path, Filter())
+    shown = group(tmp_path, Key.parse(found.rows[0]["group"]), decode=None) if found.rows else None
+    assert (found.unreadable, overview(tmp_path)["unreadable"]) == ([], [])
+    assert [row["advantage"] for row in found.rows] == [None, None]
+    assert json.dumps([found.rows, shown], allow_nan=False), "as the page's answers are written"
+
+
 def test_text_of_any_kind_is_kept_and_found(tmp_path: Path) -> None:
     texts = (NASTY, "x" * ((1 << 20) - 8) + " needle")
     folder = make_run(tmp_path / "run", steps=1, texts=texts)
