@@ -10,6 +10,8 @@ from learner.tenants.fairness import Backlog
 from learner.tenants.keys import Tenant
 from learner.tenants.work import Operation
 
+_UNLOADED = "its model was unloaded"
+
 
 @dataclass(eq=False)
 class TrainingModel:
@@ -96,6 +98,8 @@ class TrainingModels:
         model.last_used = self._clock()
         counted = self._queued[model.entry.owner]
         counted[0], counted[1] = counted[0] + 1, counted[1] + operation.size
+        if model.entry.unloaded:
+            self.drop_all(model)  # it was unloaded while the operation was accepted
 
     def queue_length(self, owner: str) -> QueueLength:
         """Count what waits of a tenant."""
@@ -124,12 +128,12 @@ class TrainingModels:
         model.early.clear()
         self._give_up(dropped, reason)
 
-    def drop_all(self, model: TrainingModel, reason: str) -> None:
-        """Give up all that wait; their clients are told."""
+    def drop_all(self, model: TrainingModel) -> None:
+        """Give up all that wait for an unloaded model; their clients are told."""
         dropped = list(model.ready)
         model.ready.clear()
-        self._give_up(dropped, reason)
-        self.drop_early(model, reason)
+        self._give_up(dropped, _UNLOADED)
+        self.drop_early(model, _UNLOADED)
 
     def _give_up(self, operations: Iterable[Operation], reason: str) -> None:
         for operation in operations:

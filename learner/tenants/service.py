@@ -203,7 +203,7 @@ class TenantService:
             raise unknown("model", model_id)
         model.entry = model.entry.model_copy(update={"unloaded": True})
         await self._durably(self.log.entry(model.entry))
-        self.models.drop_all(model, "its model was unloaded")
+        self.models.drop_all(model)
         await self.training.remove(model)
 
     async def create_custom_loss(self, tenant: Tenant, body: CreateCustomLoss) -> str:
@@ -462,7 +462,8 @@ class TenantService:
             raise unfit(str(error)) from error
 
     def _refuse_more_models(self, tenant: Tenant) -> None:
-        count = sum(each.entry.owner == tenant.name for each in self.models.by_id.values())
+        models = self.models.by_id.values()
+        count = sum(each.entry.owner == tenant.name and not each.entry.unloaded for each in models)
         if count >= tenant.max_models:
             raise unfit(f"{count} training models are yours, as many as you may have; unload one first")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow
 import pytest
 
+from learner.tenants.operations import LoggedOperation
 from learner.tenants.routes import MAX_BODY_BYTES
 from protocol.tinker.messages import MESSAGES
 from tests.learner.tenants.scripted import POISON
@@ -463,6 +464,41 @@ async def test_a_model_that_is_unloaded_while_its_turn_is_awaited_stops_nobody(t
         released.set()
         await asyncio.gather(busy, unloading)
         assert await client.loss(models[1], 1) > 0
+
+
+async def test_an_operation_whose_model_is_unloaded_while_it_is_accepted_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        log, reached, released = parts.service.log, asyncio.Event(), asyncio.Event()
+        write = log.operation
+
+        async def write_late(logged: LoggedOperation) -> None:
+            reached.set()
+            await released.wait()
+            await write(logged)
+
+        monkeypatch.setattr(log, "operation", write_late)
+        sending = asyncio.create_task(client.train(model_id, 1))
+        await reached.wait()
+        await client.post("unload_model", model_id=model_id)
+        released.set()
+        assert "its model was unloaded" in (await client.result(await sending))["error"]
+        assert parts.service.models.queue_length("a").operations == 0
+
+
+async def test_unloading_a_model_makes_room_for_another_one(tmp_path: Path) -> None:
+    async with served(tmp_path, max_models=1) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        lora = {"rank": 2, "seed": 1}
+        body = {"session_id": client.session_id, "model_seq_id": 1, "base_model": BASE, "lora_config": lora}
+        refused = await client.post("create_model", 422, **body)
+        assert "unload one first" in str(refused)
+        await client.post("unload_model", model_id=model_id)
+        await client.model(1)
 
 
 async def test_a_damaged_snapshot_fails_its_model_alone(tmp_path: Path) -> None:
