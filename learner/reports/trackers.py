@@ -16,6 +16,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,8 @@ _MAX_VALUE = 500
 _REQUEST_S = 10.0
 _MAX_PARAMS = 100
 _MAX_METRICS = 1000
+_MAX_NAME = 250
+_OUT_OF_NAMES = re.compile(r"[^\w.\- /]")
 _ROWS_AT_ONCE = 100
 _SENT = "sent.json"
 
@@ -427,7 +430,7 @@ class MlFlow(Tracker):
         body = {"experiment_id": self._experiment_id(), "run_name": run.name, "start_time": _now_ms()}
         self._run_id = self._call("runs/create", body)["run"]["info"]["run_id"]
         run.keep_id(self.name, self._run_id)
-        params = [{"key": key, "value": str(value)[:_MAX_VALUE]} for key, value in run.settings.items()]
+        params = [{"key": _key_of(name), "value": str(value)[:_MAX_VALUE]} for name, value in run.settings.items()]
         for first in range(0, len(params), _MAX_PARAMS):
             self._call("runs/log-batch", {"run_id": self._run_id, "params": params[first : first + _MAX_PARAMS]})
         return {}
@@ -444,7 +447,7 @@ class MlFlow(Tracker):
         metrics: list[dict[str, object]] = []
         for row in rows:
             same = {"timestamp": int(1000 * row.unix_s), "step": row.step}
-            made = [{"key": key, "value": value, **same} for key, value in row.values.items()]
+            made = [{"key": _key_of(name), "value": value, **same} for name, value in row.values.items()]
             if len(metrics) + len(made) > _MAX_METRICS:
                 self._call("runs/log-batch", {"run_id": self._run_id, "metrics": metrics})
                 metrics = []
@@ -474,6 +477,14 @@ class MlFlow(Tracker):
 
 
 class _NotThere(RuntimeError): ...
+
+
+def _key_of(name: str) -> str:
+    """The name as every MLflow server takes it: for another one the whole request is refused, and those of verifiers
+    and components may be anything.
+    """
+    parts = _OUT_OF_NAMES.sub("_", name)[:_MAX_NAME].split("/")
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts)
 
 
 def _kind_of(key: str) -> str:

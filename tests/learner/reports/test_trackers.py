@@ -8,6 +8,8 @@ import importlib
 import importlib.util
 import json
 import os
+import posixpath
+import re
 import shutil
 import signal
 import socket
@@ -289,6 +291,8 @@ class StandIn(ThreadingHTTPServer):
                 metrics, params = body.get("metrics", []), body.get("params", [])
                 if len(metrics) > 1000 or len(params) > 100:
                     return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "too many"}
+                if not all(is_name(row["key"]) for row in (*metrics, *params)):
+                    return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "Invalid metric name"}
                 run["metrics"] += [(row["key"], row["value"], row["step"]) for row in metrics]
                 run["params"] |= {row["key"]: row["value"] for row in params}
             case "runs/set-tag":
@@ -298,6 +302,12 @@ class StandIn(ThreadingHTTPServer):
             case _:
                 return 404, {"error_code": "ENDPOINT_NOT_FOUND"}
         return 200, {}
+
+
+def is_name(key: str) -> bool:
+    """As MLflow's own check: a key may be the path of a file."""
+    allowed = re.fullmatch(r"[/\w.\- ]{1,250}", key) is not None
+    return allowed and key == posixpath.normpath(key) and not key.startswith(("/", "..")) and key != "."
 
 
 class _Routes(BaseHTTPRequestHandler):
@@ -363,6 +373,18 @@ def test_mlflow_gets_settings_numbers_and_events_and_a_resume_goes_on_with_its_r
     assert made["metrics"] == [("reward_mean", 0.5, 3), ("reward_by_verifier/math", 0.25, 3), ("loss", 1.0, 4)]
     assert json.loads(made["tags"]["event.guard"]) == {"step": 3, "after": 2}
     assert mlflow.tokens == {"Bearer open", None}
+
+
+def test_mlflow_gets_the_numbers_of_verifiers_and_components_of_any_name(mlflow: StandIn, run: TrackedRun) -> None:
+    names = ("tests:judge", "length < 100", "", "../..", "a//b", "n" * 300, "größe", "format")
+    entry = {"kind": "step", "step": 1, "loss": 0.5, "reward_by_component": dict.fromkeys(names, 0.25)}
+    follower = followed_by(MlFlow(mlflow.url, experiment="e"), run, entry)
+
+    ((_, made),) = mlflow.runs.items()
+    assert follower.dropped == 0
+    assert [key.removeprefix("reward_by_component/")[:12] for key, _, _ in made["metrics"]] == [
+        "loss", "tests_judge", "length _ 100", "_", "_/_", "a/_/b", "n" * 12, "größe", "format"
+    ]  # fmt: skip
 
 
 def test_mlflow_that_is_not_there_is_said_by_its_address(run: TrackedRun, caplog: pytest.LogCaptureFixture) -> None:
