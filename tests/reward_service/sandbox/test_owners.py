@@ -1,5 +1,6 @@
 """Processes of sandboxes that outlived their service are killed by the next one; those of the living are not."""
 
+import secrets
 import signal
 import subprocess
 import sys
@@ -29,8 +30,8 @@ sys.stdin.read()
 
 
 @contextmanager
-def sandbox_of(mark: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", WAITS, "/tmp/work", mark]) as process:
+def sandbox_of(mark: str, *, sign: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", f"import signal  # {sign}\nsignal.pause()", mark]) as process:
         try:
             yield process
         finally:
@@ -79,16 +80,17 @@ def _marked() -> list[Path]:
 
 
 def test_what_belongs_to_the_living_or_to_another_namespace_or_to_nobody_stays() -> None:
-    own = Owner.this()
+    # A sign of its own: services of other tests start meanwhile, and clear away what has theirs.
+    own, sign = Owner.this(), f"test-{secrets.token_hex(8)}"
     gone = replace(own, pid=2**22 + 1)
     elsewhere = replace(gone, namespace=1)
     with (
-        sandbox_of(own.mark) as living,
-        sandbox_of(elsewhere.mark) as far,
-        sandbox_of(f"{gone.mark} and more") as other,
-        sandbox_of(replace(own, started=own.started + 1).mark) as reused,
-        sandbox_of(gone.mark) as left,
+        sandbox_of(own.mark, sign=sign) as living,
+        sandbox_of(elsewhere.mark, sign=sign) as far,
+        sandbox_of(f"{gone.mark} and more", sign=sign) as other,
+        sandbox_of(replace(own, started=own.started + 1).mark, sign=sign) as reused,
+        sandbox_of(gone.mark, sign=sign) as left,
     ):
-        assert end_orphans(FIRST_MODULE) >= 2
+        assert end_orphans(sign) == 2
         assert (left.wait(), reused.wait()) == (-9, -9)
         assert [process.poll() for process in (living, far, other)] == [None] * 3
