@@ -218,7 +218,10 @@ class BubblewrapRuntime:
             raise
         finally:
             close_all(given)
-        self._timer = asyncio.get_running_loop().call_later(limits.lifetime_s, self._too_old)
+
+    def age_from_now(self) -> None:
+        """Have it end after its lifetime, counted from here."""
+        self._timer = asyncio.get_running_loop().call_later(self._launch.limits.lifetime_s, self._too_old)
 
     def _settings(self, walls: RuntimeWalls) -> keeper.RuntimeKeeperSettings:
         limits = self._launch.limits

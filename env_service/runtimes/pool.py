@@ -116,7 +116,7 @@ class RuntimePool:
     def settle(self) -> None:
         """Live in the running event loop. Its thread has to live as long: runtimes die with it."""
         self._loop, self._opening, self._queue = asyncio.get_running_loop(), asyncio.Lock(), asyncio.Lock()
-        self._forge = KeeperForge()
+        self._forge, self._building = KeeperForge(), asyncio.Lock()
         self._starting, self._left = asyncio.Semaphore(2 * (os.cpu_count() or 1)), asyncio.Event()
 
     async def open(self) -> None:
@@ -198,25 +198,34 @@ class RuntimePool:
 
     async def _start(self, image: str, snapshot: RuntimeSnapshot | None) -> Runtime:
         await self._open()
-        spare = None if snapshot is not None else self._spare_of(image)
-        if spare is None:
-            await self._reserved(image)
+        runtime = await self._spare_or_room(None if snapshot is not None else image)
+        if runtime is None:
             try:
-                spare = await self._launched(image, snapshot)
+                runtime = await self._launched(image, snapshot)
             finally:
-                self._coming -= 1
+                self._came()
+        runtime.age_from_now()
         self._refill(image)
-        return _RuntimeAnywhere(self._at_home, spare)
+        return _RuntimeAnywhere(self._at_home, runtime)
 
-    async def _reserved(self, image: str) -> None:
-        """Return when there is room for one more, which is counted from then on. Raises RuntimesBusy."""
+    async def _spare_or_room(self, image: str | None) -> BubblewrapRuntime | None:
+        """A warm runtime of that image; or None when there is room for one more, which is counted from then on.
+
+        Raises RuntimesBusy.
+        """
+        if (spare := await self._spare_of(image)) is not None:
+            return spare
         self._waiting += 1
         try:
             async with asyncio.timeout(self._config.patience_s), self._queue:  # who came first is served first
-                while not await self._has_room(but=image):
+                while True:
                     self._left.clear()
+                    if (spare := await self._spare_of(image)) is not None:
+                        return spare
+                    if await self._has_room(but=image):
+                        self._coming += 1
+                        return None
                     await self._left.wait()
-                self._coming += 1
         except TimeoutError:
             raise RuntimesBusy(
                 f"there was no room for a runtime in {self._config.patience_s:g} s: {len(self._living)} live "
@@ -225,14 +234,20 @@ class RuntimePool:
         finally:
             self._waiting -= 1
 
-    def _spare_of(self, image: str) -> BubblewrapRuntime | None:
-        spares = self._spares[image]
+    async def _spare_of(self, image: str | None) -> BubblewrapRuntime | None:
+        spares = self._spares.get(image) if image is not None else None
         while spares:
             if (spare := spares.popleft()).stands:
                 return spare
+            await spare.stop()  # until then it takes room
         return None
 
-    async def _has_room(self, *, but: str = "") -> bool:
+    def _came(self) -> None:
+        """Take one off those that are coming: it has come, or will not, and who waits looks again."""
+        self._coming -= 1
+        self._left.set()
+
+    async def _has_room(self, *, but: str | None) -> bool:
         """True if there is room for one more, of which warm ones of other images may go."""
         while not self._fits(1):
             other = next((name for name, spares in self._spares.items() if spares and name != but), None)
@@ -252,8 +267,9 @@ class RuntimePool:
     async def _launched(self, image: str, snapshot: RuntimeSnapshot | None) -> BubblewrapRuntime:
         """Raises RuntimeLost if several in a row could not be started."""
         assert self._launch is not None
-        if image not in self._walls:
-            self._walls[image] = await asyncio.to_thread(self._walls_of, image)
+        async with self._building:  # once, also where several begin together
+            if image not in self._walls:
+                self._walls[image] = await asyncio.to_thread(self._walls_of, image)
         found, walls = self._walls[image]
         for attempt in range(1, _ATTEMPTS + 1):
             self._names += 1
@@ -295,7 +311,7 @@ class RuntimePool:
                 logger.warning("no warm runtime: %s", error)
                 return
             finally:
-                self._coming -= 1
+                self._came()
 
     async def _close(self) -> None:
         for task in list(self._filling):

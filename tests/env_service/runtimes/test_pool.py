@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from env_service.runtimes import images
 from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.images import ImageFault
-from env_service.runtimes.interface import RuntimesBusy
+from env_service.runtimes.interface import RuntimeEnded, RuntimesBusy
 from env_service.runtimes.pool import RuntimePool, RuntimesOff
 from services.http.metrics import Metrics
 from services.isolation.faults import CannotIsolate
@@ -64,8 +66,73 @@ async def test_room_is_counted_and_who_waits_is_next() -> None:
         await pool.close()
 
 
+async def test_who_waits_takes_the_warm_runtime_that_was_on_its_way() -> None:
+    pool = RuntimePool(RuntimesConfig(spare=1, max_runtimes=2, patience_s=15, limits=SMALL))
+    try:
+        first = await pool.start("host")
+        await asyncio.sleep(0)  # from here on a warm one takes the last room
+        assert await said(await pool.start("host"), "echo second") == "second"
+        assert await said(first, "echo first") == "first"
+    finally:
+        await pool.close()
+
+
+async def test_a_fork_has_the_room_of_a_warm_runtime_of_its_image() -> None:
+    pool = RuntimePool(RuntimesConfig(spare=1, max_runtimes=2, patience_s=15, limits=SMALL))
+    try:
+        first = await pool.start("host")
+        await first.copy_in({"work/kept": b"of the first"})
+        snapshot = await first.snapshot()
+        await asyncio.gather(*pool._filling)
+        assert pool._warm == 1
+        assert await said(await pool.start("host", snapshot=snapshot), "cat kept") == "of the first"
+    finally:
+        await pool.close()
+
+
+async def test_a_lifetime_is_that_of_the_task_and_not_of_the_wait_for_one() -> None:
+    limits = SMALL.model_copy(update={"lifetime_s": 1.5})
+    pool = RuntimePool(RuntimesConfig(spare=1, limits=limits))
+    try:
+        await (await pool.start("host")).stop()
+        await asyncio.gather(*pool._filling)
+        await asyncio.sleep(2)
+        (warm,) = keepers()
+        runtime = await pool.start("host")
+        assert warm in keepers()
+        assert await said(runtime, "echo works") == "works"
+        with pytest.raises(RuntimeEnded, match=r"its time was over after 1.5 s"):
+            await said(runtime, "sleep 5")
+    finally:
+        await pool.close()
+
+
+async def test_starts_at_once_of_an_image_that_is_not_the_first_all_come_to_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    complete = images.complete_root
+
+    def slow(root: Path, *, user: int) -> None:
+        time.sleep(0.2)  # as on a busy disk
+        complete(root, user=user)
+
+    monkeypatch.setattr(images, "complete_root", slow)
+    pool = RuntimePool(RuntimesConfig(spare=0, limits=SMALL))
+    try:
+        monkeypatch.setattr(pool, "_try_walls", _nothing)  # which has the first image's walls made
+        made = await asyncio.gather(*(pool.start("host") for _ in range(3)))
+        assert [await said(each, "pwd; cat /etc/hosts") for each in made] == ["/work\n127.0.0.1 localhost"] * 3
+    finally:
+        await pool.close()
+
+
+async def _nothing() -> None:
+    """Tries no walls."""
+
+
 async def test_a_warm_runtime_that_died_is_not_given_out() -> None:
-    pool = RuntimePool(RuntimesConfig(spare=1, limits=SMALL))
+    pool, metrics = RuntimePool(RuntimesConfig(spare=1, limits=SMALL)), Metrics("test")
+    pool.show(metrics)
     try:
         await (await pool.start("host")).stop()
         await asyncio.sleep(1.5)
@@ -74,6 +141,8 @@ async def test_a_warm_runtime_that_died_is_not_given_out() -> None:
         assert all_end([warm], timeout_s=20)
         await asyncio.sleep(0.1)
         assert await said(await pool.start("host"), "echo works") == "works"
+        # Nor does it take room any more.
+        assert metrics.registry.get_sample_value("headway_test_runtimes", {"state": "busy"}) == 1
     finally:
         await pool.close()
 
