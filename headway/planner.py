@@ -278,7 +278,8 @@ def splits(plan: Plan) -> list[DeviceSplit]:
     if none does.
     """
     room = _USABLE * plan.device.memory_gb * 1e9
-    sizes = [1 << power for power in range(plan.devices.bit_length()) if 1 << power < plan.devices]
+    most = plan.generator_devices or plan.devices - 1
+    sizes = [1 << power for power in range(most.bit_length())]
     fit = {count: found for count in sizes if (found := sequences_at_once(plan, count, room))}
     if not fit:
         least = generator_bytes(plan, sizes[-1], 1) / 1e9
@@ -287,10 +288,10 @@ def splits(plan: Plan) -> list[DeviceSplit]:
         _split(plan, devices, engine, at_once)
         for engine, at_once in fit.items()
         for devices in ([plan.generator_devices] if plan.generator_devices else range(engine, plan.devices, engine))
-        if devices >= engine and learner_bytes(plan, plan.devices - devices) <= room
+        if learner_bytes(plan, plan.devices - devices) <= room
     ]
     if not made:
-        least = learner_bytes(plan, max(1, plan.devices - min(fit))) / 1e9
+        least = learner_bytes(plan, plan.devices - (plan.generator_devices or min(fit))) / 1e9
         raise ConfigError([_too_small("the learner", least, plan, "more or larger devices")])
     return sorted(made, key=lambda split: -split.bound(plan))
 

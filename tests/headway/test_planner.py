@@ -153,6 +153,20 @@ def test_a_model_that_fits_nowhere_is_an_error(parameters: float, who: str) -> N
         splits(replace(PLAN, devices=2, shape=replace(SMALL, parameters=parameters)))
 
 
+def test_too_few_devices_for_a_generator_are_no_fault_of_the_learner() -> None:
+    plan = replace(PLAN, devices=16, generator_devices=1, shape=replace(SMALL, parameters=3.2e10))
+    with pytest.raises(ConfigError, match="a generator does not fit: it needs"):
+        splits(plan)
+    assert splits(replace(plan, generator_devices=2))[0].engine_devices == 2
+
+
+def test_the_learner_that_does_not_fit_has_the_devices_that_are_left_to_it() -> None:
+    plan = replace(PLAN, generator_devices=3, shape=replace(SMALL, parameters=6e9))
+    needed = learner_bytes(plan, 1) / 1e9
+    with pytest.raises(ConfigError, match=f"the learner does not fit: it needs {needed:.1f} GB"):
+        splits(plan)
+
+
 def test_lengths_are_those_of_a_recorded_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "step", "step": 1, "length_mean": 7.0}) + "\n")
     assert lengths_of(tmp_path) == (7,)
