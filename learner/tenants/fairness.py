@@ -36,7 +36,7 @@ class RoundBudget:
     def tokens(self) -> int:
         """The budget of the next round."""
         known = self._rate * self._seconds if self._rate else _FIRST_BUDGET
-        return min(self._most, max(_MIN_BUDGET, int(known)))
+        return int(min(self._most, max(_MIN_BUDGET, known)))
 
     def learn(self, tokens: int, seconds: float) -> None:
         """So long have the passes of so many tokens taken."""

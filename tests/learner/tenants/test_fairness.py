@@ -1,3 +1,4 @@
+import math
 from collections import Counter, deque
 
 from hypothesis import given
@@ -93,3 +94,9 @@ def test_rounds_without_tokens_teach_nothing() -> None:
     budget.learn(10_000, 1.0)
     budget.learn(0, 3.0)
     assert budget.tokens() == 10_000
+
+
+def test_turns_of_any_length_hold_the_most_tokens() -> None:
+    budget = RoundBudget(seconds=math.inf, most=60_000)
+    budget.learn(10_000, 1.0)
+    assert budget.tokens() == 60_000
