@@ -174,7 +174,7 @@ def verdict_of(run: ReportedRun) -> str:
     ends = [*(float(one["unix_s"]) for one in timed[1:]), end]
     held: dict[tuple[object, ...], float] = {}
     texts: dict[tuple[object, ...], str] = {}
-    for one, until in zip(timed, ends, strict=bool(timed)):
+    for one, until in zip(timed, ends, strict=False):
         if one.get("state") not in ("starting", "ending"):
             which = (one.get("state"), one.get("cause"), one.get("who"))
             held[which] = held.get(which, 0.0) + max(0.0, until - float(one["unix_s"]))
