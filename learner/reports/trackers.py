@@ -152,7 +152,8 @@ class Follower:
                 return
             self._waiting.append(entry)
             if len(self._waiting) > self._most_waiting:
-                self._waiting.popleft()
+                # Without the resume, the first line of a life, steps that are lost would stay in the tracker.
+                del self._waiting[1 if self._waiting[0]["kind"] == "resume" else 0]
                 self.dropped += 1
             self._stirred.notify()
         if not (self._started or self._slow_said) and time.monotonic() - self._began > _QUIET_S:

@@ -572,6 +572,26 @@ def test_where_steps_are_lost_that_a_tracker_has_another_run_begins_with_the_who
     assert tracker.seen == ["sums", "failed", "sums from 4", *before, *evaluations, told, *after, "finished"]
 
 
+def test_a_tracker_that_starts_slowly_loses_steps_but_not_the_resume(run: TrackedRun) -> None:
+    write_former(run, *FIRST_LIFE)
+    let_go = threading.Event()
+    tracker = ScriptedTracker(start=lambda: assert_set(let_go), sent={"step": 6, "evaluation": 3})
+    follower = Follower(tracker, run, most_waiting=3)
+    for entry in WITHOUT_JOURNAL:
+        follower.put(entry)
+    let_go.set()
+    follower.end("finished")
+    follower._thread.join(PATIENCE_S)
+
+    steps = [row[0] for row in tracker.seen if isinstance(row, tuple) and "loss" in row[1]]
+    assert tracker.seen[:3] == ["sums", "failed", "sums from 4"]
+    assert (steps, follower.dropped) == ([1, 2, 3, 4, 6, 7], 1)
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(PATIENCE_S)
+
+
 def test_a_tracker_of_an_earlier_release_is_not_sent_again_what_the_file_holds(run: TrackedRun) -> None:
     write_former(run, *FIRST_LIFE)
     tracker = ScriptedTracker(sent=None)
