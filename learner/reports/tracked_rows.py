@@ -15,12 +15,19 @@ _EVALUATIONS = ("evaluation", "held_out")
 
 
 class TrackedRow(NamedTuple):
-    """Numbers of a step, or of the version after it. `kind` is that of the line, a step's also of one trained again."""
+    """Numbers of a step, or of the version after it. `kind` is that of the line, a step's also of one trained again.
+    `noted_s` is the line's `unix_s`; None of a step of an earlier release.
+    """
 
     kind: str
     step: int
     values: Mapping[str, float]
-    unix_s: float
+    noted_s: float | None
+
+    @property
+    def unix_s(self) -> float:
+        """When it was; now, if that is not known."""
+        return time.time() if self.noted_s is None else self.noted_s
 
 
 def row_of(entry: Entry) -> TrackedRow | None:
@@ -29,7 +36,7 @@ def row_of(entry: Entry) -> TrackedRow | None:
     if found is None:
         return None
     kind, unix_s = str(entry["kind"]), entry.get("unix_s")
-    return TrackedRow("step" if kind == "replay" else kind, *found, time.time() if unix_s is None else float(unix_s))
+    return TrackedRow("step" if kind == "replay" else kind, *found, None if unix_s is None else float(unix_s))
 
 
 def newest_of(rows: Iterable[TrackedRow]) -> dict[str, int]:
@@ -47,11 +54,12 @@ def is_beyond(row: TrackedRow, sent: Mapping[str, int]) -> bool:
 
 def joined(rows: Sequence[TrackedRow], *, every_s: float) -> list[TrackedRow]:
     """At most a row for each `every_s` of the clock, with the means of its numbers at the newest of its steps. An
-    evaluation is a row of its own, at its version.
+    evaluation is a row of its own, at its version, and so is a step of which the time is not known.
     """
     found: dict[tuple[object, ...], list[TrackedRow]] = {}
     for row in rows:
-        place = (row.step, row.kind) if row.kind in _EVALUATIONS else (int(row.unix_s / every_s), "")
+        alone = row.noted_s is None or row.kind in _EVALUATIONS
+        place = (row.step, row.kind) if alone else (int(row.unix_s / every_s), "")
         found.setdefault(place, []).append(row)
     return [_mean(some) for some in found.values()]
 

@@ -600,6 +600,17 @@ def test_a_tracker_of_an_earlier_release_is_not_sent_again_what_the_file_holds(r
     assert [row for row in tracker.seen if isinstance(row, tuple)][1:] == [(7, {"loss": 7.0})]
 
 
+def test_steps_of_an_earlier_release_which_have_no_time_are_not_joined(run: TrackedRun) -> None:
+    steps = [{"kind": "step", "step": step, "loss": float(step)} for step in range(1, 7)]
+    write_former(run, *steps)
+    tracker = ScriptedTracker(sent=None)
+    tracker.every_s, tracker.row_every_s = 0.05, 0.5
+    assert followed_by(tracker, run, *WITHOUT_JOURNAL[:1]).dropped == 0
+
+    history = [(step, {"loss": float(step)}) for step in range(1, 5)]
+    assert tracker.seen[:-2] == ["sums", "failed", "sums from 4", *history]
+
+
 def test_a_run_on_files_trains_the_same_steps_again_and_sends_them_once(run: TrackedRun) -> None:
     write_former(run, *FIRST_LIFE)
     tracker = ScriptedTracker(sent={"step": 4})
