@@ -319,9 +319,12 @@ def test_a_step_tells_how_many_of_its_groups_are_kept(tmp_path: Path) -> None:
         store.wait_idle()
         store.spent_s = 1.0
         store.put(taken(2, *(made_group(n, step=2) for n in range(4))))
+        store.spent_s = 0.0
+        store.put(taken(3, made_group(1, step=3)))
 
     assert kept_of_step(tmp_path, 1) == {"groups": 3, "left_out": 0}
-    assert kept_of_step(tmp_path, 3) == {"groups": 0, "left_out": 0}
+    assert kept_of_step(tmp_path, 2) == {"groups": 0, "left_out": 4}
+    assert kept_of_step(tmp_path, 4) == {"groups": 0, "left_out": 0}
 
 
 def test_a_part_of_an_earlier_release_is_gone_on_with(tmp_path: Path) -> None:
