@@ -170,7 +170,10 @@ def received(control: socket.socket, *, most_bytes: int, most_handles: int) -> t
     """
     handles = array.array("i")
     size = socket.CMSG_LEN(most_handles * handles.itemsize)
-    message, parts, _, _ = control.recvmsg(most_bytes, size, socket.MSG_CMSG_CLOEXEC)
+    try:
+        message, parts, _, _ = control.recvmsg(most_bytes, size, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:  # the other end left something unread: that is told once, ahead of its last words
+        message, parts, _, _ = control.recvmsg(most_bytes, size, socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in parts:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             handles.frombytes(content[: len(content) - len(content) % handles.itemsize])

@@ -53,6 +53,21 @@ async def test_files_go_in_and_out_and_a_fork_begins_with_them(pool: RuntimePool
         await runtime.copy_in({"work/big": bytes(9 << 20)})
 
 
+async def test_why_a_runtime_ended_is_heard_of_though_a_command_was_on_its_way(pool: RuntimePool) -> None:
+    runtime = await pool.start("host")
+    (keeper,) = keepers()
+    (monitor,) = children_of(keeper)
+    (first,) = children_of(monitor)
+    os.kill(keeper, signal.SIGSTOP)
+    os.kill(first, signal.SIGKILL)
+    assert all_end([first, monitor], timeout_s=20)
+    running = asyncio.ensure_future(sh(runtime, "true"))
+    await asyncio.sleep(0.1)
+    os.kill(keeper, signal.SIGCONT)
+    with pytest.raises(RuntimeLost, match="its first process ended with"):
+        await running
+
+
 async def test_a_runtime_that_is_killed_is_lost_and_one_that_ended_itself_has_ended(pool: RuntimePool) -> None:
     killed = await pool.start("host")
     (monitor,) = children_of(keepers()[0])
