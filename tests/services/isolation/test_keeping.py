@@ -1,4 +1,4 @@
-"""What keepers and services share: what one says to the other."""
+"""Messages between a service and its keepers."""
 
 import socket
 
