@@ -22,6 +22,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.machine import described_machine
+from benchmarks.result_files import print_and_write
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.client_operations import AdamStep, AdapterShape, Array, ClientDatum, ForwardBackward
 
@@ -52,9 +53,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer = AdapterTrainer.open(written_model(Path(folder)), name="qwen3")
     costs = [measured(trainer, tenants, rows, rounds=arguments.rounds) for rows in ROWS for tenants in TENANTS]
-    report = _report(costs, arguments)
-    print(report)
-    (RESULTS / "tenants.md").write_text(report, encoding="utf-8")
+    print_and_write(_report(costs, arguments), RESULTS / "tenants.md")
 
 
 def _arguments() -> argparse.Namespace:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks import cpu_time
 from benchmarks.machine import described_machine
+from benchmarks.result_files import print_and_write
 from benchmarks.tenant_load.server import serving
 from benchmarks.tenant_load.together import SdkClient, sdk_clients, trained
 
@@ -56,10 +57,7 @@ def main() -> None:
                 for count in (1, arguments.tenants):
                     steps = _steps(clients[name][:count], arguments.steps, cpu_s)
                     found.setdefault((name, count), []).append(steps)
-    report = _report(found, arguments)
-    print(report)
-    if arguments.output is not None:
-        arguments.output.write_text(report, encoding="utf-8")
+    print_and_write(_report(found, arguments), arguments.output)
 
 
 def _arguments() -> argparse.Namespace:

@@ -30,6 +30,7 @@ import pyarrow
 from numpy.typing import NDArray
 
 from benchmarks.machine import described_machine
+from benchmarks.result_files import print_and_write
 from benchmarks.tenant_load.server import MODEL, TenantServer, key_of, serving
 from protocol.tinker.messages import MESSAGES
 from protocol.tinker.tensors import write_tensor
@@ -290,10 +291,7 @@ def main() -> None:
     """Measures, prints and writes the table."""
     arguments = _arguments()
     phases, memory = asyncio.run(_measured(arguments))
-    report = _report(phases, memory, arguments)
-    print(report)
-    if arguments.output is not None:
-        arguments.output.write_text(report, encoding="utf-8")
+    print_and_write(_report(phases, memory, arguments), arguments.output)
 
 
 def _arguments() -> argparse.Namespace:

@@ -56,14 +56,12 @@ def key_of(name: str) -> str:
 
 
 @contextmanager
-def serving(folder: Path, tenants: Sequence[str], *options: str, **bounds: int) -> Iterator[TenantServer]:
+def serving(folder: Path, tenants: Sequence[str]) -> Iterator[TenantServer]:
     """A server for these tenants, its state in the folder; no generator, so that nothing can be sampled."""
     model = folder / "model"
     model.mkdir()
     written_model(model)
-    entries = [
-        {"name": each, "sha256": hashlib.sha256(key_of(each).encode()).hexdigest(), **bounds} for each in tenants
-    ]
+    entries = [{"name": each, "sha256": hashlib.sha256(key_of(each).encode()).hexdigest()} for each in tenants]
     keys = folder / "keys.json"
     keys.touch(mode=0o600)
     keys.write_text(json.dumps({"keys": entries}), encoding="utf-8")
@@ -71,7 +69,7 @@ def serving(folder: Path, tenants: Sequence[str], *options: str, **bounds: int) 
     command = [
         str(Path(sys.executable).with_name("learner")), "--model", str(model), "--run.directory", str(folder / "runs"),
         "--run.name", "tenants", "--http.port", str(port), "--tinker.enabled", "true", "--tinker.base-model", MODEL,
-        "--tinker.keys-file", str(keys), *options,
+        "--tinker.keys-file", str(keys),
     ]  # fmt: skip
     with (folder / "server.log").open("wb") as log:
         environment = {**os.environ, environment_name_of("http.token", process="learner"): secrets.token_urlsafe(32)}

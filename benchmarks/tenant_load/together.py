@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import described_machine
+from benchmarks.result_files import print_and_write
 from benchmarks.tenant_load.server import MODEL, TenantServer, key_of, serving
 
 ROOT = Path(__file__).parents[2]
@@ -93,10 +94,7 @@ def main() -> None:
     if not PYTHON.exists():
         sys.exit("error: build/tinker-sdk is not there: `make tinker-sdk` makes it")
     found = [each for rows in (8, 1) for each in _measured(arguments, rows)]
-    report = _report(found, arguments)
-    print(report)
-    if arguments.output is not None:
-        arguments.output.write_text(report, encoding="utf-8")
+    print_and_write(_report(found, arguments), arguments.output)
 
 
 def _arguments() -> argparse.Namespace:
