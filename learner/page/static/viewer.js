@@ -110,6 +110,10 @@ export class Viewer {
     return address("trajectories", { ...this.given, ...change });
   }
 
+  firstPage(change) { // of the list that another address asks for
+    return this.to({ skip: null, start: null, direction: null, ...change });
+  }
+
   filter() {
     return Object.fromEntries([["run", this.given.run], ...FILTERS.map(([name]) => [name, this.given[name]])]);
   }
@@ -164,7 +168,9 @@ export class Viewer {
       ...top,
       side([
         section(this.name, own),
-        ...(await Promise.all(this.others.map((other) => this.listOf(other, rows[0]?.step)))),
+        ...(await Promise.all(
+          this.others.map((other) => order ? this.listOf(other, way) : this.listOf(other, {}, rows[0]?.step)),
+        )),
       ]),
     ];
   }
@@ -188,15 +194,16 @@ export class Viewer {
     const links = [before, after].flatMap(({ rows }) => rows).map((row) =>
       el(
         "a",
-        { href: this.to({ step: row.step, skip: null, start: null, direction: null }) },
+        { href: this.firstPage({ step: row.step }) },
         `step ${number(row.step)}`,
       )
     );
     return links.length ? el("p", {}, "The nearest that are kept: ", links[0], links[1] ? ", " : null, links[1]) : null;
   }
 
-  async listOf(other, newest) { // what fits in a run beside this one, up to the step of this one's newest row
-    const { rows } = await ask("rows", { ...this.filter(), run: other.run, max_step: newest, limit: PAGE });
+  async listOf(other, way, newest) { // what fits in a run beside this one, up to the step of this one's newest row
+    const max_step = newest ?? this.given.max_step;
+    const { rows } = await ask("rows", { ...this.filter(), ...way, run: other.run, max_step, limit: PAGE });
     const until = newest == null ? "" : ` up to step ${number(newest)}`;
     return section(
       other.name,
@@ -302,17 +309,12 @@ export class Viewer {
     const open = (row) => this.to({ ...this.first(run), group: row.group, at: row.key, start: null, direction: null });
     const sorted = (name, text) =>
       el("a", {
-        href: this.to({
-          order: this.given.order === name ? `-${name}` : name,
-          skip: null,
-          start: null,
-          direction: null,
-        }),
+        href: this.firstPage({ order: this.given.order === name ? `-${name}` : name }),
         title: "order by it",
       }, text);
     const narrow = (name, value, text = value) =>
       el("a", {
-        href: this.to({ [name]: value, start: null, direction: null, group: null }),
+        href: this.firstPage({ [name]: value, group: null }),
         title: `only ${name} ${value}`,
       }, text);
     const head = [

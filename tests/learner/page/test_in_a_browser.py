@@ -569,8 +569,23 @@ def test_the_list_is_ordered_by_the_head_of_a_column_and_page_by_page(browser: "
     page.get_by_role("link", name="more ▶").first.click()
     page.get_by_role("link", name="◀ before").first.wait_for(timeout=WAIT_MS)
     assert first == ["2"] * 50
+    page.get_by_role("link", name="sums", exact=True).first.click()
+    page.get_by_role("link", name="◀ before").first.wait_for(state="detached", timeout=WAIT_MS)
+    shows(page, "#view-trajectories [role=status]", "50 shown")
     page.goto(f"{viewed.url}#/trajectories?step=900")
     shows(page, "#view-trajectories p", "The nearest that are kept: step 60")
+    assert said == []
+    page.context.close()
+
+
+def test_the_list_of_a_run_beside_is_in_the_same_order(browser: "Browser", both: Viewed) -> None:
+    page, said = opened(browser, f"{both.url}#/trajectories?with=1&order=-reward&max_step=30")
+    shows(page, ".runs section:nth-child(2) table.list td", "sums")
+    rewards = page.locator(".runs section:nth-child(2) table.list tbody tr td:nth-child(2)").all_inner_texts()
+    steps = page.locator(".runs section:nth-child(2) table.list tbody tr td:nth-child(1)").all_inner_texts()
+    assert rewards == sorted(rewards)
+    assert max(map(int, steps)) <= 30
+    assert len(rewards) == 50
     assert said == []
     page.context.close()
 
