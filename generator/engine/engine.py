@@ -41,7 +41,7 @@ from generator.engine.records import (
 from generator.engine.socket_folder import make_socket_folder, remove_socket_folder
 from generator.weights.plan import POLICY_ADAPTER, LoadReport, WeightSyncError, check_plan
 from protocol.adapters import AdapterSampleRequest
-from protocol.fleet import JoinGroup, Prepare
+from protocol.fleet import SLOWEST_BYTES_PER_S, JoinGroup, Prepare
 from protocol.generation import GeneratePart, Sampling
 from services.process import NeverServed
 
@@ -134,6 +134,7 @@ class Engine:
         self._unloaded = False
         self._loading = False
         self._bucket_timeout_s = FILE_TIMEOUT_S
+        self._base_bytes = 0
         self._commit_task: asyncio.Future[CommitReport] | None = None
 
     @classmethod
@@ -354,7 +355,7 @@ class Engine:
             check_plan(plan.buckets)
             await self._calls.told(self._llm.collective_rpc("headway_stage", args=(plan.model_dump_json(), staging)))
             if staging:
-                await self._calls.settled(deadline_s=len(plan.buckets) * self._bucket_timeout_s + GRACE_S)
+                await self._calls.settled(deadline_s=self._stage_s(plan))
 
     async def stage_files(self, plan: Prepare, *, paths: Sequence[str]) -> None:
         """Stage buckets that were downloaded: one local file per bucket, its bytes those of the bucket.
@@ -366,7 +367,14 @@ class Engine:
             await self._calls.told(
                 self._llm.collective_rpc("headway_stage_files", args=(plan.model_dump_json(), list(paths)))
             )
-            await self._calls.settled(deadline_s=len(paths) * self._bucket_timeout_s + GRACE_S)
+            await self._calls.settled(deadline_s=self._stage_s(plan))
+
+    def _stage_s(self, plan: Prepare) -> float:
+        """Longest time for a plan's buckets, and for adding an adapter to base weights that came now or before."""
+        if plan.adapter is not None and plan.brings_base:
+            self._base_bytes = sum(bucket.nbytes for bucket in plan.buckets)
+        merge_s = 0.0 if plan.adapter is None else self._base_bytes / SLOWEST_BYTES_PER_S
+        return len(plan.buckets) * self._bucket_timeout_s + GRACE_S + merge_s
 
     async def commit(self, *, version: str) -> CommitReport:
         """Pause at a token boundary, load what is staged, stamp `version` on what follows, and resume.

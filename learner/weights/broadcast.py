@@ -267,7 +267,7 @@ class WeightBroadcast:
         body = Prepare(version=str(packed.version), epoch=self._epoch, buckets=specs, adapter=packed.adapter)
         for member in members:
             member.form = form
-        deadline_s = timeout_s * (len(specs) + 1) + _GRACE_S
+        deadline_s = timeout_s * (len(specs) + 1) + _GRACE_S + packed.merge_s
         asked = _MemberRequests(
             {
                 member: self._ask_to_prepare(member, body, deadline_s=deadline_s)
@@ -279,7 +279,8 @@ class WeightBroadcast:
         staging = all(member.announcement.staging for member in members)
         sent = await collective_beside(
             lambda: group.send(buckets, timeout_s=timeout_s), asked.answers.values(),
-            answer_s=timeout_s if staging else self._options.commit_timeout_s, grace_s=_GRACE_S, threads=self._threads,
+            answer_s=packed.merge_s + (timeout_s if staging else self._options.commit_timeout_s), grace_s=_GRACE_S,
+            threads=self._threads,
         )  # fmt: skip
         _raise_unless_expected(sent)
         if sent is not None:

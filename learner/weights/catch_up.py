@@ -152,7 +152,9 @@ class CatchUps:
         """Enough for a slow link that is shared by all that may download at once."""
         options = self._options
         size = packed.nbytes(packed.form_for([member.base]))
-        seconds = options.pull_timeout_s + options.parallel_pulls * size / options.slowest_pull_bytes_per_s
+        seconds = (
+            options.pull_timeout_s + options.parallel_pulls * size / options.slowest_pull_bytes_per_s + packed.merge_s
+        )
         return seconds * 2.0 ** min(self._past_of(member).slow, _MAX_DOUBLINGS)
 
     def _past_of(self, member: FleetMember) -> _Past:

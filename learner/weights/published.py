@@ -19,7 +19,15 @@ from fastapi import Depends, FastAPI, Query, Response
 from learner.weights.fleet import FleetMembers, JoinRefused
 from learner.weights.probe import Probe
 from learner.weights.process_group import Bucket, LaidOut, NamedTensors, in_thread
-from protocol.fleet import CHUNK_HASH_HEADER, Announcement, Backend, LowRank, PullPlan, WeightForm
+from protocol.fleet import (
+    CHUNK_HASH_HEADER,
+    SLOWEST_BYTES_PER_S,
+    Announcement,
+    Backend,
+    LowRank,
+    PullPlan,
+    WeightForm,
+)
 from protocol.model import PolicyVersion
 from services.http.app import RequestRefused, json_answer, json_body
 from services.process import DaemonThreads
@@ -133,6 +141,11 @@ class PackedWeights:
     def nbytes(self, form: WeightForm) -> int:
         """The bytes to be sent."""
         return sum(bucket.spec.nbytes for bucket in self.in_form(form))
+
+    @property
+    def merge_s(self) -> float:
+        """Longest time in which a generator adds the adapter to its base weights, however little it was sent."""
+        return sum(bucket.spec.nbytes for bucket in self.base) / SLOWEST_BYTES_PER_S
 
     def form_for(self, held: Iterable[str]) -> WeightForm:
         """The smallest form for receivers that hold these base weights."""

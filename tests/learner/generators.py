@@ -156,8 +156,8 @@ class ScriptedGenerator:
 
     Of its next `misses` probes it says nothing. `loads_wrong` changes its checksum, `stale_checksum` is always told.
 
-    At a step (`group`, `prepare`, `pull`, `commit`) it waits for the event in `hold`, and fails if `refuses` says so,
-    or says that it takes nothing now if `stalls` does. It has so many `workers`, each a rank of a broadcast.
+    At a step (`group`, `prepare`, `merge`, `pull`, `commit`) it waits for the event in `hold`, and fails if `refuses`
+    says so, or says that it takes nothing now if `stalls` does. It has so many `workers`, each a rank of a broadcast.
     `dies_in_prepare` is asked at each prepare. `learner` is where it downloads from.
     """
 
@@ -342,6 +342,7 @@ class ScriptedGenerator:
             self._group = None
             raise RequestRefused(409, "prepare_failed", str(error)) from error
         self._came(body.version, body.adapter)
+        await self._scripted("merge")
         return json_answer(PrepareResult(version=body.version, receive_s=0.01))
 
     def _receive(self, body: Prepare, group: Any) -> dict[str, torch.Tensor]:

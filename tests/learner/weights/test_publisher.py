@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from learner.weights import published
 from learner.weights.published import PackedWeights
 from tests.learner.generators import ScriptedGenerator
 from tests.learner.weights.publishing import OPTIONS, adapter, base_weights, learner, snapshot, tensors_of
@@ -95,6 +96,21 @@ async def test_adapters_go_alone_to_those_that_hold_their_base_weights() -> None
         await ours.until(lambda: ours.reports[-1].version == 3)
         sizes = [report.sent_bytes for report in ours.reports]
         assert sizes[1] == sizes[2] == sizes[0] - 4800 == 3232
+
+
+async def test_adding_a_small_adapter_to_large_base_weights_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "SLOWEST_BYTES_PER_S", 4800 / 20)  # the base weights have 4800 bytes
+    base = base_weights()
+    async with ScriptedGenerator("a").running() as a, learner() as ours:
+        ours.join(a)
+        ours.publisher.offer(adapter(0, base=base))
+        await ours.until_served(a=0)
+        a.hold["merge"] = asyncio.Event()
+        asyncio.get_running_loop().call_later(2 * OPTIONS.bucket_timeout_s, a.hold["merge"].set)
+        ours.publisher.offer(adapter(1, base=base))
+        await ours.until_served(a=1)
+        assert [version for version, _ in a.brought] == ["1.0", "1.1"]
+        assert a.pulls == ["1.0"]
 
 
 async def test_a_version_is_kept_for_as_long_as_somebody_downloads_it() -> None:
