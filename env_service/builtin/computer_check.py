@@ -6,7 +6,7 @@ env-service runtime check TASKS.jsonl [--image NAME] [--images FOLDER]
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -16,7 +16,7 @@ from env_service.environments.interface import EnvironmentUnavailable
 from env_service.environments.task_files import TaskFileError
 from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.images import HOST, ImageFault
-from env_service.runtimes.interface import RuntimeCommand, RuntimeEnded, RuntimeRefused
+from env_service.runtimes.interface import CommandEnd, RuntimeCommand, RuntimeEnded, RuntimeFile, RuntimeRefused
 from env_service.runtimes.pool import RuntimePool, use_runtimes
 from services.isolation.faults import CannotIsolate
 
@@ -62,16 +62,26 @@ async def _checked(given: argparse.Namespace, out: TextIO) -> int:
 
 async def fault_of(task: ComputerTask, *, image: str) -> str:
     """Says what is wrong with a task; empty if nothing is. Raises RuntimeLost and ImageFault."""
-    runtime = await opened(task, image=image)
     try:
-        if await passed_checks(task, await runtime.copy_out(WORK), image=image) == 1.0:
+        _, untouched = await _worked(task, ":", image=image)
+        if await passed_checks(task, untouched, image=image) == 1.0:
             return "its checks pass before anything is done"
-        end = await runtime.exec(RuntimeCommand(argv=("/bin/sh", "-ec", task.solution or ":")))
-        passed = await passed_checks(task, await runtime.copy_out(WORK), image=image)
+        end, left = await _worked(task, task.solution or ":", image=image)
+        passed = await passed_checks(task, left, image=image)
     except (RuntimeRefused, RuntimeEnded) as error:
         return str(error)
-    finally:
-        await runtime.stop()
     if passed < 1.0:
         return f"{passed:.0%} of its checks pass after its solution, which said: {told(end)}"
     return ""
+
+
+async def _worked(task: ComputerTask, lines: str, *, image: str) -> tuple[CommandEnd, Mapping[str, RuntimeFile]]:
+    """The end of lines of shell, and what is in /work then. Nothing is held any more: the checks need a runtime, too,
+    for which tasks beside this one may have left no other room.
+    """
+    runtime = await opened(task, image=image)
+    try:
+        end = await runtime.exec(RuntimeCommand(argv=("/bin/sh", "-ec", lines)))
+        return end, await runtime.copy_out(WORK)
+    finally:
+        await runtime.stop()

@@ -11,7 +11,7 @@ import pytest
 from pydantic import JsonValue
 
 from env_service.builtin import computer_check
-from env_service.builtin.computer import ComputerEnvironment, ComputerOptions
+from env_service.builtin.computer import ComputerEnvironment, ComputerOptions, ComputerTask, OutputCheck
 from env_service.environments.interface import Action, EnvironmentUnavailable, Step, Task, ToolCall, text_of
 from env_service.runtimes.config import RuntimeLimits, RuntimesConfig
 from env_service.runtimes.pool import RuntimePool, use_runtimes
@@ -105,6 +105,17 @@ async def test_the_tools_say_what_they_did_and_what_they_did_not() -> None:
     step = await environment.step(SUBMIT)
     assert (step.stop, step.reward, step.metrics["passed_checks"]) == ("solved", 1.0, 1.0)
     await environment.close()
+
+
+async def test_a_task_is_checked_where_there_is_room_for_one_runtime() -> None:
+    small = RuntimesConfig(max_runtimes=1, patience_s=5, limits=RuntimeLimits(memory_mib=128, disk_mib=8))
+    pool = use_runtimes(RuntimePool(small))
+    try:
+        check = OutputCheck(run="cat x", prints="1")
+        task = ComputerTask(prompt="p", checks=(check,), solution="echo 1 > x")
+        assert await computer_check.fault_of(task, image="host") == ""
+    finally:
+        await pool.close()
 
 
 CHEATS = {
