@@ -256,14 +256,15 @@ class BubblewrapRuntime:
             },
         }
         _check_command(command, message)
-        async with _streams(command) as (streams, handles):
+        wall_s, output_bytes = bounds(command, limits)
+        async with _streams(command, most=output_bytes) as (streams, handles):
             started = time.monotonic()
             number, answer = self._ask(message, handles)
             close_all(handles)
             handles.clear()
             timed_out = False
             try:
-                async with asyncio.timeout(min(command.wall_s, limits.command_s)):
+                async with asyncio.timeout(wall_s):
                     told, _ = await asyncio.shield(answer)
             except TimeoutError:
                 timed_out = True
@@ -271,9 +272,9 @@ class BubblewrapRuntime:
             except asyncio.CancelledError:
                 self._say({"do": "kill", "id": number})
                 raise
-            wall_s = time.monotonic() - started
+            took_s = time.monotonic() - started
             stdout, stderr = await streams.ended()
-            return self._end(told, stdout, stderr, cut=streams.cut, timed_out=timed_out, wall_s=wall_s)
+            return self._end(told, stdout, stderr, cut=streams.cut, timed_out=timed_out, wall_s=took_s)
 
     async def _killed(self, number: int, answer: asyncio.Future[Answer]) -> Answer:
         limit = time.monotonic() + _STOP_S
@@ -471,6 +472,14 @@ def _entry(path: str, file: RuntimeFile | bytes) -> TreeEntry:
     return TreeEntry(FILE, path, given.mode, given.content)
 
 
+def bounds(command: RuntimeCommand, limits: RuntimeLimits) -> tuple[float, int]:
+    """Seconds that a command may take, and bytes that are kept of what it prints."""
+    return (
+        limits.command_s if command.wall_s is None else min(command.wall_s, limits.command_s),
+        limits.output_bytes if command.output_bytes is None else min(command.output_bytes, limits.output_bytes),
+    )
+
+
 def _check_command(command: RuntimeCommand, message: Mapping[str, object]) -> None:
     words = [*command.argv, command.cwd, *command.environment, *command.environment.values()]
     if not command.argv or any("\0" in word for word in words):
@@ -482,11 +491,11 @@ def _check_command(command: RuntimeCommand, message: Mapping[str, object]) -> No
 class _Streams:
     """The service's ends of a command's pipes."""
 
-    def __init__(self, stdin: int, stdout: int, stderr: int, command: RuntimeCommand) -> None:
+    def __init__(self, stdin: int, stdout: int, stderr: int, *, fed: bytes, most: int) -> None:
         self._stdin = PipeWriter(stdin)
-        self._stdout = PipeReader(stdout, most=command.output_bytes, drain=True)
-        self._stderr = PipeReader(stderr, most=command.output_bytes, drain=True)
-        self._stdin.send(command.stdin)
+        self._stdout = PipeReader(stdout, most=most, drain=True)
+        self._stderr = PipeReader(stderr, most=most, drain=True)
+        self._stdin.send(fed)
         self._stdin.finish()
 
     @property
@@ -511,11 +520,11 @@ class _Streams:
 
 
 @asynccontextmanager
-async def _streams(command: RuntimeCommand) -> AsyncIterator[tuple[_Streams, list[int]]]:
+async def _streams(command: RuntimeCommand, *, most: int) -> AsyncIterator[tuple[_Streams, list[int]]]:
     """Pipes, and the command's ends of them, which are the caller's."""
     ends = [os.pipe() for _ in range(3)]
     (stdin, feed), (stdout, out), (stderr, err) = ends
-    streams = _Streams(feed, stdout, stderr, command)
+    streams = _Streams(feed, stdout, stderr, fed=command.stdin, most=most)
     handles = [stdin, out, err]
     try:
         yield streams, handles

@@ -41,6 +41,7 @@ class RuntimeRefused(ValueError):
 class RuntimeCommand:
     """A command line, run in the folder `cwd` until its first process ends, or `wall_s` seconds are over.
 
+    `wall_s` and `output_bytes`, kept of what it prints, are at most those of the settings, which are meant by None.
     `argv[0]` is looked up in the image's PATH. Processes that it leaves behind go on.
     """
 
@@ -48,8 +49,8 @@ class RuntimeCommand:
     cwd: str = "/work"
     stdin: bytes = b""
     environment: Mapping[str, str] = field(default_factory=dict)
-    wall_s: float = 60.0
-    output_bytes: int = 1 << 16
+    wall_s: float | None = None
+    output_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+from env_service.runtimes.bubblewrap import bounds
+from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.interface import (
     Runtime,
     RuntimeCommand,
@@ -15,7 +17,7 @@ from env_service.runtimes.interface import (
     RuntimeRefused,
 )
 from env_service.runtimes.pool import RuntimePool
-from tests.env_service.runtimes.conftest import forge, keepers, said, sh
+from tests.env_service.runtimes.conftest import SMALL, forge, keepers, said, sh
 from tests.process_ends import all_end, children_of
 
 
@@ -32,6 +34,20 @@ async def test_commands_have_output_an_end_and_limits(runtime: Runtime) -> None:
     assert await said(runtime, "nice") == str(min(19, os.nice(0) + 10)), "it never stands in the service's way"
     with pytest.raises(RuntimeRefused, match="write it into a file"):
         await runtime.exec(RuntimeCommand(argv=("echo", "x" * 200_000)))
+
+
+async def test_limits_of_the_settings_are_those_of_a_command_that_has_none_and_the_most_of_one_that_has() -> None:
+    limits = SMALL.model_copy(update={"output_bytes": 1 << 17, "command_s": 600.0})
+    pool = RuntimePool(RuntimesConfig(spare=0, limits=limits))
+    try:
+        runtime = await pool.start("host")
+        for asked, kept in ((None, 1 << 17), (1 << 20, 1 << 17), (2048, 2048)):
+            end = await runtime.exec(RuntimeCommand(argv=("head", "-c", "200000", "/dev/zero"), output_bytes=asked))
+            assert (len(end.stdout), end.cut) == (kept, True)
+    finally:
+        await pool.close()
+    for wall_s, most_s in ((None, 600.0), (1000.0, 600.0), (5.0, 5.0)):
+        assert bounds(RuntimeCommand(argv=("true",), wall_s=wall_s), limits)[0] == most_s
 
 
 async def test_files_go_in_and_out_and_a_fork_begins_with_them(pool: RuntimePool, runtime: Runtime) -> None:
