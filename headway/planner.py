@@ -537,6 +537,8 @@ def assumed(plan: Plan, split: DeviceSplit) -> list[str]:
             f"an all-reduce within an engine takes {1e6 * _LINK_LATENCY_S:g} us and its bytes at {device.link_gb_s:g} "
             "GB/s, twice a layer",
         ]
+    else:
+        lines.append(f"a generator samples as fast as one of {known.run}, whatever the number of its devices")
     if known is None or known.train_s is None:
         lines.append(
             f"training reaches {SHARES['training']:.0%} of the TFLOPS, and a token costs {_FORWARDS} forwards, "

@@ -96,6 +96,7 @@ def test_everything_that_is_neither_given_nor_measured_is_under_assumed() -> Non
     assert "TFLOPS" not in less
     assert "Gb/s" not in less
     assert "rates are those of old" in less
+    assert "as fast as one of old, whatever the number of its devices" in less
 
 
 def test_a_mixture_takes_the_memory_of_all_its_weights_and_the_time_of_those_that_a_token_meets() -> None:
