@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import resource
 import time
 from pathlib import Path
@@ -12,13 +13,15 @@ import pytest
 from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
 from learner.reports.history import CURVES
+from learner.reports.run_monitor import GeneratorsLoad
 from learner.reports.run_records import Doubts, Records
 from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.reports.tally import RewardsSeen, StepRecord, Tally, Timing, step_record
 from learner.training.guard import GuardChange, MeasureReading
 from learner.training.step import StepMetrics
-from learner.weights.published import PublishReport
+from learner.weights.published import JoinReport, PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
+from services.diagnosis.verdict import RunVerdict
 from tests.learner.samples import group, trajectory
 
 TIMING = Timing(time_s=9.0, wait_s=0.5, train_s=1.0, copy_s=0.25)
@@ -291,6 +294,16 @@ def test_every_entry_is_a_line_of_json_that_says_its_kind(tmp_path: Path) -> Non
     assert entries[2]["grad_norm"] == 1
     shared = {each.name for each in dataclasses.fields(StepMetrics)} & {f.name for f in dataclasses.fields(StepRecord)}
     assert shared == set(), "one would overwrite the other in the file"
+
+
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [("publish", PublishReport), ("join", JoinReport), ("verdict", RunVerdict), ("load", GeneratorsLoad)],
+)
+def test_the_documented_fields_of_a_line_are_those_that_are_written(kind: str, written: Any) -> None:
+    page = Path(__file__).parents[3] / "docs" / "run-files.md"
+    (row,) = re.findall(rf"^\| `{kind}`[^|]*\|(.*)\|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", row)) == {"version", *(each.name for each in dataclasses.fields(written))}
 
 
 def test_samples_hold_the_best_and_the_worst_completion_of_a_group(tmp_path: Path) -> None:
