@@ -472,6 +472,13 @@ def _entry(path: str, file: RuntimeFile | bytes) -> TreeEntry:
     return TreeEntry(FILE, path, given.mode, given.content)
 
 
+def _is_plain(word: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(word)
+    except UnicodeEncodeError:
+        return False
+
+
 def bounds(command: RuntimeCommand, limits: RuntimeLimits) -> tuple[float, int]:
     """Seconds that a command may take, and bytes that are kept of what it prints."""
     return (
@@ -482,8 +489,8 @@ def bounds(command: RuntimeCommand, limits: RuntimeLimits) -> tuple[float, int]:
 
 def _check_command(command: RuntimeCommand, message: Mapping[str, object]) -> None:
     words = [*command.argv, command.cwd, *command.environment, *command.environment.values()]
-    if not command.argv or any("\0" in word for word in words):
-        raise RuntimeRefused("a command needs a program, and no null characters")
+    if not command.argv or not all(map(_is_plain, words)):
+        raise RuntimeRefused("a command needs a program, and no null characters and no half characters (surrogates)")
     if len(json.dumps(message)) > _MOST_COMMAND:
         raise RuntimeRefused(f"a command of more than {_MOST_COMMAND} bytes: write it into a file first")
 

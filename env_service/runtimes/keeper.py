@@ -222,10 +222,11 @@ class KeptRuntime:
                 case "snapshot":
                     found = list(read_tree(self._upper, most=self._settings.disk_bytes, layered=True))
                     _say(service, {"id": number}, packed(found))
-        except OSError as error:
+        # Whoever is inside has a say in what is found, and must not end the keeper by it.
+        except (OSError, ValueError, RecursionError) as error:
             if self._is_dying():  # which is told next, with its reason
                 return
-            _say(service, {"id": number, "error": f"{error.strerror}", "errno": error.errno})
+            _say(service, {"id": number, "error": _refusal(error)})
         finally:
             close_all(handles)
 
@@ -329,6 +330,12 @@ class KeptRuntime:
         size = struct.calcsize("=HBBI")
         program = _Program(len(self._filter) // size, ctypes.cast(buffer, ctypes.c_void_p))
         checked(self._libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, ctypes.byref(program), 0, 0), "the filter")
+
+
+def _refusal(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "folders lie in folders too deep"
+    return f"{error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def _kill(leader: int) -> None:

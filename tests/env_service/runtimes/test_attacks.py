@@ -115,6 +115,20 @@ async def test_a_command_on_its_way_in_cannot_be_looked_into(runtime: Runtime) -
     assert (end.exit_code, end.stdout.strip()) == (0, b""), end
 
 
+async def test_folders_too_deep_and_names_that_cannot_be_are_refused_and_the_runtime_goes_on(runtime: Runtime) -> None:
+    deep = "import os\nfor _ in range(1500):\n  os.mkdir('d'); os.chdir('d')"
+    assert (await sh(runtime, f'python3 -c "{deep}"')).exit_code == 0
+    with pytest.raises(RuntimeRefused, match="/work cannot be read"):
+        await runtime.copy_out("/work")
+    with pytest.raises(RuntimeRefused, match="no snapshot can be taken"):
+        await runtime.snapshot()
+    with pytest.raises(RuntimeRefused, match="cannot be read"):
+        await runtime.copy_out("/work/\ud800")
+    with pytest.raises(RuntimeRefused, match="no null characters and no half characters"):
+        await said(runtime, "echo \ud800")
+    assert await said(runtime, "echo works") == "works"
+
+
 async def test_links_lead_nowhere_but_inside(runtime: Runtime, tmp_path: Path) -> None:
     os.chmod(tmp_path, 0o777)
     (tmp_path / "victim").write_text("as it was")
