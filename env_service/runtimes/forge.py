@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 
 from env_service.runtimes.keeper import MOST_MESSAGE, RuntimeKeeperSettings, keep
 from services.isolation.keeping import become, close_all, close_all_but, raised, received
@@ -30,9 +32,22 @@ def main() -> None:
             if not message:
                 return
             settings = RuntimeKeeperSettings(**json.loads(message))._replace(parent=os.getpid())
-            if os.fork() == 0:
+            if forked(handles):
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 service.close()
                 keep(settings, handles)
                 os._exit(0)
             close_all(handles)
+
+
+def forked(handles: Sequence[int]) -> bool:
+    """True in a new process; one that cannot be is told to the service by the first of the handles, and that is all:
+    with the forge all keepers would go.
+    """
+    try:
+        return os.fork() == 0
+    except OSError as error:
+        for handle in handles[:1]:
+            with socket.socket(fileno=os.dup(handle)) as told, suppress(OSError):
+                told.send(json.dumps({"failed": f"no process can be made: {error.strerror}"}).encode())
+        return False
