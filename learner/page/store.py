@@ -264,18 +264,23 @@ class TrajectoryStore:
 
     def _write(self) -> None:
         while steps := self._next():
-            began = time.thread_time()
-            try:
-                self._write_steps(steps)
-            except Exception as error:  # noqa: BLE001 - a full disk, or whatever else, costs samples, never the run
-                self._give_up(error)
-                for taken in steps:
-                    self._count(taken, len(taken.groups))
-            self._spend(time.thread_time() - began)
+            self._try_to_write(steps)
             for _ in steps:
                 self._queue.task_done()
+        if self._missed:
+            self._try_to_write(())
         if self._database is not None:
             self._database.close()
+
+    def _try_to_write(self, steps: Sequence[TakenStep]) -> None:
+        began = time.thread_time()
+        try:
+            self._write_steps(steps)
+        except Exception as error:  # noqa: BLE001 - a full disk, or whatever else, costs samples, never the run
+            self._give_up(error)
+            for taken in steps:
+                self._count(taken, len(taken.groups))
+        self._spend(time.thread_time() - began)
 
     def _next(self) -> list[TakenStep]:
         """The part that is written together next; empty at the end."""
@@ -303,8 +308,9 @@ class TrajectoryStore:
         self._database = None
 
     def _write_steps(self, steps: Sequence[TakenStep]) -> None:
+        """Writes them, and how many groups were left out so far; only that of no steps."""
         self._may_write()
-        database = self._open(steps[0].step)
+        database = self._open(steps[0].step if steps else min(self._missed))
         with self._lock:
             missed, self._missed = self._missed, {}
         database.execute("BEGIN IMMEDIATE")
