@@ -56,86 +56,133 @@ def task(name: str, prompt: str, files: Mapping[str, str], solution: str, *check
     }
 
 
-def shell_tasks(chance: Random) -> Iterator[Line]:
-    """Work in a shell."""
+def count_errors(chance: Random) -> Line:
     levels = [chance.choice(("INFO", "WARN", "ERROR")) for _ in range(80)]
     log = "".join(f"{level} {chance.choice(WORDS)} took {chance.randrange(900)} ms\n" for level in levels)
-    yield task(
+    return task(
         "count errors", "How many lines of app.log begin with ERROR? Write the number into answer.txt.",
         {"app.log": log}, "grep -c ^ERROR app.log > answer.txt",
         ("cat answer.txt", str(levels.count("ERROR"))),
     )  # fmt: skip
+
+
+def largest_file(chance: Random) -> Line:
     sizes = {
         f"data/{word}.bin": "x" * size for word, size in zip(WORDS, chance.sample(range(100, 4000), 12), strict=False)
     }
-    yield task(
+    return task(
         "largest file", "Write the name of the largest file in data, without the folder, into answer.txt.",
         sizes, "ls -S data | head -1 > answer.txt",
         ("cat answer.txt", max(sizes, key=lambda name: len(sizes[name])).removeprefix("data/")),
     )  # fmt: skip
+
+
+def rename(_chance: Random) -> Line:
     noted = WORDS[:6]
     notes = {f"notes/{word}.txt": f"about {word}\n" for word in noted}
-    yield task(
+    return task(
         "rename", "Rename all files in notes that end in .txt so that they end in .md. Keep what is in them.",
         notes, "cd notes; for each in *.txt; do mv $each ${each%.txt}.md; done",
         ("cd notes; ls; cat *", "\n".join([*(f"{word}.md" for word in noted), *(f"about {each}" for each in noted)])),
     )  # fmt: skip
+
+
+def addresses(chance: Random) -> Line:
     people = [f"{chance.choice(WORDS)}@{chance.choice(WORDS)}.example" for _ in range(25)]
     letter = "".join(f"Ask {person} about the {chance.choice(WORDS)}.\n" for person in people)
-    yield task(
+    return task(
         "addresses", "Write all e-mail addresses in letter.txt into answer.txt, sorted, each once, one on a line.",
         {"letter.txt": letter}, "grep -o '[a-z]*@[a-z]*\\.example' letter.txt | LC_ALL=C sort -u > answer.txt",
         ("cat answer.txt", "\n".join(sorted(set(people)))),
     )  # fmt: skip
+
+
+def sum_of_a_table(chance: Random) -> Line:
     rows = [(chance.choice(WORDS), chance.randrange(1, 50), chance.randrange(1, 100)) for _ in range(30)]
     table = "name,count,price\n" + "".join(f"{name},{count},{price}\n" for name, count, price in rows)
-    yield task(
+    return task(
         "sum of a table", "sales.csv has the columns name, count and price. Write the sum of count times price over "
         "all rows into answer.txt.",
         {"sales.csv": table}, "awk -F, 'NR > 1 { sum += $2 * $3 } END { print sum }' sales.csv > answer.txt",
         ("cat answer.txt", str(sum(count * price for _, count, price in rows))),
     )  # fmt: skip
+
+
+def open_work(chance: Random) -> Line:
     marked = set(chance.sample(WORDS, 5))
     sources = {
         f"src/{word}.py": f"def {word}():\n    {'# TODO' if word in marked else '# done'}\n" for word in WORDS[:12]
     }
     found = sorted(name for name, text in sources.items() if "TODO" in text)
-    yield task(
+    return task(
         "open work", "Write the paths of all files below src in which the word TODO stands into todo.txt, "
         "sorted, one on a line, as src/NAME.",
         sources, "grep -rl TODO src | sort > todo.txt", ("cat todo.txt", "\n".join(found)),
     )  # fmt: skip
+
+
+def sort_away(_chance: Random) -> Line:
     mixed = {f"in/{word}.{'log' if at % 2 else 'dat'}": f"{word}\n" for at, word in enumerate(WORDS[:8])}
     logs = sorted(name.removeprefix("in/") for name in mixed if name.endswith(".log"))
     rest = sorted(name.removeprefix("in/") for name in mixed if name.endswith(".dat"))
-    yield task(
+    return task(
         "sort away", "Move all files that end in .log from in to a new folder archive. Leave the others.",
         mixed, "mkdir archive; mv in/*.log archive/", ("ls archive; echo --; ls in", "\n".join([*logs, "--", *rest])),
     )  # fmt: skip
+
+
+def secure_addresses(chance: Random) -> Line:
     settings = {
         f"etc/{word}.conf": f"home = http://{word}.example/\nport = {chance.randrange(9999)}\n" for word in WORDS[:5]
     }
     changed = "".join(settings[name].replace("http://", "https://") for name in sorted(settings))
-    yield task(
+    return task(
         "secure addresses", "In all files that end in .conf in etc, replace http:// by https://. Change nothing else.",
         settings, "sed -i 's|http://|https://|' etc/*.conf", ("cat etc/*.conf", changed),
     )  # fmt: skip
+
+
+def commonest_word(chance: Random) -> Line:
     text = [chance.choice(WORDS[: 3 + at % 14]) for at in range(200)] + [WORDS[1]] * 20
     chance.shuffle(text)
-    yield task(
+    return task(
         "commonest word", "Write the word that is most often in text.txt into answer.txt.",
         {"text.txt": "\n".join(" ".join(text[at : at + 10]) for at in range(0, len(text), 10)) + "\n"},
         "tr ' ' '\\n' < text.txt | sort | uniq -c | sort -rn | head -1 | awk '{print $2}' > answer.txt",
         ("cat answer.txt", Counter(text).most_common(1)[0][0]),
     )  # fmt: skip
+
+
+def make_executable(_chance: Random) -> Line:
     scripts = {
         f"tools/{word}{'.sh' if at % 2 else '.txt'}": f"#!/bin/sh\necho {word}\n" for at, word in enumerate(WORDS[:6])
     }
     runs = sorted(name for name in scripts if name.endswith(".sh"))
-    yield task(
+    return task(
         "make executable", "Make all files in tools that end in .sh executable, and no others.",
         scripts, "chmod +x tools/*.sh", ("find tools -type f -perm -u+x | sort", "\n".join(runs)),
     )  # fmt: skip
+
+
+SHELL = (
+    count_errors,
+    largest_file,
+    rename,
+    addresses,
+    sum_of_a_table,
+    open_work,
+    sort_away,
+    secure_addresses,
+    commonest_word,
+    make_executable,
+)
+"""Kinds of work in a shell. Each draws from the same chance, so that their order is part of what comes out."""
+
+
+def shell_tasks(chance: Random) -> Iterator[Line]:
+    """Work in a shell."""
+    for make in SHELL:
+        yield make(chance)
 
 
 SOURCES = '''
