@@ -38,8 +38,8 @@ tries("a service on the loopback", lambda: reached(socket.AF_INET, ("127.0.0.1",
 tries("an abstract socket", lambda: reached(socket.AF_UNIX, "\\0headway-test"))
 tries("raw sockets", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
 tries("netlink", lambda: socket.socket(16, socket.SOCK_RAW, 0))
-there = sys.argv[5]
-for path in ("/etc/shadow", there, "/proc/1/root" + there, f"/proc/{pid}/environ", "/sys/kernel", "/root/.bashrc"):
+there, home = sys.argv[5:7]
+for path in ("/etc/shadow", there, "/proc/1/root" + there, f"/proc/{pid}/environ", "/sys/kernel", home):
     tries(f"the file {path}", lambda path=path: os.stat(path))
 for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/usr/bin/env", "/proc/1/oom_score_adj_"):
     tries(f"writing {path}", lambda path=path: open(path, "r+b"))
@@ -101,7 +101,7 @@ async def test_nothing_of_the_machine_or_of_others_is_reached(
         abstract.listen()
         await mine.copy_in({"work/probe.py": PROBE.encode()})
         port, pid = server.getsockname()[1], os.getpid()
-        words = f"{port} a-secret-of-the-service marker-of-another {pid} {tmp_path}/host-file"
+        words = f"{port} a-secret-of-the-service marker-of-another {pid} {tmp_path}/host-file {Path.home()}"
         end = await sh(mine, f"python3 probe.py {words}")
     assert (end.exit_code, end.stdout) == (0, b""), end
 
