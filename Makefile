@@ -90,7 +90,7 @@ reference: $(INSTALLED) ## make the reference pages of settings, routes and metr
 
 .PHONY: test
 test: check $(FOR_TESTS) ## setup, check, and all tests
-	$(BIN)/python -m pytest -n 2 --durations=50 --durations-min=5
+	$(BIN)/python -m pytest -n 2 --durations=50 --durations-min=5 $(PYTEST)
 
 $(FOR_TESTS): requirements/tests.lock | $(INSTALLED)
 	@echo "setup: installing $$(grep -c == $<) packages that tests alone use"

@@ -2,6 +2,7 @@
 
 import re
 import signal
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from learner.config import LearnerConfig
 from learner.export import export
 from learner.journal.checkpoints import checkpoints_of
 from protocol.model import PolicyVersion
-from protocol.trajectories import Trajectory
+from protocol.trajectories import Trajectory, VersionSpan
 from services.config.models import load_config
 from tests.e2e.processes import Launcher
 from tests.e2e.run_files import RunFolder, write_run_file
@@ -46,8 +47,8 @@ def test_each_token_is_of_its_stamped_version_after_deaths(launcher: Launcher, m
     assert min(sent) < max(sent) / 8, "none was sent alone"
     assert {PolicyVersion.parse(version).incarnation for version in _stamps(run)} == {1, 2}
     policies = _policies(run, [*LORA, "--config", str(run_file.path)], folder=tmp_path / "policies")
-    numbers = {PolicyVersion.parse(one.version_spans[0].version).number for one in _trained(run)}
-    gaps = [_gaps(run, version, policies) for version in numbers & policies.keys()]
+    first = {number: spans for number, spans in _first_spans(run).items() if number in policies}
+    gaps = [_gaps(spans, version, policies) for version, spans in first.items()]
     right, before = (np.concatenate([found[side] for found in gaps]) for side in (0, 1))
     assert len(right) > 500
     assert right.max() < CLOSE
@@ -73,16 +74,24 @@ def _policies(run: RunFolder, words: list[str], *, folder: Path) -> dict[int, Pr
     return found
 
 
-def _gaps(
-    run: RunFolder, version: int, policies: dict[int, PreTrainedModel]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Of tokens with that stamp whose keys are no older: from its policy's logprobs, and from those of the one before.
+def _first_spans(run: RunFolder) -> dict[int, list[tuple[Trajectory, VersionSpan]]]:
+    """The trajectories whose first tokens rest on keys of their own version alone, by its number.
 
-    What follows an update rests on keys of both versions, and is left out.
+    What follows an update rests on keys of both versions, and is left out, which may be all that a version has: its
+    prompts were in the prefix cache before it came.
     """
-    first = [(one, one.version_spans[0]) for one in _trained(run)]
-    chosen = [(one, span) for one, span in first if PolicyVersion.parse(span.version).number == version]
-    chosen = [(one, span) for one, span in chosen if span.cache is None]
+    found = defaultdict(list)
+    for one in _trained(run):
+        span = one.version_spans[0]
+        if span.cache is None:
+            found[PolicyVersion.parse(span.version).number].append((one, span))
+    return found
+
+
+def _gaps(
+    chosen: list[tuple[Trajectory, VersionSpan]], version: int, policies: dict[int, PreTrainedModel]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Of a version's tokens: from its policy's logprobs, and from those of the version before."""
     rows = [torch.tensor(one.token_ids.tolist()) for one, _ in chosen]
     token_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     found = []
