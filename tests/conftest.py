@@ -27,6 +27,9 @@ hypothesis.settings.load_profile("same")
 LAUNCHERS = pytest.StashKey[list[Launcher]]()
 
 
+_INSTALLED: dict[str, int] = {}
+"""Modules that no test wrote, by name: thousands, which are looked at once."""
+
 # Tests in these folders share processes that take half a minute to start.
 _TOGETHER = {"chaos": "system", "e2e": "system", "generator": "engine"}
 
@@ -68,9 +71,12 @@ def user_code_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     yield
     sys.path[:] = searched
     temporary = str(tmp_path_factory.getbasetemp())
-    for name, module in list(sys.modules.items()):
+    new = [(name, module) for name, module in sys.modules.items() if _INSTALLED.get(name) != id(module)]
+    for name, module in new:
         if str(getattr(module, "__dict__", {}).get("__file__", "")).startswith(temporary):
             del sys.modules[name]
+        else:
+            _INSTALLED[name] = id(module)
 
 
 @pytest.fixture(autouse=True)
@@ -83,10 +89,12 @@ def logging_as_before() -> Iterator[None]:
     for handler in root.handlers[:]:
         if isinstance(handler, UnhurriedHandler):
             root.removeHandler(handler)
-    root.setLevel(level)
+    if root.level != level:
+        root.setLevel(level)
     for name, logger in loggers.items():
-        if isinstance(logger, logging.Logger):
-            logger.setLevel(levels.get(name, logger.level))
+        # Setting a level goes through all loggers, of which vLLM and others bring a thousand.
+        if isinstance(logger, logging.Logger) and logger.level != levels.get(name, logger.level):
+            logger.setLevel(levels[name])
 
 
 @contextmanager
