@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, SecretStr, field_validator, model_validat
 
 from learner.algorithms.presets.distill import DistillConfig
 from learner.algorithms.presets.grpo import GrpoConfig
+from learner.algorithms.presets.pass_at_k import PassAtKConfig
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.evaluation.config import EvaluationConfig, TrackersConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
@@ -559,6 +560,11 @@ class LearnerConfig(ProcessConfig):
                 remedy += "that do not compare rewards within a group, such as ppo"
             raise ValueError(
                 f"rollouts.min_group_size is {least} and rollouts.group_size {size}: no group could be kept; {remedy}"
+            )
+        if isinstance(self.algo, PassAtKConfig) and self.algo.k >= size:
+            raise ValueError(
+                f"algo.k is {self.algo.k} and rollouts.group_size {size}: the one set of k answers would be the group, "
+                "and nothing could be compared; lower algo.k or raise rollouts.group_size, to several times as many"
             )
         return self
 

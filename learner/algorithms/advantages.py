@@ -138,6 +138,43 @@ def leave_one_out(*, rewards: Tensor, groups: Tensor) -> Tensor:
     return _centred(rewards, grouping) * grouping.sizes / (grouping.sizes - 1).clamp(min=1)
 
 
+def length_weighted(*, rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
+    """R minus the mean of its group in which each reward weighs as much as its trajectory has tokens, [S].
+
+    `lengths` [S] are the trained tokens of each trajectory. The variance of the gradient is least with a baseline that
+    weighs rewards by the squared norm of the gradient of log p, which is taken to grow with the length. The advantages
+    of a group sum to 0 over its tokens, not over its trajectories. A group without spread, of one, or without tokens
+    has 0; adding a number to all rewards of a group changes nothing. Source: OPO, arXiv 2505.23585.
+    """
+    grouping = Grouping.of(groups)
+    weights = lengths.to(rewards.dtype)
+    weighed = grouping.sums(weights)
+    baselines = grouping.sums(weights * rewards) / weighed.clamp(min=1.0)
+    return torch.where(grouping.varies(rewards) & (weighed > 0), rewards - baselines, 0.0)
+
+
+def pass_at_k(*, right: Tensor, groups: Tensor, k: int) -> Tensor:
+    """The advantage of each answer where not it but a set of k of its group is rewarded, 1 if one of the k is right.
+
+    `right` [S] bool. With n answers of which w are wrong, the mean over all sets of k is m = 1 - C(w, k) / C(n, k) and
+    their deviation s = sqrt(m (1 - m)). A right answer makes all its sets right: (1 - m) / s. A wrong one is in sets of
+    wrong ones alone with the share f = C(w - 1, k - 1) / C(n - 1, k - 1): (1 - m - f) / s. [S] float64, summing to 0
+    over a group; 0 where w < k, as every set is right, and where none is. k = 1 is `group` with the deviation of the
+    population. In a group smaller than k the set is all of it. Source: Pass@k training, arXiv 2508.10751, eq. 11 to 15.
+    """
+    grouping = Grouping.of(groups)
+    wrong = grouping.sums((~right).double())
+    sizes = grouping.sizes.double()
+    others_fail = torch.ones_like(sizes)
+    for drawn in range(1, k):
+        share = (wrong - drawn).clamp(min=0.0) / (sizes - drawn).clamp(min=1.0)
+        others_fail = torch.where(sizes > drawn, others_fail * share, others_fail)
+    all_fail = others_fail * wrong / sizes
+    deviations = (all_fail * (1.0 - all_fail)).sqrt()
+    gains = all_fail - torch.where(right, 0.0, others_fail)
+    return torch.where(deviations > 0, gains / deviations.clamp(min=EPSILON), 0.0)
+
+
 def batch(
     *,
     rewards: Tensor,

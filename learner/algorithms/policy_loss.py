@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms.knobs import Aggregation
-from learner.algorithms.ratios import bounded, finite, log_gap, ratio, sequence_means, sequence_sums
+from learner.algorithms.ratios import binary_kl, bounded, finite, log_gap, ratio, sequence_means, sequence_sums
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,42 @@ def topr(
     return PolicyLoss(losses=-weight * advantages * finite(policy_logprobs), clipped=~good & (plain > 1.0))
 
 
+@dataclass(frozen=True)
+class GammaWeight:
+    """phi(W) = W^power exp(rate (1 - W)): 1 at W = 1, and falling to 0 as W goes to 0 and as it grows. It is largest at
+    W = power / rate.
+    """
+
+    power: float
+    rate: float
+
+    def log(self, log_ratios: Tensor) -> Tensor:
+        """log phi of exp(`log_ratios`), whatever their shape."""
+        return self.power * log_ratios + self.rate * (1.0 - torch.exp(log_ratios))
+
+
+def vespo(
+    *,
+    policy_logprobs: Tensor,
+    behavior_logprobs: Tensor,
+    advantages: Tensor,
+    sequences: Tensor,
+    count: int,
+    positive: GammaWeight,
+    negative: GammaWeight,
+) -> PolicyLoss:
+    """-sg(phi(W)) A policy, W the ratio of the probabilities of the whole trajectory, exp(sum of policy - behavior).
+
+    `sequences` [N] int64 numbers the `count` trajectories, each whole. `positive` is phi where A >= 0, `negative`
+    elsewhere. No length normalises W: phi bounds what a trajectory far from the policy may weigh, on both sides and
+    without a cut. Source: VESPO (arXiv 2602.10693).
+    """
+    gaps = log_gap(numerator=policy_logprobs, denominator=behavior_logprobs).detach()
+    logs = bounded(sequence_sums(values=gaps, sequences=sequences, count=count))[sequences]
+    weight = torch.exp(torch.where(advantages >= 0, positive.log(logs), negative.log(logs)))
+    return PolicyLoss(losses=-weight * advantages * finite(policy_logprobs), clipped=None)
+
+
 def kimi(*, policy_logprobs: Tensor, proximal_logprobs: Tensor, advantages: Tensor, tau: float) -> PolicyLoss:
     """-A policy + tau/2 (policy - proximal)^2, an online mirror descent step. Source: Kimi k1.5 (arXiv 2501.12599)."""
     gap = log_gap(numerator=policy_logprobs, denominator=proximal_logprobs)
@@ -195,16 +231,23 @@ def dppo(
     delta_low: float,
     delta_high: float,
     kappa: float,
+    kl_limit: float | None = None,
 ) -> PolicyLoss:
     """-rho A + kappa (policy - behavior)^2, the first term dropped where the token's probability has moved too far.
 
     Too far is p - p_behavior > delta_high for A > 0 and < -delta_low for A < 0: a difference of probabilities, so that
-    a rare token may change by a large factor and a common one may not. The second term stays on every token. Source:
-    the binary total variation form of DPPO (arXiv 2602.04879).
+    a rare token may change by a large factor and a common one may not. With `kl_limit` it is, in the same directions,
+    a KL divergence of p_behavior from p above that, in nats, of the token against all others. The second term stays on
+    every token. Source: the binary total variation and the binary KL form of DPPO (arXiv 2602.04879).
     """
     moved = ratio(numerator=policy_logprobs, denominator=behavior_logprobs)
     change = (torch.exp(policy_logprobs) - torch.exp(behavior_logprobs)).detach()
-    dropped = ((advantages > 0) & (change > delta_high)) | ((advantages < 0) & (change < -delta_low))
+    if kl_limit is None:
+        rose, fell = change > delta_high, change < -delta_low
+    else:
+        far = binary_kl(logprobs=behavior_logprobs, against=policy_logprobs) > kl_limit
+        rose, fell = far & (change > 0), far & (change < 0)
+    dropped = ((advantages > 0) & rose) | ((advantages < 0) & fell)
     gain = torch.where(dropped, 0.0, moved * advantages)
     gap = log_gap(numerator=policy_logprobs, denominator=behavior_logprobs)
     return PolicyLoss(losses=kappa * gap.square() - gain, clipped=dropped)

@@ -105,6 +105,19 @@ def sequence_means(*, values: Tensor, sequences: Tensor, count: int) -> Tensor:
     return sequence_sums(values=values, sequences=sequences, count=count) / lengths
 
 
+def binary_kl(*, logprobs: Tensor, against: Tensor) -> Tensor:
+    """KL(b || c) of whether a token is sampled or another is, b its probability by `logprobs`, c by `against`; in nats.
+
+    b log(b/c) + (1 - b) log((1 - b)/(1 - c)), any shape, without gradient. Merging all other tokens into one can only
+    lower a divergence, so it is at most that over the vocabulary. No probability counts as above exp(-1e-6).
+    """
+    ours = finite(logprobs.detach()).clamp(max=CANDIDATE_CEILING)
+    theirs = finite(against.detach()).clamp(max=CANDIDATE_CEILING)
+    chance, other = torch.exp(ours), torch.expm1(ours).neg()
+    log_others = torch.log(other) - torch.log(torch.expm1(theirs).neg())
+    return (chance * (ours - theirs) + other * log_others).clamp(min=0.0)
+
+
 def forward_kl(*, student_logprobs: Tensor, teacher_logprobs: Tensor, tail: bool) -> Tensor:
     """KL(teacher || student) = sum p_teacher (log p_teacher - log p_student): covers all that the teacher does."""
     teacher, student = _outcomes(student_logprobs, teacher_logprobs, tail=tail)

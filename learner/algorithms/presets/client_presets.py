@@ -24,8 +24,11 @@ _ADVANTAGES_OF_GROUPS = (
 _REFUSED_PRESETS = {
     "dr_grpo": _ADVANTAGES_OF_GROUPS,
     "max_rl": _ADVANTAGES_OF_GROUPS,
+    "pass_at_k": _ADVANTAGES_OF_GROUPS,
+    "opo": _ADVANTAGES_OF_GROUPS,
     "gdpo": _ADVANTAGES_OF_GROUPS,
     "gigpo": _ADVANTAGES_OF_GROUPS,
+    "luspo": "is gspo, summed over tokens: a sum is what each call computes, so ask for gspo",
     "rloo": _ADVANTAGES_OF_GROUPS,
     "reinforce_pp": _ADVANTAGES_OF_GROUPS,
     "ppo": "needs a critic, which a training model does not have: ask for the loss ppo",

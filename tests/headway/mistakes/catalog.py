@@ -394,6 +394,11 @@ MISTAKES = (
         change={"max_tokens = 5": "max_tokens = 5, group_size = 1"},
         names=("min_group_size is 2", "group_size 1"),
     ),
+    _learner(
+        "sets of answers as large as the group",
+        'algo = { type = "pass_at_k", k = 8 }',
+        "algo.k is 8 and rollouts.group_size 8",
+    ),
     _of_a_file("an algorithm that wants a file", 'algo = "sft"', "data.path"),
     _of_a_file(
         "a file of examples that is not there", 'algo = "sft"\ndata.path = "sft.jsonl"', "sft.jsonl does not exist"

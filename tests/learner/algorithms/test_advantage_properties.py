@@ -76,7 +76,23 @@ def step_group(step: DrawnStep) -> Tensor:
     )
 
 
-TRAJECTORY_ESTIMATORS = (by_group_deviation, by_group, by_group_mean, leave_one_out, per_component)
+def length_weighted(step: DrawnStep) -> Tensor:
+    return advantages.length_weighted(rewards=step.rewards, groups=step.groups, lengths=step.lengths)
+
+
+def pass_at_2(step: DrawnStep) -> Tensor:
+    return advantages.pass_at_k(right=step.rewards > 0.5, groups=step.groups, k=2)
+
+
+TRAJECTORY_ESTIMATORS = (
+    by_group_deviation,
+    by_group,
+    by_group_mean,
+    leave_one_out,
+    per_component,
+    length_weighted,
+    pass_at_2,
+)
 TOKEN_ESTIMATORS: tuple[Estimator, ...] = (
     batch,
     batch_with_baseline,

@@ -16,7 +16,7 @@ from tests.learner.algorithms.preset_totals import preset_total
 
 CASES = 200
 FLOOR = -1e8
-GROUPLESS = ("grpo", "dapo", "gspo", "gmpo", "sapo", "cispo", "topr", "kimi", "dppo", "reinforce")
+GROUPLESS = ("grpo", "dapo", "gspo", "gmpo", "sapo", "cispo", "topr", "kimi", "dppo", "vespo", "reinforce")
 
 
 def case(seed: int) -> dict[str, Tensor]:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from learner.algorithms import policy_loss
-from learner.algorithms.policy_loss import PolicyLoss
+from learner.algorithms.policy_loss import GammaWeight, PolicyLoss
+from learner.algorithms.ratios import binary_kl
 from tests.learner.algorithms.differences import central_differences, doubles, gradient, logs
 
 
@@ -103,7 +104,7 @@ def kimi(tokens: Tokens, tau: float = 0.1) -> PolicyLoss:
     )
 
 
-def dppo(tokens: Tokens, kappa: float = 1e-3) -> PolicyLoss:
+def dppo(tokens: Tokens, kappa: float = 1e-3, kl_limit: float | None = None) -> PolicyLoss:
     return policy_loss.dppo(
         policy_logprobs=tokens.policy,
         behavior_logprobs=tokens.behavior,
@@ -111,6 +112,19 @@ def dppo(tokens: Tokens, kappa: float = 1e-3) -> PolicyLoss:
         delta_low=0.2,
         delta_high=0.2,
         kappa=kappa,
+        kl_limit=kl_limit,
+    )
+
+
+def vespo(tokens: Tokens) -> PolicyLoss:
+    return policy_loss.vespo(
+        policy_logprobs=tokens.policy,
+        behavior_logprobs=tokens.behavior,
+        advantages=tokens.advantages,
+        sequences=tokens.sequences,
+        count=tokens.count,
+        positive=GammaWeight(power=2.0, rate=3.0),
+        negative=GammaWeight(power=3.0, rate=2.0),
     )
 
 
@@ -127,6 +141,8 @@ LOSSES: dict[str, Callable[[Tokens], PolicyLoss]] = {
     "topr": topr,
     "kimi": kimi,
     "dppo": dppo,
+    "dppo_kl": partial(dppo, kl_limit=0.05),
+    "vespo": vespo,
 }
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
@@ -400,6 +416,61 @@ def test_dppo_drops_a_token_by_the_difference_of_probabilities(
     assert policy_gradient(dppo, tokens).tolist() == pytest.approx([2e-3 * gap - gain])
 
 
+@pytest.mark.parametrize(
+    ("policy", "behavior", "advantage", "divergence", "dropped"),
+    [
+        (0.8, 0.5, 2.0, 0.2231436, True),  # 0.5 ln(0.5/0.8) + 0.5 ln(0.5/0.2) = 0.5 ln(0.25/0.16)
+        (0.8, 0.5, -2.0, 0.2231436, False),  # a bad token that rose is pushed back down
+        (0.6, 0.5, 2.0, 0.0204110, False),
+        (0.2, 0.5, -2.0, 0.2231436, True),
+        (0.2, 0.5, 2.0, 0.2231436, False),
+        (0.02, 0.001, 2.0, 0.0162, False),  # twenty times likelier
+        (0.999, 0.9, 2.0, 0.3665, True),  # up by 0.099 alone, but the others fell to a hundredth
+    ],
+)
+def test_dppo_with_a_limit_on_the_divergence_drops_by_that_in_the_same_directions(
+    policy: float, behavior: float, advantage: float, divergence: float, dropped: bool
+) -> None:
+    """KL(behavior || policy) of the token against all others; the limit is 0.05."""
+    found = binary_kl(logprobs=logs(behavior), against=logs(policy))
+    assert found.tolist() == pytest.approx([divergence], abs=2e-4)
+    tokens = one_token(policy, behavior, advantage)
+    loss = partial(dppo, kl_limit=0.05)
+    ratio, gap = policy / behavior, math.log(policy / behavior)
+    gain = 0.0 if dropped else ratio * advantage
+    assert loss(tokens).losses.tolist() == pytest.approx([1e-3 * gap**2 - gain])
+    assert flags(loss(tokens)) == [dropped]
+    assert policy_gradient(loss, tokens).tolist() == pytest.approx([2e-3 * gap - gain])
+
+
+def test_vespo_weighs_a_trajectory_by_its_product_of_ratios_and_by_the_sign_of_its_advantage() -> None:
+    """Trajectory 0, A = 2: ratios 2 and 1, W = 2, phi = 2^2 e^-3. Trajectory 1, A = -1: 0.5 and 0.5, W = 1/4, phi =
+    4^-3 e^1.5. Trajectory 2, A = -1: 2, phi = 2^3 e^-2.
+    """
+    tokens = Tokens(
+        policy=logs(0.2, 0.3, 0.1, 0.2, 0.4),
+        proximal=logs(0.9, 0.9, 0.9, 0.9, 0.9),
+        behavior=logs(0.1, 0.3, 0.2, 0.4, 0.2),
+        advantages=doubles(2, 2, -1, -1, -1),
+        sequences=torch.tensor([0, 0, 1, 1, 2]),
+        count=3,
+    )
+    up, down, bad = 4 * math.exp(-3), math.exp(1.5) / 64, 8 * math.exp(-2)
+    slopes = policy_gradient(vespo, tokens).tolist()
+    assert slopes == pytest.approx([-2 * up, -2 * up, down, down, bad])
+    losses = vespo(tokens).losses.tolist()
+    assert losses == pytest.approx([s * math.log(p) for s, p in zip(slopes, (0.2, 0.3, 0.1, 0.2, 0.4), strict=True)])
+    assert vespo(tokens).clipped is None
+
+
+def test_vespos_weight_is_greatest_at_power_over_rate_and_gone_far_from_1_on_both_sides() -> None:
+    weight = GammaWeight(power=3.0, rate=2.0)
+    around = torch.log(doubles(1.4, 1.5, 1.6))
+    below, at, above = weight.log(around).tolist()
+    assert at > max(below, above)
+    assert torch.exp(weight.log(doubles(-20.0, 20.0))).tolist() == pytest.approx([0.0, 0.0], abs=1e-20)
+
+
 @every_loss
 def test_where_the_policy_has_not_moved_every_loss_has_the_gradient_of_reinforce(name: str) -> None:
     drawn = random_tokens(0)
@@ -410,7 +481,7 @@ def test_where_the_policy_has_not_moved_every_loss_has_the_gradient_of_reinforce
     torch.testing.assert_close(policy_gradient(LOSSES[name], still), plain)
 
 
-@pytest.mark.parametrize("name", ["clip", "dual_clip", "sapo", "kimi", "dppo"])
+@pytest.mark.parametrize("name", ["clip", "dual_clip", "sapo", "kimi", "dppo", "dppo_kl"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_loss_without_stopped_gradients_has_the_gradient_of_finite_differences(name: str, seed: int) -> None:
     tokens = random_tokens(seed)

@@ -11,6 +11,7 @@ from torch import Tensor
 from learner.algorithms.knobs import Knobs
 from learner.algorithms.preset import LossTokens, Preset, ScoredBatch
 from learner.algorithms.presets.gdpo import GdpoConfig
+from learner.algorithms.presets.pass_at_k import PassAtKConfig
 from learner.algorithms.presets.registry import STREAMED, AlgorithmConfig
 from tests.learner.algorithms.differences import doubles, gradient
 
@@ -92,7 +93,11 @@ def choices(kind: type[Knobs]) -> list[dict[str, object]]:
     return found
 
 
-REQUIRED: dict[type[Knobs], dict[str, object]] = {GdpoConfig: {"components": {"correct": 1.0}}}
+REQUIRED: dict[type[Knobs], dict[str, object]] = {
+    GdpoConfig: {"components": {"correct": 1.0}},
+    PassAtKConfig: {"k": 1},
+}
+"""Knobs that an algorithm needs; in groups of two, as here, sets are of one."""
 CASES = [(kind, given) for kind in STREAMED for given in choices(kind)]
 
 
@@ -115,7 +120,7 @@ def test_what_is_not_corrected_is_said_where_it_is_chosen() -> None:
         assert all("uncorrected" in (kind.model_fields[field].description or "") for kind in kinds)
 
 
-@pytest.mark.parametrize("algo", ["rloo", "gspo", "gmpo", "sapo", "kimi", "grpo"])
+@pytest.mark.parametrize("algo", ["rloo", "gspo", "luspo", "gmpo", "sapo", "kimi", "grpo"])
 def test_a_correction_multiplies_the_gradient_of_a_first_update(algo: str) -> None:
     """w = e^-1.5 = 0.223 where behavior is 1.5 nats above, and e^1.5 = 4.48, capped at 2, where it is below."""
     given = {"policy_loss": "sequence_clip"} if algo == "rloo" else {}
@@ -141,6 +146,8 @@ def test_rloos_sequence_clip_is_of_the_product_over_the_trajectory() -> None:
         ({"type": "grpo", "proximal": "interpolate"}, True),
         ({"type": "gspo", "proximal": "behavior"}, True),
         ({"type": "cispo"}, True),
+        ({"type": "vespo"}, True),
+        ({"type": "opo"}, True),
         ({"type": "rloo"}, True),
         ({"type": "rloo", "policy_loss": "sequence_clip"}, False),
     ],

@@ -12,7 +12,7 @@ from tests.learner.tenants.server_process import ServerProcess, killed_again_and
 
 BIGRAM, QWEN = "tiny/bigram", "tiny/qwen"
 STEPS = 25
-PRESETS = ("grpo", "dapo", "gspo", "gmpo", "sapo", "cispo", "topr", "kimi", "dppo", "reinforce")
+PRESETS = ("grpo", "dapo", "gspo", "gmpo", "sapo", "cispo", "topr", "kimi", "dppo", "vespo", "reinforce")
 NEEDS_A_MODEL = {"ppo", "cispo", "dro", "gspo", "ppo thresholds", "custom loss in the server"}
 """Features that the bigram model's trainer does not have."""
 

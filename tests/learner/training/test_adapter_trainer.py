@@ -354,7 +354,7 @@ def test_custom_losses_have_metrics_and_gradients(trainer: AdapterTrainer) -> No
     assert_near(found, theirs)
 
 
-@pytest.mark.parametrize("preset", ["grpo", "dapo", "gspo", "gmpo", "sapo", "cispo", "topr", "kimi", "dppo"])
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "gspo", "gmpo", "sapo", "cispo", "topr", "kimi", "dppo", "vespo"])
 def test_presets_of_ours_are_those_of_plain_torch(trainer: AdapterTrainer, tiny_llama: Path, preset: str) -> None:
     """Of all data in one call of the preset, and of one row each in the trainer."""
     (name,) = with_models(trainer, 1)

@@ -95,6 +95,11 @@ def scored(count: int) -> list[TrainSequence]:
 HEAD = {"kind": "head", "trunk_gradient": 0.5, "optimizer": OPTIMIZER}
 CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[str, object]]] = [
     ({"type": "gspo"}, grouped, {}),
+    ({"type": "luspo"}, grouped, {"updates_per_step": 2}),
+    ({"type": "vespo"}, grouped, {"updates_per_step": 2}),
+    ({"type": "dppo", "divergence": "kl"}, grouped, {"updates_per_step": 2}),
+    ({"type": "opo"}, grouped, {}),
+    ({"type": "pass_at_k", "right_reward": 0.0}, grouped, {}),
     ({"type": "gmpo"}, grouped, {"updates_per_step": 2}),
     ({"type": "sapo", "advantage_scale": "batch"}, grouped, {"updates_per_step": 2}),
     ({"type": "rloo", "policy_loss": "sequence_clip", "aggregation": "sequence_sum"}, grouped, {"updates_per_step": 2}),
