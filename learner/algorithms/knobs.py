@@ -148,8 +148,23 @@ class CorrectionKnobs(Knobs):
         "above this, in nats per token; DeepSeek-V3.2's mask (arXiv 2512.02556); try 0.5 first. none: "
         "off",
     )
+    binary_kl_limit: float | None = Field(
+        None,
+        gt=0,
+        description="Tokens are left out at which the KL divergence between proximal and behavior policy, of the token "
+        "against all others, is above this in either direction, in nats; KPop's mask (arXiv 2606.15079). none: off",
+    )
+    second_moment_limit: float | None = Field(
+        None,
+        gt=0,
+        description="The tokens with the largest squared log of the correction weight are left out, as few as bring "
+        "the mean of the others' squares over the step to at most this; 0.04 is M2PO's (arXiv 2510.01161). They never "
+        "count. none: off",
+    )
     count_left_out: bool = Field(
-        False, description="Tokens that these filters leave out still count in the denominators of means."
+        False,
+        description="Tokens that these filters leave out, but for second_moment_limit, still count in the denominators "
+        "of means.",
     )
     proximal: Proximal = Field(
         "recompute",
@@ -164,8 +179,14 @@ class CorrectionKnobs(Knobs):
 
     @property
     def has_filter(self) -> bool:
-        """True if tokens can be left out."""
-        filters = (self.token_window, self.sequence_window, self.token_veto, self.divergence_limit)
+        """True if tokens can be left out by what they are themselves, or their trajectory, not by the step."""
+        filters = (
+            self.token_window,
+            self.sequence_window,
+            self.token_veto,
+            self.divergence_limit,
+            self.binary_kl_limit,
+        )
         return any(given is not None for given in filters)
 
     def unused_knobs(self) -> dict[str, str]:
@@ -179,7 +200,9 @@ class CorrectionKnobs(Knobs):
                 names |= {"self_normalise"}
             unused |= dict.fromkeys(sorted(names), "correction is none")
         if not self.has_filter:
-            unused["count_left_out"] = "nothing is left out: no window, token_veto or divergence_limit is set"
+            unused["count_left_out"] = (
+                "nothing is left out: no window, token_veto, divergence_limit or binary_kl_limit is set"
+            )
         return unused
 
     @model_validator(mode="after")

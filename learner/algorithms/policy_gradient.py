@@ -75,7 +75,9 @@ def policy_gradient(
     it has a gradient where the advantage is 0, too.
     """
     correction = config if isinstance(config, CorrectionKnobs) and config.corrects else None
-    needs_proximal = correction is not None and (_drops(correction) or correction.self_normalise)
+    needs_proximal = correction is not None and (
+        _drops(correction) or correction.self_normalise or correction.second_moment_limit is not None
+    )
     positive = config if isinstance(config, PositiveKnobs) and config.positive_nll else None
     kl_in_loss = config.kl_coefficient > 0 and not config.kl_is_in_reward
 
@@ -118,9 +120,18 @@ def _estimate(
         kept = ~batch.truncated[batch.sequences]
     if correction is not None and _drops(correction):
         kept = kept & ratios.kept_tokens(_gap_of(correction, batch), _rules(correction))
+    if correction is not None and correction.second_moment_limit is not None:
+        kept = _within_second_moment(correction, correction.second_moment_limit, batch, kept)
     made = estimator(batch, found.rewards, kept)
     made = replace(made, kept=kept, carried=found.carried, means={**found.means, **made.means})
     return made if correction is None else _with_correction(correction, batch, made)
+
+
+def _within_second_moment(correction: CorrectionKnobs, limit: float, batch: ScoredBatch, kept: Tensor) -> Tensor:
+    """`kept` without the tokens that this bound leaves out; those of which a filter makes a weight of 0 have no say."""
+    gap = _gap_of(correction, batch)
+    among = kept & ratios.kept_tokens(gap, _rules(correction))
+    return kept & (ratios.within_second_moment(gap, limit=limit, among=among) | ~among)
 
 
 def _with_correction(correction: CorrectionKnobs, batch: ScoredBatch, made: Advantages) -> Advantages:
@@ -179,6 +190,7 @@ def _rules(knobs: CorrectionKnobs) -> ratios.RatioRules:
         sequence_window=None if knobs.sequence_window is None else ratios.RatioWindow(*knobs.sequence_window),
         token_veto=knobs.token_veto,
         divergence_limit=knobs.divergence_limit,
+        binary_kl_limit=knobs.binary_kl_limit,
     )
 
 

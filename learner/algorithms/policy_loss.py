@@ -223,6 +223,18 @@ def kimi(*, policy_logprobs: Tensor, proximal_logprobs: Tensor, advantages: Tens
     return PolicyLoss(losses=-advantages * finite(policy_logprobs) + tau / 2 * gap.square(), clipped=None)
 
 
+def kl_cov(
+    *, policy_logprobs: Tensor, proximal_logprobs: Tensor, advantages: Tensor, pulled: Tensor, pull: float
+) -> PolicyLoss:
+    """-r A, plus pull |policy - proximal| at the tokens `pulled` [N] bool; no clip. Source: KL-Cov (arXiv 2505.22617).
+
+    The distance has the slope of its sign alone, and 0 where the policy has not moved.
+    """
+    gap = log_gap(numerator=policy_logprobs, denominator=proximal_logprobs)
+    moved = ratio(numerator=policy_logprobs, denominator=proximal_logprobs)
+    return PolicyLoss(losses=torch.where(pulled, pull * gap.abs(), 0.0) - moved * advantages, clipped=None)
+
+
 def dppo(
     *,
     policy_logprobs: Tensor,

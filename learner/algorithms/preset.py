@@ -74,13 +74,15 @@ class ScoredBatch:
 class Advantages:
     """`advantages` [M], and for a critic the `returns` [M] that its values should have been. `means`: metrics.
 
-    `kept` [M] bool is false for tokens that leave numerator and denominator of the loss; None keeps all. The weights of
-    a correction are multiplied by `correction_scale`. `carried` goes to the next step; None leaves it as it was.
+    `kept` [M] bool is false for tokens that leave numerator and denominator of the loss; None keeps all. `pulled` [M]
+    bool marks tokens for a loss that treats some unlike others, None for one that does not. The weights of a correction
+    are multiplied by `correction_scale`. `carried` goes to the next step; None leaves it as it was.
     """
 
     advantages: Tensor
     returns: Tensor | None = None
     kept: Tensor | None = None
+    pulled: Tensor | None = None
     correction_scale: float = 1.0
     means: Mapping[str, float] = field(default_factory=dict)
     carried: CarriedState | None = None
@@ -95,7 +97,7 @@ class LossTokens:
     `sequences` int64 tells which of the K each token is of; `weights` is that of each token in the step's loss, 0 for a
     token that a filter took out; `good_weights` that of each token of a good trajectory among those alone. [K]:
     `sequence_weights`, which its kept tokens have, and `labels` bool. `pairs` int64 [P, 2] holds the chosen and the
-    rejected sequence of each pair; `margins` [P]. `correction_scale` is of `Advantages`.
+    rejected sequence of each pair; `margins` [P]. `pulled` [N] and `correction_scale` are of `Advantages`.
     """
 
     policy_logprobs: Tensor
@@ -114,6 +116,7 @@ class LossTokens:
     entropy: Tensor | None = None
     candidate_logprobs: Tensor | None = None
     teacher_logprobs: Tensor | None = None
+    pulled: Tensor | None = None
     correction_scale: float = 1.0
 
 

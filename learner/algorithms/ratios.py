@@ -224,7 +224,7 @@ class RatioRules:
 
     `weight`: `truncate`, `sequence` and `geometric` as the functions of these names, within `floor` and `cap`; `none`
     is 1 or, under a `token_window`, w itself, which is IcePop. The windows filter as `mask_token` and `mask_sequence`
-    do, `token_veto` as `veto`, `divergence_limit` as `mask_divergence`.
+    do, `token_veto` as `veto`, `divergence_limit` as `mask_divergence`, `binary_kl_limit` as `mask_binary_kl`.
     """
 
     weight: Weight = "truncate"
@@ -234,6 +234,7 @@ class RatioRules:
     sequence_window: RatioWindow | None = None
     token_veto: float | None = None
     divergence_limit: float | None = None
+    binary_kl_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -335,6 +336,33 @@ def mask_divergence(gap: Gap, *, advantages: Tensor, limit: float) -> Tensor:
     return ~(far & (advantages < 0))
 
 
+def mask_binary_kl(gap: Gap, limit: float) -> Tensor:
+    """True at the tokens where the divergence of proximal and behavior policy is at most `limit` nats both ways.
+
+    It is that of the token against all others. A window of ratios says nothing of a common token, which no ratio of
+    probabilities can carry far, and much of a rare one, whose ratio is noise. Source: KPop (arXiv 2606.15079).
+    """
+    proximal, behavior = gap.proximal_logprobs, gap.behavior_logprobs
+    there = binary_kl(logprobs=proximal, against=behavior)
+    back = binary_kl(logprobs=behavior, against=proximal)
+    return torch.maximum(there, back) <= limit
+
+
+def within_second_moment(gap: Gap, *, limit: float, among: Tensor) -> Tensor:
+    """Of the tokens `among` (bool [N], the whole step's) those with the smallest (log w)^2, as many as have a mean of
+    these squares of at most `limit`: bool [N].
+
+    Tokens that are equally far stay or go together. Unlike a mean of log w, that of squares has no signs that cancel;
+    unlike a window, the bound reacts to how far the step is as a whole, and takes out few tokens. Source: M2PO (arXiv
+    2510.01161), without its condition that a token moved where its advantage wants it to.
+    """
+    squares = gap.logs.square()
+    ordered = squares[among].sort().values
+    means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=ordered.device)
+    held = int((means <= limit).sum())
+    return among if held == len(ordered) else among & (squares < ordered[held])
+
+
 def kept_tokens(gap: Gap, rules: RatioRules) -> Tensor:
     """True at the tokens that pass those filters of `rules` that look at no advantage, bool [N].
 
@@ -347,6 +375,8 @@ def kept_tokens(gap: Gap, rules: RatioRules) -> Tensor:
         kept &= mask_sequence(gap, rules.sequence_window)
     if rules.token_veto is not None:
         kept &= veto(gap, rules.token_veto)
+    if rules.binary_kl_limit is not None:
+        kept &= mask_binary_kl(gap, rules.binary_kl_limit)
     return kept
 
 

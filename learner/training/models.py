@@ -76,7 +76,8 @@ class TokenScores:
 class Credit:
     """The preset's result for the whole step, [N] on the CPU; 0 and False at tokens that are not trained.
 
-    `advantages` and `returns` float32, `kept` bool: tokens that take part in the loss. `carried` is for the next step.
+    `advantages` and `returns` float32; `kept` bool: tokens that take part in the loss; `pulled` bool: those that the
+    loss treats unlike others, None where it does not. `carried` is for the next step.
     """
 
     advantages: Tensor
@@ -85,6 +86,7 @@ class Credit:
     means: dict[str, float]
     carried: CarriedState
     correction_scale: float = 1.0
+    pulled: Tensor | None = None
 
     def kept_lengths(self, batch: FlatBatch) -> NDArray[np.int64]:
         """Number of tokens of each sequence that take part in the loss, [S]."""
@@ -151,6 +153,7 @@ def credit(batch: FlatBatch, scores: TokenScores, *, preset: Preset, carried: Ca
         means=dict(made.means),
         carried=carried if made.carried is None else made.carried,
         correction_scale=made.correction_scale,
+        pulled=None if made.pulled is None else _spread(made.pulled, trained, tokens=tokens) > 0,
     )
 
 
@@ -227,6 +230,7 @@ def loss_tokens(data: StepData, microbatch: Microbatch, *, logprobs: Tensor, ent
         margins=torch.from_numpy(data.batch.margins).float()[members].to(device)[pairs[:, 0]],
         reference_logprobs=None if reference is None else at_tokens(reference),
         entropy=entropy,
+        pulled=None if data.credit.pulled is None else at_tokens(data.credit.pulled),
         correction_scale=data.credit.correction_scale,
     )
 

@@ -28,6 +28,8 @@ _REFUSED_PRESETS = {
     "opo": _ADVANTAGES_OF_GROUPS,
     "gdpo": _ADVANTAGES_OF_GROUPS,
     "gigpo": _ADVANTAGES_OF_GROUPS,
+    "clip_cov": "looks at all tokens of a step, which your loop knows: set some advantages to 0, and ask for grpo",
+    "kl_cov": "looks at all tokens of a step, which your loop knows: write a custom loss",
     "luspo": "is gspo, summed over tokens: a sum is what each call computes, so ask for gspo",
     "rloo": _ADVANTAGES_OF_GROUPS,
     "reinforce_pp": _ADVANTAGES_OF_GROUPS,
@@ -43,7 +45,7 @@ _REFUSED_PRESETS = {
 }
 _GIVEN_BY_THE_CALL = "advantages and sums are your loop's"
 _SETTINGS_OF_PRESETS = frozenset({"clip_low", "clip_high", "dual_clip"})
-_TO_CORRECT = frozenset(CorrectionKnobs.model_fields) - {"count_left_out"}
+_TO_CORRECT = frozenset(CorrectionKnobs.model_fields) - {"count_left_out", "second_moment_limit"}
 
 
 def find_client_loss(name: str, config: Mapping[str, float | str]) -> ClientLoss:

@@ -18,6 +18,8 @@ _NAMES = (
     "grpo",
     "dr_grpo",
     "dapo",
+    "clip_cov",
+    "kl_cov",
     "max_rl",
     "pass_at_k",
     "gdpo",

@@ -112,6 +112,53 @@ def test_the_off_policy_mask_takes_out_what_is_bad_where_the_policy_has_left_it(
     assert correct(RatioRules(divergence_limit=0.1)).weights.tolist() == pytest.approx([2, 0.3, 2, 2, 2, 0])
 
 
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    [
+        (0.34, [True, True, True, True, True, True]),
+        (0.32, [True, False, True, True, True, True]),  # the second by behavior against proximal
+        (0.31, [False, False, True, True, True, True]),  # the first by proximal against behavior
+        (0.1, [False, False, False, False, False, True]),
+    ],
+)
+def test_the_mask_by_divergence_looks_at_a_token_against_all_others_in_both_directions(
+    limit: float, kept: list[bool]
+) -> None:
+    """Proximal 0.4, 0.15, 0.4, ..., 0.36 to behavior 0.1, 0.5, 0.2, ..., 0.4. 0.4 ln 4 + 0.6 ln(0.6/0.9) = 0.311, and
+    back 0.1 ln(1/4) + 0.9 ln(0.9/0.6) = 0.226. Then 0.270 and 0.337; 0.105 and 0.092; below 0.01.
+    """
+    assert ratios.mask_binary_kl(GAP, limit).tolist() == kept
+    assert correct(RatioRules(binary_kl_limit=limit)).kept.tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    [
+        (0.81, [True, True, True, True, True, True]),
+        (0.6, [False, True, True, True, True, True]),
+        (0.5, [False, False, True, True, True, True]),
+        (0.3, [False, False, False, False, False, True]),  # of equals none is preferred
+        (0.01, [False] * 6),
+    ],
+)
+def test_under_a_second_moment_the_farthest_tokens_go_until_the_mean_of_the_others_is_small(
+    limit: float, kept: list[bool]
+) -> None:
+    """Squares of log w: 1.922, 1.450, 0.480 three times, 0.011. Means of the smallest: 0.011, 0.246, 0.324, 0.363,
+    0.580, 0.804.
+    """
+    everything = torch.ones(6, dtype=torch.bool)
+    assert ratios.within_second_moment(GAP, limit=limit, among=everything).tolist() == kept
+
+
+def test_a_second_moment_is_of_the_tokens_that_others_have_left_in() -> None:
+    # Without the first two the mean is 0.363.
+    among = torch.tensor([False, False, True, True, True, True])
+    assert torch.equal(ratios.within_second_moment(GAP, limit=0.37, among=among), among)
+    nothing = torch.zeros(6, dtype=torch.bool)
+    assert torch.equal(ratios.within_second_moment(GAP, limit=0.37, among=nothing), nothing)
+
+
 def test_self_normalised_weights_have_a_mean_of_1_over_what_is_kept() -> None:
     # 4, 2, 2, 2, 0.9 capped at 3: 3 + 2 + 2 + 2 + 0.9 = 9.9 over five kept tokens.
     corrected = correct(RatioRules(cap=3.0, token_window=ICEPOP))

@@ -24,7 +24,7 @@ def test_a_window_in_order_is_taken(name: str, window: tuple[float, float]) -> N
     assert not CorrectionKnobs().has_filter
 
 
-@pytest.mark.parametrize("name", ["token_veto", "divergence_limit"])
+@pytest.mark.parametrize("name", ["token_veto", "divergence_limit", "binary_kl_limit"])
 def test_what_leaves_tokens_out_is_a_filter_as_a_window_is(name: str) -> None:
     assert CorrectionKnobs.model_validate({name: 0.5}).has_filter
     assert CorrectionKnobs.model_validate({name: 0.5, "count_left_out": True}).count_left_out
@@ -81,7 +81,8 @@ UNUSED: list[tuple[type[Knobs], dict[str, object], str, str]] = [
     (KlKnobs, {"kl_coefficient": 0.1, "kl_control": "adaptive"}, "kl_control", "only a penalty in the reward adapts"),
     (KlKnobs, {"kl_coefficient": 0.1, "kl_in": "reward", "kl_target": 3.0}, "kl_target", "kl_control is fixed"),
     (KlKnobs, {"kl_coefficient": 0.1, "kl_in": "reward", "kl_horizon": 9}, "kl_horizon", "kl_control is fixed"),
-    (CorrectionKnobs, {"count_left_out": True}, "count_left_out", "no window, token_veto or divergence_limit is set"),
+    (CorrectionKnobs, {"count_left_out": True}, "count_left_out", "divergence_limit or binary_kl_limit is set"),
+    (CorrectionKnobs, {"second_moment_limit": 0.04, "count_left_out": True}, "count_left_out", "nothing is left out"),
     (CorrectionKnobs, {"correction": "none", "correction_floor": 0.5}, "correction_floor", "correction is none"),
     (CorrectionKnobs, {"correction": "none", "self_normalise": True}, "self_normalise", "correction is none"),
     (CorrectionKnobs, {"proximal": "behavior", "token_veto": 0.1}, "token_veto", "leaves no gap to correct"),

@@ -102,6 +102,7 @@ def loss_of(
             margins=torch.zeros(count // 2, dtype=torch.float64),
             reference_logprobs=scored.reference_logprobs,
             entropy=-(torch.log_softmax(logits, 0) * torch.softmax(logits, 0)).sum().expand(count),
+            pulled=None if made is None else made.pulled,
             correction_scale=1.0 if made is None else made.correction_scale,
         )
     ).total
@@ -116,6 +117,10 @@ STREAMED = [
     ("grpo", {"proximal": "behavior"}),
     ("grpo", {"correction": "geometric", "correction_floor": 0.5, "self_normalise": True, "token_veto": 1e-4}),
     ("grpo", {"divergence_limit": 0.5, "advantage_scale": "batch", "kl_coefficient": 0.01, "kl_ratio": True}),
+    ("grpo", {"second_moment_limit": 0.04, "clip_low": 1.0, "clip_high": 4.0}),
+    ("grpo", {"binary_kl_limit": 2.0, "second_moment_limit": 0.04, "token_veto": 1e-4, "count_left_out": True}),
+    ("clip_cov", {"covariance_share": 0.05, "covariance_low": 0.1}),
+    ("kl_cov", {"covariance_share": 0.05}),
     ("gmpo", {}),
     ("sapo", {}),
     ("grpo", {"reward_normalisation": "standardise", "length_penalty": 0.1, "positive_nll": 0.1}),

@@ -63,6 +63,7 @@ def loss_at(preset: Preset, policy: Tensor, *, behavior: Tensor, proximal: Tenso
             pairs=torch.tensor([[0, 1], [3, 2]]) if preset.paired else torch.zeros(0, 2, dtype=torch.int64),
             margins=torch.zeros(2, dtype=torch.float64),
             reference_logprobs=scored.reference_logprobs,
+            pulled=None if made is None else made.pulled,
             correction_scale=1.0 if made is None else made.correction_scale,
         )
     ).total
@@ -120,7 +121,7 @@ def test_what_is_not_corrected_is_said_where_it_is_chosen() -> None:
         assert all("uncorrected" in (kind.model_fields[field].description or "") for kind in kinds)
 
 
-@pytest.mark.parametrize("algo", ["rloo", "gspo", "luspo", "gmpo", "sapo", "kimi", "grpo"])
+@pytest.mark.parametrize("algo", ["rloo", "gspo", "luspo", "gmpo", "sapo", "kimi", "grpo", "kl_cov"])
 def test_a_correction_multiplies_the_gradient_of_a_first_update(algo: str) -> None:
     """w = e^-1.5 = 0.223 where behavior is 1.5 nats above, and e^1.5 = 4.48, capped at 2, where it is below."""
     given = {"policy_loss": "sequence_clip"} if algo == "rloo" else {}
@@ -192,6 +193,28 @@ def test_the_divergence_mask_of_a_preset_looks_at_its_advantages() -> None:
     made = preset.advantages(batch_of(POLICY + SHIFT, POLICY))
     assert made.kept is not None
     assert made.kept.tolist() == [True] * 5 + [False, False, True]
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_second_moment_leaves_out_tokens_of_a_step_and_of_its_counts(counted: bool) -> None:
+    """log w is 0.1 at all tokens, but for 1.0 at the third and 3.0 at the last, which the veto takes first: its w is
+    e^-3. Squares 0.01 six times and 1: mean 0.151, above 0.1.
+    """
+    given: dict[str, object] = {
+        "type": "grpo",
+        "second_moment_limit": 0.1,
+        "token_veto": 0.1,
+        "count_left_out": counted,
+    }
+    preset = ADAPTER.validate_python(given).preset()
+    assert preset.advantages is not None
+    assert preset.passes.proximal
+    behavior = POLICY - doubles(0.1, 0.1, 1.0, 0.1, 0.1, 0.1, 0.1, -3.0)
+    made = preset.advantages(batch_of(behavior, POLICY))
+    assert made.kept is not None
+    assert made.kept.tolist() == [True, True, False, True, True, True, True, counted]
+    slopes = slope(preset, behavior).tolist()
+    assert [value != 0 for value in slopes] == [True, True, False, True, True, True, True, False]
 
 
 def test_self_normalised_weights_are_those_of_the_step_over_their_mean() -> None:

@@ -95,6 +95,9 @@ def scored(count: int) -> list[TrainSequence]:
 HEAD = {"kind": "head", "trunk_gradient": 0.5, "optimizer": OPTIMIZER}
 CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[str, object]]] = [
     ({"type": "gspo"}, grouped, {}),
+    ({"type": "grpo", "second_moment_limit": 2.0, "binary_kl_limit": 1.5}, grouped, {"updates_per_step": 2}),
+    ({"type": "clip_cov", "covariance_share": 0.1, "covariance_low": 0.1}, grouped, {"updates_per_step": 2}),
+    ({"type": "kl_cov", "covariance_share": 0.1}, grouped, {"updates_per_step": 2}),
     ({"type": "luspo"}, grouped, {"updates_per_step": 2}),
     ({"type": "vespo"}, grouped, {"updates_per_step": 2}),
     ({"type": "dppo", "divergence": "kl"}, grouped, {"updates_per_step": 2}),
