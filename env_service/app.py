@@ -320,6 +320,7 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
                 train_tasks=offered.tasks.train_tasks,
                 evaluation_tasks=offered.tasks.evaluation_tasks,
                 levels=offered.levels,
+                parts=catalog.parts_of(offered.tasks),
                 chat_template=_template_of(config, offered),
             )
             for name, offered in environments.items()

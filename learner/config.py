@@ -68,6 +68,40 @@ class CurriculumConfig(ConfigModel):
         return self
 
 
+class TaskDrawConfig(ConfigModel):
+    """Choice of the tasks of new leases."""
+
+    by: Literal["order", "signal"] = Field(
+        "order",
+        description="order: each task once in an epoch, shuffled; signal: tasks that the policy solves sometimes, by "
+        "how many of their recent rollouts were solved (evaluation.success_reward), within their level and their part "
+        "of a mix",
+    )
+    candidates: int = Field(
+        16,
+        ge=1,
+        le=4096,
+        description="tasks, taken at random, of which the one with most to teach is drawn; more of them choose more "
+        "sharply, and more often the same",
+    )
+    floor: float = Field(
+        0.1, gt=0, le=1, description="share of leases that keep the task of the order, so that no task is left out"
+    )
+    half_life_steps: float = Field(
+        32.0, gt=0, description="steps of the learner in which what was seen of a task comes to count half"
+    )
+
+    @model_validator(mode="after")
+    def _counts(self) -> Self:
+        fields = type(self).model_fields
+        if self.by == "order" and any(getattr(self, name) != field.default for name, field in fields.items()):
+            raise ValueError(
+                'candidates, floor and half_life_steps count with by = "signal" only, and by is "order": set by, or '
+                "leave them out"
+            )
+        return self
+
+
 class RolloutConfig(ConfigModel):
     """Rollouts that env_services are asked for. The sampling temperature is `training.temperature`: the two must be
     one.
@@ -106,6 +140,7 @@ class RolloutConfig(ConfigModel):
     )
 
     curriculum: CurriculumConfig = CurriculumConfig()
+    tasks: TaskDrawConfig = TaskDrawConfig()
 
     @model_validator(mode="after")
     def _something_passes(self) -> Self:

@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from learner.config import LearnerConfig
+from learner.journal.checkpoints import oldest_open_lease
 from learner.journal.journal import RunLog
 from learner.journal.run_folder import run_name
 from learner.leases.admission import GroupRules
@@ -22,6 +24,9 @@ from learner.leases.filters import GroupFilter
 from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
 from learner.leases.options import IntakeEvents, IntakeOptions
+from learner.leases.run_rows import RunRows
+from learner.leases.task_draws import FILE as DRAWS_FILE
+from learner.leases.task_draws import DrawRules, MakeDraws, TaskDraws
 from learner.ledger import LedgerConfig
 from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, shown_machines, shown_processes
 from learner.page.store import TrajectoryStore
@@ -52,6 +57,8 @@ from services.zmq.sockets import RouterSocket
 logger = logging.getLogger(__name__)
 _SILENCE_TICK_S = 1.0
 _COMMIT_S = 20.0
+_MOST_AHEAD = 64
+"""Tasks that are drawn at once, and written down with one sync of the disk, at most those of a step."""
 _LOADS_EVERY_S = 20.0
 _STARTING = "the ranks load the model and make their optimizer, which takes minutes for a large one"
 
@@ -154,6 +161,7 @@ def intake_options(
         ),
         pacing=config.lag.pacing,
         make_curriculum=curriculum_of(config, may_write=may_write),
+        make_draws=draws_of(config, may_write=may_write) if rollouts.tasks.by == "signal" else None,
     )
 
 
@@ -169,6 +177,22 @@ def curriculum_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> Ma
     )
     record = LevelLog(config.run.folder / CURRICULUM_FILE, run=run_name(config.run.folder), may_write=may_write)
     return lambda levels: Curriculum(levels=levels, rules=rules, record=record)
+
+
+def draws_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> MakeDraws:
+    """Makes the draws of tasks, once it is known how many there are."""
+    given, folder = config.rollouts.tasks, config.run.folder
+    rules = DrawRules(
+        seed=config.rollouts.seed,
+        candidates=given.candidates,
+        floor=given.floor,
+        half_life_steps=given.half_life_steps,
+        success_reward=config.evaluation.success_reward,
+        ahead=min(config.groups_per_step, _MOST_AHEAD),
+    )
+    rows = RunRows(folder / DRAWS_FILE, run=run_name(folder), may_write=may_write)
+    needed_from = partial(oldest_open_lease, folder, keep=config.checkpoint.keep)
+    return lambda places, plain: TaskDraws(places=places, rules=rules, plain=plain, rows=rows, needed_from=needed_from)
 
 
 def lease_terms(config: LearnerConfig) -> LeaseTerms:

@@ -205,7 +205,8 @@ class OnlineTraining:
         timing = Timing(time_s=time_s, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained)
         _trace_step(batch, seconds=copied - taken)
         record = self._record(batch, timing)
-        self._records.step(record, step_metrics, batch.groups, lag_bound=lag_bound, level=self._intake.level)
+        level, drawn = self._intake.level, self._intake.drawn
+        self._records.step(record, step_metrics, batch.groups, lag_bound=lag_bound, level=level, drawn=drawn)
         self._metrics.step(record, step_metrics)
         if change is not None:
             self._records.guard(change, step=record.step)

@@ -7,9 +7,9 @@ An attempt at a lease is named by the learner's incarnation that granted it, the
 of the attempt: a restarted learner may give a number again.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from protocol.generation import Sampling
 from protocol.model import VersionText, WireModel
@@ -18,6 +18,8 @@ from protocol.trajectories import Purpose, TrajectoryGroup
 
 MAX_GENERATORS = 4096
 """In one fleet."""
+MAX_PARTS = 1 << 12
+"""Of one environment."""
 MAX_LEASES = 1 << 14
 """Named in one message, which then stays within the limits of a header; a sender that has more says it in several."""
 
@@ -28,17 +30,33 @@ class Message(WireModel):
     kind: ClassVar[str]
 
 
+class TaskPart(WireModel):
+    """Consecutive training tasks of one share. Of more `places` than `tasks` the tasks recur in their order."""
+
+    places: int = Field(ge=1)
+    tasks: int = Field(ge=1)
+
+
 class EnvironmentInfo(WireModel):
     """An environment that an env_service offers, and how many different tasks it has. Training tasks are in `levels` of
-    equal size, the easiest first. `chat_template` is the fingerprint of the policy's template with what the environment
-    tells it; empty if it tells it nothing of its own.
+    equal size, the easiest first. `parts` are those of a mix, in the order of the tasks, whose shares a learner keeps
+    that draws tasks of its own choice; none, if each level is one. `chat_template` is the fingerprint of the policy's
+    template with what the environment tells it; empty if it tells it nothing of its own.
     """
 
     name: str = Field(min_length=1, max_length=256)
     train_tasks: int = Field(ge=1)
     evaluation_tasks: int = Field(ge=0)
     levels: int = Field(default=1, ge=1, le=1 << 16, exclude_if=lambda levels: levels == 1)
+    parts: tuple[TaskPart, ...] = Field(default=(), max_length=MAX_PARTS, exclude_if=lambda parts: not parts)
     chat_template: str = Field(default="", max_length=128, exclude_if=lambda text: not text)
+
+    @model_validator(mode="after")
+    def _parts_are_all(self) -> Self:
+        places = sum(part.places for part in self.parts)
+        if self.parts and places != self.train_tasks:
+            raise ValueError(f"its parts have {places} places, expected {self.train_tasks}, as many as training tasks")
+        return self
 
 
 WaitsFor = Literal["environment", "generators", "rewards", "host", "learner"]

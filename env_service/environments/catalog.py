@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import nlargest
-from itertools import accumulate, zip_longest
+from itertools import accumulate, cycle, zip_longest
 from math import ceil
 
 from env_service.environments.bridges import Bridges
@@ -34,6 +34,7 @@ from env_service.environments.tokenization import (
     beginning,
     characters_of,
 )
+from protocol.messages import MAX_PARTS, TaskPart
 from protocol.trajectories import Purpose
 
 _MAX_TASKS = 100_000_000
@@ -108,6 +109,15 @@ class Mix(_Parts):
     def train_tasks(self) -> int:
         return self._ends[-1]
 
+    @property
+    def shares(self) -> tuple[TaskPart, ...]:
+        """The parts, in the order of their tasks."""
+        firsts = (0, *self._ends)
+        return tuple(
+            TaskPart(places=end - first, tasks=part.train_tasks)
+            for first, end, part in zip(firsts, self._ends, self._parts, strict=False)
+        )
+
     def _training_place(self, index: int) -> tuple[int, int]:
         part = bisect_right(self._ends, index)
         first = self._ends[part - 1] if part else 0
@@ -121,17 +131,45 @@ class Ladder(_Parts):
 
     def __init__(self, parts: Sequence[TaskSource]) -> None:
         super().__init__(parts)
-        self._size = max(part.train_tasks for part in parts)
+        self.levels = len(parts)
+        self.size = max(part.train_tasks for part in parts)
         if not all(part.train_tasks for part in parts):
             raise ValueError("a level has no training tasks")
 
     @property
     def train_tasks(self) -> int:
-        return self._size * len(self._parts)
+        return self.size * len(self._parts)
+
+    @property
+    def shares(self) -> tuple[TaskPart, ...]:
+        """The levels in their order; of one that is a mix its parts, as often as it recurs."""
+        return tuple(share for part in self._parts for share in self._within_level(part))
+
+    def _within_level(self, part: TaskSource) -> list[TaskPart]:
+        if not isinstance(part, Mix):
+            return [TaskPart(places=self.size, tasks=part.train_tasks)]
+        found, left = [], self.size
+        for share in cycle(part.shares):
+            places = min(share.places, left)
+            found.append(TaskPart(places=places, tasks=min(share.tasks, places)))
+            left -= places
+            if not left:
+                return found
+        raise AssertionError("a mix has parts")
 
     def _training_place(self, index: int) -> tuple[int, int]:
-        level, own = divmod(index, self._size)
+        level, own = divmod(index, self.size)
         return level, own % self._parts[level].train_tasks
+
+
+def parts_of(source: TaskSource) -> tuple[TaskPart, ...]:
+    """The parts whose shares are to be kept by who draws tasks of its own choice; none where each level is one, or
+    where they are too many to tell.
+    """
+    if not isinstance(source, Mix | Ladder) or len(source.shares) > MAX_PARTS:
+        return ()
+    plain = isinstance(source, Ladder) and [TaskPart(places=source.size, tasks=source.size)] * source.levels
+    return () if plain == [*source.shares] else source.shares
 
 
 def _in_turn(sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -88,6 +88,20 @@ def checkpoints_of(folder: Path) -> list[Checkpoint]:
     return sorted((Checkpoint(path, int(name[1])) for path, name in found if name), key=lambda each: each.version)
 
 
+def oldest_open_lease(folder: Path, *, keep: int) -> int:
+    """The first lease that a resume may grant again, whichever of the newest `keep` checkpoints it goes back to; 0
+    while the initial model is one to go back to.
+    """
+    bases = checkpoints_of(folder)[-keep:]
+    if len(bases) < keep:
+        return 0
+    try:
+        ledger = bases[0].ledger()
+    except FileNotFoundError:  # it was removed meanwhile, for a newer one
+        return 0
+    return min(ledger.lease_ids, default=ledger.cursor)
+
+
 def _nothing_left() -> None:
     """All of the trainer's files are there already."""
 

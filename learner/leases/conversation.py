@@ -164,7 +164,9 @@ class EnvServiceConversation:
             logger.info(
                 "env_service %s connected: environment %s, room for %d groups", holder.name, info.name, hello.capacity
             )
-        self._granting.know_tasks(info.train_tasks, levels=info.levels, chat_template=info.chat_template)
+        self._granting.know_tasks(
+            info.train_tasks, levels=info.levels, parts=info.parts, chat_template=info.chat_template
+        )
         options = self._options
         await self._env_services.send(
             holder,

@@ -10,17 +10,15 @@ remembers those that were with nobody when the learner died. After a restart lev
 window is not kept: it fills anew.
 """
 
-import json
 import logging
-import os
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.journal.files import AppendFile, anyone, sync_folder
+from learner.journal.files import anyone
+from learner.leases.run_rows import RunRows
 from protocol.trajectories import TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -59,53 +57,26 @@ class LevelLog:
     """
 
     def __init__(self, path: Path, *, run: str, may_write: Callable[[], None] = anyone) -> None:
-        self._path = path
-        self._run = run
-        self._may_write = may_write
+        self._rows = RunRows(path, run=run, may_write=may_write)
 
     def read(self) -> list[LevelChange]:
         """In the order in which they were written; a torn last row was never acted upon."""
-        return [
-            LevelChange(first_lease=row["first_lease"], level=row["level"]) for row in self._rows() if "level" in row
-        ]
+        rows = self._rows.read()
+        return [LevelChange(first_lease=row["first_lease"], level=row["level"]) for row in rows if "level" in row]
 
     def granted_below(self) -> int:
         """No lease from this one on was ever granted."""
-        return max((row["granted_below"] for row in self._rows() if "granted_below" in row), default=0)
-
-    def _rows(self) -> Iterator[dict[str, int]]:
-        if not self._path.exists():
-            return
-        for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError):
-                row = json.loads(line)
-                if row["run"] == self._run:
-                    yield row
+        return max((row["granted_below"] for row in self._rows.read() if "granted_below" in row), default=0)
 
     def append(self, change: LevelChange) -> None:
         """On the disk when this returns, with its name. Raises what `may_write` does, and OSError: then the file is
         as it was, since a row that was not acted upon would give leases another level in a later life.
         """
-        self._append({"first_lease": change.first_lease, "level": change.level})
+        self._rows.append({"first_lease": change.first_lease, "level": change.level})
 
     def append_bound(self, lease_id: int) -> None:
         """Leases below this one may be granted from here on. As `append`."""
-        self._append({"granted_below": lease_id})
-
-    def _append(self, told: dict[str, int]) -> None:
-        self._may_write()
-        row = json.dumps({"run": self._run, **told})
-        with closing(AppendFile(self._path)) as file:
-            former = file.end
-            # A torn row before it, of a power loss, ends at a line of its own.
-            file.append((("\n" if former else "") + row).encode())
-            try:
-                file.sync()
-                sync_folder(self._path.parent)
-            except OSError:
-                with suppress(OSError):
-                    os.truncate(self._path, former)
-                raise
+        self._rows.append({"granted_below": lease_id})
 
 
 class Curriculum:
@@ -184,8 +155,14 @@ class Curriculum:
 
 
 def _solved(group: TrajectoryGroup, success_reward: float) -> float:
+    solved, of = solved_of(group, success_reward)
+    return solved / max(1, of)
+
+
+def solved_of(group: TrajectoryGroup, success_reward: float) -> tuple[int, int]:
+    """Numbers of a group's rollouts that have a reward of at least this, and that have one at all."""
     rewards: Sequence[float] = [one.reward.reward for one in group.trajectories if one.reward.reward is not None]
-    return sum(reward >= success_reward for reward in rewards) / max(1, len(rewards))
+    return sum(reward >= success_reward for reward in rewards), len(rewards)
 
 
 MakeCurriculum = Callable[[int], Curriculum]

@@ -62,6 +62,7 @@ class GroupFlow:
             clock=clock,
             pacing=options.pacing,
             make_curriculum=options.make_curriculum,
+            make_draws=options.make_draws,
         )
         self._rounds = FilterRounds(options.rules.filters, groups_per_step=ledger.config.groups_per_step)
         self.room = DiskRoom(waits=waits, clock=clock, failed=events.failed_write)

@@ -3,19 +3,18 @@ evaluation goes before training.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
 from learner.leases.env_services import ConnectedEnvService
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.pacing import Pacing, PacingRule
+from learner.leases.task_draws import MakeDraws, TaskDraws, TaskPlaces
 from learner.leases.task_order import TaskOrder
 from learner.ledger import AttemptId, Grant, Ledger
 from protocol.generation import Sampling
-from protocol.messages import (
-    Lease,
-)
+from protocol.messages import Lease, TaskPart
 from protocol.trajectories import TrajectoryGroup
 from services.tracing import lease_began, lease_trace
 
@@ -49,8 +48,10 @@ class Granting:
         clock: Callable[[], float],
         pacing: PacingRule = "demand",
         make_curriculum: MakeCurriculum = lambda levels: Curriculum(levels=levels, rules=CurriculumRules()),
+        make_draws: MakeDraws | None = None,
     ) -> None:
         self._make_curriculum = make_curriculum
+        self._make_draws = make_draws
         self._ledger = ledger
         self._evaluator = evaluator
         self._terms = terms
@@ -61,29 +62,41 @@ class Granting:
         self.order: TaskOrder | None = None
         self.curriculum: Curriculum | None = None
         """None while there is one level."""
+        self.draws: TaskDraws | None = None
+        """None where tasks are of the plain order."""
         self.tasks: int | None = None
         self.chat_template = ""
 
-    def know_tasks(self, count: int, *, levels: int = 1, chat_template: str = "") -> None:
-        """Notes the number of training tasks of the environment, in `levels` of equal size, and the fingerprint of its
-        chat template; later calls change nothing.
+    def know_tasks(
+        self, count: int, *, levels: int = 1, parts: Sequence[TaskPart] = (), chat_template: str = ""
+    ) -> None:
+        """Notes the number of training tasks of the environment, in `levels` of equal size and in `parts` of a mix, and
+        the fingerprint of its chat template; later calls change nothing.
         """
         if self.order is None:
             self.order = TaskOrder(count=count // levels, seed=self._terms.seed)
             self.curriculum = self._make_curriculum(levels) if levels > 1 else None
+            if self._make_draws is not None:
+                self.draws = self._make_draws(TaskPlaces(count=count, levels=levels, parts=parts), self._in_order)
             self.tasks = count
             self.chat_template = chat_template
 
     def task_index(self, lease_id: int) -> int:
-        """The task of a lease, the same at each of its grants: that of its place in the epoch, of its level."""
+        """The task of a lease, the same at each of its grants."""
+        return self._in_order(lease_id) if self.draws is None else self.draws.task_of(lease_id)
+
+    def _in_order(self, lease_id: int) -> int:
+        """The task of a lease's place in the epoch, of its level."""
         assert self.order is not None, "nothing was granted yet"
         level = 0 if self.curriculum is None else self.curriculum.level_of(lease_id)
         return level * self.order.count + self.order.task_index(lease_id)
 
     def accepted(self, group: TrajectoryGroup) -> None:
-        """A group of some level was taken in, which may be what changes the level of new leases."""
+        """A group was taken in, which may be what changes the level of new leases, or which tasks they are of."""
         if self.curriculum is not None:
             self.curriculum.accepted(group, next_lease=self._ledger.books().leases)
+        if self.draws is not None:
+            self.draws.accepted(group, at=self._ledger.version)
 
     def batch_taken(self, *, asked_at: float) -> None:
         """A batch has left the buffer, which the trainer had asked for at `asked_at`."""
@@ -122,7 +135,7 @@ class Granting:
         holder.evaluated_last = bool(leases) or holder.evaluated_last
         room = min(room - len(leases), self._still_needed())
         if room > 0:
-            grants = self._ledger.grant(now=self._clock(), holder=holder.name, room=room)
+            grants = self._ledger.grant(now=self._clock(), holder=holder.name, room=self._with_tasks(room))
             if grants and self.curriculum is not None:
                 self.curriculum.granting(1 + max(grant.lease_id for grant in grants))
             holder.running.update(AttemptId(grant.lease_id, grant.attempt) for grant in grants)
@@ -137,6 +150,15 @@ class Granting:
             training = min(self._still_needed(), self._ledger.places())
             return 0 if training > 0 else room
         return min(room, max(0, self._evaluator.most_at(capacity) - evaluating))
+
+    def _with_tasks(self, room: int) -> int:
+        """Number of leases, `room` at most, that have a task even if all of them are new."""
+        room = min(room, self._ledger.places())
+        if self.draws is None or room <= 0:
+            return room
+        first = self._ledger.books().leases
+        covered = self.draws.cover(next_lease=first, end=first + room, at=self._ledger.version)
+        return max(0, min(room, covered - first))
 
     def _still_needed(self) -> int:
         books = self._ledger.books()

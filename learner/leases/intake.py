@@ -23,6 +23,7 @@ from learner.leases.flow import GroupFlow
 from learner.leases.granting import LeaseTerms
 from learner.leases.incarnations import Belongs, oldest_of, tokens_of
 from learner.leases.options import IntakeEvents, IntakeOptions
+from learner.leases.task_draws import DrawnTasks
 from learner.ledger import (
     Batch,
     BatchShortfall,
@@ -206,6 +207,12 @@ class Intake:
         """
         curriculum = self._flow.granting.curriculum
         return curriculum.level if curriculum is not None and curriculum.levelled else None
+
+    @property
+    def drawn(self) -> DrawnTasks | None:
+        """The newest draws of tasks; None where tasks are of the plain order. May be read in any thread."""
+        draws = self._flow.granting.draws
+        return None if draws is None else draws.newest
 
     def books(self) -> Books:
         """The counts of leases and attempts so far."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from learner.leases.admission import GroupRules
 from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
 from learner.leases.pacing import PacingRule
+from learner.leases.task_draws import MakeDraws
 from protocol.trajectories import TrajectoryGroup
 
 
@@ -26,6 +27,7 @@ class IntakeOptions:
     rules: GroupRules
     pacing: PacingRule = "demand"
     make_curriculum: MakeCurriculum = lambda levels: Curriculum(levels=levels, rules=CurriculumRules())
+    make_draws: MakeDraws | None = None
 
 
 def _untold(*_: object) -> None:

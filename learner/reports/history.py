@@ -131,6 +131,8 @@ CURVES = (
     CurveSpec("end_token_share", "ended by the end token", "sampling"),
     CurveSpec("mixed_version_share", "of several versions", "sampling"),
     CurveSpec("level", "curriculum level", "sampling", largest=True),
+    CurveSpec("tasks_effective", "effective tasks of 1,024 leases", "sampling"),
+    CurveSpec("tasks_variance", "expected p(1 − p) of their tasks", "sampling"),
     CurveSpec("time_s", "time since the start", "volume"),
     CurveSpec("trajectories", "trajectories", "volume"),
     CurveSpec("sampled_tokens", "sampled tokens", "volume"),

@@ -5,8 +5,9 @@ batch log, with the same fields), `publish`, `join` (a generator that caught up)
 `checkpoint`, `evaluation`, `verdict` (how the run is from here on, and what bounds it), `load` (what generators did in
 the seconds before), and `resume`, which says up to which version the lines before it belong to the run.
 All have `unix_s`, when it was, in seconds since 1970. `lag_bound` is the bound under which the step's batch
-was taken, `level` that of new leases when the step ended, null without levels and in a replay; `guard` lines tell when
-the guard moved the bound, after which step, and what was beyond its limit.
+was taken, `level` that of new leases when the step ended, null without levels and in a replay; `tasks_effective` and
+`tasks_variance` are of the newest draws of tasks, and missing where none are drawn; `guard` lines tell when the guard
+moved the bound, after which step, and what was beyond its limit.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ import numpy as np
 
 from learner.evaluation.results import EvaluationResult
 from learner.journal.files import LineFile, anyone, ignore
+from learner.leases.task_draws import DrawnTasks
 from learner.reports.history import Entry, RunHistory, lines_of, objects_in
 from learner.reports.run_monitor import GeneratorsLoad
 from learner.reports.tally import RewardsSeen, StepRecord, Tally
@@ -273,12 +275,13 @@ class Records:
         *,
         lag_bound: int | None = None,
         level: int | None = None,
+        drawn: DrawnTasks | None = None,
     ) -> None:
         """Notes a step: its numbers, and a few of its trajectories."""
         with self._lock:
             self.tally.step(record)
             self.tally.timed(record.time_s)
-            self._write_step("step", record, metrics, lag_bound=lag_bound, level=level)
+            self._write_step("step", record, metrics, lag_bound=lag_bound, level=level, drawn=drawn)
         self.rewards_seen.saw(groups, step=record.step)
         for group in groups[:_SAMPLES_PER_STEP]:
             self._samples.write(_sample(group, step=record.step))
@@ -298,9 +301,18 @@ class Records:
             self._write_step("replay", record, metrics, lag_bound=lag_bound, level=None)
 
     def _write_step(
-        self, kind: str, record: StepRecord, metrics: StepMetrics, *, lag_bound: int | None, level: int | None
+        self,
+        kind: str,
+        record: StepRecord,
+        metrics: StepMetrics,
+        *,
+        lag_bound: int | None,
+        level: int | None,
+        drawn: DrawnTasks | None = None,
     ) -> None:
         numbers = {**dataclasses.asdict(metrics), **dataclasses.asdict(record)}
+        if drawn is not None:
+            numbers |= {"tasks_effective": drawn.effective, "tasks_variance": drawn.variance}
         self._event(kind, **numbers, lag_bound=lag_bound, level=level)
 
     def _event(self, kind: str, **values: object) -> None:

@@ -58,6 +58,8 @@ class ClusterSettings:
     hedged_after_s: float | None = None
     curriculum: Mapping[str, Any] = field(default_factory=dict)
     """Of the learner's settings `rollouts.curriculum`, what differs from their defaults."""
+    tasks: Mapping[str, Any] = field(default_factory=dict)
+    """Of the learner's settings `rollouts.tasks`, what differs from their defaults."""
     success_reward: float = 1.0
     guard: Mapping[str, Any] = field(default_factory=dict)
     """Of the learner's settings `guard`, what differs from their defaults."""
@@ -212,7 +214,7 @@ class Cluster:
                 "rollouts": {
                     "environment": NAME, "group_size": s.group_size, "max_tokens": s.max_tokens, "stop_token_ids": (1,),
                     "min_group_size": s.min_group_size, "drop_uniform_groups": s.drop_uniform_groups,
-                    "curriculum": s.curriculum,
+                    "curriculum": s.curriculum, "tasks": s.tasks,
                 },
                 "lag": {"pacing": s.pacing, "on_lag": s.on_lag, "straggler_timeout_s": s.straggler_timeout_s},
                 "leases": {"heartbeat_every_s": s.heartbeat_every_s, "timeout_s": s.lease_timeout_s, "address": LEASES},

@@ -489,6 +489,10 @@ def _shaped(scenario: Scenario) -> Scenario:
         settings = replace(settings, curriculum=curriculum, success_reward=0.5)
     stalls = dice.choice((0.0, 0.0, 0.05))
     settings = replace(settings, teachers=dice.choice((0, 0, 0, 0, 1, 2)))
+    dice = random.Random(f"draws of {scenario.seed}")
+    if dice.random() < 0.2:
+        tasks = {"by": "signal", "floor": dice.choice((0.1, 0.5)), "half_life_steps": dice.choice((2.0, 32.0))}
+        settings = replace(settings, tasks=tasks, success_reward=0.5)
     return replace(scenario, shape=shape, settings=settings, stalls=stalls)
 
 
@@ -706,6 +710,7 @@ def _smaller_settings(settings: ClusterSettings, faults: tuple[ScheduledFault, .
         "staging",
         "checkpoints_kept",
         "hedged",
+        "tasks",
     ):
         if getattr(settings, name) != getattr(plain, name):
             yield replace(settings, **{name: getattr(plain, name)})

@@ -6,8 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig, RolloutConfig
-from learner.event_loop import commit_limit_s, group_filter
+from learner.event_loop import commit_limit_s, draws_of, group_filter
 from learner.leases.filters import GroupFilter
+from learner.leases.task_draws import TaskPlaces
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard
 
@@ -98,3 +99,24 @@ def test_a_commit_has_the_time_that_the_model_s_bytes_take(
         file.truncate(2_000_000_000)  # a hole, which takes no disk
     config = LearnerConfig.model_validate({"model": tmp_path, "weights": weights})
     assert commit_limit_s(config) == pytest.approx(expected)
+
+
+def test_tasks_are_drawn_as_the_settings_say_and_again_so_by_the_next_learner(tmp_path: Path) -> None:
+    given = {"by": "signal", "floor": 0.3, "candidates": 4, "half_life_steps": 2.0}
+    config = LearnerConfig.model_validate(
+        {"model": "m", "groups_per_step": 3, "run": {"directory": tmp_path, "name": "r"}, "rollouts": {"tasks": given}}
+    )
+    config.run.folder.mkdir(parents=True)
+    lives = []
+    for _ in range(2):
+        draws = draws_of(config, may_write=lambda: None)(TaskPlaces(count=50), lambda lease_id: lease_id % 50)
+        assert draws.cover(next_lease=0, end=2, at=0) == 3, "as many as a step has groups"
+        lives.append([draws.task_of(lease_id) for lease_id in range(3)])
+    assert lives[0] == lives[1]
+    assert (config.run.folder / "task_draws.jsonl").exists()
+
+
+def test_settings_of_draws_are_refused_where_none_are_made() -> None:
+    with pytest.raises(ValidationError, match='count with by = "signal" only'):
+        learner_config(tasks={"candidates": 4})
+    assert learner_config(tasks={"by": "order", "candidates": 16}) == learner_config()

@@ -120,6 +120,12 @@ GROUPS = st.builds(
 )
 ENVIRONMENTS = st.builds(
     messages.EnvironmentInfo, name=NAMES, train_tasks=st.integers(1, 1 << 40), evaluation_tasks=COUNTS
+) | st.builds(
+    messages.EnvironmentInfo,
+    name=NAMES,
+    train_tasks=st.just(12),
+    evaluation_tasks=COUNTS,
+    parts=st.just((messages.TaskPart(places=9, tasks=3), messages.TaskPart(places=3, tasks=3))),
 )
 GENERATORS = st.builds(messages.ServingGenerator, generator_id=NAMES, url=NAMES, policy_version=VERSIONS)
 

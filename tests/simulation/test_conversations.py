@@ -126,3 +126,26 @@ print(whole, broken)
 """
     )
     assert said.startswith("None a lease is one task: "), said
+
+
+def test_a_lease_that_is_of_another_drawn_task_after_a_resume_is_seen() -> None:
+    """Two groups a step: what was accepted since moves the draws, if those of before are not in the folder."""
+    said = _run(
+        """
+from learner.leases.run_rows import RunRows
+from simulation.checking.scenario import ScheduledFault
+tasks, read, broken = {"by": "signal", "candidates": 32}, RunRows.read, None
+for at in (10.8, 12.2, 15.0, 16.4):
+    given = replace(
+        scenario, faults=tuple(ScheduledFault(at, "kill", service) for service in ("env-0", "learner")),
+        settings=replace(settings, steps=12, tasks=tasks, success_reward=0.5),
+    )
+    RunRows.read = read
+    whole = simulate(given).violation
+    RunRows.read = lambda self: iter(())
+    if whole or (broken := simulate(given).violation):
+        break
+print(whole, broken)
+"""
+    )
+    assert said.startswith("None a lease is one task: "), said

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
-from env_service.environments.catalog import Mix, Share
+from env_service.environments.catalog import Ladder, Mix, Share, parts_of
 from env_service.environments.interface import Task, Verification
 from env_service.environments.task_configs import AdditionTasks, JsonlTasks, MixTasks
+from protocol.messages import TaskPart
 from protocol.trajectories import Purpose
 
 
@@ -42,6 +43,26 @@ def test_training_tasks_come_in_shares_and_all_of_them_occur() -> None:
 
     assert Counter(prompt[0] for prompt in found) == {"a": 12, "b": 6}
     assert Counter(found) == {**{f"a{index}": 4 for index in range(3)}, **{f"b{index}": 1 for index in range(6)}}
+    assert parts_of(mix) == (TaskPart(places=12, tasks=3), TaskPart(places=6, tasks=6))
+
+
+def test_the_parts_of_levels_are_the_levels_and_the_parts_of_a_mix_among_them() -> None:
+    """The mix has 6 places, 4 for its 2 tasks of a and 2 of b, and the other level 8: so it begins once more."""
+    mix = Mix([Share(Numbered("a", 2), 2.0), Share(Numbered("b", 2), 1.0)])
+    assert parts_of(Ladder([mix, Numbered("c", 8)])) == (
+        TaskPart(places=4, tasks=2),
+        TaskPart(places=2, tasks=2),
+        TaskPart(places=2, tasks=2),
+        TaskPart(places=8, tasks=8),
+    )
+    assert parts_of(Ladder([Numbered("c", 3), Numbered("d", 8)])) == (
+        TaskPart(places=8, tasks=3),
+        TaskPart(places=8, tasks=8),
+    )
+    assert parts_of(Ladder([Numbered("c", 8), Numbered("d", 8)])) == (), (
+        "nothing that the number of levels does not say"
+    )
+    assert parts_of(Numbered("c", 8)) == ()
 
 
 @settings(deadline=None, max_examples=60)

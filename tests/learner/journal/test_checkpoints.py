@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.journal.checkpoints import Checkpoint, Checkpoints, VersionScore, checkpoints_of
+from learner.journal.checkpoints import Checkpoint, Checkpoints, VersionScore, checkpoints_of, oldest_open_lease
 from learner.journal.journal import Journal
 from learner.journal.segments import segments_of
 from learner.ledger import Ledger, LedgerSnapshot
@@ -156,6 +156,22 @@ def test_journal_segments_go_when_the_oldest_kept_checkpoint_covers_them(tmp_pat
             seen.append([segment.start for segment in segments_of(tmp_path / "journal")])
     assert seen == [[0, 3], [3, 6], [6, 9], [9, 12]], "while fewer than two are there, the initial model is one"
     assert versions_in(tmp_path) == [3, 9, 12], "the best is kept, and needs no journal"
+
+
+def test_a_resume_may_grant_again_what_was_open_at_the_oldest_checkpoint_that_it_may_go_back_to(
+    tmp_path: Path,
+) -> None:
+    ledger = Ledger(LEDGER)
+    found = []
+    for version in (2, 4, 6):
+        ledger.served_changed(0)
+        for grant in ledger.grant(now=0.0, holder="e", room=2):
+            ledger.accept(lease_id=grant.lease_id, attempt=grant.attempt, oldest_version=0, size=1)
+            if grant.lease_id != 3:
+                ledger.filter(lease_id=grant.lease_id)
+        Checkpoints(tmp_path, keep=2).write(version=version, ledger=ledger.snapshot(), save_trainer=save)
+        found.append(oldest_open_lease(tmp_path, keep=2))
+    assert found == [0, 2, 3], "no checkpoint before the first; leases 0 and 1 are closed; and 3 stays open"
 
 
 def test_a_checkpoint_is_due_once_the_journal_has_outgrown_the_last_attempt(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_every_number_of_a_step_is_a_curve_and_stands_once_in_a_figure() -> None
     written = {field.name for kind in (StepMetrics, StepRecord) for field in dataclasses.fields(kind)}
     other = {"step", "lease_ids", "lag_counts", "token_lag_counts"}
 
-    assert set(names) == (written | {"lag_bound", "level"}) - other
+    assert set(names) == (written | {"lag_bound", "level", "tasks_effective", "tasks_variance"}) - other
     assert len(set(names)) == len(names)
     assert sum(len(curves_in(figure.id)) for figure in FIGURES) == len(CURVES)
     assert all(curves_in(figure.id) for figure in FIGURES)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from learner.evaluation.results import EvaluationResult
+from learner.leases.task_draws import DrawnTasks
 from learner.ledger import Books
 from learner.reports.history import CURVES
 from learner.reports.run_monitor import GeneratorsLoad
@@ -261,6 +262,15 @@ def test_the_level_of_each_step_is_in_metrics_jsonl(tmp_path: Path) -> None:
         records.replay(record(step=3), step_metrics())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["level"] for line in lines] == [2, None, None]
+
+
+def test_what_was_drawn_is_in_metrics_jsonl_where_tasks_are_drawn(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=2) as records:
+        records.step(record(step=1), step_metrics(), two_groups(), drawn=DrawnTasks(effective=12.5, variance=0.2))
+        records.step(record(step=2), step_metrics(), two_groups())
+    drawn, plain = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (drawn["tasks_effective"], drawn["tasks_variance"]) == (12.5, 0.2)
+    assert drawn.keys() - plain.keys() == {"tasks_effective", "tasks_variance"}
 
 
 def test_a_resumed_run_has_no_accuracy_before_and_may_have_published_nothing(tmp_path: Path) -> None:
