@@ -153,6 +153,18 @@ def length_weighted(*, rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tens
     return torch.where(grouping.varies(rewards) & (weighed > 0), rewards - baselines, 0.0)
 
 
+def group_variance(*, rewards: Tensor, groups: Tensor, log_ratios: Tensor, beta: float) -> Tensor:
+    """(R - mean) - beta (L - mean) within each group, [S]; summing to 0 over it, and 0 for a group of one.
+
+    `log_ratios` [S] are L, log p of a trajectory less its log p under the policy that is held on to: beta L is the
+    reward that the policy implies, up to a number of the group. With sums of log p, weighted by this, the gradient is
+    that of the squares of this over 2 beta: the one best policy is that of the reward less beta times the KL
+    divergence, whatever policy sampled. Source: GVPO, arXiv 2504.19599.
+    """
+    grouping = Grouping.of(groups)
+    return _centred(rewards, grouping) - beta * _centred(log_ratios, grouping)
+
+
 def pass_at_k(*, right: Tensor, groups: Tensor, k: int) -> Tensor:
     """The advantage of each answer where not it but a set of k of its group is rewarded, 1 if one of the k is right.
 

@@ -240,8 +240,39 @@ class EntropyKnobs(Knobs):
     """The bonus for a spread distribution."""
 
     entropy_coefficient: float = Field(
-        0.0, description="Weight of the mean entropy in the loss, per nat; uncorrected. 0 is off."
+        0.0,
+        description="Weight of the mean entropy in the loss, per nat; uncorrected. 0 is off, and with entropy_target "
+        "where the weight begins.",
     )
+    entropy_target: float | None = Field(
+        None,
+        gt=0,
+        description="The weight of the entropy grows by entropy_step after a step of less than this, in nats per "
+        "token, and falls by as much after one of more, whose own loss it is no part of (Skywork-OR1, arXiv "
+        "2505.22312). none: the weight stays as it is",
+    )
+    entropy_step: float = Field(1e-4, gt=0, description="Change of the weight of the entropy in a step. Per nat.")
+    entropy_limit: float = Field(5e-3, gt=0, description="Largest weight of the entropy. Per nat.")
+
+    @property
+    def has_entropy(self) -> bool:
+        """True if the entropy may be a part of the loss."""
+        return self.entropy_coefficient != 0 or self.entropy_target is not None
+
+    def unused_knobs(self) -> dict[str, str]:
+        unused = super().unused_knobs()
+        if self.entropy_target is not None:
+            return unused
+        return unused | dict.fromkeys(("entropy_step", "entropy_limit"), "entropy_target is not set")
+
+    @model_validator(mode="after")
+    def _a_weight_within_its_limit(self) -> EntropyKnobs:
+        if self.entropy_target is not None and not 0 <= self.entropy_coefficient <= self.entropy_limit:
+            raise ValueError(
+                f"entropy_coefficient is {self.entropy_coefficient:g}: with entropy_target the weight begins there, "
+                f"and is between 0 and entropy_limit, {self.entropy_limit:g}; lower it, or raise entropy_limit"
+            )
+        return self
 
 
 KlForm = Literal["k1", "k2", "k3"]

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, policy_loss, ratios
+from learner.algorithms import advantages, policy_loss, ratios, shaping
 from learner.algorithms.algorithm import ClippedGroupAlgorithm, GroupAlgorithm
 from learner.algorithms.knobs import ClipKnobs, CorrectionKnobs, PositiveKnobs, RewardKnobs, SampledKnobs, ScaleKnobs
 from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood, token_weights
@@ -100,10 +100,10 @@ def policy_gradient(
         ),
         samples_policy=True,
         moves_at_once=to_behavior or (correction is not None and correction.proximal != "recompute"),
-        entropy_gradient=config.entropy_coefficient != 0,
+        entropy_gradient=config.has_entropy,
         turn_discounts=isinstance(config, RewardKnobs) and config.turn_discount < 1,
         good_reward=None if positive is None else positive.positive_reward,
-        rests_on_advantages=not (pulls or kl_in_loss or config.entropy_coefficient != 0 or positive is not None),
+        rests_on_advantages=not (pulls or kl_in_loss or config.has_entropy or positive is not None),
     )
 
 
@@ -124,7 +124,27 @@ def _estimate(
         kept = _within_second_moment(correction, correction.second_moment_limit, batch, kept)
     made = estimator(batch, found.rewards, kept)
     made = replace(made, kept=kept, carried=found.carried, means={**found.means, **made.means})
+    if config.entropy_target is not None:
+        made = _with_entropy_weight(config, config.entropy_target, batch, made)
     return made if correction is None else _with_correction(correction, batch, made)
+
+
+def _with_entropy_weight(config: SampledKnobs, target: float, batch: ScoredBatch, made: Advantages) -> Advantages:
+    """The weight of the entropy in this step, by that of the policies that sampled its tokens, and in the next one."""
+    assert made.carried is not None, "the rewards were shaped before"
+    carried = made.carried.entropy_coefficient
+    weight = config.entropy_coefficient if carried is None else carried
+    tokens = len(batch.behavior_logprobs)
+    measured = float(-ratios.finite(batch.behavior_logprobs).mean()) if tokens else target
+    moved = shaping.entropy_weight(
+        weight=weight, measured=measured, target=target, step=config.entropy_step, limit=config.entropy_limit
+    )
+    return replace(
+        made,
+        entropy_coefficient=moved.now,
+        carried=replace(made.carried, entropy_coefficient=moved.following),
+        means={**made.means, "entropy_coefficient": moved.now, "sampled_entropy": measured},
+    )
 
 
 def _within_second_moment(correction: CorrectionKnobs, limit: float, batch: ScoredBatch, kept: Tensor) -> Tensor:
@@ -248,9 +268,11 @@ def _with_penalties(config: SampledKnobs, tokens: LossTokens, losses: Tensor) ->
             )
         if not config.kl_is_in_reward:
             losses = losses + config.kl_coefficient * penalty
-    if config.entropy_coefficient != 0:
+    given = tokens.entropy_coefficient
+    weight = config.entropy_coefficient if given is None else given
+    if weight != 0:
         assert tokens.entropy is not None, "the preset asked for the entropy"
-        losses = losses - config.entropy_coefficient * tokens.entropy
+        losses = losses - weight * tokens.entropy
     return losses, means
 
 

@@ -265,6 +265,11 @@ def dppo(
     return PolicyLoss(losses=kappa * gap.square() - gain, clipped=dropped)
 
 
+def likelihood_gain(*, policy_logprobs: Tensor, advantages: Tensor) -> PolicyLoss:
+    """-A policy, without a ratio: for advantages that hold whatever policy sampled."""
+    return PolicyLoss(losses=-advantages * finite(policy_logprobs), clipped=None)
+
+
 def negative_log_likelihood(*, policy_logprobs: Tensor) -> Tensor:
     """-log p of each token, in nats."""
     return -policy_logprobs

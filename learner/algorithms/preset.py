@@ -26,16 +26,19 @@ from learner.algorithms.shaping import RunningMoments
 class CarriedState:
     """State that an algorithm carries from one step to the next; a checkpoint holds it.
 
-    `kl_coefficient`: where an adaptive one has moved to, None before it has. `rewards`: the moments of all so far.
+    `kl_coefficient`, `entropy_coefficient`: where an adaptive one has moved to, None before it has. `rewards`: the
+    moments of all so far.
     """
 
     kl_coefficient: float | None = None
+    entropy_coefficient: float | None = None
     rewards: RunningMoments = field(default_factory=RunningMoments)
 
     @property
     def is_finite(self) -> bool:
         """True if it is fit to be carried on: one step that is not finite must not spoil all that follow."""
-        return all(map(math.isfinite, (self.kl_coefficient or 0.0, self.rewards.mean, self.rewards.squares)))
+        coefficients = (self.kl_coefficient or 0.0, self.entropy_coefficient or 0.0)
+        return all(map(math.isfinite, (*coefficients, self.rewards.mean, self.rewards.squares)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,8 @@ class Advantages:
 
     `kept` [M] bool is false for tokens that leave numerator and denominator of the loss; None keeps all. `pulled` [M]
     bool marks tokens for a loss that treats some unlike others, None for one that does not. The weights of a correction
-    are multiplied by `correction_scale`. `carried` goes to the next step; None leaves it as it was.
+    are multiplied by `correction_scale`. `entropy_coefficient` is the entropy's in this step's loss, None where the
+    settings say it. `carried` goes to the next step; None leaves it as it was.
     """
 
     advantages: Tensor
@@ -84,6 +88,7 @@ class Advantages:
     kept: Tensor | None = None
     pulled: Tensor | None = None
     correction_scale: float = 1.0
+    entropy_coefficient: float | None = None
     means: Mapping[str, float] = field(default_factory=dict)
     carried: CarriedState | None = None
 
@@ -97,7 +102,8 @@ class LossTokens:
     `sequences` int64 tells which of the K each token is of; `weights` is that of each token in the step's loss, 0 for a
     token that a filter took out; `good_weights` that of each token of a good trajectory among those alone. [K]:
     `sequence_weights`, which its kept tokens have, and `labels` bool. `pairs` int64 [P, 2] holds the chosen and the
-    rejected sequence of each pair; `margins` [P]. `pulled` [N] and `correction_scale` are of `Advantages`.
+    rejected sequence of each pair; `margins` [P]. `pulled` [N], `correction_scale` and
+    `entropy_coefficient` are of `Advantages`.
     """
 
     policy_logprobs: Tensor
@@ -118,6 +124,7 @@ class LossTokens:
     teacher_logprobs: Tensor | None = None
     pulled: Tensor | None = None
     correction_scale: float = 1.0
+    entropy_coefficient: float | None = None
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,25 @@ def adapted_beta(*, beta: float, measured_kl: float, target: float, horizon: int
     return beta * (1.0 + error * min(1.0, trajectories / horizon))
 
 
+@dataclass(frozen=True)
+class EntropyWeight:
+    """The weight of the entropy in this step's loss, and the one that the next step begins with."""
+
+    now: float
+    following: float
+
+
+def entropy_weight(*, weight: float, measured: float, target: float, step: float, limit: float) -> EntropyWeight:
+    """`weight` now if the entropy `measured` is at most `target`, else 0; next `step` more if below, less if above.
+
+    The next weight is from 0 to `limit`. `measured` and `target` are in nats per token. The one number to save is the
+    next weight. Source: adaptive entropy control of Skywork-OR1, arXiv 2505.22312.
+    """
+    now = weight if measured <= target else 0.0
+    change = step if measured < target else -step if measured > target else 0.0
+    return EntropyWeight(now=now, following=min(max(weight + change, 0.0), limit))
+
+
 def to_trajectories(*, token_rewards: Tensor, sequences: Tensor, trajectories: int) -> Tensor:
     """The sum of each trajectory's token rewards, [S]; S is `trajectories`."""
     return token_rewards.new_zeros(trajectories).index_add_(0, sequences, token_rewards)

@@ -87,6 +87,7 @@ class Credit:
     carried: CarriedState
     correction_scale: float = 1.0
     pulled: Tensor | None = None
+    entropy_coefficient: float | None = None
 
     def kept_lengths(self, batch: FlatBatch) -> NDArray[np.int64]:
         """Number of tokens of each sequence that take part in the loss, [S]."""
@@ -153,6 +154,7 @@ def credit(batch: FlatBatch, scores: TokenScores, *, preset: Preset, carried: Ca
         means=dict(made.means),
         carried=carried if made.carried is None else made.carried,
         correction_scale=made.correction_scale,
+        entropy_coefficient=made.entropy_coefficient,
         pulled=None if made.pulled is None else _spread(made.pulled, trained, tokens=tokens) > 0,
     )
 
@@ -232,6 +234,7 @@ def loss_tokens(data: StepData, microbatch: Microbatch, *, logprobs: Tensor, ent
         entropy=entropy,
         pulled=None if data.credit.pulled is None else at_tokens(data.credit.pulled),
         correction_scale=data.credit.correction_scale,
+        entropy_coefficient=data.credit.entropy_coefficient,
     )
 
 

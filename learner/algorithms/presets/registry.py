@@ -34,6 +34,7 @@ _NAMES = (
     "vespo",
     "reinforce",
     "opo",
+    "gvpo",
     "rloo",
     "reinforce_pp",
     "ppo",

@@ -80,6 +80,12 @@ def length_weighted(step: DrawnStep) -> Tensor:
     return advantages.length_weighted(rewards=step.rewards, groups=step.groups, lengths=step.lengths)
 
 
+def group_variance(step: DrawnStep) -> Tensor:
+    return advantages.group_variance(
+        rewards=step.rewards, groups=step.groups, log_ratios=step.components[:, 1], beta=0.3
+    )
+
+
 def pass_at_2(step: DrawnStep) -> Tensor:
     return advantages.pass_at_k(right=step.rewards > 0.5, groups=step.groups, k=2)
 
@@ -92,6 +98,7 @@ TRAJECTORY_ESTIMATORS = (
     per_component,
     length_weighted,
     pass_at_2,
+    group_variance,
 )
 TOKEN_ESTIMATORS: tuple[Estimator, ...] = (
     batch,

@@ -1,4 +1,4 @@
-"""Baselines that look at lengths, and rewards of sets of answers: numbers by hand, and by counting all sets."""
+"""Baselines by lengths, rewards of sets of answers, and of implied ones: numbers by hand, and by counting all sets."""
 
 import itertools
 import math
@@ -7,9 +7,13 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from learner.algorithms import advantages
+from learner.algorithms.presets.gvpo import GvpoConfig
+from tests.learner.algorithms.differences import central_differences, gradient
 from tests.learner.algorithms.steps import floats, integers
+from tests.learner.algorithms.test_stale_tokens import POLICY, SEQUENCES, loss_at
 
 
 def weighted(rewards: list[float], groups: list[int], lengths: list[int]) -> list[float]:
@@ -100,3 +104,33 @@ def test_a_set_of_one_is_the_group_with_the_deviation_of_the_population() -> Non
     # Mean 1/4, deviation sqrt(3)/4: 3/sqrt(3) and -1/sqrt(3).
     third = 1 / math.sqrt(3)
     assert sets_of([True, False, False, False], [0] * 4, 1) == pytest.approx([3 * third, -third, -third, -third])
+
+
+def test_group_variance_takes_off_what_the_policy_implies_already() -> None:
+    """Rewards 1, 0, 2: 0, -1, 1 about the mean. Log ratios 1, -2, 4: 0, -3, 3, times 0.2. Group 6 is one."""
+    made = advantages.group_variance(
+        rewards=floats([1.0, 0.0, 5.0, 2.0]),
+        groups=integers([4, 4, 6, 4]),
+        log_ratios=floats([1.0, -2.0, 3.0, 4.0]),
+        beta=0.2,
+    )
+    assert made.tolist() == pytest.approx([0.0, -0.4, 0.0, 0.4])
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0])
+def test_a_gvpo_step_has_the_gradient_of_its_squares_over_trajectories(beta: float) -> None:
+    """By finite differences of the squares over 2 beta, by which each log p of a trajectory of several tokens moves its
+    log ratio; the sequences have 2, 3, 2 and 1 tokens in two groups of two, and each is a quarter of the sum.
+    """
+    behavior = POLICY + floats([0.2, -0.1, 0.3, 0.0, -0.2, 0.1, 0.0, 0.4])
+    preset = GvpoConfig(beta=beta).preset()
+
+    def objective(policy: Tensor) -> Tensor:
+        rewards = np.array([1.0, 0.0, 0.0, 1.0])
+        ratios = np.bincount(SEQUENCES.numpy(), weights=(policy - behavior).numpy(), minlength=4)
+        errors = rewards - beta * ratios
+        squares = sum((part - part.mean()) ** 2 @ np.ones(2) for part in (errors[:2], errors[2:]))
+        return torch.tensor(squares / (2 * beta) / 4, dtype=torch.float64)
+
+    found = gradient(lambda policy: loss_at(preset, policy, behavior=behavior, proximal=POLICY), POLICY)
+    torch.testing.assert_close(found, central_differences(objective, POLICY), rtol=1e-5, atol=1e-7)

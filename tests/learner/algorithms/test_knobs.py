@@ -3,7 +3,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from learner.algorithms.knobs import CorrectionKnobs, KlKnobs, Knobs, RewardKnobs
+from learner.algorithms.knobs import CorrectionKnobs, EntropyKnobs, KlKnobs, Knobs, RewardKnobs
 from learner.algorithms.presets.registry import AlgorithmConfig
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
@@ -64,6 +64,14 @@ def test_bounds_that_leave_nothing_between_them_are_refused() -> None:
         RewardKnobs.model_validate({"overlong_length": 100})
 
 
+def test_a_weight_of_the_entropy_that_adapts_begins_within_its_bounds() -> None:
+    with pytest.raises(ValidationError, match=r"entropy_coefficient is 0.1: .* between 0 and entropy_limit, 0.005"):
+        EntropyKnobs.model_validate({"entropy_target": 0.2, "entropy_coefficient": 0.1})
+    assert EntropyKnobs.model_validate({"entropy_target": 0.2}).has_entropy
+    assert EntropyKnobs.model_validate({"entropy_coefficient": -0.1}).has_entropy
+    assert not EntropyKnobs().has_entropy
+
+
 def test_a_penalty_without_a_gradient_is_refused_and_what_holds_back_is_taken() -> None:
     """The gradient of E[lp - lp_ref] over the policy's own samples, taken through lp alone, is E[grad lp] = 0."""
     with pytest.raises(ValidationError, match=r"kl_form is k1 and kl_in is loss: .* set kl_form to k3 or k2"):
@@ -82,6 +90,8 @@ UNUSED: list[tuple[type[Knobs], dict[str, object], str, str]] = [
     (KlKnobs, {"kl_coefficient": 0.1, "kl_in": "reward", "kl_target": 3.0}, "kl_target", "kl_control is fixed"),
     (KlKnobs, {"kl_coefficient": 0.1, "kl_in": "reward", "kl_horizon": 9}, "kl_horizon", "kl_control is fixed"),
     (CorrectionKnobs, {"count_left_out": True}, "count_left_out", "divergence_limit or binary_kl_limit is set"),
+    (EntropyKnobs, {"entropy_step": 0.01}, "entropy_step", "entropy_target is not set"),
+    (EntropyKnobs, {"entropy_coefficient": 0.1, "entropy_limit": 0.2}, "entropy_limit", "entropy_target is not set"),
     (CorrectionKnobs, {"second_moment_limit": 0.04, "count_left_out": True}, "count_left_out", "nothing is left out"),
     (CorrectionKnobs, {"correction": "none", "correction_floor": 0.5}, "correction_floor", "correction is none"),
     (CorrectionKnobs, {"correction": "none", "self_normalise": True}, "self_normalise", "correction is none"),

@@ -128,6 +128,10 @@ def vespo(tokens: Tokens) -> PolicyLoss:
     )
 
 
+def likelihood_gain(tokens: Tokens) -> PolicyLoss:
+    return policy_loss.likelihood_gain(policy_logprobs=tokens.policy, advantages=tokens.advantages)
+
+
 LOSSES: dict[str, Callable[[Tokens], PolicyLoss]] = {
     "clip": plain_clip,
     "dual_clip": partial(plain_clip, dual_clip=3.0),
@@ -143,6 +147,7 @@ LOSSES: dict[str, Callable[[Tokens], PolicyLoss]] = {
     "dppo": dppo,
     "dppo_kl": partial(dppo, kl_limit=0.05),
     "vespo": vespo,
+    "likelihood_gain": likelihood_gain,
 }
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
@@ -425,6 +430,7 @@ def test_dppo_drops_a_token_by_the_difference_of_probabilities(
         (0.2, 0.5, -2.0, 0.2231436, True),
         (0.2, 0.5, 2.0, 0.2231436, False),
         (0.02, 0.001, 2.0, 0.0162, False),  # twenty times likelier
+        (0.215, 0.1, 2.0, 0.0465, False),  # 0.057 the other way round
         (0.999, 0.9, 2.0, 0.3665, True),  # up by 0.099 alone, but the others fell to a hundredth
     ],
 )

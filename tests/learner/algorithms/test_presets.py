@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from learner.algorithms.preset import Advantages, LossTokens, Preset, ScoredBatch
+from learner.algorithms.preset import Advantages, CarriedState, LossTokens, Preset, ScoredBatch
 from learner.algorithms.presets.custom import AlgorithmNotFound
 from learner.algorithms.presets.registry import AlgorithmConfig
 
@@ -103,6 +103,7 @@ def loss_of(
             reference_logprobs=scored.reference_logprobs,
             entropy=-(torch.log_softmax(logits, 0) * torch.softmax(logits, 0)).sum().expand(count),
             pulled=None if made is None else made.pulled,
+            entropy_coefficient=None if made is None else made.entropy_coefficient,
             correction_scale=1.0 if made is None else made.correction_scale,
         )
     ).total
@@ -119,6 +120,7 @@ STREAMED = [
     ("grpo", {"divergence_limit": 0.5, "advantage_scale": "batch", "kl_coefficient": 0.01, "kl_ratio": True}),
     ("grpo", {"second_moment_limit": 0.04, "clip_low": 1.0, "clip_high": 4.0}),
     ("grpo", {"binary_kl_limit": 2.0, "second_moment_limit": 0.04, "token_veto": 1e-4, "count_left_out": True}),
+    ("grpo", {"entropy_target": 3.0, "entropy_coefficient": 1e-3}),
     ("clip_cov", {"covariance_share": 0.05, "covariance_low": 0.1}),
     ("kl_cov", {"covariance_share": 0.05}),
     ("gmpo", {}),
@@ -138,6 +140,7 @@ STREAMED = [
     ("dppo", {"divergence": "kl"}),
     ("vespo", {}),
     ("opo", {}),
+    ("gvpo", {}),
     ("reinforce", {}),
     ("reinforce", {"ratio_cap": None, "kl_coefficient": 0.01, "kl_in": "reward"}),
     ("rloo", {}),
@@ -219,6 +222,48 @@ def test_a_group_that_failed_as_a_whole_has_no_best_to_train() -> None:
         (1,),
         (),
     ]
+
+
+def test_a_weight_of_the_entropy_that_adapts_takes_part_where_there_is_too_little_of_it() -> None:
+    """Six actions, none likelier: ln 6 = 1.79 nats at each token."""
+    at = torch.zeros(ACTIONS, dtype=torch.float64)
+    draw = drawn(at, torch.Generator().manual_seed(1))
+    skewed = torch.linspace(-1.0, 1.0, ACTIONS, dtype=torch.float64)
+    plain, bonus = preset_of("grpo"), preset_of("grpo", entropy_coefficient=2e-3)
+    for target, like in ((1.8, bonus), (1.7, plain)):
+        preset = preset_of("grpo", entropy_target=target, entropy_coefficient=2e-3)
+        assert preset.entropy_gradient
+        torch.testing.assert_close(gradient(preset, draw, skewed), gradient(like, draw, skewed))
+    assert float((gradient(bonus, draw, skewed) - gradient(plain, draw, skewed)).abs().max()) > 1e-5
+
+
+@pytest.mark.parametrize(("target", "now", "following"), [(1.2, 2e-3, 2.1e-3), (0.9, 0.0, 1.9e-3)])
+def test_the_weight_of_the_entropy_is_carried_from_step_to_step(target: float, now: float, following: float) -> None:
+    """Tokens at -0.5 and -1.5: an entropy of 1 nat."""
+    preset = preset_of("grpo", entropy_target=target, entropy_coefficient=1e-3)
+    sequences = torch.tensor([0, 1])
+    scored = ScoredBatch(
+        rewards=torch.tensor([1.0, 0.0], dtype=torch.float64),
+        groups=torch.tensor([0, 0]),
+        truncated=torch.tensor([False, False]),
+        components=torch.zeros(2, 0, dtype=torch.float64),
+        sequences=sequences,
+        token_ids=sequences,
+        turns=sequences,
+        turn_states=sequences,
+        lags=torch.zeros_like(sequences),
+        behavior_logprobs=torch.tensor([-0.5, -1.5], dtype=torch.float64),
+        carried=CarriedState(entropy_coefficient=2e-3),
+    )
+    assert preset.advantages is not None
+    made = preset.advantages(scored)
+    assert made.entropy_coefficient == now
+    assert made.carried is not None
+    assert made.carried.entropy_coefficient == pytest.approx(following)
+    assert made.means == pytest.approx({"entropy_coefficient": now, "sampled_entropy": 1.0})
+    begun = preset.advantages(replace(scored, carried=CarriedState())).carried
+    assert begun is not None
+    assert begun.entropy_coefficient == pytest.approx(1.1e-3 if target > 1 else 9e-4)
 
 
 def test_a_window_takes_tokens_out_of_numerator_and_denominator() -> None:

@@ -192,6 +192,24 @@ def test_beta_brings_the_divergence_to_its_target() -> None:
     assert beta == pytest.approx(0.25, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("weight", "measured", "now", "following"),
+    [
+        (0.0, 0.1, 0.0, 0.01),
+        (0.02, 0.1, 0.02, 0.03),
+        (0.03, 0.1, 0.03, 0.035),  # not above the limit
+        (0.02, 0.3, 0.0, 0.01),  # not in the loss where there is entropy enough
+        (0.005, 0.3, 0.0, 0.0),
+        (0.02, 0.2, 0.02, 0.02),
+    ],
+)
+def test_the_weight_of_the_entropy_grows_step_by_step_while_there_is_too_little(
+    weight: float, measured: float, now: float, following: float
+) -> None:
+    found = shaping.entropy_weight(weight=weight, measured=measured, target=0.2, step=0.01, limit=0.035)
+    assert (found.now, found.following) == pytest.approx((now, following))
+
+
 def test_token_rewards_add_up_per_trajectory_and_a_reward_sits_on_the_last_token() -> None:
     sequences = integers([0, 0, 2])
     sums = shaping.to_trajectories(token_rewards=floats([1.0, 2.0, 4.0]), sequences=sequences, trajectories=3)

@@ -130,6 +130,13 @@ def test_a_correction_multiplies_the_gradient_of_a_first_update(algo: str) -> No
     torch.testing.assert_close(slope(preset, POLICY + SHIFT), expected)
 
 
+def test_luspo_is_gspo_times_the_length_of_each_trajectory() -> None:
+    """Of 2, 3, 2 and 1 tokens."""
+    luspo, gspo = (ADAPTER.validate_python({"type": name}).preset() for name in ("luspo", "gspo"))
+    lengths = doubles(2, 2, 3, 3, 3, 2, 2, 1)
+    torch.testing.assert_close(slope(luspo, POLICY + SHIFT), slope(gspo, POLICY + SHIFT) * lengths)
+
+
 def test_rloos_sequence_clip_is_of_the_product_over_the_trajectory() -> None:
     """The policy 0.1 nats above the proximal at each token: the mean ratio 1.105 is within 0.2 of 1; the products are
     e^0.2 = 1.22 and e^0.3 = 1.35 for the longer ones, e^0.1 for the last, good one. Good are 0 and 3: 0 is clipped.

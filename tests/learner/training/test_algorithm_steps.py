@@ -102,6 +102,7 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "vespo"}, grouped, {"updates_per_step": 2}),
     ({"type": "dppo", "divergence": "kl"}, grouped, {"updates_per_step": 2}),
     ({"type": "opo"}, grouped, {}),
+    ({"type": "gvpo"}, grouped, {}),
     ({"type": "pass_at_k", "right_reward": 0.0}, grouped, {}),
     ({"type": "gmpo"}, grouped, {"updates_per_step": 2}),
     ({"type": "sapo", "advantage_scale": "batch"}, grouped, {"updates_per_step": 2}),
@@ -205,7 +206,14 @@ def test_the_critic_learns_alone_while_it_warms_up_and_comes_back_from_a_checkpo
     assert repeated.means == pytest.approx(third.means, abs=1e-6)
 
 
-CARRIED = {"kl_coefficient": 0.1, "kl_control": "adaptive", "kl_horizon": 40, "reward_normalisation": "standardise"}
+CARRIED = {
+    "kl_coefficient": 0.1,
+    "kl_control": "adaptive",
+    "kl_horizon": 40,
+    "reward_normalisation": "standardise",
+    "entropy_target": 100.0,
+    "entropy_step": 1e-3,
+}
 
 
 def test_what_an_algorithm_carries_comes_back_from_a_checkpoint_to_the_last_digit(
@@ -223,6 +231,8 @@ def test_what_an_algorithm_carries_comes_back_from_a_checkpoint_to_the_last_digi
         again.load(tmp_path)
         repeated = again.train_step(batch, version=2)
     assert repeated.means["kl_coefficient"] == third.means["kl_coefficient"]
+    weights = [step.means["entropy_coefficient"] for step in (*started, third, repeated)]
+    assert weights == pytest.approx([0.0, 1e-3, 2e-3, 2e-3])
     assert repeated.loss == pytest.approx(third.loss, abs=1e-7)
 
 
