@@ -14,6 +14,7 @@ from learner.evaluation.config import EvaluationConfig, TrackersConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.tenants.config import TinkerConfig
 from learner.training.config import GuardConfig, LoraConfig, TrainingConfig
+from learner.trust.config import TrustConfig
 from protocol.fleet import Backend, fingerprint_directory, quantization
 from services.config.agreements import EqualTo, Listens, ModelFolder
 from services.config.devices import cores, is_worth_threads
@@ -25,7 +26,7 @@ from services.zmq.keys import KeyFile
 
 _FROM_FILES = ("sft", "rm", "dpo", "distill")
 _OF_SAMPLING = (
-    "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "evaluation", "http",
+    "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "trust", "evaluation", "http",
     "checkpoint.journal_mb", "checkpoint.keep_best", "checkpoint.best_by",
 )  # fmt: skip
 _USED_BY_TENANTS = {
@@ -433,6 +434,7 @@ class LearnerConfig(ProcessConfig):
     guard: GuardConfig = GuardConfig()
     leases: LeaseConfig = LeaseConfig()
     weights: WeightsConfig = WeightsConfig()
+    trust: TrustConfig = TrustConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     samples: SamplesConfig = SamplesConfig()

@@ -36,7 +36,10 @@ from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics, LearnerStatus
 from learner.reports.webhook import Webhook
 from learner.teachers.teachers import Teachers
+from learner.trust.evidence import Suspicion, TrustTest
+from learner.trust.watch import TrustWatch
 from learner.weights.fleet import FleetMembers, IdleWatch, TrustedUrls
+from learner.weights.proofs import TOLERANCES
 from learner.weights.published import JoinReport, PublishedWeights, PublisherOptions, PublishReport, add_routes
 from learner.weights.publisher import Publisher
 from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size, with_size
@@ -249,6 +252,7 @@ class EventLoopParts:
         )
         self.shelf = PublishedWeights()
         self.samples = self._make_samples()
+        self.trust = self._make_trust()
         self.idle = IdleWatch(fleet=self.fleet, client=client)
         self.publisher = self._make_publisher(client, incarnation)
         self.dead_letters = DeadLetters(
@@ -292,6 +296,26 @@ class EventLoopParts:
             share=given.time_share,
             may_write=self.records.may_write,
         )
+
+    def _make_trust(self) -> TrustWatch | None:
+        given = self.config.trust
+        if not given.enabled or self.config.evaluation.only:
+            return None
+        training = self.config.training
+        test = TrustTest(
+            threshold=given.evidence,
+            tolerance=given.tolerance,
+            dtype=training.dtype if training.dtype == training.publish_dtype else "",
+            # Of which type a generator's numbers are, the test does not know.
+            alone=self.config.weights.probe_tolerance or TOLERANCES[""],
+        )
+        return TrustWatch(test, measured=self.metrics.distrust, suspected=self._suspected)
+
+    def _suspected(self, found: Suspicion) -> None:
+        quarantined = self.config.trust.quarantine
+        self.records.suspicion(found, version=self.recovered.ledger.version, quarantined=quarantined)
+        if quarantined:
+            self.fleet.quarantine(found.instance, reason=found.text)
 
     def _make_fleet(self, incarnation: int) -> FleetMembers:
         return FleetMembers(
@@ -344,6 +368,7 @@ class EventLoopParts:
             metrics=self.metrics,
             waits=self.waits,
             teachers=self.teachers.peers,
+            distrusted=lambda: () if self.trust is None else self.trust.notes,
         )
 
     def loops(self, listener: Listener, stop: Stop) -> dict[str, Coroutine[object, object, None]]:

@@ -37,6 +37,7 @@ from learner.training.config import LoraConfig
 from learner.training.guard import Guard
 from learner.training.step import StepMetrics
 from learner.training.trainer import NotFinite, Trainer, stop_after_skips
+from learner.trust.watch import TrustWatch
 from learner.weights.fleet import IdleWatch
 from learner.weights.probe import Prober
 from learner.weights.publisher import Publisher
@@ -55,7 +56,7 @@ class OnlineTraining:
     `first_probe` is the text whose logprobs prove the first publish; later ones use texts of the policy's own.
     `replay` are the batches of the log that are newer than the checkpoint: trained again, in order, without generators.
     They were taken under the bound of their time, so the guard follows them, and its bound holds from there on.
-    `sent_alone` are the adapters, if generators are sent nothing else.
+    `sent_alone` are the adapters, if generators are sent nothing else. `trust` tests generators by what is trained.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class OnlineTraining:
         replay: Sequence[LoggedStep],
         loop: asyncio.AbstractEventLoop,
         sent_alone: LoraConfig | None = None,
+        trust: TrustWatch | None = None,
     ) -> None:
         self._config = config
         self._trainer = trainer
@@ -97,6 +99,7 @@ class OnlineTraining:
         )
         self._guard = guard
         self._samples = samples
+        self._trust = trust
         self._version = self._kept_version = first_version
         self._replay = replay
         self._loop = loop
@@ -200,6 +203,7 @@ class OnlineTraining:
         self._publish()
         copied = time.monotonic()
         self._keep(batch, sequences)  # now that nobody waits for this thread
+        self._test_generators(batch, sequences)
         assert self._began is not None
         time_s = self._before_s + copied - self._began
         timing = Timing(time_s=time_s, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained)
@@ -241,18 +245,29 @@ class OnlineTraining:
     def _keep(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> None:
         if self._samples is None:
             return
-        tokens = self._trainer.tokens
-        origins = [(one.origin, len(one.token_ids)) for one in sequences]
-        places = [SequencePlace(at.group, at.trajectory, at.start, count) for at, count in origins if at is not None]
+        tokens, places = self._trainer.tokens, _places(sequences)
         self._samples.put(
             TakenStep(
                 step=batch.version + 1,
                 groups=batch.groups,
                 places=places,
-                values={} if tokens is None or len(places) < len(origins) else vars(tokens),
+                values={} if tokens is None or len(places) < len(sequences) else vars(tokens),
                 spent_s=self._trainer.tokens_s,
             )
         )
+
+    def _test_generators(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> None:
+        """Steps that are replayed are left out: those generators may be long gone."""
+        if self._trust is None:
+            return
+        tokens, places = self._trainer.tokens, _places(sequences)
+        if tokens is None or len(places) < len(sequences):
+            return
+        found = self._trust.step(
+            batch.groups, places, ours=tokens.learner_logprobs, entropies=tokens.entropies, version=batch.version
+        )
+        for suspicion in found:
+            self._loop.call_soon_threadsafe(self._trust.suspected, suspicion)
 
     def _say_skipped(self, batch: TakenBatch, step_metrics: StepMetrics) -> None:
         rewards = [one.reward for group in batch.groups for one in group.trajectories]
@@ -392,6 +407,12 @@ class OnlineTraining:
             if self._ending and may_end and not self._interrupted:
                 raise EndedEarly from None
             raise
+
+
+def _places(sequences: Sequence[TrainSequence]) -> list[SequencePlace]:
+    """Places of the sequences that were sampled."""
+    origins = [(one.origin, len(one.token_ids)) for one in sequences]
+    return [SequencePlace(at.group, at.trajectory, at.start, count) for at, count in origins if at is not None]
 
 
 def _trace_step(batch: TakenBatch, *, seconds: float) -> None:

@@ -367,5 +367,7 @@ def _trainer(
         chat_template=config.run.template_text,
         teachers=[teacher.path for teacher in config.teachers if teacher.path is not None],
         should_stop=should_stop,
-        keeps_tokens=config.samples.enabled and not config.learns_from_files and not config.evaluation.only,
+        keeps_tokens=(config.samples.enabled or config.trust.enabled)
+        and not config.learns_from_files
+        and not config.evaluation.only,
     )

@@ -2,8 +2,9 @@
 
 `metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay` (a step that was trained again, from the
 batch log, with the same fields), `publish`, `join` (a generator that caught up), `leave` (one that is gone),
-`checkpoint`, `evaluation`, `verdict` (how the run is from here on, and what bounds it), `load` (what generators did in
-the seconds before), and `resume`, which says up to which version the lines before it belong to the run.
+`suspicion` (one that samples otherwise than it says), `checkpoint`, `evaluation`, `verdict` (how the run is from here
+on, and what bounds it), `load` (what generators did in the seconds before), and `resume`, which says up to which
+version the lines before it belong to the run.
 All have `unix_s`, when it was, in seconds since 1970. `lag_bound` is the bound under which the step's batch
 was taken, `level` that of new leases when the step ended, null without levels and in a replay; `tasks_effective` and
 `tasks_variance` are of the newest draws of tasks, and missing where none are drawn; `guard` lines tell when the guard
@@ -31,6 +32,7 @@ from learner.reports.run_monitor import GeneratorsLoad
 from learner.reports.tally import RewardsSeen, StepRecord, Tally
 from learner.training.guard import GuardChange
 from learner.training.step import StepMetrics
+from learner.trust.evidence import Suspicion
 from learner.weights.published import JoinReport, PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from services.diagnosis.verdict import RunVerdict
@@ -335,6 +337,17 @@ class Records:
             value=None if reading is None else reading.value,
             limit=None if reading is None else reading.limit,
         )
+
+    def suspicion(self, found: Suspicion, *, version: int, quarantined: bool) -> None:
+        """Notes and says that a generator is not believed any more."""
+        logger.warning(
+            "%s (%.3g nats of evidence after %d of its tokens; %s)",
+            found.text,
+            found.evidence,
+            found.tokens,
+            "it leaves the fleet until it is restarted" if quarantined else "learner.trust.quarantine would expel it",
+        )
+        self._event("suspicion", version=version, quarantined=quarantined, **found.shown())
 
     def publish(self, report: PublishReport) -> None:
         """Notes a publish."""

@@ -164,6 +164,12 @@ class LearnerMetrics:
             "Generators of the fleet: serving the newest published version, behind, or joining.",
             labels=("state",),
         )
+        self._evidence = metrics.gauge(
+            "distrust_nats",
+            "Evidence that a generator samples otherwise than it says; at learner.trust.evidence it is named.",
+            labels=("generator",),
+        )
+        self._evidence_of: frozenset[str] = frozenset()
         self._expulsions: Callable[[], int] = int
         metrics.count(
             "expelled_generators", "Generators that were expelled from the fleet.", lambda: self._expulsions()
@@ -268,6 +274,14 @@ class LearnerMetrics:
         for state in _GENERATOR_STATES:
             self._generators.labels(state).set_function(lambda state=state: list(states()).count(state))
 
+    def distrust(self, evidence: Mapping[str, float]) -> None:
+        """Shows the evidence against each generator, by name; of those that are not named any more it shows none."""
+        for gone in self._evidence_of - evidence.keys():
+            self._evidence.remove(gone)
+        self._evidence_of = frozenset(evidence)
+        for name, nats in evidence.items():
+            self._evidence.labels(generator=name).set(nats)
+
     def env_services(self, count: Callable[[], int]) -> None:
         """Shows how many env_services there are; to be called once."""
         self._env_services.set_function(count)
@@ -344,7 +358,10 @@ def _bytes_in(folder: Path) -> int:
 
 
 class LearnerStatus:
-    """Reads ledger, fleet and env_services; `total_steps` is the run's end, `folder` the run's. `clock` is theirs."""
+    """Reads ledger, fleet and env_services; `total_steps` is the run's end, `folder` the run's. `clock` is theirs.
+
+    `distrusted` says in words which generators are not believed.
+    """
 
     def __init__(
         self,
@@ -359,6 +376,7 @@ class LearnerStatus:
         metrics: LearnerMetrics,
         waits: Waiting,
         teachers: Callable[[], tuple[PeerStatus, ...]] = tuple,
+        distrusted: Callable[[], tuple[str, ...]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -371,6 +389,7 @@ class LearnerStatus:
         self._metrics = metrics
         self._waits = waits
         self._teachers = teachers
+        self._distrusted = distrusted
         self._clock = clock
         self._served = False
         self.load = LoadWindow(self._look, limit=lambda: None, clock=clock)
@@ -399,7 +418,7 @@ class LearnerStatus:
             ),
             disks=(disk,),
             problems=problems,
-            notes=self._guarded(),
+            notes=(*self._distrusted(), *self._guarded()),
         )
 
     def _look(self) -> LoadSample:

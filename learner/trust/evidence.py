@@ -86,6 +86,14 @@ class Suspicion:
             f"generator {self.name} samples otherwise than it says: {_in_words(self.test, self.level, self.expected)}"
         )
 
+    def shown(self) -> dict[str, object]:
+        """As a line of `metrics.jsonl` has it; None for what is no number."""
+        level, expected = (None if math.isnan(value) else value for value in (self.level, self.expected))
+        return {
+            "generator_id": self.name, "instance": self.instance, "test": self.test, "evidence": self.evidence,
+            "tokens": self.tokens, "level": level, "expected": expected,
+        }  # fmt: skip
+
 
 def _in_words(test: Test, level: float, expected: float) -> str:
     match test:

@@ -219,6 +219,15 @@ class FleetMembers:
         self.provenance.distrust(instance, since=since)
         self.changed()
 
+    def quarantine(self, instance: str, *, reason: str) -> None:
+        """Nothing of that process is believed, of whatever version, and it is expelled if it is still there: what it
+        sampled and is not trained yet is sampled again.
+        """
+        self.distrust(instance, since=PolicyVersion(1, 0))
+        for member in self.members():
+            if member.instance == instance:
+                self.expel(member.generator_id, reason=reason)
+
     def doubt(self, generator_id: str, *, reason: str) -> None:
         """The generator may serve something else than it was sent; whether it does is known when others are right."""
         member = self._members.get(generator_id)

@@ -211,6 +211,7 @@ class Cluster:
                 "max_lag": s.max_lag,
                 "resume": resume,
                 "samples": {"enabled": False},
+                "trust": {"enabled": False},
                 "rollouts": {
                     "environment": NAME, "group_size": s.group_size, "max_tokens": s.max_tokens, "stop_token_ids": (1,),
                     "min_group_size": s.min_group_size, "drop_uniform_groups": s.drop_uniform_groups,

@@ -20,6 +20,7 @@ from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.reports.tally import RewardsSeen, StepRecord, Tally, Timing, step_record
 from learner.training.guard import GuardChange, MeasureReading
 from learner.training.step import StepMetrics
+from learner.trust.evidence import Suspicion
 from learner.weights.published import JoinReport, PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from services.diagnosis.verdict import RunVerdict
@@ -253,6 +254,25 @@ def test_the_bound_of_each_step_and_what_the_guard_did_are_in_metrics_jsonl(
     }  # fmt: skip
     assert (loosened["change"], loosened["after"], loosened["measure"]) == ("loosened", 3, None)
     assert f"guard: step 1: {change.text}" in caplog.messages
+
+
+@pytest.mark.parametrize(("quarantined", "said"), [(False, "quarantine would expel it"), (True, "it leaves the fleet")])
+def test_a_generator_that_is_not_believed_is_in_metrics_jsonl_and_in_the_log(
+    quarantined: bool, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = Suspicion("g", "g-1", "tail", 17.5, 800, 0.02, 0.003)
+    with Records(folder=tmp_path, total_steps=3) as records:
+        records.suspicion(found, version=4, quarantined=quarantined)
+    (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    line.pop("unix_s")
+
+    assert line == {
+        "kind": "suspicion", "version": 4, "quarantined": quarantined, "generator_id": "g", "instance": "g-1",
+        "test": "tail", "evidence": 17.5, "tokens": 800, "level": 0.02, "expected": 0.003,
+    }  # fmt: skip
+    (message,) = caplog.messages
+    assert message.startswith(f"{found.text} (17.5 nats of evidence after 800 of its tokens; ")
+    assert said in message
 
 
 def test_the_level_of_each_step_is_in_metrics_jsonl(tmp_path: Path) -> None:

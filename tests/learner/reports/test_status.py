@@ -182,6 +182,31 @@ def test_generators_and_expulsions_are_shown_as_they_are_when_somebody_looks() -
     assert value(scraped, "expelled_generators_total") == 1
 
 
+def test_the_evidence_is_shown_by_generator_as_long_as_there_is_any() -> None:
+    scraped = Metrics("learner")
+    metrics = LearnerMetrics(scraped)
+    metrics.distrust({"a": 0.5, "b": 17.0})
+    assert value(scraped, "distrust_nats", generator="b") == 17.0
+
+    metrics.distrust({"a": 1.5})
+
+    assert value(scraped, "distrust_nats", generator="a") == 1.5
+    assert scraped.registry.get_sample_value("headway_learner_distrust_nats", {"generator": "b"}) is None
+
+
+def test_generators_that_are_not_believed_are_in_the_notes_of_the_status(tmp_path: Path) -> None:
+    fleet = FleetMembers(
+        fingerprints=FINGERPRINTS, incarnation=1, announce_every_s=2.0, silence_s=15.0, changed=lambda: None
+    )
+    shown = LearnerStatus(
+        name="run", folder=tmp_path, total_steps=9, incarnation=1, ledger=Ledger(LEDGER), fleet=fleet,
+        env_services=tuple, metrics=LearnerMetrics(Metrics("learner")), waits=Waiting(),
+        distrusted=lambda: ("generator g lies",),
+    )  # fmt: skip
+
+    assert shown.report().notes == ("generator g lies",)
+
+
 def test_nobody_is_behind_between_a_step_and_its_publish(tmp_path: Path) -> None:
     ledger, metrics = Ledger(LEDGER), LearnerMetrics(Metrics("learner"))
     fleet = FleetMembers(

@@ -5,12 +5,14 @@ from typing import Any, cast
 import pytest
 
 from learner.weights.fleet import FleetMembers, IdleWatch, JoinRefused, TrustedUrls
+from learner.weights.provenance import Standing
 from protocol.fleet import Condition, Fingerprints
 from protocol.generation import GeneratorState
 from protocol.messages import Fleet as FleetMessage
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
 from services.http.client import HttpClient
 from tests.learner.generators import FINGERPRINTS, announcement
+from tests.learner.samples import group, trajectory
 
 URL = "http://127.0.0.1:9000"
 
@@ -75,6 +77,26 @@ def test_an_expelled_process_stays_out_and_its_next_start_may_try_again() -> Non
     assert refusal.value.kind == "expelled"
     fleet.announce(announcement("a", URL, instance="2"), now=1.0)
     assert [member.generator_id for member in fleet.members()] == ["a"]
+
+
+def test_what_a_quarantined_process_sampled_is_given_back_and_it_stays_out() -> None:
+    changes = Changes()
+    fleet = make_fleet(changes)
+    for name, instance in (("a", "1"), ("b", "2")):
+        fleet.announce(announcement(name, URL, instance=instance), now=0.0)
+        serve(fleet, name, 5)
+    of_it, of_another = group(0, trajectory(5, instance="a-1")), group(1, trajectory(5, instance="b-2"))
+    assert fleet.provenance.standing(of_it) is Standing.PROVEN
+    before = changes.count
+
+    fleet.quarantine("a-1", reason="it samples otherwise than it says")
+
+    assert changes.count > before
+    assert [member.generator_id for member in fleet.members()] == ["b"]
+    assert fleet.provenance.recalled([of_it, of_another]) == [of_it]
+    assert fleet.provenance.standing(of_it) is Standing.UNPROVEN
+    with pytest.raises(JoinRefused, match="it samples otherwise than it says"):
+        fleet.announce(announcement("a", URL, instance="1"), now=1.0)
 
 
 def test_a_later_process_takes_the_id_at_once_and_the_earlier_one_is_told_so() -> None:
