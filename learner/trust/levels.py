@@ -83,8 +83,9 @@ class Moments:
 
     def rows(self, chosen: NDArray[np.int64]) -> "Moments":
         """The processes of these rows; zeros for the row -1."""
-        taken = {name: np.concatenate([value, np.zeros_like(value[:1])])[chosen] for name, value in vars(self).items()}
-        return Moments(**taken)
+        return Moments(
+            **{name: np.concatenate([row, np.zeros((1, *row.shape[1:]))])[chosen] for name, row in vars(self).items()}
+        )
 
     @property
     def means(self) -> Floats:

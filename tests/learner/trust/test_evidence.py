@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from learner.trust.evidence import NEAR, outcomes_of
+from learner.trust.tokens import step_tokens
 from tests.learner.trust.streams import (
     ENTROPY,
     PROBABILITIES,
@@ -21,6 +22,9 @@ from tests.learner.trust.streams import (
 )
 
 HONEST: Mapping[str, Sampler] = dict.fromkeys(("b", "c", "d"), sampled)
+
+
+ROWS_OF_TOKENS = ("processes", "lags", "groups", "texts", "old_cache", "theirs", "ours", "entropies")
 
 
 def tempered(temperature: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -179,3 +183,16 @@ def test_a_wider_tolerance_names_no_one_within_it() -> None:
     found = [one for _ in range(60) for one in test.observe(step(random, {"a": CHEATS["gap"], **HONEST}))]
 
     assert found == []
+
+
+def test_steps_of_which_nothing_is_known_change_nothing() -> None:
+    nothing = step_tokens([], [], ours=np.zeros(0), entropies=np.zeros(0), version=4)
+    random, test = np.random.default_rng(0), new_test()
+    for _ in range(2):
+        assert test.observe(nothing) == []
+    some = step(random, {"a": sampled})
+    unsaid = replace(some, **{name: getattr(some, name)[:0] for name in ROWS_OF_TOKENS})
+    for tokens in (unsaid, some, nothing, unsaid):
+        assert test.observe(tokens) == []
+
+    assert test.evidence() == {"a": 0.0}
