@@ -1,13 +1,16 @@
 """The test of generators in a run: the trainer's thread tells it each step, others read what it has found."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from learner.trust.evidence import Suspicion, TrustTest
-from learner.trust.tokens import Place, step_tokens
+from learner.trust.tokens import Place, StepTokens, step_tokens
 from protocol.trajectories import TrajectoryGroup
+
+logger = logging.getLogger(__name__)
 
 
 class TrustWatch:
@@ -23,6 +26,7 @@ class TrustWatch:
         suspected: Callable[[Suspicion], None],
     ) -> None:
         self._test = test
+        self._failed = False
         self._measured = measured
         self.suspected = suspected
         self.notes: tuple[str, ...] = ()
@@ -37,8 +41,25 @@ class TrustWatch:
         entropies: NDArray[np.float32],
         version: int,
     ) -> list[Suspicion]:
-        """Takes a step, as `step_tokens` does. Returns the suspicions that are new."""
-        found = self._test.observe(step_tokens(groups, places, ours=ours, entropies=entropies, version=version))
+        """Takes a step, as `step_tokens` does. Returns the suspicions that are new. A test that fails is said once, and
+        no step is tested after it.
+        """
+        if self._failed:
+            return []
+        try:
+            return self._found(step_tokens(groups, places, ours=ours, entropies=entropies, version=version))
+        except Exception as error:  # noqa: BLE001 - no run ends of being watched
+            self._failed = True
+            logger.warning(
+                "generators are not tested any more, since the test of step %d failed: %s: %s",
+                version + 1,
+                type(error).__name__,
+                error,
+            )
+            return []
+
+    def _found(self, tokens: StepTokens) -> list[Suspicion]:
+        found = self._test.observe(tokens)
         if found:
             self.notes = tuple(one.text for one in self._test.suspicions())
         self._measured(self._test.evidence())

@@ -56,6 +56,17 @@ def step(watch: TrustWatch, *, logprob: float) -> list[Suspicion]:
     return watch.step(groups, places(groups), ours=ours, entropies=np.full_like(ours, np.nan), version=VERSION)
 
 
+def test_a_test_that_fails_is_said_once_and_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    told = WatchedEvidence()
+    watch, groups = told.watch(), batch().groups
+    short = learner_says(-1.0, 1)
+    for _ in range(2):
+        assert watch.step(groups, places(groups), ours=short, entropies=short, version=VERSION) == []
+    assert step(watch, logprob=-9.0) == []
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"generators are not tested any more, since the test of step {VERSION + 1} failed: ")
+
+
 def test_a_generator_that_states_other_logprobs_is_named_once_and_noted_from_there_on() -> None:
     told = WatchedEvidence()
     watch = told.watch()
