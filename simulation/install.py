@@ -222,6 +222,9 @@ def _take_hold_of_services() -> None:
     _put(server, "serve_http", http.serve_http)
     application: Any = importlib.import_module("services.http.app")
     _put(application, "create_app", routes.create_app)
+    load: Any = importlib.import_module("services.load")
+    # What the real machine gives is another number each time, and a walk through all its processes.
+    _put(load, "usage_of", lambda pid: (0.0, 0))
     client: Any = importlib.import_module("services.http.client")
     _put(client, "aiohttp", _Aiohttp("aiohttp"))
 

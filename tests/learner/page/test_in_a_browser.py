@@ -562,13 +562,13 @@ def test_a_point_of_a_curve_leads_to_the_groups_behind_it_and_their_part_in_it(
 
 
 def test_the_list_is_ordered_by_the_head_of_a_column_and_page_by_page(browser: "Browser", viewed: Viewed) -> None:
+    from playwright.sync_api import expect
+
     page, said = opened(browser, f"{viewed.url}#/trajectories")
     page.get_by_role("link", name="reward", exact=True).click(timeout=WAIT_MS)
-    shows(page, "table.list td", "2")
-    first = page.locator("table.list tbody tr td:nth-child(2)").all_inner_texts()
+    expect(page.locator("table.list tbody tr td:nth-child(2)")).to_have_text(["2"] * 50, timeout=WAIT_MS)
     page.get_by_role("link", name="more ▶").first.click()
     page.get_by_role("link", name="◀ before").first.wait_for(timeout=WAIT_MS)
-    assert first == ["2"] * 50
     page.get_by_role("link", name="sums", exact=True).first.click()
     page.get_by_role("link", name="◀ before").first.wait_for(state="detached", timeout=WAIT_MS)
     shows(page, "#view-trajectories [role=status]", "50 shown")
