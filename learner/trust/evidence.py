@@ -213,15 +213,13 @@ class TrustTest:
         return [found for instance, one in seen if (found := self._suspect(instance, one)) is not None]
 
     def evidence(self) -> dict[str, float]:
-        """Evidence against each generator in nats, by name, not below 0; of several processes the largest."""
-        found: dict[str, float] = {}
-        for one in self._accused.values():
-            found[one.name] = max(found.get(one.name, 0.0), one.evidence, 0.0)
-        return found
+        """Evidence against the newest process of each generator in nats, by name, not below 0."""
+        return {one.name: max(one.evidence, 0.0) for one in self._accused.values()}
 
     def suspicions(self) -> list[Suspicion]:
-        """All so far, the newest last."""
-        return [one.suspicion for one in self._accused.values() if one.suspicion is not None]
+        """What is held against the newest process of each generator; one that was restarted begins anew."""
+        newest = {one.name: one.suspicion for one in self._accused.values()}
+        return [suspicion for suspicion in newest.values() if suspicion is not None]
 
     def _take_in(self, instance: str, name: str) -> None:
         known = self._accused.pop(instance, None)

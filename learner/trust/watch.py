@@ -60,7 +60,6 @@ class TrustWatch:
 
     def _found(self, tokens: StepTokens) -> list[Suspicion]:
         found = self._test.observe(tokens)
-        if found:
-            self.notes = tuple(one.text for one in self._test.suspicions())
+        self.notes = tuple(one.text for one in self._test.suspicions())
         self._measured(self._test.evidence())
         return found

@@ -16,7 +16,7 @@ from learner.training.models import TokenValues
 from learner.trust.evidence import Suspicion, TrustTest
 from learner.trust.watch import TrustWatch
 from protocol.trajectories import TrajectoryGroup
-from tests.learner.samples import group, trajectory
+from tests.learner.samples import INSTANCE, group, trajectory
 
 VERSION = 4
 FOUND = Suspicion("g", "g-1", "gap", 17.0, 100, 0.2, 0.05)
@@ -35,9 +35,11 @@ class WatchedEvidence:
         return TrustWatch(test, measured=self.evidence.append, suspected=self.suspicions.append)
 
 
-def batch() -> TakenBatch:
+def batch(instance: str = INSTANCE) -> TakenBatch:
     """Eight groups of two trajectories, of two tokens of the present version each."""
-    groups = [group(number, *[trajectory(VERSION, VERSION) for _ in range(2)]) for number in range(8)]
+    groups = [
+        group(number, *[trajectory(VERSION, VERSION, instance=instance) for _ in range(2)]) for number in range(8)
+    ]
     return TakenBatch(version=VERSION, groups=tuple(groups), lags=(0,) * 8)
 
 
@@ -50,8 +52,8 @@ def learner_says(logprob: float, count: int) -> np.ndarray[tuple[int], np.dtype[
     return np.tile(np.array([np.nan, np.nan, logprob, logprob], dtype=np.float32), count)
 
 
-def step(watch: TrustWatch, *, logprob: float) -> list[Suspicion]:
-    groups = batch().groups
+def step(watch: TrustWatch, *, logprob: float, instance: str = INSTANCE) -> list[Suspicion]:
+    groups = batch(instance).groups
     ours = learner_says(logprob, 2 * len(groups))
     return watch.step(groups, places(groups), ours=ours, entropies=np.full_like(ours, np.nan), version=VERSION)
 
@@ -77,6 +79,19 @@ def test_a_generator_that_states_other_logprobs_is_named_once_and_noted_from_the
     assert watch.notes == (found[0].text,)
     assert watch.notes[0].startswith("generator g samples otherwise than it says: its logprobs are 0.7 nats from")
     assert told.evidence[-1]["g"] > 16
+
+
+def test_a_generator_that_was_restarted_begins_anew() -> None:
+    told = WatchedEvidence()
+    watch = told.watch()
+    for _ in range(5):
+        step(watch, logprob=-1.2)
+    assert watch.notes
+
+    step(watch, logprob=-0.5, instance="another process")
+
+    assert watch.notes == ()
+    assert told.evidence[-1] == {"g": 0.0}
 
 
 def test_one_that_states_the_learners_own_is_not() -> None:
