@@ -217,7 +217,7 @@ class TrustTest:
         return {one.name: max(one.evidence, 0.0) for one in self._accused.values()}
 
     def suspicions(self) -> list[Suspicion]:
-        """What is held against the newest process of each generator; one that was restarted begins anew."""
+        """Suspicions of the newest process of each generator; one that was restarted begins anew."""
         newest = {one.name: one.suspicion for one in self._accused.values()}
         return [suspicion for suspicion in newest.values() if suspicion is not None]
 
