@@ -1,5 +1,6 @@
 """Models for the real processes, and a launcher that leaves nothing behind."""
 
+import gc
 import logging
 import subprocess
 import sys
@@ -32,6 +33,17 @@ _INSTALLED: dict[str, int] = {}
 
 # Tests in these folders share processes that take half a minute to start.
 _TOGETHER = {"chaos": "system", "e2e": "system", "generator": "engine"}
+
+
+def pytest_configure() -> None:
+    """Collects no garbage while tests are collected: everything that they import stays."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Looks for garbage again, but not among the two million objects of what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def all_end(pids: Iterable[int], *, timeout_s: float) -> bool:
+def all_end(pids: Iterable[int], *, timeout_s: float = 240.0) -> bool:
     """True if all of them are gone, or go, within that time."""
     deadline = time.monotonic() + timeout_s
     for pid in pids:

@@ -16,6 +16,8 @@ from services.process import parent_death_signal
 ROOT = Path(__file__).parents[2]
 MARK = "E2E_MARK"
 TAIL_CHARACTERS = 6000
+PATIENCE_S = 240.0
+"""Much longer than anything takes: the machine may do other things besides, and a wait ends with what it waits for."""
 
 Found = TypeVar("Found")
 
@@ -50,7 +52,7 @@ class Launched:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def wait(self, *, timeout_s: float) -> int:
+    def wait(self, *, timeout_s: float = PATIENCE_S) -> int:
         """Its exit code."""
         return self._process.wait(timeout=timeout_s)
 
@@ -83,7 +85,11 @@ def script(name: str) -> str:
 
 
 def until(
-    condition: Callable[[], Found | None], *, what: str, timeout_s: float, during: Sequence[Launched] = ()
+    condition: Callable[[], Found | None],
+    *,
+    what: str,
+    timeout_s: float = PATIENCE_S,
+    during: Sequence[Launched] = (),
 ) -> Found:
     """The first truthy answer of `condition`. Fails after `timeout_s`, or as soon as one of `during` has ended."""
     deadline = time.monotonic() + timeout_s

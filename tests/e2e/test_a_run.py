@@ -47,7 +47,7 @@ def ended(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFact
     with Collector() as collector:
         words += ["--run.trace-url", collector.url, "--run.trace-share", str(TRACED)] if OTEL else []
         up = launcher("headway", "up", *words)
-        exit_code = up.wait(timeout_s=150)
+        exit_code = up.wait()
         left_over = marked(launcher.mark)
         return EndedRun(
             folder=run_file.run(), exit_code=exit_code, output=up.text(), left_over=left_over, spans=collector.spans()

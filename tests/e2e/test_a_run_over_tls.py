@@ -58,7 +58,7 @@ def ended(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFact
 def made_keys(launch: Launcher, folder: Path) -> Mapping[str, object]:
     """Settings that `headway keys` prints for the run file."""
     command = launch("headway", "keys", str(folder), "--host", "127.0.0.1")
-    assert command.wait(timeout_s=60) == 0, command.text()
+    assert command.wait() == 0, command.text()
     return tomllib.loads(command.text())
 
 

@@ -24,7 +24,7 @@ SHORT = (
 def trained(system: LongLivedSystem, name: str, *words: str) -> tuple[RunFolder, str]:
     """The folder of a run that has ended well, and what it said."""
     with system.learner(name, *SHORT, *words) as (learner, run):
-        code = learner.wait(timeout_s=120)
+        code = learner.wait()
         assert code == 0, learner.text()
         return run, learner.text()
 
@@ -71,9 +71,9 @@ def test_ppo_that_is_killed_has_its_policy_and_its_critic_back(system: LongLived
     )  # fmt: skip
     with system.learner("ppo", *SHORT, *words) as (learner, run):
         processes = [learner, *system.services.values()]
-        until(lambda: len(run.steps()) >= 10, what="steps beyond a checkpoint", timeout_s=90, during=processes)
+        until(lambda: len(run.steps()) >= 10, what="steps beyond a checkpoint", during=processes)
         learner.send(signal.SIGKILL)
-        learner.wait(timeout_s=5)
+        learner.wait()
     before = {line["step"]: line for line in run.metrics("step")}
     resumed, said = trained(system, "ppo", *words, "--resume", "true")
     assert "resuming at version" in said
@@ -102,11 +102,11 @@ def test_online_dpo_trains_the_best_and_the_worst_of_groups_that_have_both(syste
     )  # fmt: skip
     with system.learner("online_dpo", *SHORT, *words) as (learner, _):
         until(
-            lambda: "checkpoint-00000004" in learner.text(), what="a checkpoint", timeout_s=90,
+            lambda: "checkpoint-00000004" in learner.text(), what="a checkpoint",
             during=[learner, *system.services.values()],
         )  # fmt: skip
         learner.send(signal.SIGKILL)
-        learner.wait(timeout_s=5)
+        learner.wait()
     run, said = trained(system, "online_dpo", *words, "--resume", "true")
     assert_streamed(run, steps=10)
     assert_replayed(system, "online_dpo", steps=10, weights="checkpoint-00000004, checkpoint-00000008")

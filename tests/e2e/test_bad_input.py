@@ -26,10 +26,10 @@ SERVICES = ("learner", "generator", "reward", "env")
 @pytest.fixture(scope="module")
 def training(system: LongLivedSystem) -> Iterator[RunFolder]:
     """A run without end."""
-    until(lambda: _waits(system, "env", whom="learner"), what="the env_service to wait for a learner", timeout_s=60)
+    until(lambda: _waits(system, "env", whom="learner"), what="the env_service to wait for a learner")
     with system.learner("endless", "--steps", "1000000") as (learner, run):
         processes = [learner, *system.services.values()]
-        until(lambda: len(run.steps()) >= 2, what="two steps", timeout_s=90, during=processes)
+        until(lambda: len(run.steps()) >= 2, what="two steps", during=processes)
         yield run
 
 
@@ -162,7 +162,7 @@ def test_the_openai_routes_answer_and_want_the_token(system: LongLivedSystem, tr
 
 def assert_it_trains_on(system: LongLivedSystem, training: RunFolder) -> None:
     before = len(training.steps())
-    until(lambda: len(training.steps()) > before, what="another step", timeout_s=20, during=[*system.services.values()])
+    until(lambda: len(training.steps()) > before, what="another step", during=[*system.services.values()])
 
 
 def ask(address: str, frames: list[Frame]) -> Message:

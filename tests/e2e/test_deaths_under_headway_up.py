@@ -34,7 +34,7 @@ class RunUnderHeadwayUp:
 
     def doctor(self, *words: str) -> tuple[int, str]:
         process = self.launch("headway", "doctor", str(self.run_file.path), *words)
-        return process.wait(timeout_s=60), process.text()
+        return process.wait(), process.text()
 
     def examined(self) -> tuple[int, dict[str, Any]]:
         code, text = self.doctor("--json")
@@ -66,7 +66,7 @@ class RunUnderHeadwayUp:
 def system(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunUnderHeadwayUp:
     run_file = write_run_file(tmp_path_factory.mktemp("run"), model=model, token="let-me-in")
     doctor = launcher("headway", "doctor", str(run_file.path))
-    assert doctor.wait(timeout_s=60) == 0, doctor.text()
+    assert doctor.wait() == 0, doctor.text()
     assert "before a start (no process of the config file answers)" in doctor.text()
     return RunUnderHeadwayUp(
         launch=launcher, run_file=run_file, up=start(launcher, run_file, "--learner.steps", str(ENDLESS))
@@ -121,7 +121,7 @@ def test_a_killed_learner_resumes_its_own_run(system: RunUnderHeadwayUp) -> None
     system.send("learner", signal.SIGKILL)
     until(
         lambda: "learner was killed by SIGKILL; started again in 1 s (1 of 5)" in system.up.text(),
-        what="the restart of the learner", timeout_s=30, during=[system.up],
+        what="the restart of the learner", during=[system.up],
     )  # fmt: skip
     system.wait_for_steps(5)
 
@@ -135,7 +135,7 @@ def test_a_killed_env_service_comes_back(system: RunUnderHeadwayUp) -> None:
 def test_the_run_ends_well_with_every_step_once(system: RunUnderHeadwayUp) -> None:
     """The last test: it stops the run, and resumes it for five more steps."""
     system.up.send(signal.SIGINT)
-    assert system.up.wait(timeout_s=20) == 0, system.up.text()
+    assert system.up.wait() == 0, system.up.text()
     last = len(system.run.batches()) + 5
     resumed = start(system.launch, system.run_file, "--learner.resume", "true", "--learner.steps", str(last))
     assert resumed.wait(timeout_s=300) == 0, resumed.text()

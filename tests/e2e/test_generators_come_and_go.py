@@ -38,7 +38,7 @@ class RunUnderWay:
     def goes_on(self, *, steps: int = 10) -> None:
         """Waits for more steps."""
         goal = len(self.run.steps()) + steps
-        until(lambda: len(self.run.steps()) >= goal, what=f"{steps} steps", timeout_s=180, during=[self.learner])
+        until(lambda: len(self.run.steps()) >= goal, what=f"{steps} steps", during=[self.learner])
 
     def joins(self, name: str) -> list[dict[str, object]]:
         return [line for line in self.run.metrics("join") if line["generator_id"] == name]
@@ -85,7 +85,7 @@ def test_a_generator_that_joins_in_the_middle_serves_the_current_version_with_th
     (port,) = free_ports(1)
     second = running.generator("second", port)
     until(lambda: serving_state(port), what="its engine", timeout_s=600, during=[running.learner, second])
-    until(lambda: running.joins("second"), what="the join", timeout_s=60, during=[running.learner, second])
+    until(lambda: running.joins("second"), what="the join", during=[running.learner, second])
     (joined,) = running.joins("second")[:1]
     assert isinstance(joined["seconds"], float)
     assert joined["seconds"] < 30
@@ -95,15 +95,15 @@ def test_a_generator_that_joins_in_the_middle_serves_the_current_version_with_th
     def follows() -> bool:
         return served_number(port) >= running.newest() - 1
 
-    until(follows, what="the newest version on the second", timeout_s=60, during=[running.learner, second])
+    until(follows, what="the newest version on the second", during=[running.learner, second])
     until(
         lambda: any(line["members"] == 2 for line in running.run.metrics("publish")[-5:]),
-        what="a broadcast to both", timeout_s=60, during=[running.learner, second, running.first],
+        what="a broadcast to both", during=[running.learner, second, running.first],
     )  # fmt: skip
     running.goes_on()
 
     running.first.send(signal.SIGKILL)
-    running.first.wait(timeout_s=5)
+    running.first.wait()
     running.goes_on()
     assert second.alive
 
@@ -113,7 +113,7 @@ def test_a_generator_that_joins_in_the_middle_serves_the_current_version_with_th
     running.goes_on()
 
     second.send(signal.SIGTERM)
-    assert second.wait(timeout_s=30) == 0, second.text()
+    assert second.wait() == 0, second.text()
     assert "Traceback" not in second.text()
     running.goes_on()
     assert token_lags(running.run) <= set(range(5))
@@ -127,23 +127,23 @@ def test_a_generator_whose_engine_is_stopped_is_out_of_service_until_it_goes_on(
     os.kill(engine, signal.SIGSTOP)
     try:
         until(
-            lambda: "has not answered" in running.first.text(), what="the generator to notice", timeout_s=90,
+            lambda: "has not answered" in running.first.text(), what="the generator to notice",
             during=[running.first],
         )  # fmt: skip
         until(
-            lambda: "first" not in running.serving(), what="the learner to hear it", timeout_s=60,
+            lambda: "first" not in running.serving(), what="the learner to hear it",
             during=[running.learner, running.first],
         )  # fmt: skip
     finally:
         os.kill(engine, signal.SIGCONT)
     # By a download; or, if it stood still in the middle of a commit, by the end of that, which is no join.
-    until(lambda: "first" in running.serving(), what="its return", timeout_s=180, during=[running.first])
+    until(lambda: "first" in running.serving(), what="its return", during=[running.first])
     running.goes_on()
 
 
 def engine_of(generator: Launched) -> int:
     """The process that computes: the child with the most memory."""
-    until(lambda: children_of(generator.pid), what="the engine's process", timeout_s=30, during=[generator])
+    until(lambda: children_of(generator.pid), what="the engine's process", during=[generator])
     return max(children_of(generator.pid), key=resident)
 
 

@@ -1,7 +1,6 @@
 """Ctrl-C at `headway up`, at two moments, and a model whose head is its own."""
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,12 @@ from tests.e2e.run_files import write_run_file
 
 pytestmark = pytest.mark.e2e
 
-MAX_STOP_S = 10.0
-
 
 def interrupt(up: Launched, *, mark: str) -> None:
-    """Sends SIGINT; then all must be gone in time, in good order."""
-    start = time.monotonic()
+    """Sends SIGINT; then all must go by themselves, in good order: `headway up` kills what takes too long."""
     up.send(signal.SIGINT)
-    code = up.wait(timeout_s=MAX_STOP_S)
-    until(lambda: not marked(mark), what="all processes to be gone", timeout_s=1.0)
-    assert time.monotonic() - start < MAX_STOP_S
-    assert code == 0
+    assert up.wait() == 0, up.text()
+    until(lambda: not marked(mark), what="all processes to be gone")
     assert "Traceback" not in up.text()
     assert "is killed" not in up.text()
 
@@ -32,8 +26,8 @@ def test_ctrl_c_while_the_generator_starts_ends_all(
 ) -> None:
     run_file = write_run_file(tmp_path_factory.mktemp("run"), model=untied_model)
     up = launcher("headway", "up", str(run_file.path))
-    until(lambda: "generator      listening at" in up.text(), what="the generator", timeout_s=60, during=[up])
-    until(lambda: engine_processes(launcher.mark), what="the engine's process", timeout_s=30, during=[up])
+    until(lambda: "generator      listening at" in up.text(), what="the generator", during=[up])
+    until(lambda: engine_processes(launcher.mark), what="the engine's process", during=[up])
     interrupt(up, mark=launcher.mark)
 
 
@@ -43,7 +37,7 @@ def test_an_untied_model_agrees_at_every_publish_and_ctrl_c_in_training_ends_all
     run_file = write_run_file(tmp_path_factory.mktemp("run"), model=untied_model)
     up = launcher("headway", "up", str(run_file.path), "--learner.steps", "100000")
     run = run_file.run()
-    until(lambda: len(run.metrics("publish")) >= 8, what="eight publishes", timeout_s=120, during=[up])
+    until(lambda: len(run.metrics("publish")) >= 8, what="eight publishes", during=[up])
     interrupt(up, mark=launcher.mark)
     assert run.summary()["steps"] == run.steps()[-1]
     assert (run.path / "curves.png").stat().st_size > 0

@@ -35,7 +35,7 @@ class Offline:
     def trained(self, name: str, model: Path, *words: str) -> tuple[RunFolder, str]:
         """The folder of a run that has ended well, and what it said."""
         learner = self.start(name, model, *words)
-        assert learner.wait(timeout_s=120) == 0, learner.text()
+        assert learner.wait() == 0, learner.text()
         return RunFolder(self.folder / "runs" / name), learner.text()
 
     def write(self, name: str, records: Sequence[dict[str, str]]) -> Path:
@@ -115,7 +115,7 @@ def served_scores(launcher: Launcher, folder: Path, model: Path) -> list[tuple[f
     )
     service = launcher("reward-service", "--config", str(file))
     url = f"http://127.0.0.1:{port}"
-    until(lambda: ready(url), what="the reward model", timeout_s=120, during=[service])
+    until(lambda: ready(url), what="the reward model", during=[service])
     items = [
         {"id": f"{number}, {side}", "verifier": "reward_model", "prompt": pair["prompt"], "completion": pair[side]}
         for number, pair in enumerate(preferences())
@@ -184,12 +184,12 @@ def test_a_killed_run_on_files_is_taken_up_and_a_fresh_one_leaves_it_alone(
     )  # fmt: skip
     run = RunFolder(offline.folder / "runs" / "killed")
     learner = offline.start("killed", model, *words)
-    until(lambda: (run.path / "checkpoint-00000006").exists(), what="a checkpoint", timeout_s=90, during=[learner])
+    until(lambda: (run.path / "checkpoint-00000006").exists(), what="a checkpoint", during=[learner])
     second = offline.start("killed", model, *words)
-    assert second.wait(timeout_s=60) == 1
+    assert second.wait() == 1
     assert re.search(r"the run in .*/killed is that of process \d+ on .*: stop it first", second.text())
     learner.send(signal.SIGKILL)
-    learner.wait(timeout_s=5)
+    learner.wait()
     done = max(line["step"] for line in run.metrics("step"))
     run, said = offline.trained("killed", model, *words[:3], f"{done + 5}", *words[4:], "--resume", "true")
     assert re.search(r"resuming at step \d+", said)
@@ -238,7 +238,7 @@ BAD_SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
 def test_settings_that_do_not_fit_are_refused_in_one_line(offline: Offline, model: Path, name: str) -> None:
     words, message = BAD_SETTINGS[name]
     learner = offline.start("bad", model, *words)
-    assert learner.wait(timeout_s=30) == 2
+    assert learner.wait() == 2
     (line,) = learner.text().splitlines()
     assert line.startswith("learner: ")
     assert message in line
@@ -266,7 +266,7 @@ def test_an_algorithm_that_cannot_be_imported_is_named(offline: Offline, model: 
 def assert_stopped(offline: Offline, model: Path, *words: str, says: str) -> None:
     """It ends as with wrong settings, one line says why, and nothing is left."""
     learner = offline.start("stopped", model, *words)
-    assert learner.wait(timeout_s=60) == 78
+    assert learner.wait() == 78
     found = [line for line in learner.text().splitlines() if re.search(says, line)]
     assert len(found) == 1, learner.text()
     assert "Traceback" not in learner.text()

@@ -66,7 +66,7 @@ def test_an_environment_with_rewards_of_its_own_needs_no_reward_service(launcher
     run_file.write_text(_RUN.format(steps=_STEPS, learner=learner, leases=leases, generator=generator, env=env))
 
     checked = launcher("headway", "check", str(run_file))
-    assert checked.wait(timeout_s=240) == 0, checked.text()
+    assert checked.wait() == 0, checked.text()
     up = launcher("headway", "up", str(run_file))
     assert up.wait(timeout_s=900) == 0, up.text()
 

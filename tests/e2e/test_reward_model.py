@@ -42,7 +42,7 @@ def train(launcher: Launcher, model: Path, folder: Path) -> Path:
         "--run.directory": folder / "runs",
     }
     process = launcher("learner", *(word for name, value in words.items() for word in (name, str(value))))
-    assert process.wait(timeout_s=180) == 0, process.text()
+    assert process.wait() == 0, process.text()
     return output
 
 
@@ -51,7 +51,7 @@ def serve(launcher: Launcher, model: Path) -> str:
     served = json.dumps([{"path": str(model)}])
     process = launcher("reward-service", "--http.port", str(port), "--reward-models", served)
     url = f"http://127.0.0.1:{port}"
-    until(lambda: ready(url), what="the reward model to be loaded", timeout_s=180, during=[process])
+    until(lambda: ready(url), what="the reward model to be loaded", during=[process])
     return url
 
 

@@ -35,7 +35,7 @@ def started(launcher: Launcher, folder: Path) -> tuple[Launched, dict[str, str]]
         lambda: re.findall(r"^export (TINKER_\w+)=(\S+)$", serve.text(), re.MULTILINE),
         what="the lines for a client", timeout_s=600, during=(serve,),
     )  # fmt: skip
-    until(lambda: f"base model: {NAME}\n" in serve.text(), what="the last of them", timeout_s=10, during=(serve,))
+    until(lambda: f"base model: {NAME}\n" in serve.text(), what="the last of them", during=(serve,))
     return serve, dict(said)
 
 
@@ -81,7 +81,7 @@ def test_a_client_trains_and_samples_and_both_sides_say_the_same(launcher: Launc
     assert len(found) == 29
 
     serve.send(signal.SIGINT)
-    assert serve.wait(timeout_s=60) == 0, serve.text()
+    assert serve.wait() == 0, serve.text()
     assert marked(launcher.mark) == {}
 
     # What was there is there again, under the same key.
@@ -90,7 +90,7 @@ def test_a_client_trains_and_samples_and_both_sides_say_the_same(launcher: Launc
     again = answers("served.py", told_again, NAME, report["path"])
     assert again["first"] == pytest.approx(report["last"], abs=1e-3)
     serve.send(signal.SIGINT)
-    assert serve.wait(timeout_s=60) == 0, serve.text()
+    assert serve.wait() == 0, serve.text()
 
 
 def test_a_client_does_not_notice_that_learner_and_generator_are_killed(launcher: Launcher, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_client_does_not_notice_that_learner_and_generator_are_killed(launcher
             time.sleep(1.5)
             assert running.poll() is None, "nobody was killed while it ran"
             kill(launcher, victim)
-            until(lambda: is_ready(told), what="the learner's next life", timeout_s=120, during=(serve,))
+            until(lambda: is_ready(told), what="the learner's next life", during=(serve,))
         history = answer_of(running)
 
     for name in ("counts", "sampled", "paths", "greedy"):
@@ -114,7 +114,7 @@ def test_a_client_does_not_notice_that_learner_and_generator_are_killed(launcher
     np.testing.assert_allclose(history["losses"], expected["losses"], rtol=1e-6, atol=1e-5)
     assert serve.text().count("SIGKILL") == 3, serve.text()
     serve.send(signal.SIGINT)
-    assert serve.wait(timeout_s=60) == 0, serve.text()
+    assert serve.wait() == 0, serve.text()
 
 
 def kill(launcher: Launcher, name: str) -> None:

@@ -41,7 +41,7 @@ join.learner = "none"
     )
     process = launcher("generator", "--config", str(file))
     url = f"http://127.0.0.1:{port}"
-    until(lambda: ready(url), what="the teacher to be ready", timeout_s=180, during=[process])
+    until(lambda: ready(url), what="the teacher to be ready", during=[process])
     return url
 
 

@@ -1,5 +1,6 @@
 """A process some of whose packages are missing, or of another version."""
 
+import gc
 import importlib
 import os
 import subprocess
@@ -19,6 +20,21 @@ def test_an_import_that_fails_ends_the_process_for_good_with_a_sentence(caplog: 
     (said,) = caplog.messages
     assert "generator cannot be loaded: No module named 'no_such_package'" in said
     assert "requirements/cpu.lock" in said
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_after_the_imports_as_before_them(*, collects: bool) -> None:
+    if not collects:
+        gc.disable()
+    try:
+        with own_imports("generator"):
+            assert not gc.isenabled()
+        assert gc.isenabled() is collects
+        with pytest.raises(SystemExit), own_imports("generator"):
+            importlib.import_module("no_such_package")
+        assert gc.isenabled() is collects
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("process", "package"), [("generator", "vllm"), ("learner", "deepspeed")])
