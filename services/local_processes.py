@@ -2,13 +2,15 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from services.network import is_loopback
 
+_PROC = Path("/proc")
 _LISTENS = "0A"
 _STOPPED = ("T", "t")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -55,22 +57,21 @@ def process_behind(url: str) -> LocalProcess | None:
     return listener_of(parts.port)
 
 
-def usage_of(pid: int) -> tuple[float, int]:
-    """CPU seconds so far, and bytes of memory, of a process of this machine and its children."""
-    cpu_s, memory, children = dict[int, float](), dict[int, int](), dict[int, list[int]]()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_bytes().rpartition(b")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        one = int(path.parent.name)
-        cpu_s[one] = (int(fields[11]) + int(fields[12])) / _TICKS
-        memory[one] = int(fields[21]) * _PAGE_BYTES
-        children.setdefault(int(fields[1]), []).append(one)
-    found = [pid]
+def usage_of(pid: int, *, proc: Path = _PROC) -> tuple[float, int]:
+    """CPU seconds so far, and bytes of memory, of a process of this machine and its descendants; `proc`: as in proc(5).
+
+    Others are looked at only where the kernel has no lists of children (CONFIG_PROC_CHILDREN).
+    """
+    children_of = _listed_children if (proc / "self/task" / str(os.getpid()) / "children").exists() else _parents(proc)
+    cpu_s, memory, found = 0.0, 0, [pid]
     for one in found:  # it grows while it is walked
-        found.extend(children.get(one, ()))
-    return sum(cpu_s.get(one, 0.0) for one in found), sum(memory.get(one, 0) for one in found)
+        folder = proc / str(one)
+        with suppress(OSError):  # it has ended meanwhile
+            found.extend(children_of(folder))
+            fields = _statistics(folder)
+            cpu_s += (int(fields[11]) + int(fields[12])) / _TICKS
+            memory += int(fields[21]) * _PAGE_BYTES
+    return cpu_s, memory
 
 
 def is_here(host: str) -> bool:
@@ -87,6 +88,29 @@ def _listening_inodes(port: int) -> Iterator[str]:
         for fields in map(str.split, lines):
             if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
                 yield fields[9]
+
+
+def _listed_children(folder: Path) -> list[int]:
+    """The children of a process, which the kernel lists by the thread that began them."""
+    children = list[int]()
+    for path in folder.glob("task/*/children"):
+        with suppress(OSError):  # the thread has ended meanwhile
+            children += map(int, path.read_bytes().split())
+    return children
+
+
+def _parents(proc: Path) -> Callable[[Path], list[int]]:
+    """The children of a process, as all processes of the machine name their parents."""
+    children = dict[int, list[int]]()
+    for path in proc.glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            children.setdefault(int(_statistics(path.parent)[1]), []).append(int(path.parent.name))
+    return lambda folder: children.get(int(folder.name), [])
+
+
+def _statistics(folder: Path) -> list[bytes]:
+    """The fields of a process's stat after its name, which may have spaces: state, parent, ..."""
+    return (folder / "stat").read_bytes().rpartition(b")")[2].split()
 
 
 def _described(folder: Path) -> LocalProcess:

@@ -1,0 +1,85 @@
+"""Processes of this machine, and what one of them takes with all that it began."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from services.local_processes import usage_of
+
+_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+FAMILY = {10: (1, 100), 11: (10, 20), 12: (10, 3), 13: (12, 4), 20: (1, 1000)}
+"""A machine's processes: the parent of each, and both the ticks and the pages that it takes. 20 is a stranger."""
+
+
+def made(proc: Path, *, listed: bool) -> Path:
+    """The folder, as the kernel would fill it: the children of 10 were begun by two threads."""
+    for pid, (parent, amount) in FAMILY.items():
+        (proc / f"{pid}/task/{pid}").mkdir(parents=True)
+        stat = f"{pid} (a name) of) S {parent} {'0 ' * 9}{amount} 0 {'0 ' * 8}{amount} 0\n"
+        (proc / f"{pid}/stat").write_text(stat)
+    for thread, children in {"10/task/10": "11 ", "10/task/15": "12 ", "12/task/12": "13 "}.items():
+        (proc / thread).mkdir(parents=True, exist_ok=True)
+        if listed:
+            (proc / thread / "children").write_text(children)
+    if listed:
+        (proc / f"self/task/{os.getpid()}").mkdir(parents=True)
+        (proc / f"self/task/{os.getpid()}/children").write_text("")
+    return proc
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_use_of_a_process_is_that_of_all_its_descendants(tmp_path: Path, listed: bool) -> None:
+    proc = made(tmp_path, listed=listed)
+
+    assert usage_of(10, proc=proc) == (127 / _TICKS, 127 * _PAGE)
+    assert usage_of(12, proc=proc) == (7 / _TICKS, 7 * _PAGE)
+    assert usage_of(99, proc=proc) == (0.0, 0)
+
+
+def test_other_processes_are_not_looked_at_where_the_kernel_lists_children(tmp_path: Path) -> None:
+    proc = made(tmp_path, listed=True)
+    (proc / "20/stat").write_text("nobody reads this")
+
+    assert usage_of(10, proc=proc) == (127 / _TICKS, 127 * _PAGE)
+
+
+def test_a_process_that_has_ended_takes_nothing(tmp_path: Path) -> None:
+    proc = made(tmp_path, listed=True)
+    shutil.rmtree(proc / "12")
+
+    assert usage_of(10, proc=proc) == (120 / _TICKS, 120 * _PAGE)
+
+
+def test_a_thread_that_ends_meanwhile_hides_neither_its_process_nor_its_children(tmp_path: Path) -> None:
+    proc = made(tmp_path, listed=True)
+    (proc / "10/task/14/children").mkdir(parents=True)  # it cannot be read
+
+    assert usage_of(10, proc=proc) == (127 / _TICKS, 127 * _PAGE)
+
+
+def test_what_another_thread_began_counts() -> None:
+    words = [sys.executable, "-c", "x = bytearray(200 << 20); print(len(x), flush=True); input()"]
+    began, ends = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            began.set()
+            ends.wait()
+            child.communicate("\n")
+
+    _, alone = usage_of(os.getpid())
+    thread = threading.Thread(target=hold)
+    thread.start()
+    began.wait()
+    _, together = usage_of(os.getpid())
+    ends.set()
+    thread.join()
+
+    assert together > alone + (150 << 20)
