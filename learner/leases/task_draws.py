@@ -94,6 +94,26 @@ class TaskPlaces:
         return [[part.places, part.tasks] for part in self._parts]
 
 
+class _DiskTrouble:
+    """Says once that the disk does not take something, and once that it does again, `over`."""
+
+    def __init__(self, *, over: str) -> None:
+        self._over = over
+        self._lasts = False
+
+    def goes_on(self, text: str, *values: object) -> None:
+        """It was not taken; `text` and `values` as in logging."""
+        if not self._lasts:
+            logger.warning(text, *values)
+        self._lasts = True
+
+    def is_over(self) -> None:
+        """It was taken."""
+        if self._lasts:
+            logger.info(self._over)
+        self._lasts = False
+
+
 class TaskDraws:
     """The task of each lease. Without `rows` nothing is remembered.
 
@@ -115,6 +135,9 @@ class TaskDraws:
         self._plain = plain
         self._rows = rows
         self._needed_from = needed_from
+        self._undrawn = _DiskTrouble(over="tasks of leases are written down again: leases are granted")
+        self._unshown = _DiskTrouble(over="what groups show of their tasks is written down again")
+        self._unshortened = _DiskTrouble(over=f"{FILE} is written anew again: it holds what a resume needs")
         self._begun = False
         self._first = 0
         self._drawn: list[int] = []
@@ -141,9 +164,12 @@ class TaskDraws:
             self._forget_moved(next_lease)
             if self._end < end:
                 self._draw(max(end - self._end, self._rules.ahead), at=at)
-                self._shorten(next_lease, at=at)
+                self._undrawn.is_over()
+                self._shorten_if_grown(next_lease, at=at)
         except OSError as error:
-            logger.warning("no lease from %d on is granted: its task cannot be written down: %s", self._end, error)
+            self._undrawn.goes_on(
+                "no lease from %d on is granted while its task cannot be written down: %s", self._end, error
+            )
         return self._end
 
     def accepted(self, group: TrajectoryGroup, *, at: int) -> None:
@@ -154,8 +180,13 @@ class TaskDraws:
         task = self._places.task_at(group.task_index)
         try:
             self._write({"task": task, "passed": solved, "failed": of - solved, "at": at}, sync=False)
+            self._unshown.is_over()
         except OSError as error:
-            logger.warning("what lease %d showed of its task cannot be written down: %s", group.lease_id, error)
+            self._unshown.goes_on(
+                "what groups show of their tasks is lost while it cannot be written down, from lease %d on: %s",
+                group.lease_id,
+                error,
+            )
 
     @property
     def _end(self) -> int:
@@ -213,17 +244,24 @@ class TaskDraws:
         best = int(np.argmax(rates * (1.0 - rates)))
         return candidates[best], float(expected_variance(alpha, beta)[best])
 
-    def _shorten(self, next_lease: int, *, at: int) -> None:
-        """Writes the file anew without what no resume needs, once it has grown."""
+    def _shorten_if_grown(self, next_lease: int, *, at: int) -> None:
         if self._rows is None or self._rows.size() <= self._rewrite_above:
             return
+        try:
+            self._shorten(self._rows, next_lease, at=at)
+            self._unshortened.is_over()
+        except OSError as error:
+            self._unshortened.goes_on("%s grows while it cannot be written anew: %s", FILE, error)
+
+    def _shorten(self, rows: RunRows, next_lease: int, *, at: int) -> None:
+        """Writes the file anew without what no resume needs."""
         first = max(self._first, min(self._needed_from(), next_lease))
         begun = self._beginning(first, known=self.rates.known(at=at), at=at)
         drawn = {"first_lease": first, "drawn": self._drawn[first - self._first :], "at": at}
-        self._rows.replace([begun, drawn])
+        rows.replace([begun, drawn])
         self._take_up(begun)
         self._take_up(drawn)
-        self._rewrite_above = max(_SMALL_BYTES, 2 * self._rows.size())
+        self._rewrite_above = max(_SMALL_BYTES, 2 * rows.size())
 
 
 MakeDraws = Callable[[TaskPlaces, Callable[[int], int]], TaskDraws]

@@ -48,6 +48,11 @@ def tasks_of(draws: TaskDraws, first: int, end: int) -> list[int]:
     return [draws.task_of(lease_id) for lease_id in range(first, end)]
 
 
+def fails(*_: object) -> None:
+    """Stands for a call that the disk refuses."""
+    raise OSError(5, "Input/output error")
+
+
 def grown(draws: TaskDraws, *, first: int, end: int) -> list[int]:
     """Grants leases one by one, of which each brings a group: tasks below 5 are solved now and then."""
     drawn = []
@@ -96,9 +101,6 @@ def test_a_lease_is_on_the_disk_before_it_may_be_granted_and_none_is_that_the_di
     covered = draws.cover(next_lease=0, end=3, at=0)
     assert covered == 4, "as many as are drawn ahead"
 
-    def fails(handle: int) -> None:
-        raise OSError(5, "Input/output error")
-
     with monkeypatch.context() as patched:
         patched.setattr("os.fdatasync", fails)
         assert draws.cover(next_lease=2, end=6, at=0) == 4
@@ -106,6 +108,65 @@ def test_a_lease_is_on_the_disk_before_it_may_be_granted_and_none_is_that_the_di
     before = tasks_of(draws, 0, 4)
     assert draws.cover(next_lease=2, end=6, at=0) == 8
     assert tasks_of(draws_of(tmp_path), 0, 8) == [*before, *tasks_of(draws, 4, 8)]
+
+
+def test_a_disk_that_takes_no_draw_is_said_once_and_so_is_that_it_works_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="learner.leases.task_draws")
+    draws = draws_of(tmp_path)
+    draws.cover(next_lease=0, end=4, at=0)
+
+    for end in (8, 12):
+        with monkeypatch.context() as patched:
+            patched.setattr("os.fdatasync", fails)
+            for _ in range(3):
+                draws.cover(next_lease=end - 4, end=end, at=0)
+                draws.accepted(rolled_out(1, 1.0), at=0)  # it is not synced: that it is taken proves nothing of draws
+        draws.cover(next_lease=end - 4, end=end, at=0)
+
+    no_draw = "no lease from {} on is granted while its task cannot be written down: [Errno 5] Input/output error"
+    over = "tasks of leases are written down again: leases are granted"
+    assert caplog.messages == [no_draw.format(4), over, no_draw.format(8), over]
+
+
+def test_groups_whose_showing_is_lost_are_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="learner.leases.task_draws")
+    draws = draws_of(tmp_path)
+    draws.cover(next_lease=0, end=4, at=0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("learner.journal.files.AppendFile.append", fails)
+        for lease_id in range(3):
+            draws.accepted(rolled_out(1, 1.0).model_copy(update={"lease_id": lease_id}), at=0)
+    draws.accepted(rolled_out(1, 1.0), at=0)
+
+    assert caplog.messages == [
+        "what groups show of their tasks is lost while it cannot be written down, from lease 0 on: "
+        "[Errno 5] Input/output error",
+        "what groups show of their tasks is written down again",
+    ]
+
+
+def test_a_file_that_cannot_be_shortened_is_said_once_and_leases_are_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="learner.leases.task_draws")
+    monkeypatch.setattr("learner.leases.task_draws._SMALL_BYTES", 0)
+    draws = draws_of(tmp_path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunRows, "replace", fails)
+        assert [draws.cover(next_lease=end - 4, end=end, at=0) for end in (4, 8)] == [4, 8]
+    assert draws.cover(next_lease=8, end=12, at=0) == 12
+
+    assert caplog.messages == [
+        "task_draws.jsonl grows while it cannot be written anew: [Errno 5] Input/output error",
+        "task_draws.jsonl is written anew again: it holds what a resume needs",
+    ]
+    assert tasks_of(draws_of(tmp_path), 8, 12) == tasks_of(draws, 8, 12)
 
 
 def test_a_learner_that_has_lost_its_folder_draws_nothing(tmp_path: Path) -> None:
