@@ -39,6 +39,7 @@ TESTS: tuple[Test, ...] = get_args(Test)
 NEAR = 4
 """Older tokens, in versions, are not looked at."""
 MAX_PROCESSES = 4096
+"""Evidence is kept against those that were seen last; a step of more is tested whole."""
 _GAP, _TAIL, _RATIO, _FIT = range(4)
 """Rows of the outcomes of tokens."""
 _TAIL_BEGINS = 1.0
@@ -197,6 +198,7 @@ class TrustTest:
         """Takes a step's tokens. Returns the suspicions that are new."""
         for instance, name in zip(tokens.instances, tokens.names, strict=True):
             self._take_in(instance, name)
+        self._forget_oldest(most=max(MAX_PROCESSES, len(tokens.instances)))
         outcomes = outcomes_of(tokens)
         self._levels.see(tokens.instances, _moments(outcomes, processes=len(tokens.instances)))
         former = {instance for instance, one in self._accused.items() if one.suspicion is not None}
@@ -224,7 +226,9 @@ class TrustTest:
     def _take_in(self, instance: str, name: str) -> None:
         known = self._accused.pop(instance, None)
         self._accused[instance] = known or _Case(name=name, wagers=_wagers())
-        if len(self._accused) > MAX_PROCESSES:
+
+    def _forget_oldest(self, *, most: int) -> None:
+        while len(self._accused) > most:
             del self._accused[next(iter(self._accused))]
 
     def _suspect(self, instance: str, one: _Case) -> Suspicion | None:

@@ -196,3 +196,15 @@ def test_steps_of_which_nothing_is_known_change_nothing() -> None:
         assert test.observe(tokens) == []
 
     assert test.evidence() == {"a": 0.0}
+
+
+def test_a_step_of_more_processes_than_are_remembered_is_tested_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learner.trust.evidence.MAX_PROCESSES", 2)
+    random, test = np.random.default_rng(0), new_test()
+    generators: dict[str, Sampler] = {"cheat": CHEATS["gap"], **HONEST}
+    found = [one.name for _ in range(60) for one in test.observe(step(random, generators))]
+
+    assert found == ["cheat"]
+    assert list(test.evidence()) == ["cheat", "b", "c", "d"]
+    test.observe(step(random, {"c": sampled}))
+    assert list(test.evidence()) == ["d", "c"], "those of the newest steps"
