@@ -15,11 +15,13 @@ The candidates are the whole vocabulary, or some of it, as a rule the teacher's 
 bucket for all other tokens, with the mass that each side leaves them. Merging outcomes can only lower a divergence of
 this family (data processing), so the result is at least 0, at most the divergence over the whole vocabulary, and 0
 where the student matches the teacher. Without the tail the sum over the candidates alone has none of these properties,
-and in `reverse_kl` and `jensen_shannon` the student can lower it by moving mass off the candidates; leave it out only
-where the candidates are the whole vocabulary.
+and in all but the forward ones the student can lower it by moving mass off the candidates; leave it out only where the
+candidates are the whole vocabulary. `adaptive_kl` is a mean of two of the family, by weights that depend on the
+candidates: at least 0, and at most the larger of the two over the whole vocabulary.
 
 Sources: sequence-level and forward KL, arXiv 1503.02531; reverse KL, MiniLLM (arXiv 2306.08543); the generalised
-Jensen-Shannon divergence, GKD (arXiv 2306.13649).
+Jensen-Shannon divergence, GKD (arXiv 2306.13649); skewed KL, DistiLLM (arXiv 2402.03898); adaptive KL, AKL (arXiv
+2404.02657).
 
 The estimates take logprobs of sampled tokens, tensors [N], and are in nats. All three average to KL(policy ||
 reference), or nearly so (k2), over tokens that the policy sampled, as they are in a reward. As a term of a loss what
@@ -138,8 +140,59 @@ def jensen_shannon(*, student_logprobs: Tensor, teacher_logprobs: Tensor, beta: 
     """
     assert 0 < beta < 1, f"beta {beta}: at 0 and at 1 the divergence is 0 everywhere"
     teacher, student = _outcomes(student_logprobs, teacher_logprobs, tail=tail)
-    mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    mixture = _mixture(teacher, student, share=beta)
     return beta * _divergence(teacher, mixture) + (1 - beta) * _divergence(student, mixture)
+
+
+def skewed_forward_kl(*, student_logprobs: Tensor, teacher_logprobs: Tensor, skew: float, tail: bool) -> Tensor:
+    """KL(teacher || skew teacher + (1 - skew) student), 0 <= skew < 1; at 0 it is the forward KL.
+
+    Never above -log(skew). The gradient fades at tokens that the student gives much less than skew times the teacher's
+    probability.
+    """
+    assert 0 <= skew < 1, f"skew {skew}: at 1 the divergence is 0 everywhere"
+    teacher, student = _outcomes(student_logprobs, teacher_logprobs, tail=tail)
+    return _divergence(teacher, _mixture(teacher, student, share=skew))
+
+
+def skewed_reverse_kl(*, student_logprobs: Tensor, teacher_logprobs: Tensor, skew: float, tail: bool) -> Tensor:
+    """KL(student || skew student + (1 - skew) teacher), 0 <= skew < 1; at 0 it is the reverse KL.
+
+    Never above -log(skew), and neither is the log ratio of a token, which in the reverse KL has no bound. The gradient
+    flows through both places of the student.
+    """
+    assert 0 <= skew < 1, f"skew {skew}: at 1 the divergence is 0 everywhere"
+    teacher, student = _outcomes(student_logprobs, teacher_logprobs, tail=tail)
+    return _divergence(student, _mixture(student, teacher, share=skew))
+
+
+def adaptive_kl(*, student_logprobs: Tensor, teacher_logprobs: Tensor, head_mass: float, tail: bool) -> Tensor:
+    """h KL(teacher || student) + (1 - h) KL(student || teacher), h how much of their gap is in the teacher's head.
+
+    The gap is the sum of |p_teacher - p_student|. The head is the teacher's likeliest token, and the next ones while
+    their mass together is at most `head_mass`; the bucket of the tail is never in it. h has no gradient.
+    """
+    teacher, student = _outcomes(student_logprobs, teacher_logprobs, tail=tail)
+    gaps = (torch.exp(teacher) - torch.exp(student.detach())).abs()
+    candidates = teacher_logprobs.shape[-1]
+    head = _head(teacher[:, :candidates], mass=head_mass)
+    of_head = (gaps[:, :candidates] * head).sum(dim=-1)
+    # Where the two agree there is no gap to share, and both divergences are 0.
+    share = of_head / gaps.sum(dim=-1).clamp(min=torch.finfo(gaps.dtype).tiny)
+    return share * _divergence(teacher, student) + (1 - share) * _divergence(student, teacher)
+
+
+def _head(logprobs: Tensor, *, mass: float) -> Tensor:
+    """True at the likeliest token of each row of `logprobs` [N, C], and at the next ones up to `mass` in all."""
+    order = logprobs.argsort(dim=-1, descending=True, stable=True)
+    inside = torch.exp(logprobs.gather(-1, order)).cumsum(dim=-1) <= mass
+    inside[:, 0] = True
+    return torch.zeros_like(inside).scatter(-1, order, inside)
+
+
+def _mixture(of: Tensor, rest: Tensor, *, share: float) -> Tensor:
+    """The logs of share exp(of) + (1 - share) exp(rest), 0 <= share < 1."""
+    return torch.logaddexp(of + (math.log(share) if share else -math.inf), rest + math.log1p(-share))
 
 
 def _divergence(of: Tensor, against: Tensor) -> Tensor:

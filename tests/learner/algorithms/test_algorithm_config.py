@@ -67,6 +67,18 @@ def test_every_algorithm_has_defaults_a_source_and_a_dump_that_can_be_read_again
         ({"type": "distill", "jsd_beta": 0.1}, "jsd_beta is set but has no effect: divergence is forward_kl"),
         ({"type": "distill", "jsd_beta": 0.5}, "jsd_beta is set but has no effect: divergence is forward_kl"),
         ({"type": "distill", "divergence": "reverse_kl", "jsd_beta": 0.1}, "divergence is reverse_kl"),
+        ({"type": "distill", "skew": 0.1}, "skew is set but has no effect: divergence is forward_kl"),
+        ({"type": "distill", "divergence": "adaptive_kl", "skew": 0.3}, "skew is set .*: divergence is adaptive_kl"),
+        ({"type": "distill", "divergence": "skewed_forward_kl", "skew": 1.0}, "less than 1"),
+        ({"type": "distill", "divergence": "skewed_reverse_kl", "skew": -0.1}, "greater than or equal to 0"),
+        ({"type": "distill", "divergence": "skewed_reverse_kl", "jsd_beta": 0.5}, "divergence is skewed_reverse_kl"),
+        (
+            {"type": "distill", "divergence": "skewed_reverse_kl", "head_mass": 0.5},
+            "head_mass is set but has no effect",
+        ),
+        ({"type": "distill", "divergence": "jsd", "head_mass": 0.5}, "head_mass is set .*: divergence is jsd"),
+        ({"type": "distill", "divergence": "adaptive_kl", "head_mass": 1.0}, "less than 1"),
+        ({"type": "distill", "divergence": "skewed_kl"}, "skewed_forward_kl"),
         ({"type": "distill", "constant_length": 64}, "constant_length is set but has no effect"),
         ({"type": "distill", "clip_low": 0.1}, "clip_low"),
         ({"type": "distill", "teacher_tokens": 0}, "greater than or equal to 1"),
@@ -105,8 +117,23 @@ def test_simpos_margin_is_half_of_its_beta_and_it_asks_no_reference() -> None:
 def test_what_distillation_is_by_default_is_the_forward_divergence_of_64_tokens() -> None:
     kept = {"type": "distill", "divergence": "forward_kl", "teacher_tokens": 64, "sft_weight": 0.0}
     assert DistillConfig().model_dump().items() >= kept.items()
-    assert "jsd_beta" not in DistillConfig().model_dump()
-    assert DistillConfig(divergence="jsd").model_dump()["jsd_beta"] == 0.5
+    assert not {"jsd_beta", "skew", "head_mass"} & DistillConfig().model_dump().keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"divergence": "jsd"}, {"jsd_beta": 0.5}),
+        ({"divergence": "skewed_forward_kl"}, {"skew": 0.1}),
+        ({"divergence": "skewed_reverse_kl", "skew": 0.0}, {"skew": 0.0}),
+        ({"divergence": "adaptive_kl"}, {"head_mass": 0.5}),
+    ],
+)
+def test_a_divergence_of_distillation_has_its_own_knob_alone(given: dict[str, object], kept: dict[str, float]) -> None:
+    config = DistillConfig.model_validate(given)
+    dumped = config.model_dump()
+    assert {knob: dumped[knob] for knob in ("jsd_beta", "skew", "head_mass") if knob in dumped} == kept
+    assert ADAPTER.validate_json(config.model_dump_json()) == config
 
 
 def test_configs_load_no_torch() -> None:

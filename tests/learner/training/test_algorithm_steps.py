@@ -136,6 +136,8 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "dpo", "loss": "kto"}, half_mismatched, {}),
     ({"type": "distill", "teacher_tokens": 5}, random_sequences, {}),
     ({"type": "distill", "teacher_tokens": 1000}, random_sequences, {}),  # more than the vocabulary holds
+    ({"type": "distill", "divergence": "skewed_reverse_kl", "teacher_tokens": 5}, random_sequences, {}),
+    ({"type": "distill", "divergence": "adaptive_kl", "teacher_tokens": 5}, random_sequences, {}),
     ({"type": "rm", "center_coefficient": 0.01}, scored, {}),
 ]
 
