@@ -26,6 +26,10 @@ MAX_TOKENS = 1 << 16
 """Most tokens that are decoded for one answer: of all trajectories of a group, or from a place on of one."""
 MAX_TEXT = 1 << 13
 """Characters of one text in an answer. Of a longer one its beginning and its end are there; `whole_text` has it all."""
+MAX_AROUND = 160
+"""Characters of the prompt's end, and of what was expected, in a row of the list."""
+MAX_SIBLINGS = 64
+"""Rewards of a group that a row of the list has."""
 
 _MAX_OF_TOKEN = 256
 _MAX_OF_PROMPT = 1 << 12
@@ -41,15 +45,13 @@ _DISTINCT = (
     " json_extract(facts, '$.player')"
     " FROM (SELECT environment, why, finish, facts FROM rows ORDER BY id DESC LIMIT 5000)"
 )
-_MAX_AROUND = 160
 _AROUND = (
-    f"(SELECT substr(prompt, -{_MAX_AROUND}) FROM groups WHERE groups.id = rows.grp) AS prompt,"
+    f"(SELECT substr(prompt, -{MAX_AROUND}) FROM groups WHERE groups.id = rows.grp) AS prompt,"
     " (SELECT json_group_array(others.reward) FROM rows AS others WHERE others.grp = rows.grp) AS rewards,"
     " json_extract(rows.facts, '$.reward.explanation') AS explanation"
 )
 """Surroundings of a row in the list: the prompt, the rewards of its whole group, and what its verifier says."""
 _GIVEN = "given: "
-_MAX_SIBLINGS = 64
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,11 @@ def parts_of(folder: Path) -> list[Path]:
     return sorted((folder / FOLDER).glob("part-*.db"))
 
 
-def _opened(path: Path) -> "closing[sqlite3.Connection]":
-    """To read only. A copy on a disk that nobody may write to has no room for what WAL keeps beside it."""
+def opened(path: Path) -> "closing[sqlite3.Connection]":
+    """A part to read only, until the end of the context. Raises sqlite3.DatabaseError if it cannot be read.
+
+    A copy on a disk that nobody may write to has no room for what WAL keeps beside it.
+    """
     for options in ("mode=ro", "mode=ro&immutable=1"):
         database = sqlite3.connect(f"file:{_quoted(path)}?{options}", uri=True)
         try:
@@ -143,7 +148,8 @@ def _quoted(path: Path) -> str:
     return str(path.resolve()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
-def _first_step(path: Path) -> int:
+def first_step(path: Path) -> int:
+    """Number of a part, by its file's name."""
     return int(path.stem.removeprefix("part-"))
 
 
@@ -153,12 +159,12 @@ def page(
     """At most `limit` rows beyond `start` in a direction, without it from that end; always newest first."""
     older, found = direction == "older", Page()
     for path in sorted(parts_of(folder), reverse=older):
-        part = _first_step(path)
+        part = first_step(path)
         if start is not None and (part > start.part if older else part < start.part):
             continue
         beyond = start.row if start is not None and part == start.part else None
         try:
-            with _opened(path) as database:
+            with opened(path) as database:
                 rows = _select(database, wanted, limit=limit - len(found.rows), beyond=beyond, older=older)
                 found.rows.extend(_shown(part, row) for row in rows)
         except sqlite3.DatabaseError as error:
@@ -178,10 +184,10 @@ def ordered(folder: Path, wanted: Filter, *, order: Order, limit: int = 50, skip
     rows: list[dict[str, Any]] = []
     for path in sorted(parts_of(folder), reverse=True):
         try:
-            with _opened(path) as database:
+            with opened(path) as database:
                 by = (name, rises)
                 some = _select(database, wanted, limit=limit + skip, beyond=None, older=True, by=by)
-                rows.extend(_shown(_first_step(path), row) for row in some)
+                rows.extend(_shown(first_step(path), row) for row in some)
         except sqlite3.DatabaseError as error:
             found.unreadable.append(f"{path.name}: {error}")
     found.rows.extend(sorted(rows, key=lambda row: row[name], reverse=not rises)[skip : skip + limit])
@@ -192,7 +198,7 @@ def kept_of_step(folder: Path, step: int) -> dict[str, int]:
     """Numbers of a step's groups that are kept, and that are not."""
     kept = {"groups": 0, "left_out": 0}
     for path in parts_of(folder):
-        with suppress(sqlite3.DatabaseError), _opened(path) as database:
+        with suppress(sqlite3.DatabaseError), opened(path) as database:
             row = database.execute("SELECT groups, left_out FROM steps WHERE step = ?", (step,)).fetchone()
             if row is not None:
                 kept = {name: kept[name] + row[name] for name in kept}
@@ -208,31 +214,66 @@ def _select(
     older: bool,
     by: tuple[str, bool] | None = None,
 ) -> list[sqlite3.Row]:
-    """`by`: a column to order by, and whether its lowest values come first."""
-    known = {row[1] for row in database.execute("PRAGMA table_info(rows)")}
-    needed = {by[0] if by else "id", "id" if wanted.min_ratio is None else "ratio"}
-    if not (needed <= known and _may_fit(database, wanted)):
+    fitting = fitting_rows(database, wanted, beyond=beyond, older=older, by=by)
+    if fitting is None:
         return []
+    tail, values = fitting
+    return database.execute(
+        "SELECT rows.id, grp, place, rows.step, rows.environment, rows.task, rows.why, reward, length, lag, finish,"
+        f" {later_columns(database)}, {_AROUND}, {excerpt_of(wanted)} {tail} LIMIT ?",
+        (*values, limit),
+    ).fetchall()
+
+
+def fitting_rows(
+    database: sqlite3.Connection,
+    wanted: Filter,
+    *,
+    beyond: int | None,
+    older: bool,
+    by: tuple[str, bool] | None = None,
+) -> tuple[str, list[Any]] | None:
+    """The part of a query from FROM on for the rows that fit, in order, with its values; None if none can fit.
+
+    `beyond` is the row after which they begin. `by` is a column to order by, and whether its lowest values come first.
+    """
+    needed = {by[0] if by else "id", "id" if wanted.min_ratio is None else "ratio"}
+    if not (needed <= _columns(database) and _may_fit(database, wanted)):
+        return None
     where, values = wanted.where()
     # The index of words has them in this order: of a frequent word a page is read then, not all that have it.
     order = "words.rowid" if wanted.words else "rows.id"
     if beyond is not None:
         where, values = f"{where} AND {order} {'<' if older else '>'} ?", [*values, beyond]
-    join, excerpt = "", f"substr(rows.text, 1, {_EXCERPT})"
-    if wanted.words:
-        join, values = "JOIN words ON words.rowid = rows.id AND words MATCH ?", [_phrase(wanted.words), *values]
-        excerpt = "snippet(words, 0, '\x02', '\x03', ' … ', 24)"
+    join, matched = join_of(wanted)
     direction = "DESC" if older else "ASC"
     if by is not None:
         order, direction = f"rows.{by[0]}", "ASC" if by[1] else "DESC"
         where = f"{where} AND {order} IS NOT NULL"
-    later = ", ".join(name if name in known else f"NULL AS {name}" for name in ("ratio", "advantage"))
-    return database.execute(
-        "SELECT rows.id, grp, place, rows.step, rows.environment, rows.task, rows.why, reward, length, lag, finish,"
-        f" {later}, {_AROUND}, {excerpt} AS excerpt"
-        f" FROM rows {join} WHERE {where} ORDER BY {order} {direction} LIMIT ?",
-        (*values, limit),
-    ).fetchall()
+    return f"FROM rows {join} WHERE {where} ORDER BY {order} {direction}", [*matched, *values]
+
+
+def join_of(wanted: Filter) -> tuple[str, list[Any]]:
+    """The index of words joined to the rows, where the filter has words, with its values."""
+    if not wanted.words:
+        return "", []
+    return "JOIN words ON words.rowid = rows.id AND words MATCH ?", [_phrase(wanted.words)]
+
+
+def excerpt_of(wanted: Filter) -> str:
+    """The column `excerpt` of a query: the text around the words, or its beginning."""
+    found = "snippet(words, 0, '\x02', '\x03', ' … ', 24)" if wanted.words else f"substr(rows.text, 1, {_EXCERPT})"
+    return f"{found} AS excerpt"
+
+
+def later_columns(database: sqlite3.Connection) -> str:
+    """Columns that parts of earlier releases have not, and NULL in their place there."""
+    known = _columns(database)
+    return ", ".join(name if name in known else f"NULL AS {name}" for name in ("ratio", "advantage"))
+
+
+def _columns(database: sqlite3.Connection) -> set[str]:
+    return {row[1] for row in database.execute("PRAGMA table_info(rows)")}
 
 
 def _may_fit(database: sqlite3.Connection, wanted: Filter) -> bool:
@@ -253,21 +294,31 @@ def _phrase(words: str) -> str:
 def _shown(part: int, row: sqlite3.Row) -> dict[str, Any]:
     known = {name: row[name] for name in row.keys() if name not in ("id", "grp")}  # noqa: SIM118
     if "excerpt" in known:
-        begin = max(0, known["excerpt"].find("\x02") - _EXCERPT)  # a word may be as long as the whole text
-        known["excerpt"] = known["excerpt"][begin : begin + 2 * _EXCERPT]
+        known["excerpt"] = short_excerpt(known["excerpt"])
     if "rewards" in known:
         known |= _around(known.pop("explanation"), prompt=known["prompt"], rewards=known["rewards"])
     return {"key": str(Key(part, row["id"])), "group": str(Key(part, row["grp"])), **known}
 
 
+def short_excerpt(text: str) -> str:
+    """An excerpt within its bounds, with the mark of the first word in it: a word may be as long as the whole text."""
+    begin = max(0, text.find("\x02") - _EXCERPT)
+    return text[begin : begin + 2 * _EXCERPT]
+
+
 def _around(explanation: str | None, *, prompt: str | None, rewards: str) -> dict[str, Any]:
     """The end of the prompt, where the question is, what was expected of its answer, and the rewards of the group."""
-    _, found, given = (explanation or "").rpartition(_GIVEN)
     return {
         "prompt": prompt or "",
-        "expected": given[:_MAX_AROUND] if found else "",
-        "rewards": json.loads(rewards)[:_MAX_SIBLINGS],
+        "expected": expected_of(explanation),
+        "rewards": json.loads(rewards)[:MAX_SIBLINGS],
     }
+
+
+def expected_of(explanation: str | None) -> str:
+    """The beginning of what a verifier was given as right, by its explanation; empty if it does not say."""
+    _, found, given = (explanation or "").rpartition(_GIVEN)
+    return given[:MAX_AROUND] if found else ""
 
 
 def overview(folder: Path) -> dict[str, Any]:
@@ -279,7 +330,7 @@ def overview(folder: Path) -> dict[str, Any]:
     parts = parts_of(folder)
     for path in parts:
         try:
-            with _opened(path) as database:
+            with opened(path) as database:
                 row = database.execute(
                     "SELECT min(step), max(step), sum(groups), sum(trajectories), sum(left_out) FROM steps"
                 ).fetchone()
@@ -309,7 +360,7 @@ def group(
     path = folder / FOLDER / f"part-{key.part:010d}.db"
     if not path.exists():
         return None
-    with _opened(path) as database:
+    with opened(path) as database:
         head = database.execute("SELECT * FROM groups WHERE id = ?", (key.row,)).fetchone()
         rows = database.execute("SELECT * FROM rows WHERE grp = ? ORDER BY place", (key.row,)).fetchall()
     if head is None:
@@ -344,7 +395,7 @@ def whole_text(folder: Path, key: Key, *, place: int | None) -> str | None:
     path = folder / FOLDER / f"part-{key.part:010d}.db"
     if not path.exists():
         return None
-    with _opened(path) as database:
+    with opened(path) as database:
         found = database.execute(
             "SELECT prompt FROM groups WHERE id = :id AND :place IS NULL"
             " UNION ALL SELECT text FROM rows WHERE grp = :id AND place = :place",

@@ -7,7 +7,8 @@
     GET /page/data/events      what comes after a mark, as server-sent events whose id is the mark
     GET /page/data/machines    of each process CPU, memory and the end of its log
     GET /page/data/made_with   the configuration, and what in it differs from the defaults
-    GET /page/data/rows        a page of trajectories that fit a filter; .../overview what there is; .../group one group
+    GET /page/data/rows        a page of trajectories that fit a filter, or of their groups with rows=groups;
+                               .../overview what there is; .../group one group
 
 Where the process has a token, all data want it: as `Authorization: Bearer`, or as the cookie that `POST /page/login`
 gives for it, which no other route knows.
@@ -35,6 +36,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from learner.page.curves import RunCurves, figures
+from learner.page.grouped import groups_page, ordered_groups
 from learner.page.reading import (
     MAX_ROWS,
     Filter,
@@ -303,12 +305,15 @@ class RunPage:
             wanted, order, skip = _filter_of(asked), asked.get("order"), int(asked.get("skip", "0"))
             if order not in (None, "", *_ORDERS) or not 0 <= skip <= _MAX_SKIPPED:
                 raise ValueError(f"order {order!r}, skip {skip}")
+            if asked.get("rows", "") not in ("", "groups"):
+                raise ValueError(f"rows {asked['rows']!r}: expected groups, or nothing for trajectories")
         except ValueError as error:
             raise RequestRefused(422, "invalid_field", f"a filter that cannot be read: {error}") from error
         folder = self._runs[self._of(run)].folder
-        look = partial(page, folder, wanted, limit=limit, start=start, direction="older" if older else "newer")
+        newest, by_number = (groups_page, ordered_groups) if asked.get("rows") else (page, ordered)
+        look = partial(newest, folder, wanted, limit=limit, start=start, direction="older" if older else "newer")
         if order:
-            look = partial(ordered, folder, wanted, order=cast(Order, order), limit=limit, skip=skip)
+            look = partial(by_number, folder, wanted, order=cast(Order, order), limit=limit, skip=skip)
         found = await asyncio.to_thread(look)
         kept = None if wanted.step is None else await asyncio.to_thread(kept_of_step, folder, wanted.step)
         return {"rows": found.rows, "unreadable": found.unreadable, "kept": kept}

@@ -361,13 +361,13 @@ def _insert(database: sqlite3.Connection, group: TrajectoryGroup, columns: Seque
         "INSERT INTO groups(step, incarnation, lease, environment, task, why, size, reward_mean, reward_std, prompt,"
         " tokens) VALUES(?,?,?,?,?,?,?,?,?,?,?)",
         (taken.step, group.incarnation, group.lease_id, group.environment, group.task_index, taken.why,
-         len(group.trajectories), mean, std, group.prompt_text, packed(columns)),
+         len(group.trajectories), mean, std, _without_zeros(group.prompt_text), packed(columns)),
     )  # fmt: skip
     rows = [
         (added.lastrowid, place, taken.step, group.environment, group.task_index, taken.why, one.reward.reward,
          int(one.loss_mask.sum()), _lag(one, taken.step), one.stop_reason or one.turns[-1].finish_reason,
          json.dumps(_facts(one, own)),
-         one.completion_text.replace("\0", "\u2400"),  # at a zero SQLite's functions see a text's end
+         _without_zeros(one.completion_text),
          _largest_ratio(own), _mean_advantage(own))
         for place, (one, own) in enumerate(zip(group.trajectories, columns, strict=True))
     ]  # fmt: skip
@@ -375,6 +375,11 @@ def _insert(database: sqlite3.Connection, group: TrajectoryGroup, columns: Seque
         some = rows[first : first + _ROWS_AT_ONCE]
         database.execute(_ROWS + ", ".join([_ROW] * len(some)), [value for row in some for value in row])
     database.execute("INSERT INTO words(rowid, text) SELECT id, text FROM rows WHERE grp = ?", (added.lastrowid,))
+
+
+def _without_zeros(text: str) -> str:
+    """At a zero SQLite's functions see a text's end."""
+    return text.replace("\0", "\u2400")
 
 
 def _lag(trajectory: Trajectory, step: int) -> int | None:

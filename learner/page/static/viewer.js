@@ -49,9 +49,16 @@ const asText = (key, run, place) =>
   );
 const side = (sections) => el("div", { class: "runs" }, sections);
 
+// A number that differs inside of a group: the lowest and the highest.
+function spread(range) {
+  const [low, high] = (range ?? [null, null]).map((value) => number(value));
+  return low === high ? low : `${low} to ${high}`;
+}
+
 // The rewards of a group, a dot for each: full for the highest of the list, empty for the lowest, the row's own framed.
-function dots({ rewards, reward }, [low, high]) {
-  const said = rewards.map((v) => number(v)).join(", ");
+function dots({ rewards, reward, size }, [low, high]) {
+  const more = (size ?? 0) - rewards.length;
+  const said = rewards.map((v) => number(v)).join(", ") + (more > 0 ? ` and ${number(more)} more` : "");
   return el(
     "span",
     { class: "dots", role: "img", "aria-label": `rewards ${said}`, title: said },
@@ -114,6 +121,10 @@ export class Viewer {
     return this.to({ skip: null, start: null, direction: null, ...change });
   }
 
+  kind() { // what a row of the list is: a group, or nothing for a trajectory
+    return this.given.rows === "groups" ? "groups" : null;
+  }
+
   filter() {
     return Object.fromEntries([["run", this.given.run], ...FILTERS.map(([name]) => [name, this.given[name]])]);
   }
@@ -123,12 +134,13 @@ export class Viewer {
   async list(given) {
     const order = ORDERS[given.order] ? given.order : null, skip = order ? Number(given.skip ?? 0) || 0 : 0;
     const way = order ? { order, skip } : { start: given.start, direction: given.direction };
-    const asked = { ...this.filter(), limit: PAGE, ...way };
+    const asked = { ...this.filter(), limit: PAGE, ...way, rows: this.kind() };
     const began = performance.now(),
       found = await ask("rows", asked),
       took = performance.now() - began,
       rows = found.rows;
-    const first = rows[0]?.key, last = rows.at(-1)?.key, backwards = given.direction === "newer";
+    const [first, last] = [rows[0], rows.at(-1)].map((row) => this.kind() ? row?.group : row?.key),
+      backwards = given.direction === "newer";
     const newer = given.start && (rows.length || !backwards) && !(backwards && rows.length < PAGE) &&
       el("a", { href: this.to({ start: first ?? given.start, direction: "newer" }), rel: "prev" }, "◀ newer");
     const older = (backwards || rows.length === PAGE) && last &&
@@ -203,7 +215,14 @@ export class Viewer {
 
   async listOf(other, way, newest) { // what fits in a run beside this one, up to the step of this one's newest row
     const max_step = newest ?? this.given.max_step;
-    const { rows } = await ask("rows", { ...this.filter(), ...way, run: other.run, max_step, limit: PAGE });
+    const { rows } = await ask("rows", {
+      ...this.filter(),
+      ...way,
+      run: other.run,
+      max_step,
+      limit: PAGE,
+      rows: this.kind(),
+    });
     const until = newest == null ? "" : ` up to step ${number(newest)}`;
     return section(
       other.name,
@@ -272,6 +291,19 @@ export class Viewer {
         ),
       ),
     );
+    fields.push(
+      el(
+        "label",
+        { for: "f-rows" },
+        "A row is",
+        el(
+          "select",
+          { id: "f-rows", name: "rows", onchange: () => form.requestSubmit() },
+          el("option", { value: "" }, "a trajectory"),
+          el("option", { value: "groups", selected: this.kind() != null }, "a group"),
+        ),
+      ),
+    );
     const form = el(
       "form",
       {
@@ -306,66 +338,57 @@ export class Viewer {
   }
 
   rows(rows, run) {
-    const open = (row) => this.to({ ...this.first(run), group: row.group, at: row.key, start: null, direction: null });
     const sorted = (name, text) =>
       el("a", {
         href: this.firstPage({ order: this.given.order === name ? `-${name}` : name }),
         title: "order by it",
       }, text);
-    const narrow = (name, value, text = value) =>
-      el("a", {
-        href: this.firstPage({ [name]: value, group: null }),
-        title: `only ${name} ${value}`,
-      }, text);
-    const head = [
-      "step",
-      sorted("reward", "reward"),
+    const grouped = this.kind() != null;
+    const numbers = [
       sorted("length", "tokens"),
       sorted("lag", "lag"),
       sorted("ratio", "ratio"),
       sorted("advantage", "advantage"),
-      "ending",
-      "environment",
-      "task",
-      "kept",
-      "its group's rewards",
-      "prompt, answer, what was expected",
     ];
+    const head = grouped
+      ? [
+        "step",
+        sorted("reward", "rewards"),
+        "mean",
+        ...numbers,
+        "environment",
+        "task",
+        "kept",
+        "prompt, what was expected",
+      ]
+      : [
+        "step",
+        sorted("reward", "reward"),
+        ...numbers,
+        "ending",
+        "environment",
+        "task",
+        "kept",
+        "its group's rewards",
+        "prompt, answer, what was expected",
+      ];
     const all = rows.flatMap((row) => row.rewards).filter((v) => v != null);
     /** @type {[number, number]} */
     const ends = [Math.min(...all), Math.max(...all)];
-    const body = rows.map((row) =>
-      el(
-        "tr",
-        {},
-        [
-          narrow("step", row.step, number(row.step)),
-          el("a", { href: open(row) }, number(row.reward)),
-          number(row.length),
-          number(row.lag),
-          number(row.ratio),
-          number(row.advantage),
-          narrow("finish", row.finish),
-          narrow("environment", row.environment),
-          narrow("task", row.task),
-          narrow("why", row.why || "trained"),
-          dots(row, ends),
-          [
-            row.prompt ? el("div", { class: "around", dir: "ltr" }, clean(row.prompt)) : null,
-            this.excerpt(row, open(row)),
-            row.expected ? el("div", { class: "around", dir: "ltr" }, "expected: ", clean(row.expected)) : null,
-          ].filter(Boolean),
-        ].map((cell) => el("td", {}, cell)),
-      )
-    );
+    const body = rows.map((row) => {
+      const cells = grouped ? this.groupCells(row, ends, run) : this.cells(row, ends, run);
+      return el("tr", {}, cells.map((cell) => el("td", {}, cell)));
+    });
     return el(
       "div",
       {
         class: "wide",
         tabindex: "0",
         role: "region",
-        "aria-label": ["List of trajectories", this.others.find((other) => other.run === run)?.name].filter(Boolean)
-          .join(", run "),
+        "aria-label": [
+          grouped ? "List of groups" : "List of trajectories",
+          this.others.find((other) => other.run === run)?.name,
+        ].filter(Boolean).join(", run "),
       },
       el(
         "table",
@@ -374,6 +397,61 @@ export class Viewer {
         el("tbody", {}, body),
       ),
     );
+  }
+
+  open(row, run) { // the address of a row's group, with all of its completions
+    return this.to({ ...this.first(run), group: row.group, at: row.key, start: null, direction: null });
+  }
+
+  narrow(name, value, text = value) {
+    return el("a", {
+      href: this.firstPage({ [name]: value, group: null }),
+      title: `only ${name} ${value}`,
+    }, text);
+  }
+
+  cells(row, ends, run) { // of a trajectory
+    const href = this.open(row, run);
+    return [
+      this.narrow("step", row.step, number(row.step)),
+      el("a", { href }, number(row.reward)),
+      number(row.length),
+      number(row.lag),
+      number(row.ratio),
+      number(row.advantage),
+      this.narrow("finish", row.finish),
+      this.narrow("environment", row.environment),
+      this.narrow("task", row.task),
+      this.narrow("why", row.why || "trained"),
+      dots(row, ends),
+      [
+        row.prompt ? el("div", { class: "around", dir: "ltr" }, clean(row.prompt)) : null,
+        this.excerpt(row, href),
+        this.expected(row),
+      ].filter(Boolean),
+    ];
+  }
+
+  groupCells(row, ends, run) { // of a group, with the text around the words that were asked for
+    const href = this.open(row, run);
+    return [
+      this.narrow("step", row.step, number(row.step)),
+      dots(row, ends),
+      el("a", { href }, number(row.reward_mean)),
+      ...["length", "lag", "ratio", "advantage"].map((name) => spread(row.ranges[name])),
+      this.narrow("environment", row.environment),
+      this.narrow("task", row.task),
+      this.narrow("why", row.why || "trained"),
+      [
+        el("a", { class: "excerpt", dir: "ltr", href }, clean(row.prompt || "(empty)")),
+        this.given.words ? this.excerpt(row, href) : null,
+        this.expected(row),
+      ].filter(Boolean),
+    ];
+  }
+
+  expected(row) {
+    return row.expected ? el("div", { class: "around", dir: "ltr" }, "expected: ", clean(row.expected)) : null;
   }
 
   excerpt(row, href) {

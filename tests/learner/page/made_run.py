@@ -39,12 +39,17 @@ def write_lines(folder: Path, lines: Sequence[dict[str, object]]) -> None:
 
 
 def group(
-    lease: int, *, step: int, texts: Sequence[str] = ("word1 word2", "word3"), length: int = 6
+    lease: int,
+    *,
+    step: int,
+    texts: Sequence[str] = ("word1 word2", "word3"),
+    length: int = 6,
+    prompt: str = "a prompt",
 ) -> TrajectoryGroup:
     """Of a trajectory for each text, all after the same prompt of three tokens; the last one has the best reward."""
     return TrajectoryGroup(
         incarnation=1, lease_id=lease, attempt=0, purpose="train", environment="sums" if lease % 2 else "words",
-        task_index=lease % 7, prompt_text="a prompt",
+        task_index=lease % 7, prompt_text=prompt,
         trajectories=tuple(_one(lease, place, text, step=step, length=length) for place, text in enumerate(texts)),
     )  # fmt: skip
 
@@ -89,6 +94,7 @@ def make_run(
     steps: int = 40,
     texts: Sequence[str] = ("word1 word2", "word3"),
     settings: Mapping[str, object] = {},
+    prompt: str = "a prompt",
 ) -> Path:
     """A folder with metrics, settings, a tokenizer and trajectories of each step."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +111,7 @@ def make_run(
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
     with TrajectoryStore(folder, budget_bytes=1 << 30, share=1.0) as store:
         for step in range(1, steps + 1):
-            store.put(taken(step, *(group(2 * step + n, step=step, texts=texts) for n in range(2))))
+            store.put(taken(step, *(group(2 * step + n, step=step, texts=texts, prompt=prompt) for n in range(2))))
             store.wait_idle()
     return folder
 

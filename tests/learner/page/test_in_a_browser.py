@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 EXPECTED = {
     "#/run": ("#tiles dd", "60"),
     "#/trajectories": ("table.list td", "sums"),
+    "#/trajectories?rows=groups": ("table.list td", "sums"),
     "#/settings": ("#view-settings td", "steps"),
 }
 NASTY = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\x00\x1b[31m\u202egnp.exe\u2066 end"
@@ -66,7 +67,7 @@ SCREENS = pytest.mark.parametrize(
 
 
 @SCREENS
-@pytest.mark.parametrize("view", ["#/run", "#/trajectories", "#/trajectories?group=1-7&color=entropy", "#/settings"])
+@pytest.mark.parametrize("view", [*EXPECTED, "#/trajectories?group=1-7&color=entropy"])
 def test_every_view_is_shown_without_an_error_and_within_its_width(
     browser: "Browser", viewed: Viewed, view: str, options: dict[str, Any]
 ) -> None:
@@ -578,6 +579,40 @@ def test_the_list_is_ordered_by_the_head_of_a_column_and_page_by_page(browser: "
     page.context.close()
 
 
+def test_a_group_is_one_row_that_leads_to_its_completions(browser: "Browser", tmp_path: Path) -> None:
+    """Its prompt and its answer would break out of the page, and out of the picture of its rewards."""
+    with Viewed(make_run(tmp_path / "run", steps=60, texts=("word1 word2", NASTY, "word4"), prompt=NASTY)) as shown:
+        page, said = opened(browser, f"{shown.url}#/trajectories")
+        shows(page, "#view-trajectories [role=status]", "50 shown")
+        page.locator("#f-rows").select_option("a group")
+        shows(page, "table.list thead th", "mean")
+        first = page.locator("table.list tbody tr").first
+        steps = page.locator("table.list tbody tr td:nth-child(1)").all_inner_texts()
+        page.get_by_role("link", name="older ▶").first.click()
+        shows(page, "#view-trajectories a", "◀ newer")
+        steps += page.locator("table.list tbody tr td:nth-child(1)").all_inner_texts()
+        page.go_back()
+        shows(page, "table.list td", "60")
+
+        assert steps == [str(step) for step in range(60, 10, -1) for _ in range(2)], "each group is there once"
+        assert first.locator(".dots").get_attribute("aria-label") == "rewards 0, 1, 2"
+        assert first.locator(".dot").count() == 3
+        assert "\\u202e" in first.locator("a.excerpt").inner_text()
+        assert "expected: an answer 2" in first.inner_text()
+        assert first.locator("td:nth-child(6)").inner_text() == "1.28", "the same for all: one number, no range"
+        first.locator("a.excerpt").click()
+        shows(page, "h2", "step 60 · sums")
+        assert page.locator(".siblings article").count() == 3
+        page.get_by_role("link", name="▲ list").click()
+        shows(page, "table.list thead th", "mean")
+        page.get_by_role("link", name="rewards", exact=True).click()
+        page.wait_for_url("**order=reward*")
+        assert "rows=groups" in page.url
+        assert page.evaluate("window.broken") is None
+        assert said == []
+        page.context.close()
+
+
 def test_the_list_of_a_run_beside_is_in_the_same_order(browser: "Browser", both: Viewed) -> None:
     page, said = opened(browser, f"{both.url}#/trajectories?with=1&order=-reward&max_step=30")
     shows(page, ".runs section:nth-child(2) table.list td", "sums")
@@ -641,7 +676,7 @@ def test_a_token_is_asked_for_and_then_known(browser: "Browser", tmp_path: Path)
     page.context.close()
 
 
-ALONE = ("#/run", "#/trajectories", "#/trajectories?group=1-7&color=gap", "#/settings")
+ALONE = (*EXPECTED, "#/trajectories?group=1-7&color=gap")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -212,7 +212,8 @@ async def test_with_a_token_data_are_for_who_logged_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("rows?start=x", 422), ("rows?min_reward=many", 422), ("group?key=1-99999", 404), ("group?key=..-1", 422),
+        ("rows?rows=runs", 422), ("rows?start=x", 422), ("rows?min_reward=many", 422),
+        ("group?key=1-99999", 404), ("group?key=..-1", 422),
         ("group?key=7777-1", 404), ("steps?run=9", 404), ("events?at=nowhere", 422), ("text?key=1-1&place=9", 404),
         ("text?key=7777-1", 404), ("text?key=x", 422), (f"group?key=1-{1 << 80}", 422),
         (f"text?key=1-1&place={1 << 80}", 422),
@@ -261,3 +262,19 @@ async def test_a_text_comes_as_a_file_that_no_browser_shows(tmp_path: Path) -> N
         assert each.headers["content-disposition"] == f'attachment; filename="{name}"'
         assert each.headers["content-type"] == "text/plain; charset=utf-8"
         assert each.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_rows_are_trajectories_or_groups_newest_first_or_in_an_order(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=4)
+
+    async with _client(folder) as client:
+
+        async def keys(query: str) -> list[tuple[str, str]]:
+            rows = (await client.get(f"/page/data/rows?limit=3&{query}")).json()["rows"]
+            return [(row["key"], row["group"]) for row in rows]
+
+        assert await keys("") == [("1-16", "1-8"), ("1-15", "1-8"), ("1-14", "1-7")]
+        assert await keys("rows=groups") == [("1-16", "1-8"), ("1-14", "1-7"), ("1-12", "1-6")]
+        assert await keys("rows=groups&start=1-6") == [("1-10", "1-5"), ("1-8", "1-4"), ("1-6", "1-3")]
+        assert await keys("rows=groups&start=1-6&direction=newer") == [("1-15", "1-8"), ("1-13", "1-7")]
+        assert await keys("rows=groups&order=-reward&skip=6") == [("1-13", "1-7"), ("1-15", "1-8")]
