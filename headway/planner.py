@@ -150,6 +150,11 @@ class DeviceSplit:
         """Number of generators."""
         return self.generator_devices // self.engine_devices
 
+    @property
+    def idle_devices(self) -> int:
+        """Number of devices for generators that are left over, too few for one more."""
+        return self.generator_devices % self.engine_devices
+
     def sampling(self, plan: Plan) -> float:
         """Tokens a second of all generators while each has all the sequences that it has room for."""
         return self.engines * self.at_once / (self.token_s + self.sequence_s * self.at_once)
@@ -501,9 +506,10 @@ def as_text(plan: Plan, found: Sequence[Forecast], every: Sequence[DeviceSplit])
     """For people."""
     best = found[0]
     split = best.split
+    idle = f", {split.idle_devices} of them idle," if split.idle_devices else ""
     rows = [
-        ("best split", f"{split.generator_devices} devices for {split.engines} generators of {split.engine_devices}, "
-                       f"{split.learner_devices} for the learner"),
+        ("best split", f"{split.generator_devices} devices{idle} for {split.engines} generators of "
+                       f"{split.engine_devices}, {split.learner_devices} for the learner"),
         ("memory", f"{split.generator_gb:.1f} GB on a generator's device, with {split.at_once} sequences at once; "
                    f"{split.learner_gb:.1f} GB on a learner's"),
         ("sampling alone", f"{split.sampling(plan):,.0f} tokens/s"),
@@ -517,7 +523,8 @@ def as_text(plan: Plan, found: Sequence[Forecast], every: Sequence[DeviceSplit])
     ]  # fmt: skip
     lines = [f"{name:<15}  {value}" for name, value in rows]
     others = [
-        f"  {one.generator_devices} ({one.engines} of {one.engine_devices}) + {one.learner_devices}: at most "
+        f"  {one.generator_devices} ({one.engines} of {one.engine_devices}"
+        f"{f', {one.idle_devices} idle' if one.idle_devices else ''}) + {one.learner_devices}: at most "
         f"{one.bound(plan):,.0f} tokens/s (sampling {one.sampling(plan):,.0f}, training {one.training(plan):,.0f})"
         for one in every
     ]
@@ -530,6 +537,11 @@ def assumed(plan: Plan, split: DeviceSplit) -> list[str]:
     """Everything that was not given, measured or simulated."""
     known, device = plan.measured, plan.device
     lines = []
+    if split.idle_devices:
+        lines.append(
+            f"of --generator-devices {split.generator_devices} there is nothing to do for {split.idle_devices}, since "
+            f"each generator takes {split.engine_devices}: give a multiple of {split.engine_devices}"
+        )
     if known is None or known.token_s is None:
         lines += [
             f"sampling reaches {SHARES['bandwidth']:.0%} of {device.bandwidth_gb_s:g} GB/s and "

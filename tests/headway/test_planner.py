@@ -11,7 +11,9 @@ from headway.model_shape import Shape
 from headway.planner import (
     DEVICES,
     DeviceSplit,
+    Forecast,
     Plan,
+    as_text,
     assumed,
     engine_times,
     forecast,
@@ -166,6 +168,23 @@ def test_the_learner_that_does_not_fit_has_the_devices_that_are_left_to_it() -> 
     needed = learner_bytes(plan, 1) / 1e9
     with pytest.raises(ConfigError, match=f"the learner does not fit: it needs {needed:.1f} GB"):
         splits(plan)
+
+
+def test_devices_that_no_generator_takes_are_said_to_be_idle() -> None:
+    plan = replace(PLAN, generator_devices=3)
+    wide, narrow = (next(one for one in splits(plan) if one.engine_devices == width) for width in (2, 1))
+    numbers = {"tokens_per_s": 1.0, "share": 1.0, "step_s": 1.0, "lag_mean": 0.0, "hours": 1.0, "cost": 0.0}
+    said, unsaid = (
+        as_text(plan, [Forecast(split=one, lag_p90=0, lag_max=0, **numbers)], [one]) for one in (wide, narrow)
+    )
+
+    assert (wide.idle_devices, narrow.idle_devices) == (1, 0)
+    assert "3 devices, 1 of them idle, for 1 generators of 2, 1 for the learner" in said
+    assert "  3 (1 of 2, 1 idle) + 1: at most" in said
+    told = "of --generator-devices 3 there is nothing to do for 1, since each generator takes 2: give a multiple of 2"
+    assert told in assumed(plan, wide)
+    assert "3 devices for 3 generators of 1, 1 for the learner" in unsaid
+    assert "idle" not in unsaid
 
 
 def test_lengths_are_those_of_a_recorded_run(tmp_path: Path) -> None:
