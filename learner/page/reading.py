@@ -75,6 +75,7 @@ class Key:
 class Filter:
     """Filter of trajectories; None where it does not matter. `why` is `trained` for those that were trained, and
     otherwise a reason. `words` are words, or the beginning of one with a star after it, in the order of the text.
+    `prompt` is any part of the prompt, in small or capital letters.
     """
 
     step: int | None = None
@@ -93,6 +94,7 @@ class Filter:
     verifier: str | None = None
     player: str | None = None
     words: str | None = None
+    prompt: str | None = None
 
     def where(self) -> tuple[str, list[Any]]:
         """As SQL, of known columns alone, with its values."""
@@ -105,6 +107,8 @@ class Filter:
             "rows.length <= ?": self.max_length, "rows.lag >= ?": self.min_lag, "rows.finish = ?": self.finish,
             "json_extract(rows.facts, '$.reward.verifier') = ?": self.verifier,
             "json_extract(rows.facts, '$.player') = ?": self.player,
+            # Once for all groups of a part; with the plus the rows are still read in their order, not by group.
+            "+rows.grp IN (SELECT id FROM groups WHERE instr(lower(prompt), lower(?)))": self.prompt,
         }  # fmt: skip
         wanted = {test: value for test, value in tests.items() if value is not None}
         return " AND ".join(wanted) or "1", list(wanted.values())

@@ -5,6 +5,7 @@ import { clean, COLORINGS, legend, scaleOf, strip } from "./tokens.js";
 
 const FILTERS = [
   ["words", "Words", "search", "text"],
+  ["prompt", "In the prompt", "search", "text"],
   ["step", "Step", "number"],
   ["min_step", "Steps from", "number"],
   ["max_step", "to", "number"],
@@ -272,7 +273,7 @@ export class Viewer {
           value,
           step: "any",
           class: size ?? "",
-          placeholder: name === "words" ? "a word, or the beginning of one*" : null,
+          placeholder: { words: "a word, or the beginning of one*", prompt: "any part of it" }[name] ?? null,
         });
       return el("label", { for: id }, label, input);
     });

@@ -613,6 +613,18 @@ def test_a_group_is_one_row_that_leads_to_its_completions(browser: "Browser", tm
         page.context.close()
 
 
+def test_a_part_of_the_prompt_is_searched_for_by_form_and_by_address(browser: "Browser", viewed: Viewed) -> None:
+    page, said = opened(browser, f"{viewed.url}#/trajectories?prompt=PROMPT&step=9")
+    shows(page, "table.list td", "9")
+    assert page.locator("#f-prompt").input_value() == "PROMPT"
+    page.locator("#f-prompt").fill("<b>another")
+    page.locator("#f-prompt").press("Enter")
+    shows(page, "#view-trajectories [role=status]", "None that fits.")
+    assert "prompt=%3Cb%3Eanother" in page.url
+    assert said == []
+    page.context.close()
+
+
 def test_the_list_of_a_run_beside_is_in_the_same_order(browser: "Browser", both: Viewed) -> None:
     page, said = opened(browser, f"{both.url}#/trajectories?with=1&order=-reward&max_step=30")
     shows(page, ".runs section:nth-child(2) table.list td", "sums")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from learner.page.grouped import groups_page
 from learner.page.reading import (
     MAX_TEXT,
     MAX_TOKENS,
@@ -130,7 +131,9 @@ def test_pages_of_a_filter_go_on_in_both_directions_without_a_gap(tmp_path: Path
     assert _keys(folder, wanted, limit=3, start=Key.parse(second[0]), direction="newer") == first
 
 
-@pytest.mark.parametrize("wanted", [Filter(), Filter(words="wo*"), Filter(words="word3", task=2), Filter(task=2)])
+@pytest.mark.parametrize(
+    "wanted", [Filter(), Filter(words="wo*"), Filter(words="word3", task=2), Filter(task=2), Filter(prompt="a")]
+)
 def test_no_page_sorts_all_that_fits(tmp_path: Path, wanted: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
     """As would take long where a word is in nearly all texts: SQLite says itself how it goes about each query."""
     folder = make_run(tmp_path / "run", steps=2)
@@ -184,6 +187,24 @@ def test_filters_find_what_fits(tmp_path: Path, wanted: Filter, count: int) -> N
     folder = make_run(tmp_path / "run", steps=10)
 
     assert len(page(folder, wanted, limit=200).rows) == count
+
+
+def test_a_part_of_the_prompt_finds_all_that_answers_it(tmp_path: Path) -> None:
+    prompts = {1: "What is 100% of 3_4?", 2: "what is 1000 of 354?", 3: NASTY, 4: "What is left?"}
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0) as store:
+        for step, prompt in prompts.items():
+            store.put(taken(step, made_group(step, step=step, prompt=prompt)))
+
+    def steps(wanted: Filter) -> list[int]:
+        return [row["step"] for row in page(tmp_path, wanted).rows]
+
+    assert steps(Filter(prompt="WHAT is")) == [4, 4, 2, 2, 1, 1]
+    assert steps(Filter(prompt="100%")) == steps(Filter(prompt="3_4")) == [1, 1]
+    assert steps(Filter(prompt="gnp.exe")) == [3, 3], "beyond the zero in it, too"
+    assert steps(Filter(prompt="' OR 1 --")) == []
+    assert steps(Filter(prompt="what is", words="word3", max_step=2)) == [2, 1]
+    assert [row["step"] for row in groups_page(tmp_path, Filter(prompt="what is")).rows] == [4, 2, 1]
+    assert [row["step"] for row in ordered(tmp_path, Filter(prompt="what is 1"), order="reward").rows] == [2, 1, 2, 1]
 
 
 def test_a_resume_forgets_the_steps_beyond(tmp_path: Path) -> None:
