@@ -21,7 +21,10 @@ class RequestReused(ValueError):
 
 @dataclass(eq=False)
 class ResultFuture:
-    """The result of a request of `owner`; `payload` is set once. `digest` knows the request's own retries."""
+    """The result of a request of `owner`; `payload` is set once. `digest` knows the request's own retries.
+
+    `given_up`: it was not done for want of one before it, and is a new one if it is sent again.
+    """
 
     request_id: str
     owner: str
@@ -30,6 +33,7 @@ class ResultFuture:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     payload: Payload | None = None
     retrieved_at: float | None = None
+    given_up: bool = False
 
     def finish(self, payload: Payload) -> None:
         """Set the result; a second one is ignored."""

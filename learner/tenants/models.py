@@ -138,6 +138,7 @@ class TrainingModels:
     def _give_up(self, operations: Iterable[Operation], reason: str) -> None:
         for operation in operations:
             self._uncount(operation)
+            operation.future.given_up = True
             operation.future.finish(
                 {"error": f"operation {operation.seq_id} was not done: {reason}", "category": "user"}
             )

@@ -182,10 +182,13 @@ class TenantService:
             raise unknown("model", logged.model_id)
         request_id = f"{logged.model_id}:{logged.seq_id}"
         known = self.futures.get(request_id, owner=tenant.name)
+        again = known is not None and known.given_up and known.digest == logged.digest
         if known is None and logged.seq_id < model.next_seq:
             return request_id  # done long ago, and its result was retrieved
-        if known is None:
+        if known is None or again:
             self._refuse_flood(tenant, len(logged.body))
+        if again:
+            self.futures.forget(request_id)  # its client came back: what it sends again is done in its turn
         future, new = self._open(request_id, tenant.name, logged.digest, kind)
         if new or request_id in self._accepting:
             await self._once(request_id, lambda: self._accept(tenant, logged, future))
@@ -356,7 +359,9 @@ class TenantService:
         left = [model for model in self.models.by_id.values() if model.entry.session_id in dead]
         for model in left:
             self.models.drop_early(
-                model, f"operation {model.next_seq} of the model has not come, and its session was silent for too long"
+                model,
+                f"operation {model.next_seq} of the model has not come, and its session was silent for too long; "
+                "send that one, and this one again",
             )
         await self.training.park(left)
         old = {each for each in dead if self.sessions.silent_s(each) > self._settings.retain_targets_s}

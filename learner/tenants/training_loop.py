@@ -155,7 +155,7 @@ class TrainingLoop:
 
     async def _write_snapshot(self, model: TrainingModel) -> None:
         prefix, seq_id = f"{model.entry.model_id}:", model.done_seq
-        results = [each for each in self._futures.results(prefix) if each.retrieved_at is None]
+        results = [each for each in self._futures.results(prefix) if each.retrieved_at is None and not each.given_up]
         try:
             await self._on_trainer(lambda: self._turns.snapshot(model.entry, seq_id, results))
         except OSError as error:

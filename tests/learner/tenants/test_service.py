@@ -295,6 +295,48 @@ async def test_the_models_of_a_dead_session_are_parked_not_removed(
         assert await client.loss(model_id, 2) > 0
 
 
+async def test_a_client_that_comes_back_fills_its_hole_and_sends_again_what_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        early = await client.train(model_id, 2)
+        with monkeypatch.context() as silent:
+            silent.setattr("learner.tenants.sessions.DEAD_S", -1.0)
+            await parts.service.sweep()
+        told = (await parts.client().result(early))["error"]
+        assert "operation 1 of the model has not come" in told
+        assert "send that one, and this one again" in told
+
+        first = await client.loss(model_id, 1)
+        assert "another content" in (await client.train(model_id, 2, (4, 5), status=422))["error"]["message"]
+        assert await client.loss(model_id, 2) == first
+        assert (await client.result(await client.step(model_id, 3)))["metrics"]["step:max"] == 1
+        after = await client.loss(model_id, 4)
+    async with served(tmp_path) as parts:
+        again = parts.client()
+        again.session_id = client.session_id
+        assert await again.loss(model_id, 5) == after
+
+
+async def test_what_was_given_up_before_a_start_has_the_result_of_what_is_done_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        early = await client.train(model_id, 2)
+        with monkeypatch.context() as silent:
+            silent.setattr("learner.tenants.sessions.DEAD_S", -1.0)
+            await parts.service.sweep()
+        first = await client.loss(model_id, 1)
+    async with served(tmp_path) as parts:
+        again = parts.client()
+        again.session_id = client.session_id
+        assert (await again.result(early))["loss:sum"] == first
+
+
 async def test_a_model_is_not_parked_in_the_middle_of_its_turn(tmp_path: Path) -> None:
     async with served(tmp_path, snapshot_every=1) as parts:
         client = parts.client()
