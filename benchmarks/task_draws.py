@@ -7,6 +7,7 @@ difficulty, θ a skill that all tasks share, and u what it has learned of this t
 along the gradient of a group baseline divided by the deviation, so one without spread moves nothing. The draws are the
 learner's own code. So this tells what the choice of tasks can do where skill carries over from task to task as the
 formula says, and nothing of what a model learns. Accuracy is that of θ alone on other tasks of the same difficulties.
+With priors every task was tried some times before the run by the policy as it then was; these trials are in no number.
 Results go to benchmarks/results/task_draws.md.
 """
 
@@ -21,10 +22,14 @@ import numpy.typing as npt
 
 from learner.leases.task_draws import DrawRules, TaskDraws, TaskPlaces
 from learner.leases.task_order import TaskOrder
+from learner.leases.task_priors import TaskPriors
 
 RESULT = Path(__file__).with_name("results") / "task_draws.md"
 _GROUPS, _ROLLOUTS = 32, 8
 _SHARED_RATE, _OWN_RATE = 0.1, 0.5
+_TRIALS, _PRIOR_WEIGHT = 4, 4.0
+_MANY = 10_000
+"""Tasks: of so many nobody has tried each before."""
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -110,8 +115,16 @@ class _Draws(TaskDraws):
         self.rates.note(task, passed=passed, failed=len(rewards) - passed, at=at)
 
 
-def run(population: Population, *, drawn: bool, steps: int, seed: int) -> RunOutcome:
-    """Trains the scripted policy for so many steps."""
+def priors(policy: ScriptedPolicy, *, tasks: int, trials: int, seed: int) -> TaskPriors:
+    """Passes of each task in so many trials by this policy."""
+    chance = np.random.default_rng((seed, trials))
+    rates = [policy.pass_rate(task) for task in range(tasks)]
+    tried = {task: (float(chance.binomial(trials, rate)), float(trials)) for task, rate in enumerate(rates)}
+    return TaskPriors(path=Path("tried.jsonl"), tried=tried, weight=_PRIOR_WEIGHT, fingerprint="")
+
+
+def run(population: Population, *, drawn: bool, steps: int, seed: int, trials: int = 0) -> RunOutcome:
+    """Trains the scripted policy for so many steps, after so many trials of each task."""
     chance, order = np.random.default_rng(seed), TaskOrder(count=population.tasks, seed=seed)
     policy = ScriptedPolicy(population.difficulties(population.tasks, seed=seed))
     others = population.difficulties(2000, seed=seed + 1000)
@@ -119,6 +132,7 @@ def run(population: Population, *, drawn: bool, steps: int, seed: int) -> RunOut
         places=TaskPlaces(count=population.tasks),
         rules=DrawRules(seed=seed, ahead=_GROUPS) if drawn else DrawRules(seed=seed, ahead=_GROUPS, floor=1.0),
         plain=order.task_index,
+        priors=priors(policy, tasks=population.tasks, trials=trials, seed=seed) if trials else None,
     )
     spread, groups, accuracy = [], None, 0.0
     for step in range(steps):
@@ -144,22 +158,27 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for population in POPULATIONS:
-        for drawn in (False, True):
-            found = [run(population, drawn=drawn, steps=arguments.steps, seed=seed) for seed in range(arguments.seeds)]
-            rows.append(_row(population, found, drawn=drawn))
+        ways = [("order", False, 0), ("signal", True, 0)]
+        if population.tasks < _MANY:
+            ways.append((f"signal, priors of {_TRIALS} trials", True, _TRIALS))
+        for way, drawn, trials in ways:
+            found = [
+                run(population, drawn=drawn, steps=arguments.steps, seed=seed, trials=trials)
+                for seed in range(arguments.seeds)
+            ]
+            rows.append(_row(population, found, way=way))
     report = _report(rows, steps=arguments.steps, seeds=arguments.seeds)
     print(report)
     RESULT.write_text(report, encoding="utf-8")
 
 
-def _row(population: Population, found: Sequence[RunOutcome], *, drawn: bool) -> str:
+def _row(population: Population, found: Sequence[RunOutcome], *, way: str) -> str:
     reached = sorted(each.groups for each in found if each.groups is not None)
     until = f"{statistics.median(reached):.0f} ({reached[0]} to {reached[-1]})" if reached else "never"
     until += f", {len(reached)} of {len(found)} runs" if 0 < len(reached) < len(found) else ""
     spread, accuracy, effective = (
         statistics.mean(getattr(each, name) for each in found) for name in ("spread", "accuracy", "effective")
     )
-    way = "signal" if drawn else "order"
     name = f"{population.name}, {population.tasks:,} tasks"
     return f"| {name} | {way} | {spread:.3f} | {population.target} | {until} | {accuracy:.3f} | {effective:.0f} |"
 
@@ -175,6 +194,8 @@ def _report(rows: Sequence[str], *, steps: int, seeds: int) -> str:
             f"{_GROUPS} groups of {_ROLLOUTS}",
             f"rollouts a step, {steps} steps, {seeds} seeds. Means over the seeds; of the groups until the target the "
             "median, the least and the most.",
+            f"Priors: each task was tried {_TRIALS} times before the run, which is in no number: of 1,000 tasks "
+            f"{_TRIALS * 1000 // _ROLLOUTS} groups' worth. They count as {_PRIOR_WEIGHT:g} rollouts.",
             "",
             "| tasks | by | groups with spread | target accuracy | groups until it | accuracy at the end | "
             "effective tasks of 1,024 leases |",

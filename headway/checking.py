@@ -350,6 +350,18 @@ def _learner_problems(config: ProcessConfig) -> Iterator[str]:
             yield f"[learner] {error}"
     if config.data.path is not None and config.learns_from_files:
         yield from _example_problems(config)
+    if config.rollouts.tasks.priors is not None and not config.evaluation.only:
+        from learner.leases.task_priors import PriorsFault, read_priors
+
+        try:
+            read_priors(
+                config.rollouts.tasks.priors,
+                weight=config.rollouts.tasks.prior_weight,
+                success_reward=config.evaluation.success_reward,
+                environment=config.rollouts.environment,
+            )
+        except PriorsFault as error:
+            yield f"[learner] {error}"
 
 
 def _example_problems(config: "LearnerConfig") -> Iterator[str]:

@@ -92,13 +92,27 @@ class TaskDrawConfig(ConfigModel):
         32.0, gt=0, description="steps of the learner in which what was seen of a task comes to count half"
     )
 
+    priors: Path | None = Field(
+        None,
+        description="file of pass rates that tasks begin with: evaluation.json of an evaluation by itself on the "
+        'training tasks, or a JSONL of lines {"task": 0, "passes": 3, "trials": 8}; none: nothing is known at first',
+    )
+    prior_weight: float = Field(
+        4.0, gt=0, le=4096, description="rollouts as which the trials of a task in priors count at most"
+    )
+
     @model_validator(mode="after")
     def _counts(self) -> Self:
         fields = type(self).model_fields
         if self.by == "order" and any(getattr(self, name) != field.default for name, field in fields.items()):
             raise ValueError(
-                'candidates, floor and half_life_steps count with by = "signal" only, and by is "order": set by, or '
-                "leave them out"
+                'candidates, floor, half_life_steps, priors and prior_weight count with by = "signal" only, and by is '
+                '"order": set by, or leave them out'
+            )
+        if self.priors is None and self.prior_weight != fields["prior_weight"].default:
+            raise ValueError(
+                f"prior_weight is {self.prior_weight:g} and priors is not set: set priors to a file, or leave "
+                "prior_weight out"
             )
         return self
 

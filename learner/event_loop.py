@@ -27,6 +27,7 @@ from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.leases.run_rows import RunRows
 from learner.leases.task_draws import FILE as DRAWS_FILE
 from learner.leases.task_draws import DrawRules, MakeDraws, TaskDraws
+from learner.leases.task_priors import TaskPriors, read_priors
 from learner.ledger import LedgerConfig
 from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, shown_machines, shown_processes
 from learner.page.store import TrajectoryStore
@@ -183,7 +184,9 @@ def curriculum_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> Ma
 
 
 def draws_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> MakeDraws:
-    """Makes the draws of tasks, once it is known how many there are."""
+    """Makes the draws of tasks, once it is known how many there are. The file of priors is read at once: raises
+    PriorsFault.
+    """
     given, folder = config.rollouts.tasks, config.run.folder
     rules = DrawRules(
         seed=config.rollouts.seed,
@@ -195,7 +198,25 @@ def draws_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> MakeDra
     )
     rows = RunRows(folder / DRAWS_FILE, run=run_name(folder), may_write=may_write)
     needed_from = partial(oldest_open_lease, folder, keep=config.checkpoint.keep)
-    return lambda places, plain: TaskDraws(places=places, rules=rules, plain=plain, rows=rows, needed_from=needed_from)
+    priors = priors_of(config)
+    return lambda places, plain: TaskDraws(
+        places=places, rules=rules, plain=plain, rows=rows, needed_from=needed_from, priors=priors
+    )
+
+
+def priors_of(config: LearnerConfig) -> TaskPriors | None:
+    """The priors of the tasks' pass rates, if there are any. An evaluation by itself, which may be what writes them,
+    reads none. Raises PriorsFault.
+    """
+    given = config.rollouts.tasks
+    if given.priors is None or config.evaluation.only:
+        return None
+    return read_priors(
+        given.priors,
+        weight=given.prior_weight,
+        success_reward=config.evaluation.success_reward,
+        environment=config.rollouts.environment,
+    )
 
 
 def lease_terms(config: LearnerConfig) -> LeaseTerms:

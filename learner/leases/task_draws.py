@@ -12,7 +12,8 @@ no task is ever left out for good. In a mix the part is always that of the plain
 A lease's task must be the same whenever it is granted again, after a death of the learner too, and a newer release of
 numpy may draw otherwise. So draws are written to the run's folder before their leases are granted, some leases ahead,
 and so is what groups showed, in the order in which it came: a learner that reads the file has the posterior that the
-former one had. Rows that no resume needs any more are left out of the file now and then.
+former one had. Rows that no resume needs any more are left out of the file now and then. Priors of a file stand in
+the first row, like what groups showed.
 """
 
 import logging
@@ -28,6 +29,7 @@ import numpy as np
 from learner.leases.curriculum import solved_of
 from learner.leases.pass_rates import PassRates, TaskCounts, expected_variance
 from learner.leases.run_rows import RunRows
+from learner.leases.task_priors import TaskPriors
 from protocol.messages import TaskPart
 from protocol.trajectories import TrajectoryGroup
 
@@ -118,7 +120,7 @@ class TaskDraws:
     """The task of each lease. Without `rows` nothing is remembered.
 
     `plain` is the place of a lease in the plain order. `needed_from` tells the first lease that a resume may still
-    grant: the draws before it are forgotten at times.
+    grant: the draws before it are forgotten at times. `priors` count where drawing begins, and not again after that.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class TaskDraws:
         plain: Callable[[int], int],
         rows: RunRows | None = None,
         needed_from: Callable[[], int] = lambda: 0,
+        priors: TaskPriors | None = None,
     ) -> None:
         self._places = places
         self._rules = rules
@@ -138,6 +141,9 @@ class TaskDraws:
         self._undrawn = _DiskTrouble(over="tasks of leases are written down again: leases are granted")
         self._unshown = _DiskTrouble(over="what groups show of their tasks is written down again")
         self._unshortened = _DiskTrouble(over=f"{FILE} is written anew again: it holds what a resume needs")
+        self._priors = priors
+        self._prompts = {} if priors is None else priors.prompts
+        self._begun_with: str | None = None
         self._begun = False
         self._first = 0
         self._drawn: list[int] = []
@@ -148,6 +154,12 @@ class TaskDraws:
         """None before the first draw of this life. May be read in any thread."""
         for row in rows.read() if rows is not None else ():
             self._take_up(row)
+        if priors is not None and self._begun and self._begun_with != priors.fingerprint:
+            logger.warning(
+                "rollouts.tasks.priors: %s counts for nothing: this run began to draw tasks with %s, and goes on from "
+                "what it has seen",
+                priors.path, "none" if self._begun_with is None else "another content or prior_weight",
+            )  # fmt: skip
 
     def task_of(self, lease_id: int) -> int:
         """The same at every grant of a lease; of one that was granted before tasks were drawn, the plain order's."""
@@ -160,7 +172,7 @@ class TaskDraws:
         """
         try:
             if not self._begun:
-                self._write(self._beginning(next_lease, known=[], at=at))
+                self._begin(next_lease, at=at)
             self._forget_moved(next_lease)
             if self._end < end:
                 self._draw(max(end - self._end, self._rules.ahead), at=at)
@@ -178,6 +190,7 @@ class TaskDraws:
             return
         solved, of = solved_of(group, self._rules.success_reward)
         task = self._places.task_at(group.task_index)
+        self._look_at_prompt(group)
         try:
             self._write({"task": task, "passed": solved, "failed": of - solved, "at": at}, sync=False)
             self._unshown.is_over()
@@ -202,17 +215,38 @@ class TaskDraws:
         if "parts" in row:
             # Of other tasks than those of now nothing is known, and their leases are of the past.
             self._begun = row["parts"] == self._places.shape
-            self._first, self._drawn = row["first_lease"], []
+            self._first, self._drawn, self._begun_with = row["first_lease"], [], row.get("priors")
             self.rates.reset((task, TaskCounts(*counts)) for task, *counts in row["known"])
         elif "drawn" in row:
             self._drawn[max(0, row["first_lease"] - self._first) :] = row["drawn"]
         else:
             self.rates.note(row["task"], passed=row["passed"], failed=row["failed"], at=row["at"])
 
-    def _beginning(self, first_lease: int, *, known: Sequence[tuple[int, TaskCounts]], at: int) -> dict[str, Any]:
+    def _begin(self, next_lease: int, *, at: int) -> None:
+        priors, known = self._priors, list[tuple[int, TaskCounts]]()
+        if priors is not None:
+            known = priors.known(places=self._places.count, task_at=self._places.task_at, at=at)
+        begun_with = None if priors is None else priors.fingerprint
+        self._write(self._beginning(next_lease, known=known, at=at, begun_with=begun_with))
+
+    def _beginning(
+        self, first_lease: int, *, known: Sequence[tuple[int, TaskCounts]], at: int, begun_with: str | None
+    ) -> dict[str, Any]:
         """A row with which all before it need not be read."""
         told = [[task, counts.passed, counts.failed, counts.at] for task, counts in known]
-        return {"first_lease": first_lease, "parts": self._places.shape, "known": told, "at": at}
+        priors = {} if begun_with is None else {"priors": begun_with}
+        return {"first_lease": first_lease, "parts": self._places.shape, "known": told, "at": at, **priors}
+
+    def _look_at_prompt(self, group: TrajectoryGroup) -> None:
+        """Says once that the file's tasks are others than those of training, as held-out ones are."""
+        told = self._prompts.get(group.task_index, group.prompt_text)
+        if told != group.prompt_text and self._priors is not None:
+            logger.warning(
+                "rollouts.tasks.priors: training task %d has another prompt than task %d of %s: if that is of other "
+                "tasks, as of held-out ones, its pass rates say nothing of these; evaluate the training tasks",
+                group.task_index, group.task_index, self._priors.path,
+            )  # fmt: skip
+            self._prompts = {}
 
     def _forget_moved(self, next_lease: int) -> None:
         """Leases that were drawn ahead, and not granted before the level changed, are drawn again."""
@@ -256,7 +290,7 @@ class TaskDraws:
     def _shorten(self, rows: RunRows, next_lease: int, *, at: int) -> None:
         """Writes the file anew without what no resume needs."""
         first = max(self._first, min(self._needed_from(), next_lease))
-        begun = self._beginning(first, known=self.rates.known(at=at), at=at)
+        begun = self._beginning(first, known=self.rates.known(at=at), at=at, begun_with=self._begun_with)
         drawn = {"first_lease": first, "drawn": self._drawn[first - self._first :], "at": at}
         rows.replace([begun, drawn])
         self._take_up(begun)

@@ -6,9 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig, RolloutConfig
-from learner.event_loop import commit_limit_s, draws_of, group_filter
+from learner.event_loop import commit_limit_s, draws_of, group_filter, priors_of
 from learner.leases.filters import GroupFilter
+from learner.leases.pass_rates import TaskCounts
 from learner.leases.task_draws import TaskPlaces
+from learner.leases.task_priors import PriorsFault
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard
 
@@ -116,7 +118,27 @@ def test_tasks_are_drawn_as_the_settings_say_and_again_so_by_the_next_learner(tm
     assert (config.run.folder / "task_draws.jsonl").exists()
 
 
+def test_priors_are_read_from_their_file_at_the_start_and_by_no_evaluation_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "rates.jsonl"
+    given = {"tasks": {"by": "signal", "priors": path, "prior_weight": 2.0}}
+    run = {"directory": tmp_path, "name": "r"}
+    config = LearnerConfig.model_validate({"model": "m", "run": run, "rollouts": given})
+    config.run.folder.mkdir(parents=True)
+    with pytest.raises(PriorsFault, match=r"rates\.jsonl cannot be read"):
+        draws_of(config, may_write=lambda: None)
+    alone = LearnerConfig.model_validate({"model": "m", "run": run, "rollouts": given, "evaluation": {"only": True}})
+    assert priors_of(alone) is None
+    path.write_text('{"task": 7, "passes": 2, "trials": 8}\n')
+    draws = draws_of(config, may_write=lambda: None)(TaskPlaces(count=50), lambda lease_id: lease_id % 50)
+    draws.cover(next_lease=0, end=1, at=0)
+    assert draws.rates.known(at=0) == [(7, TaskCounts(0.5, 1.5, 0))]
+
+
 def test_settings_of_draws_are_refused_where_none_are_made() -> None:
+    with pytest.raises(ValidationError, match='count with by = "signal" only'):
+        learner_config(tasks={"priors": "rates.jsonl"})
+    with pytest.raises(ValidationError, match="prior_weight is 8 and priors is not set"):
+        learner_config(tasks={"by": "signal", "prior_weight": 8})
     with pytest.raises(ValidationError, match='count with by = "signal" only'):
         learner_config(tasks={"candidates": 4})
     assert learner_config(tasks={"by": "order", "candidates": 16}) == learner_config()

@@ -399,6 +399,17 @@ MISTAKES = (
         'algo = { type = "pass_at_k", k = 8 }',
         "algo.k is 8 and rollouts.group_size 8",
     ),
+    Mistake(
+        "priors of tasks in a file that has scores",
+        change={ROLLOUTS: ROLLOUTS.replace(" }", ', tasks = { by = "signal", priors = "rates.jsonl" } }')},
+        files={"rates.jsonl": '{"task": 0, "score": 0.5}\n'},
+        names=("rollouts.tasks.priors", "line 1", "passes", '"trials": 8'),
+    ),
+    Mistake(
+        "priors of tasks where none are drawn",
+        change={ROLLOUTS: ROLLOUTS.replace(" }", ', tasks = { priors = "rates.jsonl" } }')},
+        names=("rollouts.tasks", 'by = "signal"'),
+    ),
     _of_a_file("an algorithm that wants a file", 'algo = "sft"', "data.path"),
     _of_a_file(
         "a file of examples that is not there", 'algo = "sft"\ndata.path = "sft.jsonl"', "sft.jsonl does not exist"
