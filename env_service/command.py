@@ -5,6 +5,7 @@ are done in them.
 
 import os
 import sys
+from pathlib import Path
 
 from env_service.config import EnvServiceConfig
 from services.config.models import load_or_exit
@@ -79,6 +80,7 @@ def _host(words: list[str]) -> int:
     from env_service.environments.task_configs import ClassTasks
     from env_service.hosting import host_service
     from services.config.models import load_config_and_code
+    from services.config.run_paths import import_code_from
     from services.logs import configure_logging
     from services.process import run_process
     from services.secret_files import SecretFileError
@@ -90,6 +92,8 @@ def _host(words: list[str]) -> int:
             f"RUN.toml; {given.name} is an address, which is for `source` where it is used\n"
         )
         return 2
+    if not rest:
+        import_code_from(Path())
     try:
         config = (
             load_config_and_code(EnvServiceConfig, process="env-service", argv=rest, environ=os.environ)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from inspect import getdoc, isawaitable
+from pathlib import Path
 from typing import Any, TextIO
 
 from pydantic import ValidationError
@@ -56,6 +57,7 @@ from protocol.generation import Sampling
 from protocol.messages import FinishedLease, Lease, ServingGenerator
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from services.config.models import load_config_and_code
+from services.config.run_paths import import_code_from
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from services.process import WrongSettings
@@ -66,13 +68,20 @@ _TOKENS_WITHOUT_A_RULE = 256
 
 def main(words: Sequence[str], *, out: TextIO = sys.stdout, answer: Callable[[str], str] = input) -> int:
     """Run one of the commands; the exit code is 0, or 2 for settings that do not do. Raises ConfigError."""
-    parser = argparse.ArgumentParser(prog="env-service", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="env-service",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("command", choices=("list", "show", "play", "bench", "try"))
     parser.add_argument("name", nargs="?", default="")
     parser.add_argument("--task", type=int, default=0)
     parser.add_argument("--action", default="0")
     parser.add_argument("--generator", default="")
     given, rest = parser.parse_known_args(words)
+    if not rest:
+        import_code_from(Path())
     config = (
         load_config_and_code(EnvServiceConfig, process="env-service", argv=rest, environ=os.environ) if rest else None
     )

@@ -25,7 +25,12 @@ _AT_ONCE = 4
 
 def main(words: Sequence[str], *, out: TextIO = sys.stdout) -> int:
     """Run the command; the exit code is 0, 1 if a task does not do, or 2 for what cannot be checked."""
-    parser = argparse.ArgumentParser(prog="env-service", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="env-service",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("group", choices=("runtime",))
     parser.add_argument("command", choices=("check",))
     parser.add_argument("file", type=Path)

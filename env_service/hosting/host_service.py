@@ -161,7 +161,12 @@ async def serve(
 
 def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Of the command, and what is left for the config."""
-    parser = argparse.ArgumentParser(prog="env-service", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="env-service",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("command", choices=("host",))
     parser.add_argument("name", help="of an environment in the file, of a built-in one, or package.module:Class")
     parser.add_argument("--host", default="127.0.0.1")

@@ -57,7 +57,12 @@ _NAME = "letters, digits, '.', '_' and '-'"
 
 def main(words: Sequence[str], *, out: TextIO = sys.stdout) -> int:
     """Run the command; the exit code is 0, or 2 for what cannot be built."""
-    parser = argparse.ArgumentParser(prog="env-service", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="env-service",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("group", choices=("runtime",))
     parser.add_argument("command", choices=("build", "list"))

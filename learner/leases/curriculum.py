@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learner.journal.files import anyone
+from learner.leases.disk_trouble import DiskTrouble
 from learner.leases.run_rows import RunRows
 from protocol.trajectories import TrajectoryGroup
 
@@ -91,6 +92,8 @@ class Curriculum:
         self._changes = [start, *(change for change in known if change.level < levels)]
         self._recent: deque[float] = deque(maxlen=rules.window)
         self._former = self._bound = record.granted_below() if record is not None else 0
+        self._unbounded = DiskTrouble(logger, over="how far leases are granted is written down again")
+        self._unmoved = DiskTrouble(logger, over="levels are written down again")
 
     @property
     def levelled(self) -> bool:
@@ -117,8 +120,9 @@ class Curriculum:
         try:
             self._record.append_bound(below + _AHEAD)
         except OSError as error:
-            logger.warning("leases below %d are granted, but that cannot be written down: %s", below, error)
+            self._unbounded.goes_on("leases below %d are granted, but that cannot be written down: %s", below, error)
             return
+        self._unbounded.is_over()
         self._bound = below + _AHEAD
 
     def accepted(self, group: TrajectoryGroup, *, next_lease: int) -> None:
@@ -145,8 +149,9 @@ class Curriculum:
             if self._record is not None:
                 self._record.append(change)
         except OSError as error:
-            logger.warning("level %d would be next, but that cannot be written down: %s", level, error)
+            self._unmoved.goes_on("level %d would be next, but that cannot be written down: %s", level, error)
             return
+        self._unmoved.is_over()
         logger.info(
             "%.0f %% of the recent rollouts are solved: level %d from lease %d on", 100 * share, level, next_lease
         )

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from learner.leases.curriculum import solved_of
+from learner.leases.disk_trouble import DiskTrouble
 from learner.leases.pass_rates import PassRates, TaskCounts, expected_variance
 from learner.leases.run_rows import RunRows
 from learner.leases.task_priors import TaskPriors
@@ -96,26 +97,6 @@ class TaskPlaces:
         return [[part.places, part.tasks] for part in self._parts]
 
 
-class _DiskTrouble:
-    """Says once that the disk does not take something, and once that it does again, `over`."""
-
-    def __init__(self, *, over: str) -> None:
-        self._over = over
-        self._lasts = False
-
-    def goes_on(self, text: str, *values: object) -> None:
-        """It was not taken; `text` and `values` as in logging."""
-        if not self._lasts:
-            logger.warning(text, *values)
-        self._lasts = True
-
-    def is_over(self) -> None:
-        """It was taken."""
-        if self._lasts:
-            logger.info(self._over)
-        self._lasts = False
-
-
 class TaskDraws:
     """The task of each lease. Without `rows` nothing is remembered.
 
@@ -138,9 +119,9 @@ class TaskDraws:
         self._plain = plain
         self._rows = rows
         self._needed_from = needed_from
-        self._undrawn = _DiskTrouble(over="tasks of leases are written down again: leases are granted")
-        self._unshown = _DiskTrouble(over="what groups show of their tasks is written down again")
-        self._unshortened = _DiskTrouble(over=f"{FILE} is written anew again: it holds what a resume needs")
+        self._undrawn = DiskTrouble(logger, over="tasks of leases are written down again: leases are granted")
+        self._unshown = DiskTrouble(logger, over="what groups show of their tasks is written down again")
+        self._unshortened = DiskTrouble(logger, over=f"{FILE} is written anew again: it holds what a resume needs")
         self._priors = priors
         self._prompts = {} if priors is None else priors.prompts
         self._begun_with: str | None = None

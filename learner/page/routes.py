@@ -314,8 +314,11 @@ class RunPage:
         look = partial(newest, folder, wanted, limit=limit, start=start, direction="older" if older else "newer")
         if order:
             look = partial(by_number, folder, wanted, order=cast(Order, order), limit=limit, skip=skip)
-        found = await asyncio.to_thread(look)
-        kept = None if wanted.step is None else await asyncio.to_thread(kept_of_step, folder, wanted.step)
+        try:
+            found = await asyncio.to_thread(look)
+            kept = None if wanted.step is None else await asyncio.to_thread(kept_of_step, folder, wanted.step)
+        except OverflowError as error:  # numbers beyond what SQLite has are none of its rows
+            raise RequestRefused(422, "invalid_field", f"a filter with too large a number: {error}") from error
         return {"rows": found.rows, "unreadable": found.unreadable, "kept": kept}
 
     async def _group(self, key: str, run: int = 0, only: int | None = None, begin: int = 0) -> dict[str, Any]:

@@ -42,13 +42,18 @@ class WrittenPath:
 
 
 def import_code_beside(path: Path) -> None:
-    """Lets this process, and those that it starts, import modules from the folder of a run.toml, after all others.
+    """Lets this process, and those that it starts, import modules from the folder of a run.toml, after all others."""
+    import_code_from(path.resolve().parent)
+
+
+def import_code_from(folder: Path) -> None:
+    """Lets this process, and those that it starts, import modules from a folder, after all others.
 
     After ours, too: those of an editable install are in no folder of `sys.path`, and would be looked for last.
     """
-    for folder in (_OURS, str(path.resolve().parent)):
-        if folder not in sys.path:
-            sys.path.append(folder)
+    for each in (_OURS, str(folder.resolve())):
+        if each not in sys.path:
+            sys.path.append(each)
 
 
 def run_name(folder: Path) -> str:

@@ -9,13 +9,14 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.e2e.processes import Launched, Launcher, marked, until
+from tests.e2e.processes import ROOT, Launched, Launcher, marked, until
 from tests.e2e.run_files import free_ports
 from tests.learner.tenants.server_process import PROGRAMS
 from tests.learner.tenants.tiny import make_tiny_model
@@ -24,6 +25,24 @@ from tests.protocol.tinker.sdk import sdk_python
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NAME = "tiny/qwen"
+TWICE = """
+from env_service.environments.interface import Opening, Step, Verification
+from env_service.environments.rules import Rules
+
+
+class Twice:
+    rules, roles = Rules(max_turns=2, turn_tokens=5), ()
+
+    def reset(self, task, seed):
+        self._turns = 0
+        return Opening(f"{task.seed}: ")
+
+    def step(self, action):
+        self._turns += 1
+        if self._turns == 1:
+            return Step(" again: ", reward=float(len(action.text) % 2))
+        return Step(verification=Verification("exact_match", {"answer": action.text}))
+"""
 
 
 def started(launcher: Launcher, folder: Path) -> tuple[Launched, dict[str, str]]:
@@ -80,9 +99,11 @@ def test_a_client_trains_and_samples_and_both_sides_say_the_same(launcher: Launc
     assert {name: answer for name, answer in found.items() if answer != "yes"} == {}
     assert len(found) == 29
 
+    trains_asynchronously(launcher, told, tmp_path)
+
     serve.send(signal.SIGINT)
     assert serve.wait() == 0, serve.text()
-    assert marked(launcher.mark) == {}
+    until(lambda: not marked(launcher.mark), what="all processes to be gone")
 
     # What was there is there again, under the same key.
     serve, told_again = started(launcher, tmp_path)
@@ -115,6 +136,40 @@ def test_a_client_does_not_notice_that_learner_and_generator_are_killed(launcher
     assert serve.text().count("SIGKILL") == 3, serve.text()
     serve.send(signal.SIGINT)
     assert serve.wait() == 0, serve.text()
+
+
+def trains_asynchronously(launcher: Launcher, told: dict[str, str], folder: Path) -> None:
+    """The asynchronous example, with fewer samples, two turns, rewards of the environment and of a verifier."""
+    (folder / "twice.py").write_text(TWICE, encoding="utf-8")
+    example = (ROOT / "examples/tinker/async_rl.py").read_text(encoding="utf-8")
+    sizes = "LAG, GROUPS, SAMPLES = 2, 16, 8\n"
+    assert sizes in example
+    (folder / "async_rl.py").write_text(example.replace(sizes, "LAG, GROUPS, SAMPLES = 1, 2, 4\n"), encoding="utf-8")
+    environments, rewards = free_ports(2)
+    beside = replace(launcher, environment={"PYTHONPATH": str(folder)})
+    host = beside("env-service", "host", "twice:Twice", "--port", str(environments))
+    service = beside("reward-service", "--http.port", str(rewards))
+    until(lambda: all("listening at" in each.text() for each in (host, service)), what="both", during=(host, service))
+    urls = {"ENVIRONMENT_URL": f"http://127.0.0.1:{environments}", "REWARDS_URL": f"http://127.0.0.1:{rewards}"}
+    command = [str(sdk_python()), "-W", "ignore", str(folder / "async_rl.py"), "4", NAME]
+    ran = subprocess.run(
+        command,
+        env={**os.environ, **told, **urls},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    for process in (host, service):
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0, process.text()
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    said = re.findall(r"step +(\d+)  reward (\d\.\d+)", ran.stdout)
+    assert [int(step) for step, _ in said] == [1, 2, 3, 4]
+    # One from the verifier for each conversation, and of its first turn what differs between them.
+    assert all(1.0 <= float(reward) <= 2.0 for _, reward in said)
+    assert any(float(reward) not in (1.0, 2.0) for _, reward in said), "groups whose rewards differ are trained"
 
 
 def kill(launcher: Launcher, name: str) -> None:

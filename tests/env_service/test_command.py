@@ -50,6 +50,34 @@ def test_a_host_of_an_environment_that_is_none_is_told_in_a_sentence() -> None:
         assert not any(word in answer.stderr for word in ("validation error", "pydantic", "Traceback", "type="))
 
 
+CLASS = """
+class Guess:
+    def reset(self, task, seed): return "say it:"
+    def step(self, action): ...
+"""
+
+
+def test_a_class_in_the_current_folder_is_found_without_a_run_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CLASS, encoding="utf-8")
+    console_script = str(Path(sys.executable).with_name("env-service"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shown = subprocess.run(
+        [console_script, "show", "mine:Guess"], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    assert "say it:" in shown.stdout
+
+    hosting = [console_script, "host", "mine:Guess", "--port", "0"]
+    with subprocess.Popen(hosting, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as host:
+        assert host.stderr is not None
+        try:
+            said = next((line for line in host.stderr if "listening" in line or "CRITICAL" in line), "")
+        finally:
+            host.terminate()
+    assert "listening at http://127.0.0.1:" in said
+
+
 def test_the_running_process_loads_no_torch() -> None:
     probe = "import sys, env_service.app; sys.exit(bool({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
 

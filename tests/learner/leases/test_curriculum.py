@@ -115,6 +115,29 @@ def test_a_level_that_cannot_be_written_down_is_not_taken(tmp_path: Path) -> Non
     assert curriculum.level == 0
 
 
+def test_a_disk_that_takes_nothing_is_said_once_and_so_is_that_it_works_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    gone = tmp_path / "gone"
+    curriculum = Curriculum(levels=3, rules=RULES, record=LevelLog(gone / "file", run="r"))
+    for lease in range(5):
+        curriculum.granting(lease + 1)
+        tell(curriculum, lease, (1.0, 1.0))
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        "leases below 1 are granted",
+        "level 1 would be next",
+    ]
+    caplog.clear()
+    gone.mkdir()
+    curriculum.granting(6)
+    tell(curriculum, 5, (1.0, 1.0))
+    assert caplog.messages[:2] == [
+        "how far leases are granted is written down again",
+        "levels are written down again",
+    ]
+
+
 @pytest.mark.parametrize("levels", [1, 2])
 async def test_leases_are_of_tasks_of_their_level(tmp_path: Path, levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 50 tasks a level; a window of one group, which is solved at once."""

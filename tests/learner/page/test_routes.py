@@ -212,6 +212,8 @@ async def test_with_a_token_data_are_for_who_logged_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [
+        (f"rows?step={1 << 80}", 422), (f"rows?start=1-{1 << 80}", 422), (f"rows?rows=groups&step={1 << 80}", 422),
+        (f"rows?order=reward&step={1 << 80}", 422),
         ("rows?rows=runs", 422), ("rows?start=x", 422), ("rows?min_reward=many", 422),
         ("group?key=1-99999", 404), ("group?key=..-1", 422),
         ("group?key=7777-1", 404), ("steps?run=9", 404), ("events?at=nowhere", 422), ("text?key=1-1&place=9", 404),
