@@ -959,7 +959,7 @@ async def test_a_learner_that_stood_still_itself_takes_nobodys_leases_away(tmp_p
         await env.leases(2)
         ours.clock.now = LEDGER.lease_timeout_s + 1.5
         asyncio.get_running_loop().call_soon(time.sleep, 3.0)  # all stands still, as in a process that is stopped
-        await asyncio.sleep(0)
+        await asyncio.sleep(2.5)  # it looks at its leases before it hears from anybody
         await env.send(Heartbeat(running=tuple(lease for beat in map(running, (0, 1)) for lease in beat.running)))
         await env.finish(group(0), group(1))
         assert ours.left_out == {}

@@ -85,6 +85,21 @@ async def test_who_was_too_slow_beside_others_has_not_failed_by_itself() -> None
         assert link.largest > 1, "they were slow together"
 
 
+async def test_after_downloads_that_were_too_slow_together_fewer_go_on_at_once() -> None:
+    """Else a link that is too slow for four of them would serve nobody, and more time would be no help either."""
+    link = DownloadLink(most=2)
+    names = [ScriptedGenerator(f"g{number}", link=link) for number in range(4)]
+    async with AsyncExitStack() as stack:
+        for generator in names:
+            await stack.enter_async_context(generator.running())
+        ours = await stack.enter_async_context(learner(replace(OPTIONS, parallel_pulls=4)))
+        ours.publisher.offer(snapshot(0))
+        ours.join(*names)
+        await ours.until(lambda: len(ours.serving) == 4)
+        assert link.largest == 4
+        assert link.downloads <= 4 + 4 + 2, "four at once, then two by two, of which one may meet a third"
+
+
 async def test_who_says_that_it_takes_nothing_now_has_not_failed() -> None:
     """As one whose engine does not answer for a while: it is asked again for as long as that takes."""
     async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner() as ours:
