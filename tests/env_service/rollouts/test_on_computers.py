@@ -26,6 +26,7 @@ from tests.env_service.bench import MakeBench
 from tests.env_service.peers import lease, part
 from tests.env_service.rollouts.test_conversation import TrajectoryWords, counted
 from tests.env_service.runtimes.conftest import keepers
+from tests.process_ends import all_end
 
 TASKS = Path(make_tasks.__file__).with_name("shell.jsonl")
 
@@ -86,7 +87,7 @@ async def test_a_solution_earns_its_reward_and_a_dead_computer_is_infrastructure
     assert "its keeper has died" in (dead.reward.error or "")
     assert (idle.reward.reward, idle.stop_reason) == (0.0, "failed")
     assert counted(made, "environment_faults_total", environment="computer", kind="runtime") == 1
-    assert keepers() == [], "all runtimes end with their conversations"
+    assert all_end(keepers()), "all runtimes end with their conversations"
 
 
 async def test_waiting_for_room_that_would_count_as_hanging_is_refused(chat_model: Path, pool: RuntimePool) -> None:
