@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +33,18 @@ def listener_of(port: int) -> LocalProcess | None:
     """Process that listens on a TCP port of this machine; None if none does, or it belongs to somebody else."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for folder in Path("/proc").glob("[0-9]*") if sockets else ():
-        try:
-            if any(str(link.readlink()) in sockets for link in (folder / "fd").iterdir()):
+        with suppress(OSError):  # it has ended meanwhile, or is another user's
+            if _holds(folder, sockets):
                 return _described(folder)
-        except OSError:  # it has ended meanwhile, or is another user's
-            continue
     return None
+
+
+def _holds(folder: Path, sockets: Container[str]) -> bool:
+    for link in (folder / "fd").iterdir():
+        with suppress(OSError):  # it was closed meanwhile, as the one by which they are listed is
+            if str(link.readlink()) in sockets:
+                return True
+    return False
 
 
 def command_of(pid: int) -> str | None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.local_processes import usage_of
+from services.local_processes import listener_of, usage_of
 
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 FAMILY = {10: (1, 100), 11: (10, 20), 12: (10, 3), 13: (12, 4), 20: (1, 1000)}
@@ -83,3 +84,14 @@ def test_what_another_thread_began_counts() -> None:
     thread.join()
 
     assert together > alone + (150 << 20)
+
+
+def test_a_listener_is_found_though_one_of_its_files_is_closed_while_they_are_looked_through() -> None:
+    """The listing's own file, which is gone afterwards, has the lowest number that is free: below the socket's."""
+    pipe = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for end in pipe:
+            os.close(end)
+        found = listener_of(listener.getsockname()[1])
+    assert found is not None
+    assert found.pid == os.getpid()
