@@ -15,8 +15,7 @@ _WRONG_SETTINGS = 78  # as services.process has it, which may be what cannot be 
 def own_imports(process: str) -> Iterator[None]:
     """Ends the process for good, with a sentence, if the body cannot import something: another start would not help.
 
-    Meanwhile the garbage collector has a pause: what is imported stays, and looking through it again and again is an
-    eighth of the learner's time to start, and a fifth of a generator's.
+    Meanwhile the garbage collector has a pause: what is imported stays, and need not be looked through again and again.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -63,7 +63,6 @@ def main(words: Sequence[str], *, out: TextIO = sys.stdout) -> int:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("group", choices=("runtime",))
     parser.add_argument("command", choices=("build", "list"))
     parser.add_argument("name", nargs="?", default="")

@@ -45,6 +45,8 @@ async def group(web, sampler, tokenizer, *, task):
     talks = await asyncio.gather(*said)
     items = [{"id": name, **talk.judged} for name, talk in zip(names, talks, strict=True) if talk.judged]
     results = (await asked(web, REWARDS, items=items))["results"] if items else []
+    if errors := [result["error"]["message"] for result in results if result["error"]]:
+        raise RuntimeError(f"no reward: {errors[0]}")
     judged = {result["id"]: result["reward"] for result in results}
     rewards = [talk.reward + judged.get(name, 0.0) for name, talk in zip(names, talks, strict=True)]
     mean = sum(rewards) / SAMPLES
