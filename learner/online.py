@@ -250,6 +250,7 @@ class OnlineTraining:
             TakenStep(
                 step=batch.version + 1,
                 groups=batch.groups,
+                times=batch.times,
                 places=places,
                 values={} if tokens is None or len(places) < len(sequences) else vars(tokens),
                 spent_s=self._trainer.tokens_s,

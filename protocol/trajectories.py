@@ -16,6 +16,7 @@ from protocol.model import ByteRow, Float32Row, Int32Row, PolicyVersion, Version
 FinishReason = Literal["stop", "length", "abort"]
 ErrorKind = Literal["user", "data", "infrastructure"]
 Purpose = Literal["train", "evaluate"]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 MAX_COMPONENTS = 256
 MAX_VERSION_CHARS = 1024
@@ -95,6 +96,8 @@ class Turn(WireModel):
 
     `reward` is the turn's own, a part of the trajectory's; None where nobody gave rewards to turns. `state` is a key of
     what the policy was given, equal for equal states of a task; empty where the tokens that it was given say it.
+    `asked_s` and `ended_s` are when the policy was asked for it and when its last token was there, in seconds since the
+    rollout began; None where nobody noted them.
     """
 
     start: int = Field(ge=0)
@@ -104,6 +107,8 @@ class Turn(WireModel):
     generator_ids: tuple[Annotated[str, Field(max_length=256)], ...] = Field(max_length=1024)
     reward: float | None = Field(default=None, allow_inf_nan=False, exclude_if=lambda reward: reward is None)
     state: str = Field(default="", max_length=MAX_STATE_CHARS, exclude_if=lambda state: not state)
+    asked_s: Seconds | None = Field(default=None, exclude_if=lambda at: at is None)
+    ended_s: Seconds | None = Field(default=None, exclude_if=lambda at: at is None)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -272,6 +277,8 @@ class TrajectoryGroup(WireModel):
     trajectories: tuple[Trajectory, ...] = Field(min_length=1, max_length=4096)
     rollout_s: float = Field(default=0.0, ge=0)
     """Wall time from grant to finish, in seconds."""
+    scoring_s: tuple[Seconds, Seconds] | None = Field(default=None, exclude_if=lambda scoring: scoring is None)
+    """Beginning and end of its scoring, in seconds since the rollout began; None where no verifier was asked."""
 
     @property
     def by_player(self) -> dict[str, tuple[int, ...]]:

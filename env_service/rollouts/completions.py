@@ -49,9 +49,9 @@ class Completion:
     and the generators that did, in order.
 
     A request for it begins with `begin_request`; parts count their spans from the first token of that request.
-    `end_of` tells where it ends besides where the generator does; `done` is set when it has ended. After each part,
-    `on_growth` is called. `prefers` is the generator that holds what it goes on from; of those that wait for one, the
-    lowest `rank` goes first.
+    `end_of` tells where it ends besides where the generator does; `done` is set when it has ended. `asked_at` and
+    `ended_at` are seconds of the monotonic clock. After each part, `on_growth` is called. `prefers` is the generator
+    that holds what it goes on from; of those that wait for one, the lowest `rank` goes first.
     """
 
     index: int
@@ -65,6 +65,8 @@ class Completion:
     prefers: str = ""
     rank: tuple[int, ...] = ()
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    asked_at: float | None = None
+    ended_at: float | None = None
     ended_by_text: bool = False
     on_growth: Callable[[], None] = field(default=lambda: None, repr=False)
     _kept: int = 0
@@ -97,7 +99,7 @@ class Completion:
 
     def finish(self, reason: FinishReason) -> None:
         """Nothing follows."""
-        self.finish_reason = reason
+        self.finish_reason, self.ended_at = reason, time.monotonic()
         self.done.set()
 
     def extend(self, part: GeneratePart, *, generator_id: str) -> None:
@@ -291,7 +293,9 @@ class RolloutProgress:
         self._waiting: Counter[WaitsFor] = Counter()
         self.waits_for: WaitsFor = "environment"
         """For whom the rollout waits: of several, the generators are named first."""
-        self.waits_since = time.monotonic()
+        self.began = self.waits_since = time.monotonic()
+        self.scoring_s: tuple[float, float] | None = None
+        """Beginning and end of its scoring, in seconds since it began."""
         self.task: Task | None = None
         """The task that is rolled out, once it was made."""
         self.cut_short = False
@@ -299,10 +303,21 @@ class RolloutProgress:
         self.said = ""
         """Reason for which the host of its environment was last waited for."""
 
+    def begin(self) -> float:
+        """Counts its times from now on, which is returned."""
+        self.began = time.monotonic()
+        return self.began
+
+    def scored(self, asked_at: float) -> None:
+        """Its verifiers, which were asked at a time of the monotonic clock, have answered."""
+        began, ended = (seconds_since(self.began, at) for at in (asked_at, time.monotonic()))
+        self.scoring_s = None if began is None or ended is None else (began, ended)
+
     def completions(self, count: int, *, end_of: EndOf | None = None) -> Sequence[Completion]:
         """New completions, to be sampled."""
         self._completions = [each for each in self._completions if not self._counted(each)]
-        made = tuple(Completion(index, end_of=end_of, rank=self._rank) for index in range(count))
+        now = time.monotonic()
+        made = tuple(Completion(index, end_of=end_of, rank=self._rank, asked_at=now) for index in range(count))
         self._completions += made
         return made
 
@@ -372,6 +387,11 @@ class _Wait(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         self._progress.count(self._whom, -1)
+
+
+def seconds_since(began: float | None, at: float | None) -> float | None:
+    """Seconds from one time of the monotonic clock to another, to the millisecond; None if one is not known."""
+    return None if began is None or at is None else round(max(0.0, at - began), 3)
 
 
 def _oldest(version: str | None, completion: Completion) -> str | None:

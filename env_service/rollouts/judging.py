@@ -5,6 +5,7 @@ Reward services score a group's completions: answers become records, failures th
 
 import json
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -160,7 +161,7 @@ class Judging:
         if not begun:
             raise InfrastructureFailure("the policy had no turn within the time of a conversation")
         judged = await self._judged(begun, prompt=prompt, progress=progress)
-        return tuple(self._trajectory(each, judged.get(each.index)) for each in begun)
+        return tuple(self._trajectory(each, judged.get(each.index), began=progress.began) for each in begun)
 
     async def _judged(
         self, conversations: Sequence[JudgedConversation], *, prompt: str, progress: RolloutProgress
@@ -175,16 +176,19 @@ class Judging:
             return {}
         items = _grouped([item for _, item in asked], players=[_player(each) for each, _ in asked])
         with progress.waiting_for("rewards"), self._metrics.scoring_s.time(), span("scoring"):
+            asked_at = time.monotonic()
             records = await self._scoring.score(items)
+            progress.scored(asked_at)
             note(**_told(records))
         return {each.index: record for (each, _), record in zip(asked, records, strict=True)}
 
-    def _trajectory(self, conversation: JudgedConversation, judged: RewardRecord | None) -> Trajectory:
+    def _trajectory(self, conversation: JudgedConversation, judged: RewardRecord | None, *, began: float) -> Trajectory:
         record = _record(conversation, judged)
         self._count(conversation, record)
         transcript = conversation.transcript
         return transcript.record(
             reward=record,
+            began=began,
             completion_text=conversation.text[:_MAX_CHARS],
             stop_reason=conversation.stop_reason[:MAX_STOP_REASON_CHARS],
             # A verifier alone gives none to turns, and what it says of them may stand in its components.

@@ -136,7 +136,7 @@ class Rollout:
 
     async def run(self, lease: Lease, progress: RolloutProgress) -> Outcome:
         """The lease's outcome: never raises but for cancellation."""
-        started = time.monotonic()
+        started = progress.begin()
         try:
             async with progress.within(self._timeout_s):
                 whose = span("rollout", parent=lease.trace, environment=lease.environment, attempt=lease.attempt)
@@ -179,6 +179,7 @@ class Rollout:
             task_index=lease.task_index,
             prompt_text=prompt_text,
             rollout_s=seconds,
+            scoring_s=progress.scoring_s,
         )
 
     async def _with_environments(self, lease: Lease, progress: RolloutProgress) -> tuple[str, tuple[Trajectory, ...]]:

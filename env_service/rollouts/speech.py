@@ -27,7 +27,7 @@ from env_service.environments.interface import Action, ChatMessage, Opening, Pro
 from env_service.environments.rules import ActionForm, Rules, ToolFormat
 from env_service.environments.tokenization import TemplateArguments, Tokenization
 from env_service.environments.tool_formats import ALL_FORMATS, ParsedTurn, read
-from env_service.rollouts.completions import Completion, EndOf
+from env_service.rollouts.completions import Completion, EndOf, seconds_since
 from protocol.trajectories import MAX_STATE_CHARS, TOGETHER, FinishReason, Trajectory, Turn, VersionSpan
 
 _DECODER = json.JSONDecoder()
@@ -69,7 +69,7 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
 
 @dataclass
 class _Exchange:
-    """A turn that was sampled. `reward` and `state` as in `Turn`."""
+    """A turn that was sampled. `reward` and `state` as in `Turn`, times as in `Completion`."""
 
     start: int
     completion_start: int
@@ -77,9 +77,11 @@ class _Exchange:
     finish_reason: FinishReason
     generator_ids: tuple[str, ...]
     state: str
+    asked_at: float | None = None
+    ended_at: float | None = None
     reward: float = 0.0
 
-    def record(self, *, with_reward: bool) -> Turn:
+    def record(self, *, with_reward: bool, began: float | None) -> Turn:
         """As it goes to the learner."""
         return Turn(
             start=self.start,
@@ -89,6 +91,8 @@ class _Exchange:
             generator_ids=self.generator_ids,
             reward=self.reward if with_reward else None,
             state=self.state,
+            asked_s=seconds_since(began, self.asked_at),
+            ended_s=seconds_since(began, self.ended_at),
         )
 
 
@@ -146,7 +150,14 @@ class Transcript:
         given = max(self._turns[-1].end if self._turns else 0, self._starts[-1] if self._starts else 0)
         self._turns.append(
             _Exchange(
-                given, start, len(self.token_ids), completion.finish_reason, completion.generator_ids, _key(state)
+                given,
+                start,
+                len(self.token_ids),
+                completion.finish_reason,
+                completion.generator_ids,
+                _key(state),
+                completion.asked_at,
+                completion.ended_at,
             )
         )
 
@@ -164,10 +175,11 @@ class Transcript:
         """The sum of the turns' rewards."""
         return sum(turn.reward for turn in self._turns)
 
-    def record(self, *, turn_rewards: bool, **judged: object) -> Trajectory:
+    def record(self, *, turn_rewards: bool, began: float | None = None, **judged: object) -> Trajectory:
         """The whole up to the last turn's end, as it goes to the learner; `turn_rewards` says whether its turns have
         rewards of their own, `judged` are the fields of a Trajectory that no token tells. At least one turn was
-        sampled. Whether all fits is looked at when its group is made.
+        sampled. Turns have times if it is said when the rollout `began`, by the monotonic clock. Whether all fits is
+        looked at when its group is made.
         """
         length = self._turns[-1].end
         loss_mask = np.zeros(length, dtype=np.uint8)
@@ -178,7 +190,7 @@ class Transcript:
             "loss_mask": loss_mask,
             "behavior_logprobs": np.array(self._logprobs[:length], dtype=np.float32),
             "version_spans": tuple(self._spans),
-            "turns": tuple(turn.record(with_reward=turn_rewards) for turn in self._turns),
+            "turns": tuple(turn.record(with_reward=turn_rewards, began=began) for turn in self._turns),
             "sequence_starts": tuple(start for start in self._starts if start < length),
         }
         return Trajectory.model_validate({**fields, **judged}, context=TOGETHER)

@@ -101,6 +101,7 @@ class GroupFlow:
         answer = self.incarnations.admit(group, oldest_version=oldest_version)
         if answer.verdict is GroupVerdict.ACCEPTED:
             self.granting.accepted(group)
+            self.granting.diary.accepted(group)
         if answer.verdict is not GroupVerdict.ACCEPTED:
             self._events.left_out(answer.verdict.value)
         elif reason is not None:
@@ -147,6 +148,7 @@ class GroupFlow:
 
     def _filter(self, group: TrajectoryGroup, reason: FilterReason) -> None:
         self._ledger.filter(lease_id=group.lease_id)
+        self.granting.diary.forget(group.lease_id)
         self._events.left_out(reason.value)
         self._events.filtered(group, reason.value)
         failure = self._rounds.left_out(group, reason, buffered=self._ledger.books().buffered)
@@ -168,6 +170,7 @@ class GroupFlow:
     def _give_up(self, failed: FailedLease) -> None:
         logger.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
         lease_ended(lease_trace(failed.incarnation, failed.lease_id), left_out="dead_lettered")
+        self.granting.diary.forget(failed.lease_id)
         task_index = self.granting.task_index(failed.lease_id)
         self._dead_letters.append(failed, task_index=task_index, version=self._ledger.version)
         self.failure = self.failure or self._dead_letters.verdict(self._ledger)
@@ -200,6 +203,7 @@ class GroupFlow:
             self._events.left_out(why)
             if attempt.holder is None and (group := self.buffer.pop(attempt.lease_id, None)) is not None:
                 lease_ended(lease_trace(group.incarnation, group.lease_id), at="batch", left_out=why)
+                self.granting.diary.forget(attempt.lease_id)
                 self._events.forgotten(group, why)
             if attempt.given_up is not None:
                 named = AttemptId(attempt.lease_id, attempt.attempt)

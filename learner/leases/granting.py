@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
 from learner.leases.env_services import ConnectedEnvService
 from learner.leases.evaluation_leases import Evaluator
+from learner.leases.lease_times import LeaseDiary
 from learner.leases.pacing import Pacing, PacingRule
 from learner.leases.task_draws import MakeDraws, TaskDraws, TaskPlaces
 from learner.leases.task_order import TaskOrder
@@ -57,6 +58,7 @@ class Granting:
         self._terms = terms
         self._incarnation = incarnation
         self._clock = clock
+        self.diary = LeaseDiary(clock=clock)
         self._pacing = Pacing(groups_per_step=ledger.config.groups_per_step, max_lag=ledger.config.max_lag, rule=pacing)
         self._last_taken = clock()
         self.order: TaskOrder | None = None
@@ -168,6 +170,7 @@ class Granting:
     def _lease(self, grant: Grant, order: TaskOrder, environment: str) -> Lease:
         terms = self._terms
         lease_began(trace := lease_trace(self._incarnation, grant.lease_id))
+        self.diary.granted(grant.lease_id, incarnation=self._incarnation, attempt=grant.attempt)
         return Lease(
             incarnation=self._incarnation,
             lease_id=grant.lease_id,

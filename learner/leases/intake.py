@@ -22,6 +22,7 @@ from learner.leases.evaluation_leases import Evaluator
 from learner.leases.flow import GroupFlow
 from learner.leases.granting import LeaseTerms
 from learner.leases.incarnations import Belongs, oldest_of, tokens_of
+from learner.leases.lease_times import LeaseTimes
 from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.leases.task_draws import DrawnTasks
 from learner.ledger import (
@@ -53,11 +54,12 @@ _EVALUATION = "its completions are sampled and judged; fewer learner.evaluation.
 
 @dataclass(frozen=True)
 class TakenBatch:
-    """A step's groups in training order, and each group's lag."""
+    """A step's groups in training order, and each group's lag; of one that is not read from the log, their times."""
 
     version: int
     groups: tuple[TrajectoryGroup, ...]
     lags: tuple[int, ...]
+    times: tuple[LeaseTimes, ...] = ()
 
     def bound(self, max_lag: int) -> int:
         """The bound on the lag of a batch of the log: that of its time, which a resume may have lowered since."""
@@ -130,7 +132,8 @@ class Intake:
                 wait.whom, wait.remedy = _whom(decision), _TOO_OLD if decision.stragglers else _FEW_GROUPS
                 await self._flow.woken.wait()
         groups = await self._flow.take(decision, asked_at=began)
-        return TakenBatch(version=decision.version, groups=groups, lags=decision.lags)
+        times = self._flow.granting.diary.taken(decision.lease_ids)
+        return TakenBatch(version=decision.version, groups=groups, lags=decision.lags, times=times)
 
     def end(self) -> None:
         """Decides no further batch. One that is decided already goes to the trainer: no checkpoint may come before it,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.reports.growing import FileRestarted, Mark, lines_after
-from learner.reports.history import CURVES, FIGURES, CurveSpec, Entry, RunHistory, curves_in
+from learner.reports.history import CURVES, FIGURES, CurveSpec, Entry, RunHistory, curves_in, is_number
 
 FILE = "metrics.jsonl"
 EVENTS: Mapping[str, tuple[str, ...]] = {
@@ -27,6 +27,8 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     "verdict": ("state", "cause", "who", "sentence", "remedy"),
 }
 """The kinds of lines that are events, with what is shown of each, besides when it was."""
+
+_PLACES = {curve.name: place for place, curve in enumerate(CURVES)}
 
 MAX_STEPS = 20_000
 """Of a curve that is sent at once; in a longer one neighbours are made one."""
@@ -59,6 +61,29 @@ class StepRow:
     numbers: Sequence[Any]
     lags: Mapping[str, int]
     unix_s: float | None
+
+
+@dataclass(frozen=True)
+class PublishMoment:
+    """A version, and when all generators had it, in seconds since 1970."""
+
+    version: int
+    unix_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMoments:
+    """Times around a step, in seconds since 1970: when it ended and how long it took; None where no line says so."""
+
+    published: Sequence[PublishMoment] = ()
+    ended_unix_s: float | None = None
+    took_s: float | None = None
+
+
+def _moments(row: StepRow) -> dict[str, float | None]:
+    ended = row.unix_s if is_number(row.unix_s) else None
+    parts = [row.numbers[_PLACES[name]] for name in ("train_s", "copy_s")]
+    return {"ended_unix_s": ended, "took_s": sum(parts) if all(map(is_number, parts)) else None}
 
 
 def _history() -> RunHistory[StepRow]:
@@ -129,23 +154,38 @@ class RunCurves:
     def catch_up(self) -> tuple[bytes, Mark]:
         """Reads what is new; returns all as JSON, and how far that is. After a long run the first one is slow."""
         with self._lock:
-            while True:
-                try:
-                    lines, mark = lines_after(self._path, self._mark)
-                except FileRestarted:
-                    self._history, self._mark = _history(), Mark()
-                    continue
-                for line in lines:
-                    self._history.add(line)
-                self._mark = mark
-                if not lines:
-                    break
+            self._follow()
             return json.dumps({**message(self._history), "at": str(self._mark)}).encode(), self._mark
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                lines, mark = lines_after(self._path, self._mark)
+            except FileRestarted:
+                self._history, self._mark = _history(), Mark()
+                continue
+            for line in lines:
+                self._history.add(line)
+            self._mark = mark
+            if not lines:
+                return
 
     def whole(self, *, packed: bool) -> bytes:
         """All as `catch_up` has it; `packed` by gzip, which leaves a fifth of a long run."""
         data, _ = self.catch_up()
         return gzip.compress(data, 1) if packed else data
+
+    def moments(self, step: int, *, back: int = 256) -> "RunMoments":
+        """Times around a step: its own, and the publishes of it and of so many versions before it."""
+        with self._lock:
+            self._follow()
+            row = self._history.steps.get(step)
+            published = tuple(
+                PublishMoment(event["step"], event["unix_s"])
+                for event in self._history.events
+                if event["kind"] == "publish" and step - back <= event["step"] <= step and is_number(event["unix_s"])
+            )
+        return RunMoments(published=published, **({} if row is None else _moments(row)))
 
     def news(self, mark: Mark) -> tuple[bytes | None, Mark]:
         """Everything after a mark, as JSON; None if nothing did. Raises Restarted."""

@@ -389,7 +389,7 @@ def group(
                 "tokens": tokens,
             }
         )
-    facts = {name: head[name] for name in head.keys() if name not in ("id", "tokens")}  # noqa: SIM118
+    facts = {name: head[name] for name in head.keys() if name not in ("id", "tokens", "times")}  # noqa: SIM118
     prompt = _prompt(columns[0]["token_ids"][:shared].tolist(), decode)
     return {"group": str(key), **facts, "shared": shared, "prompt": prompt, "trajectories": shown}
 

@@ -8,7 +8,7 @@
     GET /page/data/machines    of each process CPU, memory and the end of its log
     GET /page/data/made_with   the configuration, and what in it differs from the defaults
     GET /page/data/rows        a page of trajectories that fit a filter, or of their groups with rows=groups;
-                               .../overview what there is; .../group one group
+                               .../overview what there is; .../group one group; .../life where its time went
 
 Where the process has a token, all data want it: as `Authorization: Bearer`, or as the cookie that `POST /page/login`
 gives for it, which no other route knows.
@@ -37,6 +37,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from learner.page.curves import RunCurves, figures
 from learner.page.grouped import groups_page, ordered_groups
+from learner.page.life import kept_life
 from learner.page.reading import (
     MAX_ROWS,
     Filter,
@@ -192,6 +193,7 @@ class RunPage:
         get("/page/data/overview", dependencies=known)(self._overview)
         get("/page/data/rows", dependencies=known)(self._rows)
         get("/page/data/group", dependencies=known)(self._group)
+        get("/page/data/life", dependencies=known)(self._life)
         get("/page/data/text", dependencies=known)(self._text)
 
     # Who may read
@@ -324,6 +326,10 @@ class RunPage:
     async def _group(self, key: str, run: int = 0, only: int | None = None, begin: int = 0) -> dict[str, Any]:
         folder = self._runs[self._of(run)].folder
         return await _kept(key, lambda wanted: group(folder, wanted, decode=decoder_of(folder), only=only, begin=begin))
+
+    async def _life(self, key: str, run: int = 0) -> dict[str, Any]:
+        folder, moments = self._runs[self._of(run)].folder, self._curves[run].moments
+        return await _kept(key, lambda wanted: kept_life(folder, wanted, moments))
 
     async def _text(self, key: str, run: int = 0, place: int | None = None) -> Response:
         """A file to keep, never a page of ours: a completion may hold anything."""

@@ -28,6 +28,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.leases.lease_times import LeaseTimes
 from learner.page.taken import NotableGroups, TakenStep
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
@@ -60,7 +61,7 @@ _CLOSE_S = 10.0
 _SCHEMA = """
 PRAGMA page_size=8192; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA user_version=1;
 CREATE TABLE IF NOT EXISTS groups(id INTEGER PRIMARY KEY, step INT, incarnation INT, lease INT, environment TEXT,
-    task INT, why TEXT, size INT, reward_mean REAL, reward_std REAL, prompt TEXT, tokens BLOB);
+    task INT, why TEXT, size INT, reward_mean REAL, reward_std REAL, prompt TEXT, tokens BLOB, times TEXT);
 CREATE TABLE IF NOT EXISTS rows(id INTEGER PRIMARY KEY, grp INT, place INT, step INT, environment TEXT, task INT,
     why TEXT, reward REAL, length INT, lag INT, finish TEXT, facts TEXT, text TEXT, ratio REAL, advantage REAL);
 CREATE TABLE IF NOT EXISTS steps(step INTEGER PRIMARY KEY, groups INT, trajectories INT, left_out INT);
@@ -74,7 +75,7 @@ Columns = dict[str, NDArray[Any]]
 _COUNT = """INSERT INTO steps VALUES(?, ?, ?, ?) ON CONFLICT(step) DO UPDATE SET groups = groups + excluded.groups,
 trajectories = trajectories + excluded.trajectories, left_out = left_out + excluded.left_out"""
 # By `ratio` goes an index of its own: the parts of earlier releases get the column first.
-_LATER_COLUMNS = ("ratio REAL", "advantage REAL")
+_LATER_COLUMNS = {"rows": ("ratio REAL", "advantage REAL"), "groups": ("times TEXT",)}
 _LATER_INDEXES = "CREATE INDEX IF NOT EXISTS by_ratio ON rows(ratio, id)"
 _ROWS = (
     "INSERT INTO rows(grp, place, step, environment, task, why, reward, length, lag, finish, facts, text, ratio,"
@@ -315,8 +316,9 @@ class TrajectoryStore:
             missed, self._missed = self._missed, {}
         database.execute("BEGIN IMMEDIATE")
         for taken in steps:
-            for group, columns in columns_of(taken):
-                _insert(database, group, columns, taken)
+            for number, (group, columns) in enumerate(columns_of(taken)):
+                times = taken.times[number] if taken.times else None
+                _insert(database, group, columns, taken, times=times)
         counted = [
             *((taken.step, len(taken.groups), taken.trajectories, 0) for taken in steps),
             *((step, 0, 0, n) for step, n in missed.items()),
@@ -347,21 +349,30 @@ class TrajectoryStore:
 
 
 def _add_later_columns(database: sqlite3.Connection) -> None:
-    known = {row[1] for row in database.execute("PRAGMA table_info(rows)")}
-    for column in _LATER_COLUMNS:
-        if column.split()[0] not in known:
-            database.execute(f"ALTER TABLE rows ADD COLUMN {column}")
+    for table, columns in _LATER_COLUMNS.items():
+        known = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+        for column in columns:
+            if column.split()[0] not in known:
+                database.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
     database.execute(_LATER_INDEXES)
 
 
-def _insert(database: sqlite3.Connection, group: TrajectoryGroup, columns: Sequence[Columns], taken: TakenStep) -> None:
+def _insert(
+    database: sqlite3.Connection,
+    group: TrajectoryGroup,
+    columns: Sequence[Columns],
+    taken: TakenStep,
+    *,
+    times: LeaseTimes | None,
+) -> None:
     rewards = np.array([one.reward.reward for one in group.trajectories if one.reward.reward is not None])
     mean, std = (float(rewards.mean()), float(rewards.std())) if len(rewards) else (None, None)
     added = database.execute(
         "INSERT INTO groups(step, incarnation, lease, environment, task, why, size, reward_mean, reward_std, prompt,"
-        " tokens) VALUES(?,?,?,?,?,?,?,?,?,?,?)",
+        " tokens, times) VALUES(?,?,?,?,?,?,?,?,?,?,?,?)",
         (taken.step, group.incarnation, group.lease_id, group.environment, group.task_index, taken.why,
-         len(group.trajectories), mean, std, _without_zeros(group.prompt_text), packed(columns)),
+         len(group.trajectories), mean, std, _without_zeros(group.prompt_text), packed(columns),
+         json.dumps(_times(group, times))),
     )  # fmt: skip
     rows = [
         (added.lastrowid, place, taken.step, group.environment, group.task_index, taken.why, one.reward.reward,
@@ -375,6 +386,13 @@ def _insert(database: sqlite3.Connection, group: TrajectoryGroup, columns: Seque
         some = rows[first : first + _ROWS_AT_ONCE]
         database.execute(_ROWS + ", ".join([_ROW] * len(some)), [value for row in some for value in row])
     database.execute("INSERT INTO words(rowid, text) SELECT id, text FROM rows WHERE grp = ?", (added.lastrowid,))
+
+
+def _times(group: TrajectoryGroup, times: LeaseTimes | None) -> dict[str, Any]:
+    """Times of a group's life that are known: the learner's since 1970, the rollout's since it began, in seconds."""
+    own = {"rollout_s": group.rollout_s or None, "scoring_s": group.scoring_s}
+    noted = {} if times is None else vars(times)
+    return {name: value for name, value in {**own, **noted}.items() if value is not None}
 
 
 def _without_zeros(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.leases.lease_times import LeaseTimes
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
@@ -31,7 +32,8 @@ class SequencePlace(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class TakenStep:
     """Groups of one step. `values` are the learner's own, float32 over the tokens of all `places` end to end; `why` is
-    why they were left out of training, empty if they were not; `spent_s`, what making the values took already.
+    why they were left out of training, empty if they were not; `spent_s`, what making the values took already. `times`
+    are those of each group, none where nobody noted them.
     """
 
     step: int
@@ -40,6 +42,7 @@ class TakenStep:
     values: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     why: str = ""
     spent_s: float = 0.0
+    times: Sequence[LeaseTimes] = ()
 
     @property
     def trajectories(self) -> int:
@@ -57,7 +60,14 @@ def only(taken: TakenStep, kept: int) -> TakenStep:
     }
     places = [taken.places[each] for each in chosen]
     moved = [SequencePlace(0, place.trajectory, place.start, place.length) for place in places]
-    return TakenStep(step=taken.step, groups=(taken.groups[kept],), places=moved, values=values, why=taken.why)
+    return TakenStep(
+        step=taken.step,
+        groups=(taken.groups[kept],),
+        places=moved,
+        values=values,
+        why=taken.why,
+        times=taken.times[kept : kept + 1],
+    )
 
 
 def lot(lease_id: int) -> int:

@@ -74,7 +74,7 @@ def test_the_step_at_which_training_gives_up_is_kept_for_the_viewer() -> None:
     training._config = SimpleNamespace(training=SimpleNamespace(max_skipped_updates=3))
 
     with pytest.raises(NotFinite, match="3 updates in a row"):
-        training._train(SimpleNamespace(version=6, groups=()), [])
+        training._train(SimpleNamespace(version=6, groups=(), times=()), [])
 
     assert [taken.step for taken in kept] == [7]
 

@@ -99,6 +99,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
                 end=total,
                 finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
                 generator_ids=draw(st.lists(NAMES, min_size=1, max_size=3).map(tuple)),
+                asked_s=draw(st.none() | SECONDS),
+                ended_s=draw(st.none() | SECONDS),
             ),
         ),
         reward=draw(REWARDS | REWARD_ERRORS),
@@ -117,6 +119,7 @@ GROUPS = st.builds(
     prompt_text=st.text(max_size=20),
     trajectories=st.lists(trajectories(), min_size=1, max_size=4).map(tuple),
     rollout_s=SECONDS,
+    scoring_s=st.none() | st.tuples(SECONDS, SECONDS),
 )
 ENVIRONMENTS = st.builds(
     messages.EnvironmentInfo, name=NAMES, train_tasks=st.integers(1, 1 << 40), evaluation_tasks=COUNTS

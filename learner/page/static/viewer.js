@@ -1,6 +1,7 @@
 // Trajectories: those that fit a filter, and one group token by token; of several runs beside each other, where the
 // address names some. All of it is in the address.
 import { address, ask, el, NeedsToken, number, seconds } from "./dom.js";
+import { lanes } from "./lanes.js";
 import { clean, COLORINGS, legend, scaleOf, strip } from "./tokens.js";
 
 const FILTERS = [
@@ -467,8 +468,9 @@ export class Viewer {
 
   async group(given) {
     const only = given.only ?? null, run = given.run;
-    const [found, before, after] = await Promise.all([
+    const [found, life, before, after] = await Promise.all([
       ask("group", { run, key: given.group, only, begin: given.begin }),
+      this.life(given.group, run),
       this.beside("newer"),
       this.beside("older"),
     ]);
@@ -505,12 +507,12 @@ export class Viewer {
       el("span", { class: "soft" }, "inside of the filter; keys: j, k, u"),
     );
     const shades = [el("div", { class: "bar noprint" }, colors), legend(color, most)];
-    if (!beside.length) return [bar, ...this.head(found), ...shades, ...this.body(found, color, most)];
-    const columns = [{ name: this.name, found }, ...beside].map((one) =>
+    if (!beside.length) return [bar, ...this.head(found, life), ...shades, ...this.body(found, color, most)];
+    const columns = [{ name: this.name, found, life }, ...beside].map((one) =>
       section(
         one.name,
         one.found
-          ? [one.note, ...this.head(one.found), ...this.body(one.found, color, most, one.run)].filter(Boolean)
+          ? [one.note, ...this.head(one.found, one.life), ...this.body(one.found, color, most, one.run)].filter(Boolean)
           : [one.note],
       )
     );
@@ -528,7 +530,11 @@ export class Viewer {
         { class: "soft" },
         `No group of this task is kept of its step ${number(step)}: this one is of step ${number(row.step)}.`,
       );
-      return { ...other, note, found: await ask("group", { run: other.run, key: row.group }) };
+      const [found, life] = await Promise.all([
+        ask("group", { run: other.run, key: row.group }),
+        this.life(row.group, other.run),
+      ]);
+      return { ...other, note, found, life };
     }
     const same = el("a", {
       href: this.to({ ...this.first(other.run), group: null, at: null, only: null, begin: null, step }),
@@ -536,7 +542,16 @@ export class Viewer {
     return { ...other, found: null, note: el("p", { class: "soft" }, "It keeps no group of this task: ", same) };
   }
 
-  head(found) {
+  async life(key, run) { // where the time of a group went; without it the group is shown all the same
+    try {
+      return await ask("life", { run, key });
+    } catch (error) {
+      if (error instanceof NeedsToken) throw error;
+      return null;
+    }
+  }
+
+  head(found, life) {
     const facts = [
       `step ${number(found.step)}`,
       found.environment,
@@ -562,6 +577,7 @@ export class Viewer {
       uniform && found.trajectories.length > 1
         ? el("p", { class: "slow" }, "All rewards are equal: nothing is learned from the spread of this group.")
         : null,
+      life ? lanes(life, found.trajectories.find((one) => one.key === this.given.at)?.place) : null,
     ].filter(Boolean);
   }
 

@@ -52,6 +52,20 @@ async def test_a_lease_becomes_a_group_with_tokens_versions_and_rewards(bench: M
     assert all(trajectory.reward.reward is not None for trajectory in group.trajectories)
 
 
+async def test_turns_and_scoring_have_their_times_in_order(bench: MakeBench) -> None:
+    made = await bench(lambda r: [part(0, [0, 8, 5, END]), part(1, [1, 1, END])])
+
+    group = (await made.finished(lease())).group
+
+    assert group.scoring_s is not None
+    for trajectory in group.trajectories:
+        (turn,) = trajectory.turns
+        assert turn.asked_s is not None
+        assert turn.ended_s is not None
+        in_order = [0, turn.asked_s, turn.ended_s, *group.scoring_s, group.rollout_s + 0.001]  # times are rounded
+        assert in_order == sorted(in_order)
+
+
 async def test_a_stop_text_of_a_file_s_tasks_ends_a_completion(bench: MakeBench, tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"prompt": "1+1=", "verifier": "exact_match", "answer": "12"}\n')
     given = {"source": "jsonl", "name": "file", "train_file": tmp_path / "t.jsonl", "chat": False, "stop": ["78"]}

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from learner.leases.lease_times import LeaseTimes
 from learner.page.store import TrajectoryStore
 from learner.page.taken import SequencePlace, TakenStep
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
@@ -113,6 +115,34 @@ def make_run(
         for step in range(1, steps + 1):
             store.put(taken(step, *(group(2 * step + n, step=step, texts=texts, prompt=prompt) for n in range(2))))
             store.wait_idle()
+    return folder
+
+
+def timed_run(folder: Path) -> Path:
+    """A run of five steps. Of the last one a group is kept, two trajectories of two turns, with its times: granted at
+    1000 s, accepted at 1007.5 s, taken at 1010 s, trained at 1012 s.
+    """
+    folder.mkdir()
+    ends = {4: 1009.0, 5: 1012.0}
+    published = {3: 999.0, 4: 1003.0, 5: 1012.5}
+    write_lines(folder, [step_line(step, train_s=1.5, copy_s=0.25, unix_s=ends.get(step)) for step in range(1, 6)])
+    write_lines(folder, [{"kind": "publish", "version": each, "unix_s": at} for each, at in published.items()])
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
+    turns = [((0.5, 2.0), (2.5, 4.0)), ((0.5, 3.0), (3.5, 6.0))]
+    made = group(8, step=5, length=6)
+    trajectories = [
+        one.model_copy(update={"turns": tuple(
+            Turn(start=3 * number, completion_start=3 + 3 * number, end=6 + 3 * number, finish_reason="stop",
+                 generator_ids=("gen-0",), asked_s=asked, ended_s=ended)
+            for number, (asked, ended) in enumerate(own)
+        )})
+        for one, own in zip(made.trajectories, turns, strict=True)
+    ]  # fmt: skip
+    made = made.model_copy(update={"trajectories": tuple(trajectories), "rollout_s": 7.0, "scoring_s": (6.0, 7.0)})
+    times = LeaseTimes(granted_unix_s=1000.0, accepted_unix_s=1007.5, taken_unix_s=1010.0)
+    with TrajectoryStore(folder, budget_bytes=1 << 30, share=1.0) as store:
+        store.put(replace(taken(5, made), times=(times,)))
+        store.wait_idle()
     return folder
 
 

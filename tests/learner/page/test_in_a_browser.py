@@ -17,7 +17,7 @@ import pytest
 from headway.report import page as page_of_report
 from headway.report import read_run
 from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, chromium, opened, shows
-from tests.learner.page.made_run import huge_run, make_run, step_line, write_lines
+from tests.learner.page.made_run import huge_run, make_run, step_line, timed_run, write_lines
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -179,6 +179,43 @@ def test_what_is_huge_is_shown_by_its_ends_and_nothing_of_it_runs(browser: "Brow
         assert page.evaluate("window.broken") is None
         assert said == []
         page.context.close()
+
+
+@SCREENS
+def test_the_life_of_a_lease_is_drawn_in_lanes(browser: "Browser", tmp_path: Path, options: dict[str, Any]) -> None:
+    with Viewed(timed_run(tmp_path / "run")) as shown:
+        page, said = opened(browser, f"{shown.url}#/trajectories?group=5-1&at=5-2", **options)
+        shows(page, ".life summary", "Life of its lease, 12.0 s")
+
+        names = page.locator(".lane > span:first-child").all_inner_texts()
+        assert names == ["queue", "turn 1", "turn 2", "score", "delivery", "buffer", "step"]
+        assert page.locator(".lane > span:last-child").all_inner_texts()[:2] == ["500 ms", "2.50 s"]
+        lane = page.locator(".lane:nth-child(3)")
+        places = [
+            [float(bar.get_attribute(name) or 0) for name in ("x", "width")] for bar in lane.locator("rect").all()
+        ]
+        assert places == [[1000 * 2.5 / 12, 1000 * 1.5 / 12], [1000 * 3.5 / 12, 1000 * 2.5 / 12]]
+        assert lane.locator("rect.own title").text_content() == (
+            "turn 2, trajectory 1: 3.50 s to 6.00 s, version 1.4 by gen-0"
+        )
+        assert float(lane.locator("line").get_attribute("x1") or 0) == 250
+        assert "version 4 after 3.00 s." in page.locator(".life p").inner_text()
+        assert "turn 2 2.50 s to 6.00 s" in (page.locator(".lanes").get_attribute("aria-label") or "")
+        box = lane.locator("rect").first.bounding_box()
+        assert box is not None
+        assert box["width"] > 10
+        assert page.evaluate("document.documentElement.scrollWidth") <= options["viewport"]["width"]
+        assert said == []
+        page.context.close()
+
+
+def test_a_run_that_notes_no_times_says_which_lanes_are_missing(browser: "Browser", viewed: Viewed) -> None:
+    page, said = opened(browser, f"{viewed.url}#/trajectories?group=1-7")
+    shows(page, ".life p", "Not drawn: opening, turns; its env_service noted no times of turns.")
+
+    assert page.locator(".lane").count() == 0
+    assert said == []
+    page.context.close()
 
 
 def test_the_keyboard_goes_on_inside_of_the_filter(browser: "Browser", viewed: Viewed) -> None:
