@@ -81,16 +81,6 @@ def clipped_weight(
     return -weight * advantages * finite(policy_logprobs)
 
 
-def dro(*, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, beta: float) -> Tensor:
-    """-(p A - beta/2 (p - q)²) per token: direct reward optimization (arXiv 2405.19107), as Kimi's with q as anchor.
-
-    The pull is on tokens without an advantage too.
-    """
-    return policy_loss.kimi(
-        policy_logprobs=policy_logprobs, proximal_logprobs=behavior_logprobs, advantages=advantages, tau=beta
-    ).losses
-
-
 def clipped_sequence_ratio(
     *,
     policy_logprobs: Tensor,
@@ -198,7 +188,7 @@ def _cispo(config: Mapping[str, float]) -> ClientLoss:
 
 
 def _dro(config: Mapping[str, float]) -> ClientLoss:
-    return _sampled("dro", lambda given, named: dro(**named, beta=config["beta"]))
+    return _sampled("dro", lambda given, named: policy_loss.dro(**named, beta=config["beta"]).losses)
 
 
 def _gspo(config: Mapping[str, float]) -> ClientLoss:

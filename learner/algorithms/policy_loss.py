@@ -223,6 +223,16 @@ def kimi(*, policy_logprobs: Tensor, proximal_logprobs: Tensor, advantages: Tens
     return PolicyLoss(losses=-advantages * finite(policy_logprobs) + tau / 2 * gap.square(), clipped=None)
 
 
+def dro(*, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, beta: float) -> PolicyLoss:
+    """-A policy + beta/2 (policy - behavior)^2: `kimi` with who sampled as anchor, whatever policy that was.
+
+    The pull is on tokens without an advantage, too. The slope of a token is 0 where the policy is A / beta nats above
+    the behavior policy. Source: direct reward optimization (arXiv 2405.19107), whose square is the trajectory's; here
+    it is the token's.
+    """
+    return kimi(policy_logprobs=policy_logprobs, proximal_logprobs=behavior_logprobs, advantages=advantages, tau=beta)
+
+
 def kl_cov(
     *, policy_logprobs: Tensor, proximal_logprobs: Tensor, advantages: Tensor, pulled: Tensor, pull: float
 ) -> PolicyLoss:

@@ -38,6 +38,7 @@ _REFUSED_PRESETS = {
     "online_dpo": "needs pairs of a group: write a custom loss",
     "best_of_k": "needs whole groups: choose the best in your loop, and ask for cross_entropy",
     "opd": "needs a teacher: send its logprobs as part of the advantages, and ask for importance_sampling",
+    "dro": "is the loss of that name: ask for dro",
     "sft": "is cross_entropy",
     "rm": "trains a model of scores, which a training model is not",
     "dpo": "needs pairs and a reference: write a custom loss",

@@ -30,6 +30,7 @@ _NAMES = (
     "cispo",
     "topr",
     "kimi",
+    "dro",
     "dppo",
     "vespo",
     "reinforce",

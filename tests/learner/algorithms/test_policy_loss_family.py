@@ -104,6 +104,12 @@ def kimi(tokens: Tokens, tau: float = 0.1) -> PolicyLoss:
     )
 
 
+def dro(tokens: Tokens, beta: float = 0.05) -> PolicyLoss:
+    return policy_loss.dro(
+        policy_logprobs=tokens.policy, behavior_logprobs=tokens.behavior, advantages=tokens.advantages, beta=beta
+    )
+
+
 def dppo(tokens: Tokens, kappa: float = 1e-3, kl_limit: float | None = None) -> PolicyLoss:
     return policy_loss.dppo(
         policy_logprobs=tokens.policy,
@@ -144,6 +150,7 @@ LOSSES: dict[str, Callable[[Tokens], PolicyLoss]] = {
     "uncapped": partial(reinforce, cap=None),
     "topr": topr,
     "kimi": kimi,
+    "dro": dro,
     "dppo": dppo,
     "dppo_kl": partial(dppo, kl_limit=0.05),
     "vespo": vespo,
@@ -397,6 +404,29 @@ def test_kimi_pulls_back_by_the_squared_distance_to_the_proximal_policy() -> Non
     assert kimi(tokens).clipped is None
 
 
+@pytest.mark.parametrize("proximal", [0.1, 0.9])
+def test_dro_pulls_back_by_the_squared_distance_to_who_sampled_and_stops_at_advantage_over_beta(
+    proximal: float,
+) -> None:
+    """Beta 0.5. Gaps of ln 2, 0 and -ln 4: slopes -2 + ln(2)/2, 1 and -ln(4)/2, the last without an advantage. With A =
+    0.5 the slope is 0 at 0.5 / 0.5 = 1 nat above.
+    """
+    tokens = Tokens(
+        policy=doubles(math.log(0.2), math.log(0.3), math.log(0.1), math.log(0.1) + 1.0),
+        proximal=logs(*[proximal] * 4),
+        behavior=logs(0.1, 0.3, 0.4, 0.1),
+        advantages=doubles(2, -1, 0, 0.5),
+        sequences=torch.tensor([0, 0, 1, 1]),
+        count=2,
+    )
+    halved = partial(dro, beta=0.5)
+    two = math.log(2)
+    expected = [-2 * math.log(0.2) + two**2 / 4, math.log(0.3), two**2, -0.5 * (math.log(0.1) + 1) + 0.25]
+    assert halved(tokens).losses.tolist() == pytest.approx(expected)
+    assert policy_gradient(halved, tokens).tolist() == pytest.approx([-2 + two / 2, 1, -two, 0], abs=1e-12)
+    assert halved(tokens).clipped is None
+
+
 @pytest.mark.parametrize(
     ("policy", "behavior", "advantage", "dropped"),
     [
@@ -487,7 +517,7 @@ def test_where_the_policy_has_not_moved_every_loss_has_the_gradient_of_reinforce
     torch.testing.assert_close(policy_gradient(LOSSES[name], still), plain)
 
 
-@pytest.mark.parametrize("name", ["clip", "dual_clip", "sapo", "kimi", "dppo", "dppo_kl"])
+@pytest.mark.parametrize("name", ["clip", "dual_clip", "sapo", "kimi", "dro", "dppo", "dppo_kl"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_loss_without_stopped_gradients_has_the_gradient_of_finite_differences(name: str, seed: int) -> None:
     tokens = random_tokens(seed)

@@ -136,6 +136,7 @@ STREAMED = [
     ("cispo", {}),
     ("topr", {}),
     ("kimi", {}),
+    ("dro", {}),
     ("dppo", {}),
     ("dppo", {"divergence": "kl"}),
     ("vespo", {}),

@@ -103,6 +103,7 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "dppo", "divergence": "kl"}, grouped, {"updates_per_step": 2}),
     ({"type": "opo"}, grouped, {}),
     ({"type": "gvpo"}, grouped, {}),
+    ({"type": "dro"}, grouped, {"updates_per_step": 2}),
     ({"type": "pass_at_k", "right_reward": 0.0}, grouped, {}),
     ({"type": "gmpo"}, grouped, {"updates_per_step": 2}),
     ({"type": "sapo", "advantage_scale": "batch"}, grouped, {"updates_per_step": 2}),

@@ -64,6 +64,7 @@ CASES: tuple[tuple[dict[str, object], Callable[[int], list[TrainSequence]]], ...
     ({"type": "grpo"}, mostly_equal),
     ({"type": "gmpo"}, grouped),
     ({"type": "sapo"}, grouped),
+    ({"type": "dro"}, grouped),
     ({"type": "kl_cov", "covariance_share": 0.1, "second_moment_limit": 2.0}, grouped),
     ({"type": "dpo", "loss": "bco"}, paired),
     ({"type": "dpo", "loss": "length_normalised"}, paired),
