@@ -123,7 +123,8 @@ def _estimate(
     if correction is not None and correction.second_moment_limit is not None:
         kept = _within_second_moment(correction, correction.second_moment_limit, batch, kept)
     made = estimator(batch, found.rewards, kept)
-    made = replace(made, kept=kept, carried=found.carried, means={**found.means, **made.means})
+    carried = found.carried if made.carried is None else replace(found.carried, baselines=made.carried.baselines)
+    made = replace(made, kept=kept, carried=carried, means={**found.means, **made.means})
     if config.entropy_target is not None:
         made = _with_entropy_weight(config, config.entropy_target, batch, made)
     return made if correction is None else _with_correction(correction, batch, made)

@@ -27,18 +27,20 @@ class CarriedState:
     """State that an algorithm carries from one step to the next; a checkpoint holds it.
 
     `kl_coefficient`, `entropy_coefficient`: where an adaptive one has moved to, None before it has. `rewards`: the
-    moments of all so far.
+    moments of all so far. `baselines`: the running mean of the rewards of each role.
     """
 
     kl_coefficient: float | None = None
     entropy_coefficient: float | None = None
     rewards: RunningMoments = field(default_factory=RunningMoments)
+    baselines: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def is_finite(self) -> bool:
         """True if it is fit to be carried on: one step that is not finite must not spoil all that follow."""
         coefficients = (self.kl_coefficient or 0.0, self.entropy_coefficient or 0.0)
-        return all(map(math.isfinite, (*coefficients, self.rewards.mean, self.rewards.squares)))
+        numbers = (*coefficients, self.rewards.mean, self.rewards.squares, *self.baselines.values())
+        return all(map(math.isfinite, numbers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,9 @@ class ScoredBatch:
     `sequences` int64, the trajectory of each token;
     `turns` int64, its turn, of which there are T over all sequences; `token_ids` and `lags` int64; `behavior_logprobs`,
     and what the preset's passes gave, None where it asked for none. `turn_states` int64 [T]: equal states have equal
-    numbers; `turn_rewards` [T]. `mismatched` bool [S] are those that are only measured: a prompt with the
-    completion of another one. `carried` is what the step before left.
+    numbers; `turn_rewards` [T]. `roles` int64 [S]: equal for the trajectories of one player of one environment, None if
+    all are. `mismatched` bool [S] are those that are only measured: a prompt with the completion of another one.
+    `carried` is what the step before left.
     """
 
     rewards: Tensor
@@ -69,6 +72,7 @@ class ScoredBatch:
     teacher_logprobs: Tensor | None = None
     values: Tensor | None = None
     turn_rewards: Tensor | None = None
+    roles: Tensor | None = None
     mismatched: Tensor | None = None
     carried: CarriedState = CarriedState()
 

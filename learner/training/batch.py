@@ -24,7 +24,7 @@ ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
     name: np.dtype(kind)
     for kind, names in {
         "bool": ("mixed_versions", "truncated", "labels", "mismatched", "loss_mask"),
-        "int64": ("lengths", "trajectories", "groups", "pairs", "teachers", "turns", "turn_states"),
+        "int64": ("lengths", "trajectories", "groups", "roles", "pairs", "teachers", "turns", "turn_states"),
         "int32": ("token_ids", "lags", "candidate_ids"),
         "float64": ("rewards", "components", "margins", "turn_rewards"),
         "float32": ("behavior_logprobs", "teacher_logprobs", "reference_logprobs", "candidate_logprobs"),
@@ -74,7 +74,8 @@ class TrainSequence:
     sampling temperature, 0 outside the mask; `lags` int32, policy versions between the learner and the token;
     `mixed_versions`: whether more than one policy version sampled it, or computed the keys and values with which it was
     sampled, which are those of `old_cache`; `reward` and its `components`; `group`: equal for
-    the trajectories of one task, and in a game of one player; `truncated`: cut off at a limit; `turns` in order, none
+    the trajectories of one task, and in a game of one player; `role`: equal for those of one player of one environment,
+    whatever the task; `truncated`: cut off at a limit; `turns` in order, none
     for one turn. `continues`: it is of the same trajectory as the sequence before it.
 
     Of a preference pair: `pair` is its number in the step, the chosen sequence comes before the rejected one, `margin`
@@ -93,6 +94,7 @@ class TrainSequence:
     reward: float = 0.0
     components: tuple[float, ...] = ()
     group: int = 0
+    role: int = 0
     continues: bool = False
     truncated: bool = False
     turns: tuple[TrainTurn, ...] = ()
@@ -146,7 +148,7 @@ class FlatBatch:
     """S sequences end to end, N tokens in all: what is sent to the other ranks, and what is packed.
 
     [S]: `lengths` int64; `mixed_versions`, `truncated`, `labels` and `mismatched` bool; `rewards` and `margins`
-    float64; `trajectories` (ascending from 0), `groups`, `pairs` and `teachers` int64;
+    float64; `trajectories` (ascending from 0), `groups`, `roles`, `pairs` and `teachers` int64;
     `components` float64 [S x C], flat. [N]: as in `TrainSequence`;
     `turns` int64, the number of the token's turn in the step, of which there are T; [T]: `turn_states` int64 and
     `turn_rewards` float64. What nobody gave is empty; of `teacher_logprobs` that some sequences have, those of the
@@ -161,6 +163,7 @@ class FlatBatch:
     components: NDArray[np.float64]
     trajectories: NDArray[np.int64]
     groups: NDArray[np.int64]
+    roles: NDArray[np.int64]
     pairs: NDArray[np.int64]
     margins: NDArray[np.float64]
     labels: NDArray[np.bool_]
@@ -213,6 +216,7 @@ def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
         components=np.array([sequence.components for sequence in sequences], dtype=np.float64).reshape(-1),
         trajectories=np.cumsum([not sequence.continues for sequence in sequences], dtype=np.int64) - 1,
         groups=np.array([sequence.group for sequence in sequences], dtype=np.int64),
+        roles=np.array([sequence.role for sequence in sequences], dtype=np.int64),
         pairs=np.array([sequence.pair for sequence in sequences], dtype=np.int64),
         margins=np.array([sequence.margin for sequence in sequences], dtype=np.float64),
         labels=np.array([sequence.label for sequence in sequences], dtype=np.bool_),
@@ -319,6 +323,7 @@ def sequences_of(
                 turns=_trajectory_turns(groups[number].trajectories[index], preset, groups[number].environment),
                 components=_components(groups[number].trajectories[index], preset, groups[number].environment),
                 group=label,
+                role=_role(groups[number].trajectories[index], groups[number].environment),
                 origin=Origin(number, index),
                 pair=label if preset.paired else -1,
                 **({} if teaching is None else teaching[number].of(index)),
@@ -375,6 +380,12 @@ def _reward(trajectory: Trajectory, group: TrajectoryGroup) -> float:
     reward = trajectory.reward.reward
     assert reward is not None, f"lease {group.lease_id}: a trajectory without a reward reached the batch"
     return reward
+
+
+def _role(trajectory: Trajectory, environment: str) -> int:
+    """The number of a player of an environment, the same in every step and after a resume."""
+    digest: int = xxhash.xxh3_64_intdigest(f"{environment}\0{trajectory.player}".encode())
+    return digest - (1 << 63)
 
 
 def _components(trajectory: Trajectory, preset: Preset, environment: str) -> tuple[float, ...]:

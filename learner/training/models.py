@@ -186,6 +186,7 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
         reference_logprobs=of_trained(scores.reference_logprobs),
         teacher_logprobs=of_trained(scores.teacher_logprobs),
         values=of_trained(scores.values),
+        roles=torch.from_numpy(batch.roles[firsts]),
         mismatched=torch.from_numpy(batch.mismatched[firsts]),
     )
 

@@ -174,8 +174,9 @@ def _missing(part: Path, ranks: Ranks) -> str:
 
 
 def _carried(found: dict[str, Any]) -> CarriedState:
-    """As `asdict` wrote it; JSON keeps every digit of a float."""
-    return CarriedState(**{**found, "rewards": RunningMoments(**found.get("rewards", {}))})
+    """As `asdict` wrote it; JSON keeps every digit of a float, and makes names of numbers that are keys."""
+    baselines = {int(role): baseline for role, baseline in found.get("baselines", {}).items()}
+    return CarriedState(**{**found, "rewards": RunningMoments(**found.get("rewards", {})), "baselines": baselines})
 
 
 def faster_dtype(dtype: Dtype, *, device: torch.device, cpu: Mapping[str, Any], weights: int) -> Dtype:

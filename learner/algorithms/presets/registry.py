@@ -35,6 +35,7 @@ _NAMES = (
     "vespo",
     "reinforce",
     "opo",
+    "rae",
     "gvpo",
     "rloo",
     "reinforce_pp",

@@ -141,6 +141,7 @@ STREAMED = [
     ("dppo", {"divergence": "kl"}),
     ("vespo", {}),
     ("opo", {}),
+    ("rae", {}),
     ("gvpo", {}),
     ("reinforce", {}),
     ("reinforce", {"ratio_cap": None, "kl_coefficient": 0.01, "kl_in": "reward"}),

@@ -156,6 +156,7 @@ def test_rloos_sequence_clip_is_of_the_product_over_the_trajectory() -> None:
         ({"type": "cispo"}, True),
         ({"type": "vespo"}, True),
         ({"type": "opo"}, True),
+        ({"type": "rae"}, True),
         ({"type": "dro"}, True),
         ({"type": "rloo"}, True),
         ({"type": "rloo", "policy_loss": "sequence_clip"}, False),

@@ -23,7 +23,7 @@ from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
 from tests.learner.training.tiny_model import random_sequences
 from tests.learner.training.two_ranks_of_algorithms import CASES as WHOLE_STEPS
-from tests.learner.training.two_ranks_of_algorithms import CONFIG, grouped, half_mismatched, paired
+from tests.learner.training.two_ranks_of_algorithms import CONFIG, grouped, half_mismatched, paired, two_players
 
 ROOT = Path(__file__).parents[3]
 RANKS = Path(__file__).parent / "two_ranks_of_algorithms.py"
@@ -103,6 +103,7 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "dppo", "divergence": "kl"}, grouped, {"updates_per_step": 2}),
     ({"type": "opo"}, grouped, {}),
     ({"type": "gvpo"}, grouped, {}),
+    ({"type": "rae"}, two_players, {}),
     ({"type": "dro"}, grouped, {"updates_per_step": 2}),
     ({"type": "pass_at_k", "right_reward": 0.0}, grouped, {}),
     ({"type": "gmpo"}, grouped, {"updates_per_step": 2}),
@@ -236,6 +237,24 @@ def test_what_an_algorithm_carries_comes_back_from_a_checkpoint_to_the_last_digi
     assert repeated.means["kl_coefficient"] == third.means["kl_coefficient"]
     weights = [step.means["entropy_coefficient"] for step in (*started, third, repeated)]
     assert weights == pytest.approx([0.0, 1e-3, 2e-3, 2e-3])
+    assert repeated.loss == pytest.approx(third.loss, abs=1e-7)
+
+
+def test_running_baselines_come_back_from_a_checkpoint_to_the_last_digit(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    batch = two_players(16)
+    algo: dict[str, object] = {"type": "rae"}
+    with trainer(tied_llama, commands, algo) as made:
+        steps = [made.train_step(batch, version=version) for version in range(2)]
+        made.save(tmp_path)
+        third = made.train_step(batch, version=2)
+    gaps = [step.means["role_baseline_gap"] for step in (*steps, third)]
+    assert len(set(gaps)) == 3
+    with trainer(tied_llama, commands, algo) as again:
+        again.load(tmp_path)
+        repeated = again.train_step(batch, version=2)
+    assert repeated.means["role_baseline_gap"] == third.means["role_baseline_gap"]
     assert repeated.loss == pytest.approx(third.loss, abs=1e-7)
 
 

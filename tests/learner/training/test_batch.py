@@ -13,10 +13,11 @@ from learner.algorithms.presets.gdpo import GdpoConfig
 from learner.algorithms.presets.gigpo import GigpoConfig
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.algorithms.presets.online_dpo import OnlineDpoConfig
+from learner.algorithms.presets.rae import RaeConfig
 from learner.leases.task_order import TaskOrder
 from learner.training.batch import ComponentMissing, LagBoundBroken, SeveralSequences, Teaching, flatten, sequences_of
 from learner.training.models import TokenScores, credit
-from protocol.trajectories import RewardRecord, Trajectory, Turn, VersionSpan
+from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from tests.learner.samples import INCARNATION, group, trajectory
 
 GRPO = GrpoConfig().preset()
@@ -263,6 +264,28 @@ def test_players_are_compared_with_those_who_played_the_same_part() -> None:
     )  # fmt: skip
     # x: 1, -1 and 1 have a mean of 1/3; o: -1 and 1 have one of 0. As one group their mean would be 1/5.
     assert made.advantages[made.kept].tolist() == pytest.approx([2 / 3, -4 / 3, 2 / 3, -1.0, 1.0])
+
+
+def test_a_role_is_a_player_of_an_environment_in_every_group_and_step() -> None:
+    def roles(*groups: TrajectoryGroup) -> list[int]:
+        return [one.role for one in sequences_of(groups, version=4, max_lag=4, preset=GRPO)]
+
+    x, o = roles(ZERO_SUM)[0], roles(ZERO_SUM)[-1]
+    assert roles(group(1, played("o", 0.0), played("x", 1.0), played("o", 1.0)), ZERO_SUM) == [o, o, x, x, x, x, o, o]
+    alone = roles(group(2))
+    assert len({x, o, *alone}) == 3
+    elsewhere = ZERO_SUM.model_copy(update={"environment": "elsewhere"})
+    assert not {x, o} & set(roles(elsewhere))
+
+
+def test_each_player_has_a_baseline_of_its_own_from_step_to_step() -> None:
+    """x got 1, -1 and 1, o -1 and 1. With nothing left of what was before the baselines are 1/3 and 0."""
+    preset = RaeConfig(baseline_decay=0.0).preset()
+    batch = flatten(sequences_of([ZERO_SUM], version=4, max_lag=0, preset=preset))
+    first = credit(batch, TokenScores(), preset=preset, carried=CarriedState())
+    assert first.advantages[first.kept].tolist() == [1.0, -1.0, 1.0, -1.0, 1.0]
+    second = credit(batch, TokenScores(), preset=preset, carried=first.carried)
+    assert second.advantages[second.kept].tolist() == pytest.approx([2 / 3, -4 / 3, 2 / 3, -1.0, 1.0])
 
 
 def test_a_batch_holds_no_token_that_is_too_old_whoever_played_it() -> None:

@@ -34,6 +34,11 @@ def grouped(count: int) -> list[TrainSequence]:
     return [replace(sequence, group=index // 4) for index, sequence in enumerate(random_sequences(count))]
 
 
+def two_players(count: int) -> list[TrainSequence]:
+    """They play in turn."""
+    return [replace(sequence, role=(-1) ** index * 2**62) for index, sequence in enumerate(grouped(count))]
+
+
 def mostly_equal(count: int) -> list[TrainSequence]:
     """In groups of four, of which only the first has different rewards: no update but one has anything to learn."""
     return [
@@ -65,6 +70,7 @@ CASES: tuple[tuple[dict[str, object], Callable[[int], list[TrainSequence]]], ...
     ({"type": "gmpo"}, grouped),
     ({"type": "sapo"}, grouped),
     ({"type": "dro"}, grouped),
+    ({"type": "rae"}, two_players),
     ({"type": "kl_cov", "covariance_share": 0.1, "second_moment_limit": 2.0}, grouped),
     ({"type": "dpo", "loss": "bco"}, paired),
     ({"type": "dpo", "loss": "length_normalised"}, paired),
