@@ -3,16 +3,17 @@
 import argparse
 import contextlib
 import ctypes
+import dataclasses
 import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
+from learner.changed_settings import WhatIf, changed_config, differences_of
 from learner.config import LearnerConfig
 from learner.teachers.config import TeacherConfig
 from services.config import made_with
@@ -28,17 +29,18 @@ _FINGERPRINTS = ("model_fingerprint", "template_fingerprint")
 _NEEDED = ("model", "algo.type", "algo.path", "algo.components", "data.path", "teachers")
 _DESCRIPTION = "Trains a policy, online or from files, or serves the Tinker API (--tinker.enabled true)."
 _STDERR = 2
+_GROUPS_SHOWN = 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 
 
 def main() -> None:
     """Reads the config, then trains, evaluates or serves. torch is imported after the config is known to be good."""
-    again = _to_replay(sys.argv[1:])
+    again = to_replay(sys.argv[1:])
     if again is None:
         config = load_or_exit(LearnerConfig, process="learner", description=_DESCRIPTION)
         config = resumed_if_there_is_a_run(_resumed_by_torchrun(config))
     else:
-        config, version = again
+        config = again.config
     configure_logging("learner", level=config.log.level, format=config.log.format)
     _tune_environment(config)
     if "RANK" in os.environ:
@@ -49,13 +51,10 @@ def main() -> None:
         ranks = ranks_from_environment(os.environ)
         assert ranks is not None, "torchrun sets WORLD_SIZE beside RANK"
         if not ranks.leads:
-            leave(follow(config, ranks))
+            leave(follow(config, ranks, in_turn=() if again is None else again.in_turn))
         say_begun(ranks)
     if again is not None:
-        with own_imports("learner"):
-            from learner.replay import replay
-
-        leave(run_process("learner", lambda stop: replay(config, stop, version=version)))
+        leave(_replay(again))
     with own_imports("learner"):
         if config.tinker.enabled:
             from learner.tinker import serve_tinker as train
@@ -72,26 +71,86 @@ def main() -> None:
     leave(code)
 
 
-def _to_replay(words: list[str]) -> tuple[LearnerConfig, int | None] | None:
-    """The settings of the run that `learner replay` names, and the version to begin with; None for other words."""
+@dataclasses.dataclass(frozen=True)
+class ReplayOrder:
+    """A replay that was asked for: the run's settings, the version to begin with, and the what-if, if it is one."""
+
+    config: LearnerConfig
+    version: int | None = None
+    what_if: WhatIf | None = None
+
+    @property
+    def in_turn(self) -> tuple[LearnerConfig, ...]:
+        """The settings of the trainers of a what-if, in order; empty for a plain replay."""
+        return () if self.what_if is None else self.what_if.in_turn
+
+
+def _replay(order: ReplayOrder) -> int:
+    config, version, what_if = order.config, order.version, order.what_if
+    with own_imports("learner"):
+        if what_if is None:
+            from learner.replay import replay
+
+            return run_process("learner", lambda stop: replay(config, stop, version=version))
+        from learner.what_if import show_what_if
+    return run_process("learner", lambda stop: show_what_if(what_if, stop, version=version))
+
+
+def to_replay(words: Sequence[str]) -> ReplayOrder | None:
+    """The order that `learner replay` gives; None for other words. Exits for one that cannot be followed."""
     if words[:1] != ["replay"]:
         return None
-    parser = argparse.ArgumentParser(prog="learner replay", description="Trains a run again from its journal.")
+    parser = argparse.ArgumentParser(
+        prog="learner replay",
+        description="Trains a run again from its journal and compares; with --set by other settings, as a what-if.",
+    )
     parser.add_argument("run", type=Path, help="the run's folder, such as runs/addition")
     parser.add_argument("--from", dest="version", type=int, help="begin with this checkpoint; else with the oldest")
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of algorithm or optimizer to train by, such as algo.clip_high=0.3; may be repeated",
+    )
+    parser.add_argument("--to", type=Path, help="with --set: new folder for the numbers of all steps and groups")
+    parser.add_argument(
+        "--groups",
+        type=int,
+        help=f"with --set: how many groups to show whose pull changed most, {_GROUPS_SHOWN} if left out; 0 shows none, "
+        "and takes half the time",
+    )
     given = parser.parse_args(words[1:])
+    if not given.changes and (given.to is not None or given.groups is not None):
+        parser.error("--to and --groups are for a what-if: add --set KEY=VALUE, or leave them out")
+    if given.groups is not None and given.groups < 0:
+        parser.error(f"--groups is {given.groups}: expected 0 or more")
     try:
-        return settings_of_run(given.run), given.version
+        config = settings_of_run(given.run)
+        if not given.changes:
+            return ReplayOrder(config, given.version)
+        changed = settings_of_run(given.run, changes=given.changes)
+        what_if = WhatIf(
+            config,
+            changed,
+            differences=differences_of(config, changed, asked=given.changes),
+            groups=_GROUPS_SHOWN if given.groups is None else given.groups,
+            to=given.to,
+        )
+        return ReplayOrder(config, given.version, what_if)
     except (WrongSettings, ValidationError) as error:
         sys.stderr.write(f"learner replay: {error}\n")
         sys.exit(WRONG_SETTINGS)
 
 
-def settings_of_run(folder: Path) -> LearnerConfig:
-    """As the run was started last, to replay it. Raises WrongSettings where that is not known, or what needs more than
-    the folder.
+def settings_of_run(folder: Path, *, changes: Sequence[str] = ()) -> LearnerConfig:
+    """As the run was started last, to replay it; with `changes`, words KEY=VALUE, as a what-if of it.
+
+    Raises WrongSettings where that is not known, for what needs more than the folder, and for changes that a replay
+    cannot make.
     """
-    config = config_of_run(folder)
+    config = config_of_run(folder, changes=changes)
     if config.learns_from_files:
         raise WrongSettings(f"the run in {folder} learnt from files ({config.algo.type}): it has no journal to replay")
     if not config.checkpoint.journal:
@@ -107,8 +166,11 @@ def settings_of_run(folder: Path) -> LearnerConfig:
     )
 
 
-def config_of_run(folder: Path) -> LearnerConfig:
-    """As the run was started last; its folder is where it is now. Raises WrongSettings where that is not known."""
+def config_of_run(folder: Path, *, changes: Sequence[str] = ()) -> LearnerConfig:
+    """As the run was started last, but for the changes; its folder is where it is now.
+
+    Raises WrongSettings where that is not known, and for changes that a replay cannot make.
+    """
     settings = made_with.read(folder).get("settings")
     if not isinstance(settings, dict):
         raise WrongSettings(f"{folder / made_with.FILE} is missing or cannot be read: expected the folder of a run")
@@ -119,9 +181,9 @@ def config_of_run(folder: Path) -> LearnerConfig:
     ]
     # A setting that counts for nothing beside others is refused if it is given, also as its default.
     least = {key: value for key, value in known.items() if key in _NEEDED}
-    defaults = made_with.settings_of(LearnerConfig.model_validate(_nested(least)))
+    defaults = made_with.settings_of(LearnerConfig.model_validate(made_with.tables_of(least)))
     given = {key: value for key, value in known.items() if key in least or value != defaults.get(key)}
-    config = LearnerConfig.model_validate(_nested(given))
+    config = LearnerConfig.model_validate(made_with.tables_of(given)) if not changes else changed_config(given, changes)
     kept = {} if config.run.chat_template is None else {"chat_template": folder / made_with.TEMPLATE}
     run = config.run.model_copy(update={"directory": folder.resolve().parent, "name": folder.resolve().name, **kept})
     return config.model_copy(update={"run": run})
@@ -144,19 +206,6 @@ def export_of_run(source: Path, destination: Path, *, merged: bool, model: Path 
 
     checkpoint, kind = export(config, source, destination, merged=merged)
     return f"{checkpoint} is in {destination}, as a {kind} of Hugging Face\n{behind(source, checkpoint)}"
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as tables in each other; those of list entries, too."""
-    tables: dict[str, Any] = {}
-    for key, value in flat.items():
-        *groups, name = key.split(".")
-        table = tables
-        for group in groups:
-            table = table.setdefault(group, {})
-        entries = isinstance(value, list)
-        table[name] = [_nested(each) if isinstance(each, dict) else each for each in value] if entries else value
-    return tables
 
 
 def start_again(config: LearnerConfig, *, lived_s: float) -> None:

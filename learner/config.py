@@ -24,7 +24,7 @@ from services.config.run_paths import WrittenPath
 from services.network import check_key_settings, is_loopback, is_wildcard
 from services.zmq.keys import KeyFile
 
-_FROM_FILES = ("sft", "rm", "dpo", "distill")
+FROM_FILES = ("sft", "rm", "dpo", "distill")
 _OF_SAMPLING = (
     "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "trust", "evaluation", "http",
     "checkpoint.journal_mb", "checkpoint.keep_best", "checkpoint.best_by",
@@ -478,8 +478,8 @@ class LearnerConfig(ProcessConfig):
             return {}
         applies = f"Remove it; `learner --algo {algo} --help` lists what applies"
         head = {} if algo == "rm" else {"training.head_seed": f"algo {algo} has no new head, only rm has. {applies}"}
-        if algo not in _FROM_FILES:
-            return {**head, "data": f"algo {algo} samples its data; {', '.join(_FROM_FILES)} read files. {applies}"}
+        if algo not in FROM_FILES:
+            return {**head, "data": f"algo {algo} samples its data; {', '.join(FROM_FILES)} read files. {applies}"}
         reason = f"algo {algo} learns from the file data.path and samples nothing. {applies}"
         logprobs = dict.fromkeys(_OF_LOGPROBS if algo == "rm" else (), f"algo rm has scores, no logprobs. {applies}")
         return {**head, **dict.fromkeys(_OF_SAMPLING, reason), **logprobs}

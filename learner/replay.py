@@ -19,15 +19,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from learner.algorithms.preset import Preset
 from learner.config import LearnerConfig
 from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.journal.journal import FOLDER
 from learner.journal.segments import segments_of
+from learner.leases.intake import TakenBatch
 from learner.recovery import LoggedStep, logged_steps
 from learner.reports.history import RunHistory
 from learner.teachers.config import index_of
 from learner.trainer_thread import LearnerRanks, TrainerThread
-from learner.training.batch import Teaching, sequences_of
+from learner.training.batch import Teaching, TrainSequence, sequences_of
 from learner.training.policy import WeightSnapshot
 from learner.training.step import StepMetrics
 from learner.training.trainer import Trainer
@@ -68,15 +70,7 @@ async def replay(config: LearnerConfig, stop: Stop, *, version: int | None) -> N
 
     Raises Differs, and WrongSettings where there is nothing to begin with, or the run still goes on.
     """
-    folder = config.run.folder
-    if (holder := holder_of(folder)) is not None:
-        raise WrongSettings(f"the run in {folder} goes on: {holder} has it. Wait for its end, or replay a copy of it")
-    base, first = _base(folder, version)
-    steps = logged_steps(folder, version=first)
-    if not steps:
-        raise WrongSettings(f"the journal of {folder} holds no batch behind version {first}: nothing to replay")
-    _say_what_is_other(folder)
-    logger.info("replaying steps %d to %d, from %s", first + 1, first + len(steps), base.path if base else config.model)
+    base, steps = beginning_of(config, version)
     async with AsyncExitStack() as stack:
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
         thread = await stack.enter_async_context(TrainerThread())
@@ -87,6 +81,23 @@ async def replay(config: LearnerConfig, stop: Stop, *, version: int | None) -> N
 
         replayed = await ranks.watch.during(all_of_it())
     sys.stdout.write(f"{replayed}\n")
+
+
+def beginning_of(config: LearnerConfig, version: int | None) -> tuple[Checkpoint | None, Sequence[LoggedStep]]:
+    """The checkpoint to begin with, None for the initial model, and the steps that the journal holds from there on.
+
+    Raises WrongSettings where there is nothing to begin with, or the run still goes on.
+    """
+    folder = config.run.folder
+    if (holder := holder_of(folder)) is not None:
+        raise WrongSettings(f"the run in {folder} goes on: {holder} has it. Wait for its end, or replay a copy of it")
+    base, first = _base(folder, version)
+    steps = logged_steps(folder, version=first)
+    if not steps:
+        raise WrongSettings(f"the journal of {folder} holds no batch behind version {first}: nothing to replay")
+    _say_what_is_other(folder)
+    logger.info("replaying steps %d to %d, from %s", first + 1, first + len(steps), base.path if base else config.model)
+    return base, steps
 
 
 def _base(folder: Path, version: int | None) -> tuple[Checkpoint | None, int]:
@@ -145,27 +156,41 @@ def _trained_again(
 
 
 def _train(trainer: Trainer, config: LearnerConfig, step: LoggedStep) -> StepMetrics:
-    batch = step.read()
+    return trainer.train_step(sequences_in(step.read(), config, trainer.preset), version=step.version)
+
+
+def sequences_in(batch: TakenBatch, config: LearnerConfig, preset: Preset) -> Sequence[TrainSequence]:
+    """The sequences that a preset trains of a logged batch, with the teachers of their environments."""
     teaching = None
     if config.teachers:
         teaching = [Teaching(index=index_of(config.teachers, each.environment)) for each in batch.groups]
     bound = batch.bound(config.max_lag)
-    sequences = sequences_of(
-        batch.groups, version=batch.version, max_lag=bound, preset=trainer.preset, teaching=teaching
-    )
-    return trainer.train_step(sequences, version=batch.version)
+    return sequences_of(batch.groups, version=batch.version, max_lag=bound, preset=preset, teaching=teaching)
+
+
+def numbers_of_step(metrics: StepMetrics) -> dict[str, Any]:
+    """The numbers of a step as `metrics.jsonl` holds them, without times."""
+    replayed = {name: value for name, value in dataclasses.asdict(metrics).items() if name not in _TIMES}
+    found: dict[str, Any] = json.loads(json.dumps(replayed))
+    return found
 
 
 def _same_numbers(metrics: StepMetrics, noted: Mapping[str, Any] | None, *, step: int) -> bool:
     """True if there was something to compare with. Raises Differs."""
     if noted is None:
         return False
-    replayed = {name: value for name, value in dataclasses.asdict(metrics).items() if name not in _TIMES}
-    for name, value in json.loads(json.dumps(replayed)).items():
+    if (difference := first_difference(numbers_of_step(metrics), noted)) is not None:
+        raise Differs(f"step {step} is the first that differs: {difference}")
+    return True
+
+
+def first_difference(numbers: Mapping[str, Any], noted: Mapping[str, Any]) -> str | None:
+    """The first number of a step that is not as it was noted, in words; None if all are."""
+    for name, value in numbers.items():
         # As text, so that a number that is none equals itself.
         if name in noted and json.dumps(noted[name]) != json.dumps(value):
-            raise Differs(f"step {step} is the first that differs: its {name} was {noted[name]}, and is {value} now")
-    return True
+            return f"its {name} was {noted[name]}, and is {value} now"
+    return None
 
 
 def _by_name(snapshot: WeightSnapshot) -> Weights:

@@ -305,8 +305,21 @@ class LearnerRanks:
                 self._commands.stop(read_within_s=_STOP_READ_S)
         self._followers.close(timeout_s=0.0 if is_lost else _STOP_S)
 
+    def open_next_trainer(self, config: LearnerConfig, *, should_stop: Callable[[], bool]) -> Trainer:
+        """Rank 0's trainer by the next settings that all ranks follow; the one before it has been closed.
+
+        Its `pulls` are kept. Raises as `open_trainer` does.
+        """
+        commands = self._commands or self._open_commands()
+        torch.manual_seed(config.seed)
+        return _trainer(config, self._followers.ranks, commands, should_stop=should_stop, keeps_pulls=True)
+
     def open_trainer(self, *, should_stop: Callable[[], bool]) -> Trainer:
         """Rank 0's trainer; blocks until all ranks are there. Raises WrongSettings if they share no folder."""
+        commands = self._open_commands()
+        return _trainer(self._config, self._followers.ranks, commands, should_stop=should_stop)
+
+    def _open_commands(self) -> CommandChannel:
         config, ranks = self._config, self._followers.ranks
         self._commands = _meet(config, ranks, listener=self._followers.listener)
         self.watch.listen(self._commands)
@@ -316,17 +329,21 @@ class LearnerRanks:
                 "of a checkpoint there. Put run.directory on a file system that all hosts share, or use ranks of one "
                 "host"
             )
-        return _trainer(config, ranks, self._commands, should_stop=should_stop)
+        return self._commands
 
 
-def follow(config: LearnerConfig, ranks: Ranks) -> int:
-    """The life of a rank other than 0; returns the exit code."""
+def follow(config: LearnerConfig, ranks: Ranks, *, in_turn: Sequence[LearnerConfig] = ()) -> int:
+    """The life of a rank other than 0; returns the exit code. `in_turn` are the settings of the trainers that rank 0
+    opens with `open_next_trainer`; without any it has the one of `config`.
+    """
     die_with_parent()
     try:
         commands = _meet(config, ranks, listener=None)
         Pulse(commands, rank=ranks.rank)
         if _share_folder(config, commands, ranks):
-            _trainer(config, ranks, commands, should_stop=lambda: False).follow()
+            for each in in_turn or (config,):
+                torch.manual_seed(each.seed)
+                _trainer(each, ranks, commands, should_stop=lambda: False, keeps_pulls=bool(in_turn)).follow()
         else:
             while commands.receive().action != "stop":
                 continue
@@ -356,7 +373,12 @@ def _meet(config: LearnerConfig, ranks: Ranks, *, listener: socket.socket | None
 
 
 def _trainer(
-    config: LearnerConfig, ranks: Ranks, commands: CommandChannel, *, should_stop: Callable[[], bool]
+    config: LearnerConfig,
+    ranks: Ranks,
+    commands: CommandChannel,
+    *,
+    should_stop: Callable[[], bool],
+    keeps_pulls: bool = False,
 ) -> Trainer:
     return Trainer(
         config.model,
@@ -370,4 +392,5 @@ def _trainer(
         keeps_tokens=(config.samples.enabled or config.trust.enabled)
         and not config.learns_from_files
         and not config.evaluation.only,
+        keeps_pulls=keeps_pulls,
     )

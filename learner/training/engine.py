@@ -86,6 +86,12 @@ def _adamw_settings(optimizer: OptimizerConfig, *, fused: bool) -> dict[str, obj
     }
 
 
+def _set_anew(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
+    """Has AdamW work with the settings of this run again: a checkpoint brings those of the time when it was written."""
+    for group in optimizer.param_groups:
+        group.update(betas=(config.beta1, config.beta2), eps=config.epsilon, weight_decay=config.weight_decay)
+
+
 def _fuse(optimizer: torch.optim.Optimizer) -> None:
     """Has AdamW work in one pass again after a checkpoint has brought the settings of a run that did not."""
     for group in optimizer.param_groups:
@@ -317,6 +323,7 @@ class TrainingEngine(Generic[Output_co]):
         path, _ = self._engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG, load_module_strict=not self._frozen)
         if path is None:
             raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}: expected {directory / CHECKPOINT_TAG}")
+        _set_anew(self._engine.basic_optimizer, self._optimizer)
         if self._fused:
             _fuse(self._engine.basic_optimizer)
 

@@ -43,6 +43,7 @@ from learner.training.models import (
     token_values,
 )
 from learner.training.packing import Microbatch, Prefixes, pack, plan, shared_prefixes, slices_of
+from learner.training.pulls import PullSums, TokenPulls
 from learner.training.ranks import Ranks, any_rank, summed_over_ranks
 from learner.training.routing import RoutingMetrics, RoutingSums, routing_metrics, total
 from learner.training.score_model import Critic, CriticHead, freezes_policy
@@ -223,12 +224,18 @@ class TrainingStep:
         """Of the newest step."""
         self.tokens_s = 0.0
         """CPU seconds that filling `tokens` took in the newest step."""
+        self.keeps_pulls = False
+        """If true, `pulls` is filled; the same on every rank."""
+        self.pulls: TokenPulls | None = None
+        """Of the newest step."""
+        self._pull_sums: PullSums | None = None
         self.carried = CarriedState()
         """State of the algorithm for the next step; the same on every rank."""
 
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
         """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped."""
         started, skipped_before = time.perf_counter(), self._models.skipped
+        self._pull_sums = PullSums(len(batch.token_ids), ranks=self._ranks.count) if self.keeps_pulls else None
         slices = slices_of(batch, updates=self._config.updates_per_step)
         cut = partial(self._microbatches, batch, shared_prefixes(batch))
         whole, measured = [cut(part) for part in slices], cut(np.flatnonzero(batch.mismatched))
@@ -264,6 +271,10 @@ class TrainingStep:
             parts = [(record.microbatch.places, record.proximal_logprobs, record.entropy) for record in records]
             self.tokens = token_values(data.batch, data.credit, parts)
             self.tokens_s = time.thread_time() - began
+        if self._pull_sums is not None:
+            records = [record for update in updates for record in update.records]
+            clipped = [(record.microbatch.places, record.clipped) for record in records]
+            self.pulls = self._pull_sums.over_ranks(advantages=data.credit.advantages, clipped=clipped)
         if data.credit.carried.is_finite:
             self.carried = data.credit.carried
         return StepMetrics(
@@ -424,6 +435,8 @@ class TrainingStep:
     ) -> MicrobatchRecord:
         microbatch, of_teacher = self._with_candidates(data, microbatch)
         logprobs, entropy, candidates, states, routing = self._engine.forward(microbatch)
+        if self._pull_sums is not None:
+            self._pull_sums.watch(logprobs, microbatch.places)
         tokens = loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy)
         tokens = replace(tokens, candidate_logprobs=candidates, teacher_logprobs=of_teacher)
         loss = self._preset.loss(tokens)

@@ -48,6 +48,7 @@ from learner.training.policy import (
     host_copy,
     write_model_directory,
 )
+from learner.training.pulls import TokenPulls
 from learner.training.ranks import CommandChannel, RankCommand, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
 from learner.training.shards import whole_size
@@ -204,10 +205,12 @@ class Trainer:
         teachers: Sequence[Path] = (),
         should_stop: Callable[[], bool] = _never,
         keeps_tokens: bool = False,
+        keeps_pulls: bool = False,
         chat_template: str = "",
     ) -> None:
-        """`teachers` are folders of models that each rank loads; `keeps_tokens`, whether `tokens` is filled: the same
-        on every rank. `chat_template` is exported in place of the model's, if it is not empty.
+        """`teachers` are folders of models that each rank loads; `keeps_tokens` and `keeps_pulls`, whether `tokens` and
+        `pulls` are filled: the same on every rank. `chat_template` is exported in place of the model's, if it is not
+        empty.
         """
         self._source = TextFiles(model_path, chat_template)
         self._preset: Preset = algorithm.preset()
@@ -231,6 +234,7 @@ class Trainer:
             reached=self._reached,
         )
         self._step.keeps_tokens = keeps_tokens
+        self._step.keeps_pulls = keeps_pulls
         weights = sum(map(whole_size, self._models.trained.parameters()))
         faster = faster_dtype(config.dtype, device=ranks.device, cpu=torch.cpu.get_capabilities(), weights=weights)
         if ranks.leads and faster != config.dtype:
@@ -260,6 +264,11 @@ class Trainer:
     def tokens_s(self) -> float:
         """CPU seconds that it took to fill `tokens`."""
         return self._step.tokens_s
+
+    @property
+    def pulls(self) -> TokenPulls | None:
+        """The newest step's pull of each token of its sequences, end to end; None if it was not kept."""
+        return self._step.pulls
 
     @property
     def updates(self) -> int:

@@ -93,6 +93,19 @@ def _plain(value: object) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
+def tables_of(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key as tables in each other, as a config model reads them; those of list entries, too."""
+    tables: dict[str, Any] = {}
+    for key, value in flat.items():
+        *groups, name = key.split(".")
+        table = tables
+        for group in groups:
+            table = table.setdefault(group, {})
+        entries = isinstance(value, list)
+        table[name] = [tables_of(each) if isinstance(each, dict) else each for each in value] if entries else value
+    return tables
+
+
 def handed_over(configs: Mapping[str, BaseModel], command: Sequence[str]) -> dict[str, str]:
     """Variables in the environment of a learner that tell the `command` that starts it, and of the processes beside it:
     their settings, by process and dotted key. Nothing if that is too much.

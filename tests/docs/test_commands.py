@@ -23,7 +23,7 @@ from tests.headway.mistakes.small_model import small_model
 COMMANDS_OF = ("headway", "learner", "env-service", "make", "python")
 ELSEWHERE: Mapping[str, str] = {
     "curl": "tests/docs/test_rewards.py sends these bodies",
-    "learner replay": "tests/e2e/test_learners_come_and_go.py replays a run",
+    "learner replay": "tests/e2e/test_learners_come_and_go.py replays a run, tests/learner/test_what_if.py with --set",
     "env-service play": "it asks a person; tests/env_service/test_workbench.py answers",
     "env-service try": "it wants a generator; tests/env_service/test_workbench.py has one",
     "env-service host": "it serves until a signal; tests/env_service/hosting starts it",

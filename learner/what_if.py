@@ -1,0 +1,208 @@
+"""`learner replay RUN --set KEY=VALUE`: trains a run's batches again by other settings, and shows what would differ.
+
+    checkpoint, or the initial model ─┬▶ its batches, by its own settings ─▶ pulls of groups ─┬▶ groups that changed
+                                      └▶ its batches, by the other ones ───▶ pulls of groups ─┘
+                                               └▶ numbers of each step, beside those of metrics.jsonl
+
+The samples stay those of the run. From the first step that differs on they are not what the policy would have sampled,
+so a what-if says what the settings do to the learning from given data, and not what a run by them would be. The run's
+folder is only read.
+"""
+
+import heapq
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+from learner.changed_settings import WhatIf
+from learner.config import LearnerConfig
+from learner.journal.checkpoints import Checkpoint
+from learner.leases.intake import TakenBatch
+from learner.recovery import LoggedStep
+from learner.replay import beginning_of, first_difference, numbers_of_step, sequences_in
+from learner.reports.history import RunHistory
+from learner.trainer_thread import LearnerRanks, TrainerThread
+from learner.training.group_pulls import GroupChange, StepPulls, changes_of_groups
+from learner.training.trainer import Trainer
+from learner.what_if_text import ShownWhatIf
+from services.config import made_with
+from services.process import Stop, WrongSettings
+
+logger = logging.getLogger(__name__)
+
+GROUPS_FILE = "groups.jsonl"
+NOTE_FILE = "what_if.json"
+OFF_POLICY = (
+    "off-policy: the samples are those of the run. From the first step that differs on, the policy would have sampled "
+    "others, so these curves do not say what a run by these settings would be. The further it goes, the less they say."
+)
+_NOT_OF_WHAT_IF = ("mismatch_kl",)  # the weights are other ones than sampled: it is not numerics that make the gap
+_SAID_EVERY = 50
+_Numbers = dict[str, Any]
+
+
+async def show_what_if(what_if: WhatIf, stop: Stop, *, version: int | None) -> None:
+    """Trains the journal from the checkpoint of `version` on by the changed settings; prints both curves.
+
+    Raises WrongSettings where there is nothing to begin with, the run still goes on, the checkpoint lacks what the
+    settings need, or the folder to write exists.
+    """
+    config = what_if.config
+    base, steps = beginning_of(config, version)
+    if what_if.to is not None and what_if.to.exists():
+        raise WrongSettings(f"{what_if.to} exists: name a new folder by --to")
+    async with AsyncExitStack() as stack:
+        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
+        thread = await stack.enter_async_context(TrainerThread())
+        opened = partial(ranks.open_next_trainer, should_stop=thread.stopping)
+        shown = await ranks.watch.during(
+            thread.run(lambda: compared(what_if, base=base, steps=steps, open_trainer=opened))
+        )
+    sys.stdout.write(f"{shown}\n")
+
+
+def compared(
+    what_if: WhatIf,
+    *,
+    base: Checkpoint | None,
+    steps: Sequence[LoggedStep],
+    open_trainer: Callable[[LearnerConfig], Trainer],
+) -> ShownWhatIf:
+    """Trains the steps by the run's settings, if groups are asked for, and by the changed ones. Raises WrongSettings.
+
+    In the trainer's thread. `open_trainer` makes a trainer that keeps pulls; the one before it is closed by then.
+    """
+    noted = RunHistory(dict).read(what_if.config.run.folder / "metrics.jsonl").steps
+    with ExitStack() as stack:
+        notes = Path(stack.enter_context(TemporaryDirectory(prefix="what-if-")))
+        files = stack.enter_context(WhatIfFiles(what_if, first=steps[0].version))
+        unlike = ""
+        if what_if.groups:
+            logger.info("training %d steps by the run's own settings, for its groups", len(steps))
+            unlike = _trained_by_run(what_if.config, base, steps, notes=notes, noted=noted, open_trainer=open_trainer)
+        logger.info("training %d steps by %s", len(steps), ", ".join(map(str, what_if.differences)))
+        trainer = _opened(what_if.changed, base, open_trainer)
+        numbers: dict[int, _Numbers] = {}
+        most: list[tuple[float, int, int, GroupChange]] = []
+        for done, step in enumerate(steps, 1):
+            batch = step.read()
+            found, pulls = _taken(trainer, what_if.changed, batch)
+            numbers[step.version + 1] = {name: value for name, value in found.items() if name not in _NOT_OF_WHAT_IF}
+            changes = []
+            if what_if.groups:
+                of_run = StepPulls.load(notes / f"{step.version}.npz")
+                changes = changes_of_groups(batch.groups, step=step.version + 1, run=of_run, now=pulls)
+            files.write(step.version + 1, numbers[step.version + 1], changes)
+            ordered = [(each.pull_change, -each.step, -each.lease_id, each) for each in changes if each.pull_change]
+            most = heapq.nlargest(what_if.groups, [*most, *ordered])
+            if done % _SAID_EVERY == 0:
+                logger.info("trained %d of %d steps by the other settings", done, len(steps))
+        trainer.close()
+    return ShownWhatIf(
+        differences=tuple(map(str, what_if.differences)),
+        run={step: noted[step] for step in numbers if step in noted},
+        now=numbers,
+        groups=tuple(each for *_, each in most),
+        compared_groups=what_if.groups > 0,
+        unlike=unlike,
+        caveat=OFF_POLICY,
+    )
+
+
+def _trained_by_run(
+    config: LearnerConfig,
+    base: Checkpoint | None,
+    steps: Sequence[LoggedStep],
+    *,
+    notes: Path,
+    noted: Mapping[int, _Numbers],
+    open_trainer: Callable[[LearnerConfig], Trainer],
+) -> str:
+    """Keeps the pulls of each step in `notes`; returns the first number that is not that of the run, if one is."""
+    trainer = _opened(config, base, open_trainer)
+    unlike = ""
+    for done, step in enumerate(steps, 1):
+        found, pulls = _taken(trainer, config, step.read())
+        pulls.save(notes / f"{step.version}.npz")
+        difference = first_difference(found, noted.get(step.version + 1, {}))
+        unlike = unlike or (f"step {step.version + 1} is the first that differs: {difference}" if difference else "")
+        if done % _SAID_EVERY == 0:
+            logger.info("trained %d of %d steps by the run's own settings", done, len(steps))
+    trainer.close()
+    return unlike
+
+
+def _opened(
+    config: LearnerConfig, base: Checkpoint | None, open_trainer: Callable[[LearnerConfig], Trainer]
+) -> Trainer:
+    """A trainer at the beginning. Raises WrongSettings for a checkpoint without what the settings need."""
+    trainer = open_trainer(config)
+    if base is not None:
+        try:
+            trainer.load(base.trainer)
+        except FileNotFoundError as error:
+            raise WrongSettings(
+                f"{base.path.name} does not hold what these settings need: {error}. Begin with the initial model by "
+                "--from 0, if the journal reaches back to it (checkpoint.whole_journal), or change something else"
+            ) from error
+    return trainer
+
+
+def _taken(trainer: Trainer, config: LearnerConfig, batch: TakenBatch) -> tuple[_Numbers, StepPulls]:
+    """The step's numbers, and its pulls."""
+    sequences = sequences_in(batch, config, trainer.preset)
+    metrics = trainer.train_step(sequences, version=batch.version)
+    assert trainer.pulls is not None, "the trainer was opened to keep them"
+    clips = metrics.clip_fraction is not None
+    return numbers_of_step(metrics), StepPulls.made(sequences, trainer.pulls, updates=metrics.updates, clips=clips)
+
+
+class WhatIfFiles:
+    """Writes a what-if as the folder of a run, step by step, where one is asked for; a context manager.
+
+    `metrics.jsonl` holds what training gives of each step, `groups.jsonl` the changes of its groups, `made_with.json`
+    the settings and `what_if.json` what it is.
+    """
+
+    def __init__(self, what_if: WhatIf, *, first: int) -> None:
+        """`first` is the version that it begins with."""
+        self._what_if = what_if
+        self._first = first
+        self._metrics: IO[str] | None = None
+        self._groups: IO[str] | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "WhatIfFiles":
+        folder, what_if = self._what_if.to, self._what_if
+        if folder is not None:
+            folder.mkdir(parents=True)
+            made_with.write(folder, what_if.changed.made_with())
+            note = {
+                "run": str(what_if.config.run.folder),
+                "from_version": self._first,
+                "changes": [str(each) for each in what_if.differences],
+                "caveat": OFF_POLICY,
+            }
+            (folder / NOTE_FILE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+            self._metrics = self._stack.enter_context((folder / "metrics.jsonl").open("w", encoding="utf-8"))
+            if what_if.groups:
+                self._groups = self._stack.enter_context((folder / GROUPS_FILE).open("w", encoding="utf-8"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def write(self, step: int, numbers: _Numbers, changes: Sequence[GroupChange]) -> None:
+        """Adds a step."""
+        if self._metrics is not None:
+            self._metrics.write(json.dumps({"kind": "step", "step": step, **numbers}) + "\n")
+            self._metrics.flush()
+        if self._groups is not None:
+            self._groups.writelines(json.dumps(each.line()) + "\n" for each in changes)
+            self._groups.flush()

@@ -1,0 +1,150 @@
+"""A what-if trains a run's own batches by other settings, by the real trainer, and says what would differ."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.config import LearnerConfig
+from learner.reports.history import RunHistory
+from learner.training.ranks import CommandChannel
+from learner.training.trainer import Trainer
+from learner.what_if import OFF_POLICY
+from services.config import made_with
+from services.process import WrongSettings
+from tests.learner.training.tiny_model import write_tiny_llama
+from tests.learner.what_if_run import STEPS, TrainedRun, trained_run
+
+NARROW = {"algo": {"type": "grpo", "clip_high": 0.01, "clip_low": 0.01}, "training": {"epochs_per_step": 2}}
+MakeRun = Callable[..., TrainedRun]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("llama"), tied=True)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, model: Path, commands: CommandChannel) -> MakeRun:
+    def made(**tables: Any) -> TrainedRun:
+        return trained_run(tmp_path / "runs", model, commands, **tables)
+
+    return made
+
+
+def test_a_wider_clip_shows_both_curves_and_the_groups_that_it_sets_free(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(**NARROW)
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    shown = run.what_if("algo.clip_high=1e6", "algo.clip_low=1", to=tmp_path / "wide")
+    said = str(shown)
+
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
+    assert "what if algo.clip_low: 0.01 → 1.0; algo.clip_high: 0.01 → 1000000.0" in said
+    assert "steps 1 to 4: the first that differs is step 1\n" in said
+    assert "the run gives its numbers again, digit for digit" in said
+    assert said.endswith(OFF_POLICY)
+    held, free = run.lines()[0], shown.now[1]
+    assert held["clip_fraction"] > 0.2
+    assert free["clip_fraction"] == 0.0
+    assert f"{held['loss']:.4g}" in said
+    assert f"{free['loss']:.4g}" in said
+
+    written = [json.loads(line) for line in (tmp_path / "wide/groups.jsonl").read_text().splitlines()]
+    assert [(each["step"], each["lease_id"]) for each in written] == [(1 + n // 2, n) for n in range(2 * STEPS)]
+    first = [each for each in written if each["step"] == 1]
+    assert all(each["clipped_share_run"] > 0 and each["clipped_share"] == 0 for each in first)
+    assert all(each["pull"] > each["pull_run"] > 0 for each in first)
+    equal = [each for each in written if set(each["rewards"]) == {1.0}]
+    assert equal
+    assert all(each["pull"] == each["pull_run"] == each["pull_change"] == 0 for each in equal)
+    most = sorted((each for each in written if each["pull_change"]), key=lambda each: -each["pull_change"])
+    assert [each.lease_id for each in shown.groups] == [each["lease_id"] for each in most]
+
+
+def test_the_folder_reads_as_that_of_a_run(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(**NARROW)
+    shown = run.what_if("training.optimizer.learning_rate=1e-3", to=tmp_path / "slow")
+    history = RunHistory(dict).read(tmp_path / "slow/metrics.jsonl")
+    assert history.unread == 0
+    assert [(step, each["loss"], each["learning_rate"]) for step, each in history.steps.items()] == [
+        (step, shown.now[step]["loss"], 1e-3) for step in range(1, STEPS + 1)
+    ]
+    assert "reward_mean" not in history.steps[1]
+    assert "mismatch_kl" not in history.steps[1]
+    made, own = made_with.read(tmp_path / "slow"), made_with.read(run.folder)
+    assert made["settings"]["training.optimizer.learning_rate"] == 1e-3
+    assert {**made["settings"], "training.optimizer.learning_rate": 1e-2, "training.publish_dtype": "float32"} == (
+        own["settings"]
+    )
+    note = json.loads((tmp_path / "slow/what_if.json").read_text())
+    assert note == {
+        "run": str(run.folder),
+        "from_version": 0,
+        "changes": ["training.optimizer.learning_rate: 0.01 → 0.001"],
+        "caveat": OFF_POLICY,
+    }
+
+
+def test_a_change_without_effect_is_said_to_have_none(make_run: MakeRun) -> None:
+    """With one update a step the ratio that the clip bounds is always 1."""
+    shown = make_run().what_if("algo.clip_high=0.9")
+    assert "no number of any step differs: these settings change nothing here" in str(shown)
+    assert "no group's pull on the policy changed" in str(shown)
+    assert shown.groups == ()
+
+
+def test_other_numbers_of_the_run_itself_are_named(make_run: MakeRun) -> None:
+    run = make_run()
+    lines = run.lines()
+    lines[2]["grad_norm"] += 1e-9
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    shown = run.what_if("training.optimizer.max_grad_norm=0.1")
+    assert shown.unlike.startswith("step 3 is the first that differs: its grad_norm was ")
+    assert shown.unlike in str(shown)
+    assert "digit for digit" not in str(shown)
+
+
+def test_without_groups_the_run_is_not_trained_again(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    opened: list[LearnerConfig] = []
+
+    def counted_open(config: LearnerConfig) -> Trainer:
+        opened.append(config)
+        return run.open_trainer(config)
+
+    counted = TrainedRun(run.folder, counted_open)
+    shown = counted.what_if("algo.advantage_scale=none", groups=0, to=tmp_path / "none")
+    assert [config.algo.model_dump()["advantage_scale"] for config in opened] == ["none"]
+    assert "groups" not in str(shown)
+    assert "digit for digit" not in str(shown)
+    assert not (tmp_path / "none/groups.jsonl").exists()
+    assert counted.what_if("algo.advantage_scale=none").now == shown.now
+    assert len(opened) == 3
+
+
+@pytest.mark.parametrize(
+    "change", ["training.optimizer.weight_decay=5", "training.optimizer.beta1=0", "training.optimizer.epsilon=1e-3"]
+)
+def test_what_the_optimizer_keeps_in_a_checkpoint_is_changed_too(make_run: MakeRun, change: str) -> None:
+    """The first step behind the checkpoint begins alike, and moves the weights in another way."""
+    shown = make_run(checkpoint_at=2).what_if(change, version=2)
+    assert sorted(shown.now) == [3, 4]
+    assert shown.run[3]["loss"] == shown.now[3]["loss"]
+    assert shown.run[4]["loss"] != shown.now[4]["loss"]
+    assert "the first that differs is step 4" in str(shown)
+
+
+def test_another_algorithm_can_train_the_batches(make_run: MakeRun) -> None:
+    shown = make_run().what_if("algo=gspo", "algo.clip_high=0.01")
+    assert shown.differences == ('algo.type: "grpo" → "gspo"', "algo.clip_high: 0.2 → 0.01")
+    assert sorted(shown.now) == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_without_what_the_settings_need_is_named_with_the_way_out(make_run: MakeRun) -> None:
+    run = make_run(checkpoint_at=2)
+    changes = ("algo.kl_coefficient=0.1", "training.reference.mode=ema")
+    with pytest.raises(WrongSettings, match=r"checkpoint-00000002 does not hold .* no reference policy .*--from 0"):
+        run.what_if(*changes, version=2)
+    assert sorted(run.what_if(*changes, version=0).now) == [1, 2, 3, 4]
