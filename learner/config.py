@@ -25,6 +25,7 @@ from services.network import check_key_settings, is_loopback, is_wildcard
 from services.zmq.keys import KeyFile
 
 FROM_FILES = ("sft", "rm", "dpo", "distill")
+"""The algorithms that learn from examples in files, and sample nothing."""
 _OF_SAMPLING = (
     "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "trust", "evaluation", "http",
     "checkpoint.journal_mb", "checkpoint.keep_best", "checkpoint.best_by",
