@@ -11,7 +11,7 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 from headway.own_options import own_options
 from learner.reports.history import FIGURES, FigureSpec, Points, RunHistory, curves_in, is_number, lines_in, objects_in
+from learner.reports.marks import MARK_KINDS, CurveMark, is_marked, marks_in, near_each_other
 from services.config import made_with
 from services.config.sources import ConfigError
 
@@ -28,6 +29,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 26
 _COLORS = 6
 _SAMPLES = 8
 _MAX_TEXT = 4000
+_MARKS_APART = 12.0
+_MOST_TOLD = 6
+_REGULAR = frozenset(each.kind for each in MARK_KINDS if each.regular)
 _EVENTS = ("evaluation", "verdict", "publish", "load")
 _LIGHT = "--c0:#0b5fa5;--c1:#b34700;--c2:#2f7d32;--c3:#8e2a8a;--c4:#6b6f76;--c5:#946200;--line:#d0d4d9"
 _DARK = "--c0:#6cb6ff;--c1:#f5a04c;--c2:#7bc47f;--c3:#e08fdc;--c4:#a3a9b2;--c5:#e0b84c;--line:#3a4048"
@@ -36,7 +40,8 @@ _STYLE = (
     f":root{{color-scheme:light dark;{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}{_FILLS}"
     "body{font:15px/1.5 system-ui,sans-serif;max-width:800px;margin:0 auto;padding:16px}figure{margin:16px 0}"
     "svg{width:100%;height:auto}svg text{font-size:11px;fill:currentColor}.grid{stroke:var(--line)}"
-    ".curve{fill:none;stroke-width:1.6}.key span,figcaption span{margin-right:12px;display:inline-block}"
+    ".curve{fill:none;stroke-width:1.6}.mark path{stroke:currentColor;stroke-dasharray:3 3;opacity:.6}"
+    ".key span,figcaption span{margin-right:12px;display:inline-block}"
     "i{display:inline-block;width:10px;height:10px;margin-right:4px}.bar{display:flex;height:20px}"
     "table{border-collapse:collapse;margin:8px 0}"
     "th{text-align:left;font-weight:400;overflow-wrap:anywhere;vertical-align:top}"
@@ -69,6 +74,7 @@ class ReportedRun:
     verdicts: Sequence[Mapping[str, Any]] = ()
     publishes: Sequence[Mapping[str, Any]] = ()
     loads: Sequence[Mapping[str, Any]] = ()
+    marks: Sequence[CurveMark] = ()
 
 
 def report(words: Sequence[str]) -> int:
@@ -90,7 +96,7 @@ def read_run(folder: Path) -> ReportedRun:
     """Raises ConfigError for a folder that is none of a run."""
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError([f"{folder} holds no metrics.jsonl: expected the folder of a run, such as runs/addition"])
-    history = RunHistory(dict, lambda kind, entry: entry if kind in _EVENTS else None)
+    history = RunHistory(dict, lambda kind, entry: entry if kind in _EVENTS or is_marked(kind) else None)
     history.read(folder / "metrics.jsonl")
     events = {kind: [one for one in history.events if one["kind"] == kind] for kind in _EVENTS}
     return ReportedRun(
@@ -100,6 +106,7 @@ def read_run(folder: Path) -> ReportedRun:
         verdicts=events["verdict"],
         publishes=events["publish"],
         loads=events["load"],
+        marks=[mark for mark in marks_in(history.events) if mark.kind not in _REGULAR],
         summary=_object(folder / "summary.json"),
         made=made_with.read(folder),
         samples=list(objects_in(folder / "samples.jsonl")),
@@ -270,8 +277,8 @@ def round_ticks(low: float, high: float, *, least: float = 0.0) -> list[float]:
     return [number * apart for number in range(math.ceil(low / apart - 1e-9), math.floor(high / apart + 1e-9) + 1)]
 
 
-def chart(title: str, curves: Mapping[str, Points]) -> str:
-    """A figure of SVG with its caption; empty without a point."""
+def chart(title: str, curves: Mapping[str, Points], marks: Sequence[CurveMark] = ()) -> str:
+    """A figure of SVG with its caption, and with marks where something happened; empty without a point."""
     curves = {name: points for name, points in curves.items() if points}
     every = [point for points in curves.values() for point in points]
     if not every:
@@ -295,6 +302,7 @@ def chart(title: str, curves: Mapping[str, Points]) -> str:
     for number, points in enumerate(curves.values()):
         path = "L".join("{:.1f} {:.1f}".format(*place(*point)) for point in thinned(points, _WIDTH))
         parts.append(f'<path class="curve line{number % _COLORS}" d="M{path}"/>')
+    parts += _mark_lines([mark for mark in marks if x0 <= mark.step <= x1], lambda step: place(step, y0)[0])
     words = "; ".join(
         f"{name}: {points[0][1]:.4g} at first, {points[-1][1]:.4g} at last" for name, points in curves.items()
     )
@@ -306,13 +314,32 @@ def chart(title: str, curves: Mapping[str, Points]) -> str:
     )
 
 
+def _mark_lines(marks: Sequence[CurveMark], across: Callable[[int], float]) -> Iterator[str]:
+    """A line for marks that are near each other, with the symbol of the first, and their words under the pointer."""
+    for x, near in near_each_other(marks, across, apart=_MARKS_APART):
+        told = [f"step {mark.step}: {mark.text}" for mark in near[:_MOST_TOLD]]
+        told += [f"and {len(near) - _MOST_TOLD} more"] if len(near) > _MOST_TOLD else []
+        words = "\n".join(told)
+        yield (
+            f'<g class="mark"><title>{_text(words)}</title><path d="M{x:.1f} {_TOP + 4}V{_HEIGHT - _BOTTOM}"/>'
+            f'<text x="{x:.1f}" y="{_TOP}" text-anchor="middle">{_text(near[0].symbol)}</text></g>'
+        )
+
+
+def _marks_key(marks: Sequence[CurveMark]) -> str:
+    there = {mark.kind for mark in marks}
+    kinds = ", ".join(f"{each.symbol} {each.title}" for each in MARK_KINDS if each.kind in there)
+    return f"<p><small>Marked on the curves: {_text(kinds)}</small></p>" if there else ""
+
+
 def _charts(runs: Sequence[ReportedRun]) -> str:
     def curves_of(run: ReportedRun, figure: FigureSpec) -> Iterator[tuple[str, Points]]:
         for curve, points in lines_in(figure, ((entry["step"], entry) for entry in run.steps), run.evaluations):
             yield curve.title if len(runs) == 1 else f"{run.name}: {curve.title}", points
 
-    return "".join(
-        chart(figure.heading, dict(pair for run in runs for pair in curves_of(run, figure)))
+    marks = runs[0].marks if len(runs) == 1 else ()  # of several runs nobody could tell whose they are
+    return _marks_key(marks) + "".join(
+        chart(figure.heading, dict(pair for run in runs for pair in curves_of(run, figure)), marks)
         for figure in FIGURES
         if figure.drawn
     )

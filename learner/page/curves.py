@@ -14,12 +14,14 @@ from typing import Any
 
 from learner.reports.growing import FileRestarted, Mark, lines_after
 from learner.reports.history import CURVES, FIGURES, CurveSpec, Entry, RunHistory, curves_in, is_number
+from learner.reports.marks import marks_in
 
 FILE = "metrics.jsonl"
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "publish": ("members", "total_s", "pause_s", "probe_gap"),
     "join": ("generator_id", "seconds", "probe_gap"),
     "leave": ("generator_id",),
+    "suspicion": ("generator_id", "test", "evidence", "quarantined"),
     "guard": ("change", "before", "after", "measure", "value", "limit"),
     "evaluation": ("accuracy", "accuracy_low", "accuracy_high", "reward", "nll", "tasks"),
     "checkpoint": ("seconds",),
@@ -102,7 +104,7 @@ def _event(kind: str, entry: Entry) -> Entry | None:
 
 
 def message(history: RunHistory[StepRow], *, most: int = MAX_STEPS) -> dict[str, Any]:
-    """Columns and events, as the page takes them; of more than `most` steps, equally many in a row are made one."""
+    """Columns, events and marks, as the page takes them; of more than `most` steps, equally many in a row are one."""
     rows = list(history.steps.values())
     width = max(1, -(-len(rows) // most))
     at = range(0, len(rows), width)
@@ -112,7 +114,10 @@ def message(history: RunHistory[StepRow], *, most: int = MAX_STEPS) -> dict[str,
         columns[curve.name] = column if width == 1 else [_joined(curve, column[i : i + width]) for i in at]
     columns["unix_s"] = [row.unix_s for row in rows[::width]]
     columns["lags"] = [_summed(row.lags for row in rows[i : i + width]) for i in at]
-    return {"columns": columns, "events": history.events, "width": width, "unread": history.unread}
+    marks = [asdict(mark) for mark in marks_in(history.events)]
+    return {
+        "columns": columns, "events": history.events, "marks": marks, "width": width, "unread": history.unread,
+    }  # fmt: skip
 
 
 def _short(value: Any) -> Any:

@@ -3,8 +3,9 @@
     GET /                      the page; /page/static/... is what it loads
     GET /page/data/runs        which runs there are: one in a learner, several under `headway view`
     GET /page/data/figures     which figures there are, and the curves of each
-    GET /page/data/steps       curves and events of all steps so far, and the mark up to which they go
-    GET /page/data/events      what comes after a mark, as server-sent events whose id is the mark
+    GET /page/data/marks       which kinds of events are marked on the curves
+    GET /page/data/steps       curves, events and marks of all steps so far, and up to which place of the file they go
+    GET /page/data/events      what comes after such a place, as server-sent events whose id is the next one
     GET /page/data/machines    of each process CPU, memory and the end of its log
     GET /page/data/made_with   the configuration, and what in it differs from the defaults
     GET /page/data/rows        a page of trajectories that fit a filter, or of their groups with rows=groups;
@@ -52,6 +53,7 @@ from learner.page.reading import (
     whole_text,
 )
 from learner.reports.growing import FileRestarted, Mark
+from learner.reports.marks import MARK_KINDS
 from protocol.model import PolicyVersion
 from protocol.status import FailureStatus, Readiness, Report, WaitStatus
 from services.config import made_with
@@ -186,6 +188,7 @@ class RunPage:
         app.post("/page/login", include_in_schema=False)(self._login)
         get("/page/data/runs", dependencies=known)(self._list_runs)
         get("/page/data/figures", dependencies=known)(figures)
+        get("/page/data/marks", dependencies=known)(self._mark_kinds)
         get("/page/data/steps", dependencies=known)(self._steps)
         get("/page/data/events", dependencies=known)(self._events)
         get("/page/data/made_with", dependencies=known)(self._made_with)
@@ -245,6 +248,9 @@ class RunPage:
 
     def _list_runs(self) -> list[dict[str, Any]]:
         return [{"name": each.name, "live": each.processes is not None} for each in self._runs]
+
+    def _mark_kinds(self) -> list[dict[str, Any]]:
+        return [asdict(each) for each in MARK_KINDS]
 
     async def _steps(self, request: Request, run: int = 0) -> Response:
         packs = "gzip" in request.headers.get("accept-encoding", "")

@@ -23,6 +23,34 @@ interface RunEvent {
   accuracy_high?: number | null;
 }
 
+/** A kind of events that are marked on the curves. */
+interface MarkKind {
+  kind: string;
+  title: string;
+  symbol: string;
+  color: string;
+  /** It stands at its version, on every axis. */
+  regular: boolean;
+}
+
+/** Something that happened after a step. */
+interface CurveMark {
+  kind: string;
+  step: number;
+  symbol: string;
+  text: string;
+  unix_s: number | null;
+}
+
+/** Marks that are one line of a figure, so many pixels from the left end of its axis. */
+interface MarkGroup {
+  x: number;
+  color: string;
+  regular: boolean;
+  symbol: string;
+  marks: CurveMark[];
+}
+
 interface CurveSpec {
   name: string;
   title: string;
@@ -57,6 +85,7 @@ interface ShownRun {
   name: string;
   columns: Columns;
   events: RunEvent[];
+  marks: CurveMark[];
 }
 
 interface OtherRun {

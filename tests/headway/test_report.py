@@ -88,6 +88,29 @@ def test_every_figure_says_in_words_what_it_shows_and_both_schemes_and_paper_hav
         assert wanted in text
 
 
+def test_what_happened_is_marked_at_its_step_and_what_is_regular_is_not(tmp_path: Path) -> None:
+    """The resume leaves steps 1 to 8, which are 658 wide: 2 and 8 stand at 52 + 658 / 7 and 52 + 658."""
+    lines = [step(number) for number in range(1, 11)]
+    leave = {"kind": "leave", "version": 2, "generator_id": HOSTILE}
+    checkpoint = {"kind": "checkpoint", "version": 2, "seconds": 1}
+    guard = {"kind": "guard", "step": 8, "change": "loosened", "before": 1, "after": 2}
+    lost = {"kind": "join", "version": 9, "generator_id": "lost"}
+    run = read_run(
+        write_run(tmp_path / "run", *lines, leave, checkpoint, guard, lost, {"kind": "resume", "version": 8})
+    )
+    text = page([run])
+    places = re.findall(r'class="mark"><title>.*?</title><path d="M([0-9.]+) ', text, re.DOTALL)
+
+    assert places[:2] == ["146.0", "710.0"]
+    assert len(places) == 2 * text.count("<svg ")
+    assert "<title>step 8: the learner was started again, from version 8\nstep 8: the guard raises" in text
+    assert "Marked on the curves: ↻ restarts, × generators gone, ▼ lag bound" in text
+    assert "lost" not in text
+    assert "checkpoint, written" not in text
+    assert not {"script", "img"} & {tag for tag, _ in PageTags(text).tags}
+    assert 'class="mark"' not in page([run, run]), "nobody could tell whose they are"
+
+
 def test_the_balance_by_hand(tmp_path: Path) -> None:
     balance = balance_of(read_run(write_run(tmp_path / "run")))
 

@@ -1,10 +1,12 @@
 // The curves: uPlot where a curve is a line, canvases of our own for the histogram of lag and the line of events.
 import { $, address, css, el, number, place, seconds, share } from "./dom.js";
+import { drawMarks, Marks, tellMarks } from "./marks.js";
 
 const EVENT_COLORS = {
   publish: "--pale",
   join: "--green",
   leave: "--red",
+  suspicion: "--red",
   guard: "--orange",
   evaluation: "--blue",
   checkpoint: "--violet",
@@ -23,6 +25,7 @@ const OTHER_COLORS = ["violet", "green", "red", "orange"];
 const MAX_PARTS = 12;
 const PART_COLORS = ["blue", "orange", "green", "violet", "red", "grey"];
 const PALE = { blue: "pale" }; // of what is not smoothed; other colours have none
+const LAG_HEIGHT = 100; // of the histogram's columns
 const NO_POINTS = { show: false };
 const DASHES = [[7, 4], [2, 3], [12, 3, 2, 3], [4, 8]];
 
@@ -108,10 +111,11 @@ function lives(column) { // earlier releases counted the time of each start from
 }
 
 export class Charts {
-  /** @param {ShownRun & { others: ShownRun[] }} run @param {FigureSpec[]} figures */
-  constructor(run, figures) { // what is drawn is the learner's to say: learner/reports/history.py
+  /** @param {ShownRun & { others: ShownRun[] }} run @param {FigureSpec[]} figures @param {MarkKind[]} kinds */
+  constructor(run, figures, kinds) { // what is drawn is the learner's to say: learner/reports/history.py, marks.py
     this.run = run;
     this.figures = figures;
+    this.marks = new Marks(kinds, () => this.set());
     /** @type {[number, number] | null} */
     this.range = null;
     /** @type {Map<string, { plot: uPlot, labels: string }>} */
@@ -127,6 +131,8 @@ export class Charts {
       this.boxes.set(id, (drawn ? box : $("more-charts")).appendChild(figure(id, heading, whole)));
     }
     this.lag = box.appendChild(canvasFigure("lags", "Lag of the trajectories of each step, in versions", "whole"));
+    const bars = this.lag.querySelector("canvas");
+    tellMarks(bars, this.lag, LEFT, () => this.lagMarks(bars.clientWidth - LEFT - 8));
     this.line = $("events").appendChild(canvasFigure("events-line", "Events over steps", "whole"));
     this.list = $("events").appendChild(
       el("div", { class: "events", tabindex: "0", role: "region", "aria-label": "List of events" }, el("table")),
@@ -195,6 +201,7 @@ export class Charts {
     const smoothings = [...$("smooth").options].map((each) => each.value);
     $("smooth").value = smoothings.includes(given.smooth) ? given.smooth : USUAL_SMOOTHING;
     $("log").setAttribute("aria-pressed", String(given.log === "1"));
+    this.marks.hide(given.unmarked ?? "");
   }
 
   remember() { // without a new entry in the history, and without an event
@@ -211,6 +218,7 @@ export class Charts {
         x: x === "steps" ? null : x,
         smooth: smooth === USUAL_SMOOTHING ? null : smooth,
         log: this.log ? "1" : null,
+        unmarked: this.marks.hidden,
       }),
     );
   }
@@ -229,7 +237,7 @@ export class Charts {
   /** @param {Columns} c @param {number} step */
   at(c, step) {
     if (this.axis === AXES.steps) return step;
-    const xs = this.places(c), i = c.step.findLastIndex((each) => each <= step);
+    const xs = this.places(c), i = lastUpTo(c.step, step);
     if (i < 0) return between(step, 0, c.step[0], this.axis.first(c, xs), xs[0] ?? 0);
     return i + 1 < xs.length ? between(step, c.step[i], c.step[i + 1], xs[i], xs[i + 1]) : xs[i];
   }
@@ -238,9 +246,23 @@ export class Charts {
   /** @param {number} x */
   stepAt(x) {
     if (this.axis === AXES.steps) return x;
-    const c = this.run.columns, xs = this.places(c), i = xs.findLastIndex((each) => each <= x);
+    const c = this.run.columns, xs = this.places(c), i = lastUpTo(xs, x);
     if (i < 0) return between(x, this.axis.first(c, xs), xs[0], 0, c.step[0]);
     return i + 1 < xs.length ? between(x, xs[i], xs[i + 1], c.step[i], c.step[i + 1]) : c.step[i];
+  }
+
+  // The place of each mark of the run: by the clock on an axis of time, unless it belongs to its version.
+  /** @returns {(mark: CurveMark) => number} */
+  placeOfMark() {
+    const c = this.run.columns, xs = this.places(c), byClock = [AXES.time, AXES.clock].includes(this.axis);
+    const times = byClock && c.unix_s.some((v) => v != null) ? rising(c.unix_s) : [];
+    const first = times[0] - (c.time_s?.[0] ?? 0);
+    return ({ kind, step, unix_s }) => {
+      if (!times.length || unix_s == null || this.marks.isRegular(kind)) return this.at(c, step);
+      const i = lastUpTo(times, unix_s);
+      if (i < 0) return between(Math.max(unix_s, first), first, times[0], this.axis.first(c, xs), xs[0]);
+      return i + 1 < xs.length ? between(unix_s, times[i], times[i + 1], xs[i], xs[i + 1]) : xs[i];
+    };
   }
 
   /** @returns {[number, number]} */
@@ -392,6 +414,7 @@ export class Charts {
     $("more").hidden = !more.length;
     $("more").querySelector("summary").textContent = `More numbers (${more.length})`;
     if ($("find").value.trim() && wanted.some((figure) => !figure.drawn)) $("more").open = true;
+    this.marks.take(some ? this.run.marks : [], this.placeOfMark(), this.shownPlaces());
     for (const figure of this.figures) this.boxes.get(figure.id).hidden = !wanted.includes(figure);
     for (const figure of wanted) {
       const box = this.boxes.get(figure.id);
@@ -435,7 +458,10 @@ export class Charts {
         legend: { live: true },
         cursor: { sync: { key: "steps" }, drag: { x: true, y: false, setScale: false } },
         hooks: {
-          ready: [(u) => u.over.addEventListener("click", () => this.lead(figure, u))],
+          ready: [(u) => {
+            u.over.addEventListener("click", () => this.lead(figure, u));
+            tellMarks(u.over, u.over, 0, () => this.marks.groups(widthOf(u)));
+          }],
           setSelect: [(u) => {
             if (u.select.width > 3) {
               const ends = [u.select.left, u.select.left + u.select.width].map((at) =>
@@ -445,7 +471,10 @@ export class Charts {
               u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
             }
           }],
-          draw: [(u) => drawIntervals(u, this.intervals.get(figure.id))],
+          draw: [(u) => {
+            drawMarks(u.ctx, this.marks.groups(widthOf(u)), u.bbox, devicePixelRatio || 1);
+            drawIntervals(u, this.intervals.get(figure.id));
+          }],
         },
         scales: {
           x: { time: false, range: () => this.shownPlaces() },
@@ -490,7 +519,7 @@ export class Charts {
   lead(figure, u) {
     if (u.cursor.left < 0) return;
     const given = place().given, at = Math.round(this.stepAt(u.posToVal(u.cursor.left, "x")));
-    const steps = this.run.columns.step, i = Math.max(0, steps.findLastIndex((step) => step <= at));
+    const steps = this.run.columns.step, i = Math.max(0, lastUpTo(steps, at));
     const end = (steps[i + 1] ?? steps[i] + 1) - 1;
     location.hash = address("trajectories", {
       run: given.run,
@@ -518,6 +547,11 @@ export class Charts {
     return [own, ...beside].join(". ");
   }
 
+  /** @param {number} width */
+  lagMarks(width) { // it is over steps, whatever the axis of the curves
+    return this.marks.groups(width, ({ step }) => step, this.shown());
+  }
+
   drawLag() {
     const c = this.run.columns, canvas = this.lag.querySelector("canvas"), context = sized(canvas, 120);
     const top = Math.max(1, ...c.lag_max.map((v) => v ?? 0)),
@@ -536,7 +570,7 @@ export class Charts {
     }
     sums.forEach((lags, at) => {
       const total = [...lags.values()].reduce((a, b) => a + b, 0);
-      let y = 100;
+      let y = LAG_HEIGHT;
       for (const lag of [...lags.keys()].sort((a, b) => a - b)) {
         const height = (lags.get(lag) / total) * 96;
         context.fillStyle = lagColor(lag, top);
@@ -544,6 +578,7 @@ export class Charts {
         y -= height;
       }
     });
+    drawMarks(context, this.lagMarks(width), { left: LEFT, top: 0, height: LAG_HEIGHT }, 1);
     context.fillStyle = css("--soft");
     context.font = "12px system-ui, sans-serif";
     ["100 %", "50 %", "0"].forEach((text, i) => context.fillText(text, 8, 12 + i * 46));
@@ -677,7 +712,20 @@ function drawIntervals(u, intervals) {
   }
 }
 
+const widthOf = (u) => u.bbox.width / (devicePixelRatio || 1); // of its curves, in pixels of the page
+
 const dashOf = (k) => (k ? DASHES[(k - 1) % DASHES.length] : undefined);
+
+/** @param {number[]} rising @param {number} v */
+function lastUpTo(rising, v) { // the last place whose value is not above it, or -1
+  let low = 0, end = rising.length;
+  while (low < end) {
+    const middle = (low + end) >> 1;
+    if (rising[middle] <= v) low = middle + 1;
+    else end = middle;
+  }
+  return low - 1;
+}
 
 /** @param {number} v @param {number} from @param {number} to @param {number} low @param {number} high */
 const between = (v, from, to, low, high) => (to > from ? low + ((v - from) / (to - from)) * (high - low) : low);

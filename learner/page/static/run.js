@@ -13,6 +13,8 @@ export class RunView {
     this.columns = { step: [], lags: [] };
     /** @type {RunEvent[]} */
     this.events = [];
+    /** @type {CurveMark[]} */
+    this.marks = [];
     this.needsToken = needsToken;
     this.said = said;
     this.run = "0";
@@ -23,6 +25,8 @@ export class RunView {
     this.wanted = [];
     /** @type {FigureSpec[] | null} */
     this.figures = null;
+    /** @type {MarkKind[] | null} */
+    this.markKinds = null;
     /** @type {Charts | null} */
     this.charts = null;
     /** @type {EventSource | null} */
@@ -82,19 +86,22 @@ export class RunView {
     this.machines.begin();
     const turn = (this.turn = (this.turn ?? 0) + 1);
     try {
-      const [message, made, others, figures] = await Promise.all([
+      const [message, made, others, figures, markKinds] = await Promise.all([
         ask("steps", { run: this.run }),
         ask("made_with", { run: this.run }),
         this.ofOthers(),
         this.figures ?? ask("figures"),
+        this.markKinds ?? ask("marks"),
       ]);
       if (turn !== this.turn) return;
       this.total = made.settings?.steps ?? null;
       this.columns = message.columns;
       this.events = message.events;
+      this.marks = message.marks;
       this.others = others;
       this.figures = figures;
-      this.charts ??= new Charts(this, figures);
+      this.markKinds = markKinds;
+      this.charts ??= new Charts(this, figures, markKinds);
       if (this.given) this.charts.look(this.given);
       this.given = null; // what the reader has changed since is in the address
       this.charts.draw();
@@ -144,6 +151,7 @@ export class RunView {
     const last = c.step.at(-1) ?? -1, from = more.step.findIndex((step) => step > last);
     if (from >= 0) { for (const [name, column] of Object.entries(c)) column.push(...more[name].slice(from)); }
     this.events.push(...message.events);
+    this.marks.push(...message.marks);
   }
 
   later() { // a burst draws once

@@ -20,7 +20,7 @@ from services.http.app import create_app
 from services.http.metrics import Metrics
 from tests.learner.page.made_run import make_run, step_line, write_lines
 
-_ASKED = ("steps", "figures", "rows", "made_with", "events", "runs")
+_ASKED = ("steps", "figures", "marks", "rows", "made_with", "events", "runs")
 STATIC = Path(__file__).parents[3] / "learner" / "page" / "static"
 
 
@@ -171,6 +171,24 @@ async def test_an_event_tells_the_second_in_which_it_was(tmp_path: Path) -> None
         found = (await client.get("/page/data/steps")).json()
 
     assert found["events"] == [{"kind": "leave", "step": 5, "unix_s": 1790000123.456, "generator_id": "g"}]
+
+
+async def test_marks_are_told_with_the_steps_and_with_what_comes_after(tmp_path: Path) -> None:
+    left = {"kind": "leave", "version": 5, "generator_id": "g", "unix_s": 1790000123.456}
+    write_lines(tmp_path, [{"kind": "publish", "version": 5}, left])
+
+    async with _client(tmp_path) as client:
+        whole = (await client.get("/page/data/steps")).json()
+        kinds = (await client.get("/page/data/marks")).json()
+    page = RunPage([ShownRun("one", tmp_path)], token=None)
+    _, mark = page._curves[0].catch_up()
+    write_lines(tmp_path, [{**left, "version": 6}])
+    (news,) = await _first_events(page, mark, 1)
+
+    told = {"kind": "leave", "symbol": "×", "text": "generator g has gone", "unix_s": 1790000123.456}
+    assert whole["marks"] == [{**told, "step": 5}]
+    assert json.loads(news.split("data: ")[1])["marks"] == [{**told, "step": 6}]
+    assert {"kind": "leave", "title": "generators gone", "symbol": "×", "color": "red", "regular": False} in kinds
 
 
 async def test_streams_end_with_the_page(tmp_path: Path) -> None:
