@@ -9,7 +9,8 @@
     GET /page/data/machines    of each process CPU, memory and the end of its log
     GET /page/data/made_with   the configuration, and what in it differs from the defaults
     GET /page/data/rows        a page of trajectories that fit a filter, or of their groups with rows=groups;
-                               .../overview what there is; .../group one group; .../life where its time went
+                               .../overview what there is; .../group one group; .../life where its time went;
+                               .../same_task a task's completions at several steps
 
 Where the process has a token, all data want it: as `Authorization: Bearer`, or as the cookie that `POST /page/login`
 gives for it, which no other route knows.
@@ -52,6 +53,7 @@ from learner.page.reading import (
     page,
     whole_text,
 )
+from learner.page.same_task import Member, same_task
 from learner.reports.growing import FileRestarted, Mark
 from learner.reports.marks import MARK_KINDS
 from protocol.model import PolicyVersion
@@ -197,6 +199,7 @@ class RunPage:
         get("/page/data/rows", dependencies=known)(self._rows)
         get("/page/data/group", dependencies=known)(self._group)
         get("/page/data/life", dependencies=known)(self._life)
+        get("/page/data/same_task", dependencies=known)(self._same_task)
         get("/page/data/text", dependencies=known)(self._text)
 
     # Who may read
@@ -336,6 +339,16 @@ class RunPage:
     async def _life(self, key: str, run: int = 0) -> dict[str, Any]:
         folder, moments = self._runs[self._of(run)].folder, self._curves[run].moments
         return await _kept(key, lambda wanted: kept_life(folder, wanted, moments))
+
+    async def _same_task(
+        self, environment: str, task: int, run: int = 0, steps: str = "", member: Member = "best"
+    ) -> dict[str, Any]:
+        folder = self._runs[self._of(run)].folder
+        try:
+            wanted = [int(step) for step in steps.split(",") if step]
+            return await asyncio.to_thread(same_task, folder, environment, task, steps=wanted, member=member)
+        except (ValueError, OverflowError) as error:  # numbers beyond what SQLite has are none of its rows
+            raise RequestRefused(422, "invalid_field", f"steps or task: {error}", field="steps") from error
 
     async def _text(self, key: str, run: int = 0, place: int | None = None) -> Response:
         """A file to keep, never a page of ours: a completion may hold anything."""

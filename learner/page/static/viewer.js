@@ -2,6 +2,7 @@
 // address names some. All of it is in the address.
 import { address, ask, el, NeedsToken, number, seconds } from "./dom.js";
 import { lanes } from "./lanes.js";
+import { sameTask } from "./same_task.js";
 import { clean, COLORINGS, legend, scaleOf, strip } from "./tokens.js";
 
 const FILTERS = [
@@ -90,7 +91,11 @@ export class Viewer {
         this.known = await ask("overview", { run });
         this.run = run;
       }
-      const made = given.group ? await this.group(given) : await this.list(given);
+      const made = given.same
+        ? await sameTask(given, (change) => this.to(change))
+        : given.group
+        ? await this.group(given)
+        : await this.list(given);
       if (turn === this.turn) this.put(made);
     } catch (error) {
       if (error instanceof NeedsToken) return this.needsToken();
@@ -512,7 +517,8 @@ export class Viewer {
       section(
         one.name,
         one.found
-          ? [one.note, ...this.head(one.found, one.life), ...this.body(one.found, color, most, one.run)].filter(Boolean)
+          ? [one.note, ...this.head(one.found, one.life, one.run), ...this.body(one.found, color, most, one.run)]
+            .filter(Boolean)
           : [one.note],
       )
     );
@@ -551,7 +557,7 @@ export class Viewer {
     }
   }
 
-  head(found, life) {
+  head(found, life, run) {
     const facts = [
       `step ${number(found.step)}`,
       found.environment,
@@ -571,6 +577,14 @@ export class Viewer {
           "a",
           { href: address("trajectories", { run: this.given.run, with: this.given.with, ...task }) },
           "this task at all steps",
+        ),
+        " · ",
+        el(
+          "a",
+          {
+            href: address("trajectories", { run: run ?? this.given.run, with: this.given.with, ...task, same: "some" }),
+          },
+          "this task at other steps, with the differences",
         ),
       ),
       found.why ? el("p", { class: "slow" }, `It was left out of training: ${found.why}`) : null,

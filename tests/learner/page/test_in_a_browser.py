@@ -16,8 +16,10 @@ import pytest
 
 from headway.report import page as page_of_report
 from headway.report import read_run
+from learner.page.store import TrajectoryStore
 from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, chromium, opened, shows
-from tests.learner.page.made_run import huge_run, make_run, step_line, timed_run, write_lines
+from tests.learner.page.made_run import group as made_group
+from tests.learner.page.made_run import huge_run, make_run, step_line, taken, timed_run, write_lines
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -205,6 +207,42 @@ def test_the_life_of_a_lease_is_drawn_in_lanes(browser: "Browser", tmp_path: Pat
         assert box is not None
         assert box["width"] > 10
         assert page.evaluate("document.documentElement.scrollWidth") <= options["viewport"]["width"]
+        assert said == []
+        page.context.close()
+
+
+@SCREENS
+def test_a_task_is_shown_at_other_steps_with_the_differences(
+    browser: "Browser", tmp_path: Path, options: dict[str, Any]
+) -> None:
+    folder = make_run(tmp_path / "run", steps=1, texts=("one", "the old answer"))
+    for step, text in {8: f"the new answer {NASTY}", 15: "word " * 2000}.items():
+        with TrajectoryStore(folder, budget_bytes=1 << 30, share=1.0) as store:
+            store.put(taken(step, made_group(2, step=step, texts=("one", text))))
+            store.wait_idle()
+    with Viewed(folder) as shown:
+        page, said = opened(browser, f"{shown.url}#/trajectories?environment=words&task=2", **options)
+        page.locator("table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
+        page.get_by_role("link", name="this task at other steps").click(timeout=WAIT_MS)
+        shows(page, "h2", "words · task 2 at 3 of 3 kept steps")
+        assert page.locator(".runs h3").all_inner_texts() == ["Step 1", "Step 8", "Step 15"]
+        second = page.locator(".runs section").nth(1)
+        assert second.locator("del").all_text_contents() == [" old"]
+        assert second.locator("ins").first.text_content() == " new"
+        assert "<script>" in second.locator("ins").last.inner_text()
+        assert "\\u202e" in second.locator("ins").last.inner_text()
+        shows(page, ".runs section:nth-child(3) p", "5,001 more characters are neither shown nor compared.")
+        assert page.evaluate("document.documentElement.scrollWidth") <= options["viewport"]["width"]
+
+        page.get_by_role("button", name="without step 8").click()
+        shows(page, "h2", "at 2 of 3 kept steps")
+        page.locator("#same-member").select_option("worst")
+        shows(page, ".runs section:nth-child(2) .difference span", "one")
+        page.locator("#same-1").select_option("8")
+        shows(page, ".runs h3", "Step 8")
+        page.get_by_role("link", name="Step 8").click()
+        shows(page, "h2", "step 8 · words · task 2")
+        assert page.evaluate("window.broken") is None
         assert said == []
         page.context.close()
 
