@@ -97,6 +97,7 @@ def policy_gradient(
             reference=passes.reference or config.kl_coefficient > 0,
             teacher=passes.teacher,
             values=passes.values,
+            logit_norms=passes.logit_norms,
         ),
         samples_policy=True,
         moves_at_once=to_behavior or (correction is not None and correction.proximal != "recompute"),

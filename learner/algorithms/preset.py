@@ -71,6 +71,7 @@ class ScoredBatch:
     reference_logprobs: Tensor | None = None
     teacher_logprobs: Tensor | None = None
     values: Tensor | None = None
+    logit_norms: Tensor | None = None
     turn_rewards: Tensor | None = None
     roles: Tensor | None = None
     mismatched: Tensor | None = None
@@ -160,12 +161,17 @@ class Loss:
 
 @dataclass(frozen=True)
 class Passes:
-    """Passes without gradient over the step's sequences, before its first update."""
+    """Passes without gradient over the step's sequences, before its first update.
+
+    `logit_norms`, the squared norm of the gradient of each token's logprob with respect to the logits, come with the
+    proximal logprobs, in one pass.
+    """
 
     proximal: bool = False
     reference: bool = False
     teacher: bool = False
     values: bool = False
+    logit_norms: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

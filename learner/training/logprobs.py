@@ -432,6 +432,62 @@ def _top_rows(
     return TopTokens(token_ids=token_ids, logprobs=softmax.logprobs(best))
 
 
+def logprobs_with_norms(
+    *,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    temperature: float,
+    chunking: Chunking,
+    rules: LogitRules = _PLAIN,
+) -> tuple[Tensor, Tensor]:
+    """log p of each `target` [T], and the squared norm of its gradient with respect to the logits; without gradient.
+
+    The gradient is onehot - softmax, so the norm is 1 - 2 p + the sum of p^2 over the vocabulary: 0 for a token that is
+    certain, at most 2. Both [T]; arguments as of `token_logprobs`.
+    """
+    with torch.no_grad():
+        parts = [
+            _norms_of_rows(
+                hidden[rows],
+                weight,
+                bias,
+                target[rows, None],
+                temperature=temperature,
+                vocabulary=chunking.vocabulary,
+                rules=rules,
+            )
+            # Without tokens there is one chunk all the same, of none.
+            for rows in spans(hidden.shape[0], chunking.tokens) or [slice(0, 0)]
+        ]
+    logprobs, norms = (torch.cat(part) for part in zip(*parts, strict=True))
+    return logprobs, norms
+
+
+def _norms_of_rows(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    *,
+    temperature: float,
+    vocabulary: int,
+    rules: LogitRules,
+) -> tuple[Tensor, Tensor]:
+    softmax, squares = (RunningSoftmax(hidden, with_entropy=False) for _ in range(2))
+    chosen = torch.zeros_like(target, dtype=accumulation_dtype(hidden.dtype))
+    for span in spans(weight.shape[0], vocabulary):
+        logits = span_logits(hidden, weight, bias, span, temperature=temperature, rules=rules)
+        columns, inside = span_columns(target, span)
+        chosen += torch.where(inside, logits.gather(1, columns), 0)
+        # The sum of p^2 is that of exp(2 logit), over the square of the sum of exp(logit).
+        squares.add(2 * logits)
+        softmax.add(logits)
+    logprobs = softmax.logprobs(chosen)[:, 0]
+    return logprobs, 1 - 2 * logprobs.exp() + (squares.normalizer() - 2 * softmax.normalizer()).exp()
+
+
 _CHUNKING = Chunking()
 
 
@@ -466,13 +522,25 @@ class LogprobHead(nn.Linear):
         chunking: Chunking = _CHUNKING,
         with_entropy: bool = False,
         entropy_gradient: bool = False,
+        with_norms: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor | None, Tensor | None] | tuple[Tensor, Tensor]:
         """Logits of `input` [..., H], unless more is asked for. With `input` [T, H]:
 
-        with `target` [T], the target's logprobs [T], the entropy [T] and the logprobs of `candidates` [T, C]; with
-        `top`, the token ids [T, top] and logprobs [T, top] of the most probable tokens.
+        with `target` [T], the target's logprobs [T], the entropy [T] and the logprobs of `candidates` [T, C], or with
+        `with_norms` what `logprobs_with_norms` gives; with `top`, the token ids [T, top] and logprobs [T, top] of the
+        most probable tokens.
         """
         input = input.to(self.weight.dtype)  # Mamba 2 ends in float32
+        if target is not None and with_norms:
+            return logprobs_with_norms(
+                hidden=input,
+                weight=self.weight,
+                bias=self.bias,
+                target=target,
+                temperature=temperature,
+                chunking=chunking,
+                rules=self.rules,
+            )
         if target is not None:
             result = token_logprobs(
                 hidden=input,

@@ -51,6 +51,8 @@ class Scorers:
     reference: Score | None = None
     teacher: Score | None = None
     values: Score | None = None
+    proximal_with_norms: Score | None = None
+    """Two numbers for each target, [2, N]: the first is `proximal`'s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,7 @@ class TokenScores:
     reference_logprobs: Tensor | None = None
     teacher_logprobs: Tensor | None = None
     values: Tensor | None = None
+    logit_norms: Tensor | None = None
 
     def anchored(self, parts: Sequence[tuple[Tensor, Tensor]], *, tokens: int) -> TokenScores:
         """With the proximal logprobs of an update that began with the step, by places: all that later epochs of this
@@ -120,19 +123,25 @@ def score(batch: FlatBatch, microbatches: Sequence[Microbatch], *, scorers: Scor
         assert found is not None, "a pass that was wanted"
         return torch.where(torch.from_numpy(asked[batch.owners]), found, torch.from_numpy(known))
 
+    proximal, norms = None, None
+    if passes.logit_norms:
+        assert scorers.proximal_with_norms is not None, "a pass without a model to run it"
+        proximal, norms = _everywhere(microbatches, scorers.proximal_with_norms, tokens=len(batch.token_ids), each=2)
     return TokenScores(
-        proximal_logprobs=run(passes.proximal, scorers.proximal),
+        proximal_logprobs=run(passes.proximal, scorers.proximal) if proximal is None else proximal,
+        logit_norms=norms,
         reference_logprobs=run(passes.reference, scorers.reference, batch.reference_logprobs),
         teacher_logprobs=taught(),
         values=run(passes.values, scorers.values),
     )
 
 
-def _everywhere(microbatches: Sequence[Microbatch], scorer: Score, *, tokens: int) -> Tensor:
-    values = torch.zeros(tokens)
+def _everywhere(microbatches: Sequence[Microbatch], scorer: Score, *, tokens: int, each: int = 1) -> Tensor:
+    """A number for each token, [N], or with `each` so many, [each, N]."""
+    values = torch.zeros(tokens) if each == 1 else torch.zeros(each, tokens)
     with torch.no_grad():
         for microbatch in microbatches:
-            values[microbatch.places] = scorer(microbatch).float().cpu()
+            values[..., microbatch.places] = scorer(microbatch).float().cpu()
     return summed_over_ranks(values)
 
 
@@ -186,6 +195,7 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
         reference_logprobs=of_trained(scores.reference_logprobs),
         teacher_logprobs=of_trained(scores.teacher_logprobs),
         values=of_trained(scores.values),
+        logit_norms=of_trained(scores.logit_norms),
         roles=torch.from_numpy(batch.roles[firsts]),
         mismatched=torch.from_numpy(batch.mismatched[firsts]),
     )
@@ -312,7 +322,16 @@ class Models:
             reference=None if self.reference is None else self.reference.logprobs,
             teacher=self.teachers.logprobs if self.teachers else None,
             values=None if self.critic is None else self.critic.values,
+            proximal_with_norms=self._logprobs_with_norms,
         )
+
+    def _logprobs_with_norms(self, microbatch: Microbatch) -> Tensor:
+        policy = self.trained
+        assert isinstance(policy, PolicyModel), "what an algorithm trains that asks for norms"
+        with policy.telling_norms():
+            logprobs, norms, *_ = self.engine.forward(microbatch)
+        assert norms is not None, "the policy was told to give them"
+        return torch.stack([logprobs, norms])
 
     @property
     def skipped(self) -> int:

@@ -83,6 +83,8 @@ class LogprobSettings:
     with_entropy: bool
     entropy_gradient: bool = False
     with_states: bool = False
+    with_norms: bool = False
+    """Without gradient, and the norms of `logprobs.logprobs_with_norms` in place of the entropies."""
     own_logits: bool = False
     """Logprobs come from whole logits that transformers' own code makes, of sequences as `layouts.plain_attention` has
     them; without anything else. For a self-check.
@@ -103,6 +105,17 @@ class PolicyModel(nn.Module):
         linear = _call(causal_lm, "get_output_embeddings")
         assert isinstance(linear, nn.Linear), f"an output projection of an unknown kind: {type(linear).__name__}"
         _call(causal_lm, "set_output_embeddings", LogprobHead.sharing(linear, rules=_rules_of(causal_lm)))
+
+    @contextmanager
+    def telling_norms(self) -> Iterator[None]:
+        """Within it the second of what `forward` gives are not entropies but the squared norms [N] of the gradients of
+        the logprobs with respect to the logits; and there is no gradient.
+        """
+        usual, self.settings = self.settings, replace(self.settings, with_norms=True)
+        try:
+            yield
+        finally:
+            self.settings = usual
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
@@ -130,6 +143,16 @@ class PolicyModel(nn.Module):
             return self._own_logprobs(microbatch), None, None, None, None
         candidates = microbatch.candidates
         states, routing = predicting_states(self.causal_lm, microbatch, watch=self.watch)
+        count = len(microbatch.targets)
+        if self.settings.with_norms:
+            logprobs, norms = self._head()(
+                states,
+                one_at_least(microbatch.targets),
+                temperature=self.settings.temperature,
+                chunking=self.settings.chunking,
+                with_norms=True,
+            )
+            return logprobs[:count], norms[:count], None, None, routing
         logprobs, entropy, of_candidates = self._head()(
             states,
             one_at_least(microbatch.targets),
@@ -139,7 +162,6 @@ class PolicyModel(nn.Module):
             with_entropy=self.settings.with_entropy,
             entropy_gradient=self.settings.entropy_gradient,
         )
-        count = len(microbatch.targets)
         return (
             logprobs[:count],
             None if entropy is None else entropy[:count],

@@ -26,6 +26,7 @@ _REFUSED_PRESETS = {
     "max_rl": _ADVANTAGES_OF_GROUPS,
     "pass_at_k": _ADVANTAGES_OF_GROUPS,
     "opo": _ADVANTAGES_OF_GROUPS,
+    "otb": _ADVANTAGES_OF_GROUPS,
     "rae": _ADVANTAGES_OF_GROUPS,
     "gdpo": _ADVANTAGES_OF_GROUPS,
     "gigpo": _ADVANTAGES_OF_GROUPS,

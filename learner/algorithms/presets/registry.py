@@ -36,6 +36,7 @@ _NAMES = (
     "reinforce",
     "opo",
     "rae",
+    "otb",
     "gvpo",
     "rloo",
     "reinforce_pp",

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithms import advantages
+from learner.algorithms import advantages, token_baseline
 from tests.learner.algorithms.steps import DrawnStep, integers, random_trajectories, step_of
 
 Estimator = Callable[[DrawnStep], Tensor]
@@ -90,6 +90,16 @@ def pass_at_2(step: DrawnStep) -> Tensor:
     return advantages.pass_at_k(right=step.rewards > 0.5, groups=step.groups, k=2)
 
 
+def optimal_token(step: DrawnStep) -> Tensor:
+    return token_baseline.optimal_token(
+        rewards=step.rewards,
+        groups=step.groups,
+        sequences=step.sequences,
+        norms=step.values.square(),
+        token_rewards=step.token_rewards,
+    )
+
+
 TRAJECTORY_ESTIMATORS = (
     by_group_deviation,
     by_group,
@@ -106,6 +116,7 @@ TOKEN_ESTIMATORS: tuple[Estimator, ...] = (
     lambda step: gae(step).advantages,
     lambda step: gae(step).returns,
     step_group,
+    optimal_token,
 )
 
 

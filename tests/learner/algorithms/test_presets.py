@@ -82,6 +82,9 @@ def loss_of(
         reference_logprobs=torch.log_softmax(reference, dim=0)[actions],
         teacher_logprobs=torch.log_softmax(teacher, dim=0)[actions],
         values=torch.zeros(count, dtype=torch.float64),
+        logit_norms=1
+        - 2 * proximal.exp()
+        + torch.softmax(logits.detach() if start is None else start, 0).square().sum(),
     )
     made = None if preset.advantages is None else preset.advantages(scored)
     kept = torch.ones(count, dtype=torch.bool) if made is None or made.kept is None else made.kept
@@ -141,6 +144,7 @@ STREAMED = [
     ("dppo", {"divergence": "kl"}),
     ("vespo", {}),
     ("opo", {}),
+    ("otb", {}),
     ("rae", {}),
     ("gvpo", {}),
     ("reinforce", {}),

@@ -40,6 +40,7 @@ def batch_of(behavior: Tensor, proximal: Tensor, *, lag: int = 2, truncated: Ten
         reference_logprobs=torch.full_like(POLICY, -1.0),
         teacher_logprobs=torch.linspace(-0.5, -1.5, 8, dtype=torch.float64),
         values=torch.full_like(POLICY, 0.25),
+        logit_norms=torch.linspace(0.2, 1.2, 8, dtype=torch.float64),
     )
 
 
@@ -156,6 +157,7 @@ def test_rloos_sequence_clip_is_of_the_product_over_the_trajectory() -> None:
         ({"type": "cispo"}, True),
         ({"type": "vespo"}, True),
         ({"type": "opo"}, True),
+        ({"type": "otb"}, True),
         ({"type": "rae"}, True),
         ({"type": "dro"}, True),
         ({"type": "rloo"}, True),

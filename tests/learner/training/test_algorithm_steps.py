@@ -103,6 +103,8 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "dppo", "divergence": "kl"}, grouped, {"updates_per_step": 2}),
     ({"type": "opo"}, grouped, {}),
     ({"type": "gvpo"}, grouped, {}),
+    ({"type": "otb"}, grouped, {}),
+    ({"type": "otb", "kl_coefficient": 0.1, "kl_in": "reward"}, grouped, {"updates_per_step": 2}),
     ({"type": "rae"}, two_players, {}),
     ({"type": "dro"}, grouped, {"updates_per_step": 2}),
     ({"type": "pass_at_k", "right_reward": 0.0}, grouped, {}),

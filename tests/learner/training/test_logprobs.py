@@ -5,7 +5,14 @@ import torch
 from torch import Tensor
 
 from learner.training.logits import LogitRules
-from learner.training.logprobs import Chunking, LogprobHead, LowRankLogits, TokenLogprobs, token_logprobs
+from learner.training.logprobs import (
+    Chunking,
+    LogprobHead,
+    LowRankLogits,
+    TokenLogprobs,
+    logprobs_with_norms,
+    token_logprobs,
+)
 
 TOKENS, VOCABULARY, CANDIDATES = 7, 11, 4
 CHUNKINGS = [Chunking(100, 100), Chunking(3, 100), Chunking(100, 4), Chunking(2, 3), Chunking(1, 1)]
@@ -67,6 +74,36 @@ def test_chunked_logprobs_and_their_gradients_are_those_of_log_softmax(chunking:
     ours = torch.autograd.grad((SLOPES * result.logprobs).sum(), (hidden, weight, bias))
     expected = torch.autograd.grad((SLOPES * whole.gather(1, target[:, None])[:, 0]).sum(), (hidden, weight, bias))
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunking", CHUNKINGS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_norms_are_those_of_the_gradients_of_logprobs_by_the_logits(chunking: Chunking, temperature: float) -> None:
+    hidden, weight, bias, target = problem()
+    logprobs, norms = logprobs_with_norms(
+        hidden=hidden, weight=weight, bias=bias, target=target, temperature=temperature, chunking=chunking
+    )
+    assert not logprobs.requires_grad
+    assert not norms.requires_grad
+    logits = ((hidden @ weight.T + bias) / temperature).detach().requires_grad_()
+    whole = torch.log_softmax(logits, dim=1).gather(1, target[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, whole.detach(), rtol=0, atol=1e-12)
+    (slopes,) = torch.autograd.grad(whole.sum(), logits)
+    torch.testing.assert_close(norms, slopes.square().sum(1), rtol=0, atol=1e-12)
+
+
+def test_the_norm_of_one_token_of_three_is_that_worked_by_hand() -> None:
+    """Probabilities 1/4, 1/4 and 1/2: 1 - 2/4 + (1 + 1 + 4)/16 = 7/8 for the first, 1 - 1 + 6/16 for the last."""
+    weight = torch.tensor([1.0, 1.0, 2.0]).log()[:, None]
+    _, norms = logprobs_with_norms(
+        hidden=torch.ones(2, 1),
+        weight=weight,
+        bias=None,
+        target=torch.tensor([0, 2]),
+        temperature=1.0,
+        chunking=Chunking(1, 2),
+    )
+    assert norms.tolist() == pytest.approx([0.875, 0.375])
 
 
 @pytest.mark.parametrize("rules", [LogitRules(factor=0.3), LogitRules(factor=1.5, softcap=2.0)], ids=str)

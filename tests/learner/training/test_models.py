@@ -71,6 +71,22 @@ def test_nobody_is_asked_for_what_the_algorithm_does_not_need(commands: CommandC
     assert (found.proximal_logprobs, found.teacher_logprobs, found.values) == (None, None, None)
 
 
+def test_norms_come_with_the_proximal_logprobs_in_one_pass(commands: CommandChannel) -> None:
+    batch = step()
+    proximal = IdScorer(1)
+
+    def with_norms(microbatch: Microbatch) -> Tensor:
+        return torch.stack([10.0 * microbatch.targets, 100.0 * microbatch.targets])
+
+    scorers = Scorers(proximal=proximal, proximal_with_norms=with_norms)
+    found = score(batch, rows(batch), scorers=scorers, passes=Passes(proximal=True, logit_norms=True))
+    assert found.proximal_logprobs is not None
+    assert found.logit_norms is not None
+    assert found.proximal_logprobs.tolist() == [0, 20, 30, 0, 50]
+    assert found.logit_norms.tolist() == [0, 200, 300, 0, 500]
+    assert proximal.asked == []
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_logprobs_that_came_with_the_batch_are_taken_as_they_are(commands: CommandChannel, wanted: bool) -> None:
     """0.1 is no power of two: a detour over float64 or a model would show."""

@@ -71,6 +71,7 @@ CASES: tuple[tuple[dict[str, object], Callable[[int], list[TrainSequence]]], ...
     ({"type": "sapo"}, grouped),
     ({"type": "dro"}, grouped),
     ({"type": "rae"}, two_players),
+    ({"type": "otb"}, grouped),
     ({"type": "kl_cov", "covariance_share": 0.1, "second_moment_limit": 2.0}, grouped),
     ({"type": "dpo", "loss": "bco"}, paired),
     ({"type": "dpo", "loss": "length_normalised"}, paired),
