@@ -202,8 +202,8 @@ class Action:
 class Opening:
     """Beginning of a conversation. `tools` are what the chat template tells the policy that it may call.
 
-    `state` is a key of what the policy is given, for algorithms that compare turns of equal states of a task (gigpo);
-    without one, states are equal where the tokens of the turn's prompt are.
+    `state` is a key of what the policy is given, for algorithms that compare turns of equal states of a task (gigpo,
+    hgpo); without one, states are equal where the tokens of the turn's prompt are.
     """
 
     prompt: Prompt

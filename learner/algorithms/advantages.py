@@ -276,15 +276,37 @@ def step_group(
     `turn_rewards` [T] are those of turns; what they leave of the trajectory's reward, all of it without them, is of the
     last turn. A state met once in its group adds 0. Source: GiGPO, arXiv 2505.10978.
     """
-    acted, turn_of_token = torch.unique(turns, return_inverse=True)  # [A] turns with trained tokens, [M]
-    owners = torch.zeros_like(acted).scatter_(0, turn_of_token, sequences)
+    found = acted_turns(
+        rewards=rewards, sequences=sequences, turns=turns, turn_rewards=turn_rewards, gamma_step=gamma_step
+    )
+    states = Grouping.of(torch.stack([groups[found.owners], turn_states[found.turns]], dim=1)).index
+    of_trajectory = group(rewards=rewards, groups=groups, scale=scale)
+    of_turn = group(rewards=found.returns, groups=states, scale=scale)
+    return of_trajectory[sequences] + omega * of_turn[found.of_token]
+
+
+@dataclass(frozen=True)
+class ActedTurns:
+    """The A turns that have trained tokens: `turns` [A] are their numbers, `owners` [A] their trajectories, `returns`
+    [A] the rewards from each on, discounted; `of_token` [M] is the place among them of each token's turn.
+    """
+
+    turns: Tensor
+    owners: Tensor
+    returns: Tensor
+    of_token: Tensor
+
+
+def acted_turns(
+    *, rewards: Tensor, sequences: Tensor, turns: Tensor, turn_rewards: Tensor | None, gamma_step: float
+) -> ActedTurns:
+    """The turns of a step as `step_group` sees them, with its arguments."""
+    acted, of_token = torch.unique(turns, return_inverse=True)
+    owners = torch.zeros_like(acted).scatter_(0, of_token, sequences)
     earned = rewards.new_zeros(len(acted)) if turn_rewards is None else turn_rewards[acted]
     left = rewards - torch.zeros_like(rewards).index_add(0, owners, earned)
     returns = discounted_sums(earned + at_end(left, owners=owners), owners=owners, discount=gamma_step)
-    states = Grouping.of(torch.stack([groups[owners], turn_states[acted]], dim=1)).index
-    of_trajectory = group(rewards=rewards, groups=groups, scale=scale)
-    of_turn = group(rewards=returns, groups=states, scale=scale)
-    return of_trajectory[sequences] + omega * of_turn[turn_of_token]
+    return ActedTurns(turns=acted, owners=owners, returns=returns, of_token=of_token)
 
 
 def per_component(

@@ -30,6 +30,7 @@ _REFUSED_PRESETS = {
     "rae": _ADVANTAGES_OF_GROUPS,
     "gdpo": _ADVANTAGES_OF_GROUPS,
     "gigpo": _ADVANTAGES_OF_GROUPS,
+    "hgpo": _ADVANTAGES_OF_GROUPS,
     "clip_cov": "looks at all tokens of a step, which your loop knows: set some advantages to 0, and ask for grpo",
     "kl_cov": "looks at all tokens of a step, which your loop knows: write a custom loss",
     "gvpo": "is a likelihood with weights of a group, which your loop computes: ask for cross_entropy with weights",

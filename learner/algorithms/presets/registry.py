@@ -42,6 +42,7 @@ _NAMES = (
     "reinforce_pp",
     "ppo",
     "gigpo",
+    "hgpo",
     "online_dpo",
     "best_of_k",
     "opd",

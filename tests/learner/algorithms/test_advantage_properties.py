@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithms import advantages, token_baseline
+from learner.algorithms import advantages, histories, token_baseline
 from tests.learner.algorithms.steps import DrawnStep, integers, random_trajectories, step_of
 
 Estimator = Callable[[DrawnStep], Tensor]
@@ -100,6 +100,20 @@ def optimal_token(step: DrawnStep) -> Tensor:
     )
 
 
+def by_history(step: DrawnStep) -> Tensor:
+    return histories.by_history(
+        rewards=step.rewards,
+        groups=step.groups,
+        sequences=step.sequences,
+        turns=step.turns,
+        turn_states=step.turn_states,
+        gamma_step=0.95,
+        history=2,
+        power=1.0,
+        scale="std",
+    )
+
+
 TRAJECTORY_ESTIMATORS = (
     by_group_deviation,
     by_group,
@@ -117,6 +131,7 @@ TOKEN_ESTIMATORS: tuple[Estimator, ...] = (
     lambda step: gae(step).returns,
     step_group,
     optimal_token,
+    by_history,
 )
 
 

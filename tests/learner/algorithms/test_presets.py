@@ -155,6 +155,7 @@ STREAMED = [
     ("reinforce_pp", {"group_baseline": True}),
     ("ppo", {"kl_coefficient": 0.01, "kl_control": "adaptive", "length_adaptive_alpha": 0.05}),
     ("gigpo", {}),
+    ("hgpo", {}),
     ("online_dpo", {}),
     ("best_of_k", {}),
     ("opd", {}),

@@ -124,6 +124,7 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "rloo", "kl_coefficient": 0.1}, grouped, {}),
     ({"type": "reinforce_pp", "kl_coefficient": 0.1}, grouped, {}),
     ({"type": "gigpo"}, grouped, {}),
+    ({"type": "hgpo"}, grouped, {}),
     ({"type": "ppo", "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
     ({"type": "ppo"}, grouped, {"updates_per_step": 2, "critic": HEAD}),
     ({"type": "opd"}, grouped, {}),
