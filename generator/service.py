@@ -31,6 +31,7 @@ from protocol.model import PROTOCOL_VERSION
 from protocol.status import PeerStatus, ProgressStatus, QueueStatus, Report
 from services.http.app import create_app
 from services.http.client import HttpClient
+from services.http.gpu_metrics import GpuMetrics
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, peers_at, recent_failures
@@ -165,7 +166,7 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                 works = _works(
                     learner, engine=engine, serving=serving, waits=waits, client=client, announcement=announcement
                 )
-                works["load"] = status.load.run()
+                works["load"] = status.load.run(gpus=GpuMetrics(registry).show)
                 loops += [group.create_task(work, name=name) for name, work in works.items()]
                 await stop.wait()
                 serving.leave()

@@ -415,7 +415,7 @@ class EventLoopParts:
         self.monitor = monitor = self._make_monitor(own, listener.url)
         return {
             **({} if self.webhook is None else {"webhook": self.webhook.run()}),
-            "load": self.status.load.run(),
+            "load": self.status.load.run(gpus=self.metrics.gpus.show),
             "monitor": monitor.run(),
             "loads": self._note_loads(monitor),
             "http": serve_http(app, listener),

@@ -85,6 +85,17 @@ class LoadStatus(WireModel):
     """The share of the last minute, or of what has passed of it, in which long work is seen whole."""
 
 
+class GpuStatus(WireModel):
+    """A GPU that a process or a child of it holds, by its number on the machine, with what all who use it take of it:
+    the share of the last second or less in which a kernel ran, which not every card tells, and memory.
+    """
+
+    index: int = Field(ge=0)
+    busy_share: float | None = Field(default=None, ge=0, le=1)
+    memory_bytes: int = Field(ge=0)
+    total_bytes: int = Field(ge=0)
+
+
 class UsageStatus(WireModel):
     """Use of its machine by a process and its children: cores at work in the last seconds, and memory, in which what
     several of them share counts for each.
@@ -92,6 +103,7 @@ class UsageStatus(WireModel):
 
     cores: float = Field(ge=0)
     memory_bytes: int = Field(ge=0)
+    gpus: tuple[GpuStatus, ...] = ()
 
 
 class DiskStatus(WireModel):

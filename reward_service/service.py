@@ -24,6 +24,7 @@ from reward_service.sandbox.pool import Sandboxes, open_sandboxes
 from reward_service.verifier.lanes import Registry, Verifier, make_metrics
 from reward_service.verifier.submission import UserError
 from services.http.app import RequestRefused, create_app, json_answer, json_body
+from services.http.gpu_metrics import GpuMetrics
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, recent_failures
@@ -237,7 +238,7 @@ async def serve(
             # What is loaded by now stays: without this, each full collection looks at all of it and holds up requests.
             gc.freeze()
             async with asyncio.TaskGroup() as tasks:
-                serving = run_loops(http=serve_http(app, listener), load=status.load.run())
+                serving = run_loops(http=serve_http(app, listener), load=status.load.run(gpus=GpuMetrics(metrics).show))
                 http = tasks.create_task(serving, name="http")
                 loading = tasks.create_task(_load(scorer, waiting), name="loading")
                 if listening is not None:

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protocol.status import LoadStatus, UsageStatus, WaitingItems
+from protocol.status import GpuStatus, LoadStatus, UsageStatus, WaitingItems
+from services.gpus import GpuWatch
 from services.local_processes import usage_of
 
 WINDOW_S = 10.0
@@ -33,6 +34,10 @@ class LoadSample:
     waits: Mapping[str, int] = field(default_factory=dict)
 
 
+def _unheard(gpus: Sequence[GpuStatus]) -> None:
+    pass
+
+
 class LoadWindow:
     """Samples of the last `WINDOW_S` seconds. `limit` is the number of places for items; `clock` is in seconds."""
 
@@ -52,20 +57,25 @@ class LoadWindow:
         self.usage: UsageStatus | None = None
         """Use of this machine by this process and its children, over the last seconds."""
 
-    async def run(self) -> None:
-        """Looks once a second until cancelled, and more rarely at what the machine gives."""
+    async def run(self, *, gpus: Callable[[Sequence[GpuStatus]], None] = _unheard) -> None:
+        """Looks once a second until cancelled, and more rarely at what the machine gives. `gpus` is told each time
+        which GPUs this process and its children hold.
+        """
+        watch = GpuWatch()
         for number in itertools.count():
             self.sample()
             if number % _USAGE_EVERY == 0:
-                self._measure(*await asyncio.to_thread(usage_of, os.getpid()))
+                used, held = await asyncio.to_thread(lambda: (usage_of(os.getpid()), watch.look(os.getpid())))
+                gpus(held)
+                self._measure(*used, gpus=held)
             await asyncio.sleep(_EVERY_S)
 
-    def _measure(self, cpu_s: float, memory_bytes: int) -> None:
+    def _measure(self, cpu_s: float, memory_bytes: int, *, gpus: tuple[GpuStatus, ...] = ()) -> None:
         now = self._clock()
         if self._measured is not None and now > self._measured[0]:
             since, before_s = self._measured
             cores = max(0.0, (cpu_s - before_s) / (now - since))  # children that ended take their seconds with them
-            self.usage = UsageStatus(cores=cores, memory_bytes=memory_bytes)
+            self.usage = UsageStatus(cores=cores, memory_bytes=memory_bytes, gpus=gpus)
         self._measured = now, cpu_s
 
     def restart(self) -> None:

@@ -64,20 +64,27 @@ def process_behind(url: str) -> LocalProcess | None:
 
 
 def usage_of(pid: int, *, proc: Path = _PROC) -> tuple[float, int]:
-    """CPU seconds so far, and bytes of memory, of a process of this machine and its descendants; `proc`: as in proc(5).
+    """CPU seconds so far, and bytes of memory, of a process of this machine and its descendants; `proc` is proc(5)."""
+    cpu_s, memory = 0.0, 0
+    for one in family_of(pid, proc=proc):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = _statistics(proc / str(one))
+            cpu_s += (int(fields[11]) + int(fields[12])) / _TICKS
+            memory += int(fields[21]) * _PAGE_BYTES
+    return cpu_s, memory
+
+
+def family_of(pid: int, *, proc: Path = _PROC) -> list[int]:
+    """A process of this machine and its descendants, by their numbers; `proc`: as in proc(5).
 
     Others are looked at only where the kernel has no lists of children (CONFIG_PROC_CHILDREN).
     """
     children_of = _listed_children if (proc / "self/task" / str(os.getpid()) / "children").exists() else _parents(proc)
-    cpu_s, memory, found = 0.0, 0, [pid]
+    found = [pid]
     for one in found:  # it grows while it is walked
-        folder = proc / str(one)
         with suppress(OSError):  # it has ended meanwhile
-            found.extend(children_of(folder))
-            fields = _statistics(folder)
-            cpu_s += (int(fields[11]) + int(fields[12])) / _TICKS
-            memory += int(fields[21]) * _PAGE_BYTES
-    return cpu_s, memory
+            found.extend(children_of(proc / str(one)))
+    return found
 
 
 def is_here(host: str) -> bool:

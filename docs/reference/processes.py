@@ -32,6 +32,7 @@ from reward_service.requests.scoring import Scorer
 from reward_service.service import build_app
 from reward_service.verifier.lanes import make_metrics
 from services.http.app import create_app
+from services.http.gpu_metrics import GpuMetrics
 from services.http.metrics import Distribution, Known, Metrics, Rises
 from services.http.status import RecentFailures, add_status_route
 from services.http.waiting import Waiting
@@ -125,6 +126,7 @@ def _generator() -> Described:
     metrics = _Noted("generator")
     engine: Any = SimpleNamespace(counters=lambda: _STILL)
     GeneratorMetrics(metrics, engine=engine)
+    GpuMetrics(metrics)
     app = _app("generator", metrics)
     add_token_routes(app, serving=_ABSENT, scoring=_ABSENT)
     add_sync_routes(app, sync=_ABSENT)
@@ -138,6 +140,7 @@ async def _reward_service() -> Described:
     app = build_app(
         config=config, registry=registry, scorer=scorer, metrics=metrics, readiness=_ready, version="described"
     )
+    GpuMetrics(metrics)
     return _finished("reward-service", app, metrics)
 
 

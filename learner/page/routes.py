@@ -6,7 +6,7 @@
     GET /page/data/marks       which kinds of events are marked on the curves
     GET /page/data/steps       curves, events and marks of all steps so far, and up to which place of the file they go
     GET /page/data/events      what comes after such a place, as server-sent events whose id is the next one
-    GET /page/data/machines    of each process CPU, memory and the end of its log
+    GET /page/data/machines    of each process CPU, memory, GPUs and the end of its log
     GET /page/data/made_with   the configuration, and what in it differs from the defaults
     GET /page/data/rows        a page of trajectories that fit a filter, or of their groups with rows=groups;
                                .../overview what there is; .../group one group; .../life where its time went;

@@ -111,6 +111,14 @@ interface Verdict {
   remedy: string;
 }
 
+/** A GPU that a process holds; not every card tells how busy it is. */
+interface GpuTold {
+  index: number;
+  busy_share: number | null;
+  memory_bytes: number;
+  total_bytes: number;
+}
+
 interface MachineTold {
   name: string;
   kind: string;
@@ -119,7 +127,7 @@ interface MachineTold {
   pid?: number;
   host?: string;
   uptime_s?: number;
-  usage?: { cores: number; memory_bytes: number } | null;
+  usage?: { cores: number; memory_bytes: number; gpus: GpuTold[] } | null;
   log?: string[];
 }
 

@@ -25,6 +25,7 @@ from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.published import PublishReport
 from protocol.model import PolicyVersion
 from protocol.status import DiskStatus, EventStatus, PeerStatus, ProgressStatus, QueueStatus, Report
+from services.http.gpu_metrics import GpuMetrics
 from services.http.metrics import Metrics, one_label
 from services.http.waiting import Waiting
 from services.load import LoadSample, LoadWindow
@@ -70,6 +71,8 @@ class LearnerMetrics:
         self._make_leases(metrics)
         self._make_publishes(metrics)
         self._make_files(metrics)
+        self.gpus = GpuMetrics(metrics)
+        """GPUs of the learner and its ranks."""
 
     def _make_training(self, metrics: Metrics) -> None:
         self._version = metrics.gauge("policy_version", "Version of the learner's policy.")

@@ -1,12 +1,14 @@
 """The load of a process over a window of time."""
 
+import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from protocol.status import GpuStatus
 from services.load import WINDOW_S, LoadSample, LoadWindow
 from services.local_processes import usage_of
 
@@ -51,10 +53,23 @@ def test_the_cores_at_work_are_those_of_the_last_seconds() -> None:
     watched._measure(100.0, 5)
     assert watched.usage is None, "once is no rate"
     watched._measure(105.0, 6)
-    watched._measure(115.0, 7)
+    held = (GpuStatus(index=2, busy_share=0.5, memory_bytes=8, total_bytes=9),)
+    watched._measure(115.0, 7, gpus=held)
 
     assert watched.usage is not None
-    assert (watched.usage.cores, watched.usage.memory_bytes) == (2.0, 7)
+    assert (watched.usage.cores, watched.usage.memory_bytes, watched.usage.gpus) == (2.0, 7, held)
+
+
+async def test_what_a_process_holds_of_gpus_is_told_from_the_first_look_on() -> None:
+    told = asyncio.Queue[Sequence[GpuStatus]]()
+    watched = LoadWindow(lambda: LoadSample(done=0, running=0), limit=lambda: None)
+    running = asyncio.create_task(watched.run(gpus=told.put_nowait))
+    try:
+        first = await told.get()
+    finally:
+        running.cancel()
+
+    assert all(gpu.memory_bytes <= gpu.total_bytes for gpu in first)
 
 
 def test_what_a_process_takes_counts_its_children() -> None:

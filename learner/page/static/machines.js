@@ -1,5 +1,5 @@
 // What each process takes of its machine, and the end of its log: asked for while it is unfolded.
-import { $, ask, el, number, seconds, table } from "./dom.js";
+import { $, ask, el, number, seconds, share, table } from "./dom.js";
 
 const EVERY_MS = 4000;
 const HEAD = ["process", "machine", "up", "cores at work", "memory"];
@@ -22,24 +22,28 @@ export class Machines {
     this.timer = setTimeout(() => this.begin(), EVERY_MS);
   }
 
+  /** @param {MachineTold[]} found */
   show(found) {
+    const some = found.some((one) => one.usage?.gpus?.length); // nothing is said of GPUs where nobody has one
     table(
       $("machines").querySelector("table"),
-      HEAD,
-      found.map((one) =>
-        one.pid == null ? [one.name, `${one.condition}: ${one.complaint}`, "", "", ""] : [
+      some ? [...HEAD, "GPUs"] : HEAD,
+      found.map((one) => [
+        ...(one.pid == null ? [one.name, `${one.condition}: ${one.complaint}`, "", "", ""] : [
           one.name,
           `${one.host}, process ${one.pid}`,
           seconds(one.uptime_s),
           one.usage?.cores.toFixed(2) ?? "–",
           memory(one.usage?.memory_bytes),
-        ]
-      ),
+        ]),
+        ...(some ? [el("div", {}, (one.usage?.gpus ?? []).map((each) => el("div", {}, gpu(each))))] : []),
+      ]),
     );
     $("logs").replaceChildren(...found.filter((one) => one.log?.length).map((one) => this.log(one)));
     if (!found.length) $("logs").replaceChildren(el("p", { class: "soft" }, "Only a run that goes on has processes."));
   }
 
+  /** @param {MachineTold} one */
   log({ name, log }) {
     const lines = el("pre", { class: "log", tabindex: "0" }, log.join("\n"));
     const made = el("details", { open: this.open.has(name) }, el("summary", {}, `Log of ${name}`), lines);
@@ -47,6 +51,10 @@ export class Machines {
     return made;
   }
 }
+
+/** @param {GpuTold} one */
+const gpu = ({ index, busy_share, memory_bytes, total_bytes }) =>
+  `${index}: ${share(busy_share)} busy, ${memory(memory_bytes)} of ${memory(total_bytes)}`;
 
 const memory = (bytes) =>
   bytes == null

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from learner.page.routes import shown_machines
-from protocol.status import UsageStatus
+from protocol.status import GpuStatus, UsageStatus
 from services.diagnosis.asked import Condition
 from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, chromium, opened, shows
 from tests.learner.page.made_run import make_run, write_lines
@@ -102,6 +102,31 @@ def test_machines_and_logs_are_shown_while_they_are_unfolded(browser: "Browser",
         page.wait_for_timeout(5000)
         assert page.locator("#logs .log").is_visible(), "it stays unfolded when it is told anew"
         assert page.evaluate("window.broken") is None
+        assert said == []
+        page.context.close()
+
+
+def test_gpus_stand_beside_the_memory_where_a_process_holds_some(browser: "Browser", tmp_path: Path) -> None:
+    gpus = (
+        GpuStatus(index=1, busy_share=0.87, memory_bytes=61 << 30, total_bytes=80 << 30),
+        GpuStatus(index=3, memory_bytes=0, total_bytes=80 << 30),
+    )
+    usage = UsageStatus(cores=1.25, memory_bytes=3 << 30, gpus=gpus)
+    without = UsageStatus(cores=0.5, memory_bytes=1 << 30)
+    machines = shown_machines(
+        [
+            well(status("generator").model_copy(update={"usage": usage})),
+            well(status("env-service").model_copy(update={"usage": without})),
+            ill("learner", Condition.DEAD),
+        ]
+    )
+    with ToldPage(make_run(tmp_path / "run", steps=20), told(HEALTHY), machines=machines) as served:
+        page, said = opened(browser, f"{served.url}#/run")
+        shows(page, "#verdict", "Healthy")
+        page.locator("#machines > summary").click()
+        shows(page, "#machines th", "GPUs")
+        cells = page.locator("#machines tbody tr td:nth-child(6)").all_inner_texts()
+        assert cells == ["1: 87 % busy, 61 GiB of 80 GiB\n3: – busy, 0 MiB of 80 GiB", "", ""]
         assert said == []
         page.context.close()
 
