@@ -1,6 +1,8 @@
 """A what-if trains a run's own batches by other settings, by the real trainer, and says what would differ."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,3 +150,25 @@ def test_a_checkpoint_without_what_the_settings_need_is_named_with_the_way_out(m
     with pytest.raises(WrongSettings, match=r"checkpoint-00000002 does not hold .* no reference policy .*--from 0"):
         run.what_if(*changes, version=2)
     assert sorted(run.what_if(*changes, version=0).now) == [1, 2, 3, 4]
+
+
+def test_the_command_trains_both_settings_with_all_ranks(make_run: MakeRun, tmp_path: Path) -> None:
+    """Each rank follows two trainers in turn. Two ranks round otherwise than the one that trained the run."""
+    run = make_run(**NARROW, ranks=2, threads=1)
+    words = ("replay", str(run.folder), "--set", "algo.clip-high=1e6", "--set", "algo.clip_low=1")
+    ended = subprocess.run(
+        [sys.executable, "-m", "learner.command", *words, "--to", str(tmp_path / "wide")],
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "the run's own settings do not give its numbers here" in ended.stdout
+    assert "groups whose pull on the policy changed most" in ended.stdout
+    alone = run.what_if("algo.clip_high=1e6", "algo.clip_low=1", to=tmp_path / "alone")
+    history = RunHistory(dict).read(tmp_path / "wide/metrics.jsonl")
+    assert list(history.steps) == [1, 2, 3, 4]
+    assert history.steps[1]["grad_norm"] == pytest.approx(alone.now[1]["grad_norm"], rel=1e-4)
+    both = [json.loads((tmp_path / name / "groups.jsonl").read_text().splitlines()[0]) for name in ("wide", "alone")]
+    for name in ("pull", "pull_run", "pull_change", "clipped_share_run", "advantage"):
+        assert both[0][name] == pytest.approx(both[1][name], rel=1e-4)

@@ -178,7 +178,11 @@ export class RunView {
     const n = c.step.length, from = Math.max(0, n - Math.max(20, n >> 5));
     const sum = (name) => c[name]?.slice(from).reduce((total, v) => total + (v ?? 0), 0) ?? 0;
     const wall = sum("wait_s") + sum("train_s") + sum("copy_s");
-    return { steps: n - from, wall, sum };
+    const mean = (name) => { // of the steps that have it: a what-if has no reward, which is not a reward of 0
+      const known = (c[name]?.slice(from) ?? []).filter((v) => v != null);
+      return known.length ? known.reduce((total, v) => total + v, 0) / known.length : null;
+    };
+    return { steps: n - from, wall, sum, mean };
   }
 
   life() { // of a run that is read from its files
@@ -193,7 +197,7 @@ export class RunView {
 
   tiles() {
     const c = this.columns, n = c.step.length, last = (name) => (n ? c[name][n - 1] : null);
-    const { steps, wall, sum } = this.recent(),
+    const { steps, wall, sum, mean } = this.recent(),
       step = n ? c.step[n - 1] : 0,
       total = this.told?.learner?.total ?? this.total;
     const evaluation = this.events.filter((one) => one.kind === "evaluation").at(-1);
@@ -202,11 +206,11 @@ export class RunView {
     const left = total && paced ? ((total - step) * paced) / steps : null;
     const tiles = [
       ["Step", number(step), total ? `of ${number(total)}` : ""],
-      ["Mean reward", number(n ? sum("reward_mean") / steps : null), "last steps"],
+      ["Mean reward", number(mean("reward_mean")), "last steps"],
       ["Held out", number(evaluation?.accuracy), evaluation ? `version ${evaluation.step}` : "no evaluation"],
       [
         "Lag",
-        number(n ? sum("lag_mean") / steps : null),
+        number(mean("lag_mean")),
         `at most ${number(last("lag_max"))} of ${number(last("lag_bound"))}`,
       ],
       ["Sampled tokens", number(paced ? sum("sampled_tokens") / paced : null), "a second"],
@@ -244,18 +248,18 @@ export class RunView {
   sideBySide() { // a row for each run
     $("runs-table").hidden = !this.others.length;
     const rows = [this, ...this.others].map(({ name, columns: c, events }) => {
-      const { steps, wall, sum } = this.recent(c),
+      const { steps, wall, sum, mean } = this.recent(c),
         n = c.step.length,
         evaluation = events.filter((one) => one.kind === "evaluation").at(-1);
       const a_s = (what) => number(wall ? sum(what) / wall : null);
       return [
         name,
         number(n ? c.step[n - 1] : 0),
-        number(n ? sum("reward_mean") / steps : null),
+        number(mean("reward_mean")),
         evaluation ? `${number(evaluation.accuracy)} (version ${evaluation.step})` : "–",
-        number(n ? sum("lag_mean") / steps : null),
-        number(n ? sum("entropy") / steps : null),
-        number(n ? sum("length_mean") / steps : null),
+        number(mean("lag_mean")),
+        number(mean("entropy")),
+        number(mean("length_mean")),
         a_s("sampled_tokens"),
         a_s("trajectories"),
         seconds(wall ? wall / steps : null),

@@ -125,6 +125,22 @@ def test_a_button_shows_a_run_beside_the_first_one(browser: "Browser", both: Vie
     page.context.close()
 
 
+def test_what_a_run_beside_does_not_have_is_no_zero(browser: "Browser", tmp_path: Path) -> None:
+    """The folder of a what-if holds what training gives, and so neither reward, lag nor length."""
+    what_if = tmp_path / "what-if"
+    what_if.mkdir()
+    lines: list[dict[str, object]] = [{"kind": "step", "step": step, "entropy": 1.5, "loss": 0.25} for step in (1, 2)]
+    write_lines(what_if, lines)
+    with Viewed(make_run(tmp_path / "one", steps=2), what_if) as shown:
+        page, said = opened(browser, f"{shown.url}#/run?with=1")
+        shows(page, "#runs-table td", "what-if")
+        cells = page.locator("#runs-table tbody tr").nth(1).locator("td, th").all_inner_texts()
+        assert cells[:7] == ["what-if", "2", "–", "–", "–", "1.50", "–"]
+        assert page.locator("#runs-table tbody tr").nth(0).locator("td, th").all_inner_texts()[4] == "1.20"
+    assert said == []
+    page.context.close()
+
+
 def test_a_group_stands_beside_that_of_the_same_task_in_another_run(browser: "Browser", both: Viewed) -> None:
     page, said = opened(browser, f"{both.url}#/trajectories?with=1&step=30&environment=sums")
     page.locator(".runs section:first-child table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
