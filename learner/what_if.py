@@ -12,6 +12,7 @@ folder is only read.
 import heapq
 import json
 import logging
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
@@ -167,7 +168,7 @@ class WhatIfFiles:
     """Writes a what-if as the folder of a run, step by step, where one is asked for; a context manager.
 
     `metrics.jsonl` holds what training gives of each step, `groups.jsonl` the changes of its groups, `made_with.json`
-    the settings and `what_if.json` what it is.
+    the settings and `what_if.json` what it is. A folder without a step goes again.
     """
 
     def __init__(self, what_if: WhatIf, *, first: int) -> None:
@@ -177,6 +178,7 @@ class WhatIfFiles:
         self._metrics: IO[str] | None = None
         self._groups: IO[str] | None = None
         self._stack = ExitStack()
+        self._is_empty = True
 
     def __enter__(self) -> "WhatIfFiles":
         folder, what_if = self._what_if.to, self._what_if
@@ -197,9 +199,12 @@ class WhatIfFiles:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        if self._is_empty and self._what_if.to is not None:
+            shutil.rmtree(self._what_if.to)
 
     def write(self, step: int, numbers: _Numbers, changes: Sequence[GroupChange]) -> None:
         """Adds a step."""
+        self._is_empty = False
         if self._metrics is not None:
             self._metrics.write(json.dumps({"kind": "step", "step": step, **numbers}) + "\n")
             self._metrics.flush()

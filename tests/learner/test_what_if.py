@@ -144,11 +144,14 @@ def test_another_algorithm_can_train_the_batches(make_run: MakeRun) -> None:
     assert sorted(shown.now) == [1, 2, 3, 4]
 
 
-def test_a_checkpoint_without_what_the_settings_need_is_named_with_the_way_out(make_run: MakeRun) -> None:
+def test_a_checkpoint_without_what_the_settings_need_is_named_with_the_way_out(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
     run = make_run(checkpoint_at=2)
     changes = ("algo.kl_coefficient=0.1", "training.reference.mode=ema")
     with pytest.raises(WrongSettings, match=r"checkpoint-00000002 does not hold .* no reference policy .*--from 0"):
-        run.what_if(*changes, version=2)
+        run.what_if(*changes, version=2, to=tmp_path / "ema")
+    assert not (tmp_path / "ema").exists()
     assert sorted(run.what_if(*changes, version=0).now) == [1, 2, 3, 4]
 
 
