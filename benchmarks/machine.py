@@ -20,9 +20,10 @@ def _processor() -> str:
 
 
 def commit_of_code() -> str:
-    """The commit's short name, and whether files differ from it."""
+    """The commit's short name, and whether files differ from it; results of benchmarks are no code."""
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
+    changes = ["git", "status", "--porcelain", "-uno", "--", ":(top,exclude)benchmarks/results"]
+    dirty = subprocess.run(changes, capture_output=True, text=True, check=False)
     return (found.stdout.strip() or "unknown") + (" with changes" if dirty.stdout.strip() else "")
 
 

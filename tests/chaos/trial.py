@@ -28,6 +28,7 @@ FIRES_WITHIN_S = 15.0
 JOIN_S = 300.0
 SAMPLE_S = 90.0
 END_S = 600.0
+"""Of an epoch without faults, from one step to the next, and from the last one to the end."""
 
 
 @dataclass
@@ -229,7 +230,7 @@ def _begin(trial: Trial, stage: ScenarioSetting) -> None:
     system.start_all(LEARNER, *generators, *stage.envs, *stage.rewards)
     for name in generators:
         trial.serves(name)
-    system.wait(lambda: system.steps() >= 2, "two steps", timeout_s=60)
+    system.wait(lambda: system.steps() >= 2, "two steps", timeout_s=240)
     trial.say("two steps are done")
 
 
@@ -239,9 +240,11 @@ def finish(trial: Trial) -> None:
     system.heal()
     trial.mend()
     learner = system.nodes[LEARNER]
-    deadline = time.monotonic() + END_S
-    while learner.alive and time.monotonic() < deadline:
+    steps, since = system.steps(), time.monotonic()
+    while learner.alive and time.monotonic() - since < END_S:
         time.sleep(0.2)
+        if system.steps() > steps:
+            steps, since = system.steps(), time.monotonic()
     if learner.alive or learner.process.wait(timeout_s=1) != 0:
         trial.complain(f"the run did not end well at step {system.steps()}: {learner.process.text()[-600:]}")
         return

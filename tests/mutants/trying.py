@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import selectors
 import shutil
 import subprocess
 import sys
@@ -11,13 +12,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
+from services.local_processes import usage_of
 from tests.e2e.processes import ROOT
 from tests.mutants.catalog import Mutant
 
 _PASSED, _FAILED = 0, 1
 _NAMED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 _TAIL_CHARACTERS = 2000
+_HUNG = "the simulator hangs"
+_TIMES_OF_A_BUSY_MACHINE = 10
 
 
 class Unusable(RuntimeError):
@@ -117,7 +122,7 @@ class CopyOfTree:
             self._nursery.wait()
 
     def simulate(self, seeds: Sequence[int], *, timeout_s: float, passed_over: Collection[int] = ()) -> MutantFinding:
-        """The first of the seeds that fails, or takes longer than `timeout_s`; a seed that is `passed_over` never does.
+        """The first of the seeds that fails, or takes more CPU than `timeout_s`; one that is `passed_over` never does.
 
         A fault with which the product does not even begin in the simulator is found by the first seed.
         """
@@ -152,20 +157,29 @@ class CopyOfTree:
                 worker.wait()
 
 
-_HUNG = "the simulator hangs"
-
-
 def _answer(worker: "subprocess.Popen[bytes]", *, timeout_s: float) -> str | None:
     """The invariant that the next seed broke, None if none."""
-    import selectors
-
     assert worker.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(worker.stdout, selectors.EVENT_READ)
-        if not selector.select(timeout_s):
-            return _HUNG
+    if not answered(worker.stdout, worker.pid, timeout_s=timeout_s):
+        return _HUNG
     line = worker.stdout.readline()
     if not line:
         return f"the simulator ends with {worker.wait()}"
     violation = json.loads(line)["violation"]
     return None if violation is None else str(violation)
+
+
+def answered(answers: IO[bytes], pid: int, *, timeout_s: float) -> bool:
+    """Waits until there is an answer. False if the process has worked for so long without one, or waited ten times so
+    long: on a machine that has other work, a seed that would hold takes its time.
+    """
+    worked_s, began = usage_of(pid)[0], time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        selector.register(answers, selectors.EVENT_READ)
+        while not selector.select(1.0):
+            if (
+                usage_of(pid)[0] - worked_s > timeout_s
+                or time.monotonic() - began > _TIMES_OF_A_BUSY_MACHINE * timeout_s
+            ):
+                return False
+    return True
