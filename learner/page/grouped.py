@@ -29,7 +29,7 @@ from learner.page.reading import (
     short_excerpt,
 )
 
-_RANGES = ("length", "lag", "ratio", "advantage")
+_RANGES = ("length", "lag", "ratio", "gap", "advantage")
 
 
 class FirstRow(NamedTuple):

@@ -114,7 +114,9 @@ class Filter:
         return " AND ".join(wanted) or "1", list(wanted.values())
 
 
-Order = Literal["reward", "-reward", "ratio", "-ratio", "length", "-length", "lag", "-lag", "advantage", "-advantage"]
+Order = Literal[
+    "reward", "-reward", "ratio", "-ratio", "gap", "-gap", "length", "-length", "lag", "-lag", "advantage", "-advantage"
+]
 """By a number, the highest first, or the lowest with a minus before it. What has no such number is left out."""
 
 
@@ -273,7 +275,7 @@ def excerpt_of(wanted: Filter) -> str:
 def later_columns(database: sqlite3.Connection) -> str:
     """Columns that parts of earlier releases have not, and NULL in their place there."""
     known = _columns(database)
-    return ", ".join(name if name in known else f"NULL AS {name}" for name in ("ratio", "advantage"))
+    return ", ".join(name if name in known else f"NULL AS {name}" for name in ("ratio", "gap", "advantage"))
 
 
 def _columns(database: sqlite3.Connection) -> set[str]:

@@ -63,7 +63,8 @@ PRAGMA page_size=8192; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGM
 CREATE TABLE IF NOT EXISTS groups(id INTEGER PRIMARY KEY, step INT, incarnation INT, lease INT, environment TEXT,
     task INT, why TEXT, size INT, reward_mean REAL, reward_std REAL, prompt TEXT, tokens BLOB, times TEXT);
 CREATE TABLE IF NOT EXISTS rows(id INTEGER PRIMARY KEY, grp INT, place INT, step INT, environment TEXT, task INT,
-    why TEXT, reward REAL, length INT, lag INT, finish TEXT, facts TEXT, text TEXT, ratio REAL, advantage REAL);
+    why TEXT, reward REAL, length INT, lag INT, finish TEXT, facts TEXT, text TEXT, ratio REAL, advantage REAL,
+    gap REAL);
 CREATE TABLE IF NOT EXISTS steps(step INTEGER PRIMARY KEY, groups INT, trajectories INT, left_out INT);
 CREATE INDEX IF NOT EXISTS by_step ON rows(step); CREATE INDEX IF NOT EXISTS by_reward ON rows(reward, id);
 CREATE INDEX IF NOT EXISTS by_length ON rows(length, id); CREATE INDEX IF NOT EXISTS by_lag ON rows(lag, id);
@@ -75,13 +76,13 @@ Columns = dict[str, NDArray[Any]]
 _COUNT = """INSERT INTO steps VALUES(?, ?, ?, ?) ON CONFLICT(step) DO UPDATE SET groups = groups + excluded.groups,
 trajectories = trajectories + excluded.trajectories, left_out = left_out + excluded.left_out"""
 # By `ratio` goes an index of its own: the parts of earlier releases get the column first.
-_LATER_COLUMNS = {"rows": ("ratio REAL", "advantage REAL"), "groups": ("times TEXT",)}
+_LATER_COLUMNS = {"rows": ("ratio REAL", "advantage REAL", "gap REAL"), "groups": ("times TEXT",)}
 _LATER_INDEXES = "CREATE INDEX IF NOT EXISTS by_ratio ON rows(ratio, id)"
 _ROWS = (
     "INSERT INTO rows(grp, place, step, environment, task, why, reward, length, lag, finish, facts, text, ratio,"
-    " advantage) VALUES "
+    " advantage, gap) VALUES "
 )
-_ROW = f"({', '.join('?' * 14)})"
+_ROW = f"({', '.join('?' * 15)})"
 _ROWS_AT_ONCE = 500
 """SQLite takes at most 32,766 values. Each statement lets go of the GIL, and may wait for it behind the trainer."""
 
@@ -379,7 +380,7 @@ def _insert(
          int(one.loss_mask.sum()), _lag(one, taken.step), one.stop_reason or one.turns[-1].finish_reason,
          json.dumps(_facts(one, own)),
          _without_zeros(one.completion_text),
-         _largest_ratio(own), _mean_advantage(own))
+         _largest_ratio(own), _mean_advantage(own), _largest_gap(own))
         for place, (one, own) in enumerate(zip(group.trajectories, columns, strict=True))
     ]  # fmt: skip
     for first in range(0, len(rows), _ROWS_AT_ONCE):
@@ -425,9 +426,21 @@ def _mean_advantage(own: Columns) -> float | None:
 
 def _largest_ratio(own: Columns) -> float | None:
     """Of the trained tokens' learner to sampling probabilities; None where the learner's are not known."""
-    gaps = (own["learner_logprobs"] - own["behavior_logprobs"])[own["loss_mask"] == 1]
-    gaps = gaps[~np.isnan(gaps)]
+    gaps = _gaps(own)
     return math.exp(min(_MAX_GAP, float(gaps.max()))) if len(gaps) else None
+
+
+def _largest_gap(own: Columns) -> float | None:
+    """Of the trained tokens' logprobs by learner and by generator, in nats, whichever is higher; None as for ratios."""
+    gaps = np.abs(_gaps(own))
+    return min(_MAX_GAP, float(gaps.max())) if len(gaps) else None
+
+
+def _gaps(own: Columns) -> NDArray[np.float32]:
+    """The learner's logprobs minus the generator's, of the trained tokens of which both are known."""
+    gaps: NDArray[np.float32] = (own["learner_logprobs"] - own["behavior_logprobs"])[own["loss_mask"] == 1]
+    known: NDArray[np.float32] = gaps[~np.isnan(gaps)]
+    return known
 
 
 def _bytes(path: Path) -> int:

@@ -31,6 +31,8 @@ const ORDERS = {
   "-reward": "lowest reward",
   ratio: "largest ratio",
   "-ratio": "smallest ratio",
+  gap: "largest logprob gap",
+  "-gap": "smallest logprob gap",
   length: "longest",
   "-length": "shortest",
   lag: "most stale",
@@ -355,6 +357,7 @@ export class Viewer {
       sorted("length", "tokens"),
       sorted("lag", "lag"),
       sorted("ratio", "ratio"),
+      sorted("gap", "gap"),
       sorted("advantage", "advantage"),
     ];
     const head = grouped
@@ -425,6 +428,7 @@ export class Viewer {
       number(row.length),
       number(row.lag),
       number(row.ratio),
+      number(row.gap),
       number(row.advantage),
       this.narrow("finish", row.finish),
       this.narrow("environment", row.environment),
@@ -445,7 +449,7 @@ export class Viewer {
       this.narrow("step", row.step, number(row.step)),
       dots(row, ends),
       el("a", { href }, number(row.reward_mean)),
-      ...["length", "lag", "ratio", "advantage"].map((name) => spread(row.ranges[name])),
+      ...["length", "lag", "ratio", "gap", "advantage"].map((name) => spread(row.ranges[name])),
       this.narrow("environment", row.environment),
       this.narrow("task", row.task),
       this.narrow("why", row.why || "trained"),

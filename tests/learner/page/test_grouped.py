@@ -51,8 +51,9 @@ def test_a_group_is_one_row_with_its_rewards_and_the_ends_of_its_numbers(tmp_pat
 
     (row,) = groups_page(tmp_path, Filter()).rows
 
-    ratio = row["ranges"].pop("ratio")
+    ratio, gap = row["ranges"].pop("ratio"), row["ranges"].pop("gap")
     assert ratio == pytest.approx((np.exp(0.25), 3.0), rel=1e-5)
+    assert gap == pytest.approx((0.25, np.log(3)), rel=1e-5)
     assert row == {
         "key": "3-4", "group": "3-1", "step": 3, "environment": "words", "task": 4, "why": "", "size": 4,
         "reward_mean": 0.5, "reward_std": pytest.approx(np.std([0.0, 1.0, 0.5])), "prompt": "a prompt",
@@ -144,4 +145,4 @@ def test_only_the_groups_of_a_page_are_read_whole(tmp_path: Path, monkeypatch: p
     groups_page(folder, Filter(), limit=3)
     ordered_groups(folder, Filter(), order="length", limit=3, skip=10)
 
-    assert read == [2] * (4 * 3 * 2)
+    assert read == [2] * (5 * 3 * 2)

@@ -319,6 +319,20 @@ def test_rows_come_in_the_order_of_a_number_over_all_parts(tmp_path: Path) -> No
     assert {row["step"] for row in page(tmp_path, Filter(min_step=3, max_step=4)).rows} == {3, 4}
 
 
+def test_a_gap_counts_where_the_learner_finds_a_token_less_likely_too(tmp_path: Path) -> None:
+    made = taken(1, made_group(4, step=1))
+    learner = made.values["learner_logprobs"].copy()
+    learner[5] -= 2.25  # of the first trajectory: it was 0.25 above the generator's
+    learner[10] += 9.0  # of the second one's prompt
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0) as store:
+        store.put(replace(made, values={**made.values, "learner_logprobs": learner}))
+
+    rows = ordered(tmp_path, Filter(), order="gap").rows
+    assert [row["gap"] for row in rows] == pytest.approx([2.0, 0.25], rel=1e-5)
+    assert [row["ratio"] for row in rows] == pytest.approx([math.exp(0.25)] * 2, rel=1e-5)
+    assert [row["gap"] for row in ordered(tmp_path, Filter(), order="-gap").rows] == pytest.approx([0.25, 2.0])
+
+
 def test_a_row_has_its_prompt_what_was_expected_and_the_rewards_of_its_group(tmp_path: Path) -> None:
     with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0) as store:
         judged = _rewarded(0.5).model_copy(update={"verifier": "other"})
@@ -353,10 +367,11 @@ def test_a_part_of_an_earlier_release_is_gone_on_with(tmp_path: Path) -> None:
     (part,) = (folder / "trajectories").glob("part-*.db")
     with closing(sqlite3.connect(part)) as database:
         database.execute("DROP INDEX by_ratio")
-        for column in ("ratio", "advantage"):
+        for column in ("ratio", "gap", "advantage"):
             database.execute(f"ALTER TABLE rows DROP COLUMN {column}")
         database.commit()
     assert [row["ratio"] for row in page(folder, Filter()).rows] == [None] * 8
+    assert ordered(folder, Filter(), order="gap").rows == []
     with TrajectoryStore(folder, budget_bytes=1 << 30, share=1.0) as store:
         store.put(taken(3, made_group(9, step=3)))
     ratios = [row["ratio"] for row in page(folder, Filter()).rows]
