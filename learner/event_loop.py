@@ -488,13 +488,14 @@ class EventLoopParts:
         )  # fmt: skip
 
     async def _watch_fleet(self) -> None:
-        known: set[str] = set()
+        known: dict[str, str] = {}
         while True:
             await self._fleet_stirred.wait()
             self._fleet_stirred.clear()
-            present = {member.generator_id for member in self.fleet.members()}
-            for gone in sorted(known - present):
-                self.records.leave(gone, version=self.recovered.ledger.version)
+            present = {member.generator_id: member.instance for member in self.fleet.members()}
+            for gone in sorted(known.keys() - present.keys()):
+                why = self.fleet.expelled(gone, known[gone])
+                self.records.leave(gone, version=self.recovered.ledger.version, expelled=why)
             known = present
             self.publisher.fleet_changed()
             await self.intake.fleet_changed()

@@ -20,7 +20,7 @@ FILE = "metrics.jsonl"
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "publish": ("members", "total_s", "pause_s", "probe_gap"),
     "join": ("generator_id", "seconds", "probe_gap"),
-    "leave": ("generator_id",),
+    "leave": ("generator_id", "expelled"),
     "suspicion": ("generator_id", "test", "evidence", "quarantined"),
     "guard": ("change", "before", "after", "measure", "value", "limit"),
     "evaluation": ("accuracy", "accuracy_low", "accuracy_high", "reward", "nll", "tasks"),

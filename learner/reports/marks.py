@@ -127,7 +127,8 @@ def _text(kind: str, event: Entry) -> str:
                 f"generator {event.get('generator_id')} is not believed any more (by its {event.get('test')}){expelled}"
             )
         case "leave":
-            return f"generator {event.get('generator_id')} has gone"
+            why = event.get("expelled")
+            return f"generator {event.get('generator_id')} {f'was expelled: {why}' if why else 'has gone'}"
         case "join":
             return f"generator {event.get('generator_id')} has caught up with version {event['step']}"
         case "guard":

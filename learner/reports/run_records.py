@@ -359,9 +359,9 @@ class Records:
         """Notes a generator that caught up."""
         self._event("join", **dataclasses.asdict(report))
 
-    def leave(self, generator_id: str, *, version: int) -> None:
-        """Notes a generator that died, was expelled or said goodbye while the learner was at `version`."""
-        self._event("leave", generator_id=generator_id, version=version)
+    def leave(self, generator_id: str, *, version: int, expelled: str | None = None) -> None:
+        """Notes a generator that died, said goodbye or was expelled, why in that case; the learner was at `version`."""
+        self._event("leave", generator_id=generator_id, version=version, expelled=expelled)
 
     def checkpoint(self, *, version: int, seconds: float) -> None:
         """Notes a checkpoint that was written."""

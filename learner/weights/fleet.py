@@ -262,6 +262,10 @@ class FleetMembers:
             self.expulsions += 1
             self.lost(generator_id)
 
+    def expelled(self, generator_id: str, instance: str) -> str | None:
+        """The reason for which a process was expelled; None for one that was not."""
+        return self._expelled.get((generator_id, instance))
+
     def stood_still(self, seconds: float) -> None:
         """The learner itself was away for so long, and could hear nobody: that silence is not the generators'."""
         for member in self._members.values():

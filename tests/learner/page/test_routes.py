@@ -170,7 +170,9 @@ async def test_an_event_tells_the_second_in_which_it_was(tmp_path: Path) -> None
     async with _client(tmp_path) as client:
         found = (await client.get("/page/data/steps")).json()
 
-    assert found["events"] == [{"kind": "leave", "step": 5, "unix_s": 1790000123.456, "generator_id": "g"}]
+    assert found["events"] == [
+        {"kind": "leave", "step": 5, "unix_s": 1790000123.456, "generator_id": "g", "expelled": None}
+    ]
 
 
 async def test_marks_are_told_with_the_steps_and_with_what_comes_after(tmp_path: Path) -> None:

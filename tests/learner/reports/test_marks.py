@@ -34,6 +34,12 @@ GUARD: dict[str, Any] = {"kind": "guard", "step": 6, "measure": "importance_rati
     [
         (event("resume", 5, incarnation=2), "↻", "the learner was started again, from version 5"),
         (event("leave", 5, generator_id="g1"), "×", "generator g1 has gone"),
+        (
+            event("leave", 5, generator_id="g1", expelled="other weights"),
+            "×",
+            "generator g1 was expelled: other weights",
+        ),
+        (event("leave", 5, generator_id="g1", expelled=None), "×", "generator g1 has gone"),
         (event("join", 5, generator_id="g1", seconds=2), "+", "generator g1 has caught up with version 5"),
         (
             event("suspicion", 5, generator_id="g1", test="gap", quarantined=True),

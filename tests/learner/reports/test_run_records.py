@@ -594,3 +594,14 @@ def test_training_that_goes_on_is_not_doubted(truncated: float) -> None:
         record(step, reward_mean=step / 100, truncated_share=truncated, uniform_groups_share=0.9) for step in range(60)
     ]
     assert [text for step in steps for text in doubts.step(step)] == []
+
+
+def test_a_generator_that_has_gone_is_noted_with_the_reason_if_it_was_expelled(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=2) as records:
+        records.leave("g0", version=3)
+        records.leave("g1", version=4, expelled="it serves other weights")
+    entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+    assert [(entry["kind"], entry["generator_id"], entry["version"], entry["expelled"]) for entry in entries] == [
+        ("leave", "g0", 3, None), ("leave", "g1", 4, "it serves other weights"),
+    ]  # fmt: skip

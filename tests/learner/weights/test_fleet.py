@@ -70,12 +70,15 @@ def test_another_protocol_version_is_refused_and_both_are_named() -> None:
 def test_an_expelled_process_stays_out_and_its_next_start_may_try_again() -> None:
     fleet = make_fleet()
     fleet.announce(announcement("a", URL), now=0.0)
+    instance = fleet.members()[0].instance
     fleet.expel("a", reason="it lies")
+    assert fleet.expelled("a", instance) == "it lies"
     assert fleet.members() == []
     with pytest.raises(JoinRefused, match=r"generator a was expelled: it lies\. Restart it") as refusal:
         fleet.announce(announcement("a", URL), now=1.0)
     assert refusal.value.kind == "expelled"
     fleet.announce(announcement("a", URL, instance="2"), now=1.0)
+    assert fleet.expelled("a", "2") is None
     assert [member.generator_id for member in fleet.members()] == ["a"]
 
 
