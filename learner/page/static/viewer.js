@@ -41,6 +41,7 @@ const ORDERS = {
   "-advantage": "lowest advantage",
 };
 const PAGE = 50;
+const MEMBERS = 200; // most trajectories of a group that are shown in the list
 
 const section = (name, children) => el("section", { "aria-label": `Run ${name}` }, el("h2", {}, name), children);
 const asText = (key, run, place) =>
@@ -447,7 +448,7 @@ export class Viewer {
     const href = this.open(row, run);
     return [
       this.narrow("step", row.step, number(row.step)),
-      dots(row, ends),
+      [dots(row, ends), this.unfold(row, run)],
       el("a", { href }, number(row.reward_mean)),
       ...["length", "lag", "ratio", "gap", "advantage"].map((name) => spread(row.ranges[name])),
       this.narrow("environment", row.environment),
@@ -459,6 +460,69 @@ export class Viewer {
         this.expected(row),
       ].filter(Boolean),
     ];
+  }
+
+  unfold(row, run) { // a button that shows the trajectories of a group below its row, and takes them away again
+    let members = [];
+    const button = el("button", {
+      type: "button",
+      class: "unfold",
+      "aria-expanded": "false",
+      "aria-label": "its trajectories",
+      onclick: async () => {
+        const open = button.getAttribute("aria-expanded") !== "true";
+        button.setAttribute("aria-expanded", String(open));
+        button.textContent = open ? "▾" : "▸";
+        members.forEach((each) => each.remove());
+        if (!open) return;
+        const made = await this.members(row, run);
+        if (button.getAttribute("aria-expanded") !== "true") return; // folded again meanwhile
+        members.forEach((each) => each.remove());
+        members = made;
+        button.closest("tr").after(...members);
+      },
+    }, "▸");
+    return button;
+  }
+
+  async members(row, run) { // rows of the trajectories of a group, the best first
+    const { step, environment, task } = row;
+    try {
+      const { rows } = await ask("rows", {
+        run: run ?? this.given.run,
+        step,
+        environment,
+        task,
+        why: row.why || "trained",
+        limit: MEMBERS,
+      });
+      const own = rows.filter((each) => each.group === row.group)
+        .sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.place - b.place);
+      const cells = own.map((each) => {
+        const href = this.open(each, run);
+        const numbers = [each.length, each.lag, each.ratio, each.gap, each.advantage].map((v) => number(v));
+        return [
+          "",
+          el("a", { href }, number(each.reward)),
+          "",
+          ...numbers,
+          each.finish,
+          "",
+          "",
+          this.excerpt(each, href),
+        ];
+      });
+      const left = row.size - own.length;
+      return [
+        ...cells.map((some) => el("tr", { class: "member" }, some.map((cell) => el("td", {}, cell)))),
+        left > 0
+          ? el("tr", { class: "member" }, el("td", { colspan: "12" }, `${number(left)} more are shown with the group.`))
+          : null,
+      ].filter(Boolean);
+    } catch (error) {
+      if (error instanceof NeedsToken) this.needsToken();
+      return [el("tr", { class: "member" }, el("td", { colspan: "12", role: "alert" }, String(error.message)))];
+    }
   }
 
   expected(row) {

@@ -691,6 +691,15 @@ def test_a_group_is_one_row_that_leads_to_its_completions(browser: "Browser", tm
         assert "\\u202e" in first.locator("a.excerpt").inner_text()
         assert "expected: an answer 2" in first.inner_text()
         assert first.locator("td:nth-child(6)").inner_text() == "1.28", "the same for all: one number, no range"
+        unfold = first.get_by_role("button", name="its trajectories")
+        unfold.press("Enter")
+        shows(page, "tr.member td", "word4")
+        members = page.locator("tr.member")
+        assert members.locator("td:nth-child(2)").all_inner_texts() == ["2", "1", "0"]
+        assert "\\u202e" in members.nth(1).locator("a.excerpt").inner_text()
+        assert unfold.get_attribute("aria-expanded") == "true"
+        unfold.press("Enter")
+        assert members.count() == 0
         first.locator("a.excerpt").click()
         shows(page, "h2", "step 60 · sums")
         assert page.locator(".siblings article").count() == 3
