@@ -57,7 +57,7 @@ def kill_in_sync(system: ChaosSystem, name: str, path: str, moment: Moment) -> f
     """SIGKILL to a generator at its next request of that path; when it was."""
     trap = system.watches[name].trap(path, moment, lambda: send(SIGKILL, system.pids(name)))
     assert trap.sprung.wait(PATIENCE_S), f"no {path} of {name} for {PATIENCE_S:g} s"
-    system.nodes[name].process.wait(timeout_s=10)
+    system.nodes[name].process.wait(timeout_s=PATIENCE_S)
     assert trap.sprung_at is not None
     return trap.sprung_at
 

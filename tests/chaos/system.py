@@ -143,7 +143,7 @@ class ChaosSystem:
     def kill(self, name: str) -> None:
         """SIGKILL to all of a node's processes; returns when it is gone."""
         self.signal(name, SIGKILL)
-        self.nodes[name].process.wait(timeout_s=10)
+        self.nodes[name].process.wait(timeout_s=60)
 
     def kill_learner(self, rank: int | None) -> None:
         """SIGKILL to the learner, or to one of its ranks; returns when all of it is gone, and says how if by itself."""

@@ -25,7 +25,7 @@ from tests.chaos.weights_check import serves_exported_weights
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-SIZE = RunSize(steps=80)
+SIZE = RunSize(steps=120)
 UNHURRIED_S = 0.4
 """Delay of each reward, so that the epoch lasts until the last kill."""
 JOIN_S = 300.0
@@ -39,7 +39,7 @@ def system(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ch
         system.start_all()
         try:
             both_serve(system)
-            system.wait(lambda: system.steps() >= 2, "two steps", timeout_s=60)
+            system.wait(lambda: system.steps() >= 2, "two steps", timeout_s=GENEROUS_S)
             yield system
         finally:
             print("\n".join(f"== {one.name}\n{one.text()[-3000:]}" for one in system.launch.launched))

@@ -18,6 +18,8 @@ MARK = "E2E_MARK"
 TAIL_CHARACTERS = 6000
 PATIENCE_S = 240.0
 """Much longer than anything takes: the machine may do other things besides, and a wait ends with what it waits for."""
+RARELY_S = 2.0
+"""The longest time from one look to the next."""
 
 Found = TypeVar("Found")
 
@@ -101,7 +103,7 @@ def until(
         assert not ended, f"{ended} ended while the test waited for {what}"
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}"
         # What reads long files is asked the more rarely: the processes need the cores.
-        time.sleep(max(0.05, 4 * (time.monotonic() - asked)))
+        time.sleep(min(max(0.05, 4 * (time.monotonic() - asked)), RARELY_S))
 
 
 def marked(mark: str) -> dict[int, str]:

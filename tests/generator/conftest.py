@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from generator.engine.engine import Engine
 
 BUCKET_LIMIT_BYTES = 200_000
-BUCKET_TIMEOUT_S = 1.5
+BUCKET_TIMEOUT_S = 10.0
 VOCABULARY = ["<pad>", "<s>", "</s>", *"0123456789+-*/= abcdefghijklm"]
 PROMPT = (3, 4, 5, 6, 7)
 
