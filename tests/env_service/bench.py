@@ -60,7 +60,7 @@ class Bench:
     metrics: Metrics
 
     async def run(self, granted: Lease) -> FinishedLease | FailedLease:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.rollout.run(granted, RolloutProgress())
 
     async def finished(self, granted: Lease) -> FinishedLease:

@@ -106,7 +106,7 @@ async def test_the_process_rolls_out_a_lease_reports_its_state_and_leaves_on_sig
         assert process.stderr is not None
         url = ""
         while "listening at" not in url:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 url = (await process.stderr.readline()).decode()
         url = url.split("listening at ")[1].partition(";")[0].strip()
         learner = ScriptedLearner(router)

@@ -148,7 +148,7 @@ async def test_requests_that_are_handed_back_end_with_all_their_tokens_and_an_ab
     before = rig.engine.counters().tokens_total
     await until(lambda: rig.engine.counters().tokens_total >= before + 200)
     await rig.engine.hand_back()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         completions = [*await sampling, *await alone]
     assert [completion.finish_reason for completion in completions] == ["abort"] * 4
     for completion in completions:

@@ -94,7 +94,7 @@ class ScriptedEnv:
 
     async def next(self, kind: type[M]) -> M:
         """The next message of this kind."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while True:
                 message = await self.dealer.receive()
                 if isinstance(message, kind):
@@ -145,7 +145,7 @@ class RunningIntake:
 
     async def train(self) -> None:
         """A whole step: takes a batch, trains and serves it."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             batch = await self.intake.take()
         await self.intake.trained(batch.version + 1)
         await self.serve(batch.version + 1)

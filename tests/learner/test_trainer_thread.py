@@ -14,7 +14,7 @@ from tests.headway.mistakes.small_model import small_model
 
 
 async def test_work_runs_in_one_thread_and_its_result_comes_back() -> None:
-    async with TrainerThread() as thread, asyncio.timeout(5):
+    async with TrainerThread() as thread, asyncio.timeout(60):
         names = [await thread.run(lambda: threading.current_thread().name) for _ in range(3)]
     assert names == ["trainer"] * 3
 
@@ -23,7 +23,7 @@ async def test_an_error_of_the_work_is_raised_where_it_is_awaited_and_the_thread
     def fail() -> None:
         raise ValueError("no such model")
 
-    async with TrainerThread() as thread, asyncio.timeout(5):
+    async with TrainerThread() as thread, asyncio.timeout(60):
         with pytest.raises(ValueError, match="no such model"):
             await thread.run(fail)
         assert await thread.run(lambda: 3) == 3
@@ -34,7 +34,7 @@ async def test_a_stop_interrupts_a_wait_and_is_seen_by_the_work() -> None:
     begun = threading.Event()
     seen: list[bool] = []
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         async with TrainerThread() as thread:
             thread.on_stop(lambda: waiting.set_result(None))
 
@@ -57,7 +57,7 @@ async def test_work_whose_caller_was_cancelled_does_no_harm() -> None:
         begun.set()
         release.wait(5)
 
-    async with TrainerThread() as thread, asyncio.timeout(5):
+    async with TrainerThread() as thread, asyncio.timeout(60):
         task = asyncio.create_task(thread.run(work))
         await asyncio.to_thread(begun.wait)
         task.cancel()

@@ -49,7 +49,7 @@ async def ready(tmp_path: Path) -> AsyncIterator[WorkerProcess]:
 
 
 async def test_what_it_prints_is_no_answer(ready: WorkerProcess) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await ready.exchange(b"one") == b"ONE\n"
         assert await ready.exchange(b"two") == b"TWO\n"
 
@@ -63,7 +63,7 @@ async def test_what_it_prints_is_no_answer(ready: WorkerProcess) -> None:
     ],
 )
 async def test_its_death_is_told_with_how_it_ended(ready: WorkerProcess, word: bytes, ending: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         with pytest.raises(WorkerDied, match=ending):
             await ready.exchange(word)
         await ready.stop()
@@ -72,6 +72,6 @@ async def test_its_death_is_told_with_how_it_ended(ready: WorkerProcess, word: b
 
 
 async def test_what_it_cannot_load_is_told_in_one_line(tmp_path: Path) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         with pytest.raises(WorkerUnavailable, match="could not load what it needs: ValueError: no such thing at all"):
             await worker(tmp_path, "broken").ready()

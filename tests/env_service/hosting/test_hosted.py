@@ -100,7 +100,7 @@ async def test_those_that_share_a_dead_process_are_infrastructure_and_the_next_o
     _, offered = await host(isolation="workers")
     task: Any = offered.tasks.task("train", 0)
     culprit, other, later = (cast("Any", offered.start()) for _ in range(3))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         await culprit.reset(task, 0)
         await other.reset(task, 0)
         with pytest.raises(EnvironmentFailed, match="exit code 3") as raised:
@@ -118,7 +118,7 @@ async def test_a_process_killed_from_outside_between_two_turns_is_infrastructure
     hosting, offered = await host()
     environment: Any = offered.start()
     task: Any = offered.tasks.task("train", 0)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         await environment.reset(task, 0)
         (process_id,) = hosting.process_ids
         os.kill(process_id, signal.SIGKILL)
@@ -137,7 +137,7 @@ async def test_a_group_that_wants_more_processes_than_there_are_is_told_what_to_
     _, offered = await host(processes=1)
     task: Any = offered.tasks.task("train", 0)
     one, two = offered.start(), offered.start()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         await one.reset(task, 0)  # type: ignore[misc]
         with pytest.raises(EnvironmentUnavailable, match="all 1 processes are taken: raise the environment's `proc"):
             await two.reset(task, 0)  # type: ignore[misc]
@@ -164,7 +164,7 @@ async def test_tasks_of_its_own_are_made_in_a_process_too(host: Host) -> None:
     _, offered = await host("OwnTasks")
 
     assert (offered.tasks.train_tasks, offered.tasks.evaluation_tasks) == (3, 1)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         task: Any = await offered.tasks.task("train", 1)  # type: ignore[misc]
         assert task.data == {"row": 1}
         with pytest.raises(Exception, match=r"LookupError: no such row \(.*naughty.py"):

@@ -172,7 +172,7 @@ async def test_a_server_that_dies_in_the_middle_is_infrastructure(
     )
     task: Any = environment.tasks.task("train", 0)
     made: Any = environment.agent() if environment.agent else None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         running_there = asyncio.ensure_future(made.run(task, client))
         called = asyncio.ensure_future(asked.wait())
         await asyncio.wait([called, running_there], return_when=asyncio.FIRST_COMPLETED)

@@ -38,7 +38,7 @@ class OnePlace:
         self.leases.cancel(map(key_of, self.cancelled_then))
 
     async def next_started(self) -> tuple[Purpose, int]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.started.get()
 
 

@@ -164,7 +164,7 @@ async def test_with_the_only_generator_gone_the_tokens_wait_for_one_that_serves(
     assert not (await asyncio.wait([rollout], timeout=0.1))[0]
     assert progress.oldest_version() == "1.3"
     made.fleet.replace([second])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         outcome = await rollout
 
     assert isinstance(outcome, FinishedLease)
@@ -177,7 +177,7 @@ async def test_a_cancelled_rollout_does_not_wait_on(bench: MakeBench) -> None:
     rollout = asyncio.create_task(made.rollout.run(lease(), RolloutProgress()))
     await asyncio.sleep(0.01)
     rollout.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.wait([rollout])
     assert rollout.cancelled()
 

@@ -161,7 +161,7 @@ async def test_services_that_are_all_away_are_waited_for_and_named(stack: AsyncE
     scoring = asyncio.create_task(GroupScoring(client).score(items("a")))
     await eventually(lambda: not waits.readiness().ready)
     assert url in waits.readiness().waiting_for[0]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         (record,) = await scoring
     await eventually(lambda: waits.readiness().ready)
     watching.cancel()
@@ -176,7 +176,7 @@ async def test_one_that_is_absent_at_the_start_is_asked_once_it_has_come(stack: 
     url = await stack.enter_async_context(served(present.handle, "/v1/score"))
     scoring = await scoring_of(stack, [gone, url])
     assert [(await scoring.score(items("a")))[0].endpoint for _ in range(3)] == [url] * 3
-    async with served(late.handle, "/v1/score", port=port), asyncio.timeout(20):
+    async with served(late.handle, "/v1/score", port=port), asyncio.timeout(60):
         while (await scoring.score(items("a")))[0].endpoint == url:
             continue
         assert late.requests

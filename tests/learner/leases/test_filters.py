@@ -155,7 +155,7 @@ async def test_a_trainer_that_waits_for_groups_which_are_all_filtered_is_told_so
             assert (lease.lease_id, waiting.done()) == (lease_id, False)
             await env.finish(rewarded(1.0, 1.0, lease_id=lease_id))
         with pytest.raises(RunAborted, match="3 groups were filtered since the last batch, and 0 of 2 are there"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await waiting
 
 

@@ -42,7 +42,7 @@ async def test_while_the_disk_is_full_nothing_is_acknowledged_and_nothing_is_los
             await wait_until(lambda: ours.not_written["journal"] >= 4)  # the batch, and each try since
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, former)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             batch = await taking
         assert ours.journal()[-1] == LoggedBatch(version=0, lease_ids=tuple(one.lease_id for one in batch.groups))
         assert len([record for record in ours.journal() if isinstance(record, LoggedGroup)]) == 2
@@ -111,6 +111,6 @@ def stranger(lease_id: int) -> Heartbeat:
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
             await asyncio.sleep(0.01)

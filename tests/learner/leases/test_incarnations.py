@@ -58,7 +58,7 @@ async def test_an_adopted_group_is_accepted_journaled_and_trained(tmp_path: Path
         await env.enter(capacity=4, running=[running(0), running(1)])
         await env.finish(group(0, incarnation=2), group(1, incarnation=2))
         assert [type(record) for record in ours.journal()] == [LoggedGroup, LoggedGroup]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             batch = await ours.intake.take()
         assert [one.incarnation for one in batch.groups] == [2, 2]
         assert ours.intake.books().pending == 0

@@ -26,7 +26,7 @@ async def teachers(*configs: dict[str, Any], waits: Waiting | None = None) -> As
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  what is waited for has no event of its own
             await asyncio.sleep(0.005)
 
@@ -180,7 +180,7 @@ async def test_a_wait_for_a_teacher_is_seen_and_blocks_no_readiness() -> None:
 
 async def test_leaving_ends_what_is_under_way() -> None:
     scripted = ScriptedTeacher(hold=asyncio.Event())
-    async with scripted.running() as url, asyncio.timeout(20), teachers({"name": "t", "urls": [url]}) as ours:
+    async with scripted.running() as url, asyncio.timeout(60), teachers({"name": "t", "urls": [url]}) as ours:
         ours.prefetch(group(1))
         await until(lambda: scripted.under_way)
 

@@ -52,7 +52,7 @@ def ask(**more: Any) -> SampleRequest:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  what is waited for has no event of its own
             await asyncio.sleep(0.005)
 
@@ -129,7 +129,7 @@ async def test_an_adapter_that_cannot_be_loaded_fails_alone_and_leaves_the_gener
     async with generator.running() as url, sampler(url, limits=limits, breakers=rests) as ours:
         with pytest.raises(SampleFailed, match=r"3 attempts .* it does not fit"):
             await ours.sample(unfit, ask(), namespace="s")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert (await ours.sample(BASE, ask(), namespace="s")).sequences[0].tokens == SAMPLED
 
 
@@ -137,7 +137,7 @@ async def test_a_sample_that_every_generator_turns_away_has_an_end_though_others
     generator = ScriptedAdapterGenerator(script=lambda number: 503 if generator.asked[number].n == 2 else None)
     async with generator.running() as url, sampler(url) as ours:
         refused = asyncio.create_task(ours.sample(BASE, ask(samples=2), namespace="s"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not refused.done():
                 await ours.sample(BASE, ask(), namespace="s")
                 await asyncio.sleep(0.02)
@@ -185,7 +185,7 @@ async def test_a_cancelled_sample_leaves_its_generator() -> None:
         sample = asyncio.create_task(ours.sample(BASE, ask(), namespace="s"))
         await until(lambda: generator.asked)
         sample.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await generator.left.wait()
         with pytest.raises(asyncio.CancelledError):
             await sample

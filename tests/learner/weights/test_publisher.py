@@ -23,7 +23,7 @@ async def test_a_generator_that_joins_downloads_every_tensor_bit_for_bit_and_the
     async with ScriptedGenerator("a").running() as a, learner() as ours:
         ours.join(a)
         ours.publisher.offer(snapshot(0))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await ours.publisher.wait_until_served(0)
         await ours.until_served(a=0)
         for name, tensor in tensors_of(0):
@@ -135,7 +135,7 @@ async def test_offers_made_during_a_publish_coalesce_to_the_newest() -> None:
         await ours.publish(0, a)
         a.hold["prepare"] = gate
         ours.publisher.offer(snapshot(1))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await a.preparing.wait()
         for version in (2, 3, 4):
             ours.publisher.offer(snapshot(version))
@@ -163,7 +163,7 @@ async def test_without_generators_an_offer_waits_for_the_first() -> None:
         ours.publisher.offer(snapshot(5))
         served = asyncio.create_task(ours.publisher.wait_until_served(5))
         ours.join(a)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await served
         assert a.versions == ["1.5"]
 

@@ -99,7 +99,7 @@ def test_without_descriptors_it_pauses_and_comes_back(
     async def accept() -> None:
         first = asyncio.Event()
         acceptor = Acceptor(exhausted, lambda: Counted(made, first))  # type: ignore[arg-type]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await first.wait()
         await ended(acceptor, made)
 

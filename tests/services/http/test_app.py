@@ -79,7 +79,7 @@ def make_app(switch: ReadinessSwitch) -> FastAPI:
 async def serving(app: FastAPI) -> AsyncIterator[str]:
     """The address of a server of `app`."""
     with Listener(host="127.0.0.1", port=0) as listener:
-        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             server = group.create_task(serve_http(app, listener, finish_s=1))
             yield listener.url
             server.cancel()

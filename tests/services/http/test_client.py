@@ -102,7 +102,7 @@ class AskServer:
 async def server() -> AsyncIterator[AskServer]:
     with Listener(host="127.0.0.1", port=0) as listener:
         made = AskServer(listener)
-        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             task = group.create_task(serve_http(made.app, listener, finish_s=1))
             yield made
             task.cancel()

@@ -20,7 +20,7 @@ def test_a_taken_port_says_so_before_anything_starts() -> None:
 
 async def test_cancelling_ends_the_server_and_frees_the_port() -> None:
     listener = Listener(host="127.0.0.1", port=0)
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         server = group.create_task(serve_http(FastAPI(), listener))
         reader, writer = await _get(listener.port, "/")
         await reader.readline()
@@ -70,7 +70,7 @@ async def start_child() -> asyncio.subprocess.Process:
 
 
 async def ended(child: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         out, err = await child.communicate()
     return child.returncode, out.decode(), err.decode()
 
@@ -101,7 +101,7 @@ async def test_a_crashed_loop_stops_the_server_and_exits_with_1() -> None:
 
 async def _get(port: int, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Ask a server for a path; the connection stays open."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         await writer.drain()

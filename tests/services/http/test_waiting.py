@@ -83,7 +83,7 @@ async def test_a_long_start_is_said_until_it_is_over(caplog: pytest.LogCaptureFi
     handler = logging.Handler()
     handler.emit = lambda record: said_twice.set() if len(caplog.messages) > 1 else None  # type: ignore[method-assign]
     logging.getLogger("services.http.waiting").addHandler(handler)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await said_twice.wait()
     logging.getLogger("services.http.waiting").removeHandler(handler)
     assert caplog.messages[0].startswith("starting since ")
@@ -130,7 +130,7 @@ async def test_reminders_come_by_themselves_in_an_event_loop(caplog: pytest.LogC
     handler.emit = lambda record: said_twice.set() if "since" in record.getMessage() else None  # type: ignore[method-assign]
     logging.getLogger("services.http.waiting").addHandler(handler)
     with Waiting(remind_every_s=0.01).wait("the learner"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await said_twice.wait()
     logging.getLogger("services.http.waiting").removeHandler(handler)
 

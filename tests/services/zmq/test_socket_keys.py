@@ -47,7 +47,7 @@ def client_keys(server: ServerKeys, authorized: Path | None, *, name: str = "env
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what it waits for happens inside of ZeroMQ
             await asyncio.sleep(0.01)
 
@@ -55,7 +55,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def talk(router: RouterSocket, dealer: DealerSocket) -> None:
     """Send until something arrives, as an env_service does: what is sent on a connection that breaks is lost."""
     receiving = asyncio.create_task(router.receive())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not receiving.done():
             await dealer.send(HELLO, deadline_s=30)
             await asyncio.wait([receiving], timeout=0.5)

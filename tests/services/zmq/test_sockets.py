@@ -19,7 +19,7 @@ HELLO = Goodbye(reason="hello")
 
 @pytest.fixture
 async def router() -> AsyncIterator[RouterSocket]:
-    async with RouterSocket.bind("tcp://127.0.0.1:*") as socket, asyncio.timeout(20):
+    async with RouterSocket.bind("tcp://127.0.0.1:*") as socket, asyncio.timeout(60):
         yield socket
 
 
@@ -68,7 +68,7 @@ async def test_garbage_is_answered_counted_and_disturbs_no_other_peer() -> None:
     def note(peer: str, error: ProtocolError) -> None:
         seen.append((peer, error.reason))
 
-    async with RouterSocket.bind("tcp://127.0.0.1:*", on_garbage=note) as router, asyncio.timeout(20):
+    async with RouterSocket.bind("tcp://127.0.0.1:*", on_garbage=note) as router, asyncio.timeout(60):
         other_version = [msgpack.packb([99, "goodbye", {"reason": "x"}])]
         raw = asyncio.create_task(send_raw(router.address, b"bad", [b"\xc1garbage"], [b""], other_version))
         async with DealerSocket.connect(router.address, identity="good") as dealer:
@@ -86,7 +86,7 @@ async def test_a_dealer_outlives_garbage_of_the_router() -> None:
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
-    async with DealerSocket.connect(f"tcp://127.0.0.1:{port}", identity="env") as dealer, asyncio.timeout(20):
+    async with DealerSocket.connect(f"tcp://127.0.0.1:{port}", identity="env") as dealer, asyncio.timeout(60):
         await dealer.send(HELLO)
         identity, *frames = await socket.recv_multipart()
         await socket.send_multipart([identity, b"garbage"])
@@ -103,7 +103,7 @@ async def test_a_message_over_the_limit_is_refused_and_the_socket_goes_on() -> N
         RouterSocket.bind("tcp://127.0.0.1:*", limits=limits) as router,
         DealerSocket.connect(router.address, identity="loud") as loud,
         DealerSocket.connect(router.address, identity="good") as good,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
     ):
         await loud.send(HELLO)
         await router.receive()
@@ -161,7 +161,7 @@ async def test_a_dealer_without_a_router_queues_and_then_times_out() -> None:
 async def test_a_dealer_that_comes_first_is_heard_when_the_router_comes() -> None:
     async with RouterSocket.bind("tcp://127.0.0.1:*") as first:
         address = first.address
-    async with DealerSocket.connect(address, identity="env") as dealer, asyncio.timeout(20):
+    async with DealerSocket.connect(address, identity="env") as dealer, asyncio.timeout(60):
         await dealer.send(HELLO)
         async with RouterSocket.bind(address) as router:
             assert await router.receive() == ("env", HELLO)
