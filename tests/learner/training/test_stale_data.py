@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.algorithms.knobs import Knobs
 from learner.algorithms.presets.gdpo import GdpoConfig
+from learner.algorithms.presets.online_dpo import OnlineDpoConfig
 from learner.algorithms.presets.opd import OpdConfig
 from learner.algorithms.presets.registry import STREAMED, AlgorithmConfig
 from learner.training.batch import TrainSequence
@@ -103,7 +104,10 @@ def test_a_step_on_data_of_older_weights_measures_how_far_they_are_and_stays_fin
 
 
 def moved(sequences: list[TrainSequence], kind: type[Knobs]) -> list[TrainSequence]:
-    """For a student that begins as its teacher, with another opinion of the teacher's."""
-    if kind is not OpdConfig:
-        return sequences
-    return [replace(one, teacher_logprobs=np.where(one.loss_mask, -3.0, 0.0).astype(np.float32)) for one in sequences]
+    """Pairs for an algorithm that learns from them alone; for a student that begins as its teacher, with another
+    opinion of the teacher's.
+    """
+    if kind is OpdConfig:
+        taught = np.where(sequences[0].loss_mask, -3.0, 0.0).astype(np.float32)
+        return [replace(one, pair=-1, teacher_logprobs=taught) for one in sequences]
+    return sequences if kind is OnlineDpoConfig else [replace(one, pair=-1) for one in sequences]
