@@ -13,7 +13,7 @@ import os
 import sys
 from collections import deque
 from dataclasses import dataclass
-from itertools import count
+from itertools import islice
 
 import httpx
 import tinker
@@ -100,11 +100,11 @@ async def main():
     training = await service.create_lora_training_client_async(base_model=MODEL, rank=16, seed=1)
     tokenizer = training.get_tokenizer()
     sampler = await training.save_weights_and_get_sampling_client_async()
-    tasks, under_way = count(), deque()
+    tasks, under_way = iter(range(STEPS * GROUPS)), deque()
     async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=64)) as web:
         for step in range(1, STEPS + 1):
-            while len(under_way) < (LAG + 1) * GROUPS:
-                under_way.append(asyncio.create_task(group(web, sampler, tokenizer, task=next(tasks))))
+            for task in islice(tasks, (LAG + 1) * GROUPS - len(under_way)):
+                under_way.append(asyncio.create_task(group(web, sampler, tokenizer, task=task)))
             groups = [await under_way.popleft() for _ in range(GROUPS)]
             print(f"step {step:3d}  reward {sum(mean for _, mean in groups) / GROUPS:.3f}", flush=True)
             if data := [each for data, _ in groups for each in data]:
@@ -112,9 +112,6 @@ async def main():
                 await (await training.optim_step_async(types.AdamParams(learning_rate=3e-3)))
                 await passed
                 sampler = await training.save_weights_and_get_sampling_client_async()
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
 
 
 asyncio.run(main())
