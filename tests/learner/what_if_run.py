@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from learner.changed_settings import WhatIf, differences_of
 from learner.command import settings_of_run
 from learner.config import LearnerConfig
@@ -21,26 +19,18 @@ from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
 from learner.what_if import compared
 from learner.what_if_text import ShownWhatIf
-from protocol.trajectories import Trajectory, TrajectoryGroup
+from protocol.trajectories import TrajectoryGroup
 from services.config import made_with
-from tests.learner.samples import LEDGER, group, trajectory
-from tests.learner.training.tiny_model import VOCABULARY
+from tests.learner.samples import LEDGER
+from tests.learner.training.tiny_model import random_group
 
 STEPS = 4
 
 
 def sampled(lease_id: int, *, version: int) -> TrajectoryGroup:
     """Three trajectories of random tokens; every third group has rewards that are all equal."""
-    draws = np.random.default_rng(lease_id)
-
-    def one(reward: float) -> Trajectory:
-        length = int(draws.integers(3, 9))
-        made = trajectory(*[version] * length, reward=reward)
-        tokens = draws.integers(0, VOCABULARY, length + 2).astype(np.int32)
-        logprobs = np.where(made.loss_mask, draws.normal(-3.7, 0.1, length + 2), 0).astype(np.float32)
-        return made.model_copy(update={"token_ids": tokens, "behavior_logprobs": logprobs})
-
-    return group(lease_id, *(one(reward) for reward in ((1.0, 1.0, 1.0) if lease_id % 3 == 2 else (1.0, 0.0, 0.5))))
+    rewards = (1.0, 1.0, 1.0) if lease_id % 3 == 2 else (1.0, 0.0, 0.5)
+    return random_group(lease_id, version=version, rewards=rewards)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from learner.algorithms.presets.grpo import GrpoConfig
@@ -17,9 +16,9 @@ from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.step import StepMetrics
 from learner.training.trainer import Trainer
-from protocol.trajectories import Trajectory, TrajectoryGroup
-from tests.learner.samples import LEDGER, group, trajectory
-from tests.learner.training.tiny_model import VOCABULARY
+from protocol.trajectories import TrajectoryGroup
+from tests.learner.samples import LEDGER
+from tests.learner.training.tiny_model import random_group
 
 CONFIG = TrainingConfig(optimizer=OptimizerConfig(learning_rate=1e-2), microbatch_tokens=32)
 
@@ -29,19 +28,6 @@ def trainer(path: Path, commands: CommandChannel) -> Iterator[Trainer]:
     made = Trainer(path, algorithm=GrpoConfig(), config=CONFIG, ranks=Ranks(), commands=commands)
     yield made
     made.close()
-
-
-def sampled(lease_id: int, *, version: int) -> TrajectoryGroup:
-    draws = np.random.default_rng(lease_id)
-
-    def one(reward: float) -> Trajectory:
-        length = int(draws.integers(3, 9))
-        made = trajectory(*[version] * length, reward=reward)
-        tokens = draws.integers(0, VOCABULARY, length + 2).astype(np.int32)
-        logprobs = np.where(made.loss_mask, draws.normal(-3.7, 0.1, length + 2), 0).astype(np.float32)
-        return made.model_copy(update={"token_ids": tokens, "behavior_logprobs": logprobs})
-
-    return group(lease_id, one(1.0), one(0.0), one(0.5))
 
 
 def train(made: Trainer, groups: list[TrajectoryGroup], *, version: int) -> StepMetrics:
@@ -59,7 +45,7 @@ def test_replayed_losses_are_those_of_the_first_time(
         groups: dict[int, TrajectoryGroup] = {}
         for version in range(5):
             for grant in ledger.grant(now=0.0, holder="e", room=100):
-                groups[grant.lease_id] = sampled(grant.lease_id, version=version)
+                groups[grant.lease_id] = random_group(grant.lease_id, version=version)
                 journal.append_group(groups[grant.lease_id])
                 ledger.accept(lease_id=grant.lease_id, attempt=grant.attempt, oldest_version=version, size=1)
             batch = ledger.take(now=0.0)

@@ -1,5 +1,6 @@
 """A tiny Llama and batches for it, shared by the tests of training."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from learner.training.batch import TrainSequence
+from protocol.trajectories import Trajectory, TrajectoryGroup
+from tests.learner.samples import group, trajectory
 
 VOCABULARY = 40
 
@@ -51,6 +54,20 @@ def random_sequences(count: int, *, seed: int = 0, longest: int = 24) -> list[Tr
             )
         )
     return sequences
+
+
+def random_group(lease_id: int, *, version: int, rewards: Sequence[float] = (1.0, 0.0, 0.5)) -> TrajectoryGroup:
+    """A trajectory of random tokens for each reward, all sampled by one version; the same for the same lease."""
+    draws = np.random.default_rng(lease_id)
+
+    def one(reward: float) -> Trajectory:
+        length = int(draws.integers(3, 9))
+        made = trajectory(*[version] * length, reward=reward)
+        tokens = draws.integers(0, VOCABULARY, length + 2).astype(np.int32)
+        logprobs = np.where(made.loss_mask, draws.normal(-3.7, 0.1, length + 2), 0).astype(np.float32)
+        return made.model_copy(update={"token_ids": tokens, "behavior_logprobs": logprobs})
+
+    return group(lease_id, *map(one, rewards))
 
 
 def with_a_bad_reward(sequences: list[TrainSequence]) -> list[TrainSequence]:
