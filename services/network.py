@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -9,6 +10,9 @@ from urllib.parse import urlsplit
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
 """Connections that may wait to be accepted: a whole fleet comes back in the moment in which its learner does."""
+
+CONNECT_PAUSE_S = 0.05
+"""Pause between two attempts to connect."""
 
 
 def is_loopback(host: str) -> bool:
@@ -96,6 +100,24 @@ def address_towards(hosts: Iterable[str]) -> str:
                 return address
             own = address
     return own
+
+
+def wait_for_listener(*, host: str, port: int, timeout_s: float) -> None:
+    """Blocks until something accepts connections at `host`:`port`. Raises TimeoutError with the last attempt's reason.
+
+    For clients that keep no deadline of their own, such as torch's TCPStore, which may take 2.3 times its timeout.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = max(deadline - time.monotonic(), CONNECT_PAUSE_S)
+        try:
+            socket.create_connection((host, port), timeout=left_s).close()
+            return
+        except OSError as error:
+            if time.monotonic() + CONNECT_PAUSE_S > deadline:
+                message = f"nothing accepted a connection at {host}:{port} within {timeout_s:g} s: {error}"
+                raise TimeoutError(message) from error
+        time.sleep(CONNECT_PAUSE_S)
 
 
 def local_address(*, host: str, port: int) -> str:

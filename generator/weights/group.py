@@ -15,7 +15,7 @@ from generator.weights.plan import WeightSyncError
 from protocol.fleet import MEETING_BYTES, JoinGroup
 from services.collective_errors import in_plain_words
 from services.nccl import environment_of_nccl, failure_of
-from services.network import local_address
+from services.network import local_address, wait_for_listener
 
 # torch's stubs lack the parts of these classes that are used here.
 c10d: Any = dist
@@ -57,6 +57,7 @@ class BroadcastRank:
 
     def _join(self, *, rank: int) -> Any:
         spec = self._spec
+        wait_for_listener(host=spec.host, port=spec.port, timeout_s=spec.meet_timeout_s)
         store = c10d.TCPStore(spec.host, spec.port, spec.world_size, is_master=False, timeout=self._meet_timeout)
         prefixed = c10d.PrefixStore(f"headway-{spec.epoch}", store)
         if spec.backend == "nccl":

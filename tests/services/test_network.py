@@ -1,5 +1,8 @@
 """Addresses that count as reachable by other machines."""
 
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from services.network import (
     is_loopback,
     is_own_address,
     is_wildcard,
+    wait_for_listener,
 )
 
 
@@ -76,3 +80,17 @@ def test_whoever_is_elsewhere_decides_by_which_address_all_come(monkeypatch: pyt
 
 def test_no_way_to_a_learner_gives_no_address() -> None:
     assert address_to("http://no-such-host.invalid:7300") is None
+
+
+def test_a_listener_that_comes_late_is_waited_for() -> None:
+    with socket.socket() as late:
+        late.bind((LOOPBACK, 0))
+        port = late.getsockname()[1]
+        with pytest.raises(TimeoutError, match=rf"nothing accepted a connection at {LOOPBACK}:{port} within 0.2 s: "):
+            wait_for_listener(host=LOOPBACK, port=port, timeout_s=0.2)
+        listening = threading.Timer(0.3, late.listen)
+        listening.start()
+        started = time.monotonic()
+        wait_for_listener(host=LOOPBACK, port=port, timeout_s=60)
+        assert time.monotonic() - started < 30
+        listening.join()

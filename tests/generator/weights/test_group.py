@@ -1,5 +1,6 @@
 """A worker's end of the broadcast, without vLLM, and what NCCL says of a collective that failed."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -44,6 +45,20 @@ def test_it_takes_a_bucket_and_loads_no_vllm() -> None:
     assert torch.equal(buffer, bucket.data)
     asked = "import sys, generator.weights.group; sys.exit('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], check=False, timeout=60).returncode == 0
+
+
+def test_it_keeps_its_deadline_where_nobody_listens() -> None:
+    """torch's own store would go on for up to 2.3 times of it, while the learner has given up."""
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
+    spec = JoinGroup(
+        epoch=9, backend="gloo", host=LOOPBACK, port=port, rank_offset=1, world_size=2,
+        meet_timeout_s=3.0, bucket_timeout_s=3.0,
+    )  # fmt: skip
+    started = time.monotonic()
+    with pytest.raises(WeightSyncError, match=r"could not join group 9 of 2 .*nothing accepted a connection"):
+        BroadcastRank(spec=spec, worker_rank=0, device=torch.device("cpu"))
+    assert time.monotonic() - started < 5.0
 
 
 class CompletedCollective:
