@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -76,7 +77,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         small_model(tmp_path / name)
     sizes = tmp_path / "models/qwen/config.json"
     sizes.write_text(json.dumps({**json.loads(sizes.read_text()), "intermediate_size": 16}))
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    # A copy, without runs: one under way in this checkout holds its folder.
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
     for name in ("run.toml", "RUN.toml"):
         (tmp_path / name).write_text((ROOT / "examples/own_task/run.toml").read_text())
     for name in ("own_reward.py", "sums.jsonl"):
