@@ -127,7 +127,7 @@ demo-agent: $(INSTALLED) $(MAZE) ## train a tiny model to walk through mazes, in
 	$(BIN)/headway up examples/maze/run.toml
 
 .PHONY: demo-smollm2
-demo-smollm2: $(INSTALLED) $(SMOLLM2) ## train SmolLM2-135M-Instruct on reasoning-gym tasks (half an hour, two CPU cores)
+demo-smollm2: $(INSTALLED) $(SMOLLM2) ## train SmolLM2-135M-Instruct on a reasoning-gym task (some ten minutes, two CPU cores)
 	$(BIN)/headway up examples/smollm2/run.toml
 
 .PHONY: rlhf
