@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from pydantic import JsonValue
@@ -21,7 +23,9 @@ from env_service.environments.interface import (
     TurnOf,
     text_of,
 )
+from env_service.environments.jsonl import JsonlTaskSource
 from env_service.environments.rules import Rules
+from env_service.environments.task_configs import JsonlTasks
 from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.pool import RuntimePool, use_runtimes
 from learner.algorithms.preset import ScoredBatch
@@ -43,6 +47,8 @@ USED_HERE = (
     ("docs/environments-how-to.md", "class Countdown"),
     ("docs/environments-how-to.md", "class Dice"),
     ("docs/runtimes.md", "class Terminal"),
+    ("docs/own-task.md", "pyarrow.parquet"),
+    ("docs/rewards.md", "def as_in_verl"),
     ("docs/rewards.md", "for_trl"),
     ("docs/rewards.md", "RewardClient"),
 )
@@ -180,6 +186,45 @@ def test_the_reward_functions_of_other_trainers_judge() -> None:
     assert made.compute_score("math", "4", "4", None) == 1.0
     with made.serving({}) as server:
         assert server.url.startswith("http://127.0.0.1:")
+
+
+async def test_a_score_function_of_verls_is_called_with_the_tasks_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0 if data_source == "mine" and solution_str.endswith(ground_truth) else 0.25
+"""
+    module(scores, tmp_path, monkeypatch, name="scores")
+    module(block("docs/rewards.md", "def as_in_verl"), tmp_path, monkeypatch)
+    entry = {"name": "mine", "function": "mine:as_in_verl"}
+
+    async with serving(RewardServiceConfig.model_validate({"sandbox": "off", "verifiers": [entry]})) as service:
+        results = await service.results(
+            [
+                ScoreItem(id=text, verifier="mine", completion=text, arguments={"answer": "42"})
+                for text in ("it is 42", "it is 41")
+            ]
+        )
+
+    assert [result.reward for result in results] == [1.0, 0.25], results
+
+
+def test_rows_of_parquet_become_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"question": "6*7?", "answer": "42", "level": 1},
+        {"question": "Wie groß ist ½?", "answer": "0.5", "level": 2},
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "train.parquet")
+
+    run(block("docs/own-task.md", "pyarrow.parquet"))
+
+    entry = {"source": "jsonl", "name": "shown", "train_file": "tasks.jsonl", "verifier": "math", "chat": False}
+    source = JsonlTaskSource(JsonlTasks.model_validate(entry))
+    tasks = [source.task("train", number) for number in range(source.train_tasks)]
+    assert [task.prompt for task in tasks] == ["6*7?", "Wie groß ist ½?"]
+    assert [task.verification.arguments for task in tasks] == [{"answer": "42"}, {"answer": "0.5"}]
 
 
 async def test_a_program_is_answered_by_a_reward_service() -> None:

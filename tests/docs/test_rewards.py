@@ -54,7 +54,7 @@ def scorer_of(config: RewardServiceConfig) -> Scorer:
 
 async def test_the_verifier_in_ten_lines_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     section = "A verifier of your own, in ten lines"
-    (code,), (toml,), (line,) = (blocks(language, section=section) for language in ("python", "toml", "json"))
+    (code, *_), (toml,), (line,) = (blocks(language, section=section) for language in ("python", "toml", "json"))
     assert len([text for text in code.splitlines() if text and not text.startswith("#")]) <= 10
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     (tmp_path / "task.jsonl").write_text(line, encoding="utf-8")
