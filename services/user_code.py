@@ -117,6 +117,14 @@ def in_a_sentence(error: BaseException) -> str:
     return f"{said} ({_shown(last.filename)}, line {last.lineno}{within}{code}{_callers(frames)})"[:_LONGEST]
 
 
+def exit_at_import(error: SystemExit) -> str:
+    """Says of a module that ends the process when it is imported how and where it does, and what to do.
+
+    It follows the module's name in a sentence.
+    """
+    return f'calls sys.exit when imported: {in_a_sentence(error)}; call it below `if __name__ == "__main__":` alone'
+
+
 def _callers(frames: list[traceback.FrameSummary]) -> str:
     """From the inside; a comprehension, which has a frame of its own, is in a line that is named already."""
     places = [(_shown(each.filename), each.lineno, each.name) for each in reversed(frames)]

@@ -34,6 +34,7 @@ from env_service.environments.interface import (
 from env_service.environments.task_files import OBJECT, tasks_of_files
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
+from services.user_code import exit_at_import
 from services.user_loop import TookTooLong, user_loop
 
 Function = Callable[[Task, AgentClient], Awaitable[AgentResult | float | None]]
@@ -163,6 +164,8 @@ def function_at(path: str) -> Function:
             f"run: cannot import {module_name!r}: {error}; is it beside run.toml, installed, or its folder on "
             "PYTHONPATH?"
         ) from error
+    except SystemExit as error:
+        raise ValueError(f"run: {module_name!r} {exit_at_import(error)}") from error
     except Exception as error:  # whatever a module of the user's raises when it is loaded
         raise ValueError(f"run: {module_name!r} raises when imported: {error!r}") from error
     if not inspect.iscoroutinefunction(found):

@@ -25,7 +25,7 @@ from protocol.codec import describe
 from protocol.trajectories import MAX_PLAYER_CHARS, Purpose
 from services.config.options import complaint_of, nearest
 from services.config.run_paths import placed
-from services.user_code import hidden_by, in_a_sentence
+from services.user_code import exit_at_import, hidden_by, in_a_sentence
 
 _OURS = __name__.partition(".")[0]
 PlayerName = Annotated[str, Field(min_length=1, max_length=MAX_PLAYER_CHARS)]
@@ -145,6 +145,8 @@ def class_at(entry: ClassTasks) -> type[Environment | Agent]:
             f"{_named(entry)}: cannot import {module_name!r}: {error}; is it beside run.toml, installed, or its folder "
             "on PYTHONPATH?"
         ) from error
+    except SystemExit as error:
+        raise EnvironmentFault(f"{_named(entry)}: {module_name!r} {exit_at_import(error)}") from error
     except Exception as error:  # whatever a module of the user's raises when it is loaded
         raise EnvironmentFault(
             f"{_named(entry)}: {module_name!r} raises when imported: {in_a_sentence(error)}"

@@ -35,7 +35,7 @@ from pydantic_core import ErrorDetails
 from protocol.rewards import ScoreError
 from protocol.trajectories import ErrorKind
 from services.config.options import nearest
-from services.user_code import hidden_by, in_a_sentence, let_out, number_of, user_frames
+from services.user_code import exit_at_import, hidden_by, in_a_sentence, let_out, number_of, user_frames
 
 MAX_MESSAGE_CHARS = 1000
 
@@ -136,6 +136,8 @@ def load_function(path: str) -> VerifierFunction:
         remedy = "put it beside run.toml or its folder on PYTHONPATH, or install its package"
         why = in_a_sentence(error) if user_frames(error) else str(error)
         raise UserError(f"verifier {path!r}: cannot import {module_name!r}: {why}; {remedy}") from error
+    except SystemExit as error:
+        raise UserError(f"verifier {path!r}: {module_name!r} {exit_at_import(error)}") from error
     except Exception as error:  # whatever a module of the user's raises when it is loaded
         raise UserError(f"verifier {path!r}: {module_name!r} cannot be imported: {in_a_sentence(error)}") from error
     function = getattr(module, name, None)

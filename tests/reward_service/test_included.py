@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from reward_service.config import RewardServiceConfig
@@ -31,6 +33,15 @@ def test_a_verifier_by_import_path_is_described_by_its_function() -> None:
 def test_a_path_that_leads_to_no_verifier_is_refused_at_the_start(function: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         registry_with(function=function)
+
+
+def test_a_module_that_ends_the_process_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "leaving_verifier.py").write_text("import sys\nsys.exit()\n")
+    with pytest.raises(UserError, match=r"'leaving_verifier' calls sys\.exit when imported: .*line 2"):
+        registry_with(function="leaving_verifier:judge")
 
 
 def test_a_name_can_be_taken_only_once() -> None:

@@ -41,7 +41,7 @@ class CustomConfig(Algorithm, AggregationKnobs):
         try:
             build = getattr(importlib.import_module(module), name)
             preset = build(**self.options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise AlgorithmNotFound(
                 f"algo.path is {self.path!r} and algo.options {self.options}: {in_a_sentence(error)}; expected "
                 "a function of these options, in a module that can be imported, that returns a Preset"

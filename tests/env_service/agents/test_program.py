@@ -95,6 +95,13 @@ def test_an_agent_that_cannot_be_used_is_refused_at_the_start(options: dict[str,
         offered(ClassTasks(source="agent", name="mine", options=options))
 
 
+def test_a_module_of_an_agent_that_ends_the_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "leaving_agent.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(EnvironmentFault, match=r"'leaving_agent' calls sys\.exit when imported: SystemExit: 3"):
+        offered(ClassTasks(source="agent", name="mine", options={"run": "leaving_agent:run"}))
+
+
 def test_tasks_come_from_files_of_objects(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"question": "a"}\n\n{"question": "b"}\n')

@@ -108,6 +108,16 @@ def test_a_module_that_cannot_be_imported_is_named() -> None:
         catalog.build([absent])
 
 
+def test_a_module_that_ends_the_process_is_named_with_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "leaving_environment.py").write_text("import sys\nsys.exit(0)\n")
+    leaving = ENTRIES.validate_python({"source": "leaving_environment:Maze", "name": "mine"})
+
+    said = r"mine .*'leaving_environment' calls sys.exit when imported: .*leaving_environment.py, line 2: sys.exit"
+    with pytest.raises(EnvironmentFault, match=said):
+        catalog.build([leaving])
+
+
 def test_a_source_that_is_neither_known_nor_a_path_is_refused_with_what_there_is() -> None:
     with pytest.raises(ValidationError, match=r"Expected one of addition, .*jsonl.*package\.module:Class"):
         ENTRIES.validate_python({"source": "additon", "name": "mine"})

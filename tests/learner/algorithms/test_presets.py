@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -392,6 +393,13 @@ def test_an_algorithm_of_ones_own_is_named_by_import_path() -> None:
 def test_an_algorithm_that_cannot_be_had_is_named(path: str, options: dict[str, object], said: str) -> None:
     with pytest.raises(AlgorithmNotFound, match=said):
         preset_of("custom", path=path, options=options)
+
+
+def test_an_algorithm_whose_module_ends_the_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "leaving_algorithm.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(AlgorithmNotFound, match="SystemExit: 3"):
+        preset_of("custom", path="leaving_algorithm:build")
 
 
 Check = Callable[[Preset], bool]
