@@ -73,16 +73,16 @@ class _EnvServiceCheck:
     budgets: Mapping[str, int] = field(default_factory=dict)
 
 
-def examine(configs: Configs, *, patience_s: float = 0.0, elsewhere: bool = False) -> Examination:
+def examine(configs: Configs, *, port_wait_s: float = 0.0, elsewhere: bool = False) -> Examination:
     """Everything that a start would find wrong, of configs that are good each by itself.
 
-    Ports that are taken are looked at again for `patience_s` seconds. For a start `elsewhere` nothing is asked of this
+    Ports that are taken are looked at again for `port_wait_s` seconds. For a start `elsewhere` nothing is asked of this
     machine but the files that the settings name, and a note says what was left out.
     """
     found = Examination()
     learner, generator = configs.get("learner"), configs.get("generator")
     if not elsewhere:
-        _each(found, partial(_run_problems, patience_s=patience_s), configs)
+        _each(found, partial(_run_problems, port_wait_s=port_wait_s), configs)
         _each(found, device_problems, configs)
     _each(found, _model_problems, configs)
     _if_installed(found, _look_at_template, configs)
@@ -127,7 +127,7 @@ def _if_installed(found: Examination, look: Callable[[Examination, T], R], at: T
         return None
 
 
-def _run_problems(configs: Configs, *, patience_s: float) -> Iterator[str]:
+def _run_problems(configs: Configs, *, port_wait_s: float) -> Iterator[str]:
     """A run of the same name that lives holds the ports, too, which need not be said then. What was killed just now
     may hold them for some more seconds.
     """
@@ -145,7 +145,7 @@ def _run_problems(configs: Configs, *, patience_s: float) -> Iterator[str]:
             )
         elif getattr(learner, "resume", False) is True:
             yield from _refused_resume(learner)
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + port_wait_s
     for what, host, port in listened_on(places_of(configs)) if learner is not None else ():
         while (finding := check_port(what, host, port)).level is Level.ERROR and time.monotonic() < deadline:
             time.sleep(_LOOK_S)

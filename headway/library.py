@@ -64,7 +64,7 @@ def train(path: str | Path, /, *, resume: bool = False, quiet: bool = False, **s
     Raises ConfigError for wrong settings, before anything is started, and RunFailed. KeyboardInterrupt stops it, as
     Ctrl-C does in a terminal, and is raised again at its end.
     """
-    from headway.command import run_folder
+    from headway.run_configs import run_folder
 
     words = _words(settings)
     folder = run_folder(Path(path), words)
@@ -88,7 +88,7 @@ def evaluate(
 
     Raises ConfigError and RunFailed as `train`.
     """
-    from headway.command import run_folder
+    from headway.run_configs import run_folder
 
     words = _words(settings)
     run_folder(Path(path), words)

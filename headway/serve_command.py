@@ -2,6 +2,7 @@
 need to know of them.
 """
 
+import os
 import secrets
 import socket
 import ssl
@@ -17,7 +18,12 @@ from typing import TYPE_CHECKING, Self
 
 from headway.doctor.before import missing_of
 from headway.own_options import own_options, split_options
+from headway.run_configs import read_command_lines
+from headway.starting import prepared, process_command, restart_policy
+from headway.supervisor import StopLimits, Supervisor
 from protocol.fleet import positions
+from services.config.agreements import disagreements
+from services.config.devices import visible
 from services.config.models import HttpConfig, ProcessConfig
 from services.config.options import environment_name_of, nearest
 from services.config.sources import ConfigError
@@ -40,6 +46,30 @@ class ServePlan:
 
     arguments: Mapping[str, tuple[str, ...]]
     environment: Mapping[str, str]
+
+
+def serve(words: Sequence[str]) -> int:
+    """Serves a model until a signal comes; returns the exit code. Raises ConfigError, before it starts anything."""
+    # Deferred: what it loads is not wanted for --help.
+    from learner.config import LearnerConfig
+
+    if not words or words[0].startswith("-"):
+        raise ConfigError(["headway serve needs the folder of a model: headway serve MODEL"])
+    own, overrides = serve_options(words[1:])
+    plan = serve_plan(words[0], own, overrides, free_port=free_port(), on_cpu=not visible(os.environ))
+    configs, problems = read_command_lines(plan.arguments, environ={**os.environ, **plan.environment})
+    if problems := [*problems, *disagreements(configs)]:
+        raise ConfigError(problems)
+    restarts = restart_policy(own)
+    given = prepared(configs)
+    commands = [
+        process_command(name, plan.arguments[name], environment={**plan.environment, **given.get(name, {})})
+        for name in SERVED
+    ]
+    learner = configs["learner"]
+    assert isinstance(learner, LearnerConfig)
+    with ServingNotice(learner, [configs["generator"]]):
+        return Supervisor(commands, limits=StopLimits(restarts=restarts)).run()
 
 
 def serve_options(words: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headway import checking, evaluation_command
+from headway import checking, evaluation_command, serve_command, starting
 from headway import command as umbrella
 from headway.doctor import before
 from headway.own_options import usage
@@ -90,7 +90,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setattr(umbrella, "Supervisor", Started)
-    monkeypatch.setattr(umbrella, "examined_apart", lambda configs: None)
+    monkeypatch.setattr(serve_command, "Supervisor", Started)
+    monkeypatch.setattr(starting, "examined_apart", lambda configs: None)
     monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.good(what, host))
     monkeypatch.setattr(evaluation_command, "to_be_started", list)
     Started.commands.clear()

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headway import checking
+from headway import checking, evaluation_command
 from headway import command as umbrella
 from headway.doctor import before
 from headway.own_options import usage
+from headway.starting import process_command
 from headway.supervisor import ProcessCommand
 from services.process import huge_pages
 from services.run_lock import RunLock
@@ -97,6 +98,23 @@ def test_help_for_a_command_has_every_option_of_every_process_if_all_are_asked_f
     assert "[[env-service.environments]]" in said
 
 
+def test_help_for_serving_has_every_option_of_the_processes_that_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "serve", "--help", "--all") == 0
+    said = capsys.readouterr().out
+    assert "\n  --learner.tinker.max-resident  " in said
+    assert "\n  --generator.engine.max-model-len  " in said
+    assert "\n  --env-service.capacity  " not in said
+
+
+def test_the_memory_of_sizes_is_told_without_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "doctor", "--memory", "3B") == 0
+    assert "| 3B | " in capsys.readouterr().out
+
+
 def test_nothing_at_all_is_answered_with_the_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +134,7 @@ def test_nothing_at_all_is_answered_with_the_usage(
         (["up"], "headway up needs the path of a TOML file: headway up RUN.toml"),
         (["check", "--run.name"], "headway check needs the path of a TOML file: headway check RUN.toml"),
         (["check", "/nowhere/run.toml"], "cannot read /nowhere/run.toml: No such file or directory"),
+        (["up", "--memory"], "headway up needs the path of a TOML file: headway up RUN.toml"),
         (["doctor"], "headway doctor needs the path of a TOML file: headway doctor RUN.toml"),
         (["doctor", "/nowhere/run.toml"], "cannot read /nowhere/run.toml: No such file or directory"),
         (["eval"], "headway eval needs the path of a TOML file: headway eval RUN.toml"),
@@ -262,7 +281,7 @@ def test_the_doctor_looks_at_the_machine_if_nothing_runs(
 def test_a_restarted_learner_resumes_only_what_its_own_run_has_begun(good: Path, tmp_path: Path) -> None:
     marker = tmp_path / "incarnation"
     marker.write_text("1")
-    command = umbrella._command("learner", good, ["--steps", "3"], folder=tmp_path)
+    command = process_command("learner", ["--config", str(good), "--steps", "3"], run_folder=tmp_path)
     assert command.again is not None
     assert command.again() == command.arguments
     marker.unlink()
@@ -272,10 +291,10 @@ def test_a_restarted_learner_resumes_only_what_its_own_run_has_begun(good: Path,
     assert command.again() == (*command.arguments, "--resume", "true")
 
 
-def test_huge_pages_are_for_the_learner_alone_and_gpus_as_given(good: Path, tmp_path: Path) -> None:
+def test_huge_pages_are_for_the_learner_alone_and_gpus_as_given(tmp_path: Path) -> None:
     gpus = {"CUDA_VISIBLE_DEVICES": "1"}
     made = {
-        name: umbrella._command(name, good, (), folder=tmp_path, environment=gpus).environment
+        name: process_command(name, (), run_folder=tmp_path, environment=gpus).environment
         for name in ("learner", "generator")
     }
     assert dict(made["generator"]) == gpus
@@ -336,6 +355,65 @@ def test_a_conversation_that_is_longer_than_a_generator_takes_is_named_by_a_chec
     assert "[env-service] environments.long.rules.trajectory_tokens is 4097" in said
     assert "[generator] engine.max_model_len is 512" in said
     assert "short" not in said
+
+
+class NotedStart:
+    """In the place of the supervisor: it notes what it would start, and ends with `code`."""
+
+    commands: list[ProcessCommand] = []  # noqa: RUF012 - nothing hands the supervisor out
+    code = 0
+    was_stopped = False
+    is_hopeless = False
+
+    def __init__(self, commands: list[ProcessCommand], **_: object) -> None:
+        NotedStart.commands = commands
+
+    def run(self) -> int:
+        return self.code
+
+
+@pytest.mark.parametrize("command", ["up", "eval"])
+def test_the_gpus_are_shared_out_among_the_processes_that_name_none(
+    monkeypatch: pytest.MonkeyPatch, good: Path, command: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.setattr(umbrella, "Supervisor", NotedStart)
+    monkeypatch.setattr(evaluation_command, "to_be_started", list)
+
+    assert call(monkeypatch, command, str(good)) == 0
+
+    gpus = {each.name: dict(each.environment).get("CUDA_VISIBLE_DEVICES") for each in NotedStart.commands}
+    assert gpus == {"learner": "4", "generator": "6", "reward-service": None, "env-service": None}
+    (learner,) = [each for each in NotedStart.commands if each.is_leader]
+    assert (learner.name, learner.again is None) == ("learner", command == "eval")
+
+
+def test_a_run_that_can_go_on_is_said_with_the_options_that_it_was_started_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path, tmp_path: Path
+) -> None:
+    class Died(NotedStart):
+        code = 1
+
+    monkeypatch.setattr(umbrella, "Supervisor", Died)
+    (tmp_path / "runs/x").mkdir(parents=True)
+    (tmp_path / "runs/x/incarnation").write_text("1")
+
+    assert call(monkeypatch, "up", str(good), "--restarts", "0", "--learner.max-lag", "0") == 1
+
+    again = f"headway: the run can go on: headway up {good} --restarts 0 --learner.max-lag 0 --resume"
+    assert capsys.readouterr().err.splitlines()[-1] == again
+
+
+def test_code_of_ones_own_that_ends_the_process_is_named_by_a_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path
+) -> None:
+    (good.parent / "leaving_maze.py").write_text("import sys\nsys.exit()\n")
+    good.write_text(good.read_text() + '[[env-service.environments]]\nsource = "leaving_maze:Maze"\nname = "first"\n')
+
+    (said,) = problems(monkeypatch, capsys, "check", str(good))
+
+    assert "'leaving_maze' calls sys.exit when imported: SystemExit (" in said
+    assert "leaving_maze.py, line 2: sys.exit())" in said
 
 
 def test_some_of_a_files_processes_are_started_without_what_the_others_need(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import headway
-from headway.command import _load_all
 from headway.own_options import split_options
+from headway.run_configs import load_agreeing
 from learner.config import LearnerConfig
 from learner.evaluation.results import EvaluationReport
 from services.config.sources import ConfigError
@@ -68,7 +68,7 @@ def test_train_starts_what_headway_up_would_with_the_same_settings(
 
     up, path, *words = stand.words()
     assert (up, path, words[-1]) == ("up", str(stand.run), "--resume")
-    config = _load_all(stand.run, split_options(words[:-1]))["learner"]
+    config = load_agreeing(stand.run, split_options(words[:-1]))["learner"]
     assert isinstance(config, LearnerConfig)
     assert (config.steps, config.rollouts.group_size, config.rollouts.stop_token_ids) == (30, 6, (5, 7))
     assert (config.time_limit_s, config.training.gradient_checkpointing) == (None, True)

@@ -1,5 +1,6 @@
 """`headway serve`: what it starts for a model, what it refuses by name, and what it tells clients."""
 
+import os
 import re
 import socket
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from headway import command as umbrella
+from headway import serve_command, starting
 from headway.own_options import config_model
 from headway.serve_command import SERVED, ServePlan, ServingNotice, free_port, serve_options, serve_plan
 from headway.supervisor import ProcessCommand
@@ -18,6 +20,7 @@ from learner.tenants.keys import TenantKeys, make_keys_file
 from services.config.agreements import disagreements
 from services.config.models import load_config
 from services.config.sources import ConfigError
+from services.process import huge_pages
 from tests.headway.mistakes.small_model import small_model
 
 
@@ -126,8 +129,8 @@ def test_the_command_starts_the_learner_and_the_generator_and_stops_the_generato
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(umbrella, "Supervisor", NotedServing)
-    monkeypatch.setattr(umbrella, "examined_apart", lambda configs: None)
+    monkeypatch.setattr(serve_command, "Supervisor", NotedServing)
+    monkeypatch.setattr(starting, "examined_apart", lambda configs: None)
     assert umbrella._run(["serve", str(model), "--port", str(free_port())]) == 0
     assert [(each.name, each.stop_stage, each.is_leader) for each in NotedServing.commands] == [
         ("learner", 0, False),
@@ -135,6 +138,9 @@ def test_the_command_starts_the_learner_and_the_generator_and_stops_the_generato
     ]
     assert [Path(each.arguments[0]).name for each in NotedServing.commands] == ["learner", "generator"]
     assert all("HEADWAY_LEARNER__HTTP__TOKEN" in dict(each.environment) for each in NotedServing.commands)
+    learner, generator = (dict(each.environment) for each in NotedServing.commands)
+    assert huge_pages(os.environ).items() <= learner.items()
+    assert "GLIBC_TUNABLES" not in generator
 
 
 class Ready(BaseHTTPRequestHandler):
