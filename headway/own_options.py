@@ -42,8 +42,9 @@ _USAGES: Mapping[str, str] = {
        headway report RUN [RUN ...] [--output FILE]
 """,
     "plan": """\
-       headway plan (--model FOLDER | --parameters N --layers N --hidden N --kv-width N --vocabulary N) --devices N
-                    (--device KIND | --memory-gb N --tflops N --bandwidth N) (--lengths N,N,... | --run FOLDER)
+       headway plan (--model FOLDER | --parameters N --layers N --hidden N --kv-width N --vocabulary N [--active N])
+                    (--device KIND | --memory-gb N --tflops N --bandwidth N) [--link N] [--network N] --devices N
+                    (--lengths N,N,... | --run FOLDER) [--calibrate FOLDER] [--reference] [--critic]
                     [--prompt N] [--groups N] [--group-size N] [--steps N] [--max-lag N] [--at-once N] [--in-flight N]
                     [--environment-s S] [--reward-s S] [--generator-devices N] [--price P] [--json]
 """,
