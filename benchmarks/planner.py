@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.planner import lags, lengths_of, rehearsed, seconds, warm
+from headway.measured_rates import warm
+from headway.planner import lags, lengths_of, rehearsed, seconds
 from headway.report import ReportedRun, read_run
 from services.config.sources import ConfigError
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headway.measured_rates import MeasuredRates, measured_rates
+from headway.measured_rates import MeasuredRates, measured_rates, warm
 from headway.model_shape import Shape, shape_of
 from headway.own_options import own_options
 from headway.report import read_run
@@ -353,11 +353,6 @@ def rehearsed(rehearsals: Iterable[Mapping[str, Any]]) -> list[list[dict[str, An
     if ended.returncode:
         raise RuntimeError(f"the simulation ended with {ended.returncode}: {ended.stderr.strip()[-1000:]}")
     return [json.loads(line) for line in ended.stdout.splitlines()]
-
-
-def warm(steps: Steps) -> Steps:
-    """The steps after the first quarter, in which nothing was ahead of the learner yet."""
-    return steps[len(steps) // 4 :]
 
 
 def seconds(steps: Steps) -> float:

@@ -65,10 +65,33 @@ def test_of_a_run_that_always_had_as_many_sequences_their_time_is_shared_out_eve
     assert found.publish_s is None
 
 
+def test_of_a_run_that_had_one_sequence_at_a_time_none_of_the_time_is_the_sequences(tmp_path: Path) -> None:
+    """Sixty-four at once would be planned to take sixty-four times as long otherwise."""
+    loads = [load(1.0, token_s=0.008, sequence_s=0.0005, busy=busy) for busy in (0.5, 0.75, 1.0)]
+
+    found = measured_rates(write(tmp_path / "run", step(1), *loads))
+
+    assert found.token_s == pytest.approx(0.0085)
+    assert found.sequence_s == 0.0
+    plan = Plan(shape=SMALL, device=DEVICES["H100"], devices=4, lengths=(100,), measured=found)
+    step_s, added_s = engine_times(plan, 1, 64)
+    assert step_s + 64 * added_s == pytest.approx(0.0085)
+
+
+def test_records_that_lack_a_number_are_left_out(tmp_path: Path) -> None:
+    without_copy = {key: value for key, value in step(1, train_s=7.0).items() if key != "copy_s"}
+    without_pause = {"kind": "publish", "version": 1, "members": 2, "total_s": 9.0}
+
+    found = measured_rates(write(tmp_path / "run", without_copy, step(2), without_pause, PUBLISHES[1], ranks=1))
+
+    assert found.train_s == pytest.approx(0.001)
+    assert (found.publish_s, found.pause_s) == (2.0, 0.5)
+
+
 def test_a_run_of_an_earlier_release_tells_of_training_alone(tmp_path: Path) -> None:
     found = measured_rates(write(tmp_path / "run", step(1), ranks=1))
 
     assert (found.token_s, found.sequence_s) == (None, None)
     assert found.train_s == pytest.approx(0.001)
-    with pytest.raises(ConfigError, match="holds no step"):
+    with pytest.raises(ConfigError, match="holds no step that sampled tokens"):
         measured_rates(write(tmp_path / "none", *PUBLISHES))
