@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from learner.reports.growing import FileRestarted, Mark, lines_after
+from services.durations import clock_text
 
 _MAX_LINE = 64 << 10
 _MAX_HOLD = 256 << 10
@@ -74,11 +75,11 @@ class RunProgress:
         """The known facts in words, what matters most first."""
         now = time.monotonic()
         if self.step is None:
-            return ["no step yet", clock(now - self._began)]
+            return ["no step yet", clock_text(now - self._began)]
         words = [f"step {self.step}" if self.total is None else f"step {self.step}/{self.total}"]
         if self.total is not None and self._seconds:
             left = (self.total - self.step) * statistics.fmean(self._seconds) - (now - self._step_at)
-            words.append(f"{clock(max(0.0, left))} left")
+            words.append(f"{clock_text(max(0.0, left))} left")
         words += [f"{label} {self.values[name]:{form}}" for label, name, form in _SHOWN if name in self.values]
         return words
 
@@ -95,14 +96,6 @@ class RunProgress:
             if not self._is_first:
                 self._seconds.append(sum(float(entry[name]) for name in ("wait_s", "train_s", "copy_s")))
             self._is_first = False
-
-
-def clock(seconds: float) -> str:
-    """`2h05m`, `3m07s` or `12s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60}h{minutes % 60:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 class Bar:

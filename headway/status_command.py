@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from headway.child_output import clock
 from headway.doctor.asking import ask_all, tokens_of
 from headway.doctor_options import DoctorOptions, progress_of, targets
 from protocol.status import ProgressStatus
@@ -21,6 +20,7 @@ from services.diagnosis.asked import AskedProcess, Condition
 from services.diagnosis.culprits import diagnose
 from services.diagnosis.pace import standing_s
 from services.diagnosis.verdict import RunVerdict, verdict_on
+from services.durations import clock_text
 
 _MAX_WAIT = 60
 
@@ -170,11 +170,11 @@ def _progress_text(progress: ProgressStatus | None, rate: float | None, stands_s
     text = f"{text}, {f'{rate:,.0f}' if rate >= 100 else f'{rate:.2g}'}/s"
     if progress.total is None:
         return text
-    return f"{text}, {clock((progress.total - progress.done) / rate)} left"
+    return f"{text}, {clock_text((progress.total - progress.done) / rate)} left"
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else clock(seconds)
+    return f"{seconds:.0f} s" if seconds < 120 else clock_text(seconds)
 
 
 def _ago(seconds: float) -> str:

@@ -43,13 +43,13 @@ from learner.journal.run_folder import (
 )
 from learner.offline_examples import Examples, Unit, in_step, read_units
 from learner.recovery import expected_signer
-from learner.reports.run_records import clock_text
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
 from learner.trainer_thread import LearnerRanks, TrainerThread
 from learner.training.batch import TrainSequence
 from learner.training.trainer import Trainer, stop_after_skips
 from protocol.rewards import RewardInput, write_reward_input
 from services.config import made_with
+from services.durations import clock_text
 from services.process import FINISH_S, Stop
 
 logger = logging.getLogger(__name__)
