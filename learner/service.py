@@ -32,6 +32,7 @@ from learner.online import OnlineTraining
 from learner.page.store import keep_tokenizer
 from learner.recovery import expected_signer, recover
 from learner.reports.run_records import Records
+from learner.reports.stalled_training import Doubts
 from learner.reports.status import LearnerMetrics
 from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
@@ -81,6 +82,10 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
                 failed_write=metrics.failed_write,
                 told=trackers.take,
                 may_write=lock.check,
+                doubts=Doubts(
+                    compares_in_group=config.algo.compares_in_group,
+                    learns_from_rewards=config.algo.learns_from_rewards,
+                ),
             )
         )
         recovered = recover(
@@ -89,7 +94,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         )  # fmt: skip
         if config.resume is True:
             progress = {} if recovered.checkpoint is None else recovered.checkpoint.progress()
-            records.take_up(version=recovered.replayed_version, incarnation=incarnation, progress=progress)
+            records.resume(version=recovered.replayed_version, incarnation=incarnation, progress=progress)
         parts = EventLoopParts(
             config=config, registry=links.registry, metrics=metrics, incarnation=incarnation, socket=links.socket,
             client=links.client, records=records, recovered=recovered, journal=_journal(config, stack, lock, metrics),

@@ -22,6 +22,16 @@ class Algorithm(Knobs):
 
     type: str
 
+    @property
+    def compares_in_group(self) -> bool:
+        """It learns of a group from how its rewards differ, and nothing from rewards that are all equal."""
+        return True
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Rewards say where it goes, at least in part."""
+        return True
+
     def preset(self) -> Preset:
         """The algorithm as the trainer sees it. Imports torch, which the settings alone do without."""
         raise NotImplementedError

@@ -1,14 +1,15 @@
-"""The records of a run, written and at a resume read again: `metrics.jsonl`, `samples.jsonl`, the line of progress.
+"""The records of a run, as they are written: `metrics.jsonl`, `samples.jsonl`, the line of progress.
 
 `metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay` (a step that was trained again, from the
-batch log, with the same fields), `publish`, `join` (a generator that caught up), `leave` (one that is gone),
-`suspicion` (one that samples otherwise than it says), `checkpoint`, `evaluation`, `verdict` (how the run is from here
-on, and what bounds it), `load` (what generators did in the seconds before), and `resume`, which says up to which
-version the lines before it belong to the run.
-All have `unix_s`, when it was, in seconds since 1970. `lag_bound` is the bound under which the step's batch
-was taken, `level` that of new leases when the step ended, null without levels and in a replay; `tasks_effective` and
-`tasks_variance` are of the newest draws of tasks, and missing where none are drawn; `guard` lines tell when the guard
-moved the bound, after which step, and what was beyond its limit.
+batch log, with the same fields), `publish`, `join` (a generator that caught up), `leave` (a generator that is gone),
+`suspicion` (a generator that samples otherwise than it says), `checkpoint`, `evaluation`, `verdict` (how the run is
+from here on, and what bounds it), `load` (what generators did in the seconds before), `guard` (the guard has moved the
+lag bound: after which step, and what was beyond its limit), and `resume`, which says up to which version the lines
+before it belong to the run.
+
+All have `unix_s`, when it was, in seconds since 1970. `lag_bound` is the bound under which the step's batch was taken;
+`level`: the curriculum level of new leases at the step's end, null without a curriculum and in a replay;
+`tasks_effective` and `tasks_variance` are of the newest draws of tasks, and missing where none are drawn.
 """
 
 import dataclasses
@@ -16,19 +17,15 @@ import logging
 import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
-
-import numpy as np
 
 from learner.evaluation.results import EvaluationResult
 from learner.journal.files import LineFile, anyone, ignore
 from learner.leases.task_draws import DrawnTasks
-from learner.reports.history import Entry, RunHistory, lines_of, objects_in
+from learner.reports.past_records import began_unix_s, read_past
 from learner.reports.run_monitor import GeneratorsLoad
+from learner.reports.stalled_training import Doubts
 from learner.reports.tally import RewardsSeen, StepRecord, Tally
 from learner.training.guard import GuardChange
 from learner.training.step import StepMetrics
@@ -36,150 +33,12 @@ from learner.trust.evidence import Suspicion
 from learner.weights.published import JoinReport, PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from services.diagnosis.verdict import RunVerdict
+from services.durations import clock_text
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T", StepRecord, PublishReport, EvaluationResult)
-N = TypeVar("N", int, float)
-_STEPS_LOOKED_AT = 20
-_HARDLY_MOVES = 1e-6
-_RISE = 0.02
-_NEARLY_ALL = 0.95
 _PROGRESS_EVERY_S = 5.0
 _SAMPLES_PER_STEP = 3
 _NOTHING: Mapping[str, object] = {}
-
-
-@dataclass
-class PastRecords:
-    """The records that belong to the history of the weights; `wall_s` is the time in which the steps were trained."""
-
-    steps: list[StepRecord]
-    publishes: list[PublishReport]
-    evaluations: list[EvaluationResult]
-    wall_s: float
-
-
-def read_former(path: Path, *, version: int, at: int = 0, after: int = 0, life_s: float = 0.0) -> PastRecords:
-    """The records up to `version` from the byte `at` on, of steps after the step `after`, which had `life_s` as its
-    `time_s`. Lines that cannot be read are left out, and counted.
-    """
-    history, wall_s = RunHistory(_step, _event_record), 0.0
-    counted_s: float | None = life_s
-    for line in lines_of(path, at=at):
-        entry: Entry = history.add(line) or {}
-        match entry:
-            case {"kind": "step", "time_s": int() | float() as time_s}:
-                counted_s = _began_at(entry) if counted_s is None else counted_s
-                wall_s, counted_s = wall_s + max(0.0, time_s - counted_s), time_s
-            case {"kind": "resume"}:
-                counted_s = None  # until the next step begins nothing is trained
-    if history.unread:
-        logger.warning("%d lines of %s cannot be read: the summary leaves them out", history.unread, path)
-    history.cut(version)
-    records = [event["record"] for event in history.events if "record" in event]
-    return PastRecords(
-        steps=[record for step, record in history.steps.items() if step > after],
-        publishes=[record for record in records if isinstance(record, PublishReport)],
-        evaluations=[record for record in records if isinstance(record, EvaluationResult)],
-        wall_s=wall_s,
-    )
-
-
-def _began_at(step: Entry) -> float:
-    """The `time_s` at which a step began."""
-    return float(step["time_s"] - sum(step[name] for name in ("wait_s", "train_s", "copy_s")))
-
-
-def began_unix_s(path: Path) -> float | None:
-    """When the first step of a run began, by its lines; None before that. Steps of earlier releases have no time of
-    day: of those the first publish is taken, which comes just before.
-    """
-    first_event: float | None = None
-    for entry in objects_in(path):
-        match entry:
-            case {"kind": "step", "unix_s": int() | float() as unix_s, "time_s": int() | float() as time_s}:
-                return float(unix_s - time_s)
-            case {"kind": "step"}:
-                return first_event
-            case {"unix_s": int() | float() as unix_s} if first_event is None:
-                first_event = float(unix_s)
-    return None
-
-
-def _event_record(kind: str, entry: Entry) -> Entry | None:
-    match kind:
-        case "publish":
-            return {"record": _from(PublishReport, entry)}
-        case "evaluation":
-            return {"record": _evaluation(entry)}
-    return None
-
-
-def _step(entry: Entry) -> StepRecord:
-    counts = {name: _counts(entry[name]) for name in ("lag_counts", "token_lag_counts")}
-    return _from(StepRecord, {**entry, **counts, "lease_ids": tuple(entry["lease_ids"])})
-
-
-def _evaluation(entry: Entry) -> EvaluationResult:
-    by_k = {name: _counts(entry.get(name, {})) for name in ("pass_at_k", "cons_at_k")}
-    return _from(EvaluationResult, {**entry, **by_k})
-
-
-def _counts(entry: Mapping[str, N]) -> dict[int, N]:
-    """JSON has no keys but text."""
-    return {int(key): value for key, value in entry.items()}
-
-
-def _from(kind: type[T], entry: Entry) -> T:
-    """An earlier release may have written less: what has a default may be missing. Raises TypeError for the rest."""
-    return kind(**{each.name: entry[each.name] for each in fields(kind) if each.name in entry})
-
-
-class Doubts:
-    """Doubts if training can get anywhere, from what its steps say; each doubt is said once, with what to try."""
-
-    def __init__(self) -> None:
-        self._recent: deque[StepRecord] = deque(maxlen=_STEPS_LOOKED_AT)
-        self._said: set[str] = set()
-
-    def step(self, record: StepRecord) -> list[str]:
-        """The lines that are new after this step."""
-        self._recent.append(record)
-        if len(self._recent) < _STEPS_LOOKED_AT:
-            return []
-        new = {name: text for name, text in self._doubts().items() if name not in self._said}
-        self._said |= new.keys()
-        return list(new.values())
-
-    def _doubts(self) -> dict[str, str]:
-        found = {}
-        last = f"the last {len(self._recent)} steps"
-        means = [record.reward_mean for record in self._recent]
-        if all(record.uniform_groups_share == 1 for record in self._recent):
-            found["equal"] = (
-                f"in {last} the rewards of each group were all equal, so nothing is learned from them: take easier or "
-                "harder tasks, a reward with values between, a larger learner.rollouts.group_size, or a higher "
-                "learner.training.temperature; samples.jsonl in the run's folder shows completions with their rewards"
-            )
-        elif max(means) - min(means) < _HARDLY_MOVES:
-            found["still"] = (
-                f"the mean reward has been {means[-1]:g} in {last}: see in samples.jsonl in the run's folder what the "
-                "verifier is given and says, and raise learner.training.optimizer.learning_rate if that is right"
-            )
-        if all(record.truncated_share > _NEARLY_ALL for record in self._recent) and not _rises(means):
-            found["cut off"] = (
-                f"in {last} nearly all completions were cut off at their last permitted token: raise "
-                "learner.rollouts.max_tokens (and generator.engine.max_model_len), or see whether the model knows its "
-                "end token (learner.rollouts.stop_token_ids, and chat = false for a model without a chat template)"
-            )
-        return found
-
-
-def _rises(rewards: Sequence[float]) -> bool:
-    """True if the later half is above the earlier one by more than little: what is cut off can do its task then."""
-    half = len(rewards) // 2
-    early, late = statistics.fmean(rewards[:half]), statistics.fmean(rewards[half:])
-    return late - early > _RISE * abs(early)
 
 
 class Records:
@@ -196,8 +55,12 @@ class Records:
         failed_write: Callable[[str], None] = ignore,
         told: Callable[[Mapping[str, object]], None] = ignore,
         may_write: Callable[[], None] = anyone,
+        doubts: Doubts | None = None,
     ) -> None:
-        """`told` gets each line of `metrics.jsonl`; `may_write` raises once the folder is another process's."""
+        """`told` gets each line of `metrics.jsonl`; `may_write` raises once the folder is another process's.
+
+        `doubts` are those of the run's algorithm; of one that compares rewards within a group if left out.
+        """
         self.may_write = may_write
         self._total_steps = total_steps
         self._metrics = LineFile(folder / "metrics.jsonl", failed=failed_write, told=told, may_write=may_write)
@@ -211,9 +74,11 @@ class Records:
         self.former_s = 0.0
         """Seconds that the run's former lives trained."""
         self.former_steps = 0
-        self._doubts = Doubts()
-        self._start_s: float | None = None
-        """Wait of this life's first step: mostly for the others' start, which no other step waits for."""
+        self._doubts = doubts or Doubts()
+        self._startup_wait_s: float | None = None
+        """Wait of this life's first step, mostly for the others' start, which no other step waits for: not yet taken
+        out of an ETA. 0 once it is.
+        """
 
     def __enter__(self) -> "Records":
         return self
@@ -222,16 +87,20 @@ class Records:
         self._metrics.close()
         self._samples.close()
 
-    def take_up(self, *, version: int, incarnation: int, progress: Mapping[str, object] = _NOTHING) -> None:
-        """Goes on with the records of former lives, of which those up to `version` belong to this run.
+    def resume(self, *, version: int, incarnation: int, progress: Mapping[str, object] = _NOTHING) -> None:
+        """Go on with the records of former lives, of which those up to `version` belong to this run.
 
         `progress` is what `progress` gave to the checkpoint: only the lines after it are read.
         """
         known = progress.get("records")
         self.tally = Tally() if known is None else Tally.model_validate(known)
         at = int(str(progress.get("metrics_bytes", 0)))
-        former = read_former(
-            self._folder / "metrics.jsonl", version=version, at=at, after=self.tally.last_step, life_s=self.tally.life_s
+        former = read_past(
+            self._folder / "metrics.jsonl",
+            up_to_version=version,
+            from_byte=at,
+            after_step=self.tally.last_step,
+            last_time_s=self.tally.life_s,
         )
         for record in former.steps:
             self.tally.step(record)
@@ -247,7 +116,7 @@ class Records:
         self._event("resume", version=version, incarnation=incarnation)
 
     def begin_steps(self) -> float:
-        """The first step of this life begins: returns for how long the run has gone on."""
+        """Start the clock at the first step; return the run's seconds so far."""
         with self._lock:
             if self.tally.began_unix_s is None:
                 self.tally.began_unix_s = time.time()
@@ -279,7 +148,7 @@ class Records:
         level: int | None = None,
         drawn: DrawnTasks | None = None,
     ) -> None:
-        """Notes a step: its numbers, and a few of its trajectories."""
+        """Record a step: its numbers, and a few of its trajectories."""
         with self._lock:
             self.tally.step(record)
             self.tally.timed(record.time_s)
@@ -290,13 +159,13 @@ class Records:
         for doubt in self._doubts.step(record):
             logger.warning("%s", doubt)
         self._unsaid.append(record)
-        if self._start_s is None:
-            self._start_s = record.wait_s
+        if self._startup_wait_s is None:
+            self._startup_wait_s = record.wait_s
         if time.monotonic() - self._said_at >= _PROGRESS_EVERY_S or record.step == self._total_steps:
             self._say_progress()
 
     def replay(self, record: StepRecord, metrics: StepMetrics, *, lag_bound: int | None = None) -> None:
-        """Notes a step that was trained again, from the batch log. Its `wait_s` is 0, its `time_s` that of now."""
+        """Record a step that was trained again, from the batch log. Its `wait_s` is 0, its `time_s` that of now."""
         with self._lock:
             if self.tally.last_step < record.step:  # the life that logged it died before it noted it
                 self.tally.step(record)
@@ -321,7 +190,7 @@ class Records:
         self._metrics.write({"kind": kind, **values, "unix_s": round(time.time(), 3)})
 
     def guard(self, change: GuardChange, *, step: int) -> None:
-        """Notes and says what the guard did after a step."""
+        """Record and log what the guard did after a step."""
         logger.log(
             logging.INFO if change.kind == "loosened" else logging.WARNING, "guard: step %d: %s", step, change.text
         )
@@ -339,7 +208,7 @@ class Records:
         )
 
     def suspicion(self, found: Suspicion, *, version: int, quarantined: bool) -> None:
-        """Notes and says that a generator is not believed any more."""
+        """Record and log that a generator is not believed any more."""
         logger.warning(
             "%s (%.3g nats of evidence after %d of its tokens; %s)",
             found.text,
@@ -350,25 +219,25 @@ class Records:
         self._event("suspicion", version=version, quarantined=quarantined, **found.shown())
 
     def publish(self, report: PublishReport) -> None:
-        """Notes a publish."""
+        """Record a publish."""
         with self._lock:
             self.tally.publish(report)
             self._event("publish", **dataclasses.asdict(report))
 
     def join(self, report: JoinReport) -> None:
-        """Notes a generator that caught up."""
+        """Record a generator that caught up."""
         self._event("join", **dataclasses.asdict(report))
 
     def leave(self, generator_id: str, *, version: int, expelled: str | None = None) -> None:
-        """Notes a generator that died, said goodbye or was expelled, why in that case; the learner was at `version`."""
+        """Record a generator that died, said goodbye or was expelled, and why then; the learner was at `version`."""
         self._event("leave", generator_id=generator_id, version=version, expelled=expelled)
 
     def checkpoint(self, *, version: int, seconds: float) -> None:
-        """Notes a checkpoint that was written."""
+        """Record a checkpoint that was written."""
         self._event("checkpoint", version=version, seconds=seconds)
 
     def evaluation(self, result: EvaluationResult) -> None:
-        """Notes and says an evaluation."""
+        """Record and log an evaluation."""
         with self._lock:
             self.tally.evaluations.add(result)
             self._event("evaluation", **dataclasses.asdict(result))
@@ -385,11 +254,11 @@ class Records:
         )
 
     def load(self, load: GeneratorsLoad, *, version: int) -> None:
-        """Notes what generators did in the last seconds."""
+        """Record what generators did in the last seconds."""
         self._event("load", version=version, **dataclasses.asdict(load))
 
     def verdict(self, verdict: RunVerdict, *, version: int) -> None:
-        """Notes that the verdict on the run is another one from here on."""
+        """Record that the verdict on the run is another one from here on."""
         self._event("verdict", version=version, **dataclasses.asdict(verdict))
         level = logging.WARNING if verdict.state == "sick" else logging.INFO
         logger.log(level, "verdict: %s", verdict.text)
@@ -397,19 +266,20 @@ class Records:
     def _say_progress(self) -> None:
         recent, self._unsaid, self._said_at = self._unsaid, [], time.monotonic()
         last = recent[-1]
-        trained_s = sum(record.wait_s + record.train_s + record.copy_s for record in recent)
-        left_s = (self._total_steps - last.step) * max(0.0, trained_s - (self._start_s or 0.0)) / len(recent)
-        self._start_s = 0.0
+        elapsed_s = sum(record.wait_s + record.train_s + record.copy_s for record in recent)
+        usual_s = max(0.0, elapsed_s - (self._startup_wait_s or 0.0))
+        left_s = (self._total_steps - last.step) * usual_s / len(recent)
+        self._startup_wait_s = 0.0
         logger.info(
             "step %d/%d  reward %.3f%s  lag %.1f (max %d)  %.0f tokens/s  learner waits %.0f %%  ETA %s",
             last.step,
             self._total_steps,
-            float(np.mean([record.reward_mean for record in recent])),
+            statistics.fmean(record.reward_mean for record in recent),
             _by_verifier(last.reward_by_verifier),
-            float(np.mean([record.lag_mean for record in recent])),
+            statistics.fmean(record.lag_mean for record in recent),
             max(record.lag_max for record in recent),
-            sum(record.sampled_tokens for record in recent) / max(trained_s, 1e-9),
-            100 * sum(record.wait_s for record in recent) / max(trained_s, 1e-9),
+            sum(record.sampled_tokens for record in recent) / max(elapsed_s, 1e-9),
+            100 * sum(record.wait_s for record in recent) / max(elapsed_s, 1e-9),
             clock_text(left_s),
         )
 
@@ -422,7 +292,7 @@ def _by_verifier(values: Mapping[str, float]) -> str:
 
 
 def _sample(group: TrajectoryGroup, *, step: int) -> dict[str, object]:
-    """The group's best and worst trajectory, as a person reads them."""
+    """The group's worst and best trajectory, as a person reads them."""
     ranked = sorted(group.trajectories, key=lambda trajectory: trajectory.reward.reward or 0.0)
     return {
         "step": step,
@@ -449,9 +319,3 @@ def _completion(trajectory: Trajectory) -> dict[str, object]:
         "finish_reason": trajectory.stop_reason or trajectory.turns[-1].finish_reason,
         "versions": sorted(trajectory.versions),
     }
-
-
-def clock_text(seconds: float) -> str:
-    """As 2m05s."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -21,6 +21,10 @@ class OpdConfig(Algorithm, UnshapedKnobs):
     type: Literal["opd"] = "opd"
     ratio_cap: float | None = Field(1.0, gt=0, description="Upper bound of the ratio to the behavior policy.")
 
+    @property
+    def learns_from_rewards(self) -> bool:
+        return False  # its teacher says where
+
     def preset(self) -> Preset:
         """The teacher's logprob less the policy's, token by token."""
         from learner.algorithms import advantages

@@ -44,6 +44,10 @@ class PpoConfig(Algorithm, ClippedKnobs):
             return unused
         return {**unused, "policy_lambda": "length_adaptive_alpha is set, which makes it out of each length"}
 
+    @property
+    def compares_in_group(self) -> bool:
+        return False
+
     def preset(self) -> Preset:
         """Generalised advantages from a critic, and the clip."""
         from learner.algorithms import advantages

@@ -32,6 +32,10 @@ class RaeConfig(Algorithm, StreamedKnobs):
         description="What a trajectory leaves of its role's baseline; the rest is its reward. 0.95 remembers about 20.",
     )
 
+    @property
+    def compares_in_group(self) -> bool:
+        return False
+
     def preset(self) -> Preset:
         """The reward less its role's running mean, and a capped ratio."""
         import torch

@@ -22,6 +22,10 @@ class ReinforcePpConfig(Algorithm, ClippedKnobs):
     group_baseline: bool = Field(False, description="Subtract the mean of the group before normalising.")
     kl_in: Literal["loss", "reward"] = KlKnobs.place("reward")
 
+    @property
+    def compares_in_group(self) -> bool:
+        return self.group_baseline
+
     def preset(self) -> Preset:
         """Rewards to go, standardised over the step's tokens, and the clip."""
         from learner.algorithms import advantages

@@ -15,7 +15,7 @@ from learner.leases.task_draws import DrawnTasks
 from learner.ledger import Books
 from learner.reports.history import CURVES
 from learner.reports.run_monitor import GeneratorsLoad
-from learner.reports.run_records import Doubts, Records
+from learner.reports.run_records import Records
 from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.reports.tally import RewardsSeen, StepRecord, Tally, Timing, step_record
 from learner.training.guard import GuardChange, MeasureReading
@@ -402,7 +402,7 @@ def test_a_resumed_run_knows_the_records_of_its_former_lives(tmp_path: Path) -> 
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "step": 3, "rewa')
     with Records(folder=tmp_path, total_steps=4) as records:
-        records.take_up(version=3, incarnation=2)
+        records.resume(version=3, incarnation=2)
         records.replay(record(step=2), step_metrics())
         records.replay(record(step=3), step_metrics())
         records.step(record(step=4), step_metrics(), two_groups())
@@ -418,7 +418,7 @@ def test_a_resumed_run_knows_the_records_of_its_former_lives(tmp_path: Path) -> 
     assert (replayed["loss"], replayed["lease_ids"]) == (1, [0, 1])
 
     with Records(folder=tmp_path, total_steps=4) as records:
-        records.take_up(version=4, incarnation=3)
+        records.resume(version=4, incarnation=3)
         assert (records.tally.steps, records.tally.reward.values[0]) == (4, 0.25)
 
 
@@ -426,12 +426,12 @@ def test_steps_of_versions_that_are_lost_do_not_count(tmp_path: Path) -> None:
     with Records(folder=tmp_path, total_steps=4) as records:
         run_of_two_steps(records)
     with Records(folder=tmp_path, total_steps=4) as records:
-        records.take_up(version=1, incarnation=2)
+        records.resume(version=1, incarnation=2)
         assert records.tally.reward.values == [0.25]
         assert records.tally.evaluations.newest == evaluated(1, 0.5)
         records.step(record(step=2, reward_mean=0.5), step_metrics(), two_groups())
     with Records(folder=tmp_path, total_steps=4) as records:
-        records.take_up(version=2, incarnation=3)
+        records.resume(version=2, incarnation=3)
         assert (records.tally.last_step, records.tally.reward.values) == (2, [0.25, 0.5])
 
 
@@ -442,7 +442,7 @@ def test_an_evaluation_that_was_noted_with_fewer_numbers_is_read_back(tmp_path: 
     }  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text(json.dumps(few) + "\n")
     with Records(folder=tmp_path, total_steps=4) as records:
-        records.take_up(version=0, incarnation=2)
+        records.resume(version=0, incarnation=2)
         first = records.tally.evaluations.before
     assert first is not None
     assert (first.accuracy, first.samples, first.pass_at_k) == (0.5, 0, {})
@@ -500,11 +500,11 @@ def test_a_resume_reads_only_what_was_written_since_its_checkpoint(tmp_path: Pat
     lines = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(b" " * progress["metrics_bytes"] + lines[progress["metrics_bytes"] :])
     with Records(folder=tmp_path, total_steps=4) as records:
-        records.take_up(version=3, incarnation=2, progress=progress)
+        records.resume(version=3, incarnation=2, progress=progress)
         assert records.tally == whole
         assert (records.former_steps, records.former_s) == (3, 11.0)
     with Records(folder=tmp_path, total_steps=4) as records:
-        records.take_up(version=2, incarnation=3, progress=progress)
+        records.resume(version=2, incarnation=3, progress=progress)
         assert (records.tally.last_step, records.tally.steps) == (2, 2), "the third step is lost"
 
 
@@ -513,7 +513,7 @@ def a_life(folder: Path, clock: WallClock, *, steps: range, resume: bool, known:
     kept = None
     with Records(folder=folder, total_steps=9) as records:
         if resume:
-            records.take_up(version=steps.start - 1, incarnation=2, progress=known or {})
+            records.resume(version=steps.start - 1, incarnation=2, progress=known or {})
         clock.now += 1.0
         began, before_s = clock.now, records.begin_steps()
         for step in steps:
@@ -533,7 +533,7 @@ def test_the_time_of_a_step_goes_on_over_resumes_and_what_lay_between_was_no_tra
     a_life(tmp_path, clock, steps=range(3, 5), resume=True, known=kept if checkpointed else None)
     clock.now += 10.0
     with Records(folder=tmp_path, total_steps=9) as records:
-        records.take_up(version=4, incarnation=3, progress=kept if checkpointed else {})
+        records.resume(version=4, incarnation=3, progress=kept if checkpointed else {})
         clock.now += 1.0
         assert records.former_s == 10.0, "of three steps and two"
         assert records.begin_steps() == 122.0
@@ -543,57 +543,13 @@ def test_the_time_of_a_step_goes_on_over_resumes_and_what_lay_between_was_no_tra
     assert [each["unix_s"] - steps[0]["unix_s"] for each in steps] == [0, 2, 4, 107, 109]
 
 
-def test_the_time_of_a_run_that_an_earlier_release_began_counts_from_its_first_publish(
-    tmp_path: Path, clock: WallClock
-) -> None:
-    with Records(folder=tmp_path, total_steps=9) as records:
-        records.publish(published(1.0, 0.5, 0.0))
-        records.step(record(step=1, time_s=2.0), step_metrics(), two_groups())
-    lines = [{**entry, "unix_s": None} if entry["kind"] == "step" else entry for entry in entries_in(tmp_path)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    clock.now += 100.0
-    with Records(folder=tmp_path, total_steps=9) as records:
-        records.take_up(version=1, incarnation=2)
-        assert records.begin_steps() == 100.0
-
-
 def test_a_clock_that_is_set_back_takes_no_time_back(tmp_path: Path, clock: WallClock) -> None:
     a_life(tmp_path, clock, steps=range(1, 4), resume=False)
     clock.now -= 3600.0
     with Records(folder=tmp_path, total_steps=9) as records:
-        records.take_up(version=3, incarnation=2)
+        records.resume(version=3, incarnation=2)
         assert records.begin_steps() == 6.0
         assert records.passed_s() == 6.0
-
-
-def doubts_of(**changes: Any) -> list[list[str]]:
-    """Doubts after each of 45 steps."""
-    doubts = Doubts()
-    return [doubts.step(record(step, **changes)) for step in range(1, 46)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"uniform_groups_share": 1.0}, "the rewards of each group were all equal"),
-        ({"uniform_groups_share": 0.5, "reward_mean": 0.25}, "the mean reward has been 0.25 in the last 20 steps"),
-        ({"truncated_share": 1.0, "reward_std": 0.3}, "cut off at their last permitted token"),
-    ],
-)
-def test_training_that_gets_nowhere_is_told_once_with_what_to_try(changes: dict[str, Any], said: str) -> None:
-    lines = doubts_of(**changes)
-    assert all(not line for line in lines[:19])
-    assert sum(said in text for line in lines for text in line) == 1
-
-
-@pytest.mark.parametrize("truncated", [0.2, 1.0])
-def test_training_that_goes_on_is_not_doubted(truncated: float) -> None:
-    """Short answers that are cut off and rise all the same want no longer ones."""
-    doubts = Doubts()
-    steps = [
-        record(step, reward_mean=step / 100, truncated_share=truncated, uniform_groups_share=0.9) for step in range(60)
-    ]
-    assert [text for step in steps for text in doubts.step(step)] == []
 
 
 def test_a_generator_that_has_gone_is_noted_with_the_reason_if_it_was_expelled(tmp_path: Path) -> None:
