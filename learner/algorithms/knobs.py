@@ -109,6 +109,18 @@ class ClipKnobs(Knobs):
     )
 
 
+def ratio_cap(more: str = "") -> Any:
+    """The field of that name, with what an algorithm has to say beside."""
+    bound = "Upper bound of the ratio to the behavior policy"
+    return Field(1.0, gt=0, description=f"{bound}; {more}. none: no bound" if more else f"{bound}. none: no bound")
+
+
+class RatioCapKnobs(Knobs):
+    """The bound of the ratio to the behavior policy, for losses that weigh tokens by it."""
+
+    ratio_cap: float | None = ratio_cap()
+
+
 class CorrectionKnobs(Knobs):
     """Settings that make up for the gap between proximal and behavior policy: lag, and the engine's numerics."""
 

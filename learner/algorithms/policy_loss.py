@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms.knobs import Aggregation
-from learner.algorithms.ratios import binary_kl, bounded, finite, log_gap, ratio, sequence_means, sequence_sums
+from learner.algorithms.ratios import binary_kl, bounded, capped, finite, log_gap, ratio, sequence_means, sequence_sums
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,7 @@ def reinforce(
     LlamaRL (arXiv 2505.24034).
     """
     plain = ratio(numerator=policy_logprobs, denominator=behavior_logprobs).detach()
-    weight = plain if cap is None else plain.clamp(max=cap)
-    losses = -weight * advantages * finite(policy_logprobs)
+    losses = -capped(plain, cap) * advantages * finite(policy_logprobs)
     return PolicyLoss(losses=losses, clipped=None if cap is None else plain > cap)
 
 

@@ -88,6 +88,11 @@ def ratio(*, numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.exp(bounded(log_gap(numerator=numerator, denominator=denominator)))
 
 
+def capped(ratios: Tensor, cap: float | None) -> Tensor:
+    """min(ratio, cap) of each of `ratios`, any shape; None is no bound."""
+    return ratios if cap is None else ratios.clamp(max=cap)
+
+
 def sequence_sums(*, values: Tensor, sequences: Tensor, count: int) -> Tensor:
     """The sum of each sequence's `values` [N], as [count]; `sequences` [N] int64 says whose each token is.
 

@@ -49,7 +49,7 @@ _REFUSED_PRESETS = {
     "custom": "loads code by its path, which a client cannot: write a custom loss",
 }
 _GIVEN_BY_THE_CALL = "advantages and sums are your loop's"
-_SETTINGS_OF_PRESETS = frozenset({"clip_low", "clip_high", "dual_clip"})
+_SETTINGS_OF_PRESETS = frozenset({"clip_low", "clip_high", "dual_clip", "ratio_cap"})
 _TO_CORRECT = frozenset(CorrectionKnobs.model_fields) - {"count_left_out", "second_moment_limit"}
 
 

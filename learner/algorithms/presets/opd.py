@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
 from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.knobs import UnshapedKnobs
+from learner.algorithms.knobs import RatioCapKnobs, UnshapedKnobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,11 +13,10 @@ if TYPE_CHECKING:
     from learner.algorithms.preset import Advantages, Preset, Rewards, ScoredBatch
 
 
-class OpdConfig(Algorithm, UnshapedKnobs):
+class OpdConfig(Algorithm, UnshapedKnobs, RatioCapKnobs):
     """On-policy distillation: each token's advantage is the teacher's logprob less the policy's."""
 
     type: Literal["opd"] = "opd"
-    ratio_cap: float | None = Field(1.0, gt=0, description="Upper bound of the ratio to the behavior policy.")
 
     @property
     def learns_from_rewards(self) -> bool:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
 from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.knobs import StreamedKnobs
+from learner.algorithms.knobs import RatioCapKnobs, StreamedKnobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
     from learner.algorithms.preset import Preset, ScoredBatch
 
 
-class OpoConfig(Algorithm, StreamedKnobs):
+class OpoConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
     """REINFORCE whose baseline weighs the rewards of the group by the lengths of their trajectories.
 
     Source: on-policy RL with optimal reward baseline, arXiv 2505.23585, which trains on fresh samples alone; here a
@@ -23,7 +21,6 @@ class OpoConfig(Algorithm, StreamedKnobs):
     """
 
     type: Literal["opo"] = "opo"
-    ratio_cap: float | None = Field(1.0, gt=0, description="Upper bound of the ratio to the behavior policy.")
 
     def preset(self) -> Preset:
         """The group's mean by tokens as baseline, and a capped ratio."""

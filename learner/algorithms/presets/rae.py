@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.knobs import StreamedKnobs
+from learner.algorithms.knobs import RatioCapKnobs, StreamedKnobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from learner.algorithms.preset import Advantages, Preset, Rewards, ScoredBatch
 
 
-class RaeConfig(Algorithm, StreamedKnobs):
+class RaeConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
     """REINFORCE whose baseline is a running mean of what the policy got as this player of this environment.
 
     Source: role-conditioned advantage estimation of SPIRAL, arXiv 2506.24119; here a truncated ratio to the behavior
@@ -24,7 +24,6 @@ class RaeConfig(Algorithm, StreamedKnobs):
     """
 
     type: Literal["rae"] = "rae"
-    ratio_cap: float | None = Field(1.0, gt=0, description="Upper bound of the ratio to the behavior policy.")
     baseline_decay: float = Field(
         0.95,
         ge=0,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
 from learner.algorithms.algorithm import GroupAlgorithm
+from learner.algorithms.knobs import RatioCapKnobs, ratio_cap
 
 if TYPE_CHECKING:
     from learner.algorithms.preset import Preset
 
 
-class ReinforceConfig(GroupAlgorithm):
+class ReinforceConfig(GroupAlgorithm, RatioCapKnobs):
     """REINFORCE with the group as baseline, off-policy by a truncated ratio to the behavior policy."""
 
     type: Literal["reinforce"] = "reinforce"
-    ratio_cap: float | None = Field(
-        1.0, gt=0, description="Upper bound of the ratio to the behavior policy; 2 to 10 is AIPO's. none: no bound"
-    )
+    ratio_cap: float | None = ratio_cap("2 to 10 is AIPO's")
 
     def preset(self) -> Preset:
         """Group advantages, weighted by a capped ratio."""

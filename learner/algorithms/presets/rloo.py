@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.knobs import CorrectionKnobs, KlKnobs, StreamedKnobs, clip_high, clip_low
+from learner.algorithms.knobs import CorrectionKnobs, KlKnobs, RatioCapKnobs, StreamedKnobs, clip_high, clip_low
 
 if TYPE_CHECKING:
     from learner.algorithms.preset import Preset
 
 
-class RlooConfig(Algorithm, StreamedKnobs, CorrectionKnobs):
+class RlooConfig(Algorithm, StreamedKnobs, CorrectionKnobs, RatioCapKnobs):
     """REINFORCE whose baseline is the mean of the group's other rewards. Source: arXiv 2402.14740."""
 
     type: Literal["rloo"] = "rloo"
@@ -22,7 +22,6 @@ class RlooConfig(Algorithm, StreamedKnobs, CorrectionKnobs):
         description="Truncated ratio to the behavior policy; or the clipped ratio of the whole trajectory, the product "
         "over its tokens (asynchronous RLHF, arXiv 2410.18252), with a correction.",
     )
-    ratio_cap: float | None = Field(1.0, gt=0, description="Upper bound of the ratio to the behavior policy.")
     clip_low: float = clip_low(0.2)
     clip_high: float = clip_high(0.2)
     kl_in: Literal["loss", "reward"] = KlKnobs.place("reward")

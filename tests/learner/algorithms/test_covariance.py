@@ -1,8 +1,11 @@
 """Tokens that lower the entropy: covariances by hand, and what the two presets do with the tokens picked."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from learner.algorithms import covariance, policy_loss
@@ -94,6 +97,29 @@ def test_clip_cov_takes_the_advantage_of_the_tokens_that_it_draws() -> None:
     assert made.means["covariance_share"] == 3 / 8
     _, plain = made_by("clip_cov")
     assert not (plain.advantages == 0).any()
+
+
+def test_the_measured_share_is_of_the_tokens_that_count() -> None:
+    """The last trajectory, two tokens, was cut off and is masked: of the other six one is drawn, whatever lies between
+    the bounds.
+    """
+    knobs = {"covariance_share": 0.01, "covariance_low": -9.0, "covariance_high": 9.0, "truncated": "mask"}
+    preset = ALGORITHMS["clip_cov"].model_validate({"type": "clip_cov", **knobs}).preset()
+    assert preset.advantages is not None
+    batch = batch_of(POLICY, POLICY)
+    last = torch.arange(len(batch.rewards)) == len(batch.rewards) - 1
+    left = int((batch.sequences != len(batch.rewards) - 1).sum())
+    assert left < len(batch.sequences)
+    made = preset.advantages(replace(batch, truncated=last))
+    assert made.kept is not None
+    assert int(made.kept.sum()) == left
+    assert made.means["covariance_share"] == 1 / left
+
+
+@pytest.mark.parametrize(("low", "high"), [(5.0, 1.0), (2.0, 2.0)])
+def test_bounds_between_which_no_token_lies_are_refused(low: float, high: float) -> None:
+    with pytest.raises(ValidationError, match=r"covariance_low is .* no token lies between"):
+        ALGORITHMS["clip_cov"].model_validate({"type": "clip_cov", "covariance_low": low, "covariance_high": high})
 
 
 def test_kl_cov_pulls_the_tokens_with_the_largest_covariances() -> None:
