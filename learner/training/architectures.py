@@ -10,6 +10,8 @@ from transformers import AutoConfig, PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
+OWN_ATTENTION = "attention that transformers does not let replace"
+
 # Numbers of a config that change logits in ways that no rule here knows, and the values that do not.
 _OF_LOGITS = {"logits_soft_cap": None, "output_logit_soft_cap": None}
 _OF_LAYERS = ("layer_types", "layers_block_type", "block_types")
@@ -76,7 +78,7 @@ def why_not_packed(path: Path) -> str | None:
 def why_modules_are_not_packed(model: torch.nn.Module) -> str | None:
     """The reason, of its modules, why this model cannot take a packed row; None if there is none."""
     if not getattr(model, "_supports_attention_backend", False):
-        return "attention that transformers does not let replace"
+        return OWN_ATTENTION
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Conv1d):
             return f"a convolution over tokens, {name}"

@@ -1,9 +1,9 @@
 """Layouts in which a decoder meets a microbatch: its packed row, or rectangles of whole sequences.
 
-Where each layer keeps the sequences of a row apart, the row goes through the model as it is. A layer with a recurrent
-state, a convolution over tokens, or attention of a kind of its own would run from one sequence into the next: such a
-model meets rectangles [sequences, longest], padded on the right, where it sees nothing but what it knows. No token of
-such a model sees what comes after it, so padding changes nothing. A prompt that sequences share is computed for each.
+A packed row goes through the model as it is, if each of its layers keeps the row's sequences apart. A layer with a
+recurrent state, a convolution over tokens, or attention of a kind of its own would run from one sequence into the next:
+such a model takes rectangles [sequences, longest], padded on the right, as in transformers' own batches. No token sees
+what comes after it, so the padding changes nothing. A prompt that sequences share is computed for each of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def takes_packed_rows(model: nn.Module) -> bool:
 def last_states(
     model: nn.Module, row: PackedRow, *, watch: ExpertWatch | None = None
 ) -> tuple[Tensor, RoutingSums | None]:
-    """The last hidden states [T, H] of the row's T tokens, in the layout that the model takes, and what `watch` saw of
-    the routers.
+    """The last hidden states [T, H] of the row's T tokens, in the row's order, whichever layout the model takes; and
+    the sums that `watch` made of its routers, None without `watch`, or where a layer's experts were given no choice.
     """
     decoder = _decoder_of(model)
     if takes_packed_rows(model):
@@ -38,15 +38,17 @@ def last_states(
     states, sums = [], []
     for bucket in _rectangles(model, row.index):
         rows = row.token_ids.index_select(0, bucket.rectangle).view(bucket.sequences, bucket.longest)
+        # A shared token counts at its first copy alone, which is at one of the places.
         counts = torch.zeros_like(bucket.rectangle)
         counts[bucket.places] = row.counts[bucket.rectangle[bucket.places]].to(counts)
         # Positions are left to the model: each row begins at 0.
         hidden, routing = _run(decoder, rows, watch=watch, counts=counts)
         states.append(hidden.flatten(0, 1).index_select(0, bucket.places))
         sums.append(routing)
-    found = states[0] if len(states) == 1 else torch.cat(states)
-    order = row.index.order
-    return found if order is None else found.index_select(0, order), _added(sums)
+    hidden = states[0] if len(states) == 1 else torch.cat(states)
+    if row.index.order is not None:
+        hidden = hidden.index_select(0, row.index.order)
+    return hidden, _added(sums)
 
 
 def _run(
@@ -68,7 +70,7 @@ def _added(parts: Sequence[RoutingSums | None]) -> RoutingSums | None:
 
 def _decoder_of(model: nn.Module) -> nn.Module:
     decoder: object = model.base_model
-    if decoder is model:  # the prefix of Llama 4's text model names none of its modules
+    if decoder is model:  # Llama 4's text model: base_model looks for a module by a prefix that none of them has
         decoder = getattr(model, "model", None)
     assert isinstance(decoder, nn.Module), "a model of transformers has a decoder"
     return decoder
@@ -95,8 +97,10 @@ def one_rectangle(index: PackedIndex) -> LengthBucket:
 
 @contextmanager
 def plain_attention(model: nn.Module, name: str = "eager") -> Iterator[None]:
-    """Within it the model computes in rectangles, with attention as its own code writes it out: others of transformers'
-    kernels leave out what they do not know, as that of torch does with a softcap. `name` is another one of those.
+    """Within it the model computes in rectangles, with the attention of transformers that is called `name`.
+
+    By default it is the eager one, which the model's own code writes out. Other kernels leave out what they do not
+    know, as torch's does with a softcap.
     """
     usual = _attention_of(model)
     replaced = usual in (ATTENTION_NAME, "sdpa") and usual != name
@@ -107,16 +111,6 @@ def plain_attention(model: nn.Module, name: str = "eager") -> Iterator[None]:
     finally:
         if replaced:
             _set_attention(model, str(usual))
-
-
-def without_dropout(model: nn.Module) -> None:
-    """Has the model never drop anything: a policy is sampled without, and is trained as it is sampled."""
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
-                setattr(module, name, 0.0)
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
 
 
 def _attention_of(model: nn.Module) -> object:

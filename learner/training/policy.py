@@ -19,6 +19,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from learner.training.adapters import Adapter, MergedWeight, merged_weights
 from learner.training.architectures import (
+    OWN_ATTENTION,
     check_trainable,
     say_unpacked,
     why_modules_are_not_packed,
@@ -26,8 +27,9 @@ from learner.training.architectures import (
 )
 from learner.training.attention import ATTENTION_NAME, register_packed_attention
 from learner.training.config import Dtype
+from learner.training.dropout import disable_dropout
 from learner.training.finite import all_finite
-from learner.training.layouts import last_states, without_dropout
+from learner.training.layouts import last_states
 from learner.training.logits import LogitRules, logit_rules
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import Microbatch
@@ -228,15 +230,31 @@ def load_decoder(
     check_trainable(path)
     register_packed_attention()
     reason = why_not_packed(path)
-    model, missing = _load(path, kind, None if reason else ATTENTION_NAME, dtype=dtype, shard=shard, settings=settings)
+    loaded = None
     if reason is None:
-        reason = why_modules_are_not_packed(model)
-        if reason is not None:
-            model, missing = _load(path, kind, None, dtype=dtype, shard=shard, settings=settings)
+        loaded = _load_packed(path, kind, dtype=dtype, shard=shard, settings=settings)
+        reason = OWN_ATTENTION if loaded is None else why_modules_are_not_packed(loaded[0])
+    if loaded is None or reason is not None:
+        loaded = _load(path, kind, None, dtype=dtype, shard=shard, settings=settings)
+    model, missing = loaded
     if reason is not None:
         say_unpacked(path, model, reason)
-    without_dropout(model)
+    disable_dropout(model)
     return model.train(), missing
+
+
+def _load_packed(
+    path: Path, kind: type, *, dtype: torch.dtype, shard: Shard | None, settings: Mapping[str, object]
+) -> tuple[nn.Module, Collection[str]] | None:
+    """The model with the attention of packed rows; None if its class has a table of attentions, as Falcon's, which
+    lacks ours.
+    """
+    try:
+        return _load(path, kind, ATTENTION_NAME, dtype=dtype, shard=shard, settings=settings)
+    except KeyError as error:
+        if error.args != (ATTENTION_NAME,):
+            raise
+        return None
 
 
 def _load(
