@@ -17,7 +17,7 @@ from services.collective_errors import in_plain_words
         (
             "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:210, remote process exited, NCCL "
             "version 2.28.9\nncclRemoteError: A call failed",
-            "NCCL error: remote process exited, NCCL version 2.28.9 ncclRemoteError: A call failed",
+            "NCCL error, remote process exited, NCCL version 2.28.9 ncclRemoteError: A call failed",
         ),
         ("NCCL timeout in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:197", "NCCL timeout"),
         ("Operation timed out!", "Operation timed out!"),
