@@ -6,12 +6,12 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 
 from generator.adapters import AdapterSlots
+from generator.engine.answers import adapter_answer
 from generator.engine.engine import Engine, EngineGone
 from generator.engine.gated_llm import HandedBack
-from generator.engine.records import adapter_answer
 from generator.serving import GeneratorMetrics, Serving
 from protocol.adapters import AdapterSampleAnswer, AdapterSampleRequest, OfferAnswer, OfferedAdapter
-from services.http.app import RequestRefused
+from services.http.refusals import RequestRefused
 
 
 class AdapterSampling:

@@ -23,9 +23,9 @@ from generator.engine.adapter_stamps import versioned
 from generator.engine.engine import AdapterUnfit, Engine
 from generator.weights.plan import WeightSyncError
 from protocol.adapters import ADAPTER_FILES, OfferedAdapter, adapter_name
-from services.http.app import RequestRefused
 from services.http.client import HttpClient, ServiceError
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 
 logger = logging.getLogger(__name__)
 

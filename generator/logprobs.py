@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 from generator.engine.engine import Engine, EngineGone
 from generator.engine.gated_llm import HandedBack
-from generator.engine.options import ScoredSequence
+from generator.engine.records import ScoredSequence
 from generator.serving import GeneratorMetrics, Serving
 from protocol.generation import LogprobsAnswer, LogprobsRequest, SequenceLogprobs
-from services.http.app import RequestRefused
+from services.http.refusals import RequestRefused
 
 _ROUNDS = 4
 

@@ -1,4 +1,4 @@
-"""The generator's HTTP routes: tokens in and out, and weight sync."""
+"""The generator's HTTP routes: tokens in and out, with and without adapters, and weight sync."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -15,26 +15,28 @@ from generator.weight_sync import WeightSync
 from protocol.adapters import AdapterSampleRequest, OfferedAdapter
 from protocol.fleet import Commit, JoinGroup, Prepare, Pull, Reprobe
 from protocol.generation import GenerateRequest, LogprobsRequest
-from services.http.app import RequestRefused, json_answer, json_body, streamed_answer
+from services.http.bodies import json_answer, json_body, streamed_answer
+from services.http.refusals import RequestRefused
 
 T = TypeVar("T")
+_START_RETRY_S = 30.0
 
 
 def add_token_routes(app: FastAPI, *, serving: Serving, scoring: LogprobScoring) -> None:
     """`POST /v1/generate`, which answers with NDJSON, `POST /v1/logprobs`, and `GET /v1/state`."""
 
     @app.post("/v1/generate")
-    async def generate(request: Annotated[GenerateRequest, Depends(json_body(GenerateRequest))]) -> Response:
+    async def generate(body: Annotated[GenerateRequest, Depends(json_body(GenerateRequest))]) -> Response:
         """Sample completions; the answer is a GeneratePart a line, as tokens are sampled."""
-        serving.check(request)
-        return streamed_answer(serving.generate(request))
+        serving.check(body)
+        return streamed_answer(serving.generate(body))
 
     @app.post("/v1/logprobs")
     async def logprobs(
-        request: Request, asked: Annotated[LogprobsRequest, Depends(json_body(LogprobsRequest))]
+        request: Request, body: Annotated[LogprobsRequest, Depends(json_body(LogprobsRequest))]
     ) -> Response:
         """The logprobs of given tokens under one version of the weights."""
-        return json_answer(await _unless_left(request, scoring.answer(asked)))
+        return json_answer(await _cancelled_on_disconnect(request, scoring.answer(body)))
 
     @app.get("/v1/state")
     async def state() -> Response:
@@ -47,49 +49,51 @@ def add_adapter_routes(app: FastAPI, *, sampling: AdapterSampling) -> None:
 
     @app.post("/v1/adapters/sample")
     async def sample(
-        request: Request, asked: Annotated[AdapterSampleRequest, Depends(json_body(AdapterSampleRequest))]
+        request: Request, body: Annotated[AdapterSampleRequest, Depends(json_body(AdapterSampleRequest))]
     ) -> Response:
         """Sample completions with an adapter; all of them are in the answer."""
-        return json_answer(await _unless_left(request, sampling.sample(asked)))
+        return json_answer(await _cancelled_on_disconnect(request, sampling.sample(body)))
 
     @app.post("/v1/adapters/offer")
-    async def offer(offered: Annotated[OfferedAdapter, Depends(json_body(OfferedAdapter))]) -> Response:
-        """Replace a former version of a target, if this generator holds one."""
-        return json_answer(await sampling.offer(offered))
+    async def offer(body: Annotated[OfferedAdapter, Depends(json_body(OfferedAdapter))]) -> Response:
+        """Take the new version of an adapter in the place of a former one, if this generator holds one."""
+        return json_answer(await sampling.offer(body))
 
 
 def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:
-    """`POST /v1/weights/group` and `/prepare`, or `/pull`; then `/commit`, and `/probe` if that had no time for it."""
+    """`POST` below `/v1/weights`: a version comes by `/group` and `/prepare`, or by `/pull`, and is served after
+    `/commit`; `/probe` scores its probe, if the commit had no time for it.
+    """
 
     @app.post("/v1/weights/group")
-    async def group(request: Annotated[JoinGroup, Depends(json_body(JoinGroup))]) -> Response:
+    async def group(body: Annotated[JoinGroup, Depends(json_body(JoinGroup))]) -> Response:
         """Join the process group of a broadcast."""
-        return json_answer(await sync.join(request))
+        return json_answer(await sync.join(body))
 
     @app.post("/v1/weights/prepare")
-    async def prepare(request: Annotated[Prepare, Depends(json_body(Prepare))]) -> Response:
+    async def prepare(body: Annotated[Prepare, Depends(json_body(Prepare))]) -> Response:
         """Receive the broadcast of a version, and stage it."""
-        return json_answer(await sync.prepare(request))
+        return json_answer(await sync.prepare(body))
 
     @app.post("/v1/weights/pull")
-    async def pull(request: Annotated[Pull, Depends(json_body(Pull))]) -> Response:
+    async def pull(body: Annotated[Pull, Depends(json_body(Pull))]) -> Response:
         """Download a version from the learner, and stage it."""
-        return json_answer(await sync.pull(request))
+        return json_answer(await sync.pull(body))
 
     @app.post("/v1/weights/commit")
-    async def commit(request: Annotated[Commit, Depends(json_body(Commit))]) -> Response:
+    async def commit(body: Annotated[Commit, Depends(json_body(Commit))]) -> Response:
         """Load what is staged, and serve it as the new version."""
-        return json_answer(await sync.commit(request))
+        return json_answer(await sync.commit(body))
 
     @app.post("/v1/weights/probe")
-    async def probe(request: Annotated[Reprobe, Depends(json_body(Reprobe))]) -> Response:
-        """Score the probe of the version that is served, to which its commit did not come."""
-        return json_answer(await sync.probe(request))
+    async def probe(body: Annotated[Reprobe, Depends(json_body(Reprobe))]) -> Response:
+        """Score the probe of the version that is served, if its commit had no time for it."""
+        return json_answer(await sync.probe(body))
 
 
-async def _unless_left(request: Request, work: Coroutine[None, None, T]) -> T:
+async def _cancelled_on_disconnect(request: Request, work: Coroutine[None, None, T]) -> T:
     """The result of `work`, which is cancelled if the client goes away: nobody stays to read it."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -99,20 +103,23 @@ async def _unless_left(request: Request, work: Coroutine[None, None, T]) -> T:
         leaving.cancel()
         if not working.done():
             working.cancel()
-            await asyncio.wait([working])
+            # An error of its end is nobody's any more, and is taken here, or asyncio would log it as never retrieved.
+            await asyncio.gather(working, return_exceptions=True)
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
+    """Returns when the client has gone away; its body has been read before."""
     while (await request.receive())["type"] != "http.disconnect":
         continue
 
 
 @contextmanager
 def refused_while_starting(app: FastAPI) -> Iterator[None]:
-    """Within it, whatever `app` has no route for is refused with 503, and not as something that will never be there."""
+    """Within it, a request for which `app` has no route yet is refused with 503, to come again, and not with 404."""
 
     async def refuse(request: Request) -> Response:
-        raise RequestRefused(503, "starting", "this generator is starting its engine: try again in half a minute")
+        message = f"this generator is starting its engine: try again in {_START_RETRY_S:g} s"
+        raise RequestRefused(503, "starting", message, retry_after_s=_START_RETRY_S)
 
     route = Route("/{path:path}", refuse, methods=["GET", "POST"])
     app.router.routes.append(route)

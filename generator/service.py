@@ -149,19 +149,14 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
             loops = [group.create_task(serve_http(app, listener), name="http")]
             with refused_while_starting(app):
                 engine = await _engine_unless_stopped(options, stop)
-            if engine is not None:
-                stack.push_async_callback(engine.shutdown)
-                metrics = GeneratorMetrics(registry, engine=engine)
-                metrics.places(config.engine.max_num_seqs)
-                serving = _serving(config, engine=engine, metrics=metrics, name=announcement.generator_id)
-                status.serving = serving
-                scoring = _scoring(config, engine=engine, serving=serving, metrics=metrics, announcement=announcement)
-                sync = _weight_sync(config, engine=engine, serving=serving, metrics=metrics, client=client)
-                await _add_routes(app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync)
-                await _add_adapters(
-                    app, stack, config=config, engine=engine, serving=serving, metrics=metrics, registry=registry,
-                    name=announcement.generator_id,
-                )  # fmt: skip
+                serving = None
+                if engine is not None:
+                    stack.push_async_callback(engine.shutdown)
+                    serving = await _serving_with_routes(
+                        app, stack, config=config, engine=engine, registry=registry, client=client, status=status,
+                        announcement=announcement,
+                    )  # fmt: skip
+            if engine is not None and serving is not None:
                 waits.started()
                 works = _works(
                     learner, engine=engine, serving=serving, waits=waits, client=client, announcement=announcement
@@ -176,6 +171,32 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                     await serving.drain(timeout_s=config.drain_s)
             for loop in loops:
                 loop.cancel()
+
+
+async def _serving_with_routes(
+    app: FastAPI,
+    stack: AsyncExitStack,
+    *,
+    config: GeneratorConfig,
+    engine: Engine,
+    registry: Metrics,
+    client: HttpClient,
+    status: GeneratorStatus,
+    announcement: Announcement,
+) -> Serving:
+    """The serving of an engine that is up, when `app` has all routes to it."""
+    metrics = GeneratorMetrics(registry, engine=engine)
+    metrics.places(config.engine.max_num_seqs)
+    serving = _serving(config, engine=engine, metrics=metrics, name=announcement.generator_id)
+    status.serving = serving
+    scoring = _scoring(config, engine=engine, serving=serving, metrics=metrics, announcement=announcement)
+    sync = _weight_sync(config, engine=engine, serving=serving, metrics=metrics, client=client)
+    await _add_routes(app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync)
+    await _add_adapters(
+        app, stack, config=config, engine=engine, serving=serving, metrics=metrics, registry=registry,
+        name=announcement.generator_id,
+    )  # fmt: skip
+    return serving
 
 
 def _works(

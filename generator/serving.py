@@ -11,8 +11,8 @@ from generator.engine.engine import Engine, EngineGone
 from protocol.fleet import CommitResult, Condition
 from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
 from protocol.trajectories import FinishReason
-from services.http.app import RequestRefused
 from services.http.metrics import Metrics, one_label
+from services.http.refusals import RequestRefused
 from services.http.waiting import QUIET_S, Waiting
 
 logger = logging.getLogger(__name__)

@@ -36,8 +36,8 @@ from protocol.fleet import (
     WeightForm,
 )
 from protocol.model import PolicyVersion
-from services.http.app import RequestRefused
 from services.http.client import HttpClient, ServiceError, ServiceRefused
+from services.http.refusals import RequestRefused
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,11 @@ from reward_service.requests.scoring import Scorer
 from reward_service.sandbox.pool import Sandboxes, open_sandboxes
 from reward_service.verifier.lanes import Registry, Verifier, make_metrics
 from reward_service.verifier.submission import UserError
-from services.http.app import RequestRefused, create_app, json_answer, json_body
+from services.http.app import create_app
+from services.http.bodies import json_answer, json_body
 from services.http.gpu_metrics import GpuMetrics
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, recent_failures
 from services.http.waiting import Waiting

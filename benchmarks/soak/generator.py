@@ -110,12 +110,15 @@ def install() -> None:
     _put("generator.engine.adapter_stamps", longer=None, taken_stamp=lambda output: None, versioned=None)
     _put("vllm.v1.engine.output_processor", OutputProcessor=object, RequestState=object)
     _put(
-        "generator.engine.records",
-        adapter_answer=None,
-        adapter_sampling_params=None,
+        "generator.engine.arguments",
         engine_args=lambda options, **_: options,
         engine_kind=lambda config: "torch float32",
         dtype_name=lambda config: "float32",
+    )
+    _put(
+        "generator.engine.answers",
+        adapter_answer=None,
+        adapter_sampling_params=None,
         generate_part=lambda part, *, instance, oldest_cache: part.signed(instance, oldest_cache=oldest_cache),
         sampling_params=ours.TorchParams,
         scoring_params=lambda top=0: ours.TorchParams(),

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.soak.torch_policy import TorchPolicy
-from generator.engine.options import EngineCounters, EngineOptions, ScoredSequence
+from generator.engine.options import EngineOptions
+from generator.engine.records import EngineCounters, ScoredSequence
 from protocol.generation import GeneratePart, Sampling
 from protocol.trajectories import FinishReason, VersionSpan
 
@@ -325,6 +326,6 @@ def _worker(policy: TorchPolicy, config: SimpleNamespace) -> "WorkerExtension":
 
 
 def scored_sequence(output: TorchOutput, *, entered_under: str, **_: object) -> ScoredSequence:
-    """See generator.engine.records."""
+    """See generator.engine.answers."""
     version = output.version if output.version == entered_under else None
     return ScoredSequence(logprobs=output.logprobs, top_token_ids=(), top_logprobs=(), version=version)

@@ -16,7 +16,7 @@ from env_service.agents.routes import add_session_routes
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.pool import RuntimePool
-from generator.engine.options import EngineCounters
+from generator.engine.records import EngineCounters
 from generator.routes import add_token_routes
 from generator.routes import add_weight_routes as add_sync_routes
 from generator.serving import GeneratorMetrics

@@ -37,8 +37,10 @@ from env_service.agents.sessions import AgentRequest, AgentSession, CallRefused,
 from protocol.codec import describe
 from protocol.model import WireModel
 from protocol.status import Readiness
-from services.http.app import OPEN_PATHS, RequestRefused, create_app, json_answer, json_body
+from services.http.app import OPEN_PATHS, create_app
+from services.http.bodies import json_answer, json_body
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 from services.http.server import Listener, serve_http
 
 OPEN_FOLDER = "/v1/sessions/"

@@ -31,7 +31,8 @@ from env_service.hosting.hosted import HostedTasks, Hosting
 from env_service.hosting.messages import HostCall, HostReply, HostUnavailable, description_of, fault_of, resolved
 from env_service.hosting.remote import PATH
 from services.config.models import HttpConfig
-from services.http.app import create_app, json_answer, json_body
+from services.http.app import create_app
+from services.http.bodies import json_answer, json_body
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.waiting import Waiting

@@ -25,19 +25,18 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from generator.engine.gated_llm import GatedLLM, HandedBack, TurnedAway, entered_under
-from generator.engine.last_words import LastWords, root_sentence
-from generator.engine.options import CommitReport, EngineCounters, EngineOptions, ScoredSequence
-from generator.engine.records import (
+from generator.engine.answers import (
     adapter_sampling_params,
-    dtype_name,
-    engine_args,
-    engine_kind,
     generate_part,
     sampling_params,
     scored_sequence,
     scoring_params,
 )
+from generator.engine.arguments import dtype_name, engine_args, engine_kind
+from generator.engine.gated_llm import GatedLLM, HandedBack, TurnedAway, entered_under
+from generator.engine.last_words import LastWords, root_sentence
+from generator.engine.options import EngineOptions
+from generator.engine.records import CommitReport, EngineCounters, ScoredSequence
 from generator.engine.socket_folder import make_socket_folder, remove_socket_folder
 from generator.weights.plan import POLICY_ADAPTER, LoadReport, WeightSyncError, check_plan
 from protocol.adapters import AdapterSampleRequest

@@ -18,8 +18,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from generator.engine.adapter_stamps import longer, taken_stamp
-from generator.engine.options import EngineCounters
 from generator.engine.packing import pack_outputs, unpack, wants_sampled_only
+from generator.engine.records import EngineCounters
 from protocol.adapters import AdapterSpan
 
 ARRIVE_S = 0.02

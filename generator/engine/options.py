@@ -1,4 +1,4 @@
-"""Start of an engine, the records that it hands out, and the end of its processes: with their owner.
+"""Settings of an engine, the environment that it starts in, and the end of its processes: with their owner.
 
 Nothing here imports vllm or torch, so that a command can parse its config first.
 """
@@ -31,8 +31,8 @@ _SETTINGS = {
 }  # fmt: skip
 _OURS = (
     "scheduling_policy", "logprobs_mode", "max_logprobs", "generation_config", "enable_prefix_caching",
-    "additional_config", "worker_extension_cls", "worker_cls", "weight_transfer_config", "load_format",
-    "skip_tokenizer_init", "distributed_executor_backend", "disable_log_stats", "enable_log_requests",
+    "enable_chunked_prefill", "additional_config", "worker_extension_cls", "worker_cls", "weight_transfer_config",
+    "load_format", "skip_tokenizer_init", "distributed_executor_backend", "disable_log_stats", "enable_log_requests",
     "use_tqdm_on_load",
 )  # fmt: skip
 _ELSEWISE = {
@@ -179,52 +179,6 @@ def _defaults(options: EngineOptions) -> dict[str, str]:
         "GOMP_SPINCOUNT": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommitReport:
-    """A version that is served now.
-
-    `fingerprint` is over the loaded parameters of all workers. `load_s` is the slowest worker's loading time; `pause_s`
-    is how long no token was sampled.
-    """
-
-    version: str
-    fingerprint: str
-    load_s: float
-    pause_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredSequence:
-    """Logprobs of tokens 1 to T - 1 of a sequence, and for each of them the likeliest tokens, if they were asked for.
-
-    `version` is that of the weights; None if they changed while the sequence was under way.
-    """
-
-    logprobs: tuple[float, ...]
-    top_token_ids: tuple[tuple[int, ...], ...]
-    top_logprobs: tuple[tuple[float, ...], ...]
-    version: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineCounters:
-    """A snapshot. Requests are completions: one request with n completions counts n times.
-
-    `waiting` have no token yet. Totals count since the start; `cached_tokens_total` are prompt tokens of finished
-    completions that the prefix cache held, of the `cache_queries_total` that were looked up there: sequences that are
-    scored never are. `idle_s` is the time in which there was no request, of `uptime_s`.
-    """
-
-    running: int
-    waiting: int
-    tokens_total: int
-    completions_total: int
-    cached_tokens_total: int
-    cache_queries_total: int
-    idle_s: float
-    uptime_s: float
 
 
 class OwnerTie:

@@ -63,8 +63,10 @@ from services.config.models import HttpConfig
 from services.config.sources import ConfigError
 from services.diagnosis.asked import AskedProcess
 from services.diagnosis.verdict import RunVerdict
-from services.http.app import OPEN_PATHS, RequestRefused, create_app, json_body
+from services.http.app import OPEN_PATHS, create_app
+from services.http.bodies import json_body
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 from services.http.server import Listener, serve_http
 from services.logs import configure_logging
 from services.network import is_loopback

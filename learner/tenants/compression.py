@@ -2,7 +2,7 @@
 
 import pyarrow
 
-from services.http.app import RequestRefused
+from services.http.refusals import RequestRefused
 
 _CHUNK_BYTES = 1 << 20
 

@@ -1,6 +1,6 @@
 """Refusals of the service of tenants: errors as HTTP statuses that make the SDK do the right thing."""
 
-from services.http.app import RequestRefused
+from services.http.refusals import RequestRefused
 
 
 class QueueFull(RequestRefused):

@@ -35,7 +35,8 @@ from protocol.tinker.bodies import (
     SessionBody,
     WeightsPath,
 )
-from services.http.app import RequestRefused, json_body, refusal_of
+from services.http.bodies import json_body
+from services.http.refusals import RequestRefused, refusal_of
 
 PREFIX_PATH = "/api/v1"
 _LONG_POLL_S = 30.0

@@ -4,7 +4,7 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.http.app import RequestRefused, refused_answer
+from services.http.refusals import RequestRefused, refused_answer
 from services.process import Stop
 
 

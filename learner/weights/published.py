@@ -29,7 +29,8 @@ from protocol.fleet import (
     WeightForm,
 )
 from protocol.model import PolicyVersion
-from services.http.app import RequestRefused, json_answer, json_body
+from services.http.bodies import json_answer, json_body
+from services.http.refusals import RequestRefused
 from services.process import DaemonThreads
 
 CHUNK_BYTES = 4 << 20

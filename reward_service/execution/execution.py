@@ -34,7 +34,8 @@ from reward_service.sandbox.pool import (
 )
 from reward_service.verifier.program import ExecutionConfig, Program, RunEnd, RunLimits, Running
 from reward_service.verifier.submission import InfrastructureError, UserError, VerifierError
-from services.http.app import RequestRefused, json_answer, json_body
+from services.http.bodies import json_answer, json_body
+from services.http.refusals import RequestRefused
 
 logger = logging.getLogger(__name__)
 

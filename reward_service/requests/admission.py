@@ -16,7 +16,7 @@ from itertools import count
 
 from prometheus_client import Gauge
 
-from services.http.app import RequestRefused
+from services.http.refusals import RequestRefused
 
 # What has not been read after so long comes slowly, and must not hold up others until it is here. Of a large body, only
 # as much can arrive in one look at the network.

@@ -21,7 +21,8 @@ from starlette.types import Receive, Scope, Send
 from protocol.rewards import ScoreRequest, ScoreResponse, ScoreResult
 from reward_service.requests.scoring import Scorer
 from reward_service.verifier.config import IdempotencyConfig
-from services.http.app import RequestRefused, streamed_answer
+from services.http.bodies import streamed_answer
+from services.http.refusals import RequestRefused
 
 LINES = "application/x-ndjson"
 

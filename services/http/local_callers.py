@@ -1,15 +1,15 @@
 """Refusal, by a service without a token, of callers that are no program of this machine, such as a page of the web."""
 
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
+from prometheus_client import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from services.http.refusals import RequestRefused, send_refusal
 from services.network import is_loopback
 
-# Sends an answer with this status, kind of error and message.
-Refuse = Callable[[int, str, str, Scope, Receive, Send], Awaitable[None]]
 _SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 _MAX_TOLD = 200
 
@@ -23,20 +23,22 @@ class LocalCallers:
     """
 
     def __init__(
-        self, app: ASGIApp, *, open_paths: Collection[str], refuse: Refuse, known_as: Collection[str] = ()
+        self, app: ASGIApp, *, open_paths: Collection[str], refused: Counter, known_as: Collection[str] = ()
     ) -> None:
         self._app = app
         self._known_as = frozenset(map(str.lower, (*known_as, socket.gethostname())))
         self._open_paths = open_paths
-        self._refuse = refuse
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
         elif problem := _foreign(scope, self._known_as):
-            await self._refuse(403, "foreign_caller", problem, scope, receive, send)
+            refusal = RequestRefused(403, "foreign_caller", problem)
+            await send_refusal(refusal, self._refused, scope, receive, send)
         elif problem := _simple_body(scope):
-            await self._refuse(415, "content_type", problem, scope, receive, send)
+            refusal = RequestRefused(415, "content_type", problem)
+            await send_refusal(refusal, self._refused, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Response
 
 from protocol.model import PROTOCOL_VERSION
 from protocol.status import FailureStatus, Kind, PeerStatus, Report, Status
-from services.http.app import json_answer
+from services.http.bodies import json_answer
 from services.http.client import Contact
 from services.http.waiting import Waiting
 

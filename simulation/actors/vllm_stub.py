@@ -65,7 +65,7 @@ class StubOutputProcessor:
 
     def counters(self) -> Any:
         """See there."""
-        from generator.engine.options import EngineCounters
+        from generator.engine.records import EngineCounters
 
         return EngineCounters(
             running=len(self.external_req_ids), waiting=0, tokens_total=self.tokens, completions_total=0,
@@ -198,29 +198,21 @@ class Params:
     scores: bool = False
 
 
-def _records() -> types.ModuleType:
-    from generator.engine.options import ScoredSequence
-
-    records = types.ModuleType("generator.engine.records")
+def _answers() -> dict[str, object]:
+    from generator.engine.records import ScoredSequence
 
     def scored_sequence(output: Output, *, entered_under: str, **_: object) -> ScoredSequence:
         version = output.version if output.version == entered_under else None
         return ScoredSequence(logprobs=output.logprobs, top_token_ids=(), top_logprobs=(), version=version)
 
-    members: dict[str, object] = {
+    return {
         "adapter_answer": None,
         "adapter_sampling_params": None,
-        "engine_args": lambda options, **_: options,
-        "dtype_name": lambda config: "float32",
-        "engine_kind": lambda config: "scripted",
         "generate_part": lambda part, *, instance, oldest_cache: part.signed(instance, oldest_cache=oldest_cache),
         "sampling_params": lambda *, n, sampling, stream_interval: Params(n=n, sampling=sampling),
         "scored_sequence": scored_sequence,
         "scoring_params": lambda *, top=0: Params(scores=True),
     }
-    for name, member in members.items():
-        setattr(records, name, member)
-    return records
 
 
 def install() -> None:
@@ -241,6 +233,11 @@ def install() -> None:
         "vllm.lora.request": {"LoRARequest": object},
         "vllm.v1.engine.output_processor": {"OutputProcessor": object, "RequestState": object},
         "generator.openai_routes": {"mount_openai_routes": None},
+        "generator.engine.arguments": {
+            "engine_args": lambda options, **_: options, "dtype_name": lambda config: "float32",
+            "engine_kind": lambda config: "scripted",
+        },
+        "generator.engine.answers": _answers(),
         "generator.engine.adapter_stamps": {"longer": None, "taken_stamp": None, "versioned": None},
         "generator.engine.socket_folder": {
             "make_socket_folder": lambda: None, "remove_socket_folder": lambda: None,
@@ -255,5 +252,4 @@ def install() -> None:
         for member, value in members.items():
             setattr(module, member, value)
         sys.modules[name] = module
-    sys.modules["generator.engine.records"] = _records()
     vars(importlib.import_module("generator.engine.gated_llm"))["CountingOutputProcessor"] = StubOutputProcessor

@@ -55,7 +55,7 @@ class LightApp:
         return endpoint
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        from services.http.app import as_refusal, refused_answer
+        from services.http.refusals import as_refusal, refused_answer
 
         request = Request(scope, receive, send)
         try:
@@ -83,7 +83,7 @@ def create_app(**_: object) -> LightApp:
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        from services.http.app import json_answer
+        from services.http.bodies import json_answer
 
         readiness: Any = _["readiness"]
         state = readiness()

@@ -11,8 +11,10 @@ from fastapi import FastAPI, Response
 
 from protocol.fleet import CHUNK_HASH_HEADER, PullPlan
 from protocol.status import Readiness
-from services.http.app import RequestRefused, create_app, json_answer
+from services.http.app import create_app
+from services.http.bodies import json_answer
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 from services.http.server import Listener, serve_http
 from tests.generator.conftest import SentBucket
 

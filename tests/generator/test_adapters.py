@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import DynamicCache, Qwen3ForCausalLM
 
 from protocol.adapters import AdapterSampleAnswer, AdapterSampleRequest, AdapterSequence, OfferedAdapter, adapter_name
-from services.http.app import RequestRefused
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 from tests.generator.conftest import Rig, start_rig
 from tests.learner.tenants.tiny import make_tiny_model
 

@@ -11,9 +11,10 @@ import torch
 
 from protocol.generation import LogprobsAnswer, LogprobsRequest
 from protocol.status import Readiness
-from services.http.app import RequestRefused, create_app
+from services.http.app import create_app
 from services.http.client import HttpClient, ServiceRefused
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 from services.http.server import Listener, serve_http
 from tests.generator.conftest import Rig, sample
 from tests.generator.engine.test_engine import TOLERANCE

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from generator.engine.options import CommitReport, ScoredSequence
+from generator.engine.records import CommitReport, ScoredSequence
 from generator.weights.plan import WeightSyncError
 from protocol.fleet import PULLED_EPOCH, BucketSpec, Commit, JoinGroup, Prepare, Pull, Reprobe, TensorSpec
-from services.http.app import RequestRefused
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 
 with warnings.catch_warnings():  # those of vLLM
     warnings.simplefilter("ignore")

@@ -13,9 +13,9 @@ import pytest
 
 from generator.weights.plan import WeightSyncError
 from protocol.fleet import PULL_TOOK_TOO_LONG, PULLED_EPOCH, Commit, Pull
-from services.http.app import RequestRefused
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 from tests.generator.conftest import Rig, largest_gap, pack, sample
 from tests.generator.engine.test_engine import TOLERANCE, covers, gaps
 from tests.generator.scripted_learner import ScriptedDownloads

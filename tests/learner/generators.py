@@ -39,9 +39,11 @@ from protocol.fleet import (
 )
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
 from protocol.status import Readiness
-from services.http.app import RequestRefused, create_app, json_answer, json_body
+from services.http.app import create_app
+from services.http.bodies import json_answer, json_body
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 from services.http.server import Listener, serve_http
 
 FINGERPRINTS = Fingerprints(model="m", tokenizer="t", chat_template="c")

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Response
 
 from benchmarks.soak.torch_policy import TorchPolicy
 from protocol.fleet import PULLED_EPOCH, AnnouncementAnswer, Commit, Pull
-from services.http.app import json_answer
+from services.http.bodies import json_answer
 from tests.e2e.processes import Launched
 from tests.e2e.run_files import free_ports
 from tests.generator.conftest import Policy, pack

@@ -55,6 +55,7 @@ def test_an_error_about_no_setting_stays_what_it_is() -> None:
         ({"zzzz": 1}, "vLLM has no argument zzzz: expected a field of vLLM's AsyncEngineArgs"),
         ({"max_model_len": 8}, "max_model_len is a setting: set engine.max_model_len"),
         ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode is set by Headway"),
+        ({"enable_chunked_prefill": True}, "enable_chunked_prefill is set by Headway"),
         ({"data_parallel_size": 2}, "start another generator for each replica"),
         ({"speculative_config": {"method": "ngram"}}, "gives logprobs that are not its tokens'"),
     ],

@@ -42,6 +42,7 @@ with as_a_generator():
     from vllm.v1.outputs import LogprobsLists
 
     from generator.engine import packing
+    from generator.engine.answers import sampling_params, scoring_params
     from generator.engine.packing import (
         MAX_HELD_S,
         Holding,
@@ -50,7 +51,6 @@ with as_a_generator():
         unpack,
         wants_sampled_only,
     )
-    from generator.engine.records import sampling_params, scoring_params
 
 TOKENS = st.lists(
     st.tuples(st.integers(0, (1 << 31) - 1), st.floats(width=32, allow_nan=False)), min_size=1, max_size=5

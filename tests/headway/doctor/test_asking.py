@@ -14,7 +14,8 @@ from protocol.status import PeerStatus, Readiness, Status
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.diagnosis.asked import Condition, Target, place_of
 from services.diagnosis.asking import ask
-from services.http.app import create_app, json_answer
+from services.http.app import create_app
+from services.http.bodies import json_answer
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.local_processes import listener_of

@@ -20,8 +20,10 @@ from protocol.adapters import (
     OfferedAdapter,
 )
 from protocol.status import Readiness
-from services.http.app import RequestRefused, create_app, json_answer, json_body
+from services.http.app import create_app
+from services.http.bodies import json_answer, json_body
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 from services.http.server import Listener, serve_http
 
 SAMPLED = (7, 8, 9)

@@ -2,7 +2,7 @@ import pyarrow
 import pytest
 
 from learner.tenants.compression import unpacked_zstd
-from services.http.app import RequestRefused
+from services.http.refusals import RequestRefused
 
 
 def packed(body: bytes) -> bytes:

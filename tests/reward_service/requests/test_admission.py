@@ -6,8 +6,8 @@ import pytest
 
 from reward_service.requests.admission import Admission, Arrivals, Room, ScoringPace
 from reward_service.verifier.lanes import make_metrics
-from services.http.app import RequestRefused
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 
 
 def admission(

@@ -6,7 +6,7 @@ import pytest
 
 from reward_service.requests.answering import Repetitions
 from reward_service.verifier.config import IdempotencyConfig
-from services.http.app import RequestRefused
+from services.http.refusals import RequestRefused
 
 
 class ExpiryClock:

@@ -15,7 +15,7 @@ from reward_service.verifier.config import WorkerConfig
 from reward_service.verifier.lanes import pool_settings
 from reward_service.verifier.submission import Score, UserError
 from reward_service.verifier.worker_pool import VerifierJob, WorkerPool
-from services.http.app import RequestRefused
+from services.http.refusals import RequestRefused
 
 OpenScorer = Callable[..., Awaitable[Scorer]]
 

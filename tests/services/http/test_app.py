@@ -13,8 +13,10 @@ from pydantic import BaseModel, Field, SecretStr
 
 from protocol.model import WireModel
 from protocol.status import ErrorBody, ErrorDetail, Readiness
-from services.http.app import RequestRefused, create_app, json_answer, json_body, streamed_answer
+from services.http.app import create_app
+from services.http.bodies import json_answer, json_body, streamed_answer
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 from services.http.server import Listener, serve_http
 
 TOKEN = SecretStr("open sesame")
@@ -226,17 +228,6 @@ async def test_parts_of_a_tuple_are_lines_of_one_chunk(session: aiohttp.ClientSe
     async with session.post("/v1/together", data=b'{"tokens":[1,2,3]}', headers=AUTHORIZED) as answer:
         chunks = [chunk async for chunk, _ in answer.content.iter_chunks() if chunk]
     assert [[json.loads(line)["tokens"] for line in chunk.splitlines()] for chunk in chunks] == [[[1], [2], [3]], [[9]]]
-
-
-async def test_the_openapi_document_names_bodies_refusals_and_the_token(session: aiohttp.ClientSession) -> None:
-    async with session.get("/openapi.json", headers=AUTHORIZED) as answer:
-        document = await answer.json()
-    echo = document["paths"]["/v1/echo"]["post"]
-    assert echo["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Ask"}
-    assert document["components"]["schemas"]["Ask"]["required"] == ["tokens"]
-    assert echo["responses"]["4XX"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")
-    assert document["security"] == [{"token": []}]
-    assert document["paths"]["/healthz"]["get"]["security"] == []
 
 
 async def test_a_wrong_method_is_told_the_right_one(session: aiohttp.ClientSession) -> None:

@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from protocol.model import WireModel
 from protocol.status import Readiness
-from services.http.app import RequestRefused, create_app, json_answer, json_body, streamed_answer
+from services.http.app import create_app
+from services.http.bodies import json_answer, json_body, streamed_answer
 from services.http.client import (
     HttpClient,
     ServiceError,
@@ -22,6 +23,7 @@ from services.http.client import (
     ServiceUnreachable,
 )
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 from services.http.server import Listener, serve_http
 
 TOKEN = SecretStr("open sesame")

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from services.http.app import Doors, RequestRefused
+from services.http.gates import Doors
 from services.http.metrics import Metrics
+from services.http.refusals import RequestRefused
 
 
 class RoomForOne:

@@ -10,7 +10,8 @@ from fastapi import Depends
 from pydantic import SecretStr
 
 from protocol.status import ErrorBody, Readiness
-from services.http.app import create_app, json_answer, json_body
+from services.http.app import create_app
+from services.http.bodies import json_answer, json_body
 from services.http.metrics import Metrics
 from tests.services.http.test_app import Ask, serving
 
