@@ -155,13 +155,16 @@ class Publisher:
                 waiting = [member for member in joins.waiting if rounds.takes_joiner(member)]
                 if packed is None or (packed is self._broadcast and not self._may_begin_with(waiting)):
                     continue
-                members = [*self._to_be_told(packed, rounds, joins), *waiting]
+                serving = [each for each in self._to_be_told(packed, rounds, joins) if each not in waiting]
+                members = [*serving, *waiting]
                 self._broadcast, self._rounds_rest = packed, False
                 if self._rest is not None:
                     self._rest.cancel()
                 if members:
                     joins.hand_over(waiting)
                     self._report(packed, await rounds.run(members, packed), joiners=waiting)
+                else:
+                    self._report_download(packed)
                 self._wake()
                 self._rest = self._loop.call_later(_ROUNDS_REST_S, self._begin_rest)
         finally:
@@ -176,7 +179,8 @@ class Publisher:
         if packed is self._broadcast:
             return []
         elsewhere = joins.busy | rounds.busy
-        return [member for member in self._fleet.members() if rounds.takes(member) and member not in elsewhere]
+        behind = [member for member in self._fleet.members() if member.serving != packed.version]
+        return [member for member in behind if rounds.takes(member) and member not in elsewhere]
 
     async def _run_joins(self, rounds: WeightBroadcast, joins: CatchUps) -> None:
         while True:
@@ -231,7 +235,12 @@ class Publisher:
                     sent_bytes=max(packed.nbytes(proof.form) for proof in result.proofs),
                 )
             )
-        elif self._unreported is not None and self._unreported.packed is packed:
+        else:
+            self._report_download(packed)
+
+    def _report_download(self, packed: PackedWeights) -> None:
+        """No round has brought the version to anybody: one that has downloaded it has published it."""
+        if self._unreported is not None and self._unreported.packed is packed:
             self._say_published(_publish_of(self._unreported))
 
     def _caught_up(self, joined: CaughtUpMember) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learner.weights import published
+from learner.weights import published, publisher
 from learner.weights.published import PackedWeights
 from tests.learner.generators import ScriptedGenerator
 from tests.learner.weights.publishing import OPTIONS, adapter, base_weights, learner, snapshot, tensors_of
@@ -126,6 +126,51 @@ async def test_a_version_is_kept_for_as_long_as_somebody_downloads_it() -> None:
         await ours.until_served(a=1, b=1)
         assert b.versions == ["1.0", "1.1"]
         assert b.pulls == ["1.0", "1.1"], "no round was to come, so it downloaded again"
+
+
+async def test_one_that_serves_and_waits_for_its_next_download_is_one_member_of_the_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publisher, "_ROUNDS_REST_S", 0.0)
+    options = replace(OPTIONS, parallel_pulls=1)
+    async with (
+        ScriptedGenerator("a").running() as a,
+        ScriptedGenerator("b").running() as b,
+        ScriptedGenerator("c").running() as c,
+        learner(options) as ours,
+    ):
+        ours.join(a)
+        await ours.publish(0, a)
+        b.hold["pull"], c.hold["pull"] = asyncio.Event(), asyncio.Event()
+        ours.join(b)
+        await ours.until(lambda: b.pulls == ["1.0"])
+        await ours.publish(1, a)
+        ours.join(c)
+        b.hold["pull"].set()
+        await ours.until(lambda: c.pulls == ["1.1"])
+        assert ours.serving == {"a": "1.1", "b": "1.0"}, "b is behind, and its turn comes after c's"
+        await ours.publish(2, a, b)
+        assert [(join.rank_offset, join.world_size) for join in (a.joins[-1], *b.joins)] == [(1, 3), (2, 3)]
+        assert (b.pulls, b.versions) == (["1.0"], ["1.0", "1.2"])
+        c.hold["pull"].set()
+        await ours.until_served(a=2, b=2, c=2)
+
+
+async def test_one_that_has_downloaded_the_version_of_a_round_is_not_in_it() -> None:
+    async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner() as ours:
+        ours.join(a)
+        await ours.publish(0, a)
+        a.hold["prepare"] = asyncio.Event()
+        ours.publisher.offer(snapshot(1))
+        async with asyncio.timeout(60):
+            await a.preparing.wait()
+        ours.publisher.offer(snapshot(2))
+        await ours.until(lambda: ours.shelf.newest is not None and ours.shelf.newest.version.number == 2)
+        ours.join(b)
+        await ours.until(lambda: ours.serving == {"a": "1.0", "b": "1.2"})
+        a.hold["prepare"].set()
+        await ours.until_served(a=2, b=2)
+        assert (b.versions, b.joins) == (["1.2"], [])
 
 
 async def test_offers_made_during_a_publish_coalesce_to_the_newest() -> None:
