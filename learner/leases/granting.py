@@ -163,8 +163,10 @@ class Granting:
         return max(0, min(room, covered - first))
 
     def _still_needed(self) -> int:
-        books = self._ledger.books()
-        left = self._terms.total_groups - books.trained - books.buffered - books.running
+        """By the steps that are left: those of a former life may have been of another number of groups."""
+        ledger, books = self._ledger, self._ledger.books()
+        consumed = ledger.next_version * ledger.config.groups_per_step
+        left = self._terms.total_groups - consumed - books.buffered - books.running
         return min(left, self._pacing.room(running=books.running, buffered=books.buffered))
 
     def _lease(self, grant: Grant, order: TaskOrder, environment: str) -> Lease:

@@ -17,7 +17,7 @@ from learner.leases.filters import GroupFilter
 from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
 from learner.leases.options import IntakeEvents, IntakeOptions
-from learner.ledger import Ledger, LedgerConfig
+from learner.ledger import Ledger, LedgerConfig, LedgerSnapshot
 from learner.weights.fleet import FleetMembers
 from learner.weights.provenance import LoadedWeights
 from protocol.generation import Sampling
@@ -179,6 +179,7 @@ async def learner(
     folder: Path,
     *,
     ledger_config: LedgerConfig = LEDGER,
+    former: LedgerSnapshot | None = None,
     total_groups: int = 1000,
     filters: GroupFilter = EVERY_GROUP,
     serves: bool = True,
@@ -192,7 +193,7 @@ async def learner(
     def count(reason: str) -> None:
         left_out[reason] += 1
 
-    ledger = Ledger(ledger_config)
+    ledger = Ledger(ledger_config) if former is None else Ledger.restore(ledger_config, former)
     fleet = FleetMembers(
         fingerprints=FINGERPRINTS, incarnation=INCARNATION, announce_every_s=1.0, silence_s=60.0, changed=lambda: None
     )

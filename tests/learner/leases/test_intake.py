@@ -17,7 +17,7 @@ from learner.leases.admission import GroupRules, admissible
 from learner.leases.dead_letters import RunAborted
 from learner.leases.filters import GroupFilter
 from learner.leases.intake import EndedEarly
-from learner.ledger import Books
+from learner.ledger import Books, Ledger
 from learner.online import _credit
 from protocol.messages import (
     EnvironmentInfo,
@@ -272,6 +272,28 @@ async def test_no_more_is_granted_than_the_run_still_needs(tmp_path: Path) -> No
         await env.next(OutcomeReceipt)
         assert [lease.lease_id for lease in await env.leases(1)] == [3], "a lease that was given up is replaced"
         assert ours.intake.books().running == 3
+
+
+@pytest.mark.parametrize(("before", "now"), [(4, 2), (2, 4)])
+async def test_a_run_that_is_resumed_with_another_number_of_groups_a_step_is_granted_its_steps(
+    tmp_path: Path, before: int, now: int
+) -> None:
+    former = Ledger(replace(LEDGER, groups_per_step=before))
+    for version in range(3):
+        former.replay(tuple(range(version * before, (version + 1) * before)))
+        former.trained(version + 1)
+    config, steps = replace(LEDGER, groups_per_step=now), 4
+    async with (
+        learner(
+            tmp_path, ledger_config=config, former=former.snapshot(), total_groups=steps * now, serves=False
+        ) as ours,
+        ours.env("e") as env,
+    ):
+        await env.enter()
+        await ours.serve(3)
+        first = 3 * before
+        assert [lease.lease_id for lease in await env.leases(now)] == list(range(first, first + now))
+        assert ours.intake.books().running == now, "the fourth step is the last"
 
 
 async def test_two_env_services_share_the_work(tmp_path: Path) -> None:
