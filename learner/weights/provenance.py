@@ -46,6 +46,9 @@ class InstanceMemory(Generic[T]):
         if len(self._values) > self._most:
             del self._values[next(iter(self._values))]
 
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return iter(tuple(self._values))
+
     def get(self, process: tuple[str, ...]) -> T | None:
         """The value of a process; None if nothing is known of it."""
         return self._values.get(process)
@@ -99,6 +102,8 @@ class Provenance:
         self._last: InstanceMemory[LoadedWeights] = InstanceMemory()
         self._awaited: set[tuple[str, PolicyVersion]] = set()
         self._distrusted: InstanceMemory[PolicyVersion] = InstanceMemory()
+        self._to_repeat: InstanceMemory[None] = InstanceMemory()
+        """Distrusted since the journal's segment was begun."""
         self._recall_due = False
         self._forgotten_below = 0
         self._news: list[LoggedProof | LoggedDistrust] = []
@@ -135,6 +140,7 @@ class Provenance:
                 proven.pop(instance, None)
         self.leave(instance)
         self._recall_due = True
+        self._to_repeat[instance,] = None
         self._news.append(LoggedDistrust(instance, since))
 
     def leave(self, instance: str) -> None:
@@ -185,8 +191,17 @@ class Provenance:
             del self._news[0]
 
     def tell_again(self) -> None:
-        """The journal begins a segment that is to hold all that counts."""
+        """The journal begins a segment that is to hold all that counts. It begins with copies of groups, which may have
+        been made before their process was distrusted.
+        """
+        distrusted = [
+            LoggedDistrust(instance, since)
+            for (instance,) in self._to_repeat
+            if (since := self._since(instance)) is not None
+        ]
+        self._to_repeat = InstanceMemory()
         self._news = [
+            *distrusted,
             *(_logged(loaded, instance) for proven in self._proven.values() for instance, loaded in proven.items()),
             *self._news,
         ]

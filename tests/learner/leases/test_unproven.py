@@ -1,12 +1,16 @@
 """Tokens of a version that the process which sampled them has not proven: they wait, are refused, or are given back."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from learner.evaluation.config import EvaluationConfig
-from learner.journal.journal import LoggedDistrust, LoggedGroup
+from learner.journal.journal import Journal, LoggedDistrust, LoggedGroup
+from learner.journal.segments import read_segment, segments_of
 from learner.weights.provenance import LoadedWeights, Provenance, Standing
 from protocol.messages import FailedLease, FinishedLease, LeaseGrant, OutcomeReceipt
 from protocol.model import PolicyVersion
@@ -130,6 +134,38 @@ async def test_what_a_process_sampled_since_it_is_distrusted_leaves_the_buffer_a
         assert LoggedDistrust(OTHER, PolicyVersion(INCARNATION, 1)) in ours.journal()
         await env.finish(sampled_by(OTHER, 4, version=1, attempt=1))
         assert ours.intake.books().failed == 1, "it comes too late"
+
+
+async def test_a_checkpoint_during_which_a_process_is_distrusted_says_so_after_the_groups_that_it_had_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied, distrusted, prepare = asyncio.Event(), threading.Event(), Journal.prepare
+    loop = asyncio.get_running_loop()
+
+    def slow(journal: Journal, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+        prepare(journal, version=version, groups=groups)
+        loop.call_soon_threadsafe(copied.set)
+        assert distrusted.wait(60)
+
+    monkeypatch.setattr(Journal, "prepare", slow)
+    async with granted(tmp_path) as (ours, env):
+        await env.finish(group(0), group(1))
+        await ours.train()
+        await env.leases(2)
+        ours.fleet.provenance.prove(OTHER, LoadedWeights(PolicyVersion(INCARNATION, 1), "", ""))
+        await env.finish(group(2, version=1), sampled_by(OTHER, 3, version=1))
+        checkpoint = asyncio.create_task(ours.intake.checkpoint())
+        await copied.wait()
+        ours.fleet.distrust(OTHER, since=PolicyVersion(INCARNATION, 1))
+        await ours.intake.fleet_changed()
+        distrusted.set()
+        await checkpoint
+        newest = segments_of(tmp_path / "journal")[-1]
+        records = [record for record, _ in read_segment(newest.path)]
+        assert newest.start == 1
+        copies = [record.group.lease_id for record in records if isinstance(record, LoggedGroup)]
+        assert copies == [2, 3]
+        assert records[len(copies)] == LoggedDistrust(OTHER, PolicyVersion(INCARNATION, 1))
 
 
 async def test_a_held_out_task_is_sampled_again_too(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from learner.journal.journal import Journal, LoggedProof, read_journal
+from learner.journal.journal import Journal, LoggedDistrust, LoggedProof, read_journal
 from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.probe import Probe
 from learner.weights.proofs import Commits, Proofs, proof_of
-from learner.weights.provenance import Provenance, Standing
+from learner.weights.provenance import LoadedWeights, Provenance, Standing
 from learner.weights.published import PackedWeights
 from protocol.fleet import CommitResult
 from protocol.model import PolicyVersion
@@ -146,3 +146,22 @@ def test_what_is_too_old_to_be_trained_is_forgotten() -> None:
     provenance.forget(below=2)
     provenance.tell_again()
     assert [news.version.number for news in provenance.untold() if isinstance(news, LoggedProof)] == [2]
+
+
+def test_a_distrust_is_told_to_the_next_segment_too_unless_the_process_has_proven_itself_since() -> None:
+    provenance, since = Provenance(), PolicyVersion(1, 1)
+    for instance in ("a", "b"):
+        for number in range(3):
+            provenance.prove(instance, LoadedWeights(PolicyVersion(1, number), "d", "f"))
+        provenance.distrust(instance, since=since)
+    provenance.prove("b", LoadedWeights(PolicyVersion(1, 3), "d", "f"))
+    list(provenance.untold())
+    provenance.tell_again()
+    first, *proofs = provenance.untold()
+    assert first == LoggedDistrust("a", since)
+    assert proofs == [
+        LoggedProof(PolicyVersion(1, 0), "d", {"a": "f", "b": "f"}),
+        LoggedProof(PolicyVersion(1, 3), "d", {"b": "f"}),
+    ]
+    provenance.tell_again()
+    assert list(provenance.untold()) == proofs, "no group of it is copied any more"
