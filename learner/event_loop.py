@@ -336,7 +336,7 @@ class EventLoopParts:
         quarantined = self.config.trust.quarantine
         self.records.suspicion(found, version=self.recovered.ledger.version, quarantined=quarantined)
         if quarantined:
-            self.fleet.quarantine(found.instance, reason=found.text)
+            self.fleet.quarantine(found.name, found.instance, reason=found.text)
 
     def _make_fleet(self, incarnation: int) -> FleetMembers:
         return FleetMembers(

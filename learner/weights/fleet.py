@@ -219,11 +219,12 @@ class FleetMembers:
         self.provenance.distrust(instance, since=since)
         self.changed()
 
-    def quarantine(self, instance: str, *, reason: str) -> None:
-        """Nothing of that process is believed, of whatever version, and it is expelled if it is still there: what it
-        sampled and is not trained yet is sampled again.
+    def quarantine(self, generator_id: str, instance: str, *, reason: str) -> None:
+        """Nothing of that process is believed, of whatever version, and it is expelled, or not taken back if it is away
+        just now: what it sampled and is not trained yet is sampled again.
         """
         self.distrust(instance, since=PolicyVersion(1, 0))
+        self._expelled[generator_id, instance] = reason
         for member in self.members():
             if member.instance == instance:
                 self.expel(member.generator_id, reason=reason)

@@ -92,7 +92,7 @@ def test_what_a_quarantined_process_sampled_is_given_back_and_it_stays_out() -> 
     assert fleet.provenance.standing(of_it) is Standing.PROVEN
     before = changes.count
 
-    fleet.quarantine("a-1", reason="it samples otherwise than it says")
+    fleet.quarantine("a", "a-1", reason="it samples otherwise than it says")
 
     assert changes.count > before
     assert [member.generator_id for member in fleet.members()] == ["b"]
@@ -100,6 +100,19 @@ def test_what_a_quarantined_process_sampled_is_given_back_and_it_stays_out() -> 
     assert fleet.provenance.standing(of_it) is Standing.UNPROVEN
     with pytest.raises(JoinRefused, match="it samples otherwise than it says"):
         fleet.announce(announcement("a", URL, instance="1"), now=1.0)
+
+
+def test_a_quarantined_process_that_is_away_just_now_is_not_taken_back() -> None:
+    fleet = make_fleet()
+    fleet.announce(announcement("a", URL), now=0.0)
+    serve(fleet, "a", 5)
+    fleet.lost("a")
+    fleet.quarantine("a", "a-1", reason="it samples otherwise than it says")
+    with pytest.raises(JoinRefused, match="it samples otherwise than it says"):
+        fleet.announce(announcement("a", URL), now=1.0)
+    assert fleet.expelled("a", "a-1") == "it samples otherwise than it says"
+    fleet.announce(announcement("a", URL, instance="2"), now=2.0)
+    assert [member.instance for member in fleet.members()] == ["a-2"], "it was restarted"
 
 
 def test_a_later_process_takes_the_id_at_once_and_the_earlier_one_is_told_so() -> None:
