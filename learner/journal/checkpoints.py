@@ -9,10 +9,11 @@ the held-out evaluation of its version found stands beside it, in `checkpoint-<v
 
 import errno
 import json
+import logging
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,6 +26,8 @@ from learner.journal.manifest import Signer, manifest_fault, write_manifest
 from learner.journal.segments import Segment
 from learner.ledger import LedgerSnapshot
 from learner.training.guard import NEW_GUARD, GuardState
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "checkpoint-"
 _NAME = re.compile(r"checkpoint-(\d{8,})")
@@ -176,7 +179,7 @@ class Checkpoints:
         self._may_write()
         self._remove_drafts()
         self._check_room()
-        draft = self._folder / f"{_DRAFT}{version}"
+        draft = unused(self._folder / f"{_DRAFT}{version}")
         with self._removing_failed(draft):
             draft.mkdir(parents=True)
             write_rest = begin_save(draft / "trainer")
@@ -198,7 +201,7 @@ class Checkpoints:
             write_manifest(draft, version=version, journal=segment, signer=self._signer)
             sync_tree(draft)
             self._may_write()  # saving takes long enough to lose the folder meanwhile
-            self._remove(final)
+            former = [self._set_aside(final)] if final.exists() else []
             draft.rename(final)
             sync_folder(self._folder)
         with self._lock:
@@ -206,7 +209,8 @@ class Checkpoints:
             self._begun = None
             if self._early is not None:
                 self._note(self._early)
-            self._prune()
+            former += self._set_old_aside()
+        self._prune(former)
         return final
 
     @contextmanager
@@ -254,17 +258,33 @@ class Checkpoints:
         except (FileNotFoundError, ValueError, KeyError):
             return None
 
-    def _prune(self) -> None:
+    def _set_old_aside(self) -> list[Path]:
+        """Takes their names from those that are not kept; returns where they are now. One that cannot be moved stays
+        for the next time: the new checkpoint is whole without that.
+        """
         found = checkpoints_of(self._folder)
-        newest = found[-self._keep :]
-        kept = {each.version for each in (*newest, *self.best())}
+        kept = {each.version for each in (*found[-self._keep :], *self.best())}
+        aside: list[Path] = []
         for each in found:
             if each.version not in kept:
-                self._remove(each.path)
-                each.evaluation.unlink(missing_ok=True)
+                try:
+                    aside.append(self._set_aside(each.path))
+                    each.evaluation.unlink(missing_ok=True)
+                except OSError as error:
+                    _say_kept(each.path, error)
+        return aside
+
+    def _prune(self, aside: Iterable[Path]) -> None:
+        """Removes what was set aside, and the journal that no checkpoint needs; without the lock, for it takes long."""
+        for path in aside:
+            _delete(path)
+        newest = checkpoints_of(self._folder)[-self._keep :]
         # While fewer than `keep` are there, the initial model is one to fall back to.
         if not self._whole_journal:
-            self._journal.trim(version=newest[0].version if len(newest) == self._keep else 0)
+            try:
+                self._journal.trim(version=newest[0].version if len(newest) == self._keep else 0)
+            except OSError as error:
+                _say_kept(self._folder / FOLDER, error)
 
     def _check_room(self) -> None:
         """Better before the ranks begin to write than when one of them fails and the others wait for it."""
@@ -278,13 +298,22 @@ class Checkpoints:
                 errno.ENOSPC, f"the disk of {self._folder} has room for {free} bytes, a checkpoint takes {needed}"
             )
 
-    def _remove(self, path: Path) -> None:
+    def _set_aside(self, path: Path) -> Path:
         """Takes the name away first, so that no crash leaves a part under it."""
-        if path.exists():
-            draft = unused(self._folder / f"{_DRAFT}removed")
-            path.rename(draft)
-            shutil.rmtree(draft)
+        aside = unused(self._folder / f"{_DRAFT}removed")
+        return path.rename(aside)
 
     def _remove_drafts(self) -> None:
         for draft in self._folder.glob(f"{_DRAFT}*"):
-            shutil.rmtree(draft)
+            _delete(draft)
+
+
+def _delete(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        _say_kept(folder, error)
+
+
+def _say_kept(path: Path, error: OSError) -> None:
+    logger.warning("%s cannot be removed, which the next checkpoint tries again: %s", path, error)

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import re
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +74,65 @@ def test_the_guard_comes_back_and_a_checkpoint_without_one_has_a_guard_that_has_
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     write(Checkpoints(tmp_path, keep=2), 0, 1, 2, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000002", "checkpoint-00000003"]
+
+
+@pytest.mark.parametrize("step", ["rename", "delete", "trim"])
+def test_an_old_checkpoint_that_cannot_be_removed_keeps_nobody_from_writing_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    rename, delete, trim = Path.rename, shutil.rmtree, Journal.trim
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    def unmoved(path: Path, target: Path) -> Path:
+        return refuse(path) if target.name.startswith("draft-removed") else rename(path, target)  # type: ignore[func-returns-value]
+
+    def untrimmed(journal: Journal, *, version: int) -> None:
+        refuse(tmp_path / "journal")
+
+    with Journal.open(tmp_path / "journal") as journal:
+        checkpoints = Checkpoints(tmp_path, keep=1, journal=journal)
+        for version in (1, 2, 3):
+            if version == 2:
+                if step == "rename":
+                    monkeypatch.setattr(Path, "rename", unmoved)
+                elif step == "delete":
+                    monkeypatch.setattr(shutil, "rmtree", refuse)
+                else:
+                    monkeypatch.setattr(Journal, "trim", untrimmed)
+            journal.rotate(version=version, groups=[])
+            write(checkpoints, version)
+        assert versions_in(tmp_path) == ([1, 2, 3] if step == "rename" else [3])
+        assert len(list(tmp_path.glob("draft-removed*"))) == (2 if step == "delete" else 0)
+        assert [each.start for each in segments_of(tmp_path / "journal")] == ([1, 2, 3] if step == "trim" else [3])
+        assert "cannot be removed, which the next checkpoint tries again" in caplog.text
+        for owner, name, real in ((Path, "rename", rename), (shutil, "rmtree", delete), (Journal, "trim", trim)):
+            monkeypatch.setattr(owner, name, real)
+        journal.rotate(version=4, groups=[])
+        write(checkpoints, 4)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000004", "journal"]
+        assert [each.start for each in segments_of(tmp_path / "journal")] == [4]
+
+
+def test_an_evaluation_is_noted_while_old_checkpoints_are_being_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    write(checkpoints, 1)
+    delete, waited = shutil.rmtree, []
+
+    def slow(path: Path) -> None:
+        note = threading.Thread(target=checkpoints.evaluated, args=(VersionScore(2, accuracy=0.5, reward=0.5),))
+        note.start()
+        note.join(5)
+        waited.append(note.is_alive())
+        delete(path)
+
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    write(checkpoints, 2)
+    assert waited == [False]
+    assert only(tmp_path).evaluation.exists()
 
 
 def test_the_best_by_evaluation_is_kept_besides_until_a_better_one_comes(tmp_path: Path) -> None:
