@@ -81,6 +81,7 @@ def manifest_fault(folder: Path, *, signer: Signer | None = None) -> str | None:
     """Tells what is wrong with a checkpoint: the file, what was expected and what is there. None if it is whole.
 
     With a signer, a checkpoint is whole only if the same key signed it, and if nothing lies in it that is not named.
+    What the disk does not read is a fault too. Raises PermissionError, for what may only not be read is not damaged.
     """
     path = folder / MANIFEST
     try:
@@ -89,13 +90,24 @@ def manifest_fault(folder: Path, *, signer: Signer | None = None) -> str | None:
         return f"{path} is missing"
     except (ValueError, ValidationError) as error:
         return f"{path} cannot be read: {str(error).splitlines()[0]}"
+    except OSError as error:
+        return _unreadable(path, error)
     if signer is not None and (fault := _foreign(folder, manifest, signer)):
         return fault
     for name, expected in manifest.files.items():
-        fault = _file_fault(folder / name, expected)
+        try:
+            fault = _file_fault(folder / name, expected)
+        except OSError as error:
+            fault = _unreadable(folder / name, error)
         if fault is not None:
             return fault
     return None
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        raise error
+    return f"{path} cannot be read: {error.strerror or error}"
 
 
 def _foreign(folder: Path, manifest: Manifest, signer: Signer) -> str | None:

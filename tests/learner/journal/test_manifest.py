@@ -1,7 +1,10 @@
 """A learner with a key resumes from what that key signed, and from nothing that others wrote beside it."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -64,6 +67,34 @@ def test_a_checkpoint_without_signature_or_of_another_key_is_refused(tmp_path: P
 def test_a_file_that_the_manifest_does_not_name_is_refused(checkpoint: Checkpoint) -> None:
     (checkpoint.trainer / "more.pt").write_text("evil")
     assert "more.pt is not in its manifest" in str(checkpoint.fault(signer=OURS))
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    """Files of this name are not read from here on, for the reason of this number."""
+    really = Path.open
+
+    def refuse(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == name:
+            raise OSError(number, os.strerror(number))
+        return really(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "trainer/weights"])
+def test_what_the_disk_does_not_read_is_a_fault_that_is_named(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    unreadable(monkeypatch, Path(name).name, errno.EIO)
+    for signer in (None, OURS):
+        assert checkpoint.fault(signer=signer) == f"{checkpoint.path / name} cannot be read: Input/output error"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "weights"])
+def test_what_may_not_be_read_is_no_damage(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    unreadable(monkeypatch, name, errno.EACCES)
+    with pytest.raises(PermissionError):
+        checkpoint.fault()
 
 
 def test_without_a_key_nothing_is_signed(tmp_path: Path) -> None:
