@@ -86,7 +86,7 @@ class Publisher:
         self._broadcast: PackedWeights | None = None
         self._rounds_rest = False
         self._reported = -1
-        self._unreported: CaughtUpMember | None = None
+        self._unreported: PublishReport | None = None
         self._offer_came = asyncio.Event()
         self._round_due = asyncio.Event()
         self._joins_due = asyncio.Event()
@@ -240,17 +240,18 @@ class Publisher:
 
     def _report_download(self, packed: PackedWeights) -> None:
         """No round has brought the version to anybody: one that has downloaded it has published it."""
-        if self._unreported is not None and self._unreported.packed is packed:
-            self._say_published(_publish_of(self._unreported))
+        if self._unreported is not None and self._unreported.version == packed.version.number:
+            self._say_published(self._unreported)
 
     def _caught_up(self, joined: CaughtUpMember) -> None:
         """A version that no round brings to anybody is published by the first download."""
         proof = joined.proof
         self._joined(_join_of(proof, joined.packed, seconds=joined.pull_s + joined.commit_s))
+        report = _publish_of(joined)
         if all(member.serving is None or member is proof.member for member in self._fleet.members()):
-            self._say_published(_publish_of(joined))
+            self._say_published(report)
         else:
-            self._unreported = joined
+            self._unreported = report
 
     def _say_published(self, report: PublishReport) -> None:
         if report.version > self._reported:

@@ -168,9 +168,15 @@ async def test_one_that_has_downloaded_the_version_of_a_round_is_not_in_it() -> 
         await ours.until(lambda: ours.shelf.newest is not None and ours.shelf.newest.version.number == 2)
         ours.join(b)
         await ours.until(lambda: ours.serving == {"a": "1.0", "b": "1.2"})
+        assert ours.shelf.newest is not None
+        downloaded = weakref.ref(ours.shelf.newest)
         a.hold["prepare"].set()
         await ours.until_served(a=2, b=2)
         assert (b.versions, b.joins) == (["1.2"], [])
+        await ours.publish(3, a, b)
+        await ours.until(lambda: [report.version for report in ours.reports] == [0, 1, 2, 3])
+        gc.collect()
+        assert downloaded() is None, "nobody needs it any more"
 
 
 async def test_offers_made_during_a_publish_coalesce_to_the_newest() -> None:
