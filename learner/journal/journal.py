@@ -86,14 +86,14 @@ class JournalLost(RuntimeError):
 class RunLog(Protocol):
     """The log as the learner uses it. `prepare`, `append_batch` and `sync` may take as long as the disk does."""
 
-    def append_group(self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None) -> None:
+    def append_group(
+        self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None, filtered: bool = False
+    ) -> None:
         """Hands the group to the operating system: it survives this process's death. Raises JournalFull.
 
-        `frames` are those of the Finished that brought it, as it is: they save encoding it once more.
+        `frames` are those of the Finished that brought it, as it is: they save encoding it once more. `filtered` notes
+        in the same write that it was left out on purpose: a group without that note is trained after a resume.
         """
-
-    def append_filtered(self, lease_id: int) -> None:
-        """Notes that the lease's group was left out on purpose. Raises JournalFull."""
 
     def append_provenance(self, news: LoggedProof | LoggedDistrust) -> None:
         """Notes what became known of a generator's process. Raises JournalFull."""
@@ -179,16 +179,13 @@ class Journal:
             self._drop_prepared()
             self._file.close()
 
-    def append_group(self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None) -> None:
+    def append_group(
+        self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None, filtered: bool = False
+    ) -> None:
         """See RunLog."""
-        if frames is None:
-            self._append(encoded(LoggedGroup(group=group)))
-        else:
-            self._append(*encoded_group(frames))
-
-    def append_filtered(self, lease_id: int) -> None:
-        """See RunLog."""
-        self._append(encoded(LoggedFilter(lease_id=lease_id)))
+        parts = [encoded(LoggedGroup(group=group))] if frames is None else encoded_group(frames)
+        note = [encoded(LoggedFilter(lease_id=group.lease_id))] if filtered else []
+        self._append(*parts, *note)
 
     def append_provenance(self, news: LoggedProof | LoggedDistrust) -> None:
         """See RunLog."""
@@ -333,10 +330,9 @@ class Journal:
 class NoJournal:
     """A log that keeps nothing: a run of which a killed learner loses all."""
 
-    def append_group(self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None) -> None:
-        """Keeps nothing."""
-
-    def append_filtered(self, lease_id: int) -> None:
+    def append_group(
+        self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None, filtered: bool = False
+    ) -> None:
         """Keeps nothing."""
 
     def append_provenance(self, news: LoggedProof | LoggedDistrust) -> None:

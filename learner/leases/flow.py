@@ -92,9 +92,7 @@ class GroupFlow:
         if self.incarnations.verdict(group, oldest_version=oldest_version) is GroupVerdict.ACCEPTED:
             try:
                 with span("journal", parent=trace):
-                    self._journal.append_group(group, frames=frames)
-                if reason is not None:
-                    self._journal.append_filtered(lease_id)
+                    self._journal.append_group(group, frames=frames, filtered=reason is not None)
             except JournalFull as error:
                 self.room.say(error)
                 return False

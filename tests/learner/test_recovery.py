@@ -262,8 +262,7 @@ def test_what_the_checkpoint_covers_is_neither_replayed_nor_held(lives: Lives) -
 
 def test_leases_that_were_filtered_or_given_up_stay_closed(lives: Lives) -> None:
     first = lives.begin()
-    first.journal.append_group(stamped(group(0), 1))
-    first.journal.append_filtered(0)
+    first.journal.append_group(stamped(group(0), 1), filtered=True)
     first.journal.append_group(stamped(group(2), 1))
     (lives.folder / "dead_letters.jsonl").write_text('{"lease_id": 1, "reason": "x"}\n{"lease_id": 3, "rea')
     second, recovered = lives.resume()

@@ -11,15 +11,18 @@ import pytest
 
 from learner import service
 from learner.config import LearnerConfig
-from learner.journal.journal import FOLDER, LoggedFilter, RunLog, read_journal
+from learner.journal.journal import FOLDER, LoggedDistrust, RunLog, read_journal
 from learner.journal.run_folder import hold_run_folder
 from learner.reports.status import LearnerMetrics
 from learner.trainer_thread import TrainerThread
+from protocol.model import PolicyVersion
 from services.http.server import AddressInUse
 from services.http.waiting import Waiting
 from services.process import Stop
 from services.run_lock import FolderTaken, RunLock
 from tests.learner.training.tiny_model import write_tiny_llama
+
+DISTRUST = LoggedDistrust("g-1", PolicyVersion(1, 2))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,7 @@ def test_what_the_trainers_thread_writes_to_is_closed_after_it(
         def write() -> None:
             begun.set()
             stop.wait(20)
-            opened[0].append_filtered(7)
+            opened[0].append_provenance(DISTRUST)
 
         task = asyncio.create_task(thread.run(write))
         await asyncio.to_thread(begun.wait)
@@ -70,7 +73,7 @@ def test_what_the_trainers_thread_writes_to_is_closed_after_it(
     monkeypatch.setattr(service, "_journal", open_journal)
     monkeypatch.setattr(service, "beside_loops", stopped)
     asyncio.run(service.train_online(config, Stop()))
-    assert list(read_journal(config.run.folder / FOLDER)) == [LoggedFilter(lease_id=7)]
+    assert list(read_journal(config.run.folder / FOLDER)) == [DISTRUST]
 
 
 def test_a_second_start_of_a_living_run_changes_nothing(config: LearnerConfig) -> None:

@@ -18,6 +18,7 @@ from learner.journal.journal import (
     JournalLost,
     JournalUnknown,
     LoggedBatch,
+    LoggedDistrust,
     LoggedFilter,
     LoggedGroup,
     Record,
@@ -26,6 +27,7 @@ from learner.journal.journal import (
 from learner.journal.segments import encoded_group, read_segment, segments_of, set_aside
 from protocol.codec import encode, sealed
 from protocol.messages import FinishedLease
+from protocol.model import PolicyVersion
 from services.run_lock import FolderLost
 from tests.learner.samples import group, trajectory
 
@@ -43,10 +45,11 @@ def path(folder: Path) -> Path:
 
 STORED = Path(__file__).parents[2] / "protocol/golden/stored/finished-4.hex"
 """The frames of a group as protocol version 4 wrote them."""
+DISTRUST = LoggedDistrust("g-1", PolicyVersion(1, 2))
 
 
 def write_some(path: Path) -> list[int]:
-    """Two groups, a filter and a batch; returns where each record ends."""
+    """Two groups, a distrust and a batch; returns where each record ends."""
     ends: list[int] = []
 
     def note() -> None:
@@ -57,7 +60,7 @@ def write_some(path: Path) -> list[int]:
         note()
         journal.append_group(group(3, version=2))
         note()
-        journal.append_filtered(7)
+        journal.append_provenance(DISTRUST)
         note()
         journal.append_batch(version=2, lease_ids=(3,))
         note()
@@ -71,7 +74,7 @@ def short(records: list[Record]) -> list[object]:
 SOME: list[object] = [
     ("group", 7),
     ("group", 3),
-    LoggedFilter(lease_id=7),
+    DISTRUST,
     LoggedBatch(version=2, lease_ids=(3,)),
 ]
 
@@ -187,8 +190,8 @@ def test_a_journal_killed_at_any_byte_of_a_write_keeps_all_records_before_it(pat
         assert short(list(read_journal(path.parent))) == SOME[:kept], size
         with Journal.open(path.parent) as journal:
             assert path.stat().st_size == ends[kept - 1]
-            journal.append_filtered(9)
-        assert short(list(read_journal(path.parent))) == [*SOME[:kept], LoggedFilter(lease_id=9)], size
+            journal.append_provenance(DISTRUST)
+        assert short(list(read_journal(path.parent))) == [*SOME[:kept], DISTRUST], size
 
 
 def test_any_flipped_bit_ends_the_good_part_at_its_record_and_never_changes_one(path: Path) -> None:
@@ -216,7 +219,7 @@ def test_a_checkpoint_begins_a_segment_with_the_groups_that_no_batch_has_used(fo
     assert short(records) == [("group", 2), ("group", 3), LoggedBatch(version=1, lease_ids=(2,))]
     with Journal.open(folder) as journal:
         journal.rotate(version=1, groups=[])
-        journal.append_filtered(4)
+        journal.append_group(group(4), filtered=True)
     assert [record for record, _ in read_segment(newest.path)][-1] == LoggedFilter(lease_id=4)
 
 

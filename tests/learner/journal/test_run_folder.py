@@ -10,7 +10,7 @@ from learner.journal.journal import FOLDER, Journal
 from learner.journal.run_folder import NothingToResume, hold_run_folder, open_run_folder
 from learner.ledger import Ledger
 from services.run_lock import FolderTaken
-from tests.learner.samples import LEDGER
+from tests.learner.samples import LEDGER, group
 
 
 def start(folder: Path, *, resume: bool, journal: bool = True) -> int:
@@ -53,7 +53,7 @@ def test_a_fresh_run_does_not_go_on_with_a_journal_whose_marker_is_gone(tmp_path
     folder = tmp_path / "run"
     start(folder, resume=False)
     with Journal.open(folder / FOLDER) as journal:
-        journal.append_filtered(3)
+        journal.append_group(group(3))
     (folder / "incarnation").unlink()
     assert start(folder, resume=False) == 1
     assert (folder / FOLDER / "segment-00000000.log").stat().st_size == 0

@@ -6,16 +6,18 @@ import resource
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
-from learner.journal.journal import Journal, LoggedBatch, LoggedGroup
-from learner.journal.segments import read_segment, segments_of
+from learner.journal.journal import Journal, LoggedBatch, LoggedFilter, LoggedGroup
+from learner.journal.segments import encoded, read_segment, segments_of
 from learner.leases.dead_letters import DeadLetters
+from learner.leases.filters import GroupFilter
 from protocol.messages import FailedLease, FinishedLease, Heartbeat, LeaseCancellation, OutcomeReceipt, RunningLease
 from protocol.trajectories import TrajectoryGroup
 from tests.learner.envs import learner
-from tests.learner.samples import INCARNATION, group
+from tests.learner.samples import INCARNATION, group, trajectory
 
 
 async def test_while_the_disk_is_full_nothing_is_acknowledged_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -46,6 +48,27 @@ async def test_while_the_disk_is_full_nothing_is_acknowledged_and_nothing_is_los
             batch = await taking
         assert ours.journal()[-1] == LoggedBatch(version=0, lease_ids=tuple(one.lease_id for one in batch.groups))
         assert len([record for record in ours.journal() if isinstance(record, LoggedGroup)]) == 2
+
+
+async def test_a_filtered_group_is_in_the_journal_with_its_decision_or_not_at_all(tmp_path: Path) -> None:
+    async with learner(tmp_path, filters=GroupFilter(drop_uniform=True)) as ours, ours.env("e") as env:
+        await env.enter()
+        (first, *_) = await env.leases(4)
+        uniform = group(first.lease_id, trajectory(0, reward=1.0), trajectory(0, reward=1.0))
+        (segment,) = segments_of(tmp_path / "journal")
+        written = segment.path.stat().st_size + len(encoded(LoggedGroup(group=uniform)))
+        former = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (written + 3, former[1]))
+        try:
+            await env.send(FinishedLease(group=uniform))
+            await env.send(stranger(1000))
+            await env.next(LeaseCancellation)  # so the group was handled before, and not answered
+            assert ours.not_written == {"journal": 1}
+            assert ours.journal() == [], "a resume would train it"
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, former)
+        await env.finish(uniform)
+        assert ours.journal() == [LoggedGroup(group=ANY), LoggedFilter(lease_id=first.lease_id)]
 
 
 async def test_a_checkpoint_of_the_intake_begins_a_segment_with_the_groups_in_the_buffer(tmp_path: Path) -> None:
