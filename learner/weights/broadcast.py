@@ -305,7 +305,7 @@ class WeightBroadcast:
         for member, why in reached.silent.items():
             logger.warning("generator %s is dropped, version %s: %s", member.generator_id, packed.version, why)
             self._count(member)
-            self._fleet.lost(member.generator_id)
+            self._lost(member)
         failed = dict(reached.failed) | (dict.fromkeys(reached.victims, "its second broadcast failed") if last else {})
         for member, why in failed.items():
             logger.warning(
@@ -358,9 +358,14 @@ class WeightBroadcast:
             self._late.discard(member)
             self.busy.discard(member)
         if proof is None:
-            self._fleet.lost(member.generator_id)
+            self._lost(member)
         else:
             self._commits.accept([proof], packed)
+
+    def _lost(self, member: FleetMember) -> None:
+        """It does not answer; another process may have its name by now."""
+        if self._fleet.holds(member):
+            self._fleet.lost(member.generator_id)
 
 
 def _proof_in(answer: object) -> Proof | None:

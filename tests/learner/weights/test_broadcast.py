@@ -68,6 +68,30 @@ async def test_a_member_that_hangs_in_commit_lets_the_others_serve_at_once_and_c
         assert a.versions == ["1.0", "1.1", "1.2"]
 
 
+@pytest.mark.parametrize(
+    ("step", "said"), [("prepare", "generator a is dropped, version 1.1"), ("commit", "a did not commit version 1.1")]
+)
+async def test_the_silence_of_a_process_does_not_take_its_successor_from_the_fleet(
+    caplog: pytest.LogCaptureFixture, step: str, said: str
+) -> None:
+    async with (
+        ScriptedGenerator("a").running() as a,
+        ScriptedGenerator("b").running() as b,
+        ScriptedGenerator("a", instance="2").running() as again,
+        learner() as ours,
+    ):
+        ours.join(a, b)
+        await ours.publish(0, a, b)
+        a.hold[step] = asyncio.Event()
+        ours.publisher.offer(snapshot(1))
+        async with asyncio.timeout(60):
+            await a.preparing.wait()
+        ours.join(again)
+        await ours.until(lambda: said in caplog.text)
+        await ours.publish(2, again, b)
+        assert [member.instance for member in ours.fleet.members()] == ["a-2", "b-1"]
+
+
 async def test_a_member_whose_commit_never_ends_leaves_after_the_deadline() -> None:
     async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner() as ours:
         ours.join(a, b)
