@@ -244,7 +244,6 @@ class Ledger:
         running = self._table.running.get(lease_id)
         if running is None or running.attempt != attempt:
             return FailureResult.IGNORED
-        self._note(f"{kind}: {reason}")
         failures = self._table.leases[lease_id].failures
         failures[kind] += 1
         infrastructure = kind == "infrastructure"
@@ -253,6 +252,7 @@ class Ledger:
         if failures[kind] <= (self.config.infrastructure_retries if infrastructure else self.config.data_retries):
             return FailureResult.RETRIED
         self._table.close(lease_id, LeaseEnd.DEAD_LETTERED)
+        self._note(f"{kind}: {reason}")
         return FailureResult.DEAD_LETTERED
 
     def _backoff_s(self, failures: int) -> float:
@@ -260,7 +260,7 @@ class Ledger:
         return min(self.config.infrastructure_backoff_max_s, self.config.infrastructure_backoff_s * 2.0**doublings)
 
     def commonest_reasons(self, count: int) -> tuple[tuple[str, int], ...]:
-        """The reasons of failed attempts, as ("kind: reason", how often at least), the commonest first."""
+        """The reasons of leases that were given up, as ("kind: reason", how often at least), the commonest first."""
         return tuple(self._reasons.most_common(count))
 
     def _note(self, reason: str) -> None:

@@ -81,11 +81,10 @@ async def test_a_group_whose_proof_fails_is_refused_with_the_reason_and_its_leas
         ours.fleet.distrust(OTHER, since=PolicyVersion(INCARNATION, 0))
         await ours.intake.fleet_changed()
         assert (await env.next(OutcomeReceipt)).lease_id == 0
-        ((reason, count),) = [each for each in ours.ledger.commonest_reasons(9) if "did not prove" in each[0]]
-        assert (count, reason) == (
-            1,
-            "infrastructure: tokens of policy version 3.0 were sampled by a generator that did not prove to serve it "
-            "(the group was sampled by g): they are sampled again",
+        assert ours.left_out["failed_infrastructure"] == 1
+        assert ours.fleet.provenance.fault(sampled_by(OTHER, 0)) == (
+            "tokens of policy version 3.0 were sampled by a generator that did not prove to serve it "
+            "(the group was sampled by g): they are sampled again"
         )
         assert [lease.lease_id for lease in await env.leases(1)] == [4], "its own turn comes after a pause"
         ours.clock.now = 10.0
