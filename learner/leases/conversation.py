@@ -30,6 +30,7 @@ from protocol.codec import Frame
 from protocol.fleet import TOLD_ALIKE
 from protocol.messages import (
     OTHERS,
+    EnvironmentInfo,
     FailedLease,
     FinishedLease,
     Goodbye,
@@ -164,9 +165,7 @@ class EnvServiceConversation:
             logger.info(
                 "env_service %s connected: environment %s, room for %d groups", holder.name, info.name, hello.capacity
             )
-        self._granting.know_tasks(
-            info.train_tasks, levels=info.levels, parts=info.parts, chat_template=info.chat_template
-        )
+        self._granting.know_tasks(info)
         options = self._options
         await self._env_services.send(
             holder,
@@ -222,18 +221,7 @@ class EnvServiceConversation:
                 f"its environment {info.name} has {info.levels} levels and {tasks} training tasks, "
                 f"expected at least one task for each level: give it more tasks, or fewer levels"
             )
-        known = self._granting.tasks
-        if known is not None and known != tasks:
-            return (
-                f"its environment has {tasks} training tasks, that of the first env_service of this run "
-                f"{known}: give all of them the same data, or restart the learner"
-            )
-        if known is not None and self._granting.chat_template != info.chat_template:
-            return (
-                f"its environment {info.name} tells the chat template something else than that of the first "
-                "env_service of this run: give all of them the same chat_template_kwargs, or restart the learner"
-            )
-        return None
+        return None if self._granting.known is None else _difference(info, self._granting.known)
 
     async def _hear(self, holder: ConnectedEnvService, running: Sequence[RunningLease]) -> None:
         """These attempts are alive at an env_service; those that nobody wants are cancelled."""
@@ -323,3 +311,28 @@ class EnvServiceConversation:
             await self._env_services.send(holder, message)
         self._flow.wake()
         await self._flow.grant_all()
+
+
+def _difference(info: EnvironmentInfo, first: EnvironmentInfo) -> str | None:
+    """What keeps tasks of the same index from being the same ones; None if all agrees."""
+    for what, theirs, ours in (
+        ("training tasks", info.train_tasks, first.train_tasks),
+        ("evaluation tasks", info.evaluation_tasks, first.evaluation_tasks),
+        ("levels", info.levels, first.levels),
+    ):
+        if theirs != ours:
+            return (
+                f"its environment has {theirs} {what}, that of the first env_service of this run "
+                f"{ours}: give all of them the same data, or restart the learner"
+            )
+    if info.parts != first.parts:
+        return (
+            f"its environment {info.name} is mixed of other parts than that of the first env_service of this run: give "
+            "all of them the same data in the same shares, or restart the learner"
+        )
+    if info.chat_template != first.chat_template:
+        return (
+            f"its environment {info.name} tells the chat template something else than that of the first "
+            "env_service of this run: give all of them the same chat_template_kwargs, or restart the learner"
+        )
+    return None

@@ -3,7 +3,7 @@ evaluation goes before training.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
@@ -15,7 +15,7 @@ from learner.leases.task_draws import MakeDraws, TaskDraws, TaskPlaces
 from learner.leases.task_order import TaskOrder
 from learner.ledger import AttemptId, Grant, Ledger
 from protocol.generation import Sampling
-from protocol.messages import Lease, TaskPart
+from protocol.messages import EnvironmentInfo, Lease
 from protocol.trajectories import TrajectoryGroup
 from services.tracing import lease_began, lease_trace
 
@@ -66,22 +66,18 @@ class Granting:
         """None while there is one level."""
         self.draws: TaskDraws | None = None
         """None where tasks are of the plain order."""
-        self.tasks: int | None = None
-        self.chat_template = ""
+        self.known: EnvironmentInfo | None = None
+        """Of the first env_service; all others have the same."""
 
-    def know_tasks(
-        self, count: int, *, levels: int = 1, parts: Sequence[TaskPart] = (), chat_template: str = ""
-    ) -> None:
-        """Notes the number of training tasks of the environment, in `levels` of equal size and in `parts` of a mix, and
-        the fingerprint of its chat template; later calls change nothing.
-        """
-        if self.order is None:
+    def know_tasks(self, info: EnvironmentInfo) -> None:
+        """Notes which tasks the environment has; later calls change nothing."""
+        if self.known is None:
+            count, levels = info.train_tasks, info.levels
             self.order = TaskOrder(count=count // levels, seed=self._terms.seed)
             self.curriculum = self._make_curriculum(levels) if levels > 1 else None
             if self._make_draws is not None:
-                self.draws = self._make_draws(TaskPlaces(count=count, levels=levels, parts=parts), self._in_order)
-            self.tasks = count
-            self.chat_template = chat_template
+                self.draws = self._make_draws(TaskPlaces(count=count, levels=levels, parts=info.parts), self._in_order)
+            self.known = info
 
     def task_index(self, lease_id: int) -> int:
         """The task of a lease, the same at each of its grants."""

@@ -34,6 +34,7 @@ from protocol.messages import (
     PeerRefusal,
     RunningLease,
     StatusNote,
+    TaskPart,
     Welcome,
 )
 from protocol.model import PolicyVersion
@@ -140,8 +141,26 @@ async def test_an_env_service_with_other_data_than_the_first_is_refused(tmp_path
         )
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"evaluation_tasks": 7}, "has 7 evaluation tasks, that of the first env_service of this run 5000"),
+        ({"levels": 2}, "has 2 levels, that of the first env_service of this run 1"),
+        ({"parts": (TaskPart(places=100, tasks=50),)}, "is mixed of other parts than that of the first env_service"),
+    ],
+)
+async def test_an_env_service_whose_tasks_are_others_though_as_many_is_refused(
+    tmp_path: Path, other: dict[str, object], said: str
+) -> None:
+    async with learner(tmp_path) as ours, ours.env("a") as first, ours.env("b") as second:
+        await first.enter()
+        await second.send(second.hello(environments=(ADDITION.model_copy(update=other),)))
+        assert said in (await second.next(PeerRefusal)).message
+        await second.enter()
+
+
 async def test_an_env_service_that_tells_the_template_something_else_than_the_first_is_refused(tmp_path: Path) -> None:
-    other = EnvironmentInfo(name="addition", train_tasks=100, evaluation_tasks=0, chat_template="told")
+    other = EnvironmentInfo(name="addition", train_tasks=100, evaluation_tasks=5000, chat_template="told")
     async with learner(tmp_path) as ours, ours.env("a") as first, ours.env("b") as second:
         await first.enter()
         await second.send(second.hello(environments=(other,)))
