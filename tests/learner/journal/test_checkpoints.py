@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -82,11 +83,11 @@ def test_an_old_checkpoint_that_cannot_be_removed_keeps_nobody_from_writing_the_
 ) -> None:
     rename, delete, trim = Path.rename, shutil.rmtree, Journal.trim
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path) -> NoReturn:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     def unmoved(path: Path, target: Path) -> Path:
-        return refuse(path) if target.name.startswith("draft-removed") else rename(path, target)  # type: ignore[func-returns-value]
+        return refuse(path) if target.name.startswith("draft-removed") else rename(path, target)
 
     def untrimmed(journal: Journal, *, version: int) -> None:
         refuse(tmp_path / "journal")
