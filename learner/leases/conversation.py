@@ -314,7 +314,7 @@ class EnvServiceConversation:
 
 
 def _difference(info: EnvironmentInfo, first: EnvironmentInfo) -> str | None:
-    """What keeps tasks of the same index from being the same ones; None if all agrees."""
+    """Tells why tasks of the same index are not the same ones; None if they are."""
     for what, theirs, ours in (
         ("training tasks", info.train_tasks, first.train_tasks),
         ("evaluation tasks", info.evaluation_tasks, first.evaluation_tasks),
