@@ -155,8 +155,8 @@ class Publisher:
                 waiting = [member for member in joins.waiting if rounds.takes_joiner(member)]
                 if packed is None or (packed is self._broadcast and not self._may_begin_with(waiting)):
                     continue
-                serving = [each for each in self._to_be_told(packed, rounds, joins) if each not in waiting]
-                members = [*serving, *waiting]
+                # One that serves, and is behind, may wait for its download: it is one member.
+                members = list(dict.fromkeys([*self._to_be_told(packed, rounds, joins), *waiting]))
                 self._broadcast, self._rounds_rest = packed, False
                 if self._rest is not None:
                     self._rest.cancel()

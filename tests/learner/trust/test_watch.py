@@ -137,11 +137,11 @@ def test_a_suspicion_is_recorded_and_expels_only_where_that_is_asked_for(quarant
         config=SimpleNamespace(trust=SimpleNamespace(quarantine=quarantine)),
         records=SimpleNamespace(suspicion=lambda found, **how: calls.append((found.name, how["quarantined"]))),
         recovered=SimpleNamespace(ledger=SimpleNamespace(version=7)),
-        fleet=SimpleNamespace(quarantine=lambda instance, *, reason: calls.append((instance, reason))),
+        fleet=SimpleNamespace(quarantine=lambda name, instance, *, reason: calls.append((name, instance, reason))),
     )
     EventLoopParts._suspected(parts, FOUND)
 
-    assert calls == [("g", quarantine), ("g-1", FOUND.text)][: 1 + quarantine]
+    assert calls == [("g", quarantine), ("g", "g-1", FOUND.text)][: 1 + quarantine]
 
 
 def test_a_line_has_no_numbers_that_json_does_not_know() -> None:
