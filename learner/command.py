@@ -42,7 +42,7 @@ def main() -> None:
     else:
         config = again.config
     configure_logging("learner", level=config.log.level, format=config.log.format)
-    _tune_environment(config)
+    _tune_environment(config, replays=again is not None)
     if "RANK" in os.environ:
         with own_imports("learner"):
             from learner.trainer_thread import follow
@@ -169,15 +169,24 @@ def settings_of_run(folder: Path, *, changes: Sequence[str] = ()) -> LearnerConf
 def config_of_run(folder: Path, *, changes: Sequence[str] = ()) -> LearnerConfig:
     """As the run was started last, but for the changes; its folder is where it is now.
 
-    Raises WrongSettings where that is not known, and for changes that a replay cannot make.
+    Secrets are not known, and `http` is as by default: nothing is served, and an address may need a token. Raises
+    WrongSettings where the settings are not known, and for changes that a replay cannot make; ValidationError for
+    settings that are wrong, or of another release.
     """
     settings = made_with.read(folder).get("settings")
     if not isinstance(settings, dict):
         raise WrongSettings(f"{folder / made_with.FILE} is missing or cannot be read: expected the folder of a run")
-    known = {key: value for key, value in settings.items() if value != made_with.SECRET and key not in _FINGERPRINTS}
+    known = {
+        key: value
+        for key, value in settings.items()
+        if value != made_with.SECRET and key not in _FINGERPRINTS and not key.startswith("http.")
+    }
+    if known.get("data.epochs") is not None:
+        known.pop("steps", None)  # those that the epochs came to
     usual = {name: info.default for name, info in TeacherConfig.model_fields.items()}
     known["teachers"] = [
-        {key: value for key, value in each.items() if value not in (usual[key], None, [])} for each in known["teachers"]
+        {key: value for key, value in each.items() if value not in (usual.get(key), None, [])}
+        for each in known.get("teachers", ())
     ]
     # A setting that counts for nothing beside others is refused if it is given, also as its default.
     least = {key: value for key, value in known.items() if key in _NEEDED}
@@ -198,7 +207,7 @@ def export_of_run(source: Path, destination: Path, *, merged: bool, model: Path 
     try:
         config = config_of_run(folder)
     except ValidationError as error:
-        raise WrongSettings(f"{folder / made_with.FILE} is of another release: {error.errors()[0]['msg']}") from error
+        raise WrongSettings(_not_taken(folder, error)) from error
     if model is not None:
         config = config.model_copy(update={"model": model})
     _tune_libraries(config)
@@ -206,6 +215,18 @@ def export_of_run(source: Path, destination: Path, *, merged: bool, model: Path 
 
     checkpoint, kind = export(config, source, destination, merged=merged)
     return f"{checkpoint} is in {destination}, as a {kind} of Hugging Face\n{behind(source, checkpoint)}"
+
+
+def _not_taken(folder: Path, error: ValidationError) -> str:
+    """Reason why the settings of a run are none for this release."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    why = f"{place}: {first['msg']}" if place else first["msg"]
+    then = made_with.read(folder).get("versions", {}).get("headway")
+    now = made_with.here()["versions"].get("headway")
+    if then is None or then == now:
+        return f"{folder / made_with.FILE} cannot be taken: {why}"
+    return f"{folder / made_with.FILE} is of another release, headway {then}, and here is {now}: {why}"
 
 
 def start_again(config: LearnerConfig, *, lived_s: float) -> None:
@@ -243,9 +264,9 @@ def _resumed_by_torchrun(config: LearnerConfig) -> LearnerConfig:
     return config
 
 
-def _tune_environment(config: LearnerConfig) -> None:
+def _tune_environment(config: LearnerConfig, *, replays: bool) -> None:
     keep_freed_memory()
-    if config.collective == "nccl":
+    if config.collective == "nccl" and not replays:
         # Before any generator is known: they come by the interface on which they announce themselves.
         keep_to_interface_of(config.http.host if config.weights.host == "auto" else config.weights.host)
     _tune_libraries(config)

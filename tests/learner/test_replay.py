@@ -1,5 +1,6 @@
 """The settings of a run as its folder keeps them: what differs from the defaults, and how a replay reads them again."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from learner.algorithms.presets.registry import AlgorithmConfig
-from learner.command import settings_of_run
+from learner.command import config_of_run, export_of_run, settings_of_run
 from learner.config import LearnerConfig
 from learner.leases.intake import TakenBatch
 from learner.training.batch import LagBoundBroken, sequences_of
@@ -45,6 +46,62 @@ def test_a_replay_has_the_settings_of_the_run(algo: str, tmp_path: Path) -> None
     made_with.write(tmp_path / "one", config.made_with())
     again = settings_of_run(tmp_path / "one")
     assert made_with.settings_of(again) == made_with.settings_of(config)
+
+
+@pytest.mark.parametrize(
+    "http",
+    [
+        {"host": "0.0.0.0", "port": 7300, "token": "a token that is long enough"},
+        {"host": "localhost", "port": 7300},
+        {"host": "127.0.0.1", "port": 7300, "max_body_bytes": 4096},
+        {"host": "127.0.0.1", "port": 7399},
+        {"host": "127.0.0.1", "port": 7300, "tls_cert_file": "cert.pem", "tls_key_file": "key.pem"},
+    ],
+)
+def test_a_replay_and_an_export_serve_no_http_and_so_ask_for_nothing_of_it(
+    http: dict[str, Any], tmp_path: Path
+) -> None:
+    config = config_of("grpo", tmp_path, steps=7, http=http)
+    (tmp_path / "one").mkdir()
+    made_with.write(tmp_path / "one", config.made_with())
+    for again in (config_of_run(tmp_path / "one"), settings_of_run(tmp_path / "one", changes=["algo.clip_high=0.3"])):
+        assert (again.steps, again.http) == (7, LearnerConfig.model_fields["http"].default)
+
+
+def test_secrets_and_keys_of_a_run_are_not_needed_to_replay_it(tmp_path: Path) -> None:
+    config = config_of(
+        "grpo", tmp_path, weights={"generator_token": "a secret"}, verdict={"webhook": "https://chat.example/hook"},
+        evaluation={"judge": {"token": "a secret"}},
+        trackers={"mlflow_url": "http://127.0.0.1:5000", "mlflow_token": "a secret"},
+        leases={"address": "tcp://0.0.0.0:7301", "secret_key_file": "gone.key", "authorized_keys": "gone"},
+    )  # fmt: skip
+    (tmp_path / "one").mkdir()
+    made_with.write(tmp_path / "one", config.made_with())
+    again = settings_of_run(tmp_path / "one")
+    assert (again.leases, again.weights.generator_token) == (config.leases, None)
+
+
+def test_an_export_names_the_setting_that_is_wrong_and_the_release_only_if_it_is_another(tmp_path: Path) -> None:
+    made_with.write(tmp_path, config_of("grpo", tmp_path).made_with())
+    path = tmp_path / made_with.FILE
+    made = json.loads(path.read_text())
+    made["settings"] |= {"training.dtype": "float7"}
+
+    def refusal(**changes: Any) -> str:
+        path.write_text(json.dumps({**made, **changes}))
+        with pytest.raises(WrongSettings) as caught:
+            export_of_run(tmp_path, tmp_path / "out", merged=False)
+        return str(caught.value)
+
+    same = refusal()
+    assert "made_with.json cannot be taken: training.dtype: Input should be" in same
+    assert "release" not in same
+    assert "is of another release, headway 0.0.7, and here" in refusal(versions={"headway": "0.0.7"})
+
+
+def test_a_replay_has_the_epochs_of_a_run_and_not_beside_them_the_steps_that_they_came_to(tmp_path: Path) -> None:
+    made_with.write(tmp_path, {**config_of("sft", tmp_path, data={"path": "d", "epochs": 2}).made_with(), "steps": 6})
+    assert config_of_run(tmp_path).data.epochs == 2
 
 
 def test_what_cannot_be_replayed_is_refused_with_the_reason(tmp_path: Path) -> None:
