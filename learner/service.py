@@ -34,7 +34,7 @@ from learner.recovery import expected_signer, recover
 from learner.reports.run_records import Records
 from learner.reports.stalled_training import Doubts
 from learner.reports.status import LearnerMetrics
-from learner.reports.summary import draw_curves, summarize, table, write_summary
+from learner.reports.summary import draw_curves, still_holds, summarize, table, write_summary
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
 from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe
 from learner.training.guard import Guard
@@ -223,7 +223,7 @@ def _close(parts: EventLoopParts, *, train_wall_s: float) -> None:
     folder = config.run.folder
     if records.tally.steps == 0:  # ended before the first one
         return
-    if records.tally.steps == records.former_steps and (folder / "summary.json").exists():
+    if records.tally.steps == records.former_steps and still_holds(folder, records.tally):
         logger.info("no step was left to train: the summary of the run's former start still holds")
         return
     summary = summarize(

@@ -10,12 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from learner.evaluation.results import EvaluationResult
+from learner.journal.files import write_atomically
 from learner.ledger import Books
 from learner.reports.history import CURVES, FIGURES, HELD_OUT, CurveSpec, FigureSpec, Points, RunHistory, lines_in
 from learner.reports.run_records import Records
+from learner.reports.tally import Tally
 
 logger = logging.getLogger(__name__)
 
+_FILE = "summary.json"
 _MAX_STEPS = 2048
 _COLORS = {
     "blue": "#1f6fb4", "orange": "#d95f02", "grey": "#8a8a8a", "green": "#1a7037", "violet": "#6b3fa0", "red": "#b3261e"
@@ -119,8 +122,20 @@ def _ms(seconds: float | None) -> str:
 
 
 def write_summary(summary: Summary, folder: Path) -> None:
-    """Writes `summary.json`."""
-    (folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
+    """Writes `summary.json`, whole or not at all."""
+    write_atomically(folder / _FILE, json.dumps(asdict(summary), indent=2) + "\n")
+
+
+def still_holds(folder: Path, tally: Tally) -> bool:
+    """True if `summary.json` is whole, and of all steps and of the last step's newest evaluation."""
+    try:
+        found = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not isinstance(found, dict) or found.get("steps") != tally.steps:
+        return False
+    after = tally.evaluations.of_version(tally.last_step)
+    return after is None or bool(found.get("evaluation_after") == json.loads(json.dumps(asdict(after))))
 
 
 def table(summary: Summary, *, folder: Path) -> str:

@@ -1,11 +1,14 @@
 """The learner, wired: what is taken, bound and closed, and in which order."""
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +16,7 @@ from learner import service
 from learner.config import LearnerConfig
 from learner.journal.journal import FOLDER, LoggedDistrust, RunLog, read_journal
 from learner.journal.run_folder import hold_run_folder
+from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics
 from learner.trainer_thread import TrainerThread
 from protocol.model import PolicyVersion
@@ -20,6 +24,7 @@ from services.http.server import AddressInUse
 from services.http.waiting import Waiting
 from services.process import Stop
 from services.run_lock import FolderTaken, RunLock
+from tests.learner.reports.test_run_records import BOOKS, evaluated, record, run_of_two_steps, step_metrics, two_groups
 from tests.learner.training.tiny_model import write_tiny_llama
 
 DISTRUST = LoggedDistrust("g-1", PolicyVersion(1, 2))
@@ -128,3 +133,48 @@ async def test_that_a_stop_waits_for_the_present_step_is_said(
         step.done.set()
     assert "a second Ctrl-C ends at once" in caplog.text
     assert len(waits.status()) == 1, "its own start"
+
+
+def closed(config: LearnerConfig, records: Records) -> dict[str, Any]:
+    """The summary that the end of a life of the learner leaves."""
+    parts = SimpleNamespace(
+        config=config, records=records, intake=SimpleNamespace(books=lambda: BOOKS), idle=SimpleNamespace(share=0.5),
+        closing_words="",
+    )  # fmt: skip
+    service._close(cast("Any", parts), train_wall_s=10.0)
+    found = json.loads((config.run.folder / "summary.json").read_text())
+    assert isinstance(found, dict)
+    return {**found, "said": bool(parts.closing_words)}
+
+
+def test_a_summary_is_kept_only_while_it_is_whole_and_of_these_steps_and_evaluations(
+    config: LearnerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "draw_curves", lambda *_, **__: None)
+    folder = config.run.folder
+    folder.mkdir()
+    path = folder / "summary.json"
+    with Records(folder=folder, total_steps=3) as records:
+        run_of_two_steps(records)
+        assert closed(config, records)["accuracy_after"] == 0.875
+        records.step(record(step=3), step_metrics(), two_groups())
+    assert json.loads(path.read_text())["steps"] == 2, "the life ended before it wrote another"
+
+    def ended_again(*, evaluation: float | None = None) -> dict[str, Any]:
+        with Records(folder=folder, total_steps=3) as records:
+            records.resume(version=3, incarnation=2)
+            if evaluation is not None:
+                records.evaluation(evaluated(3, evaluation))
+            return closed(config, records)
+
+    assert (found := ended_again())["steps"] == 3, "it was of fewer steps"
+    assert (found["accuracy_after"], found["said"]) == (None, True)
+    assert ended_again(evaluation=0.75)["accuracy_after"] == 0.75, "there was no evaluation before"
+    assert ended_again(evaluation=0.625)["accuracy_after"] == 0.625, "the newest evaluation counts"
+    whole = path.read_text()
+    path.write_text(whole[: len(whole) // 2])
+    assert ended_again()["said"], "half of it was there"
+    assert json.loads(path.read_text()) == json.loads(whole) | {
+        "train_wall_s": json.loads(path.read_text())["train_wall_s"]
+    }
+    assert not ended_again()["said"], "it still holds"
