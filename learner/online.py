@@ -152,19 +152,17 @@ class OnlineTraining:
             self._evaluate_and_wait()  # what is ended early here has trained nothing
         self._call(self._idle.begin())
         self._before_s, self._began = self._records.begin_steps(), time.monotonic()
-        with suppress(EndedEarly):
-            while self._version < config.steps and not self._out_of_time():
-                self._step()
+        self._train_until_the_end()
         self.train_wall_s = time.monotonic() - self._began
         self._keep_early_end()
         self._call(self._idle.end())
+        if self._version == 0:
+            raise EndedEarly
         with suppress(EndedEarly):
             for evaluation in self._underway:
                 self._wait_for(evaluation, may_end=True)
             self._evaluate_and_wait()
             self._call(self._last_publish(), may_end=True)
-        if self._ending and self._version == 0:
-            raise EndedEarly
         if self._ending:
             how = "" if made_with.is_handed_over() else f"; to go on: {made_with.to_go_on()}"
             logger.info(
@@ -176,6 +174,19 @@ class OnlineTraining:
         self._records.may_write()
         self._trainer.export(config.exported_model)
         logger.info("the trained model is in %s", config.exported_model)
+        self._writer.settle(wait=True)  # the process ends next, and would cut off what is being written beside
+
+    def _train_until_the_end(self) -> None:
+        """Until the last step, a stop, or the end of the time, which also ends a wait for groups."""
+        config = self._config
+        if config.time_limit_s is not None:
+            self._loop.call_soon_threadsafe(self._loop.call_later, config.time_limit_s, self._intake.end)
+        with suppress(EndedEarly):
+            while self._version < config.steps and not self._out_of_time():
+                self._step()
+        if self._version < config.steps and not self._ending:
+            how = made_with.to_go_on()
+            logger.info("training ends after time_limit_s, %g s; to go on: %s", config.time_limit_s, how)
 
     def _keep_early_end(self) -> None:
         """A run that ends before its last step is gone on with from there, and need not train anything once more."""
@@ -185,10 +196,7 @@ class OnlineTraining:
 
     def _out_of_time(self) -> bool:
         limit_s = self._config.time_limit_s
-        if self._began is None or limit_s is None or time.monotonic() - self._began < limit_s:
-            return False
-        logger.info("training ends after time_limit_s, %g s; to go on: %s", limit_s, made_with.to_go_on())
-        return True
+        return self._began is not None and limit_s is not None and time.monotonic() - self._began >= limit_s
 
     def _step(self) -> None:
         start = time.monotonic()
@@ -360,7 +368,8 @@ class OnlineTraining:
         if self._config.evaluation.final_tasks:
             evaluation = self._call(self._evaluate(self._config.evaluation.final_tasks, self._version), may_end=True)
             if evaluation is not None:
-                self._evaluated(evaluation)
+                self._records.evaluation(evaluation.result)
+                self._credit(evaluation)
 
     async def _evaluate(self, tasks: int, version: int) -> Evaluation | None:
         await self._publisher.wait_until_served(version)
@@ -369,10 +378,11 @@ class OnlineTraining:
     async def _evaluate_beside(self, tasks: int, version: int) -> None:
         evaluation = await self._intake.evaluated(tasks=tasks, version=version, beside=True)
         if evaluation is not None:
-            self._evaluated(evaluation)
+            self._records.evaluation(evaluation.result)
+            # It waits for the disk, and for a lock that is held while checkpoints are removed.
+            await asyncio.to_thread(self._credit, evaluation)
 
-    def _evaluated(self, evaluation: Evaluation) -> None:
-        self._records.evaluation(evaluation.result)
+    def _credit(self, evaluation: Evaluation) -> None:
         try:
             self._credits.note(evaluation)
         except OSError as error:

@@ -21,6 +21,7 @@ from learner.training.config import GuardConfig
 from learner.training.guard import Guard, GuardState
 from learner.training.trainer import NotFinite
 from learner.weights.published import Snapshot
+from services.config import made_with
 from tests.learner.envs import learner
 from tests.learner.samples import LEDGER, group
 
@@ -226,3 +227,107 @@ async def test_a_batch_that_is_being_written_when_the_end_comes_is_trained(
         assert [[one.lease_id for one in batch.groups] for batch in given] == [[0, 1]]
         with pytest.raises(EndedEarly):
             await asyncio.to_thread(training._step)
+
+
+def training_of(parts: Any, ours: Any, folder: Path, *, beside: bool = False, limit_s: float | None) -> OnlineTraining:
+    """A run of nine steps that has trained eight, of which seven are in a checkpoint."""
+    config = SimpleNamespace(
+        steps=9, max_lag=1, time_limit_s=limit_s, exported_model=folder,
+        checkpoint=SimpleNamespace(every_steps=100, keep_best=0, beside_training=beside),
+        evaluation=SimpleNamespace(final_tasks=0), weights=SimpleNamespace(probe_tokens=8, bucket_mb=1),
+    )  # fmt: skip
+    training = OnlineTraining(
+        config=cast("Any", config), trainer=parts, intake=ours.intake, publisher=parts, records=parts, metrics=parts,
+        idle=parts, teachers=parts, checkpoints=parts, samples=None, guard=Guard(GuardConfig(), max_lag=1),
+        first_probe=(1, 2), first_version=7, replay=(), loop=asyncio.get_running_loop(),
+    )  # fmt: skip
+    cast("Any", training)._version = 8
+    return training
+
+
+class SlowlyWritten(Written):
+    """Its checkpoint is on the disk only when the model has been exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exported, self.told = threading.Event(), list[int]()
+
+    def begin_save(self, folder: Path) -> None:
+        pass
+
+    def begin(self, *, version: int | None = None, **_: object) -> Any:
+        if version is None:
+            return super().begin()
+
+        def finish() -> Path:
+            assert self.exported.wait(30)
+            return Path(f"checkpoint-{version}")
+
+        return finish
+
+    def export(self, folder: Path) -> None:
+        self.exported.set()
+
+    def checkpoint(self, *, version: int, seconds: float) -> None:
+        self.told.append(version)
+
+
+async def test_a_checkpoint_of_an_early_end_that_is_written_beside_is_there_before_the_process_ends(
+    tmp_path: Path,
+) -> None:
+    async with learner(tmp_path) as ours:
+        parts = SlowlyWritten()
+        await asyncio.to_thread(training_of(parts, ours, tmp_path, beside=True, limit_s=1e-9).run)
+    assert parts.told == [8]
+
+
+async def test_a_wait_for_groups_ends_with_the_time_of_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with learner(tmp_path) as ours:
+        parts = Written()
+        training = training_of(parts, ours, tmp_path, limit_s=0.05)
+        run = asyncio.create_task(asyncio.to_thread(training.run))
+        try:
+            await asyncio.wait_for(asyncio.shield(run), 20)
+        finally:
+            training.interrupt()
+            await asyncio.wait([run])
+    assert parts.versions == [8]
+    assert [said for said in caplog.messages if "time_limit_s" in said] == [
+        f"training ends after time_limit_s, 0.05 s; to go on: {made_with.to_go_on()}"
+    ]
+
+
+async def test_a_run_whose_time_is_over_before_its_first_step_has_no_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with learner(tmp_path) as ours:
+        parts = SlowlyWritten()
+        training = training_of(parts, ours, tmp_path, limit_s=1e-9)
+        vars(training).update(_version=0, _kept_version=0)
+        await asyncio.to_thread(training.run)
+    assert not parts.exported.is_set()
+    assert "ended before the first step: there is no model to write" in caplog.text
+
+
+async def test_what_an_evaluation_beside_training_leaves_on_the_disk_is_not_written_in_the_event_loop() -> None:
+    threads: dict[str, threading.Thread] = {}
+
+    async def evaluated(**_: object) -> Evaluation:
+        return evaluation(100, own=4)
+
+    def noting(name: str) -> Any:
+        return lambda _: threads.update({name: threading.current_thread()})
+
+    training = cast("Any", OnlineTraining.__new__(OnlineTraining))
+    vars(training).update(
+        _intake=SimpleNamespace(evaluated=evaluated), _records=SimpleNamespace(evaluation=noting("line")),
+        _credits=SimpleNamespace(note=noting("score")),
+    )  # fmt: skip
+    await training._evaluate_beside(4, 100)
+
+    assert threads["line"] is threading.current_thread()
+    assert threads["score"] is not threading.current_thread(), "the lock may be held while checkpoints are removed"
