@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
@@ -28,7 +29,8 @@ FROM_FILES = ("sft", "rm", "dpo", "distill")
 """The algorithms that learn from examples in files, and sample nothing."""
 _OF_SAMPLING = (
     "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "trust", "evaluation", "http",
-    "checkpoint.journal_mb", "checkpoint.keep_best", "checkpoint.best_by",
+    "checkpoint.journal", "checkpoint.journal_mb", "checkpoint.whole_journal", "checkpoint.keep_best",
+    "checkpoint.best_by", "samples", "verdict",
 )  # fmt: skip
 _USED_BY_TENANTS = {
     "": {"run", "log", "devices", "http", "model", "threads", "training", "weights", "tinker"},
@@ -371,7 +373,7 @@ class VerdictConfig(ConfigModel):
     @field_validator("webhook")
     @classmethod
     def _an_address(cls, webhook: SecretStr | None) -> SecretStr | None:
-        if webhook is not None and not webhook.get_secret_value().startswith(("http://", "https://")):
+        if webhook is not None and not _is_address(webhook.get_secret_value()):
             raise ValueError("webhook is no address: expected http://HOST/PATH or https://HOST/PATH")
         return webhook
 
@@ -619,6 +621,14 @@ class LearnerConfig(ProcessConfig):
                 "and nothing could be compared; lower algo.k or raise rollouts.group_size, to several times as many"
             )
         return self
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that are left open, a port that is no number
+        return False
 
 
 def _of_a_run() -> Iterator[str]:

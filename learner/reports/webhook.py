@@ -65,10 +65,12 @@ class Webhook:
     async def _post(self, client: HttpClient, news: VerdictNews, *, quiet: bool) -> bool:
         try:
             await client.notify(self._url.get_secret_value(), news, deadline_s=_DEADLINE_S)
-        except ServiceError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a client says to an address, it must not end the run
             self._outcome("failed")
             if not quiet:  # its address may hold a secret
-                why = str(error).replace(self._url.get_secret_value(), "its address")
+                why = f"{type(error).__name__}, on the way to its address"
+                if isinstance(error, ServiceError):
+                    why = str(error).replace(self._url.get_secret_value(), "its address")
                 logger.warning("the webhook of [learner.verdict] does not take what it is sent: %s", why)
             return True
         self._outcome("sent")

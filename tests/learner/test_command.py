@@ -67,6 +67,17 @@ def test_a_rank_has_as_many_threads_as_its_model_is_worth_unless_set(
     assert config.threads_of_rank == threads
 
 
+@pytest.mark.parametrize(
+    "address", ["https://[::1/hook-of-ours", "https:///hook-of-ours", "http://h:port/hook-of-ours"]
+)
+def test_a_webhook_that_is_no_address_is_refused_without_showing_it(tmp_path: Path, address: str) -> None:
+    settings = {"model": tmp_path / "model", "steps": 1}
+    assert LearnerConfig.model_validate({**settings, "verdict": {"webhook": "https://[::1]:8080/hook"}})
+    with pytest.raises(ValidationError, match="webhook is no address") as caught:
+        LearnerConfig.model_validate({**settings, "verdict": {"webhook": address}})
+    assert "hook-of-ours" not in str(caught.value)
+
+
 def test_a_run_that_keeps_no_journal_is_not_resumed(tmp_path: Path) -> None:
     settings = {"model": tmp_path / "model", "steps": 1, "checkpoint": {"journal": False}}
     assert not LearnerConfig.model_validate(settings).resume

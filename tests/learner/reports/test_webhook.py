@@ -63,3 +63,18 @@ async def test_a_listener_that_hangs_holds_up_nobody_and_the_oldest_news_are_dro
             webhook.tell(SICK, step=step)
         posting.cancel()
     assert outcomes == {"dropped": 12}
+
+
+async def test_an_address_that_no_client_takes_costs_news_and_not_the_run(caplog: Any) -> None:
+    outcomes = Counter[str]()
+    webhook = Webhook(
+        SecretStr("https://[::1/secret-path"), run="addition", outcome=lambda what: outcomes.update([what])
+    )
+    posting = asyncio.create_task(webhook.run())
+    for step in range(2):
+        webhook.tell(SICK, step=step)
+    await eventually(lambda: outcomes["failed"] == 2 or posting.done())
+    assert not posting.done()
+    posting.cancel()
+    assert len(caplog.messages) == 1
+    assert "secret-path" not in caplog.text

@@ -122,7 +122,18 @@ def complaint(tmp_path: Path, toml: str, *argv: str, **environ: str) -> str:
 @pytest.mark.parametrize("algo", ["sft", "rm", "dpo", "distill"])
 @pytest.mark.parametrize(
     "setting",
-    ["max_lag = 2", "rollouts.group_size = 4", "leases.timeout_s = 3", "evaluation.tasks = 5", "http.port = 1"],
+    [
+        "max_lag = 2",
+        "rollouts.group_size = 4",
+        "leases.timeout_s = 3",
+        "evaluation.tasks = 5",
+        "http.port = 1",
+        'verdict.webhook = "https://chat.example/hook"',
+        "samples.enabled = false",
+        "samples.budget_mb = 64",
+        "checkpoint.journal = false",
+        "checkpoint.whole_journal = true",
+    ],
 )
 def test_a_setting_of_sampling_is_refused_where_nothing_is_sampled(algo: str, setting: str, tmp_path: Path) -> None:
     said = complaint(tmp_path, f'[learner]\nmodel = "m"\nalgo = "{algo}"\ndata.path = "d.jsonl"\n{setting}\n')
