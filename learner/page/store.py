@@ -335,7 +335,12 @@ class TrajectoryStore:
         self._folder.mkdir(exist_ok=True)
         newest = max(self._folder.glob("part-*.db"), default=None)
         goes_on = self._part is None and newest is not None and _bytes(newest) < self._part_bytes
-        part = newest if goes_on and newest is not None else self._folder / f"part-{step:010d}.db"
+        if goes_on and newest is not None:
+            part = newest
+        else:
+            # A step that was held, or whose groups were left out, may be an old one: the newest part is written to.
+            begins = step if newest is None else max(step, 1 + int(newest.stem.removeprefix("part-")))
+            part = self._folder / f"part-{begins:010d}.db"
         self._part = part
         self._database = sqlite3.connect(part, isolation_level=None, check_same_thread=False)
         self._database.executescript(_SCHEMA)
@@ -344,9 +349,10 @@ class TrajectoryStore:
         return self._database
 
     def _trim(self) -> None:
-        parts = sorted(self._folder.glob("part-*.db"))
-        while len(parts) > 1 and sum(map(_bytes, parts)) + self._part_bytes > self._budget_bytes:
-            _remove(parts.pop(0))
+        assert self._part is not None, "a part is open"
+        old = sorted(path for path in self._folder.glob("part-*.db") if path != self._part)
+        while old and sum(map(_bytes, (*old, self._part))) + self._part_bytes > self._budget_bytes:
+            _remove(old.pop(0))
 
 
 def _add_later_columns(database: sqlite3.Connection) -> None:

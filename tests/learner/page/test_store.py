@@ -231,6 +231,17 @@ def test_over_the_budget_the_oldest_part_goes(tmp_path: Path) -> None:
     assert found["last_step"] == 39
 
 
+def test_a_part_that_begins_with_an_old_step_is_the_newest_and_stays(tmp_path: Path) -> None:
+    """A notable group that was held is written long after its step."""
+    with TrajectoryStore(tmp_path, budget_bytes=1, part_bytes=1, share=1.0) as store:
+        for step in (10, 3, 4, 20):
+            store.put(taken(step, made_group(step, step=step)))
+            store.wait_idle()
+            assert len(page(tmp_path, Filter(step=step)).rows) == 2
+            assert len(parts_of(tmp_path)) == 1, "over the budget the oldest goes"
+    assert store.left_out == 0
+
+
 def test_beyond_its_share_of_time_one_group_for_a_step_is_kept_and_the_rest_counted(tmp_path: Path) -> None:
     with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=0.0) as store:
         store.spent_s = 0.055
