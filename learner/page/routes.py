@@ -36,6 +36,7 @@ from typing import Annotated, Any, TypeVar, cast, get_args
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
 
 from learner.page.curves import RunCurves, figures
 from learner.page.grouped import groups_page, ordered_groups
@@ -398,6 +399,13 @@ def _named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
     return [(f"{each.parent.name}/{each.name}" if each.name in twice else each.name, each) for each in whole]
 
 
+def _wrong_option(fault: ErrorDetails) -> str:
+    """The option that is wrong and why; a fault of several together shows no value, as one of them is the token."""
+    if not fault["loc"]:
+        return fault["msg"].removeprefix("Value error, ")
+    return f"--{fault['loc'][0]} {fault['input']}: {fault['msg']}"
+
+
 def serve_runs(folders: Sequence[Path], *, host: str, port: str, token_file: str | None) -> int:
     """Serves until a signal; returns the exit code. Raises ConfigError for an address that cannot be served at."""
     try:
@@ -408,9 +416,7 @@ def serve_runs(folders: Sequence[Path], *, host: str, port: str, token_file: str
         http = HttpConfig.model_validate({"host": host, "port": port, "token": token or None})
         listener = Listener(host=http.host, port=http.port)
     except ValidationError as error:
-        raise ConfigError(
-            [f"view: --{each['loc'][0]} {each['input']}: {each['msg']}" for each in error.errors()]
-        ) from error
+        raise ConfigError([f"view: {_wrong_option(each)}" for each in error.errors()]) from error
     except OSError as error:
         raise ConfigError([f"view: {error}"]) from error
     configure_logging("headway", level="info", format="text")

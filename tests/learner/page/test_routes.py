@@ -273,6 +273,15 @@ def test_a_page_that_others_can_reach_wants_a_token(tmp_path: Path, token: str |
         serve_runs([tmp_path], host="0.0.0.0", port="0", token_file=None if file is None else str(file))
 
 
+def test_a_token_that_is_too_short_is_said_without_showing_it(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cr")
+    with pytest.raises(ConfigError, match=r"view: host 0\.0\.0\.0 .* the token has 4 characters") as caught:
+        serve_runs([tmp_path], host="0.0.0.0", port="0", token_file=str(tmp_path / "token"))
+    assert "s3cr" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"view: --port 70000: Input should be less than"):
+        serve_runs([tmp_path], host="127.0.0.1", port="70000", token_file=None)
+
+
 async def test_a_text_comes_as_a_file_that_no_browser_shows(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=1, texts=("<script>alert(1)</script>", "word3"))
 
