@@ -191,6 +191,9 @@ def _train(
     tokenizer = tokenizer_of(config)
     examples = _with_reference(config, trainer, read_units(config, tokenizer))
     config = _with_steps(config, examples)
+    may_write()
+    if config.data.epochs is not None:
+        made_with.note(config.run.folder, steps=config.steps)
     _say(config, examples)
     if examples.form is not None:  # an export of a checkpoint needs it, too
         write_reward_input(config.run.folder, RewardInput(format=examples.form, tokenize="apart"))
@@ -369,7 +372,7 @@ def _train_steps(
             writer.begin(version=step, progress=asdict(replace(begun, step=step, metrics_bytes=metrics.end)))
         if ends:
             return step
-    return config.steps
+    return max(begun.step, config.steps)
 
 
 def _said_by_the_writer(step: int, seconds: float) -> None:

@@ -98,8 +98,9 @@ def refused_resume(folder: Path, settings: Mapping[str, object]) -> str:
 
 
 def _ignored(settings: Mapping[str, object]) -> tuple[str, ...]:
-    """The same model in another place is the same model."""
+    """The same model in another place is the same model, and the steps that epochs come to follow from these."""
     ignored = (*_OF_ONE_START, "model") if settings.get("model_fingerprint") else _OF_ONE_START
+    ignored = (*ignored, "steps") if settings.get("data.epochs") is not None else ignored
     return (*ignored, "run.chat_template") if settings.get("template_fingerprint") else ignored
 
 

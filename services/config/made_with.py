@@ -205,6 +205,17 @@ def write(
         "former_starts": starts,
         **_taken_over(),
     }
+    _replace(folder, made)
+
+
+def note(folder: Path, **settings: object) -> None:
+    """Puts settings into the file that are known only once the run is under way, by name; nothing without a file."""
+    made = read(folder)
+    if made:
+        _replace(folder, {**made, "settings": {**made.get("settings", {}), **settings}})
+
+
+def _replace(folder: Path, made: Mapping[str, Any]) -> None:
     path = folder / FILE
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")

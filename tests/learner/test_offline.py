@@ -3,17 +3,19 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from learner import offline
 from learner.config import LearnerConfig
-from learner.journal.run_folder import NothingToResume
+from learner.journal.run_folder import NothingToResume, changed_settings
 from learner.offline_examples import Unit, in_step
 from learner.training.batch import TrainSequence
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
+from services.config import made_with
 from services.process import Stop
 
 STEPS, EVERY, BATCH, EXAMPLES = 7, 2, 6, 20
@@ -172,8 +174,18 @@ def test_epochs_come_to_steps_and_what_is_held_out_is_measured_between_them(
     config = config_of(tmp_path, untrained_model, "sft", "epochs")
     settings = config.model_dump(exclude_unset=True, exclude={"steps"})
     settings["data"] |= {"epochs": 2, "measure_every_steps": 2}
-    train(LearnerConfig.model_validate(settings))
+    config = LearnerConfig.model_validate(settings)
+    config.run.folder.mkdir()
+    made_with.write(config.run.folder, config.made_with())
+    train(config)
 
+    noted = made_with.read(config.run.folder)
+    assert noted["settings"] == config.made_with() | {"steps": 6}, "or the page would say that it ended early"
+    assert changed_settings(config.run.folder, config.made_with(), resume=True, accepted=False) == []
+    fewer = config.made_with() | {"data.epochs": None, "steps": 5}
+    assert [each.key for each in changed_settings(config.run.folder, fewer, resume=True, accepted=False)] == [
+        "steps", "data.epochs"
+    ]  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "epochs" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "step"] == [1, 2, 3, 4, 5, 6]  # of 18 examples, 6 a step
     assert [line["step"] for line in lines if line["kind"] == "held_out"] == [0, 2, 4, 6]
@@ -184,3 +196,12 @@ def test_epochs_and_steps_at_once_are_refused(tmp_path: Path, untrained_model: P
     settings["data"] |= {"epochs": 2}
     with pytest.raises(ValueError, match=r"steps is 7 and data\.epochs 2: set one of them"):
         LearnerConfig.model_validate(settings)
+
+
+def test_a_resume_with_fewer_steps_than_are_trained_ends_at_the_step_that_it_has(
+    tmp_path: Path, untrained_model: Path
+) -> None:
+    config = config_of(tmp_path, untrained_model, "sft", "fewer")
+    nothing = cast("Any", None)
+    begun = offline._RunState(order="", step=STEPS + 3)
+    assert offline._train_steps(config, nothing, nothing, nothing, begun, nothing, iter(()), nothing) == STEPS + 3
