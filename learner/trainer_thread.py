@@ -57,7 +57,7 @@ _SETTLE_S = 0.5
 _EXPLAIN_S = 2.0
 _STOP_S = 5.0
 """Longest that a stop waits for the thread to reach a point at which it notices."""
-_STOP_READ_S, _STOP_S = 1.0, 1.5
+_STOP_READ_S, _STOP_RANKS_S = 1.0, 1.5
 """Time for the other ranks to read that they are to end, and then for those of this host to have ended."""
 _PROBE_TEXT = "12+30=42. The capital of France is Paris, and two and two make four. One, two, three, four, five."
 
@@ -303,7 +303,7 @@ class LearnerRanks:
         if self._commands is not None and not is_lost:
             with contextlib.suppress(RuntimeError):  # the store is gone with the host of another rank
                 self._commands.stop(read_within_s=_STOP_READ_S)
-        self._followers.close(timeout_s=0.0 if is_lost else _STOP_S)
+        self._followers.close(timeout_s=0.0 if is_lost else _STOP_RANKS_S)
 
     def open_next_trainer(self, config: LearnerConfig, *, should_stop: Callable[[], bool]) -> Trainer:
         """Rank 0's trainer by the next settings that all ranks follow; the one before it has been closed.

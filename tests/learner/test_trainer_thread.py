@@ -5,6 +5,7 @@ import logging
 import threading
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -97,3 +98,12 @@ def test_the_first_probe_of_a_model_that_takes_less_than_its_text_worries_nobody
 
     assert len(first_probe(folder, count=6)) == 6
     assert caplog.messages == []
+
+
+async def test_the_end_gives_a_step_under_way_more_time_than_the_other_ranks_need_to_end() -> None:
+    waited: list[float | None] = []
+    thread = TrainerThread()
+    ending = SimpleNamespace(join=waited.append, is_alive=lambda: False)
+    vars(thread)["_thread"] = ending
+    await thread.__aexit__(None, None, None)
+    assert waited == [5.0]
