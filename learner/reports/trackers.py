@@ -239,8 +239,12 @@ class Follower:
 
     def _fill_up(self, version: int | None) -> None:
         """Sends what the tracker does not have of the former lives' rows."""
-        for some in _in_parts(row for row in self._former.rows(version=version) if is_beyond(row, self._sent)):
-            self._send(some)
+        try:
+            for some in _in_parts(row for row in self._former.rows(version=version) if is_beyond(row, self._sent)):
+                self._send(some)
+        except Exception as error:  # noqa: BLE001 - the file may be cut while it is read
+            self._give_up(error, done="go on")
+            return
         self._repeated = dict(self._sent)
 
     def _send(self, rows: Sequence[TrackedRow]) -> None:
@@ -264,9 +268,9 @@ class Follower:
             return False
         return True
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: Exception, *, done: str = "start") -> None:
         if not self._abandoned:
-            logger.error("tracker %s cannot start: %s. The run goes on without it", self.name, error)
+            logger.error("tracker %s cannot %s: %s. The run goes on without it", self.name, done, error)
         with self._stirred:
             self._failed = True
             self.dropped += len(self._waiting)

@@ -621,6 +621,25 @@ def test_a_run_on_files_trains_the_same_steps_again_and_sends_them_once(run: Tra
     assert steps == [5, 6, 7]
 
 
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_tracker_that_cannot_read_the_former_lines_is_given_up_aloud(
+    repeats: bool, run: TrackedRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the trainer cuts the file, to go on where its checkpoint stood, while they are read."""
+    path = run.folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(a_step(step)) + "\n" for step in range(1, 20_001)))
+    cut = path.stat().st_size - 5  # in the middle of the last line
+
+    tracker = ScriptedTracker(log=lambda: os.truncate(path, cut))
+    began = () if repeats else ({"kind": "resume", "version": 20_000, "incarnation": 2},)
+    follower = followed_by(tracker, dataclasses.replace(run, repeats=repeats), *began)
+    follower.put(a_step(20_001))
+
+    (said,) = caplog.messages
+    assert said.startswith("tracker scripted cannot go on: ")
+    assert (follower.dropped, tracker.seen[-1]) == (1, "finished")
+
+
 def two_lives(run: TrackedRun, make: Callable[[], Tracker], second: Sequence[Mapping[str, object]]) -> None:
     """The first one is killed before it has sent its last lines."""
     assert followed_by(make(), run, *FIRST_LIFE).dropped == 0
