@@ -200,6 +200,7 @@ class TrainingEngine(Generic[Output_co]):
                 dist_init_required=False,
             )
         self._model: nn.Module = self._engine.module
+        self._drops = [each for each in self._model.modules() if isinstance(each, nn.Dropout) and each.p > 0]
         self._alone = self._ranks == 1 and self._stage <= 1 and not hasattr(self._engine.optimizer, "reduce_gradients")
         if self._alone:
             # It would flatten all gradients, send them to nobody, and copy them back.
@@ -219,7 +220,12 @@ class TrainingEngine(Generic[Output_co]):
         return self._stage
 
     def forward(self, *inputs: object) -> Output_co:
-        """The model's output."""
+        """The model's output. A pass without gradient drops nothing, and so draws no number: it is of the model as it
+        is published, and a replay that makes fewer such passes still trains with the same masks.
+        """
+        dropping = torch.is_grad_enabled()
+        for module in self._drops:
+            module.train(dropping)
         return cast(Output_co, self._engine(*inputs))
 
     def backward(self, loss: Tensor, *, last: bool) -> None:

@@ -211,3 +211,19 @@ def test_a_weight_that_nothing_depends_on_decays_like_all_others(tied_llama: Pat
         policy.get_parameter("unused").detach(), torch.full((3,), 1 - 0.1 * OPTIMIZER.weight_decay)
     )
     parts.engine.close()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_pass_without_gradient_drops_nothing(tied_llama: Path, commands: CommandChannel, stage: int) -> None:
+    parts = open_parts(tied_llama, config_with(zero_stage=stage, lora={**LORA, "dropout": 0.5}))
+    update(parts, STEPS[0])  # until then `up` is 0, and nothing comes of what is dropped
+    row = microbatch(STEPS[1])
+    with_masks = [logprobs(parts, row).detach() for _ in range(2)]
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        first, again = logprobs(parts, row), logprobs(parts, row)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first, again)
+    assert not torch.allclose(*with_masks, atol=1e-3)
+    assert not torch.allclose(logprobs(parts, row), first, atol=1e-3)
+    parts.engine.close()
