@@ -330,6 +330,9 @@ class TrainingEngine(Generic[Output_co]):
         if path is None:
             raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}: expected {directory / CHECKPOINT_TAG}")
         _set_anew(self._engine.basic_optimizer, self._optimizer)
+        sharded = self._engine.optimizer
+        if hasattr(sharded, "clip_grad"):  # of stages 1 and 2 a checkpoint brings the limit, too
+            sharded.clip_grad = self._optimizer.max_grad_norm
         if self._fused:
             _fuse(self._engine.basic_optimizer)
 

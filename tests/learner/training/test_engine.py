@@ -201,6 +201,26 @@ def test_a_run_whose_optimizer_was_not_fused_goes_on_with_one_that_is(
     parts.engine.close()
 
 
+@pytest.mark.parametrize(("stage", "dtype"), [(1, "float32"), (2, "float32"), (3, "float32"), (0, "bfloat16")])
+def test_a_run_goes_on_with_its_own_limit_of_the_gradient(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path, stage: int, dtype: str
+) -> None:
+    changes = {"zero_stage": stage, "dtype": dtype}
+    parts = open_parts(tied_llama, config_with(**changes))
+    update(parts, STEPS[0])
+    parts.engine.save(tmp_path)
+    parts.engine._engine.optimizer.clip_grad = CRITIC.max_grad_norm
+    assert update(parts, STEPS[1]) > OPTIMIZER.max_grad_norm > CRITIC.max_grad_norm
+    expected = weights_of(parts)
+    parts.engine.close()
+    limit = {**OPTIMIZER.model_dump(exclude_none=True), "max_grad_norm": CRITIC.max_grad_norm}
+    parts = open_parts(tied_llama, config_with(**changes, optimizer=limit))
+    parts.engine.load(tmp_path)
+    update(parts, STEPS[1])
+    assert_close(weights_of(parts), expected, atol=1e-7)
+    parts.engine.close()
+
+
 def test_a_weight_that_nothing_depends_on_decays_like_all_others(tied_llama: Path, commands: CommandChannel) -> None:
     config = config_with()
     policy = load_policy(tied_llama, config)
