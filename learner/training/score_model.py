@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -49,6 +50,7 @@ from learner.training.sharded_load import Shard
 Outputs = TypeVar("Outputs")
 HEAD = "score"
 FOLDER = "critic"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 class ScoreHead(nn.Linear):
@@ -149,7 +151,7 @@ def save_score_model(snapshot: WeightSnapshot, *, model: ScoreModel, source: Tex
     write_model_directory(
         WeightSnapshot(tensors=tuple(named)), causal_lm=model.classifier, source=source, destination=destination
     )
-    if (destination / "tokenizer_config.json").is_file():
+    if (destination / TOKENIZER_CONFIG).is_file():
         tokenizer = AutoTokenizer.from_pretrained(destination, local_files_only=True)
         tokenizer.padding_side = "right"
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(_config_of(model.classifier).pad_token_id)
@@ -214,7 +216,7 @@ def _initialise(head: ScoreHead, *, seed: int | None) -> None:
 def _padding_token(path: Path, classifier: nn.Module) -> int:
     """The model's own padding token, unless sequences end in it: transformers looks for the last token that is none.
 
-    Then the one that begins sequences, and where that ends them, too, the last of the vocabulary.
+    Then the one that begins sequences, and where that ends them, too, the last that the tokenizer has a name for.
     """
     config = _config_of(classifier)
     ends = _ends(config.eos_token_id)
@@ -222,7 +224,20 @@ def _padding_token(path: Path, classifier: nn.Module) -> int:
     if generation.is_file():
         ends |= _ends(json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id"))
     known = [token for token in (config.pad_token_id, config.bos_token_id) if isinstance(token, int)]
-    return next(token for token in (*known, *reversed(range(config.vocab_size))) if token not in ends)
+    return next(token for token in chain(known, _named_tokens(path, config.vocab_size)) if token not in ends)
+
+
+def _named_tokens(path: Path, vocabulary: int) -> Iterator[int]:
+    """The tokens that the tokenizer has names for, the last one first; all, of a model without a tokenizer. Models
+    often have more than their tokenizer knows: those pad nothing, since a tokenizer pads by a name.
+    """
+    if not (path / TOKENIZER_CONFIG).is_file():
+        yield from reversed(range(vocabulary))
+        return
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    for token in reversed(range(min(len(tokenizer), vocabulary))):
+        if token != tokenizer.eos_token_id and tokenizer.convert_ids_to_tokens(token) is not None:
+            yield token
 
 
 def _ends(eos_token_id: int | Sequence[int] | None) -> set[int]:

@@ -245,19 +245,34 @@ def test_the_padding_token_is_one_that_ends_no_sequence(
     assert found.pad_token_id == chosen
 
 
+def small_tokenizer(*names: str, **special: str) -> PreTrainedTokenizerFast:
+    words = {word: number for number, word in enumerate(names)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")), unk_token="<unk>", **special
+    )
+
+
+def test_a_padding_token_that_the_model_lacks_is_one_that_the_tokenizer_can_name(tmp_path: Path) -> None:
+    """As in Qwen's models: one token begins and ends, another ends turns, and the vocabulary is larger than named."""
+    source = tmp_path / "source"
+    LlamaForCausalLM(small_llama(pad_token_id=0, bos_token_id=0, eos_token_id=0)).save_pretrained(source)
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 6]}), encoding="utf-8")
+    names = ("<end>", "<unk>", "a", "b", "c", "<more>", "<turn>")
+    small_tokenizer(*names, eos_token="<end>", pad_token="<end>").save_pretrained(source)
+    model = load_score_model(source, dtype=FLOAT, head_seed=1)
+    save_score_model(snapshot(model), model=model, source=TextFiles(source), destination=tmp_path / "saved")
+    config = json.loads((tmp_path / "saved/config.json").read_text(encoding="utf-8"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert (tokenizer.pad_token, tokenizer.pad_token_id, config["pad_token_id"]) == ("<more>", 5, 5)
+    assert tokenizer(["a", "a b c"], padding=True)["input_ids"] == [[2, 5, 5], [2, 3, 4]]
+
+
 def test_the_saved_tokenizer_pads_as_the_config_says(tmp_path: Path) -> None:
     # One of the common ways to have no padding token of one's own: padding with the token that ends sequences.
     source = tmp_path / "source"
     LlamaForCausalLM(small_llama(pad_token_id=1, bos_token_id=0, eos_token_id=1)).save_pretrained(source)
-    words = {word: number for number, word in enumerate(["<s>", "</s>", "<unk>", "a", "b", "c"])}
-    PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")),
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="</s>",
-        unk_token="<unk>",
-        padding_side="left",
-    ).save_pretrained(source)
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
+    small_tokenizer("<s>", "</s>", "<unk>", "a", "b", "c", padding_side="left", **special).save_pretrained(source)
     model = load_score_model(source, dtype=FLOAT, head_seed=1)
     save_score_model(snapshot(model), model=model, source=TextFiles(source), destination=tmp_path / "saved")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
