@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from learner.training.adapters import Adapter, adaptable
+from learner.training.adapters import Adapter, adaptable, is_router
 from learner.training.client_operations import AdapterShape
 from learner.training.layouts import last_states
 from learner.training.logits import logit_rules
@@ -37,8 +37,6 @@ _COPIES = 3
 """Of the logits, beside each other, where tokens are drawn from them."""
 _OF_ATTENTION = ("attn", "attention")
 _OF_MLP = ("mlp", "feed_forward", "ffn", "expert")
-# They choose experts, and are as frozen as ordinary training leaves them.
-_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 # Distinguishes draws without a seed; torch's generators take 64 bits.
 _SEED_BITS = 63
 
@@ -283,8 +281,8 @@ def _features(values: Tensor, pair: Adapter) -> Tensor:
 
 def _part_of(name: str) -> str | None:
     """The part of the model that a layer of the decoder is in; None for one that is never adapted."""
-    *path, last = name.lower().split(".")
-    if last in _ROUTERS:
+    path = name.lower().split(".")[:-1]
+    if is_router(name):
         return None
     if any(word in place for place in path for word in _OF_ATTENTION):
         return "attention"

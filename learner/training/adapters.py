@@ -29,6 +29,8 @@ ADAPTER = "default"
 BASE_LAYER = "base_layer"
 MOST_RANK = 512
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# They choose experts, and say how much of the one that all tokens share is taken.
+_ROUTERS = frozenset({"gate", "router", "router_gate", "shared_expert_gate"})
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,14 @@ def adaptable(causal_lm: nn.Module) -> tuple[dict[str, nn.Linear], dict[str, nn.
     return linear, {prefix + name: each for name, each in expert_parameters(decoder)}
 
 
+def is_router(name: str) -> bool:
+    """True for a layer of a decoder that is a router, or is in one: those stay as they are."""
+    return not _ROUTERS.isdisjoint(name.lower().split("."))
+
+
 def _targets(causal_lm: nn.Module, wanted: Sequence[str], *, obstacle: str) -> Targets:
     linear, experts = adaptable(causal_lm)
+    linear = {name: layer for name, layer in linear.items() if not is_router(name)}
     if tuple(wanted) == (ALL_LINEAR,):
         if experts and obstacle:
             share = sum(map(whole_size, experts.values())) / sum(map(whole_size, causal_lm.parameters()))
