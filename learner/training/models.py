@@ -24,7 +24,7 @@ from learner.training.deferred import DeferredFiles
 from learner.training.engine import TrainingEngine, sharder
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
-from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm, torch_dtype
+from learner.training.policy import LogprobSettings, PolicyModel, checkpoint_gradients, load_causal_lm, torch_dtype
 from learner.training.ranks import summed_over_ranks
 from learner.training.reference import FrozenPolicy, Reference, open_reference
 from learner.training.routing import ExpertWatch, RoutingSums
@@ -470,6 +470,8 @@ def new_score_model(path: Path, *, config: TrainingConfig, shard: Shard | None =
     if config.lora.enabled:
         add_adapters(scores.classifier, config.lora, sharded=config.zero_stage == 3)
         scores.head.requires_grad_(True)
+    if config.gradient_checkpointing:
+        checkpoint_gradients(scores.classifier)
     return scores
 
 
@@ -483,7 +485,7 @@ def new_policy(
     if adapted:
         add_adapters(causal_lm, config.lora, sharded=config.zero_stage == 3)
     if config.gradient_checkpointing:
-        _checkpoint_gradients(causal_lm)
+        checkpoint_gradients(causal_lm)
     settings = LogprobSettings(
         temperature=config.temperature,
         chunking=Chunking(tokens=config.logprob_chunk_tokens, vocabulary=config.logprob_chunk_vocabulary),
@@ -499,9 +501,3 @@ def _watch_of(model: nn.Module, path: Path, *, config: TrainingConfig) -> Expert
     if config.router.aux_loss_coef:
         watch.check_loss(path)
     return watch or None
-
-
-def _checkpoint_gradients(causal_lm: nn.Module) -> None:
-    enable = causal_lm.gradient_checkpointing_enable
-    assert callable(enable), "a transformers model"
-    enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -280,6 +280,13 @@ def _load(
     return model, report["missing_keys"]
 
 
+def checkpoint_gradients(model: nn.Module) -> None:
+    """Has a model of transformers compute its layers once more in the backward pass instead of keeping their states."""
+    enable = model.gradient_checkpointing_enable
+    assert callable(enable), "a transformers model"
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
 @dataclass(frozen=True)
 class NamedTensor:
     """A tensor's name in the checkpoint format of its model, and a contiguous copy of its value on the CPU."""

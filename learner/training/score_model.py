@@ -38,6 +38,7 @@ from learner.training.packing import Microbatch
 from learner.training.policy import (
     TextFiles,
     WeightSnapshot,
+    checkpoint_gradients,
     load_decoder,
     predicting_states,
     torch_dtype,
@@ -307,6 +308,8 @@ class Critic(_ValueModel[tuple[Tensor, None, None, None, RoutingSums | None]]):
     def __init__(self, path: Path, *, config: TrainingConfig, device: torch.device, value_clip: float | None) -> None:
         super().__init__(config=config, value_clip=value_clip)
         model = load_score_model(config.critic.model or path, dtype=torch_dtype(config.dtype), shard=sharder(config))
+        if config.gradient_checkpointing:
+            checkpoint_gradients(model.classifier)
         self.engine = TrainingEngine(model, config=config, device=device, optimizer=config.critic.optimizer)
 
     def values(self, microbatch: Microbatch) -> Tensor:

@@ -23,11 +23,11 @@ from transformers import (
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.engine import TrainingEngine
-from learner.training.models import Output
+from learner.training.models import Output, new_score_model
 from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.policy import NamedTensor, TextFiles, WeightSnapshot, host_copy
 from learner.training.ranks import CommandChannel
-from learner.training.score_model import ScoreModel, load_score_model, save_score_model
+from learner.training.score_model import Critic, ScoreModel, load_score_model, save_score_model
 from tests.learner.training.tiny_model import VOCABULARY, random_sequences, write_tiny_llama
 
 FLOAT = torch.float32
@@ -203,6 +203,38 @@ def test_a_score_model_is_trained_and_saved_at_every_extreme_of_sharding(
     engine.close()
 
 
+@pytest.mark.parametrize(("owner", "lora"), [("critic", {}), ("reward model", {}), ("reward model", {"rank": 2})])
+def test_gradient_checkpointing_computes_layers_once_more_and_gives_the_same_gradients(
+    commands: CommandChannel, tied_llama: Path, owner: str, lora: dict[str, object]
+) -> None:
+    def gradients(checkpointing: bool) -> dict[str, Tensor]:
+        settings = {"gradient_checkpointing": checkpointing, "lora": lora, "head_seed": 3}
+        config = TrainingConfig.model_validate(settings)
+        if owner == "critic":
+            critic = Critic(tied_llama, config=config, device=torch.device("cpu"), value_clip=None)
+            model, engine = critic.engine.model, critic.engine
+            assert isinstance(model, ScoreModel)
+            torch.nn.init.ones_(model.head.weight)  # a new one of 0 has no gradient below it
+        else:
+            torch.manual_seed(5)
+            model = new_score_model(tied_llama, config=config)
+            engine = TrainingEngine(model, config=config, device=torch.device("cpu"))
+        calls: list[int] = []
+        mlp = next(module for name, module in model.named_modules() if name.endswith("layers.0.mlp"))
+        mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+        engine.backward(engine.forward(packed(random_sequences(5)))[0].square().sum(), last=True)
+        assert len(calls) == (2 if checkpointing else 1)
+        found = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+        engine.close()
+        return found
+
+    plain, again = gradients(False), gradients(True)
+    assert len(plain) > 5
+    assert plain.keys() == again.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(again[name], gradient, rtol=0, atol=1e-5)
+
+
 def small_llama(**settings: object) -> LlamaConfig:
     return LlamaConfig(
         hidden_size=16,
@@ -264,7 +296,7 @@ def test_a_padding_token_that_the_model_lacks_is_one_that_the_tokenizer_can_name
     config = json.loads((tmp_path / "saved/config.json").read_text(encoding="utf-8"))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert (tokenizer.pad_token, tokenizer.pad_token_id, config["pad_token_id"]) == ("<more>", 5, 5)
-    assert tokenizer(["a", "a b c"], padding=True)["input_ids"] == [[2, 5, 5], [2, 3, 4]]
+    assert tokenizer.pad({"input_ids": [[2], [2, 3, 4]]})["input_ids"] == [[2, 5, 5], [2, 3, 4]]
 
 
 def test_the_saved_tokenizer_pads_as_the_config_says(tmp_path: Path) -> None:
