@@ -161,7 +161,8 @@ def _taken(trainer: Trainer, config: LearnerConfig, batch: TakenBatch) -> tuple[
     metrics = trainer.train_step(sequences, version=batch.version)
     assert trainer.pulls is not None, "the trainer was opened to keep them"
     clips = metrics.clip_fraction is not None
-    return numbers_of_step(metrics), StepPulls.made(sequences, trainer.pulls, updates=metrics.updates, clips=clips)
+    pulls = StepPulls.made(sequences, trainer.pulls, epochs=config.training.epochs_per_step, clips=clips)
+    return numbers_of_step(metrics), pulls
 
 
 class WhatIfFiles:

@@ -26,7 +26,8 @@ class StepPulls:
 
     `origins` int64 [S, 3]: group and trajectory of each sequence by their places in the step, and its first token in
     the trajectory. `lengths` int64 [S]: its trained tokens. `pulls`, `advantages`, `clipped` float32 [T]; the last is
-    empty where there is no clip, or the ratio that it bounds is always 1. `updates`: how many the step had.
+    empty where there is no clip, or the ratio that it bounds is always 1. `epochs`: in how many of the step's updates
+    each token was.
     """
 
     origins: NDArray[np.int64]
@@ -34,10 +35,10 @@ class StepPulls:
     pulls: NDArray[np.float32]
     advantages: NDArray[np.float32]
     clipped: NDArray[np.float32]
-    updates: int
+    epochs: int
 
     @classmethod
-    def made(cls, sequences: Sequence[TrainSequence], tokens: TokenPulls, *, updates: int, clips: bool) -> "StepPulls":
+    def made(cls, sequences: Sequence[TrainSequence], tokens: TokenPulls, *, epochs: int, clips: bool) -> "StepPulls":
         """Of the sequences of a step that a trainer has taken; `clips` says whether its clip can hold anything back."""
         trained = np.concatenate([each.loss_mask for each in sequences])
         origins = [each.origin for each in sequences]
@@ -48,7 +49,7 @@ class StepPulls:
             pulls=tokens.pulls[trained],
             advantages=tokens.advantages[trained],
             clipped=clipped,
-            updates=updates,
+            epochs=epochs,
         )
 
     def save(self, path: Path) -> None:
@@ -61,7 +62,7 @@ class StepPulls:
         """Reads what `save` wrote."""
         with np.load(path) as found:
             arrays = {name: found[name] for name in found.files}
-        return cls(**{**arrays, "updates": int(arrays["updates"])})
+        return cls(**{**arrays, "epochs": int(arrays["epochs"])})
 
     def of_sequences(self) -> dict[_Sequence, NDArray[np.float32]]:
         """The pulls of each sequence's trained tokens, by its origin."""
@@ -80,7 +81,7 @@ class GroupChange:
     """Change of a group's part in a step between the run, whose values have names with `_run`, and a what-if of it.
 
     `pull`: sum of the magnitudes of its tokens' pulls, and `pull_change` that of the differences, token by token.
-    `clipped_share`: share of its tokens that the clip held back, over the step's updates, None where it holds back
+    `clipped_share`: share of its tokens that the clip held back, over the step's epochs, None where it holds back
     none. `advantage`: mean magnitude of its tokens' advantages. A group that is not trained has zeros.
     """
 
@@ -137,7 +138,7 @@ def _means(step: StepPulls, count: int) -> Mapping[str, Sequence[Any]]:
     tokens = np.maximum(step.sums(np.ones_like(step.pulls), groups=count), 1)
     clipped: Sequence[float | None] = [None] * count
     if len(step.clipped):
-        clipped = (step.sums(step.clipped, groups=count) / tokens / step.updates).tolist()
+        clipped = (step.sums(step.clipped, groups=count) / tokens / step.epochs).tolist()
     return {
         "pull": step.sums(step.pulls, groups=count).tolist(),
         "advantage": (step.sums(step.advantages, groups=count) / tokens).tolist(),

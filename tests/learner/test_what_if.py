@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from learner.config import LearnerConfig
@@ -17,7 +18,7 @@ from learner.what_if import OFF_POLICY
 from services.config import made_with
 from services.process import WrongSettings
 from tests.learner.training.tiny_model import write_tiny_llama
-from tests.learner.what_if_run import STEPS, TrainedRun, trained_run
+from tests.learner.what_if_run import STEPS, TrainedRun, sampled, trained_run
 
 NARROW = {"algo": {"type": "grpo", "clip_high": 0.01, "clip_low": 0.01}, "training": {"epochs_per_step": 2}}
 MakeRun = Callable[..., TrainedRun]
@@ -63,6 +64,23 @@ def test_a_wider_clip_shows_both_curves_and_the_groups_that_it_sets_free(make_ru
     assert all(each["pull"] == each["pull_run"] == each["pull_change"] == 0 for each in equal)
     most = sorted((each for each in written if each["pull_change"]), key=lambda each: -each["pull_change"])
     assert [each.lease_id for each in shown.groups] == [each["lease_id"] for each in most]
+
+
+def test_what_the_clip_holds_back_of_groups_adds_up_to_what_it_holds_back_of_the_step(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    """Of two epochs of two updates each, a token is in two updates."""
+    run = make_run(algo=NARROW["algo"], training={"updates_per_step": 2, "epochs_per_step": 2})
+    shown = run.what_if("algo.clip_high=0.02", to=tmp_path / "wider")
+    written = [json.loads(line) for line in (tmp_path / "wider/groups.jsonl").read_text().splitlines()]
+    for step, numbers in shown.now.items():
+        groups = [each for each in written if each["step"] == step]
+        leases = [sampled(each["lease_id"], version=0) for each in groups]
+        tokens = np.array([sum(sum(one.loss_mask) for one in group.trajectories) for group in leases])
+        for name, found in (("clipped_share", numbers), ("clipped_share_run", run.lines()[step - 1])):
+            held = float(tokens @ [each[name] for each in groups] / tokens.sum())
+            assert held == pytest.approx(found["clip_fraction"], abs=1e-6)
+            assert held > 0.05
 
 
 def test_the_folder_reads_as_that_of_a_run(make_run: MakeRun, tmp_path: Path) -> None:

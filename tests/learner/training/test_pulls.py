@@ -113,7 +113,7 @@ def step(pulls: list[float], clipped: list[float], *, origins: list[tuple[int, i
         pulls=np.array(pulls, dtype=np.float32),
         advantages=np.array([-2.0] * len(pulls), dtype=np.float32),
         clipped=np.array(clipped, dtype=np.float32),
-        updates=2,
+        epochs=2,
     )
 
 
