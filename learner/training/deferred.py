@@ -57,7 +57,9 @@ class Writes:
 class DeferredFiles:
     """Files that are written when `write` is called, with what they were to hold when they were put."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, copying: int = 1) -> None:
+        """`copying`: how many ranks of this host make such copies at the same time, each of its own part."""
+        self._copying = copying
         self._writes: list[Callable[[], object]] = []
         self.bytes = 0
         """Size of the copies."""
@@ -65,7 +67,7 @@ class DeferredFiles:
     def put(self, write: Callable[..., object], contents: object, path: Path | str, **named: object) -> None:
         """Has `write` write `contents` to `path` later; at once if there is no room for a copy."""
         size = _size(contents)
-        if available_memory() < _SPARE * size:
+        if available_memory() < _SPARE * size * self._copying:
             logger.info("%s is written while training waits: no room in memory for a copy of %d bytes", path, size)
             write(contents, path, **named)
             return

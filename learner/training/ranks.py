@@ -51,6 +51,8 @@ class Ranks:
     local_rank: int = 0
     address: str = LOOPBACK
     port: int = 0
+    on_host: int = 1
+    """Number of ranks on this host."""
 
     @property
     def leads(self) -> bool:
@@ -75,6 +77,7 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks | None:
         local_rank=int(environment.get("LOCAL_RANK", environment["RANK"])),
         address=environment.get("MASTER_ADDR", LOOPBACK),
         port=int(environment["MASTER_PORT"]),
+        on_host=int(environment.get("LOCAL_WORLD_SIZE", environment["WORLD_SIZE"])),
     )
 
 
@@ -118,7 +121,7 @@ def start_followers(argv: Sequence[str], *, count: int) -> Followers:
         return Followers(ranks=Ranks())
     listener = socket.create_server((LOOPBACK, 0))
     port: int = listener.getsockname()[1]
-    followers = Followers(ranks=Ranks(count=count, port=port), listener=listener)
+    followers = Followers(ranks=Ranks(count=count, port=port, on_host=count), listener=listener)
     parent = os.getpid()
     for rank in range(1, count):
         place = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": port}

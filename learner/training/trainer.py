@@ -433,7 +433,7 @@ class Trainer:
         self._saves += 1
         if self._saves_store is None and self._ranks.count > 1:
             self._saves_store = self._commands.another_store()
-        files = DeferredFiles()
+        files = DeferredFiles(copying=self._ranks.on_host)
         self._save(directory, later=files)
         self._saving = PartsOfRanks(files, directory, ranks=self._ranks, store=self._saves_store, number=self._saves)
         return self._saving

@@ -46,6 +46,17 @@ def test_a_file_that_there_is_no_room_for_is_written_at_once(tmp_path: Path, mon
     assert files.bytes == 0
 
 
+def test_ranks_that_copy_at_once_need_room_for_all_of_their_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of 12 bytes and a quarter to spare, of two ranks: 30."""
+    for available, there in ((29, True), (30, False)):
+        monkeypatch.setattr(deferred, "available_memory", lambda available=available: available)
+        files = DeferredFiles(copying=2)
+        files.put(torch.save, {"weight": torch.ones(3)}, tmp_path / f"{available}.pt")
+        assert (tmp_path / f"{available}.pt").exists() == there
+
+
 def test_a_disk_that_is_full_is_told_and_nothing_more_is_written(tmp_path: Path) -> None:
     files = DeferredFiles()
     for folder in ("missing", "."):

@@ -92,6 +92,11 @@ def test_a_place_is_read_from_the_environment_or_there_is_none() -> None:
     ranks = ranks_from_environment({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "5"})
     assert ranks is not None
     assert (ranks.rank, ranks.count, ranks.port, ranks.leads) == (1, 2, 5, False)
+    assert ranks.on_host == 2, "as the learner starts them"
+    place = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_PORT": "5", "LOCAL_WORLD_SIZE": "4"}
+    of_torchrun = ranks_from_environment(place)
+    assert of_torchrun is not None
+    assert (of_torchrun.count, of_torchrun.on_host) == (8, 4)
 
 
 def test_a_rank_that_is_behind_still_reads_every_command_and_leaves_none() -> None:
