@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from learner.training.adapters import Adapter, adaptable, is_router
-from learner.training.client_operations import AdapterShape
+from learner.training.client_operations import AdapterShape, OperationError
 from learner.training.layouts import last_states
 from learner.training.logits import logit_rules
 from learner.training.logprobs import Chunking, LowRankLogits, span_logits, token_logprobs
@@ -35,6 +35,8 @@ from learner.training.packing import PackedRow
 MAX_RANK = 1024
 _COPIES = 3
 """Of the logits, beside each other, where tokens are drawn from them."""
+# Below it vLLM takes the most probable token, too; logits that are divided by less are not finite.
+_COLDEST = 1e-5
 _OF_ATTENTION = ("attn", "attention")
 _OF_MLP = ("mlp", "feed_forward", "ffn", "expert")
 # Distinguishes draws without a seed; torch's generators take 64 bits.
@@ -171,7 +173,8 @@ class AdaptedModel:
         self, row: PackedRow, *, count: int, temperature: float, random: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """At each place of a row of one segment `count` tokens, drawn with replacement at the temperature, and their
-        logprobs at temperature 1: [t, count]. Call it within `of_segments`.
+        logprobs at temperature 1: [t, count]. Call it within `of_segments`. Raises OperationError for logits that are
+        not finite, from which nothing can be drawn.
         """
         (segment,) = self._segments
         hidden, _ = last_states(self._causal_lm, row)
@@ -269,9 +272,16 @@ class _LowRankTerms(torch.autograd.Function):
 
 
 def _drawn(logits: Tensor, *, count: int, temperature: float, random: torch.Generator) -> Tensor:
-    if temperature == 0:
+    greedy = temperature < _COLDEST
+    scaled = logits if greedy else logits / temperature
+    if not bool(scaled.amax(-1).isfinite().all()):
+        raise OperationError(
+            "the logits to draw from are not finite: expected finite numbers. The weights of the training model have "
+            "grown too large: load an earlier checkpoint, and use a smaller learning_rate."
+        )
+    if greedy:
         return logits.argmax(-1, keepdim=True).expand(-1, count)
-    return torch.multinomial((logits / temperature).softmax(-1), count, replacement=True, generator=random)
+    return torch.multinomial(scaled.softmax(-1), count, replacement=True, generator=random)
 
 
 def _features(values: Tensor, pair: Adapter) -> Tensor:

@@ -172,7 +172,8 @@ class AdapterTrainer:
         self, model_id: str, tokens: Array, *, count: int, temperature: float, seed: int | None = None
     ) -> tuple[Array, Array]:
         """After each of the tokens `count` next ones, drawn independently at the temperature, and their logprobs at
-        temperature 1: int64 and float32 [T, count]. Raises OperationError.
+        temperature 1: int64 and float32 [T, count]. A temperature next to 0 draws the most probable one. Raises
+        OperationError, also where weights have grown until logits are not finite.
         """
         operation = ForwardBackward(model_id, (ClientDatum(tokens, {TARGETS: tokens}),), "cross_entropy", {}, True)
         self._adapter(model_id)

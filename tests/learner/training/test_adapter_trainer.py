@@ -513,3 +513,30 @@ def test_the_base_is_described_and_bounds_data(trainer: AdapterTrainer) -> None:
     tokens = np.zeros(129, dtype=np.int64)
     with pytest.raises(OperationError, match="datum 0: model_input has 129 tokens: expected 1 to 128"):
         trainer.check(ForwardBackward("a", (ClientDatum(tokens, {"target_tokens": tokens}),), "cross_entropy"))
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-45, 1e-320])
+def test_a_temperature_next_to_0_draws_the_most_probable_token(trainer: AdapterTrainer, temperature: float) -> None:
+    (name,) = with_models(trainer, 1)
+    tokens = np.array([3, 4, 5], dtype=np.int64)
+    greedy, expected = trainer.draw(name, tokens, count=2, temperature=0.0, seed=1)
+    ids, logprobs = trainer.draw(name, tokens, count=2, temperature=temperature, seed=1)
+    assert ids.tolist() == greedy.tolist()
+    assert logprobs.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("weight", [math.nan, 1e30])
+def test_nothing_is_drawn_from_logits_that_are_not_finite(
+    trainer: AdapterTrainer, temperature: float, weight: float
+) -> None:
+    (name,) = with_models(trainer, 1)
+    state = trainer.state(name)
+    broken = {key: np.full_like(value, weight) if key.endswith(".up") else value for key, value in state.items()}
+    trainer.restore(name, shape_of(0), broken)
+    with pytest.raises(OperationError, match=r"not finite.*load an earlier checkpoint"):
+        trainer.draw(name, np.array([3, 4, 5], dtype=np.int64), count=2, temperature=temperature, seed=1)
+    trainer.create("other", shape_of(1))
+    ids, logprobs = trainer.draw("other", np.array([3], dtype=np.int64), count=2, temperature=1.0)
+    assert ids.shape == logprobs.shape == (1, 2)
+    assert np.isfinite(logprobs).all()
