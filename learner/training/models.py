@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -334,14 +335,19 @@ class Models:
         return torch.stack([logprobs, norms])
 
     @property
+    def engines(self) -> tuple[TrainingEngine[Any], ...]:
+        """Engines of what is trained and, if there is one, of its critic."""
+        return (self.engine,) if self.critic is None else (self.engine, self.critic.engine)
+
+    @property
     def skipped(self) -> int:
         """Updates of policy and critic that were left out since their gradient was not finite."""
-        return self.engine.skipped + (0 if self.critic is None else self.critic.engine.skipped)
+        return sum(engine.skipped for engine in self.engines)
 
     @property
     def skipped_in_row(self) -> int:
         """Number of the newest updates that were skipped one after the other, by the model with more of them."""
-        return max(self.engine.skipped_in_row, 0 if self.critic is None else self.critic.engine.skipped_in_row)
+        return max(engine.skipped_in_row for engine in self.engines)
 
     def has_finite_weights(self) -> bool:
         """True if this rank's part of what is trained is finite."""

@@ -452,7 +452,11 @@ class Trainer:
         if self._models.reference is not None:
             self._models.reference.save(directory, leads=self._ranks.leads, later=later)
         if self._ranks.leads:
-            progress = {"updates": self._updates, "carried": asdict(self._step.carried)}
+            progress = {
+                "updates": self._updates,
+                "skipped_in_row": [engine.skipped_in_row for engine in self._models.engines],
+                "carried": asdict(self._step.carried),
+            }
             (directory / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
 
     def _random_state(self, directory: Path) -> Path:
@@ -467,4 +471,7 @@ class Trainer:
         load_random_state(self._random_state(directory), device=self._ranks.device)
         found = json.loads(progress.read_text(encoding="utf-8"))
         self._updates = int(found["updates"])
+        in_row = [*found.get("skipped_in_row", ()), 0, 0]  # older checkpoints say nothing of it
+        for engine, skipped in zip(self._models.engines, in_row, strict=False):
+            engine.skipped_in_row = int(skipped)
         self._step.carried = _carried(found.get("carried", {}))

@@ -1,3 +1,4 @@
+import json
 import random
 import resource
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from learner.training.packing import Microbatch
 from learner.training.policy import PolicyModel, WeightSnapshot
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.step import TrainingStopped
-from learner.training.trainer import NotFinite, Trainer, faster_dtype, stop_after_skips
+from learner.training.trainer import PROGRESS_FILE, NotFinite, Trainer, faster_dtype, stop_after_skips
 from tests.learner.training.plain_adamw import plain_training
 from tests.learner.training.tiny_model import random_sequences, with_a_bad_reward
 
@@ -94,6 +95,26 @@ def test_an_update_whose_gradient_is_not_finite_is_left_out_and_counted(
     assert (again.loss, again.grad_norm) == (expected.loss, expected.grad_norm)
     with pytest.raises(NotFinite, match="2 updates in a row"):
         stop_after_skips(skipped[1], most=2)
+
+
+@pytest.mark.parametrize(("algorithm", "noted"), [(GrpoConfig(), [2]), (PpoConfig(), [2, 2])])
+def test_updates_that_were_skipped_in_a_row_still_count_after_a_resume(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path, algorithm: AlgorithmConfig, noted: list[int]
+) -> None:
+    good, bad = random_sequences(20, seed=1), with_a_bad_reward(random_sequences(20, seed=2))
+    with trainer(tied_llama, commands, algorithm=algorithm) as made:
+        made.train_step(good, version=0)
+        made.train_step(bad, version=1)
+        made.train_step(bad, version=2)
+        made.save(tmp_path)
+    with trainer(tied_llama, commands, algorithm=algorithm) as made:
+        made.load(tmp_path)
+        assert made.train_step(bad, version=3).skipped_in_row == 3
+        progress = json.loads((tmp_path / PROGRESS_FILE).read_text(encoding="utf-8"))
+        assert progress.pop("skipped_in_row") == noted
+        (tmp_path / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
+        made.load(tmp_path)
+        assert made.train_step(bad, version=3).skipped_in_row == 1, "an older checkpoint begins anew"
 
 
 def test_only_the_update_that_a_bad_reward_spoils_is_left_out(tied_llama: Path, commands: CommandChannel) -> None:
