@@ -6,7 +6,7 @@ session ─▶ the agent runs, and calls ─┬─▶ returns or posts its rewar
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -85,19 +85,22 @@ class AgentAttempt:
         limit = asyncio.timeout(self._speaker.language.rules.conversation_timeout_s)
         try:
             async with limit:
-                await self._run(session)
+                await self._run(session, self._result(session, limit))
         except TimeoutError:
             if not limit.expired():
                 raise
-            self._cut_off("time_limit")
+            if session.posted.done():  # in the moment at which the time was over
+                await self._run(session, session.posted)
+            else:
+                self._cut_off("time_limit")
         finally:
             await self._sessions.close(session)
             self._take_down(session)
 
-    async def _run(self, session: AgentSession) -> None:
+    async def _run(self, session: AgentSession, result_of: Awaitable[object]) -> None:
         try:
             with self._speaker.progress.waiting_for(self._whom):
-                returned = await self._result(session)
+                returned = await result_of
             result = checked_result(returned)
             session.recorded.credit(result.rewards)
             self._take(result)
@@ -119,18 +122,23 @@ class AgentAttempt:
         except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever an agent raises becomes a record
             self._blame(session, fault_of_step(error, self.name))
 
-    async def _result(self, session: AgentSession) -> object:
-        """The agent's result, returned or posted. Raises what it raises, WentSilent, and what made sampling
-        impossible.
+    async def _result(self, session: AgentSession, limit: asyncio.Timeout) -> object:
+        """The agent's result, returned or posted: from then on it has a little time to end, whatever the `limit` of its
+        conversation. Raises what it raises, WentSilent, and what made sampling impossible.
         """
         running = asyncio.ensure_future(self._ran(session.client(seed=self._seed)))
         silence = asyncio.ensure_future(session.silence(self._sessions.limits.idle_s))
-        waits: set[asyncio.Future[object]] = {running, silence, session.failed}  # type: ignore[arg-type]
+        waits: set[asyncio.Future[object]] = {running, silence, session.failed, session.posted}  # type: ignore[arg-type]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if session.posted.done() and not running.done():
+                limit.reschedule(None)
+                ends: set[asyncio.Future[object]] = {running, session.failed}  # type: ignore[arg-type]
+                within_s = self._sessions.limits.after_reward_s
+                await asyncio.wait(ends, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
             if session.failed.done():
                 raise session.failed.result()
-            if not running.done():
+            if not running.done() and not session.posted.done():
                 raise WentSilent(
                     f"the agent made no call for {self._sessions.limits.idle_s:g} s, and gave no reward for its session"
                 )
@@ -153,7 +161,7 @@ class AgentAttempt:
                 raise EnvironmentFailed("raised", "the agent cancelled the task that it runs in; expected a reward")
             return running.result()
         posted = session.posted.result()
-        spoilt = running.cancelled() or running.exception() is not None
+        spoilt = not running.done() or running.cancelled() or running.exception() is not None
         returned: object = None if spoilt else running.result()
         judged = returned.verification if isinstance(returned, AgentResult) else None
         return replace(posted, verification=posted.verification or judged)

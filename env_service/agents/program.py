@@ -37,6 +37,9 @@ from services.config.models import ConfigModel
 from services.user_code import exit_at_import
 from services.user_loop import TookTooLong, user_loop
 
+_AFTER_REWARD_S = 10.0
+"""In which a program ends once its reward is posted; less than what its session waits for."""
+
 Function = Callable[[Task, AgentClient], Awaitable[AgentResult | float | None]]
 
 
@@ -100,7 +103,7 @@ class AgentProgram:
         limit = asyncio.timeout(None if self._function is not None else self._options.timeout_s)
         try:
             async with limit:
-                result = await self._ran(task, client)
+                result = await _ran_or_posted(self._ran(task, client), client)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -147,6 +150,22 @@ class AgentProgram:
         given = {**answer, **(arguments if isinstance(arguments, Mapping) else {})}
         verification = Verification(self._options.verifier, given)
         return replace(result, verification=verification)
+
+
+async def _ran_or_posted(
+    running: Awaitable[AgentResult | float | None], client: AgentClient
+) -> AgentResult | float | None:
+    """The result of an agent; the posted one of an agent that does not end after it. Raises what the agent raises."""
+    ran, posted = asyncio.ensure_future(running), asyncio.ensure_future(client.posted())
+    try:
+        await asyncio.wait({ran, posted}, return_when=asyncio.FIRST_COMPLETED)
+        if not ran.done():
+            await asyncio.wait({ran}, timeout=_AFTER_REWARD_S)
+        return await (ran if ran.done() else posted)
+    finally:
+        ran.cancel()
+        posted.cancel()
+        await asyncio.gather(ran, posted, return_exceptions=True)
 
 
 def task_json(task: Task) -> dict[str, JsonValue]:

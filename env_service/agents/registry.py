@@ -13,14 +13,16 @@ from env_service.rollouts.conversation import Speaker
 
 @dataclass(frozen=True, kw_only=True)
 class AgentLimits:
-    """Bounds of a session and its requests: bytes, messages, calls in flight, seconds without any call; and what
-    becomes of a request that wants other sampling than the run's.
+    """Bounds of a session and its requests: bytes, messages, calls in flight, seconds without any call, and those that
+    an agent has to end in once its reward is posted; and what becomes of a request that wants other sampling than the
+    run's.
     """
 
     body_bytes: int = 4 << 20
     messages: int = 2048
     calls_at_once: int = 16
     idle_s: float = 600.0
+    after_reward_s: float = 30.0
     other_sampling: OtherSampling = "refuse"
 
 

@@ -34,6 +34,9 @@ def main(what: str) -> None:
             print(PRINTED[what])
         case "posts":
             posted(os.environ["AGENT_REWARD_URL"], {"reward": 0.25, "stop": "solved"})
+        case "posts_and_hangs":
+            posted(os.environ["AGENT_REWARD_URL"], {"reward": 0.25, "stop": "solved"})
+            subprocess.run(["sleep", "600"], check=False)
         case "crashes":
             sys.stderr.write("Traceback\nValueError: no such file\n")
             sys.exit(3)

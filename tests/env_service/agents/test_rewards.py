@@ -1,5 +1,6 @@
 """A reward for each completion of an agent, in order or by id, becomes the turn's own."""
 
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -10,8 +11,11 @@ import aiohttp
 import numpy as np
 import pytest
 
+from env_service.agents import program
 from env_service.agents.program import AgentOptions, AgentProgram
+from env_service.agents.registry import AgentLimits
 from env_service.environments.interface import AgentClient, AgentResult, Task
+from env_service.environments.rules import Rules
 from tests.env_service.agents.raw_calls import said_to
 from tests.env_service.agents.served import MakeAgentBench, Saying
 from tests.env_service.peers import lease
@@ -124,3 +128,43 @@ async def test_a_post_without_a_reward_is_no_reward_of_zero(agents: MakeAgentBen
         "the agent ended without a reward; expected `reward`, `rewards` of completions, or a verifier" in failed.reason
     )
     assert counted(made, "environment_faults_total", environment="agent", kind="nonsense") == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "rules"),
+    [
+        (AgentLimits(idle_s=2.0, after_reward_s=0.2), Rules(max_turns=4)),
+        (AgentLimits(after_reward_s=4.0), Rules(max_turns=4, conversation_timeout_s=2.0)),
+    ],
+)
+async def test_a_posted_reward_stands_though_its_agent_does_not_end(
+    agents: MakeAgentBench, chat_model: Path, limits: AgentLimits, rules: Rules
+) -> None:
+    async def run(task: Task, client: AgentClient) -> float:
+        await said_to(client, "chat/completions", json.dumps({"messages": [{"role": "user", "content": "go"}]}))
+        headers = {"Authorization": f"Bearer {client.key}"}
+        async with aiohttp.ClientSession(headers=headers) as http:
+            await http.post(f"{client.anthropic_url}/reward", json={"reward": 0.25, "stop": "solved"})
+        await asyncio.Event().wait()
+        return 1.0
+
+    made = await agents(Saying(chat_model, lambda _: "one"), run=run, limits=limits, rules=rules)
+    (trajectory,) = (await made.finished(lease(environment="agent", group_size=1))).group.trajectories
+
+    assert (trajectory.reward.reward, trajectory.stop_reason) == (0.25, "solved")
+
+
+@pytest.mark.parametrize("verifier", [None, "exact_match"])
+async def test_a_program_is_ended_after_its_reward_and_judged_all_the_same(
+    agents: MakeAgentBench, chat_model: Path, monkeypatch: pytest.MonkeyPatch, verifier: str | None
+) -> None:
+    monkeypatch.setattr(program, "_AFTER_REWARD_S", 0.2)
+    command = (sys.executable, str(PROGRAM), "posts_and_hangs")
+    options = AgentOptions(command=command, verifier=verifier)
+    made = await agents(
+        Saying(chat_model, lambda _: "one"), start=lambda: AgentProgram(options), limits=AgentLimits(idle_s=5.0)
+    )
+    (trajectory,) = (await made.finished(lease(environment="agent", group_size=1))).group.trajectories
+
+    assert (trajectory.reward.verifier, trajectory.stop_reason) == (verifier or "agent", "solved")
+    assert trajectory.reward.reward == 0.25 + (1.0 if verifier else 0.0)
