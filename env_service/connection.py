@@ -22,6 +22,7 @@ from env_service.leases.outbox import Outbox
 from env_service.leases.running import RunningLeases
 from env_service.rollouts.fleet import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
+from protocol.codec import MalformedMessage, MessageTooLarge
 from protocol.messages import (
     MAX_LEASES,
     Fleet,
@@ -53,6 +54,8 @@ _UNKNOWN_PEER = "unknown_peer"
 """The reason by which a learner refuses what comes before a hello."""
 _AT_EACH_HELLO = ("hello", "name_taken", "namesake")
 """Reasons that come again with each hello, of this process or of a namesake."""
+_UNREADABLE = (MessageTooLarge.reason, MalformedMessage.reason)
+"""Reasons that come again each time that the same message is sent."""
 _COMPLAIN_EVERY_S = 30.0
 _SILENT_HEARTBEATS = 5
 """A learner that says nothing for so many heartbeats is greeted anew, which an idle one answers with a welcome; after
@@ -244,7 +247,9 @@ class LearnerLink:
         running.cancel(key_of(lease) for lease in cancelled.leases)
 
     def _on_refused(self, refused: PeerRefusal) -> None:
-        """Greets a learner again that does not know this process any more; to other refusals there is no answer."""
+        """Greets a learner again that does not know this process any more, and gives up groups that cannot be read; to
+        other refusals there is no answer.
+        """
         self._metrics.refusals.labels(reason=refused.reason).inc()
         if refused.reason in _AT_EACH_HELLO:
             if refused.reason != "namesake":
@@ -253,9 +258,16 @@ class LearnerLink:
                 logger.warning("the learner says: %s", refused.message)
         elif refused.reason != _UNKNOWN_PEER:
             logger.warning("the learner refused a message (%s): %s", refused.reason, refused.message)
+            if refused.reason in _UNREADABLE:
+                self._give_up_unreadable()
         elif self._welcome is not None:  # not said of every message that was under way to a learner that has restarted
             logger.info("the learner does not know this process: saying hello again")
             self._forget_welcome()
+
+    def _give_up_unreadable(self) -> None:
+        for failed in self._outbox.replace_unreadable():
+            logger.error("lease %d comes to nothing: %s", failed.lease_id, failed.reason)
+            self._metrics.failures.labels(kind="data").inc()
 
     def _forget_welcome(self) -> None:
         self._welcome = None

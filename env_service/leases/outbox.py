@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from env_service.leases.keys import LeaseKey, key_of
 from env_service.rollouts.outcomes import Outcome
-from protocol.messages import FinishedLease, RunningLease
+from protocol.codec import ProtocolError, decode, encode
+from protocol.messages import FailedLease, FinishedLease, RunningLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
@@ -44,6 +45,21 @@ class Outbox:
         """Forget an outcome; False if it was acknowledged already, as happens after a resend."""
         return self._entries.pop(key, None) is not None
 
+    def replace_unreadable(self) -> tuple[FailedLease, ...]:
+        """Put failed leases, which are returned, in the place of groups that were sent and that no learner can read:
+        they would be sent for ever. A refusal does not name its message, so each is read here as the learner does.
+        """
+        failed = []
+        for entry in list(self._entries.values()):
+            if not entry.sent or not isinstance(entry.outcome, FinishedLease):
+                continue
+            try:
+                decode(encode(entry.outcome))
+            except ProtocolError as error:
+                failed.append(_as_failed(entry.outcome.group, error))
+                self.add(failed[-1])
+        return tuple(failed)
+
     def clear(self) -> None:
         """Forget everything: nobody is left who wants it."""
         self._entries.clear()
@@ -71,6 +87,17 @@ class Outbox:
             entry.due = now + entry.interval_s
             entry.interval_s = min(2 * entry.interval_s, _SLOWEST * self._resend_s)
         return taken
+
+
+def _as_failed(group: TrajectoryGroup, error: ProtocolError) -> FailedLease:
+    return FailedLease(
+        incarnation=group.incarnation,
+        lease_id=group.lease_id,
+        attempt=group.attempt,
+        purpose=group.purpose,
+        data_fault=True,
+        reason=f"environment {group.environment}: its group cannot be sent ({error.reason}): {error}"[:4096],
+    )
 
 
 def _as_running(group: TrajectoryGroup) -> RunningLease:

@@ -22,6 +22,7 @@ from env_service.rollouts.outcomes import (
     InfrastructureFailure,
     RolloutFailure,
     RolloutMetrics,
+    in_whole_characters,
     why_nothing,
 )
 from env_service.rollouts.speech import Transcript
@@ -46,6 +47,8 @@ _MAX_EXPLAINED_CHARS = 1 << 19
 _MAX_GIVEN_CHARS = 1000
 _MAX_PROMPT_CHARS = 2000
 _MAX_CHARS = 1 << 20
+_MAX_TEXT_BYTES = 1 << 21
+"""Of the texts of a whole group, whose message is read up to a header of 4 MiB: the longest are cut first."""
 _MAX_ERROR_CHARS = 4096
 
 
@@ -86,6 +89,20 @@ def text_of_task(task: Task) -> str:
     """A task as a person reads it: its prompt, cut, and what says the right answer."""
     prompt = text_of(task.prompt)[:_MAX_PROMPT_CHARS].encode("utf-8", errors="replace").decode()
     return f"{prompt}\n{given_text({**task.data, **task.verification.arguments})}".strip()
+
+
+def shortened(texts: Sequence[str], *, most_bytes: int) -> list[str]:
+    """The texts, which in UTF-8 have no more than so many bytes together: of the longest the ends are missing."""
+    encoded = [text.encode("utf-8", errors="replace") for text in texts]
+    left, most = most_bytes, 0
+    for number, size in enumerate(sorted(map(len, encoded))):
+        # Those that are left share what the shorter ones do not need.
+        most = left // (len(encoded) - number)
+        if size > most:
+            break
+        left -= size
+        most = size
+    return [text[:most].decode(errors="ignore") for text in encoded]
 
 
 def _scored_record(scored: ItemScore, explanation: str) -> RewardRecord:
@@ -161,7 +178,11 @@ class Judging:
         if not begun:
             raise InfrastructureFailure("the policy had no turn within the time of a conversation")
         judged = await self._judged(begun, prompt=prompt, progress=progress)
-        return tuple(self._trajectory(each, judged.get(each.index), began=progress.began) for each in begun)
+        texts = shortened([each.text[:_MAX_CHARS] for each in begun], most_bytes=_MAX_TEXT_BYTES)
+        return tuple(
+            self._trajectory(each, judged.get(each.index), text=text, began=progress.began)
+            for each, text in zip(begun, texts, strict=True)
+        )
 
     async def _judged(
         self, conversations: Sequence[JudgedConversation], *, prompt: str, progress: RolloutProgress
@@ -182,14 +203,16 @@ class Judging:
             note(**_told(records))
         return {each.index: record for (each, _), record in zip(asked, records, strict=True)}
 
-    def _trajectory(self, conversation: JudgedConversation, judged: RewardRecord | None, *, began: float) -> Trajectory:
+    def _trajectory(
+        self, conversation: JudgedConversation, judged: RewardRecord | None, *, text: str, began: float
+    ) -> Trajectory:
         record = _record(conversation, judged)
         self._count(conversation, record)
         transcript = conversation.transcript
         return transcript.record(
             reward=record,
             began=began,
-            completion_text=conversation.text[:_MAX_CHARS],
+            completion_text=text,
             stop_reason=conversation.stop_reason[:MAX_STOP_REASON_CHARS],
             # A verifier alone gives none to turns, and what it says of them may stand in its components.
             turn_rewards=(judged is None and conversation.given is None) or transcript.has_rewards,
@@ -285,4 +308,4 @@ def _metrics(conversation: JudgedConversation) -> Mapping[str, float]:
 
 def _error(verifier: str, text: str, *, passing: bool = False) -> RewardRecord:
     kind: ErrorKind = "infrastructure" if passing else "data"
-    return RewardRecord(verifier=verifier, error_kind=kind, error=text[:_MAX_ERROR_CHARS])
+    return RewardRecord(verifier=verifier, error_kind=kind, error=in_whole_characters(text)[:_MAX_ERROR_CHARS])

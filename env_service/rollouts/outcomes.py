@@ -66,6 +66,11 @@ def failure_of(whom: str, error: ServiceError) -> RolloutFailure:
             return InfrastructureFailure(text)
 
 
+def in_whole_characters(text: str) -> str:
+    """The text as it can be sent: errors of others may quote half a surrogate pair."""
+    return text if text.isascii() else text.encode("utf-8", errors="replace").decode()
+
+
 @contextmanager
 def rollout_failures(whom: str) -> Iterator[None]:
     """Raises the ServiceError of a call to `whom` as the failure that it stands for."""

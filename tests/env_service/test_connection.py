@@ -322,6 +322,20 @@ async def test_a_group_that_was_damaged_on_the_way_is_sent_again() -> None:
         assert len(talk.outbox) == 1
 
 
+async def test_a_group_that_no_learner_reads_becomes_a_failed_lease() -> None:
+    async with working() as talk:
+        group = finished(lease(5)).group
+        long = group.trajectories[0].model_copy(update={"completion_text": "x" * (1 << 20)})
+        await talk.rollouts.finish(FinishedLease(group=group.model_copy(update={"trajectories": (long,) * 5})))
+
+        failed = await talk.learner.expect(FailedLease)
+
+        assert (failed.lease_id, failed.data_fault) == (5, True)
+        assert "its group cannot be sent (too_large): a header of 52" in failed.reason
+        await talk.learner.say(acknowledged(lease(5)))
+        await talk.link.wait_for(lambda: len(talk.outbox) == 0)
+
+
 async def test_a_refused_hello_is_repeated_and_nothing_else_is_said() -> None:
     async with conversing() as talk:
         for _ in range(3):

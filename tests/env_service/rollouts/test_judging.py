@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from env_service.rollouts.judging import GroupScoring, given_text
+from env_service.rollouts.judging import GroupScoring, given_text, shortened
 from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
 from services.http.backoff import Backoff
@@ -219,3 +219,16 @@ async def test_a_verifier_that_says_more_than_a_record_holds_keeps_its_reward(st
     (record,) = await (await scoring_of(stack, [url])).score(items("a"))
 
     assert (record.reward, len(record.components), len(record.verifier_version)) == (1.0, 256, 1024)
+
+
+@pytest.mark.parametrize(
+    ("texts", "most_bytes", "kept"),
+    [
+        ([], 8, []),
+        (["", "abc", "abcde"], 8, ["", "abc", "abcde"]),
+        (["abcdefgh", "a", "abcdef"], 8, ["abc", "a", "abc"]),
+        (["é" * 4, "é" * 4], 10, ["éé", "éé"]),
+    ],
+)
+def test_the_longest_texts_of_a_group_are_cut_first(texts: list[str], most_bytes: int, kept: list[str]) -> None:
+    assert shortened(texts, most_bytes=most_bytes) == kept
