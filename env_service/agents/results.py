@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue, ValidationError
 
 from env_service.environments.interface import AgentResult, EnvironmentFailed, Verification
 from env_service.rollouts.conversation import Nonsense
+from env_service.rollouts.outcomes import in_whole_characters
 from protocol.codec import describe
 from protocol.model import WireModel
 from services.user_code import number_of
@@ -84,6 +85,11 @@ def checked_result(returned: object) -> AgentResult:
     each = rewards.items() if isinstance(rewards, dict) else enumerate(rewards)
     of_completions = ((f"reward of completion {which}", number) for which, number in each)
     whole = () if returned.reward is None else (("reward", returned.reward),)
+    for name in (returned.stop, *returned.metrics):
+        if not isinstance(name, str) or in_whole_characters(name) != name:
+            raise Nonsense(
+                f"the agent gives {name!r} as its stop or a metric's name, expected text of whole characters"
+            )
     for name, given in (*whole, *returned.metrics.items(), *of_completions):
         plain = number_of(given)
         if plain is None or not math.isfinite(plain):

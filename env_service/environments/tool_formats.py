@@ -239,7 +239,7 @@ def _value(text: str, schema: JsonValue) -> JsonValue:
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     value, end = _json_at(text, 0)
-    return value if _closed(text, end, ()) and _is_sound(value) and end else text
+    return value if _closed(text, end, ()) and is_sound(value) and end else text
 
 
 def _mistral(text: str, schemas: _Schemas) -> _FoundCalls | None:
@@ -330,7 +330,7 @@ def _found(
         start = head.start() if start < 0 else start
         called = (name(head) or "").strip()
         value, end = _json_at(text, head.end())
-        sound = isinstance(value, dict) and _is_sound(value) and _closed(text, end, ends)
+        sound = isinstance(value, dict) and is_sound(value) and _closed(text, end, ends)
         if isinstance(value, dict) and sound and _NAME.fullmatch(called):
             calls.append(ToolCall(called, value, id=(head.groupdict().get("id") or "").strip()))
         else:
@@ -378,7 +378,7 @@ def _python_call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute) or node.args:
         raise ValueError("no call with named arguments")
     arguments = {word.arg: ast.literal_eval(word.value) for word in node.keywords if word.arg is not None}
-    if not _is_sound(arguments):
+    if not is_sound(arguments):
         raise ValueError("arguments that are no JSON")
     return ToolCall(ast.unparse(node.func), arguments)
 
@@ -399,7 +399,7 @@ def _closed(text: str, end: int, ends: tuple[str, ...]) -> bool:
     return not rest or rest.startswith(ends)
 
 
-def _is_sound(value: object) -> bool:
+def is_sound(value: object) -> bool:
     """True if it can be written as JSON in a message. Of what Python reads that is not NaN, infinity, and half of a
     surrogate pair; of its literals, sets and bytes.
     """
@@ -413,9 +413,9 @@ def _is_sound(value: object) -> bool:
 def _call_of(value: JsonValue) -> ToolCall | None:
     match value:
         case {"name": str(name), "arguments": dict(arguments), "id": str(own)}:
-            return ToolCall(name, arguments, id=own) if _is_sound([name, arguments, own]) else None
+            return ToolCall(name, arguments, id=own) if is_sound([name, arguments, own]) else None
         case {"name": str(name), "arguments": dict(arguments)} | {"name": str(name), "parameters": dict(arguments)}:
-            return ToolCall(name, arguments) if _is_sound([name, arguments]) else None
+            return ToolCall(name, arguments) if is_sound([name, arguments]) else None
     return None
 
 

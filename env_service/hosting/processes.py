@@ -79,6 +79,7 @@ class Child:
         """The reply to a call. Raises EnvironmentFailed and EnvironmentUnavailable: what the environment did, or that
         its process is away.
         """
+        line = _line_of(call)
         ends = asyncio.get_running_loop().time() + limit_s
         try:
             async with asyncio.timeout_at(ends):
@@ -86,18 +87,18 @@ class Child:
         except TimeoutError:
             raise HostUnavailable(f"its process was busy with other conversations for {limit_s:g} s") from None
         try:
-            reply = await self._exchange(call, seat, limit_s=limit_s, ends=ends)
+            reply = await self._exchange(call, line, seat, limit_s=limit_s, ends=ends)
         finally:
             self._turn.release()
         raise_fault(reply)
         return reply
 
-    async def _exchange(self, call: HostCall, seat: "Seat", *, limit_s: float, ends: float) -> HostReply:
+    async def _exchange(self, call: HostCall, given: bytes, seat: "Seat", *, limit_s: float, ends: float) -> HostReply:
         await self._loaded(seat, ends)
         sent, completed = asyncio.get_running_loop().time(), False
         try:
             async with asyncio.timeout_at(ends):
-                line = await self._worker.exchange(call.model_dump_json().encode())
+                line = await self._worker.exchange(given)
             reply = reply_of(line)
             completed = True
             return reply
@@ -154,6 +155,16 @@ class Child:
             return ""
         ours = next((index for index, line in enumerate(lines) if _OURS in line), len(lines))
         return "".join(lines[:ours])
+
+
+def _line_of(call: HostCall) -> bytes:
+    """The call as a line of JSON. Raises EnvironmentFailed for what cannot be one, such as half a character in a task:
+    nobody else's process is to suffer for it.
+    """
+    try:
+        return call.model_dump_json().encode()
+    except ValueError as error:
+        raise EnvironmentFailed("nonsense", f"the environment's {call.kind} cannot be sent to it: {error}") from error
 
 
 def _place(stack: str) -> str:

@@ -40,7 +40,7 @@ from env_service.environments.interface import (
 from env_service.environments.tokenization import ChatTemplateError, characters_of
 from env_service.rollouts.completions import Completion, RolloutProgress
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls
-from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics
+from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics, in_whole_characters
 from env_service.rollouts.speech import Language, Speech, Transcript
 from protocol.generation import GenerateRequest, Sampling
 from protocol.trajectories import CutOff
@@ -91,6 +91,9 @@ class Fault:
     text: str
     passing: bool = False
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", in_whole_characters(self.text))
+
 
 def fault_of_step(error: Exception, name: str, *, at: str = "") -> Fault:
     """The fault of a step of the environment `name` that raised; logged with the user's own traceback and where in the
@@ -122,6 +125,27 @@ class Speaker:
     calls: EnvironmentCalls
     progress: RolloutProgress
     metrics: RolloutMetrics
+
+
+def first_request(speaker: Speaker) -> GenerateRequest:
+    """The request of a first turn, for no more tokens than the budget leaves behind the opening. Raises RequestTooLong
+    if that is none.
+    """
+    request, budget, given = (
+        speaker.request,
+        speaker.language.rules.trajectory_tokens,
+        len(speaker.language.opening_ids),
+    )
+    if budget is None:
+        return request
+    if given >= budget:
+        raise RequestTooLong(
+            f"the opening of {speaker.offered.name} has {given} tokens, and its rules' trajectory_tokens are {budget}; "
+            "expected a budget that leaves room for an answer"
+        )
+    most = min(request.sampling.max_tokens, budget - given)
+    fewer = {"max_tokens": most, "min_tokens": min(request.sampling.min_tokens, most)}
+    return request.model_copy(update={"sampling": request.sampling.model_copy(update=fewer)})
 
 
 @dataclass
@@ -250,7 +274,8 @@ class Conversation:
         return completion
 
     def _request(self) -> GenerateRequest:
-        request, turn = self.speaker.request, self.speech.transcript.turns
+        turn = self.speech.transcript.turns
+        request = self.speaker.request if turn else first_request(self.speaker)
         return request.model_copy(
             update={
                 "request_id": f"{request.request_id}/{self.index}.{turn}",
@@ -433,9 +458,11 @@ def _amiss(field: str, said: object, place: Sequence[int | str], got: object) ->
     return f"the environment's {name} is {type(got).__name__} {got!r:.60}, expected {expected}"
 
 
-def check_numbers(given: Iterable[tuple[str, object]]) -> None:
-    """Raises Nonsense for a reward or metric, by its name, that is no finite number."""
+def check_numbers(given: Iterable[tuple[object, object]]) -> None:
+    """Raises Nonsense for a reward or metric, by its name, that is no finite number, or whose name cannot be sent."""
     for name, number in given:
+        if not isinstance(name, str) or in_whole_characters(name) != name:
+            raise Nonsense(f"the environment's step has a metric {name!r}, expected a name of whole characters")
         plain = number_of(number)
         if plain is None or not math.isfinite(plain):
             raise Nonsense(f"the environment's step gives {number!r} as its {name}, expected a finite number")

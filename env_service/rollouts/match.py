@@ -299,11 +299,15 @@ class Match:
 
     def _begun(self, acted: Conversation, turn: TurnOf) -> Conversation | None:
         try:
-            return self._seat(turn)
+            side = self._seat(turn)
         except ChatTemplateError as error:
             acted.blame(Fault("nonsense", f"what the environment says cannot be shown to the model: {error}"))
             self._blame_all(acted)
             return None
+        if side.speech.room is not None and side.speech.room < 1:
+            self._cut_off("token_budget")
+            return None
+        return side
 
     def _seat(self, turn: TurnOf) -> Conversation:
         place = self.table.players.index(turn.player)

@@ -36,13 +36,27 @@ from env_service.environments.interface import (
 )
 from env_service.environments.tokenization import Tokenization, characters_of
 from env_service.rollouts.completions import RolloutProgress, continues
-from env_service.rollouts.conversation import LET_OUT, Conversation, Speaker, as_opening, blame_unless_over
+from env_service.rollouts.conversation import (
+    LET_OUT,
+    Conversation,
+    Speaker,
+    as_opening,
+    blame_unless_over,
+    first_request,
+)
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed
 from env_service.rollouts.generation import Generation, beside_each_other
 from env_service.rollouts.judging import GroupScoring, JudgedConversation, Judging, text_of_task
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens, sides_of_the_policy
 from env_service.rollouts.openings import Openings
-from env_service.rollouts.outcomes import DataFailure, Outcome, RequestTooLong, RolloutFailure, RolloutMetrics
+from env_service.rollouts.outcomes import (
+    DataFailure,
+    Outcome,
+    RequestTooLong,
+    RolloutFailure,
+    RolloutMetrics,
+    in_whole_characters,
+)
 from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
 from protocol.messages import FailedLease, FinishedLease, Lease
@@ -401,7 +415,9 @@ class Rollout:
         self._metrics.failures.labels(kind="data" if data_fault else "infrastructure").inc()
         which = lease.model_dump(include={"incarnation", "lease_id", "attempt", "purpose"})
         task = "" if progress.task is None else text_of_task(progress.task)
-        return FailedLease(**which, data_fault=data_fault, reason=reason[:_REASON_LENGTH], task=task)
+        return FailedLease(
+            **which, data_fault=data_fault, reason=in_whole_characters(reason)[:_REASON_LENGTH], task=task
+        )
 
 
 def _sampling(lease: Lease, *, turn_tokens: int | None) -> Sampling:
@@ -424,7 +440,7 @@ async def _hold_all(all_of_them: Sequence[_Held]) -> None:
         await beside_each_other(each.hold() for each in all_of_them)
         return
     firsts = speaker.progress.completions(len(all_of_them))
-    first = speaker.sample(request.model_copy(update={"n": len(firsts)}), firsts)
+    first = speaker.sample(first_request(speaker).model_copy(update={"n": len(firsts)}), firsts)
     if _end_at_once(speaker):
         with speaker.progress.waiting_for("generators"):
             await first

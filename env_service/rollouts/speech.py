@@ -26,7 +26,7 @@ from env_service.environments.bridges import Bridges
 from env_service.environments.interface import Action, ChatMessage, Opening, Prompt, Tool, text_of
 from env_service.environments.rules import ActionForm, Rules, ToolFormat
 from env_service.environments.tokenization import TemplateArguments, Tokenization
-from env_service.environments.tool_formats import ALL_FORMATS, ParsedTurn, read
+from env_service.environments.tool_formats import ALL_FORMATS, ParsedTurn, is_sound, read
 from env_service.rollouts.completions import Completion, EndOf, seconds_since
 from protocol.trajectories import MAX_STATE_CHARS, TOGETHER, FinishReason, Trajectory, Turn, VersionSpan
 
@@ -49,7 +49,9 @@ def last_tag(text: str, name: str) -> str | None:
 
 
 def last_object(text: str) -> dict[str, JsonValue] | None:
-    """The last JSON object in the text that is in no other one."""
+    """The last JSON object in the text that is in no other one; None if it cannot be told to others, as with NaN or
+    with half a surrogate pair, which JSON can escape.
+    """
     found: dict[str, JsonValue] | None = None
     end = 0
     for match in re.finditer(r"\{", text):
@@ -58,7 +60,7 @@ def last_object(text: str) -> dict[str, JsonValue] | None:
                 found, end = _DECODER.raw_decode(text, match.start())
             except (ValueError, RecursionError):
                 continue
-    return found
+    return found if found is None or is_sound(found) else None
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:

@@ -14,8 +14,10 @@ import pytest
 from env_service.agents import program
 from env_service.agents.program import AgentOptions, AgentProgram
 from env_service.agents.registry import AgentLimits
+from env_service.agents.results import checked_result
 from env_service.environments.interface import AgentClient, AgentResult, Task
 from env_service.environments.rules import Rules
+from env_service.rollouts.conversation import Nonsense
 from tests.env_service.agents.raw_calls import said_to
 from tests.env_service.agents.served import MakeAgentBench, Saying
 from tests.env_service.peers import lease
@@ -93,6 +95,12 @@ async def test_rewards_that_fit_no_completions_are_nonsense(
 
     made = await agents(Saying(chat_model, lambda _: "one"), run=run)
     assert said in (await made.failed(lease(environment="agent", group_size=1))).reason
+
+
+@pytest.mark.parametrize("given", [AgentResult(1.0, stop="\ud83d"), AgentResult(1.0, metrics={"\ud83d": 1.0})])
+def test_a_result_with_half_a_character_is_nonsense(given: AgentResult) -> None:
+    with pytest.raises(Nonsense, match=r"gives '\\ud83d' as its stop or a metric's name"):
+        checked_result(given)
 
 
 @pytest.mark.parametrize(("what", "said"), [("prints_rewards", None), ("prints_bad_rewards", "is no reward: rewards")])

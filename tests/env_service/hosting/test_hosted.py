@@ -13,7 +13,13 @@ import pytest
 
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
-from env_service.environments.interface import Action, EnvironmentFailed, EnvironmentUnavailable, OfferedEnvironment
+from env_service.environments.interface import (
+    Action,
+    EnvironmentFailed,
+    EnvironmentUnavailable,
+    OfferedEnvironment,
+    Task,
+)
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.hosted import Hosting
 from env_service.rollouts.completions import RolloutProgress
@@ -110,6 +116,17 @@ async def test_those_that_share_a_dead_process_are_infrastructure_and_the_next_o
             await other.step(Action("on"))
         await later.reset(task, 0)
         assert (await later.step(Action("well"))).stop == "done"
+
+
+async def test_a_task_that_cannot_be_sent_leaves_a_shared_process_to_the_others(host: Host) -> None:
+    _, offered = await host(isolation="workers")
+    task: Any = offered.tasks.task("train", 0)
+    culprit, other = (cast("Any", offered.start()) for _ in range(2))
+    async with asyncio.timeout(240):
+        await other.reset(task, 0)
+        with pytest.raises(EnvironmentFailed, match="the environment's reset cannot be sent to it"):
+            await culprit.reset(Task(data={"half": "\ud83d"}), 0)
+        assert (await other.step(Action("well"))).stop == "done"
 
 
 async def test_a_process_killed_from_outside_between_two_turns_is_infrastructure(

@@ -25,6 +25,7 @@ from env_service.environments.interface import (
 from env_service.environments.rules import History, Rules
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import RolloutProgress
+from env_service.rollouts.speech import last_object
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import FinishedLease
@@ -97,6 +98,17 @@ class Counting:
 
     def close(self) -> None:
         self.closed = True
+
+
+class HalfSaying(Counting):
+    """Says half a character, in an error or in the name of a metric."""
+
+    async def step(self, action: Action) -> Step:
+        if action.text == "half":
+            raise ValueError("no such move: \ud83d")
+        if action.text == "named":
+            return Step(stop="stopped", metrics={"\ud83d": 1.0})
+        return await super().step(action)
 
 
 def _cancel_the_caller() -> None:
@@ -288,6 +300,53 @@ async def test_a_limit_cuts_a_conversation_off(
 
     assert (trajectory.stop_reason, trajectory.truncated, len(trajectory.turns)) == (reason, True, turns)
     assert trajectory.turns[-1].end == len(trajectory.token_ids)
+
+
+async def test_half_a_character_in_what_an_environment_says_costs_its_trajectory_alone(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
+    halves = offered(start=HalfSaying)
+    made = await chat_bench(TrajectoryWords(chat_model, "half", "named", "stop"), extra=[halves])
+    group = (await made.finished(lease(environment="counting", group_size=3))).group
+    half, named, well = group.trajectories
+    assert "ValueError: no such move: ?" in (half.reward.error or "")
+    assert r"has a metric '\ud83d', expected a name of whole characters" in (named.reward.error or "")
+    assert well.reward.reward == 1.0
+
+    made = await chat_bench(TrajectoryWords(chat_model, "half"), extra=[halves])
+    failed = await made.failed(lease(environment="counting", group_size=1))
+    assert failed.reason.startswith("ValueError: no such move: ? (")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"move": 1} or {"move": "\\ud83d"}', None),
+        ('{"move": "\\ud83d"} or {"move": "\\ud83d\\ude00"}', {"move": "\U0001f600"}),
+        ('{"move": NaN}', None),
+        ("none", None),
+    ],
+)
+def test_an_object_that_no_message_holds_is_none(text: str, found: object) -> None:
+    assert last_object(text) == found
+
+
+async def test_a_budget_bounds_the_first_turn_too(chat_bench: MakeBench, chat_model: Path) -> None:
+    made, _ = await rolled_out(chat_bench, chat_model, "stop", "stop")
+    given = len(made.generators[0].requests[0].prompt_token_ids)
+
+    made, _ = await rolled_out(chat_bench, chat_model, "stop", "stop", rules=Rules(trajectory_tokens=given + 3))
+    (first,) = made.generators[0].requests
+    assert (first.n, first.sampling.max_tokens) == (2, 3)
+
+    for stop in ((), ("never",)):  # of the whole group in one request, and of each by itself
+        made = await chat_bench(
+            TrajectoryWords(chat_model, "stop"), extra=[offered(Rules(trajectory_tokens=given, stop=stop))]
+        )
+        failed = await made.failed(lease(environment="counting", group_size=1))
+        assert failed.data_fault
+        assert f"has {given} tokens, and its rules' trajectory_tokens are {given}" in failed.reason
+        assert made.generators[0].requests == []
 
 
 async def test_time_that_runs_out_keeps_the_turns_that_were_sampled(chat_bench: MakeBench, chat_model: Path) -> None:

@@ -204,6 +204,21 @@ async def test_a_limit_of_one_player_cuts_the_game_off_for_all(chat_bench: MakeB
     assert {one.stop_reason for one in trajectories} == {"token_budget"}
 
 
+async def test_an_opening_of_a_later_player_beyond_the_budget_cuts_the_game_off(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
+    lines, _ = await played(chat_bench, chat_model, members=1)
+    first, second = len(lines.prompts[0, 0]), len(lines.prompts[1, 0])
+    assert first + 2 < second
+
+    lines, trajectories = await played(
+        chat_bench, chat_model, lambda *_: "x", rules=Rules(trajectory_tokens=second), members=1
+    )
+
+    assert [(one.player, one.stop_reason) for one in trajectories] == [("a", "token_budget")]
+    assert set(lines.prompts) == {(0, 0)}
+
+
 async def test_who_does_what_is_not_allowed_pays_for_it_alone(chat_bench: MakeBench, chat_model: Path) -> None:
     rules = Rules(invalid_penalty=0.25, max_invalid=2)
     _, trajectories = await played(
