@@ -337,7 +337,7 @@ class AgentSession:
     async def _sample(self, answering: PendingTurn) -> None:
         try:
             prompt = answering.branch.context
-            sampling = self._sampling(answering.asked, len(prompt), self._made)
+            sampling = self._sampling(answering.asked, len(prompt), answering.branch.number)
             request = self.speaker.request.model_copy(
                 update={
                     "request_id": f"{self.speaker.request.request_id}/{self.index}.{answering.id.rpartition('-')[2]}",

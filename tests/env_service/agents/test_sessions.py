@@ -1,5 +1,6 @@
 """An agent's calls become the turns of a trajectory: real clients of the openai package over real sockets."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from openai import AsyncOpenAI
 from env_service.environments.interface import AgentClient, Task
 from env_service.environments.tokenization import Tokenization
 from protocol.generation import Sampling
+from tests.env_service.agents.raw_calls import said_to
 from tests.env_service.agents.served import MakeAgentBench, Saying
 from tests.env_service.peers import lease
 
@@ -49,6 +51,22 @@ async def test_each_turn_of_each_agent_draws_with_a_seed_of_its_own(agents: Make
     await made.finished(seeded)
 
     assert len({asked.sampling.seed for asked in made.generators[0].requests}) == 4
+
+
+async def test_calls_at_the_same_time_draw_with_seeds_of_their_own(agents: MakeAgentBench, chat_model: Path) -> None:
+    async def three_at_once(task: Task, client: AgentClient) -> float:
+        go = json.dumps({"messages": [{"role": "user", "content": "go"}]})
+        await asyncio.gather(*(said_to(client, "chat/completions", go) for _ in range(3)))
+        return 1.0
+
+    made = await agents(Saying(chat_model, lambda prompt: "one"), run=three_at_once)
+    seeded = lease(environment="agent", group_size=1).model_copy(update={"sampling": Sampling(max_tokens=4, seed=40)})
+
+    await made.finished(seeded)
+
+    # Of the lease and the first trajectory, 7 + 0, and of each turn a multiple of the stride.
+    seeds = sorted(asked.sampling.seed or 0 for asked in made.generators[0].requests)
+    assert seeds == sorted((7 + turn * 0xD1B54A32D192ED03) % (1 << 63) for turn in (1, 2, 3))
 
 
 ADD = {
