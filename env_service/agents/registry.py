@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import secrets
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from env_service.agents.sessions import AgentSession, CallRefused, OtherSampling
@@ -95,16 +96,25 @@ class AgentSessions:
         while session.unclaimed:
             await self._claimed.wait()
 
-    async def claim(self, *, environment: str | None, within_s: float) -> AgentSession | None:
-        """The session that waits longest, of an environment if that is named; None if none comes in time, or can."""
-        try:
-            async with asyncio.timeout(within_s):
-                while not self.stopping and (session := self._next(environment)) is None:
-                    self._news.clear()
+    async def claim(
+        self, *, environment: str | None, within_s: float, gone: Callable[[], Awaitable[bool]] | None = None
+    ) -> AgentSession | None:
+        """The session that waits longest, of an environment if that is named; None if none comes in time, or can, or
+        when whoever asks is `gone`: a server does not end the work for a client that leaves.
+        """
+        ends = asyncio.get_running_loop().time() + within_s
+        while not self.stopping:
+            if (session := self._next(environment)) is not None:
+                return session
+            self._news.clear()
+            try:
+                async with asyncio.timeout_at(ends):
                     await self._news.wait()
-        except TimeoutError:
-            return None
-        return None if self.stopping else session
+            except TimeoutError:
+                return None
+            if gone is not None and await gone():
+                return None
+        return None
 
     def _next(self, environment: str | None) -> AgentSession | None:
         for session in self._waiting:

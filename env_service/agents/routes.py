@@ -71,9 +71,11 @@ def add_session_routes(app: FastAPI, sessions: AgentSessions) -> None:
     """Add them to the process's application."""
 
     @app.post("/v1/sessions", response_model=SessionOpened)
-    async def open_session(body: Annotated[SessionWanted, Depends(json_body(SessionWanted))]) -> Response:
+    async def open_session(
+        request: Request, body: Annotated[SessionWanted, Depends(json_body(SessionWanted))]
+    ) -> Response:
         """Hands out the session that waits longest; 503 if none comes in the time that the body gives."""
-        session = await sessions.claim(environment=body.environment, within_s=body.wait_s)
+        session = await sessions.claim(environment=body.environment, within_s=body.wait_s, gone=request.is_disconnected)
         if session is None and sessions.stopping:
             raise RequestRefused(503, "stopping", "the env-service stops: ask another one for a task")
         if session is None:

@@ -387,3 +387,32 @@ async def test_agents_from_outside_take_tasks_and_post_rewards(agents: MakeAgent
 
     assert sorted(trajectory.reward.reward or 0 for trajectory in group.trajectories) == [0.25, 0.5]
     assert {trajectory.stop_reason for trajectory in group.trajectories} == {"solved"}
+
+
+async def test_who_has_left_while_it_waited_takes_no_task(agents: MakeAgentBench, chat_model: Path) -> None:
+    made = await agents(
+        Saying(chat_model, lambda _: "one"), start=lambda: AgentProgram(AgentOptions()), limits=AgentLimits(idle_s=8.0)
+    )
+    token = {"Authorization": f"Bearer {AgentBench.token}"}
+
+    async def wait(http: aiohttp.ClientSession) -> tuple[int, Any]:
+        async with http.post(f"{made.url}/v1/sessions", json={"wait_s": 20}, headers=token) as said:
+            return said.status, await said.json()
+
+    async with aiohttp.ClientSession() as http:
+        leaves = asyncio.create_task(wait(http))
+        await asyncio.sleep(0.3)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        await asyncio.sleep(0.3)
+        rolled = asyncio.create_task(made.finished(lease(environment="agent", group_size=1)))
+        await eventually(lambda: len(made.sessions) == 1)
+        status, opened = await wait(http)
+        assert status == 200
+        async with AsyncOpenAI(base_url=opened["base_url"], api_key=opened["key"]) as policy:
+            await policy.chat.completions.create(model=opened["model"], messages=GO)
+        key = {"Authorization": f"Bearer {opened['key']}"}
+        async with http.post(opened["reward_url"], json={"reward": 1.0}, headers=key) as said:
+            assert said.status == 200
+
+    assert (await rolled).group.trajectories[0].reward.reward == 1.0
