@@ -32,9 +32,10 @@ _DECODER = json.JSONDecoder()
 _THOUGHT = "</think>"
 _TAG, _END_TAG = "<tool_call>", "</tool_call>"
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_KEY, _KEY_TO_VALUE, _END_VALUE = "<arg_key>", re.compile(r"</arg_key>\s*<arg_value>"), "</arg_value>"
+_END_OF_NAME = re.compile(r"[>\s]")
+_SPACE = re.compile(r"\s*")
+_BETWEEN_OBJECTS = re.compile(r"[; \n]*")
 _NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 _MISTRAL = "[TOOL_CALLS]"
 _HARMONY = ("<|channel|>", "<|start|>")
@@ -191,7 +192,8 @@ def _hermes(text: str, schemas: _Schemas) -> _FoundCalls | None:
         if call is not None and _closed(text, end, (_END_TAG,)):
             calls.append(call)
         else:
-            end = text.find(_END_TAG, inside) if _END_TAG in text[inside:] else len(text)
+            closing = text.find(_END_TAG, inside)
+            end = closing if closing >= 0 else len(text)
             broken = broken or text[inside:end] or _TAG
         at = text.find(_TAG, end)
     return _FoundCalls(start, calls, broken) if start >= 0 else None
@@ -199,9 +201,10 @@ def _hermes(text: str, schemas: _Schemas) -> _FoundCalls | None:
 
 def _glm(text: str, schemas: _Schemas) -> _FoundCalls | None:
     def call(inside: str) -> ToolCall | None:
-        name = inside.partition("<arg_key>")[0].strip()
-        arguments = {key.strip(): value for key, value in _ARGUMENT.findall(inside)}
-        whole = _ARGUMENT.sub("", inside).strip() == name
+        name = inside.partition(_KEY)[0].strip()
+        found = list(_glm_arguments(inside))
+        arguments = {each.name.strip(): each.content for each in found}
+        whole = _beside(inside, found).strip() == name
         return _typed(name, arguments, schemas) if _NAME.fullmatch(name) and whole else None
 
     insides = _TAGGED.findall(text)
@@ -215,18 +218,76 @@ def _qwen_coder(text: str, schemas: _Schemas) -> _FoundCalls | None:
     starts = [text.index(opener) for opener in _OPENERS["qwen_coder"] if opener in text]
     if not starts:
         return None
-    functions = _FUNCTION.findall(text)
+    functions = list(_named(text, "function"))
+    parameters = [[each for each in _named(one.content, "parameter") if each.closed] for one in functions]
     # Of a call that was cut off, arguments are missing.
-    whole = [end != "" and not _PARAMETER.sub("", body).strip() for _, body, end in functions]
+    whole = [
+        one.closed and not _beside(one.content, given).strip() for one, given in zip(functions, parameters, strict=True)
+    ]
     calls = [
-        _typed(name, dict(_PARAMETER.findall(body)), schemas)
-        for (name, body, _), is_whole in zip(functions, whole, strict=True)
+        _typed(one.name, {each.name: _unwrapped(each.content) for each in given}, schemas)
+        for one, given, is_whole in zip(functions, parameters, whole, strict=True)
         if is_whole
     ]
-    empty = next((inside for inside in _TAGGED.findall(text) if not _FUNCTION.search(inside)), None)
+    empty = next((inside for inside in _TAGGED.findall(text) if next(_named(inside, "function"), None) is None), None)
     return _FoundCalls(
         min(starts), calls, "" if whole and all(whole) and empty is None else empty or text[min(starts) :]
     )
+
+
+@dataclass(frozen=True)
+class _Element:
+    """A piece `[start, end)` of a text that has a name and a content; not `closed`, it goes on to the text's end."""
+
+    start: int
+    end: int
+    name: str
+    content: str
+    closed: bool = True
+
+
+def _glm_arguments(text: str) -> Iterator[_Element]:
+    """Pairs of a key and its value. By search for marks, in one pass: a pattern of all would try each beginning with
+    each end.
+    """
+    at = 0
+    while (start := text.find(_KEY, at)) >= 0:
+        between = _KEY_TO_VALUE.search(text, start + len(_KEY))
+        end = -1 if between is None else text.find(_END_VALUE, between.end())
+        if between is None or end < 0:
+            return
+        at = end + len(_END_VALUE)
+        yield _Element(start, at, text[start + len(_KEY) : between.start()], text[between.end() : end])
+
+
+def _named(text: str, tag: str) -> Iterator[_Element]:
+    """Elements `<tag=name>…</tag>`, none within another one, in one pass as well."""
+    opener, closer, at = f"<{tag}=", f"</{tag}>", 0
+    while (start := text.find(opener, at)) >= 0:
+        named = start + len(opener)
+        head = _END_OF_NAME.search(text, named)
+        if head is None:
+            return
+        at = head.start()
+        if head[0] != ">" or at == named:
+            continue
+        end = text.find(closer, head.end())
+        closed, at = end >= 0, end + len(closer) if end >= 0 else len(text)
+        yield _Element(start, at, text[named : head.start()], text[head.end() : end if closed else at], closed)
+
+
+def _beside(text: str, elements: Iterable[_Element]) -> str:
+    """The text without them."""
+    kept, at = [], 0
+    for each in elements:
+        kept.append(text[at : each.start])
+        at = each.end
+    return "".join((*kept, text[at:]))
+
+
+def _unwrapped(content: str) -> str:
+    """Without the ends of line that its tags stand on."""
+    return content.removeprefix("\n").removesuffix("\n")
 
 
 def _typed(name: str, given: Mapping[str, str], schemas: _Schemas) -> ToolCall:
@@ -342,14 +403,14 @@ def _llama(text: str, schemas: _Schemas) -> _FoundCalls | None:
     start, rest = _behind_mark(text, _OPENERS["llama"])
     if start is None and not rest.startswith("{"):
         return None
-    calls, marked, left = [], start is not None, rest
-    while left.startswith("{"):
-        value, end = _json_at(left, 0)
+    calls, marked, at = [], start is not None, 0
+    while rest.startswith("{", at):
+        value, end = _json_at(rest, at)
         if not end:
             break
         calls.append(_call_of(value))
-        left = left[end:].lstrip("; \n")
-    broken = rest or text if left.strip() or None in calls or not calls else ""
+        at = _behind(_BETWEEN_OBJECTS, rest, end)
+    broken = rest or text if rest[at:].strip() or None in calls or not calls else ""
     return _FoundCalls(start or 0, [] if broken else [call for call in calls if call], broken, marked)
 
 
@@ -386,7 +447,7 @@ def _python_call(node: ast.expr) -> ToolCall:
 def _json_at(text: str, at: int) -> tuple[JsonValue, int]:
     """The JSON that begins there, behind any space, and where it ends; 0, if there is none."""
     try:
-        value, end = _DECODER.raw_decode(text, at + len(text[at:]) - len(text[at:].lstrip()))
+        value, end = _DECODER.raw_decode(text, _behind(_SPACE, text, at))
     except (ValueError, RecursionError):
         return None, 0
     found: JsonValue = value
@@ -395,8 +456,14 @@ def _json_at(text: str, at: int) -> tuple[JsonValue, int]:
 
 def _closed(text: str, end: int, ends: tuple[str, ...]) -> bool:
     """True if nothing is behind that place, or what may be there."""
-    rest = text[end:].lstrip()
-    return not rest or rest.startswith(ends)
+    at = _behind(_SPACE, text, end)
+    return at == len(text) or text.startswith(ends, at)
+
+
+def _behind(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """The end of what the pattern, which matches nothing as well, finds there."""
+    found = pattern.match(text, at)
+    return at if found is None else found.end()
 
 
 def is_sound(value: object) -> bool:

@@ -1,5 +1,8 @@
 """Calls in the native formats of the model families."""
 
+import random
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -171,3 +174,47 @@ def test_a_family_is_known_by_its_template(family: ToolFormat | None, template: 
 def test_a_template_that_shows_no_tools_says_nothing_about_calls(tmp_path: Path) -> None:
     assert Tokenization(model_with("chatml", tmp_path)).call_format is None
     assert Tokenization(model_with("tools_in_system", tmp_path)).call_format == "hermes"
+
+
+PIECES = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<parameter=", "</parameter>", "a", ">", " ", "\n")
+ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+
+
+def test_what_is_found_in_one_pass_is_what_the_patterns_find() -> None:
+    chance = random.Random(3)
+    found = 0
+    for _ in range(3000):
+        text = "".join(chance.choices(PIECES, k=chance.randrange(24)))
+        glm = read(f"<tool_call>take{text}</tool_call>", tools=(), formats=("glm",))
+        slow = {key.strip(): value for key, value in ARGUMENT.findall(text)}
+        name = f"take{text.partition('<arg_key>')[0]}".strip()
+        whole = name.isalpha() and name == f"take{ARGUMENT.sub('', text)}".strip()
+        assert [call.arguments for call in glm.calls] == ([slow] if whole else []), text
+        coder = read(f"<function=take>{text}</function>", tools=(), formats=("qwen_coder",))
+        given = dict(PARAMETER.findall(text))
+        whole = not PARAMETER.sub("", text).strip()
+        assert [call.arguments for call in coder.calls] == ([given] if whole else []), text
+        found += bool(given and coder.calls) + bool(slow and glm.calls)
+    assert found > 20, "most texts are no calls, some are"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("glm", "<tool_call>f" + "<arg_key>a</arg_key><arg_value>" * 1500),
+        ("glm", "<tool_call>f" + "<arg_key>" * 20_000),
+        ("qwen_coder", "<function=f>" + "<parameter=a>" * 20_000),
+        ("qwen_coder", "<function=f>" + "<parameter=" * 20_000),
+        ("qwen_coder", "<function=" * 20_000),
+        ("hermes", "<tool_call></tool_call>" * 10_000),
+        ("llama", "{}" * 50_000),
+        ("kimi", "<|tool_call_begin|>" * 10_000),
+    ],
+)
+def test_a_long_text_without_an_end_holds_nobody_up(name: ToolFormat, text: str) -> None:
+    began = time.process_time()
+
+    assert not read(text, tools=(), formats=(name,)).calls
+
+    assert time.process_time() - began < 2.0, "far more than one pass takes, and far less than one for each mark"
