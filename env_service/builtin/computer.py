@@ -130,10 +130,12 @@ class ComputerEnvironment:
             left = await self._runtime.copy_out(WORK)
         except RuntimeRefused:  # far more than any task makes, or no folder any more
             metrics = {**step.metrics, "passed_checks": 0.0}
-            return Step(stop="unreadable", invalid=step.invalid, metrics=metrics)
-        finally:
             await self._runtime.stop()
-        passed = await passed_checks(self._task, left, image=self._options.image)
+            return Step(stop="unreadable", invalid=step.invalid, metrics=metrics)
+        except BaseException:
+            await self._runtime.stop()
+            raise
+        passed = await passed_checks(self._task, left, image=self._options.image, instead_of=self._runtime)
         worth = passed if self._options.reward == "fraction" else float(passed == 1.0)
         stop = "solved" if passed == 1.0 else "failed"
         metrics = {**step.metrics, "passed_checks": passed}
@@ -151,9 +153,15 @@ async def opened(task: ComputerTask, *, image: str) -> Runtime:
     return runtime
 
 
-async def passed_checks(task: ComputerTask, left: Mapping[str, RuntimeFile], *, image: str) -> float:
-    """The share of checks that pass over the files that were left in /work. Raises RuntimeLost."""
-    fresh = await runtimes().start(task.image or image)
+async def passed_checks(
+    task: ComputerTask, left: Mapping[str, RuntimeFile], *, image: str, instead_of: Runtime | None = None
+) -> float:
+    """The share of checks that pass over the files that were left in /work, in a runtime that takes the place of the
+    one that they were left in, if that is given: work that is done is judged before other work begins. Raises
+    RuntimeLost.
+    """
+    name = task.image or image
+    fresh = await (runtimes().start(name) if instead_of is None else runtimes().exchange(instead_of, name))
     try:
         await fresh.copy_in({f"{WORK}/{path}": file for path, file in left.items()})
         return sum([await _passes(fresh, check) for check in task.checks]) / len(task.checks)

@@ -1,7 +1,7 @@
 """The runtimes of a process: opened at the first need, tried, counted by memory, some of them warm.
 
     start ─▶ is there room? ─▶ a warm one of that image, or a new one ─▶ … ─▶ stop ─▶ room for the next
-                 └─ no: a warm one of another image goes; else wait in turn
+                 └─ no: a warm one of another image goes; else wait in turn, behind who exchanges one
 
 Runtimes die with this process, however it ends; a remainder is cleared away by the next one.
 """
@@ -12,7 +12,7 @@ import os
 import shutil
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -84,7 +84,7 @@ class RuntimePool:
         self._spares: dict[str, deque[BubblewrapRuntime]] = defaultdict(deque)
         self._living: set[BubblewrapRuntime] = set()
         self._filling: set[asyncio.Task[None]] = set()
-        self._names = self._coming = self._waiting = self._lost = 0
+        self._names = self._coming = self._waiting = self._lost = self._exchanging = 0
 
     def need(self, image: str) -> None:
         """Say at the start that an image will be wanted. Raises ImageFault for one that there is not."""
@@ -112,6 +112,12 @@ class RuntimePool:
     async def start(self, image: str, *, snapshot: RuntimeSnapshot | None = None) -> Runtime:
         """A runtime of an image, or with a snapshot's files. Raises RuntimesBusy, RuntimeLost, ImageFault."""
         return await self._at_home(lambda: self._start(image, snapshot))
+
+    async def exchange(self, runtime: Runtime, image: str) -> Runtime:
+        """A fresh runtime in the place of one, which is ended: of those who wait for room nobody comes between. Raises
+        as `start`.
+        """
+        return await self._at_home(lambda: self._exchanged(runtime, image))
 
     def settle(self) -> None:
         """Live in the running event loop. Its thread has to live as long: runtimes die with it."""
@@ -196,9 +202,18 @@ class RuntimePool:
             said = "; ".join(found.splitlines()) or end.stderr.decode(errors="replace").strip()[-1000:]
             raise CannotIsolate(f"the walls of runtimes do not hold here: {said}. {remedies(_WITHOUT)}")
 
-    async def _start(self, image: str, snapshot: RuntimeSnapshot | None) -> Runtime:
+    async def _exchanged(self, old: Runtime, image: str) -> Runtime:
+        self._exchanging += 1
+        try:
+            await old.stop()
+            return await self._start(image, None, first=True)
+        finally:
+            self._exchanging -= 1
+            self._tell()
+
+    async def _start(self, image: str, snapshot: RuntimeSnapshot | None, *, first: bool = False) -> Runtime:
         await self._open()
-        runtime = await self._spare_or_room(None if snapshot is not None else image)
+        runtime = await self._spare_or_room(None if snapshot is not None else image, first=first)
         if runtime is None:
             try:
                 runtime = await self._launched(image, snapshot)
@@ -208,8 +223,9 @@ class RuntimePool:
         self._refill(image)
         return _RuntimeAnywhere(self._at_home, runtime)
 
-    async def _spare_or_room(self, image: str | None) -> BubblewrapRuntime | None:
-        """A warm runtime of that image; or None when there is room for one more, which is counted from then on.
+    async def _spare_or_room(self, image: str | None, *, first: bool) -> BubblewrapRuntime | None:
+        """A warm runtime of that image; or None when there is room for one more, which is counted from then on. Who is
+        `first` is so: it has given a runtime back for this one.
 
         Raises RuntimesBusy.
         """
@@ -217,15 +233,17 @@ class RuntimePool:
             return spare
         self._waiting += 1
         try:
-            async with asyncio.timeout(self._config.patience_s), self._queue:  # who came first is served first
+            # Who came first is served first.
+            queue: AbstractAsyncContextManager[object] = nullcontext() if first else self._queue
+            async with asyncio.timeout(self._config.patience_s), queue:
                 while True:
-                    self._left.clear()
+                    left = self._left
                     if (spare := await self._spare_of(image)) is not None:
                         return spare
-                    if await self._has_room(but=image):
+                    if (first or not self._exchanging) and await self._has_room(but=image):
                         self._coming += 1
                         return None
-                    await self._left.wait()
+                    await left.wait()
         except TimeoutError:
             raise RuntimesBusy(
                 f"there was no room for a runtime in {self._config.patience_s:g} s: {len(self._living)} live "
@@ -245,7 +263,11 @@ class RuntimePool:
     def _came(self) -> None:
         """Take one off those that are coming: it has come, or will not, and who waits looks again."""
         self._coming -= 1
+        self._tell()
+
+    def _tell(self) -> None:
         self._left.set()
+        self._left = asyncio.Event()
 
     async def _has_room(self, *, but: str | None) -> bool:
         """True if there is room for one more, of which warm ones of other images may go."""
@@ -294,7 +316,7 @@ class RuntimePool:
 
     def _gone(self, runtime: BubblewrapRuntime) -> None:
         self._living.discard(runtime)
-        self._left.set()
+        self._tell()
 
     def _refill(self, image: str) -> None:
         task = asyncio.ensure_future(self._filled(image))
@@ -303,7 +325,7 @@ class RuntimePool:
 
     async def _filled(self, image: str) -> None:
         """Warm runtimes of an image, as long as there is room that nobody waits for."""
-        while len(self._spares[image]) < self._config.spare and self._fits(1) and not self._queue.locked():
+        while len(self._spares[image]) < self._config.spare and self._fits(1) and not self._is_waited_for:
             self._coming += 1
             try:
                 self._spares[image].append(await self._launched(image, None))
@@ -312,6 +334,10 @@ class RuntimePool:
                 return
             finally:
                 self._came()
+
+    @property
+    def _is_waited_for(self) -> bool:
+        return self._queue.locked() or self._exchanging > 0
 
     async def _close(self) -> None:
         for task in list(self._filling):

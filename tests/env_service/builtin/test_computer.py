@@ -1,5 +1,6 @@
 """Tasks on a computer: the committed ones do, the tools say what they did, and nothing but a solution is rewarded."""
 
+import asyncio
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from env_service.environments.interface import Action, EnvironmentUnavailable, S
 from env_service.runtimes.config import RuntimeLimits, RuntimesConfig
 from env_service.runtimes.pool import RuntimePool, use_runtimes
 from examples.computer import make_tasks
+from tests.env_service.peers import eventually
 from tests.env_service.runtimes.conftest import keepers
 
 FOLDER = Path(make_tasks.__file__).parent
@@ -114,6 +116,21 @@ async def test_a_task_is_checked_where_there_is_room_for_one_runtime() -> None:
         check = OutputCheck(run="cat x", prints="1")
         task = ComputerTask(prompt="p", checks=(check,), solution="echo 1 > x")
         assert await computer_check.fault_of(task, image="host") == ""
+    finally:
+        await pool.close()
+
+
+async def test_work_that_is_done_is_judged_before_other_work_begins() -> None:
+    small = RuntimesConfig(max_runtimes=1, spare=0, limits=RuntimeLimits(memory_mib=128, disk_mib=8))
+    pool = use_runtimes(RuntimePool(small))
+    try:
+        done, _ = await opened("repairs", 0)
+        later = asyncio.create_task(opened("repairs", 1))
+        await eventually(lambda: pool._waiting == 1)
+        async with asyncio.timeout(60):
+            assert (await done.step(SUBMIT)).stop == "failed"
+        await done.close()
+        await (await later)[0].close()
     finally:
         await pool.close()
 
