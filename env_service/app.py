@@ -491,7 +491,7 @@ class EnvServiceStatus:
             usage=self.load.usage,
             peers=(
                 self._learner_peer(),
-                *map(self._generator, self._fleet.serving),
+                *self._generators_heard(),
                 *self._reward_services(),
             ),
             queues=(
@@ -519,8 +519,12 @@ class EnvServiceStatus:
             return "has welcomed this process"
         return f"refuses this process: {self._link.refusal}" if self._link.refusal else "has not answered a hello"
 
-    def _generator(self, generator: ServingGenerator) -> PeerStatus:
-        (peer,) = peers_at((generator.url,), self._generators.contacts(), kind="generator")
+    def _generators_heard(self) -> tuple[PeerStatus, ...]:
+        serving = tuple(self._fleet.serving)
+        peers = peers_at([each.url for each in serving], self._generators.contacts(), kind="generator")
+        return tuple(self._generator(each, peer) for each, peer in zip(serving, peers, strict=True))
+
+    def _generator(self, generator: ServingGenerator, peer: PeerStatus) -> PeerStatus:
         outstanding = self._fleet.outstanding.get(generator.generator_id, 0)
         return peer.model_copy(
             update={
