@@ -86,14 +86,14 @@ class McpConnection:
             async with asyncio.timeout(self._config.timeout_s + 1):  # where the client does not notice
                 return await ask(client)
         except TimeoutError:
-            raise await self._gone("does not answer") from None
+            raise await self._gone("does not answer", client) from None
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
-                raise await self._gone(str(error)) from error
+                raise await self._gone(str(error), client) from error
             if error.code != REQUEST_TIMEOUT:
                 raise ToolFault(str(error)) from error
             if await self._is_silent(client):
-                raise await self._gone("does not answer") from error
+                raise await self._gone("does not answer", client) from error
             raise ToolFault(f"no answer within {self._config.timeout_s:g} s") from error
 
     async def _is_silent(self, client: Client) -> bool:
@@ -107,11 +107,13 @@ class McpConnection:
             return error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
         return False
 
-    async def _gone(self, why: str) -> EnvironmentUnavailable:
-        """The error for a server that is lost, once the connection is closed."""
+    async def _gone(self, why: str, client: Client) -> EnvironmentUnavailable:
+        """The error for a server that is lost, once the connection is closed, unless it was opened again since."""
         if not self._config.shared:
             self._lost = why
-        await self.close()
+        ready = self._ready
+        if ready is None or not ready.done() or ready.exception() is not None or ready.result() is client:
+            await self.close()
         return EnvironmentUnavailable(f"{self._named}: {why}")
 
     async def _client(self) -> Client:
@@ -126,11 +128,13 @@ class McpConnection:
             # In no group: it outlives the conversation that happens to be first, and is ended by `close`.
             self._holder = asyncio.create_task(self._hold(self._ready, self._leave), name=self._named)
         assert self._ready is not None
+        holder, ready = self._holder, self._ready
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
-                return await asyncio.shield(self._ready)
+                return await asyncio.shield(ready)
         except TimeoutError:
-            await self.close()
+            if self._holder is holder:  # not one that was opened since then
+                await self.close()
             late = f"not ready within {self._config.connect_timeout_s:g} s"
             raise EnvironmentUnavailable(f"{self._named}: {late}") from None
 
@@ -139,6 +143,11 @@ class McpConnection:
             async with Client(self._server(), read_timeout_seconds=self._config.timeout_s) as client:
                 ready.set_result(client)
                 await leave.wait()
+        except asyncio.CancelledError:
+            if not ready.done():
+                ready.set_exception(EnvironmentUnavailable(f"{self._named}: its connection was given up"))
+                ready.exception()  # nobody has to be there to hear it
+            raise
         except Exception as error:  # noqa: BLE001 - transports raise what they like, in groups
             cause = _innermost(error)
             if not ready.done():

@@ -17,7 +17,8 @@ import pytest_asyncio
 
 pytest.importorskip("mcp")
 
-from env_service.builtin.mcp_servers import McpFailure, McpToolbox
+from env_service.builtin import mcp_servers
+from env_service.builtin.mcp_servers import McpConnection, McpFailure, McpToolbox
 from env_service.builtin.toolboxes import McpTool, ToolFault, name_of
 from env_service.environments import catalog
 from env_service.environments.interface import EnvironmentUnavailable, ToolCall
@@ -26,7 +27,7 @@ from protocol.generation import Sampling
 from tests.env_service.agents.served import Saying
 from tests.env_service.bench import benches
 from tests.env_service.chat_models import model_with
-from tests.env_service.peers import lease
+from tests.env_service.peers import eventually, lease
 from tests.process_ends import all_end
 
 SERVER = str(Path(__file__).with_name("sample_mcp_server.py"))
@@ -221,3 +222,37 @@ async def test_a_tool_that_the_server_lacks_is_named(opened: Opened, address: st
 
     with pytest.raises(ValueError, match=r"has no tool subtract; it has .*add"):
         await box.offered()
+
+
+async def test_who_waited_for_a_connection_that_was_given_up_closes_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[str] = []
+
+    class ReadyAtTheSecondTry:
+        def __init__(self, server: object, **_: object) -> None:
+            begun.append(str(server))
+
+        async def __aenter__(self) -> "ReadyAtTheSecondTry":
+            if len(begun) == 1:
+                await asyncio.Event().wait()
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            return None
+
+    monkeypatch.setattr(mcp_servers, "Client", ReadyAtTheSecondTry)
+    connection = McpConnection(McpTool(kind="mcp", url="http://127.0.0.1:1/mcp", connect_timeout_s=1.0))
+    first = asyncio.create_task(connection._client())
+    await asyncio.sleep(0.5)
+    second = asyncio.create_task(connection._client())
+    await eventually(lambda: connection._holder is None)
+    healthy = await connection._client()
+
+    for waiting in (second, first):
+        with pytest.raises(EnvironmentUnavailable, match="not ready within 1 s"):
+            await waiting
+
+    assert await connection._client() is healthy
+    assert len(begun) == 2
+    await connection.close()
