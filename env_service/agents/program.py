@@ -92,7 +92,7 @@ class AgentProgram:
     def tasks(options: AgentOptions) -> TaskSource:
         """Tasks of the files, or numbered ones."""
         if options.train_file is None:
-            return NumberedTasks(seed=0, train_tasks=options.train_tasks, evaluation_tasks=options.evaluation_tasks)
+            return NumberedTasks(seed=None, train_tasks=options.train_tasks, evaluation_tasks=options.evaluation_tasks)
         return tasks_of_files(options.train_file, options.evaluation_file, _of_line)
 
     async def run(self, task: Task, client: AgentClient) -> AgentResult | float | None:

@@ -36,9 +36,11 @@ class EnvironmentFault(ValueError):
 
 
 class NumberedTasks:
-    """Tasks that are a number each: an environment makes what is to be done from the task's seed."""
+    """Tasks that are a number each: an environment makes what is to be done from the task's seed. `seed` is that of all
+    of them; none: that of the environment's entry.
+    """
 
-    def __init__(self, *, seed: int, train_tasks: int, evaluation_tasks: int) -> None:
+    def __init__(self, *, seed: int | None, train_tasks: int, evaluation_tasks: int) -> None:
         self._seed = seed
         self._train_tasks = train_tasks
         self._evaluation_tasks = evaluation_tasks
@@ -53,8 +55,13 @@ class NumberedTasks:
 
     def task(self, purpose: Purpose, index: int) -> Task:
         """Its seed is the same in every process, and no other task's but by chance of 1 in 2^62."""
-        seed = random.Random(f"{self._seed}/{purpose}/{index}").getrandbits(62)
+        seed = random.Random(f"{self._seed or 0}/{purpose}/{index}").getrandbits(62)
         return Task(seed=seed, purpose=purpose)
+
+    def seeded(self, seed: int) -> "NumberedTasks":
+        """The same ones, with this seed if they have none of their own."""
+        own = seed if self._seed is None else self._seed
+        return NumberedTasks(seed=own, train_tasks=self._train_tasks, evaluation_tasks=self._evaluation_tasks)
 
 
 class _ClassFacts(BaseModel):
@@ -74,6 +81,11 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
     arguments = _options(made, entry)
     declared = _declared(_example(made, arguments, entry), entry)
     _check_opponent(declared.players, entry)
+    if is_agent(made) and entry.rules.redundant:
+        raise EnvironmentFault(
+            f"{_named(entry)}: rules.redundant is {entry.rules.redundant}, and it is an agent, whose trajectories are "
+            "all waited for; leave it out"
+        )
     return OfferedEnvironment(
         name=entry.name,
         tasks=_tasks(made, arguments, entry),
@@ -197,7 +209,8 @@ def _tasks(made: type[Environment | Agent], arguments: tuple[BaseModel, ...], en
     own: Callable[..., TaskSource] | None = getattr(made, "tasks", None)
     if own is not None:
         try:
-            return own(*arguments)
+            found = own(*arguments)
         except Exception as error:  # as a constructor
             raise EnvironmentFault(f"{_named(entry)}: its tasks cannot be made: {error}") from error
+        return found.seeded(entry.seed) if isinstance(found, NumberedTasks) else found
     return NumberedTasks(seed=entry.seed, train_tasks=entry.train_tasks, evaluation_tasks=entry.evaluation_tasks)

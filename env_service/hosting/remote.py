@@ -85,7 +85,7 @@ class RemoteEnvironment:
         described = description_at(options.model_dump_json())
         if described.own_tasks:
             return RemoteTasks(options, described)
-        return NumberedTasks(seed=0, train_tasks=described.train_tasks, evaluation_tasks=described.evaluation_tasks)
+        return NumberedTasks(seed=None, train_tasks=described.train_tasks, evaluation_tasks=described.evaluation_tasks)
 
     async def reset(self, task: Task, seed: int) -> Opening:
         """Raises EnvironmentFailed and EnvironmentUnavailable, as `step` does."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from env_service.agents.program import AgentOptions, AgentProgram
-from env_service.environments.imported import EnvironmentFault, offered
+from env_service.environments.imported import EnvironmentFault, NumberedTasks, offered
 from env_service.environments.task_configs import ClassTasks
 from protocol.messages import FailedLease
 from protocol.trajectories import Trajectory
@@ -112,6 +112,22 @@ def test_tasks_come_from_files_of_objects(tmp_path: Path) -> None:
     assert (tasks.train_tasks, tasks.evaluation_tasks) == (2, 0)
     file.write_text("[1]\n")
     with pytest.raises(EnvironmentFault, match=r"tasks.jsonl:1: "):
+        offered(entry)
+
+
+def test_numbered_tasks_are_those_of_the_entrys_seed() -> None:
+    def seed(**entry: Any) -> int:
+        task: Any = offered(ClassTasks(source="agent", name="mine", **entry)).tasks.task("train", 3)
+        return int(task.seed)
+
+    assert seed() == seed(seed=0) == NumberedTasks(seed=0, train_tasks=4, evaluation_tasks=0).task("train", 3).seed
+    assert seed(seed=1) == NumberedTasks(seed=1, train_tasks=4, evaluation_tasks=0).task("train", 3).seed
+
+
+def test_an_agent_has_no_redundant_trajectories() -> None:
+    entry = ClassTasks.model_validate({"source": "agent", "name": "mine", "rules": {"redundant": 2}})
+
+    with pytest.raises(EnvironmentFault, match=r"rules\.redundant is 2, and it is an agent"):
         offered(entry)
 
 
