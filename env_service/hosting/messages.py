@@ -125,7 +125,8 @@ def fault_of(error: BaseException) -> HostedFault:
     if isinstance(error, EnvironmentFailed):
         kinds = ("raised", "nonsense", "hung", "crashed")
         kind = next((each for each in kinds if each == error.kind), "raised")
-        return HostedFault.model_validate({"kind": kind, "text": str(error), "traceback": error.traceback})
+        text, places = (sendable(each, most=_MAX_TRACEBACK_CHARS) for each in (str(error), error.traceback))
+        return HostedFault.model_validate({"kind": kind, "text": text, "traceback": places})
     if isinstance(error, EnvironmentUnavailable):
         away: Literal["full", "unavailable"] = "full" if isinstance(error, EnvironmentFull) else "unavailable"
         return HostedFault(kind="killed" if error.kind == "killed" else away, text=sendable(str(error)))

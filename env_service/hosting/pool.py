@@ -95,7 +95,7 @@ class Pool:
         try:
             if self._settings.fresh or not child.is_alive:
                 self._children.remove(child)
-                await child.stop()
+                await child.end()
             else:
                 self._idle.append(child)
         finally:
@@ -105,7 +105,7 @@ class Pool:
     async def ask_for_tasks(self, call: HostCall, *, limit_s: float) -> HostReply:
         """The reply of a process that makes tasks alone: the others may all be taken."""
         if self._tasks is None or not self._tasks.is_there:
-            self._tasks = Seat(self._tasks.child if self._tasks else self._new())
+            self._tasks = Seat(self._tasks.child if self._tasks else self._new(shared=True))
         return await self._tasks.ask(call, limit_s=limit_s)
 
     @property
@@ -122,10 +122,15 @@ class Pool:
                 "size of a group, or lower env-service.capacity"
             ) from None
 
-    def _new(self) -> Child:
+    def _new(self, *, shared: bool = False) -> Child:
         assert self._folder is not None, "a pool is used outside of its `async with`"
         stacks = self._folder / f"{next(self._numbers)}.txt"
-        child = Child(self._entries, stacks=stacks, start_timeout_s=self._settings.start_timeout_s)
+        child = Child(
+            self._entries,
+            stacks=stacks,
+            start_timeout_s=self._settings.start_timeout_s,
+            shared=shared or self._settings.shared,
+        )
         self._children.append(child)
         return child
 

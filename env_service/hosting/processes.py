@@ -41,10 +41,18 @@ def environment_of_a_child() -> dict[str, str]:
 
 
 class Child:
-    """A process that runs the environments of some entries. It is started at need, and again after it was killed."""
+    """A process that runs the environments of some entries. It is started at need, and again after it was killed.
 
-    def __init__(self, entries: Sequence[ClassTasks], *, stacks: Path, start_timeout_s: float) -> None:
+    `shared`: a call that is cancelled goes on to its end, or its limit, since others have conversations there; else it
+    ends the process.
+    """
+
+    def __init__(
+        self, entries: Sequence[ClassTasks], *, stacks: Path, start_timeout_s: float, shared: bool = False
+    ) -> None:
         self._stacks = stacks
+        self._shared = shared
+        self._going_on: set[asyncio.Task[HostReply]] = set()
         self._worker = WorkerProcess(
             command=command_of(entries, stacks),
             environment=environment_of_a_child(),
@@ -75,6 +83,11 @@ class Child:
         self.life += 1
         await self._worker.stop()
 
+    async def end(self) -> None:
+        """Kill it for good, with the file that it left."""
+        await self.stop()
+        self._stacks.unlink(missing_ok=True)
+
     async def ask(self, call: HostCall, seat: "Seat", *, limit_s: float) -> HostReply:
         """The reply to a call. Raises EnvironmentFailed and EnvironmentUnavailable: what the environment did, or that
         its process is away.
@@ -86,12 +99,23 @@ class Child:
                 await self._turn.acquire()
         except TimeoutError:
             raise HostUnavailable(f"its process was busy with other conversations for {limit_s:g} s") from None
-        try:
-            reply = await self._exchange(call, line, seat, limit_s=limit_s, ends=ends)
-        finally:
-            self._turn.release()
+        exchange = self._in_turn(call, line, seat, limit_s=limit_s, ends=ends)
+        if self._shared:
+            work = asyncio.get_running_loop().create_task(exchange)
+            self._going_on.add(work)
+            work.add_done_callback(self._going_on.discard)
+            reply = await asyncio.shield(work)
+        else:
+            reply = await exchange
         raise_fault(reply)
         return reply
+
+    async def _in_turn(self, call: HostCall, given: bytes, seat: "Seat", *, limit_s: float, ends: float) -> HostReply:
+        """The reply; the turn is free when it is there."""
+        try:
+            return await self._exchange(call, given, seat, limit_s=limit_s, ends=ends)
+        finally:
+            self._turn.release()
 
     async def _exchange(self, call: HostCall, given: bytes, seat: "Seat", *, limit_s: float, ends: float) -> HostReply:
         await self._loaded(seat, ends)

@@ -64,6 +64,8 @@ class Naughty:
                 raise EnvironmentUnavailable("the game server is full")
             case "hang":
                 time.sleep(1e6)
+            case "slow":
+                time.sleep(1.0)
             case "leave":
                 os._exit(3)
             case "segfault":

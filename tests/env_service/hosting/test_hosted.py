@@ -22,6 +22,7 @@ from env_service.environments.interface import (
 )
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.hosted import Hosting
+from env_service.hosting.messages import fault_of
 from env_service.rollouts.completions import RolloutProgress
 from protocol.trajectories import Trajectory
 from tests.env_service.bench import Bench, MakeBench
@@ -102,6 +103,20 @@ async def test_conversations_share_no_state_unless_they_share_a_process(
     assert len({one.reward.components["process"] for one in together}) == 1
 
 
+async def test_a_process_of_one_conversation_leaves_no_file(host: Host) -> None:
+    hosting, offered = await host(fresh=True)
+    task: Any = offered.tasks.task("train", 0)
+    async with asyncio.timeout(240):
+        for _ in range(2):
+            environment: Any = offered.start()
+            await environment.reset(task, 0)
+            await environment.close()
+
+    folder = hosting._pools["naughty"]._folder
+    assert folder is not None
+    assert list(folder.iterdir()) == []
+
+
 async def test_those_that_share_a_dead_process_are_infrastructure_and_the_next_one_goes_on(host: Host) -> None:
     _, offered = await host(isolation="workers")
     task: Any = offered.tasks.task("train", 0)
@@ -118,6 +133,12 @@ async def test_those_that_share_a_dead_process_are_infrastructure_and_the_next_o
         assert (await later.step(Action("well"))).stop == "done"
 
 
+def test_a_fault_is_told_without_halves_of_characters() -> None:
+    told = fault_of(EnvironmentFailed("raised", "no such move: \ud83d", traceback="at \ud83d"))
+
+    assert (told.kind, told.text, told.traceback) == ("raised", "no such move: ?", "at ?")
+
+
 async def test_a_task_that_cannot_be_sent_leaves_a_shared_process_to_the_others(host: Host) -> None:
     _, offered = await host(isolation="workers")
     task: Any = offered.tasks.task("train", 0)
@@ -127,6 +148,23 @@ async def test_a_task_that_cannot_be_sent_leaves_a_shared_process_to_the_others(
         with pytest.raises(EnvironmentFailed, match="the environment's reset cannot be sent to it"):
             await culprit.reset(Task(data={"half": "\ud83d"}), 0)
         assert (await other.step(Action("well"))).stop == "done"
+
+
+async def test_a_call_that_is_cancelled_leaves_a_shared_process_to_the_others(host: Host) -> None:
+    hosting, offered = await host(isolation="workers")
+    task: Any = offered.tasks.task("train", 0)
+    gone, other = (cast("Any", offered.start()) for _ in range(2))
+    async with asyncio.timeout(240):
+        await gone.reset(task, 0)
+        await other.reset(task, 0)
+        processes = hosting.process_ids
+        under_way = asyncio.create_task(gone.step(Action("slow")))
+        await asyncio.sleep(0.3)
+        under_way.cancel()
+        assert (await other.step(Action("well"))).stop == "done"
+        await asyncio.gather(under_way, return_exceptions=True)
+        assert under_way.cancelled()
+        assert hosting.process_ids == processes
 
 
 async def test_a_process_killed_from_outside_between_two_turns_is_infrastructure(
