@@ -60,6 +60,7 @@ from services.config.models import load_config_and_code
 from services.config.run_paths import import_code_from
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
+from services.http.tls import client_tls
 from services.process import WrongSettings
 
 _BENCH_S = 2.0
@@ -165,6 +166,9 @@ class _AllParts:
     def __init__(self, game: object) -> None:
         self._game: Any = game
 
+    async def close(self) -> None:
+        await _closed(self._game)
+
     async def reset(self, task: Task, seed: int) -> Opening:
         said = self._game.reset(task, seed)
         turn: TurnOf = await said if isawaitable(said) else said
@@ -225,6 +229,13 @@ async def _step(player: object, action: Action, opening: Opening) -> Step:
     return checked(await said if isawaitable(said) else said, plain=isinstance(opening.prompt, str))
 
 
+async def _closed(player: object) -> None:
+    close = getattr(player, "close", None)
+    said = close() if callable(close) else None
+    if isawaitable(said):
+        await said
+
+
 async def _bench(environment: OfferedEnvironment, text: str, out: TextIO) -> None:
     """Measures the turns a second of the environment by itself, always answered with the same text."""
     turns, conversations, started = 0, 0, time.perf_counter()
@@ -235,6 +246,7 @@ async def _bench(environment: OfferedEnvironment, text: str, out: TextIO) -> Non
             turns += 1
             if (await _step(player, _action(text, environment.rules.action, opening), opening)).ends:
                 break
+        await _closed(player)
     seconds = time.perf_counter() - started
     out.write(f"{environment.name}: {turns / seconds:.0f} turns/s, {conversations / seconds:.0f} conversations/s\n")
 
@@ -248,7 +260,8 @@ async def _try(
     fleet.replace([ServingGenerator(generator_id="generator", url=given.generator, policy_version="0.0")])
     environments_of(config, tokenization, hosting_of(config))
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(HttpClient(token=config.generator_token))
+        tls = client_tls(config.http.tls)
+        http = await stack.enter_async_context(HttpClient(token=config.generator_token, tls=tls))
         rewards = await stack.enter_async_context(reward_client(config, metrics=metrics))
         rollout = Rollout(
             env_id="try",

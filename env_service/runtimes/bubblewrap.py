@@ -372,6 +372,9 @@ class BubblewrapRuntime:
                 told, handles = await asyncio.shield(answer)
         except TimeoutError:
             raise self._gone("its keeper does not answer") from None
+        except asyncio.CancelledError:
+            answer.add_done_callback(_close_unread)
+            raise
         if "error" in told:
             close_all(handles)
             raise RuntimeRefused(f"{what}: {told['error']}")
@@ -537,4 +540,11 @@ async def _streams(command: RuntimeCommand, *, most: int) -> AsyncIterator[tuple
         yield streams, handles
     finally:
         streams.close()
+        close_all(handles)
+
+
+def _close_unread(answer: asyncio.Future[Answer]) -> None:
+    """Of an answer for which nobody waits any more."""
+    if not answer.cancelled() and answer.exception() is None:
+        _, handles = answer.result()
         close_all(handles)

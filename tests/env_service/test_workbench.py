@@ -1,6 +1,7 @@
 """Looking at environments from the command line."""
 
 import asyncio
+import importlib
 import io
 import sys
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from env_service import workbench
+from services.http.tls import TlsFiles
 from tests.env_service.agents.served import Saying
 from tests.env_service.chat_models import model_with
+from tests.env_service.environments.sample_environments import GuessNumber, GuessOptions
 from tests.env_service.peers import ScriptedCompletions, served
 from tests.env_service.rollouts.test_conversation import TrajectoryWords
 
@@ -81,17 +84,41 @@ def test_turns_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "turns/s" in said("bench", "sample_environments:GuessNumber", "--action", "3")
 
 
+def test_what_is_opened_to_be_timed_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, closed = [], []
+
+    class CountedGuess(GuessNumber):
+        def __init__(self, options: GuessOptions) -> None:
+            super().__init__(options)
+            begun.append(self)
+
+        async def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(workbench, "_BENCH_S", 0.01)
+    monkeypatch.setattr(importlib.import_module("sample_environments"), "GuessNumber", CountedGuess)
+    said("bench", "sample_environments:GuessNumber", "--action", "3")
+
+    assert len(begun) > 1
+    assert begun[1:] == closed, "the first is the example by which its class is looked at"
+
+
 def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     said("show", "nimm", code=2)
 
     assert "Expected one of addition" in capsys.readouterr().err
 
 
-async def test_one_rollout_is_told_turn_by_turn(run_file: Path, tmp_path: Path) -> None:
+async def test_one_rollout_is_told_turn_by_turn(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = TrajectoryWords(tmp_path, "seven 0")
+    used: list[TlsFiles] = []
+    monkeypatch.setattr(workbench, "client_tls", used.append)
     async with served(ScriptedCompletions(words).handle, "/v1/generate") as url:
         text = await asyncio.to_thread(said, "try", "guess", "--config", str(run_file), "--generator", url)
 
+    assert used == [TlsFiles()]
     assert "— turn 1, given" in text
     assert "a number<|im_end|>" in text.replace("▏", "")
     assert "— sampled 2 tokens, trained, stop, reward 1\n0▏<|im_end|>" in text

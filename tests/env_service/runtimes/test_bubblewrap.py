@@ -126,3 +126,22 @@ async def runtime_stays(runtime: Runtime) -> None:
     await sh(runtime, "for each in 9 15 1 2 11 6 17 19; do kill -$each 1; done; echo > /proc/1/fd/0")
     assert (await sh(runtime, "sleep 50 & python3 -c 'import os; os.kill(-1, 9)'; sleep 20", wall_s=2)).exit_code != 0
     assert await said(runtime, "echo alive; ps ax -o stat | grep -c Z") == "alive\n0"
+
+
+async def test_an_answer_that_nobody_waits_for_leaves_no_descriptor(runtime: Runtime) -> None:
+    await runtime.copy_in({"work/file": b"x" * 1000})
+    assert await said(runtime, "cat file") == "x" * 1000
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    await runtime.copy_out("/work")
+    before = descriptors()
+    for _ in range(3):
+        copying = asyncio.ensure_future(runtime.copy_out("/work"))
+        await asyncio.sleep(0)  # it is asked for
+        copying.cancel()
+        await asyncio.gather(copying, return_exceptions=True)
+    await runtime.copy_out("/work")  # answered after the others
+
+    assert descriptors() == before
