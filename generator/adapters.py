@@ -17,15 +17,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from pydantic import SecretStr
 from vllm.lora.request import LoRARequest
 
 from generator.engine.adapter_stamps import versioned
 from generator.engine.engine import AdapterUnfit, Engine
 from generator.weights.plan import WeightSyncError
-from protocol.adapters import ADAPTER_FILES, OfferedAdapter, adapter_name
+from protocol.adapters import ADAPTER_FILES, MAX_ADAPTER_BYTES, OfferedAdapter, adapter_name
+from protocol.fleet import SLOWEST_BYTES_PER_S
 from services.http.client import HttpClient, ServiceError
 from services.http.metrics import Metrics
 from services.http.refusals import RequestRefused
+from services.http.tls import TlsContext
 
 logger = logging.getLogger(__name__)
 
@@ -65,15 +68,21 @@ class _TargetTurns:
     waiting: int = 0
 
 
+def fetching_client(*, token: SecretStr | None, tls: TlsContext | None) -> HttpClient:
+    """A client for `fetching`: it takes answers as large as an adapter may be."""
+    return HttpClient(token=token, tls=tls, max_answer_bytes=MAX_ADAPTER_BYTES)
+
+
 def fetching(client: HttpClient, source: str) -> Fetch:
     """Fetches from the learner at `source`, and verifies."""
 
+    async def file_of(name: str, file: str) -> bytes:
+        url = f"{source.rstrip('/')}/v1/adapters/{name}/{file}"
+        return (await client.download(url, deadline_s=_FETCH_S, bytes_per_s=SLOWEST_BYTES_PER_S))[0]
+
     async def fetch(name: str) -> Sequence[bytes]:
         try:
-            files = [
-                (await client.download(f"{source.rstrip('/')}/v1/adapters/{name}/{file}", deadline_s=_FETCH_S))[0]
-                for file in ADAPTER_FILES
-            ]
+            files = [await file_of(name, file) for file in ADAPTER_FILES]
         except ServiceError as error:
             raise RequestRefused(503, "adapter_not_fetched", f"adapter {name[:12]}: {error}") from error
         if adapter_name(files) != name:

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from generator.adapter_sampling import AdapterSampling
-from generator.adapters import AdapterSlots, fetching
+from generator.adapters import AdapterSlots, fetching, fetching_client
 from generator.announcer import announce, announce_leave
 from generator.config import GeneratorConfig
 from generator.engine.engine import Engine
@@ -281,7 +281,7 @@ async def _add_adapters(
     settings = config.adapters
     if not settings.slots or settings.source is None:
         return
-    client = await stack.enter_async_context(HttpClient(token=settings.token, tls=client_tls(config.http.tls)))
+    client = await stack.enter_async_context(fetching_client(token=settings.token, tls=client_tls(config.http.tls)))
     slots = AdapterSlots(
         engine=engine,
         fetch=fetching(client, settings.source),

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 from fastapi import Depends
 from pydantic import BaseModel, SecretStr
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from protocol.model import WireModel
 from protocol.status import Readiness
@@ -45,11 +45,13 @@ class AskServer:
         self.url = listener.url
         self.calls = 0
         self.stream_closed = asyncio.Event()
+        self.go_on = asyncio.Event()
         self.meeting = asyncio.Barrier(300)
         metrics = Metrics("learner")
         ready = Readiness(ready=True)
         self.app = create_app(service="learner", version="0.1.0", token=TOKEN, readiness=lambda: ready, metrics=metrics)
         self.app.post("/ask")(self.ask_route())
+        self.app.get("/slow")(self.slow_route())
         self.app.post("/stream")(self.stream_route())
 
     def ask_route(self) -> Callable[[AskHow], Awaitable[Response]]:
@@ -73,6 +75,18 @@ class AskServer:
             return json_answer(body)
 
         return ask
+
+    def slow_route(self) -> Callable[[], Awaitable[Response]]:
+        async def late(told: asyncio.Event) -> AsyncIterator[bytes]:
+            yield b"x" * 1000
+            await told.wait()
+            yield b"x" * 1000
+
+        async def slow(length: bool) -> Response:
+            headers = {"Content-Length": "2000"} if length else {}
+            return StreamingResponse(late(self.go_on), headers=headers)
+
+        return slow
 
     def stream_route(self) -> Callable[[AskHow], Awaitable[Response]]:
         async def stream(body: Annotated[AskHow, Depends(json_body(AskHow))]) -> Response:
@@ -239,6 +253,18 @@ async def test_an_answer_of_another_form_or_size_is_a_failure(client: HttpClient
         await ask(client, server, "other")
     with pytest.raises(ServiceFailed, match="larger than 4000 bytes"):
         await ask(client, server, "big")
+
+
+async def test_a_download_of_known_length_has_more_time(client: HttpClient, server: AskServer) -> None:
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.6, server.go_on.set)
+    raw, _ = await client.download(f"{server.url}/slow?length=true", deadline_s=0.3, bytes_per_s=100)
+    assert len(raw) == 2000
+
+
+async def test_a_download_without_a_length_has_its_deadline_alone(client: HttpClient, server: AskServer) -> None:
+    with pytest.raises(ServiceTimeout):
+        await client.download(f"{server.url}/slow?length=false", deadline_s=0.3, bytes_per_s=100)
 
 
 async def test_parts_arrive_as_models(client: HttpClient, server: AskServer) -> None:
