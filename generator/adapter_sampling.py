@@ -9,6 +9,7 @@ from generator.adapters import AdapterSlots
 from generator.engine.answers import adapter_answer
 from generator.engine.engine import Engine, EngineGone
 from generator.engine.gated_llm import HandedBack
+from generator.engine.refusals import RequestUnfit, RequestUntimely
 from generator.serving import GeneratorMetrics, Serving
 from protocol.adapters import AdapterSampleAnswer, AdapterSampleRequest, OfferAnswer, OfferedAdapter
 from services.http.refusals import RequestRefused
@@ -46,5 +47,7 @@ class AdapterSampling:
             return await self._engine.sample(request, request_id=request_id, adapter=adapter)
         except HandedBack as error:
             raise RequestRefused(503, "handed_back", f"{error}: try another generator") from error
-        except (EngineGone, ValueError) as error:
+        except RequestUnfit as error:
+            raise RequestRefused(422, "engine_refused", f"request {request.request_id}: {error}") from error
+        except (EngineGone, RequestUntimely, ValueError) as error:
             raise RequestRefused(503, "engine", f"request {request.request_id}: {error}") from error

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from generator.engine.engine import Engine, EngineGone
 from generator.engine.gated_llm import HandedBack
 from generator.engine.records import ScoredSequence
+from generator.engine.refusals import RequestUnfit, RequestUntimely
 from generator.serving import GeneratorMetrics, Serving
 from protocol.generation import LogprobsAnswer, LogprobsRequest, SequenceLogprobs
 from services.http.refusals import RequestRefused
@@ -106,7 +107,9 @@ class LogprobScoring:
             return await self._engine.score(request_id=request_id, token_ids=request.sequences[number], top=request.top)
         except HandedBack as error:
             return RequestRefused(503, "handed_back", f"{error}: try another generator")
-        except (EngineGone, ValueError) as error:
+        except RequestUnfit as error:
+            return RequestRefused(422, "engine_refused", f"request {request.request_id}: {error}")
+        except (EngineGone, RequestUntimely, ValueError) as error:
             return RequestRefused(503, "engine", f"request {request.request_id}: {error}")
 
 

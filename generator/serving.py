@@ -8,6 +8,7 @@ from contextlib import aclosing, contextmanager
 from typing import get_args
 
 from generator.engine.engine import Engine, EngineGone
+from generator.engine.refusals import RequestUnfit, RequestUntimely
 from protocol.fleet import CommitResult, Condition
 from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
 from protocol.trajectories import FinishReason
@@ -237,7 +238,9 @@ class Serving:
                     async for some in parts:
                         self._metrics.parts(some)
                         yield some
-            except (EngineGone, ValueError) as error:
+            except RequestUnfit as error:
+                raise RequestRefused(422, "engine_refused", f"request {request.request_id}: {error}") from error
+            except (EngineGone, RequestUntimely, ValueError) as error:
                 raise RequestRefused(503, "engine", f"request {request.request_id}: {error}") from error
 
     @contextmanager

@@ -16,6 +16,7 @@ import xxhash
 
 from generator.engine.engine import Engine
 from generator.engine.gated_llm import HandedBack
+from generator.engine.refusals import RequestUntimely
 from generator.serving import GeneratorMetrics, Serving
 from generator.weights.plan import WeightSyncError
 from protocol.fleet import (
@@ -249,7 +250,7 @@ class WeightSync:
         try:
             async with asyncio.timeout(self._probe_s):
                 scored = await asyncio.gather(*works)
-        except (HandedBack, TimeoutError) as error:
+        except (HandedBack, RequestUntimely, TimeoutError) as error:
             why = str(error) or f"the engine did not come to it within {self._probe_s:.0f} s"
             logger.warning("the probe of version %s has no answer: %s", version, why)
             return ()

@@ -27,7 +27,7 @@ class Sampling(WireModel):
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=64)
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0, description="0 keeps the whole vocabulary")
+    top_k: int = Field(default=0, ge=0, lt=1 << 31, description="0 keeps the whole vocabulary")
     min_p: float = Field(default=0.0, ge=0, le=1)
     repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)

@@ -37,6 +37,7 @@ from generator.engine.gated_llm import GatedLLM, HandedBack, TurnedAway, entered
 from generator.engine.last_words import LastWords, root_sentence
 from generator.engine.options import EngineOptions
 from generator.engine.records import CommitReport, EngineCounters, ScoredSequence
+from generator.engine.refusals import engine_refusals
 from generator.engine.socket_folder import make_socket_folder, remove_socket_folder
 from generator.weights.plan import POLICY_ADAPTER, LoadReport, WeightSyncError, check_plan
 from protocol.adapters import AdapterSampleRequest
@@ -208,21 +209,22 @@ class Engine:
         """Sample n completions of one prompt; parts that come together are yielded together. Closing it aborts the
         request.
 
-        The prefix cache is always salted with the version; `cache_salt` is added to it. Raises ValueError for a request
-        that the engine refuses, and EngineGone. A request that is handed back ends with a part of reason "abort" for
+        The prefix cache is always salted with the version; `cache_salt` is added to it. Raises RequestUnfit,
+        RequestUntimely and EngineGone. A request that is handed back ends with a part of reason "abort" for
         each completion.
         """
         prompt = {"type": "token", "prompt_token_ids": list(prompt_token_ids), "cache_salt": cache_salt}
-        params = sampling_params(n=n, sampling=sampling, stream_interval=self._options.stream_interval)
         try:
-            async for output in self._llm.generate(prompt, params, request_id):
-                cache = self._oldest_cache(prompt)
-                yield tuple(
-                    [
-                        generate_part(each, instance=self._options.instance, oldest_cache=cache)
-                        for each in output.outputs
-                    ]
-                )
+            with engine_refusals():
+                params = sampling_params(n=n, sampling=sampling, stream_interval=self._options.stream_interval)
+                async for output in self._llm.generate(prompt, params, request_id):
+                    cache = self._oldest_cache(prompt)
+                    yield tuple(
+                        [
+                            generate_part(each, instance=self._options.instance, oldest_cache=cache)
+                            for each in output.outputs
+                        ]
+                    )
         except EngineGenerateError as error:
             if not isinstance(error.__cause__, TurnedAway):
                 raise
@@ -236,15 +238,16 @@ class Engine:
         """Logprobs of tokens 1 to the last, each given those before it, at temperature 1, and the `top` likeliest.
 
         `before_others` that wait for their turn; those that run go on. Never reads the prefix cache. Closing it aborts
-        the request. Raises ValueError for a request that the engine refuses, HandedBack, and EngineGone.
+        the request. Raises RequestUnfit, RequestUntimely, HandedBack and EngineGone.
         """
         prompt = {"type": "token", "prompt_token_ids": list(token_ids), "cache_salt": "score"}
         scored = None
         try:
             priority = FIRST if before_others else 0
-            async for output in self._llm.generate(prompt, scoring_params(top=top), request_id, priority=priority):
-                entered = entered_under(prompt)
-                scored = scored_sequence(output, length=len(token_ids), top=top, entered_under=entered)
+            with engine_refusals():
+                async for output in self._llm.generate(prompt, scoring_params(top=top), request_id, priority=priority):
+                    entered = entered_under(prompt)
+                    scored = scored_sequence(output, length=len(token_ids), top=top, entered_under=entered)
         except EngineGenerateError as error:
             if not isinstance(error.__cause__, TurnedAway):
                 raise
@@ -275,21 +278,24 @@ class Engine:
     ) -> RequestOutput:
         """All completions of a request, whole. Cancelling it aborts them.
 
-        Raises ValueError for a request that the engine refuses, HandedBack, and EngineGone.
+        Raises RequestUnfit, RequestUntimely, HandedBack and EngineGone.
         """
         prompt = {
             "type": "token", "prompt_token_ids": list(request.prompt_token_ids), "cache_salt": request.namespace,
         }  # fmt: skip
-        params, last = adapter_sampling_params(request), None
+        last, most = None, 0
         try:
-            async for output in self._llm.generate(prompt, params, request_id, lora_request=adapter):
-                last = output
+            with engine_refusals():
+                params = adapter_sampling_params(request)
+                most = params.n
+                async for output in self._llm.generate(prompt, params, request_id, lora_request=adapter):
+                    last = output
         except EngineGenerateError as error:
             if not isinstance(error.__cause__, TurnedAway):
                 raise
         except EngineDeadError as error:
             raise EngineGone(str(error)) from error
-        if last is None or len(last.outputs) < params.n:
+        if last is None or len(last.outputs) < most:
             raise HandedBack(f"request {request_id} was ended before its completions were")
         return last
 

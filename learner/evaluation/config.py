@@ -49,7 +49,7 @@ class EvaluationConfig(ConfigModel):
     top_p: float = Field(
         1.0, gt=0, le=1, description="only the most probable tokens of together this probability are sampled"
     )
-    top_k: int = Field(0, ge=0, description="only so many most probable tokens are sampled; 0: all")
+    top_k: int = Field(0, ge=0, lt=1 << 31, description="only so many most probable tokens are sampled; 0: all")
     min_p: float = Field(
         0.0, ge=0, le=1, description="only tokens of at least this share of the likeliest one's probability are sampled"
     )

@@ -174,6 +174,7 @@ def test_a_body_cannot_be_changed(body: WireModel) -> None:
         ),
         (generation.Sampling, '{"max_tokens": "16"}', "max_tokens"),
         (generation.Sampling, '{"max_tokens": 16, "temperature": NaN}', "temperature"),
+        (generation.Sampling, '{"max_tokens": 16, "top_k": 2147483648}', "top_k"),
         (generation.Sampling, '{"max_tokens": 16, "logit_bias": {}}', "logit_bias"),
         (generation.Sampling, '{"max_tokens": 16, "min_tokens": 17}', "min_tokens 17 exceeds max_tokens 16"),
         (generation.Sampling, '{"max_tokens": 16, "presence_penalty": 3.0}', "presence_penalty"),

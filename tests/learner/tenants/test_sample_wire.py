@@ -52,7 +52,8 @@ def test_any_seed_of_a_client_is_one_for_generators() -> None:
     [
         ({"topk_prompt": 129}, "topk_prompt_logprobs"),
         ({"topk_sample": 1000}, "topk_sample_logprobs"),
-        ({"temperature": 1000.0}, "sampling_params.temperature"),
+        ({"temperature": 2.5}, "sampling_params.temperature"),
+        ({"top_k": 2**31}, "sampling_params.top_k"),
         ({"stop": ("",)}, "sampling_params.stop"),
         ({"prompt": (-1,)}, "prompt"),
     ],
