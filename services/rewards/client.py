@@ -26,6 +26,7 @@ from services.http.faults import fault_of, is_busy, is_too_large
 from services.http.metrics import Metrics
 from services.http.tls import TlsContext, TlsFiles, client_tls
 from services.http.waiting import Waiting
+from services.rewards.groups import halves, pieces
 from services.rewards.items import CallPart, Entry, ItemScore, RewardMetrics
 from services.rewards.routes import Route, Routes
 from services.rewards.settings import ClientSettings, RewardService
@@ -52,9 +53,8 @@ class Settling:
                 if route is None:
                     _give_up(group, kind="user", why=f"no reward service is set for verifier {verifier!r}")
                     continue
-                most = self._settings.batch_items
-                for at in range(0, len(group), most):
-                    tasks.create_task(self._piece(route, group[at : at + most], verifier=verifier, merge=True))
+                for piece in pieces(group, most=self._settings.batch_items):
+                    tasks.create_task(self._piece(route, piece, verifier=verifier, merge=True))
 
     async def _piece(self, route: Route, pending: Sequence[Entry], *, verifier: str, merge: bool) -> None:
         """With `merge` requests may be shared with other calls, until one breaks a service, hangs it or is refused:
@@ -81,10 +81,11 @@ class Settling:
                 return
             if self._is_hopeless(part, pending):
                 return
-            if isinstance(failure, ServiceTimeout) and len(pending) > 1 and not part.is_shared:
+            hangs = isinstance(failure, ServiceTimeout) and part.was_sent
+            if hangs and len(pending) > 1 and not part.is_shared:
                 await self._halves(route, pending, verifier=verifier)
                 return
-            merge = merge and fault == "unavailable" and not isinstance(failure, ServiceTimeout)
+            merge = merge and fault == "unavailable" and not hangs
             tried = [*tried, *part.asked]
             failures += fault == "counterpart"
             if failures >= self._settings.attempts:
@@ -101,9 +102,8 @@ class Settling:
         await self._halves(route, entries, verifier=verifier)
 
     async def _halves(self, route: Route, entries: Sequence[Entry], *, verifier: str) -> None:
-        middle = len(entries) // 2
         async with asyncio.TaskGroup() as tasks:
-            for half in (entries[:middle], entries[middle:]):
+            for half in halves(entries):
                 tasks.create_task(self._piece(route, half, verifier=verifier, merge=False))
 
     def _is_hopeless(self, part: CallPart, pending: Sequence[Entry]) -> bool:

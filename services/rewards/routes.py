@@ -27,6 +27,7 @@ from services.http.endpoints import Endpoints
 from services.http.faults import is_busy, see_alive
 from services.http.tls import TlsContext
 from services.http.waiting import Waiting
+from services.rewards.groups import affordable
 from services.rewards.items import CallPart, Entry, RewardMetrics
 from services.rewards.settings import ClientSettings, Hedges, RewardService
 
@@ -159,10 +160,10 @@ class ScoreRounds:
             return
         await asyncio.sleep(delay_s)
         url = self._endpoints.another(than=round.asked)
-        afforded = hedges.afford(len(round.open)) if url is not None else 0
-        if url is not None and afforded:
-            self._metrics.hedged.inc(afforded)
-            await self._request(round, url, round.open[:afforded])
+        entries = affordable(round.open, most=hedges.left) if url is not None else ()
+        if url is not None and entries:
+            self._metrics.hedged.inc(hedges.afford(len(entries)))
+            await self._request(round, url, entries)
 
     async def _request(self, round: "_Round", url: str, entries: Sequence[Entry]) -> None:
         """Asks `url`, and notes how it went. There must be no await between the choice of the address and this."""
@@ -184,7 +185,7 @@ class ScoreRounds:
             self._note(url, error)
             alone = request.is_sent and len(entries) == 1 and isinstance(error, ServiceTimeout)
             hung = alone and await self._is_well(url, round.verifier, since=request.began)
-            round.failed(request.owed.values(), error, hung=hung)
+            round.failed(request.owed.values(), error, hung=hung, sent=request.is_sent)
         finally:
             round.answered(request.owed.values())
 
@@ -261,11 +262,13 @@ class _Round:
             self._part_of[entry].expect(entry, url)
         self.begun.set()
 
-    def failed(self, entries: Iterable[Entry], error: ServiceError, *, hung: bool) -> None:
-        """A request failed that owes an answer for these; `hung` if its service answered others meanwhile."""
+    def failed(self, entries: Iterable[Entry], error: ServiceError, *, hung: bool, sent: bool) -> None:
+        """A request failed that owes an answer for these, `sent` or not; `hung` if its service answered others
+        meanwhile.
+        """
         for entry in entries:
-            self._part_of[entry].failure = error
-            self._part_of[entry].hung = hung
+            part = self._part_of[entry]
+            part.failure, part.hung, part.was_sent = error, hung, sent
 
     def answered(self, entries: Iterable[Entry]) -> None:
         """A request has answered for these, or never will."""

@@ -54,6 +54,11 @@ class Hedges:
             return None
         return max(_LEAST_DELAY_S, seen[min(len(seen) - 1, int(self._settings.percentile * len(seen)))])
 
+    @property
+    def left(self) -> int:
+        """Number of items that may be asked twice now."""
+        return int(self._budget)
+
     def afford(self, items: int) -> int:
         """Number of so many items that may be asked twice; they are taken from the budget."""
         afforded = min(items, int(self._budget))

@@ -37,6 +37,7 @@ class ScriptedService:
     asked: list[ArrivedRequest] = field(default_factory=list)
     under_way: int = 0
     url: str = ""
+    ready: Callable[[web.Request], Awaitable[web.Response]] | None = None
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         body = ScoreRequest.model_validate_json(await http.read())
@@ -168,5 +169,5 @@ def _app(service: ScriptedService) -> web.Application:
 
     app = web.Application()
     app.router.add_post("/v1/score", service.handle)
-    app.router.add_get("/readyz", ready)
+    app.router.add_get("/readyz", service.ready or ready)
     return app
