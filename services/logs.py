@@ -60,9 +60,15 @@ class SaidBefore(logging.Filter):
         self._said: dict[object, _WrittenLine] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """True if to write it."""
+        """True if to write it. One that cannot be formatted is: whoever writes it says so."""
         if record.levelno < logging.WARNING:
             return True
+        try:
+            return self._is_new(record)
+        except Exception:  # noqa: BLE001 - logging must not raise in a caller, whose arguments may not fit the text
+            return True
+
+    def _is_new(self, record: logging.LogRecord) -> bool:
         name, now = _name_of(record), self._clock()
         said = self._said.get(name)
         if said is None:

@@ -43,7 +43,11 @@ class RecentFailures(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Notes a record."""
-        text = record.getMessage()
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 - a record that cannot be formatted ends nothing
+            self.handleError(record)
+            return
         severity = f"{record.levelname} " if record.levelno >= logging.WARNING else ""
         line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {severity}{' '.join(text.split())}"
         self._lines.append(line[:_MAX_LINE])

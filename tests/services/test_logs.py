@@ -41,6 +41,17 @@ def test_json_has_one_object_a_record_with_its_traceback() -> None:
     assert "ValueError: why" in record["traceback"]
 
 
+def test_a_record_that_cannot_be_formatted_raises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    configure_logging("env-service", stream=stream)
+    for _ in range(2):
+        logging.getLogger("x").warning("reward", 0.5)
+        logging.getLogger("x").warning("reward %d", "much", extra={"same": "reward"})
+    logging.getLogger("x").warning("well")
+    assert [line[8:] for line in stream.getvalue().splitlines()] == [" env-service    WARNING well"]
+    assert "not all arguments converted" in capsys.readouterr().err
+
+
 def test_chatter_of_libraries_is_left_out() -> None:
     stream = io.StringIO()
     configure_logging("learner", level="debug", stream=stream)

@@ -50,6 +50,15 @@ async def serving(waits: Waiting) -> AsyncIterator[str]:
             await asyncio.wait([server])
 
 
+def test_a_record_that_cannot_be_formatted_raises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with recent_failures() as failures:
+        for level in (logging.INFO, logging.WARNING):
+            failures.handle(logging.LogRecord("x", level, "reward.py", 1, "reward", (0.5,), None))
+        failures.handle(logging.LogRecord("x", logging.WARNING, "reward.py", 2, "all is well", (), None))
+        assert [one.text for one in failures.newest_first()] == ["all is well"]
+    assert "not all arguments converted" in capsys.readouterr().err
+
+
 async def test_a_status_holds_what_the_process_and_its_provider_know() -> None:
     waits = Waiting()
     waits.started()
