@@ -14,6 +14,8 @@ from protocol.model import WireModel
 from protocol.trajectories import MAX_EXPLANATION_CHARS, ErrorKind, fault_of_reward
 
 REWARD_INPUT_FILE = "headway_reward.json"
+MAX_DEADLINE_S = 3600
+"""Of a request for rewards, in seconds."""
 
 
 def _whole(value: object) -> object:
@@ -33,7 +35,7 @@ class ScoreItem(WireModel):
     completion: str = Field(max_length=1 << 20)
     prompt: str = Field(default="", max_length=1 << 20)
     arguments: dict[str, JsonValue] = Field(default_factory=dict, max_length=64)
-    deadline_s: float | None = Field(default=None, gt=0, le=3600)
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     group: str = Field(default="", max_length=64, exclude_if=lambda name: not name)
     group_size: Annotated[int, BeforeValidator(_whole)] = Field(
         default=1, ge=1, le=4096, exclude_if=lambda size: size == 1
@@ -48,7 +50,7 @@ class ScoreRequest(WireModel):
     """
 
     items: tuple[ScoreItem, ...] = Field(min_length=1, max_length=4096)
-    deadline_s: float = Field(default=30.0, gt=0, le=3600)
+    deadline_s: float = Field(default=30.0, gt=0, le=MAX_DEADLINE_S)
 
 
 class ScoreError(WireModel):

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from protocol.rewards import MAX_DEADLINE_S
 from services.config.models import ConfigModel
 from services.config.run_paths import WrittenPath
 
@@ -88,6 +89,11 @@ class RemoteConfig(EndpointConfig):
         useless = sorted(self.limits.model_fields_set.intersection(_OF_OPENRLHF))
         if self.kind == "headway" and useless:
             raise ValueError(f"remote {self.name}: limits.{useless[0]} has no effect on kind headway; remove it")
+        if self.kind == "headway" and self.limits.request_timeout_s > MAX_DEADLINE_S:
+            raise ValueError(
+                f"remote {self.name}: limits.request_timeout_s is {self.limits.request_timeout_s:g}; a Headway reward "
+                f"service takes at most {MAX_DEADLINE_S:g} seconds"
+            )
         if self.kind == "openrlhf" and self.verifier is not None:
             raise ValueError(f"remote {self.name}: verifier has no effect on kind openrlhf; remove it")
         return self

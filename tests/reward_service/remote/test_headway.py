@@ -105,6 +105,7 @@ def test_settings_without_effect_are_refused() -> None:
     for settings, named in (
         ({"limits": {"most_tokens": 5}}, "limits.most_tokens has no effect on kind headway"),
         ({"kind": "openrlhf", "verifier": "x"}, "verifier has no effect on kind openrlhf"),
+        ({"limits": {"request_timeout_s": 7200}}, "request_timeout_s is 7200; .* at most 3600 seconds"),
     ):
         with pytest.raises(ValueError, match=named):
             RewardServiceConfig.model_validate({"remotes": ({**entry, **settings},)})
