@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import BinaryIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -146,6 +147,8 @@ class WorkerProcess:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 logger.debug("worker %d had ended by itself", process.pid)
+        else:
+            _kill_orphans(process.pid)
         await process.wait()
 
     async def _problem(self) -> str:
@@ -176,6 +179,21 @@ class WorkerProcess:
         except TimeoutError:
             return "it closed its pipes"
         return f"it ended with exit code {code}" if code >= 0 else f"it was ended by {signal_name(-code)}"
+
+
+def _kill_orphans(group: int) -> None:
+    """Kills what a process that was waited for has left behind in its group.
+
+    The number of a group is not given to anybody else while it has members. Once it has none it may be, and a process
+    of that number is a stranger then.
+    """
+    try:
+        os.kill(group, 0)
+    except ProcessLookupError:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    except PermissionError:
+        return
 
 
 def worker_environment(*, inherit: bool, threads: int = 1) -> dict[str, str]:

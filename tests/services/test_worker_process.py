@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.worker_process import WorkerDied, WorkerProcess, WorkerUnavailable, worker_environment
+from tests.env_service.peers import eventually
 
 CHILD = """
 import os, signal, sys
@@ -23,6 +24,11 @@ def answer(loaded, line):
     print("heard", word)
     if word == "leave":
         os._exit(3)
+    if word.startswith("leave a child "):
+        import subprocess
+        sleeper = subprocess.Popen(["sleep", "100"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        open(word.removeprefix("leave a child "), "w").write(str(sleeper.pid))
+        os._exit(4)
     if word == "abort":
         os.kill(os.getpid(), signal.SIGKILL)
     if word == "closes":
@@ -69,6 +75,25 @@ async def test_its_death_is_told_with_how_it_ended(ready: WorkerProcess, word: b
         await ready.stop()
         await ready.ready()
         assert await ready.exchange(b"again") == b"AGAIN\n"
+
+
+def runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def test_what_it_has_started_ends_with_it_though_it_died_first(ready: WorkerProcess, tmp_path: Path) -> None:
+    async with asyncio.timeout(60):
+        note = tmp_path / "child"
+        with pytest.raises(WorkerDied, match="exit code 4"):
+            await ready.exchange(f"leave a child {note}".encode())
+        child = int(note.read_text())
+        assert runs(child)
+        await ready.stop()
+        await eventually(lambda: not runs(child))
 
 
 async def test_what_it_cannot_load_is_told_in_one_line(tmp_path: Path) -> None:
