@@ -35,6 +35,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PAUSE_S = 0.01
 _FLUSH_S = 0.25
 _KILL_S = 0.5
+_MOST_DOUBLINGS = 30
 _UNREADABLE = 2
 _NUMBER = re.compile(r"\d+")
 _STOPPED_BY = "stopped by an error: "
@@ -87,7 +88,8 @@ class Restarts:
         if self._in_row[name] >= self._policy.most:
             return None
         self._in_row[name] += 1
-        after_s = min(self._policy.longest_s, self._policy.first_s * 2.0 ** (self._in_row[name] - 1))
+        doublings = min(self._in_row[name] - 1, _MOST_DOUBLINGS)  # short of overflow
+        after_s = min(self._policy.longest_s, self._policy.first_s * 2.0**doublings)
         return Restart(number=self._in_row[name], after_s=after_s)
 
 

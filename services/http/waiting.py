@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 QUIET_S = 10.0
 """Processes that are started together wait for each other at first: so long that is no news."""
 _RAREST_S = 300.0
+_MOST_DOUBLINGS = 30  # beyond any limit; a float ends at 1023
 _START = "its own start"
 
 
@@ -118,7 +119,7 @@ class Waiting:
         what = "starting" if current is self._startup else f"waiting for {current.whom}"
         waited = f" since {now - current.since:.0f} s" if now > current.since else ""
         logger.info("%s%s%s", what, waited, f": {current.remedy}" if current.remedy else "")
-        current.next_line_at = now + min(_RAREST_S, self._remind_every_s * 2.0**current.said)
+        current.next_line_at = now + min(_RAREST_S, self._remind_every_s * 2.0 ** min(current.said, _MOST_DOUBLINGS))
         current.said += 1
 
     def _end(self, current: Wait, *, came: bool) -> None:

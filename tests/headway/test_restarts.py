@@ -30,3 +30,15 @@ def test_processes_are_counted_apart() -> None:
         last = restarts.ended(name, now=1.0)
     assert last == Restart(1, 1.0)
     assert (restarts.count("g"), restarts.count("e"), restarts.count("r")) == (2, 1, 0)
+
+
+def test_the_pause_after_the_thousandth_death_is_the_longest() -> None:
+    restarts = Restarts(RestartPolicy(most=5000, first_s=1.0, longest_s=30.0))
+    paused: list[float] = []
+    for _ in range(2000):
+        restarts.started("env-service", now=0.0)
+        restart = restarts.ended("env-service", now=0.0)
+        assert restart is not None
+        paused.append(restart.after_s)
+    assert paused[:6] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    assert set(paused[6:]) == {30.0}

@@ -51,6 +51,18 @@ def test_a_wait_that_lasts_is_said_ever_more_rarely(caplog: pytest.LogCaptureFix
     assert said == [10, 30, 70, 150, 310, 610, 910]
 
 
+def test_a_wait_of_days_goes_on_being_said(caplog: pytest.LogCaptureFixture) -> None:
+    clock = WaitingClock()
+    waiting = Waiting(clock=clock)
+    with caplog.at_level(logging.INFO), waiting.wait("a generator") as current:
+        current.said = 5000
+        clock.now += 500_000
+        caplog.clear()
+        waiting.remind()
+        assert caplog.messages == ["waiting for a generator since 500000 s"]
+        assert current.next_line_at == clock.now + 300
+
+
 @pytest.mark.parametrize("error", [asyncio.CancelledError, RuntimeError])
 def test_a_wait_in_vain_is_not_said_to_have_been_otherwise(
     caplog: pytest.LogCaptureFixture, error: type[BaseException]
