@@ -31,7 +31,9 @@ def pieces(entries: Sequence[Entry], *, most: int) -> list[list[Entry]]:
 
 
 def halves(entries: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Two parts of about one size, neither empty, of two entries or more; cut between groups where there are several."""
+    """Two parts of about one size, neither of them empty, of at least two entries. Cut between groups where there are
+    several.
+    """
     groups = by_group(entries)
     if len(groups) == 1:
         middle = len(entries) // 2

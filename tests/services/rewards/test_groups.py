@@ -19,7 +19,7 @@ from tests.services.rewards.test_hedging import has_answered
 def grouped(name: str, size: int, *, first: str = "a") -> list[ScoreItem]:
     """The items of a group; the completion of the first one can be told."""
     texts = [first, *("b" * (number + 1) for number in range(1, size))]
-    return [ScoreItem(id=f"{name}-{text}", verifier="v", completion=text, group=name, group_size=size) for text in texts]
+    return [ScoreItem(id=text, verifier="v", completion=text, group=name, group_size=size) for text in texts]
 
 
 def entries(*names: str) -> list[Entry]:
