@@ -8,6 +8,7 @@ call, so that no step can see half of it.
 
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -77,6 +78,8 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self._loaded = ""
         self._fingerprint = ""
         self._spare: list[torch.Tensor] = []
+        self._lock = threading.Lock()
+        """Of what is staged, and of spare buffers: an operation that was overtaken by another one runs beside it."""
         self._deadline = float("inf")
         self.touched = False
         self._parameters = _loaded_parameters(model)
@@ -98,7 +101,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
 
     def _take(self, plan: Prepare) -> None:
         """This plan is to be staged. Raises WeightSyncError if it could not be loaded, before any of it comes."""
-        self._staged = self._merged = None
+        self._forget_staged()
         self._for_layers = []
         if plan.adapter is not None:
             self._check_layers(plan)
@@ -158,8 +161,12 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         """Drop the group, and what was staged. A thread that still waits in it ends by its own timeout, unheard."""
         self._group = None
         self._operation = None
-        self._plan = None
-        self._staged = self._merged = None
+        self._forget_staged()
+
+    def _forget_staged(self) -> None:
+        with self._lock:
+            self._plan = None
+            self._staged = self._merged = None
 
     def start_weight_update(self) -> None:
         self.touched = True
@@ -339,16 +346,20 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
     def _all_are_here(self, plan: Prepare, staged: list[torch.Tensor], *, from_files: bool) -> None:
         if self._plan is not plan:
             return
-        if self._merges(plan):
-            self._merge(plan, list(zip(plan.buckets, staged, strict=True)))
-        self._staged, self._from_files = staged, from_files
+        merged = self._merge(plan, list(zip(plan.buckets, staged, strict=True))) if self._merges(plan) else None
+        with self._lock:
+            if self._plan is plan:  # another one may have come while this one was merged
+                self._staged, self._merged, self._from_files = staged, merged, from_files
 
-    def _merge(self, plan: Prepare, received: Sequence[tuple[BucketSpec, torch.Tensor]]) -> None:
+    def _merge(
+        self, plan: Prepare, received: Sequence[tuple[BucketSpec, torch.Tensor]]
+    ) -> list[tuple[BucketSpec, torch.Tensor]]:
         """Beside what serves, where there is staging: a load then takes as long as that of whole weights."""
         assert plan.adapter is not None
-        if plan.brings_base:
-            self._held.keep(plan.adapter.base, [each for each in received if not _has_factors(each[0])])
-        self._merged = list(self._held.merged(_factors(received), plan.adapter, room=self._buffer))
+        with self._lock:
+            if plan.brings_base and self._plan is plan:
+                self._held.keep(plan.adapter.base, [each for each in received if not _has_factors(each[0])])
+        return list(self._held.merged(_factors(received), plan.adapter, room=self._buffer))
 
     def _receive(self, *, group: BroadcastRank, bucket: BucketSpec, index: int) -> torch.Tensor:
         """The bucket where the group puts it, for a load at once."""
@@ -373,9 +384,10 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
 
     def _buffer(self, nbytes: int) -> torch.Tensor:
         """Host memory, of the last update if that has the size: fresh memory costs a page fault for each page."""
-        for i, buffer in enumerate(self._spare):
-            if buffer.numel() == nbytes:
-                return self._spare.pop(i)
+        with self._lock:
+            for i, buffer in enumerate(self._spare):
+                if buffer.numel() == nbytes:
+                    return self._spare.pop(i)
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.device.type != "cpu")
 
     def _whole(self, plan: Prepare) -> Iterator[tuple[BucketSpec, torch.Tensor]]:
@@ -386,7 +398,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
             self._for_layers = list(buffers)  # the factors come last
             return
         if self._merged is None:
-            self._merge(plan, [(bucket, buffer.cpu()) for bucket, buffer in self._buffers(plan)])
+            self._merged = self._merge(plan, [(bucket, buffer.cpu()) for bucket, buffer in self._buffers(plan)])
         yield from self._merged or ()
 
     def _buffers(self, plan: Prepare) -> Iterator[tuple[BucketSpec, torch.Tensor]]:
