@@ -73,14 +73,11 @@ class Puller:
         return Prepare(version=version, epoch=PULLED_EPOCH, buckets=plan.buckets, adapter=plan.adapter), paths
 
     async def _bucket(self, url: str, path: str, *, nbytes: int, chunk_bytes: int) -> None:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            for offset in range(0, nbytes, chunk_bytes):
-                length = min(chunk_bytes, nbytes - offset)
-                chunk = await self._chunk(f"{url}&offset={offset}&length={length}", length=length)
-                await asyncio.to_thread(_write, file, chunk, offset)
-        finally:
-            os.close(file)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        for offset in range(0, nbytes, chunk_bytes):
+            length = min(chunk_bytes, nbytes - offset)
+            chunk = await self._chunk(f"{url}&offset={offset}&length={length}", length=length)
+            await asyncio.to_thread(_write, path, chunk, offset)
 
     async def _chunk(self, url: str, *, length: int) -> bytes:
         rest_s = FIRST_REST_S
@@ -99,11 +96,18 @@ class Puller:
             rest_s = min(2 * rest_s, MAX_REST_S)
 
 
-def _write(file: int, chunk: bytes, offset: int) -> None:
-    rest = memoryview(chunk)
-    while rest:
-        written = os.pwrite(file, rest, offset)
-        rest, offset = rest[written:], offset + written
+def _write(path: str, chunk: bytes, offset: int) -> None:
+    """Opens the file for itself: a download that is given up leaves this thread behind, and must not close under it
+    what it writes to.
+    """
+    file = os.open(path, os.O_WRONLY)
+    try:
+        rest = memoryview(chunk)
+        while rest:
+            written = os.pwrite(file, rest, offset)
+            rest, offset = rest[written:], offset + written
+    finally:
+        os.close(file)
 
 
 class WeightSync:
