@@ -8,10 +8,12 @@ defaults are vLLM's, not the model's.
 import asyncio
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Request
 from pydantic import JsonValue
+from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.api_router import router as completion_router
@@ -26,6 +28,7 @@ from generator.engine.engine import Engine
 from generator.engine.gated_llm import GatedLLM
 
 PREFIX = "/openai"
+_OCCUPIED = "headway.occupied"
 
 
 async def mount_openai_routes(
@@ -34,6 +37,7 @@ async def mount_openai_routes(
     engine: Engine,
     served_model_name: str,
     check_ready: Callable[[], None],
+    occupied: Callable[[], AbstractContextManager[None]] = nullcontext,
     prefix: str = PREFIX,
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
@@ -42,15 +46,13 @@ async def mount_openai_routes(
 ) -> None:
     """Serve `prefix`/v1/models, /v1/completions and /v1/chat/completions in `app`.
 
-    The engine must have been started with its tokenizer. `check_ready` raises RequestRefused when no request is taken.
+    The engine must have been started with its tokenizer. `check_ready` raises RequestRefused when no request is taken;
+    `occupied` is entered while one that is taken is answered.
     `chat_template` is Jinja text; the model's own if none. `chat_template_kwargs` are what it is told in requests that
     say nothing else.
     """
 
-    async def ready() -> None:
-        check_ready()
-
-    openai = FastAPI(openapi_url=None, dependencies=[Depends(ready)])
+    openai = counted_app(check_ready=check_ready, occupied=occupied)
     chat = _Chat(tool_parser, reasoning_parser, chat_template, chat_template_kwargs or {})
     renderer = _fill_state(openai, llm=engine.llm, served_model_name=served_model_name, chat=chat)
     for router in (models_router, completion_router, chat_router):
@@ -58,6 +60,33 @@ async def mount_openai_routes(
     init_exception_handler(openai)
     await asyncio.to_thread(renderer.warmup)
     app.mount(prefix, openai)
+
+
+def counted_app(*, check_ready: Callable[[], None], occupied: Callable[[], AbstractContextManager[None]]) -> FastAPI:
+    """An application that takes requests after `check_ready` and answers them within `occupied`, streams to their end.
+
+    What is refused is not counted; a dependency by itself would end before a stream does.
+    """
+
+    async def ready(request: Request) -> None:
+        check_ready()
+        request.scope[_OCCUPIED].enter_context(occupied())
+
+    app = FastAPI(openapi_url=None, dependencies=[Depends(ready)])
+    app.add_middleware(_Occupying)
+    return app
+
+
+class _Occupying:
+    """Leaves at the end of each request what it has entered."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as entered:
+            scope[_OCCUPIED] = entered
+            await self._app(scope, receive, send)
 
 
 @dataclass(frozen=True)

@@ -331,6 +331,7 @@ async def _add_routes(
             engine=engine,
             served_model_name=config.served_model_name,
             check_ready=serving.check_ready,
+            occupied=serving.occupied,
             tool_parser=config.tool_parser,
             reasoning_parser=config.reasoning_parser,
             chat_template=config.run.template_text or None,
