@@ -17,6 +17,7 @@ import multiprocessing
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 import xxhash
@@ -41,7 +42,7 @@ from generator.engine.refusals import engine_refusals
 from generator.engine.socket_folder import make_socket_folder, remove_socket_folder
 from generator.weights.plan import POLICY_ADAPTER, LoadReport, WeightSyncError, check_plan
 from protocol.adapters import AdapterSampleRequest
-from protocol.fleet import SLOWEST_BYTES_PER_S, JoinGroup, Prepare
+from protocol.fleet import SLOWEST_BYTES_PER_S, JoinGroup, Prepare, with_size
 from protocol.generation import GeneratePart, Sampling
 from services.process import NeverServed
 
@@ -131,6 +132,9 @@ class Engine:
         self._last_words = last_words
         self._calls = EngineCalls(llm=llm, stall_timeout_s=options.stall_timeout_s)
         self._sync_lock = asyncio.Lock()
+        self._pausing = asyncio.Lock()
+        """Of a pause for a commit, which nobody else may end: from before the gate closes until it has opened."""
+        self._fingerprint_s = with_size(FINGERPRINT_S, Path(options.model))
         self._unloaded = False
         self._loading = False
         self._bucket_timeout_s = FILE_TIMEOUT_S
@@ -332,9 +336,9 @@ class Engine:
 
         Tokens that the engine's process still holds are waited for a moment, unless it has `stopped`.
         """
-        if not stopped:
+        if not stopped and not self._pausing.locked():  # an engine that is paused holds nothing
             with suppress(TimeoutError, EngineDeadError):
-                async with asyncio.timeout(HELD_S):
+                async with self._pausing, asyncio.timeout(HELD_S):
                     await self._llm.send_at_once()
         await self._llm.hand_back()
 
@@ -400,7 +404,7 @@ class Engine:
     async def _fingerprint(self) -> str:
         """Hashed by the workers in a thread: it takes as long as the reading of all weights, which serve meanwhile."""
         await self._calls.answer(self._llm.collective_rpc("headway_begin_fingerprint"))
-        await self._calls.settled(deadline_s=FINGERPRINT_S)
+        await self._calls.settled(deadline_s=self._fingerprint_s)
         return _combined(await self._calls.answer(self._llm.collective_rpc("headway_fingerprint")))
 
     async def abandon_group(self) -> None:
@@ -428,19 +432,24 @@ class Engine:
     async def _commit(self, *, version: str) -> CommitReport:
         async with self._sync_lock:
             start = time.perf_counter()
-            try:
-                await self._calls.answer(self._llm.close_gate())
-                await self._pause()
-                reports = await self._load()
-                await self._stamp(version)
-            except WeightSyncError as error:
-                raise WeightSyncError(error.reason, unloaded=self._unloaded) from error
-            finally:
-                await self._resume()
+            async with self._pausing:
+                reports = await self._load_paused(version=version)
             pause_s = time.perf_counter() - start
             fingerprint = await self._fingerprint()
         load_s = max(report.load_s for report in reports)
         return CommitReport(version=version, fingerprint=fingerprint, load_s=load_s, pause_s=pause_s)
+
+    async def _load_paused(self, *, version: str) -> list[LoadReport]:
+        try:
+            await self._calls.answer(self._llm.close_gate())
+            await self._pause()
+            reports = await self._load()
+            await self._stamp(version)
+        except WeightSyncError as error:
+            raise WeightSyncError(error.reason, unloaded=self._unloaded) from error
+        finally:
+            await self._resume()
+        return reports
 
     async def _pause(self) -> None:
         # The client's own pause adds a fixed sleep of 20 ms.

@@ -108,6 +108,4 @@ async def test_a_fault_of_the_engine_is_no_refusal() -> None:
 
 def test_the_wire_takes_no_temperature_that_the_engine_refuses() -> None:
     with pytest.raises(ValueError, match="temperature"):
-        AdapterSampleRequest(
-            request_id="r", namespace="s", prompt_token_ids=(1,), max_tokens=2, temperature=2.01
-        )
+        AdapterSampleRequest(request_id="r", namespace="s", prompt_token_ids=(1,), max_tokens=2, temperature=2.01)

@@ -1,5 +1,6 @@
 """The time that an engine gives its workers to stage: an adapter is small, what it may be added to is not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ class BusyWorkers:
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         del args
+        if method == "headway_fingerprint":
+            return ["f"]
         if method != "headway_progress":
             self._left = self._polls
             return [""]
@@ -48,3 +51,21 @@ async def test_an_adapter_alone_has_the_time_of_its_base_weights(monkeypatch: py
     monkeypatch.setattr(module, "SLOWEST_BYTES_PER_S", 8.0)
     await engine.stage_files(plan_of(weight, factor), paths=["weight", "factor"])
     await engine.stage(plan_of(factor))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_a_fingerprint_has_the_time_of_its_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    from generator.engine import engine as module
+
+    (tmp_path / "model.safetensors").write_bytes(bytes(800))
+    monkeypatch.setattr(module, "FINGERPRINT_S", 0.0)
+    monkeypatch.setattr("protocol.fleet.SLOWEST_BYTES_PER_S", 8.0)
+    llm: Any = BusyWorkers(polls=POLLS)
+    options = EngineOptions(model="m")
+    engine = module.Engine(options=options, llm=llm, last_words=None)  # type: ignore[arg-type]
+    with pytest.raises(WeightSyncError, match="not done within"):
+        await engine.fingerprint()
+    options = EngineOptions(model=str(tmp_path))
+    engine = module.Engine(options=options, llm=llm, last_words=None)  # type: ignore[arg-type]
+    assert await engine.fingerprint() == "f"
