@@ -260,6 +260,8 @@ def fingerprint_directory(
     """
     config = _read_json(model / "config.json")
     shape = {key: config[key] for key in _SHAPE_KEYS if key in config}
+    if isinstance(inner := config.get("text_config"), dict):
+        shape["text_config"] = {key: inner[key] for key in _SHAPE_KEYS if key in inner}
     return Fingerprints(
         model=_digest(json.dumps(shape, sort_keys=True).encode()),
         tokenizer=_tokenizer(model),

@@ -119,3 +119,16 @@ def test_a_configuration_that_is_no_object_is_refused(model: Path) -> None:
     write_json(model / "config.json", [1])
     with pytest.raises(ValueError, match="holds list, expected an object"):
         fingerprint_directory(model)
+
+
+def test_models_whose_shape_lies_in_their_text_config_are_told_apart(model: Path) -> None:
+    found = set()
+    for width in (8, 16):
+        outer = {"model_type": "gemma3", "tie_word_embeddings": True}
+        write_json(model / "config.json", {**outer, "text_config": {**CONFIG, "hidden_size": width}})
+        found.add(fingerprint_directory(model).model)
+    assert len(found) == 2
+
+
+def test_the_fingerprint_of_a_model_of_text_alone_is_that_of_former_releases(model: Path) -> None:
+    assert fingerprint_directory(model).model == "93e2911f628aec42c3b73b0516580cfc"
