@@ -49,7 +49,7 @@ async def test_a_thread_that_is_left_behind_still_writes_to_its_own_file(
         finally:
             wrote.set()
 
-    monkeypatch.setattr(weight_sync.os, "pwrite", slow)
+    monkeypatch.setattr(os, "pwrite", slow)
     puller = weight_sync.Puller(client=cast("Any", OneBucketClient()), learner="http://learner")
     pulling = asyncio.create_task(puller.download("1.1", tmp_path))
     await asyncio.to_thread(writing.wait, 30)

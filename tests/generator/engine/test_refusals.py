@@ -43,7 +43,7 @@ class RefusingLLM:
 
 
 def wrapped(cause: Exception) -> Exception:
-    error = EngineGenerateError()
+    error: Exception = EngineGenerateError()
     error.__cause__ = cause
     return error
 
@@ -58,8 +58,7 @@ class RefusingGenerator:
             metrics=metrics,
         )  # fmt: skip
         self.serving.holds("1.0")
-        slots = cast("AdapterSlots", AdapterSlots(engine=engine, fetch=cast("Any", None), slots=1, max_rank=8,
-                                                  metrics=Metrics("adapters")))  # fmt: skip
+        slots = AdapterSlots(engine=engine, fetch=cast("Any", None), slots=1, max_rank=8, metrics=Metrics("adapters"))
         self.adapters = AdapterSampling(
             engine=engine, serving=self.serving, slots=slots, metrics=metrics, generator_id="g"
         )

@@ -76,7 +76,7 @@ class AskServer:
 
         return ask
 
-    def slow_route(self) -> Callable[[], Awaitable[Response]]:
+    def slow_route(self) -> Callable[[bool], Awaitable[Response]]:
         async def late(told: asyncio.Event) -> AsyncIterator[bytes]:
             yield b"x" * 1000
             await told.wait()
