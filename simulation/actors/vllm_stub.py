@@ -222,6 +222,10 @@ def install() -> None:
         "vllm.distributed": {},
         "vllm.distributed.weight_transfer": {},
         "vllm.distributed.weight_transfer.base": {"WeightTransferInitRequest": WeightTransferInitRequest},
+        "vllm.exceptions": {
+            "GracefulHTTPError": type("GracefulHTTPError", (Exception,), {}),
+            "VLLMClientError": type("VLLMClientError", (Exception,), {}),
+        },
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.exceptions": {
