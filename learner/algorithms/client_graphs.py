@@ -193,7 +193,7 @@ class _Parser:
         if refused:
             raise GraphError(f"node {name!r} ({target}): the argument {refused[0]} is not allowed. Leave it out.")
         if target not in _WITH_OTHER_TEXTS:
-            self._check_texts(name, [args, kwargs])
+            self._check_texts(name, [args, list(kwargs.values())])  # keywords may have the names of coded values
         self._known.add(name)
         return _Node(name=name, call=call, target=target, args=args, kwargs=kwargs)
 
@@ -239,9 +239,11 @@ class _Parser:
             for each in value:
                 _Parser._check_texts(node, each)
         elif isinstance(value, dict):
+            ((kind, inner),) = value.items()
+            if kind == "dict":
+                inner = list(inner.values())
             # Of a value such as {"ref": "name"} the text is not the call's.
-            coded = len(value) == 1 and next(iter(value)) in _CODED
-            _Parser._check_texts(node, [] if coded else list(value.values()))
+            _Parser._check_texts(node, [] if kind in _CODED else inner)
 
     def _check_kind(self, value: Mapping[str, object], node: str, *, depth: int) -> None:
         kind, inner = next(iter(value.items()), (None, None))

@@ -258,6 +258,15 @@ def test_a_text_or_list_is_not_repeated_as_often_as_a_tensor_says() -> None:
         refused_at_once(*often, bad_node, match="node 'bad': the text .*: expected one of batchmean")
 
 
+@pytest.mark.parametrize("keyword", ["device", "dtype", "layout", "memory_format", "ref", "float", "ellipsis"])
+def test_a_text_under_the_keyword_of_a_coded_value_is_a_text_too(keyword: str) -> None:
+    """A device by its name is not found again where the size is found out: the tensor would be made then."""
+    sizes = [MAX_ELEMENTS + 1]
+    refused_at_once(method("a", "new_full", REF, sizes, 1.0, **{keyword: "cpu"}), match="the text 'cpu'")
+    refused_at_once(node("a", "torch.sum", REF, {"dict": {keyword: "cpu"}}), match="the text 'cpu'")
+    refused_at_once(node("a", "torch.sum", REF, {"tuple": [{"dict": {keyword: ["cpu"]}}]}), match="the text 'cpu'")
+
+
 def test_texts_choose_no_way_that_takes_long() -> None:
     refused_at_once(method("bad", "norm", REF, "nuc"), match="node 'bad': the text 'nuc'")
     refused_at_once(method("bad", "norm", REF, p="nuc"), match="node 'bad': the text 'nuc'")
