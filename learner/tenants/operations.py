@@ -7,7 +7,9 @@ snapshot of their model covers, and samples, which a former life has lost. A rec
 """
 
 import asyncio
+import contextlib
 import json
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +20,8 @@ from pathlib import Path
 from learner.journal.files import AppendFile, sync_folder, write_atomically
 from learner.journal.records import framed, record, scan
 from learner.tenants.catalog import Catalog, LossEntry, ModelEntry, SamplingEntry, SessionEntry, entry_of
+
+logger = logging.getLogger(__name__)
 
 _ENTRY, _OPERATION, _SAMPLE, _CATALOG = 1, 2, 3, 4
 _NAME = re.compile(r"operations-(\d{8,})\.log")
@@ -52,6 +56,18 @@ class _LogSegment:
     path: Path
     last: dict[str, int] = field(default_factory=dict)
 
+    def note(self, model_id: str, seq_id: int) -> None:
+        self.last[model_id] = max(seq_id, self.last.get(model_id, 0))
+
+
+@dataclass(frozen=True)
+class _WaitingRecord:
+    """A record that is to be written. `written` takes note of it as soon as it is, before a later file is begun."""
+
+    parts: list[bytes | memoryview]
+    done: asyncio.Future[None]
+    written: Callable[[], None]
+
 
 class OperationLog:
     """Appends to the journal. All but the reading at the start is for one event loop."""
@@ -61,9 +77,11 @@ class OperationLog:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._segment_bytes = folder, segment_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="operation-log")
-        self._waiting: list[tuple[list[bytes | memoryview], asyncio.Future[None]]] = []
+        self._waiting: list[_WaitingRecord] = []
         self._writing: asyncio.Task[None] | None = None
         self._segments: list[_LogSegment] = []
+        self._starting: set[tuple[str, str]] = set()  # samples that are written, and not under way yet
+        self._refused_from: int | None = None
         self.recovered = self._recover()
         self.catalog = self.recovered.catalog
         self.samples_under_way: Callable[[], Iterable[tuple[str, str]]] = tuple
@@ -72,19 +90,23 @@ class OperationLog:
 
     async def entry(self, entry: SessionEntry | ModelEntry | SamplingEntry | LossEntry) -> None:
         """Put the entry into the catalog, on the disk too. Raises OSError, and then has changed nothing."""
-        await self._append(_ENTRY, entry.model_dump_json().encode())
-        self.catalog.put(entry)
+        await self._append(_ENTRY, entry.model_dump_json().encode(), written=lambda: self.catalog.put(entry))
 
     async def operation(self, operation: LoggedOperation) -> None:
         """Returns when the operation is on the disk. Raises OSError."""
         head = [operation.model_id, operation.seq_id, operation.kind, operation.digest]
-        await self._append(_OPERATION, json.dumps(head).encode(), b"\n", operation.body)
-        last = self._segments[-1].last
-        last[operation.model_id] = max(operation.seq_id, last.get(operation.model_id, 0))
+        payload = json.dumps(head).encode(), b"\n", operation.body
+        await self._append(
+            _OPERATION, *payload, written=lambda: self._segments[-1].note(operation.model_id, operation.seq_id)
+        )
 
     async def sample(self, sampling_session_id: str, request_id: str) -> None:
         """Returns when it is on the disk that the sample was accepted. Raises OSError."""
-        await self._append(_SAMPLE, json.dumps([sampling_session_id, request_id]).encode())
+        sample = sampling_session_id, request_id
+        try:
+            await self._append(_SAMPLE, json.dumps(sample).encode(), written=lambda: self._starting.add(sample))
+        finally:
+            self._starting.discard(sample)
 
     def trim(self, covered: dict[str, int]) -> None:
         """Remove the files whose operations are all covered; `covered`: the last operation in each model's snapshot."""
@@ -109,9 +131,9 @@ class OperationLog:
         self._thread.shutdown()
         self._file.close()
 
-    async def _append(self, kind: int, *payload: bytes) -> None:
+    async def _append(self, kind: int, *payload: bytes, written: Callable[[], None]) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((record(kind, payload), done))
+        self._waiting.append(_WaitingRecord(record(kind, payload), done, written))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
         await asyncio.shield(done)  # what is under way is written, whether its client waits or not
@@ -120,40 +142,64 @@ class OperationLog:
         loop = asyncio.get_running_loop()
         while self._waiting:
             batch, self._waiting = self._waiting, []
-            parts = [part for each, _ in batch for part in each]
+            parts = [part for each in batch for part in each.parts]
             try:
                 await loop.run_in_executor(self._thread, self._append_synced, parts)
             except OSError as error:
-                for _, done in batch:
-                    done.set_exception(OSError(error.errno, f"the journal of operations: {error.strerror}"))
-                    done.exception()  # a client that has left does not read it
+                for each in batch:
+                    each.done.set_exception(OSError(error.errno, f"the journal of operations: {error.strerror}"))
+                    each.done.exception()  # a client that has left does not read it
                 continue
-            for _, done in batch:
-                done.set_result(None)
+            for each in batch:
+                each.written()
+                each.done.set_result(None)
         self._writing = None
-        if self._file.end > self._segment_bytes:
-            self._file.close()
-            self._file = self._begin_segment()
+        if self._file.end > self._segment_bytes and self._refused_from is None:
+            self._roll_over()
 
     def _append_synced(self, parts: Sequence[bytes | memoryview]) -> None:
+        if self._refused_from is not None:
+            self._cut_off(self._refused_from)
         start = self._file.end
         self._file.append(*parts)
         try:
             self._file.sync()
         except OSError:
             # Its clients are told that it was not accepted, so that it must not be found at the next start.
-            self._file.close()
-            self._file = AppendFile(self._segments[-1].path, end=start)
+            self._refused_from = start
+            with contextlib.suppress(OSError):  # tried again before the next append
+                self._cut_off(start)
             raise
 
+    def _cut_off(self, end: int) -> None:
+        file = AppendFile(self._segments[-1].path, end=end)
+        self._file.close()
+        self._file, self._refused_from = file, None
+
+    def _roll_over(self) -> None:
+        former = self._file
+        try:
+            self._file = self._begin_segment()
+        except OSError as error:
+            logger.warning("the journal of operations goes on in its file, since no other can be begun: %s", error)
+            return
+        former.close()
+
     def _begin_segment(self) -> AppendFile:
+        """Raises OSError, and then leaves no file: its catalog would hide what the one before it goes on with."""
         number = 1 + max((int(_matched(segment.path)) for segment in self._segments), default=-1)
         path = self._folder / f"operations-{number:08d}.log"
         file = AppendFile(path, end=0)
-        file.append(framed(_CATALOG, self.catalog.dump()))
-        file.append(b"".join(framed(_SAMPLE, json.dumps(each).encode()) for each in self.samples_under_way()))
-        file.sync()
-        sync_folder(self._folder)
+        try:
+            file.append(framed(_CATALOG, self.catalog.dump()))
+            samples = dict.fromkeys((*self.samples_under_way(), *self._starting))
+            file.append(b"".join(framed(_SAMPLE, json.dumps(each).encode()) for each in samples))
+            file.sync()
+            sync_folder(self._folder)
+        except OSError:
+            file.close()
+            path.unlink(missing_ok=True)
+            raise
         self._segments.append(_LogSegment(path))
         return file
 
@@ -198,7 +244,7 @@ def _recover_record(recovered: RecoveredLog, segment: _LogSegment, kind: int, pa
             model_id, seq_id, name, digest = json.loads(head)
             operation = LoggedOperation(model_id, seq_id, name, digest, body)
             recovered.operations.setdefault((model_id, seq_id), operation)
-            segment.last[model_id] = max(seq_id, segment.last.get(model_id, 0))
+            segment.note(model_id, seq_id)
         case 3:
             session, request_id = json.loads(payload)
             recovered.samples[session].append(request_id)

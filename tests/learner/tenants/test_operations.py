@@ -112,3 +112,69 @@ async def test_a_dropped_sampling_session_is_gone_from_the_catalog(tmp_path: Pat
     await log.entry(entry.model_copy(update={"dropped": True}))
     await log.close()
     assert (await recovered(tmp_path)).catalog.samplings == {}
+
+
+async def test_the_last_records_of_a_file_are_accounted_to_it(tmp_path: Path) -> None:
+    """Each write ends its file here: what waits for it resumes when the next file has been begun."""
+    log = OperationLog(tmp_path, segment_bytes=1)
+    await asyncio.gather(log.entry(session()), log.operation(operation(1)), log.sample("s:sample:0", "s:sample:0:7"))
+    await log.operation(operation(2))
+    assert log.files == 3
+    log.trim({"m": 0})
+    assert log.files == 3, "operation 1 stands in the first file"
+    log.trim({"m": 1})
+    assert log.files == 2
+    assert log.holding() == {"m"}
+    await log.close()
+    found = (await recovered(tmp_path)).recovered
+    assert found.catalog.sessions == {"s": session()}
+    assert set(found.operations) == {("m", 2)}
+
+
+async def test_a_sample_is_in_the_next_file_before_whoever_starts_it_knows_that_it_is_accepted(tmp_path: Path) -> None:
+    log, started = OperationLog(tmp_path, segment_bytes=1), list[tuple[str, str]]()
+    log.samples_under_way = lambda: started
+    await log.sample("s:sample:0", "s:sample:0:7")
+    started.append(("s:sample:0", "s:sample:0:7"))
+    log.trim({})
+    assert log.files == 1
+    await log.close()
+    found = (await recovered(tmp_path)).recovered
+    assert found.samples["s:sample:0"] == ["s:sample:0:7"]
+
+
+def failing(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+async def test_a_file_that_cannot_be_begun_leaves_the_one_before_it_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = OperationLog(tmp_path, segment_bytes=1)
+    with monkeypatch.context() as broken:
+        broken.setattr("learner.tenants.operations.sync_folder", failing)
+        await log.operation(operation(1))
+        await log.entry(session())
+        assert not (tmp_path / "operations-00000001.log").exists()
+    await log.operation(operation(2))
+    assert log.files == 2
+    await log.operation(operation(3))
+    await log.close()
+    found = (await recovered(tmp_path)).recovered
+    assert {seq_id for _, seq_id in found.operations} == {1, 2, 3}
+    assert found.catalog.sessions == {"s": session()}
+
+
+async def test_a_file_that_cannot_be_opened_again_after_a_refusal_is_so_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = OperationLog(tmp_path)
+    await log.operation(operation(1))
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", failing)
+        broken.setattr("learner.tenants.operations.AppendFile", failing)
+        with pytest.raises(OSError, match="No space left"):
+            await log.operation(operation(2))
+    await log.operation(operation(3))
+    await log.close()
+    assert set((await recovered(tmp_path)).recovered.operations) == {("m", 1), ("m", 3)}
