@@ -394,6 +394,8 @@ class TenantService:
         for result in self._snapshots.results(entry.model_id):
             future, _ = self.futures.open(result.request_id, owner=entry.owner, digest=result.digest, kind=result.kind)
             future.finish(result.payload)
+            if result.retrieved:
+                self.futures.retrieved(future)
 
     def _graph_of(self, loss: LossEntry) -> "LossGraph":
         return self._parse_graph(loss.body)

@@ -1,4 +1,4 @@
-"""Snapshots of training models: their whole state after an operation, and the results that nobody has retrieved yet.
+"""Snapshots of training models: their whole state after an operation, and the results that their clients may ask for.
 
 A resume takes a model's snapshot, and does its later operations again, in order. Between two of them the journal alone
 knows what was done.
@@ -7,15 +7,14 @@ knows what was done.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import JsonValue
 
 from learner.journal.records import framed, scan
-from learner.tenants.futures import ResultFuture
+from learner.tenants.futures import Payload, ResultFuture
 from learner.tenants.tensor_files import (
     Tensors,
     folder_facts,
@@ -28,6 +27,7 @@ from learner.tenants.tensor_files import (
 
 _JSON, _BYTES = 1, 2
 _STATE, _RESULTS = "state", "results.log"
+_RETRIEVED = "retrieved"
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,20 @@ class SnapshotFacts:
 
 @dataclass(frozen=True)
 class StoredResult:
-    """A result that was not retrieved."""
+    """A result that was not retrieved, or not long ago."""
 
     request_id: str
     digest: str
     kind: str
-    payload: bytes | dict[str, JsonValue]
+    payload: Payload
+    retrieved: bool = False
+
+
+def result_of(future: ResultFuture, payload: Payload | None = None) -> StoredResult:
+    """The future's result; `payload` for one that has none yet."""
+    found = future.payload if payload is None else payload
+    assert found is not None, future.request_id
+    return StoredResult(future.request_id, future.digest, future.kind, found, retrieved=future.retrieved_at is not None)
 
 
 class ModelSnapshots:
@@ -63,12 +71,17 @@ class ModelSnapshots:
             found = SnapshotFacts(str(facts["model_id"]), int(str(facts["seq_id"])), int(str(facts["version"])))
             self.covered[found.model_id] = found
 
-    def write(self, facts: SnapshotFacts, state: Tensors, results: Sequence[ResultFuture]) -> None:
+    def write(self, facts: SnapshotFacts, state: Tensors, results: Sequence[StoredResult]) -> None:
         """Replace the model's snapshot; it is on the disk afterwards. Raises OSError."""
         write_tensor_folder(
             self._path(facts.model_id),
             tensors={_STATE: state},
-            facts={"model_id": facts.model_id, "seq_id": facts.seq_id, "version": facts.version},
+            facts={
+                "model_id": facts.model_id,
+                "seq_id": facts.seq_id,
+                "version": facts.version,
+                _RETRIEVED: [each.request_id for each in results if each.retrieved],
+            },
             files={_RESULTS: b"".join(map(_stored, results))},
         )
         self.covered[facts.model_id] = facts
@@ -78,9 +91,15 @@ class ModelSnapshots:
         return read_tensor_file(self._path(model_id), _STATE)
 
     def results(self, model_id: str) -> list[StoredResult]:
-        """Results that were not retrieved when the snapshot was written."""
-        (path,) = (each for each in folder_files(self._path(model_id)) if each.name == _RESULTS)
-        return [_read(kind, payload) for kind, payload, *_ in scan(path)]
+        """Results that were not retrieved, or not long before the snapshot was written."""
+        folder = self._path(model_id)
+        (path,) = (each for each in folder_files(folder) if each.name == _RESULTS)
+        facts = folder_facts(folder)
+        assert isinstance(facts, dict), folder
+        named = facts.get(_RETRIEVED)  # those of former releases have none
+        retrieved = {str(each) for each in named} if isinstance(named, list) else set()
+        found = [_read(kind, payload) for kind, payload, *_ in scan(path)]
+        return [replace(each, retrieved=each.request_id in retrieved) for each in found]
 
     def remove(self, model_id: str) -> None:
         """Forget a model."""
@@ -91,11 +110,11 @@ class ModelSnapshots:
         return self._folder / hashlib.sha256(model_id.encode()).hexdigest()[:32]
 
 
-def _stored(future: ResultFuture) -> bytes:
-    head = json.dumps([future.request_id, future.digest, future.kind]).encode() + b"\n"
-    if isinstance(future.payload, bytes):
-        return framed(_BYTES, head + future.payload)
-    return framed(_JSON, head + json.dumps(future.payload).encode())
+def _stored(result: StoredResult) -> bytes:
+    head = json.dumps([result.request_id, result.digest, result.kind]).encode() + b"\n"
+    if isinstance(result.payload, bytes):
+        return framed(_BYTES, head + result.payload)
+    return framed(_JSON, head + json.dumps(result.payload).encode())
 
 
 def _read(kind: int, payload: bytes) -> StoredResult:

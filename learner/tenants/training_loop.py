@@ -16,6 +16,7 @@ from learner.tenants.futures import ResultFutures
 from learner.tenants.keys import Tenant
 from learner.tenants.models import TrainingModel, TrainingModels
 from learner.tenants.operations import OperationLog
+from learner.tenants.snapshots import result_of
 from learner.tenants.turns import OperationOutcome, TrainerTurns
 from learner.tenants.work import Operation
 
@@ -137,7 +138,7 @@ class TrainingLoop:
                 if outcome.target is not None:
                     await self._serve(model.entry, outcome)
                 if outcome.needs_snapshot:
-                    await self._write_snapshot(model)
+                    await self._put_on_disk(model, outcome)
             except OSError as error:
                 payload = {"error": f"the learner's disk: {error}", "category": "server"}
             outcome.operation.future.finish(payload)
@@ -151,16 +152,28 @@ class TrainingLoop:
             self._trim()
 
     def _trim(self) -> None:
-        self._log.trim({model_id: model.snapshot_seq for model_id, model in self._models.by_id.items()})
+        try:
+            self._log.trim({model_id: model.snapshot_seq for model_id, model in self._models.by_id.items()})
+        except OSError as error:
+            logger.warning("a file of the journal cannot be removed, and is tried again later: %s", error)
 
     async def _write_snapshot(self, model: TrainingModel) -> None:
-        prefix, seq_id = f"{model.entry.model_id}:", model.done_seq
-        results = [each for each in self._futures.results(prefix) if each.retrieved_at is None and not each.given_up]
         try:
-            await self._on_trainer(lambda: self._turns.snapshot(model.entry, seq_id, results))
+            await self._put_on_disk(model)
         except OSError as error:
             logger.warning("no snapshot of %s: %s; its journal is kept instead", model.entry.model_id, error)
-            return
+
+    async def _put_on_disk(self, model: TrainingModel, outcome: OperationOutcome | None = None) -> None:
+        """Write a snapshot, with the result of an operation that nobody has been told yet. Raises OSError.
+
+        Results that were retrieved are kept while their futures are: the answers may have been lost on their way.
+        """
+        seq_id = model.done_seq
+        told = [each for each in self._futures.results(f"{model.entry.model_id}:") if not each.given_up]
+        results = [result_of(each) for each in told]
+        if outcome is not None:
+            results.append(result_of(outcome.operation.future, outcome.payload))
+        await self._on_trainer(lambda: self._turns.snapshot(model.entry, seq_id, results))
         model.snapshot_seq = seq_id
 
     async def _make_room(self, needed: Iterable[str]) -> None:

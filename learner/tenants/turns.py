@@ -10,8 +10,8 @@ from pydantic import JsonValue
 
 from learner.tenants.catalog import ModelEntry
 from learner.tenants.checkpoints import CheckpointFacts, CheckpointKind, TenantCheckpoints, checkpoint_path
-from learner.tenants.futures import Payload, ResultFuture
-from learner.tenants.snapshots import ModelSnapshots, SnapshotFacts
+from learner.tenants.futures import Payload
+from learner.tenants.snapshots import ModelSnapshots, SnapshotFacts, StoredResult
 from learner.tenants.trainer import TenantTrainer
 from learner.tenants.work import Operation, UnfitOperation
 from learner.training.client_operations import (
@@ -94,7 +94,7 @@ class TrainerTurns:
         outcomes += [self._barrier(each, entries[each.model_id]) for each in whole if not each.is_pass]
         return outcomes
 
-    def snapshot(self, entry: ModelEntry, seq_id: int, results: Sequence[ResultFuture]) -> None:
+    def snapshot(self, entry: ModelEntry, seq_id: int, results: Sequence[StoredResult]) -> None:
         """Write the model's state after an operation to the disk. Raises OSError."""
         facts = SnapshotFacts(entry.model_id, seq_id, self._versions[entry.model_id])
         self._snapshots.write(facts, self._trainer.state(entry.model_id), results)

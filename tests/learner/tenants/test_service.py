@@ -15,6 +15,10 @@ from tests.learner.tenants.scripted import POISON
 from tests.learner.tenants.service_client import BASE, Client, served
 
 
+def refusing(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 async def history(client: Client, model_id: str, first: int, count: int) -> list[float]:
     """Losses of pairs of a pass and a step, beginning with operation `first`."""
     losses = []
@@ -266,6 +270,52 @@ async def test_results_that_nobody_retrieved_outlive_a_snapshot_and_a_death(tmp_
         assert (await again.result(accepted[1]))["metrics"]["step:max"] == 1
         assert await again.train(model_id, 1) == accepted[0]
         assert not any(call.startswith("round") for call in parts.trainer.calls)
+
+
+async def test_the_result_of_a_load_outlives_a_death_before_and_after_its_client_asked_for_it(tmp_path: Path) -> None:
+    async with served(tmp_path / "one", snapshot_every=100) as parts:
+        client = parts.client()
+        source, model_id = await client.model(), await client.model(1)
+        saved = await client.post("save_weights", model_id=source, seq_id=1, path="one")
+        path = (await client.result(saved))["path"]
+        accepted = await client.post("load_weights", model_id=model_id, seq_id=1, path=path, optimizer=True)
+        await client.loss(model_id, 2)  # the load has been done then
+        before = shutil.copytree(tmp_path / "one", tmp_path / "two")
+        told = await client.result(accepted)
+        await client.result(await client.post("load_weights", model_id=model_id, seq_id=3, path=path, optimizer=True))
+    assert told == {"path": path, "model_id": model_id, "type": "load_weights"}
+    for folder in (before, tmp_path / "one"):
+        async with served(folder) as parts:
+            assert await parts.client().result(accepted) == told
+
+
+async def test_a_retrieved_result_that_a_snapshot_keeps_goes_after_a_while_in_the_next_life(tmp_path: Path) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        await client.loss(model_id, 1)
+        await client.result(await client.step(model_id, 2))
+        await client.model(1)  # in a later turn
+        assert parts.service.models.by_id[model_id].snapshot_seq == 2
+    async with served(tmp_path) as parts:
+        kept = parts.service.futures.get(f"{model_id}:1", owner="a")
+        assert kept is not None
+        assert kept.retrieved_at is not None
+
+
+async def test_a_load_that_the_disk_refuses_to_keep_is_not_said_to_be_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path, snapshot_every=100) as parts:
+        client = parts.client()
+        source, model_id = await client.model(), await client.model(1)
+        saved = await client.post("save_weights", model_id=source, seq_id=1, path="one")
+        body = {"model_id": model_id, "path": (await client.result(saved))["path"], "optimizer": True}
+        with monkeypatch.context() as broken:
+            broken.setattr(parts.service._snapshots, "write", refusing)
+            answer = await client.result(await client.post("load_weights", seq_id=1, **body))
+        assert answer == {"error": "the learner's disk: [Errno 28] No space left on device", "category": "server"}
+        assert "path" in await client.result(await client.post("load_weights", seq_id=2, **body))
 
 
 async def test_models_beyond_the_room_are_parked_and_come_back(tmp_path: Path) -> None:
