@@ -204,8 +204,9 @@ class TenantService:
         model = self.models.find(model_id, owner=tenant.name)
         if model is None:
             raise unknown("model", model_id)
-        model.entry = model.entry.model_copy(update={"unloaded": True})
-        await self._durably(self.log.entry(model.entry))
+        entry = model.entry.model_copy(update={"unloaded": True})
+        await self._durably(self.log.entry(entry))
+        model.entry = entry
         self.models.drop_all(model)
         await self.training.remove(model)
 
@@ -352,9 +353,9 @@ class TenantService:
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Park what the dead have left, and drop what is old."""
+        """Park what the dead have left, and drop what is old. What the disk refuses is left to the next sweep."""
         self.futures.sweep()
-        await asyncio.to_thread(self.checkpoints.expire)
+        await _swept(asyncio.to_thread(self.checkpoints.expire))
         dead = set(self.sessions.dead())
         left = [model for model in self.models.by_id.values() if model.entry.session_id in dead]
         for model in left:
@@ -363,12 +364,12 @@ class TenantService:
                 f"operation {model.next_seq} of the model has not come, and its session was silent for too long; "
                 "send that one, and this one again",
             )
-        await self.training.park(left)
+        await _swept(self.training.park(left))
         old = {each for each in dead if self.sessions.silent_s(each) > self._settings.retain_targets_s}
         for entry in [each for each in self.log.catalog.samplings.values() if each.session_id in old]:
             self.samples.forget(entry.sampling_session_id)
-            await self._targets.drop(entry)
-        await self.training.tidy()
+            await _swept(self._targets.drop(entry))
+        await _swept(self.training.tidy())
 
     # Parts.
 
@@ -480,3 +481,10 @@ class TenantService:
             raise QueueFull(
                 f"{queued.operations} operations of yours with {queued.size} bytes wait, as many as may at once"
             )
+
+
+async def _swept(part: Awaitable[object]) -> None:
+    try:
+        await part
+    except OSError as error:
+        logger.warning("a part of a sweep failed, and is tried again at the next one: %s", error)

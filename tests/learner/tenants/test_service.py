@@ -1,6 +1,8 @@
 import asyncio
+import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -545,6 +547,47 @@ async def test_what_waits_for_an_unloaded_model_is_answered_and_counts_no_more(t
         assert "loss:sum" in await client.result(under_way)
         other = await client.model(1)
         await asyncio.gather(*(client.train(other, seq_id) for seq_id in (2, 3, 4, 5)))
+
+
+async def test_a_model_whose_unloading_the_disk_refused_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fdatasync", refusing)
+            await client.post("unload_model", 503, model_id=model_id)
+        loss = await client.loss(model_id, 1)
+        await client.post("unload_model", model_id=model_id)
+        await client.train(model_id, 2, status=404)
+    assert loss > 0
+
+
+async def test_a_sweep_goes_on_after_what_the_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        saved = await client.post(
+            "save_weights_for_sampler", model_id=model_id, seq_id=1, sampling_session_seq_id=0, kind="inflight"
+        )
+        await client.result(saved)
+        service = parts.service
+        monkeypatch.setattr("learner.tenants.sessions.DEAD_S", -1.0)
+        monkeypatch.setattr(service, "_settings", replace(service._settings, retain_targets_s=-1.0))
+        with monkeypatch.context() as broken:
+            broken.setattr(service.checkpoints, "expire", refusing)
+            broken.setattr(os, "fdatasync", refusing)
+            broken.setattr(service.log, "trim", refusing)
+            await service.sweep()
+        assert parts.trainer.adapters == {}, "the parts after the one that failed have been done"
+        assert len(service.log.catalog.samplings) == 1
+        await service.sweep()
+        assert not service.log.catalog.samplings
+    assert caplog.text.count("a part of a sweep failed") == 2
+    assert "a file of the journal cannot be removed" in caplog.text
 
 
 async def test_a_model_that_is_unloaded_while_its_turn_is_awaited_stops_nobody(tmp_path: Path) -> None:
