@@ -74,8 +74,10 @@ class _Attempts:
         self.tried.append(url)
         self.last = str(error)
         self.failures += _is_of_the_adapter(error) or fault_of(error) != "unavailable"
-        if not is_busy(error):
-            self.turned_away_at = self.turned_away_at or now
+        if fault_of(error) == "counterpart":
+            self.turned_away_at = now  # it had been taken up, however long ago the one before was not
+        elif not is_busy(error) and self.turned_away_at is None:
+            self.turned_away_at = now
         if self.failures >= self.limits.failures:
             raise SampleFailed(f"{self.failures} attempts at one sample failed, last: {self.last}")
         if self.turned_away_at is not None and now - self.turned_away_at > self.limits.silence_s:

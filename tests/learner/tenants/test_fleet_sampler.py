@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.tenants.fleet_sampler import FleetSampler, SamplingLimits
+from learner.tenants.fleet_sampler import FleetSampler, SamplingLimits, _Attempts
 from learner.tenants.prompt_scores import PromptExtras
 from learner.tenants.sampling import SampleFailed
 from learner.tenants.served_adapters import ServedAdapters
@@ -19,7 +19,7 @@ from protocol.adapters import ADAPTER_FILES
 from protocol.tinker.sampling import SampleRequest
 from protocol.tinker.tensors import TinkerWireError
 from services.http.breakers import Breakers, BreakerSettings
-from services.http.client import HttpClient
+from services.http.client import HttpClient, ServiceFailed, ServiceUnreachable
 from tests.learner.tenants.scripted_generator import SAMPLED, ScriptedAdapterGenerator
 
 BASE = TargetWeights(BASE_TARGET)
@@ -143,6 +143,19 @@ async def test_a_sample_that_every_generator_turns_away_has_an_end_though_others
                 await asyncio.sleep(0.02)
         with pytest.raises(SampleFailed, match=r"no generator has taken it for 0\.5 s, last: .*503"):
             await refused
+
+
+def test_a_long_sample_whose_generators_die_is_not_one_that_nobody_takes() -> None:
+    """The third generator turns it away: the time counts from the end of the attempt before that one."""
+    attempts = _Attempts(SamplingLimits(failures=3, silence_s=180), began=0.0)
+    died = ServiceUnreachable(NOBODY, "the connection broke", sent=True)
+    away = ServiceFailed(NOBODY, status=503, kind="starting", message="no weights yet")
+    attempts.failed(NOBODY, away, now=1.0)
+    for now in (300.0, 600.0):
+        attempts.failed(NOBODY, died, now=now)
+    attempts.failed(NOBODY, away, now=780.0)
+    with pytest.raises(SampleFailed, match="no generator has taken it for 180 s"):
+        attempts.failed(NOBODY, away, now=781.0)
 
 
 async def test_silence_has_an_end_and_says_whom_it_is_of() -> None:
