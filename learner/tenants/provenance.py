@@ -8,6 +8,7 @@ loss that rests on them may refuse a name that is not known.
 """
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,8 @@ from learner.journal.records import record, scan
 from protocol.tinker.sampling import SampledTokens, SampleRequest
 from protocol.tinker.tensors import TinkerWireError
 from protocol.tinker.training import ProvenanceSpan, WireDatum
+
+logger = logging.getLogger(__name__)
 
 _HOUR_S = 3600
 _KEEP_HOURS = 25
@@ -167,8 +170,13 @@ class SequenceRecords:
     def _forget_old(self) -> None:
         if self._now() == self._hour:
             return
-        self._file.close()
-        self._hour, self._file = self._open(self._now())
+        former = self._file
+        try:
+            self._hour, self._file = self._open(self._now())
+        except OSError as error:
+            logger.warning("the file of sequences goes on beyond its hour, since no other can be opened: %s", error)
+            return
+        former.close()
         oldest = self._hour - _KEEP_HOURS
         for path in self._folder.glob("sequences-*.log"):
             if int(path.stem.partition("-")[2]) < oldest:

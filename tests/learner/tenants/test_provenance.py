@@ -89,6 +89,25 @@ def test_sequences_go_after_a_day(tmp_path: Path) -> None:
     assert not (tmp_path / "sequences-00001000.log").exists()
 
 
+def test_a_file_that_cannot_be_opened_for_the_next_hour_leaves_the_former_one_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 3600.0 * 1000
+    records = SequenceRecords(tmp_path, clock=lambda: now)
+    now += 3600
+
+    def refusing(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    sampled = SampledTokens(TOKENS, LOGPROBS, (0, 0), stopped=True)
+    with monkeypatch.context() as broken:
+        broken.setattr("learner.tenants.provenance.AppendFile", refusing)
+        records.remember("a", ["s:1:0"], SampleRequest(prompt=PROMPT), [sampled])
+    records.remember("a", ["s:1:1"], SampleRequest(prompt=PROMPT), [sampled])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sequences-00001000.log", "sequences-00001001.log"]
+    SequenceRecords(tmp_path).check("a", 0, datum(), all_known=True)
+
+
 def test_targets_at_the_places_of_a_prompt_may_be_anything(tmp_path: Path) -> None:
     """The cookbook's loops fill them with zeros."""
     remembered(tmp_path).check("a", 0, spoiled(target_tokens=np.array([0, 0, *TOKENS])), all_known=True)
