@@ -112,7 +112,7 @@ class TenantCheckpoints:
         """Checkpoints that clients may see, the oldest first."""
         found = (
             facts
-            for facts in self._facts.values()
+            for facts in list(self._facts.values())  # other threads save and delete
             if facts.kind != "target" and run_id in (None, facts.run_id) and self.find(facts.path, reader=owner)
         )
         return sorted((each for each in found if each.owner == owner), key=lambda each: each.created_at)
@@ -166,14 +166,14 @@ class TenantCheckpoints:
 
     def targets(self) -> list[CheckpointFacts]:
         """Checkpoints that sampling sessions alone know."""
-        return [facts for facts in self._facts.values() if facts.kind == "target"]
+        return [facts for facts in list(self._facts.values()) if facts.kind == "target"]
 
     def expire(self) -> int:
         """Delete those whose time has come, and return how many."""
         now = self._clock()
         old = [
             facts
-            for facts in self._facts.values()
+            for facts in list(self._facts.values())
             if not facts.deleted and facts.expires_at is not None and facts.expires_at <= now
         ]
         for facts in old:

@@ -34,9 +34,13 @@ def write_tensor_folder(
     contents |= files or {}
     checksums = {name: xxhash.xxh3_128_hexdigest(content) for name, content in contents.items()}
     contents[_FACTS] = json.dumps({"checksums": checksums, "facts": facts}).encode()
-    for name, content in contents.items():
-        (draft / name).write_bytes(content)
-    sync_tree(draft)
+    try:
+        for name, content in contents.items():
+            (draft / name).write_bytes(content)
+        sync_tree(draft)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)  # of a full disk it would take what room there is
+        raise
     if folder.exists():
         former = unused(folder.with_name(f"{folder.name}.removed"))
         folder.rename(former)

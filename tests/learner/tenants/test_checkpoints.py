@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from learner.tenants.checkpoints import CheckpointFacts, CheckpointPath, TenantCheckpoints, checkpoint_path
-from learner.tenants.tensor_files import TensorsDamaged, read_tensor_file, write_tensor_folder
+from learner.tenants.tensor_files import TensorsDamaged, folder_facts, read_tensor_file, write_tensor_folder
 from learner.training.client_operations import AdapterShape
 
 ADAPTER = {"layer.lora_A.weight": np.ones((2, 3), np.float32)}
@@ -106,6 +106,32 @@ def test_a_crash_while_one_is_replaced_leaves_one_whole(tmp_path: Path) -> None:
     folder.with_name(f"{folder.name}.removed").mkdir()
     assert TenantCheckpoints(tmp_path).state(one.path)["x"].tolist() == [1.0, 1.0]
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_that_could_not_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tensor_folder(tmp_path / "x", tensors={"a": ADAPTER}, facts=1)
+
+    def refusing(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("learner.tenants.tensor_files.sync_tree", refusing)
+    with pytest.raises(OSError, match="No space left"):
+        write_tensor_folder(tmp_path / "x", tensors={"a": ADAPTER}, facts=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert folder_facts(tmp_path / "x") == 1
+
+
+def test_what_is_saved_while_checkpoints_are_listed_disturbs_nobody(tmp_path: Path) -> None:
+    """The trainer's thread saves while the event loop lists: here, each time that the list looks at the clock."""
+    checkpoints = saved(tmp_path, facts(expires_at=200.0))
+    checkpoints.save(facts("two", expires_at=200.0), adapter=ADAPTER, config={}, state=None)
+
+    def saving() -> float:
+        checkpoints._facts.setdefault("three", facts("three"))
+        return 100.0
+
+    checkpoints._clock = saving
+    assert [each.name for each in checkpoints.of("a")] == ["one", "two"]
 
 
 def test_replacing_a_folder_replaces_all_of_it(tmp_path: Path) -> None:
