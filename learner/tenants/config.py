@@ -62,7 +62,10 @@ class TinkerConfig(ConfigModel):
         "for another's flood; an operation is never divided",
     )
     retain_targets_s: float = Field(
-        86_400.0, gt=0, description="weights of a sampling session go after so many seconds without its client"
+        86_400.0,
+        gt=0,
+        description="weights of a sampling session, and results that nobody asked for, go after so many seconds "
+        "without their client",
     )
 
     def keys_path(self, folder: Path) -> Path:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -78,6 +78,12 @@ class ResultFutures:
     def forget(self, request_id: str) -> None:
         """Drop a future, with its result."""
         self._futures.pop(request_id, None)
+
+    def forget_results(self, sessions: Set[str]) -> None:
+        """Drop all results of requests of these sessions, whose names begin with theirs."""
+        for name, future in list(self._futures.items()):
+            if future.payload is not None and name.partition(":")[0] in sessions:
+                del self._futures[name]
 
     def results(self, prefix: str) -> Iterator[ResultFuture]:
         """Futures whose names begin so, and that have a result."""

@@ -1,5 +1,6 @@
 """Training models: their operations in strict order of seq_id, those that come early held until their turn."""
 
+import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,6 +50,11 @@ class TrainingModel:
         """All that wait."""
         yield from self.ready
         yield from self.early.values()
+
+    @property
+    def covered_seq(self) -> int:
+        """The last operation that no start has to do again; all of an unloaded model."""
+        return sys.maxsize if self.entry.unloaded else self.snapshot_seq
 
     @property
     def idle(self) -> bool:

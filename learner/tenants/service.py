@@ -49,6 +49,7 @@ from protocol.tinker.bodies import (
 )
 from protocol.tinker.sampling import read_sample
 from protocol.tinker.tensors import TinkerWireError
+from services.http.refusals import RequestRefused
 
 if TYPE_CHECKING:
     from learner.algorithms.client_graphs import LossGraph
@@ -185,7 +186,8 @@ class TenantService:
         again = known is not None and known.given_up and known.digest == logged.digest
         if known is None and logged.seq_id < model.next_seq:
             return request_id  # done long ago, and its result was retrieved
-        if known is None or again:
+        awaited = model.idle and logged.seq_id == model.next_seq  # those that wait may wait for it
+        if (known is None or again) and not awaited:
             self._refuse_flood(tenant, len(logged.body))
         if again:
             self.futures.forget(request_id)  # its client came back: what it sends again is done in its turn
@@ -366,6 +368,7 @@ class TenantService:
             )
         await _swept(self.training.park(left))
         old = {each for each in dead if self.sessions.silent_s(each) > self._settings.retain_targets_s}
+        self.futures.forget_results(old)
         for entry in [each for each in self.log.catalog.samplings.values() if each.session_id in old]:
             self.samples.forget(entry.sampling_session_id)
             await _swept(self._targets.drop(entry))
@@ -376,6 +379,8 @@ class TenantService:
     def _resume(self) -> None:
         catalog, recovered = self.log.catalog, self.log.recovered
         for entry in catalog.models.values():
+            if entry.unloaded:
+                self._snapshots.remove(entry.model_id)
             facts = self._snapshots.covered.get(entry.model_id)
             self.models.add_model(entry, covered=None if facts is None else facts.seq_id)
             if facts is not None:
@@ -430,7 +435,11 @@ class TenantService:
                 await self.training.create(entry)
             except OperationError as error:
                 raise unfit(f"lora_config: {error}") from error
-        await self._durably(self.log.entry(entry))
+        try:
+            await self._durably(self.log.entry(entry))
+        except RequestRefused:
+            await self.training.discard(entry)  # a retry has another seed
+            raise
         if entry.model_id not in self.models.by_id:
             self.models.add_model(entry, covered=None).resident = entry.loads is None
 

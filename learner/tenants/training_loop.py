@@ -95,6 +95,15 @@ class TrainingLoop:
         """Give a model's memory back; nothing of it is kept."""
         async with self._turn_lock:
             await self._leave(model)
+            try:
+                await self._on_trainer(lambda: self._turns.forget(model.entry.model_id))
+            except OSError as error:
+                logger.warning("the snapshot of %s stays until the next start: %s", model.entry.model_id, error)
+
+    async def discard(self, entry: ModelEntry) -> None:
+        """Take back what `create` did, for a model that could not be accepted."""
+        async with self._turn_lock:
+            await self._on_trainer(lambda: self._turns.remove(entry.model_id))
 
     async def park(self, models: Iterable[TrainingModel]) -> None:
         """Leave models that have nothing to do on the disk alone; they come back with their next operation."""
@@ -153,7 +162,7 @@ class TrainingLoop:
 
     def _trim(self) -> None:
         try:
-            self._log.trim({model_id: model.snapshot_seq for model_id, model in self._models.by_id.items()})
+            self._log.trim({model_id: model.covered_seq for model_id, model in self._models.by_id.items()})
         except OSError as error:
             logger.warning("a file of the journal cannot be removed, and is tried again later: %s", error)
 

@@ -114,6 +114,10 @@ class TrainerTurns:
         if self._versions.pop(model_id, None) is not None:
             self._trainer.remove(model_id)
 
+    def forget(self, model_id: str) -> None:
+        """Remove the model's snapshot. Raises OSError."""
+        self._snapshots.remove(model_id)
+
     def _bring(self, entry: ModelEntry) -> str:
         """Give the trainer a model that it does not hold; what is wrong if that cannot be."""
         if entry.model_id in self._versions:

@@ -36,6 +36,17 @@ def test_a_result_stays_until_it_was_retrieved_and_a_while_after() -> None:
     assert futures.get("m:1", owner="a") is None
 
 
+def test_results_of_sessions_whose_clients_will_not_come_again_are_dropped() -> None:
+    futures = ResultFutures()
+    for name in ("s:train:0:1", "s:sample:0:1", "s:train:0:2", "s2:train:0:1"):
+        futures.open(name, owner="a", digest="x", kind="optim_step")[0].finish({})
+    futures.open("s:train:0:3", owner="a", digest="x", kind="optim_step")
+    futures.forget_results({"s"})
+    assert len(futures) == 2
+    assert futures.get("s:train:0:3", owner="a") is not None
+    assert futures.get("s2:train:0:1", owner="a") is not None
+
+
 def test_a_future_is_its_owners_alone_and_is_set_once() -> None:
     futures = ResultFutures()
     future, _ = futures.open("m:1", owner="a", digest="x", kind="optim_step")

@@ -182,6 +182,80 @@ async def test_a_flood_is_told_to_come_again_and_others_do_not_notice(tmp_path: 
         assert await other.loss(theirs, 1) > 0
 
 
+async def test_the_operation_that_all_others_wait_for_is_no_flood(tmp_path: Path) -> None:
+    async with served(tmp_path, max_queued_operations=3) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        waiting = [await client.train(model_id, seq_id) for seq_id in (2, 3, 4)]
+        await client.train(model_id, 5, status=429)
+        parts.trainer.released.clear()
+        waiting.append(await client.train(model_id, 1))
+        await asyncio.to_thread(parts.trainer.entered.wait, 30)
+        parts.trainer.released.set()
+        assert all([(await client.result(each))["loss:sum"] > 0 for each in waiting])
+
+
+async def test_a_flood_in_order_is_one_too(tmp_path: Path) -> None:
+    async with served(tmp_path, max_queued_operations=3) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        parts.trainer.released.clear()
+        last = await client.train(model_id, 1)
+        await asyncio.to_thread(parts.trainer.entered.wait, 30)
+        for seq_id in (2, 3, 4):
+            last = await client.train(model_id, seq_id)
+        await client.train(model_id, 5, status=429)
+        parts.trainer.released.set()
+        assert (await client.result(last))["loss:sum"] > 0
+
+
+async def test_a_model_that_the_disk_refused_leaves_no_adapter_to_the_one_that_is_made_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        body = {"session_id": await client.session(), "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": 2}}
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fdatasync", refusing)
+            await client.post("create_model", 503, **body)
+        assert parts.trainer.adapters == {}
+        model_id = (await client.result(await client.post("create_model", **body)))["model_id"]
+        assert parts.trainer.adapters[model_id].shape == parts.service.models.by_id[model_id].entry.shape
+
+
+async def test_an_unloaded_model_keeps_nothing_but_its_checkpoints(tmp_path: Path) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        parts.service.log._segment_bytes = 1
+        client = parts.client()
+        gone, stays = await client.model(), await client.model(1)
+        for model_id in (gone, stays):
+            await client.loss(model_id, 1)
+        await client.train(gone, 3)  # behind a hole
+        await client.post("unload_model", model_id=gone)
+        await parts.service.sweep()
+        assert parts.service.log.files == 1
+        copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"))
+        assert len(list((tmp_path / "models").iterdir())) == 1
+    async with served(copy) as parts:
+        await parts.client().train(gone, 4, status=404)
+        assert await parts.client().loss(stays, 2) > 0
+
+
+async def test_a_snapshot_that_a_death_left_of_an_unloaded_model_goes_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        await client.loss(model_id, 1)
+        monkeypatch.setattr("learner.tenants.snapshots.remove_folder", refusing)
+        await client.post("unload_model", model_id=model_id)
+        assert len(list((tmp_path / "models").iterdir())) == 1
+    monkeypatch.undo()
+    async with served(tmp_path):
+        assert not list((tmp_path / "models").iterdir())
+
+
 async def test_a_flood_makes_no_round_longer_than_the_trainer_takes_a_moment_for(tmp_path: Path) -> None:
     """A client that comes during a round waits for its end. The trainer does 20,000 tokens a second by its clock."""
     async with served(tmp_path, round_s=0.05, long_poll_s=60.0, max_queued_operations=1000) as parts:
@@ -586,6 +660,7 @@ async def test_a_sweep_goes_on_after_what_the_disk_refuses(
         assert len(service.log.catalog.samplings) == 1
         await service.sweep()
         assert not service.log.catalog.samplings
+        assert len(service.futures) == 0, "results of whoever was silent for so long go with its targets"
     assert caplog.text.count("a part of a sweep failed") == 2
     assert "a file of the journal cannot be removed" in caplog.text
 
