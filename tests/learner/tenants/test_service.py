@@ -214,7 +214,8 @@ async def test_a_model_that_the_disk_refused_leaves_no_adapter_to_the_one_that_i
 ) -> None:
     async with served(tmp_path) as parts:
         client = parts.client()
-        body = {"session_id": await client.session(), "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": 2}}
+        body: dict[str, Any] = {"session_id": await client.session(), "model_seq_id": 0, "base_model": BASE}
+        body["lora_config"] = {"rank": 2}
         with monkeypatch.context() as broken:
             broken.setattr(os, "fdatasync", refusing)
             await client.post("create_model", 503, **body)
