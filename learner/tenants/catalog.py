@@ -111,7 +111,9 @@ class Catalog:
             case SamplingEntry(dropped=True):
                 self.samplings.pop(entry.key, None)
             case SamplingEntry():
-                self.samplings[entry.key] = entry
+                former = self.samplings.get(entry.key)
+                counted = entry.clones if former is None else max(entry.clones, former.clones)
+                self.samplings[entry.key] = entry.model_copy(update={"clones": counted})  # a later one may be known
             case LossEntry():
                 self.losses[entry.key] = entry
 
