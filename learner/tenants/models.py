@@ -19,7 +19,8 @@ class TrainingModel:
     """A training model. `next_seq`: the operation whose turn is next to come; `early`: those that came before it.
 
     `ready` are operations in turn, `done_seq` is the last one that was done, `snapshot_seq` the last one in the
-    snapshot on the disk; -1 is none. `resident`: the trainer holds its adapter.
+    snapshot on the disk; -1 is none. `resident`: the trainer holds its adapter. `accepting` counts operations that may
+    be in the journal, and are not in its queue yet.
     """
 
     entry: ModelEntry
@@ -27,6 +28,7 @@ class TrainingModel:
     done_seq: int = -1
     snapshot_seq: int = -1
     resident: bool = False
+    accepting: int = 0
     early: dict[int, Operation] = field(default_factory=dict)
     ready: deque[Operation] = field(default_factory=deque)
     last_used: float = 0.0
@@ -53,8 +55,15 @@ class TrainingModel:
 
     @property
     def covered_seq(self) -> int:
-        """The last operation that no start has to do again; all of an unloaded model."""
-        return sys.maxsize if self.entry.unloaded else self.snapshot_seq
+        """The last operation that no start has to do again.
+
+        That is all of an unloaded model, and of one whose snapshot is of all that it did while nothing more of it is
+        under way: what else the journal has of it was given up.
+        """
+        untouched = self.next_seq == (0 if self.entry.loads else 1)
+        settled = untouched or self.snapshot_seq == self.done_seq == self.next_seq - 1
+        waiting = self.accepting or self.early or self.ready
+        return sys.maxsize if self.entry.unloaded or (settled and not waiting) else self.snapshot_seq
 
     @property
     def idle(self) -> bool:

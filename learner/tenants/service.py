@@ -198,8 +198,13 @@ class TenantService:
 
     async def _accept(self, tenant: Tenant, logged: LoggedOperation, future: ResultFuture) -> None:
         logged, work = await self._off_loop(len(logged.body), lambda: self._reader.accept(logged, owner=tenant.name))
-        await self._durably(self.log.operation(logged), undo=future.request_id)
-        self._enqueue(logged, work, future)
+        model = self.models.by_id[logged.model_id]
+        model.accepting += 1
+        try:
+            await self._durably(self.log.operation(logged), undo=future.request_id)
+            self._enqueue(logged, work, future)
+        finally:
+            model.accepting -= 1
 
     async def unload_model(self, tenant: Tenant, model_id: str) -> None:
         """Give back what a model takes; its checkpoints stay."""

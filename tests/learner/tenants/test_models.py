@@ -1,4 +1,7 @@
+import sys
 from typing import Any
+
+import pytest
 
 from learner.tenants.catalog import ModelEntry
 from learner.tenants.futures import ResultFuture
@@ -70,6 +73,37 @@ def test_the_least_recently_used_model_leaves_first() -> None:
     assert [each.entry.model_id for each in models.to_park(room=2, needed=["o"])] == ["n"]
     assert models.to_park(room=3, needed=["o"]) == []
     assert models.to_park(room=1, needed=["m", "n"]) == []
+
+
+def test_all_of_a_model_is_covered_once_nothing_of_it_is_under_way() -> None:
+    models = TrainingModels()
+    model = models.add_model(entry("m"), covered=4)
+    assert model.covered_seq == sys.maxsize
+    models.enqueue(operation("m", 9))
+    assert model.covered_seq == 4, "it waits for those before it"
+    models.drop_early(model, "its client is gone")
+    assert model.covered_seq == sys.maxsize
+    model.accepting = 1
+    assert model.covered_seq == 4, "it may be in the journal"
+    model.accepting = 0
+    models.enqueue(operation("m", 5))
+    assert model.covered_seq == 4
+    models.take(list(model.ready))
+    assert model.covered_seq == 4, "it is being done"
+    model.done_seq = 5
+    assert model.covered_seq == 4, "it is not in the snapshot"
+    model.snapshot_seq = 5
+    assert model.covered_seq == sys.maxsize
+
+
+@pytest.mark.parametrize("loads", [None, "tinker://x/weights/y"])
+def test_all_of_a_model_is_covered_that_never_had_the_operation_it_begins_with(loads: str | None) -> None:
+    models = TrainingModels()
+    model = models.add_model(entry("m", loads=loads), covered=None)
+    assert model.covered_seq == sys.maxsize
+    models.enqueue(operation("m", model.next_seq))
+    models.take(list(model.ready))
+    assert model.covered_seq == -1
 
 
 def test_another_tenant_does_not_find_a_model() -> None:

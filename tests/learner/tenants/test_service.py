@@ -257,6 +257,40 @@ async def test_a_snapshot_that_a_death_left_of_an_unloaded_model_goes_at_the_nex
         assert not list((tmp_path / "models").iterdir())
 
 
+async def test_what_was_given_up_keeps_no_file_of_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        parts.service.log._segment_bytes = 1
+        client = parts.client()
+        model_id = await client.model()
+        await client.loss(model_id, 1)
+        await client.train(model_id, 9)  # behind a hole
+        await parts.service.sweep()
+        assert parts.service.log.files > 1
+        with monkeypatch.context() as silent:
+            silent.setattr("learner.tenants.sessions.DEAD_S", -1.0)
+            await parts.service.sweep()
+        assert parts.service.log.files == 1
+        assert await client.loss(model_id, 2) > 0
+    async with served(tmp_path) as parts:
+        assert await parts.client().loss(model_id, 3) > 0
+
+
+async def test_clients_that_join_while_others_are_written_down_have_numbers_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        body: dict[str, Any] = {"session_id": await client.session(), "sampling_session_seq_id": 0, "base_model": BASE}
+        name = (await client.post("create_sampling_session", **body))["sampling_session_id"]
+        service, (tenant, _) = parts.service, parts.service.keys.tenants
+        first = asyncio.create_task(service.join_sampling_session(tenant, name))
+        await asyncio.sleep(0)  # the first is on its way to the disk
+        await asyncio.sleep(0)
+        second = asyncio.create_task(service.join_sampling_session(tenant, name))
+        numbers = [await first, await service.join_sampling_session(tenant, name), await second]
+        assert sorted(numbers) == [1, 2, 3]
+
+
 async def test_a_flood_makes_no_round_longer_than_the_trainer_takes_a_moment_for(tmp_path: Path) -> None:
     """A client that comes during a round waits for its end. The trainer does 20,000 tokens a second by its clock."""
     async with served(tmp_path, round_s=0.05, long_poll_s=60.0, max_queued_operations=1000) as parts:
