@@ -33,6 +33,7 @@ class TimeBudget:
         self._case_s = case_s
         self._left_s = self._total_s = total_s
         self._taken_s = self._computed_s = 0.0
+        self._sharing = 0
         self._returned = asyncio.Condition()
         self.deadline = deadline
 
@@ -66,13 +67,16 @@ class TimeBudget:
         As long as others may give some back, it waits until there are enough for a whole case.
         """
         async with self._returned:
-            await self._returned.wait_for(lambda: not self._taken_s or self._left_s - self._taken_s >= self._case_s)
+            # Counted as a number: what is left of sums of seconds need not be zero when all have been given back.
+            await self._returned.wait_for(lambda: not self._sharing or self._left_s - self._taken_s >= self._case_s)
             seconds = self.next_s()
+            self._sharing += 1
             self._taken_s += seconds
         try:
             yield seconds
         finally:
-            self._taken_s -= seconds
+            self._sharing -= 1
+            self._taken_s = self._taken_s - seconds if self._sharing else 0.0
             async with self._returned:
                 self._returned.notify_all()
 

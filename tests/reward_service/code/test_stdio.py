@@ -119,8 +119,10 @@ async def test_a_case_that_goes_wrong_costs_that_case_alone(judge: Judged, name:
     assert score.reward == 0.5
 
 
-async def test_time_that_all_cases_share_runs_out(judge: Judged) -> None:
+@pytest.mark.parametrize(("timeout_s", "total_timeout_s"), [(1.0, 2.0), (1.2, 4.8)])
+async def test_time_that_all_cases_share_runs_out(judge: Judged, timeout_s: float, total_timeout_s: float) -> None:
     cases = [{"stdin": str(n), "stdout": "1"} for n in range(20)]
-    score = await judge("while True: pass", {"kind": "stdio", "cases": cases}, timeout_s=1.0, total_timeout_s=2.0)
+    tests = {"kind": "stdio", "cases": cases}
+    score = await judge("while True: pass", tests, timeout_s=timeout_s, total_timeout_s=total_timeout_s)
     assert score.reward == 0.0
     assert score.components["timeouts"] == 20.0
