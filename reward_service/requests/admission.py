@@ -162,15 +162,18 @@ class Admission:
 
     def check(self, *, body_bytes: int) -> None:
         """Refuse a request as soon as its size is known, before it is read. Raises RequestRefused."""
+        self._check_door()
+        # A body larger than all of the room is taken alone: whether bodies are too large is the server's to say.
+        if self._bytes and self._bytes + body_bytes > self._room.bytes:
+            what = f"{self._bytes} bytes are here, of at most {self._room.bytes}, and the request has {body_bytes}"
+            raise self._busy(excess=max(1, self._items // 2), what=what)
+
+    def _check_door(self) -> None:
         if self._draining:
             raise RequestRefused(503, "draining", "this reward service is stopping: try another one")
         here = self._items + int(self._arrivals.bytes / self._item_bytes)
         if here >= self._room.items:
             raise self._busy(excess=1, what=f"{here} items are here, of at most {self._room.items}")
-        # A body larger than all of the room is taken alone: whether bodies are too large is the server's to say.
-        if self._bytes and self._bytes + body_bytes > self._room.bytes:
-            what = f"{self._bytes} bytes are here, of at most {self._room.bytes}, and the request has {body_bytes}"
-            raise self._busy(excess=max(1, self._items // 2), what=what)
 
     @contextmanager
     def arriving(self, *, body_bytes: int) -> Iterator[None]:
@@ -194,9 +197,12 @@ class Admission:
 
     @contextmanager
     def admitted(self, verifiers: Iterable[str]) -> Iterator[None]:
-        """Places for items of these verifiers, one for each, for as long as it takes. Raises RequestRefused."""
+        """Places for items of these verifiers, one for each, for as long as it takes. Raises RequestRefused.
+
+        Their bytes were looked at as they were `held`, and count by now.
+        """
         counts = Counter(map(self._label, verifiers))
-        self.check(body_bytes=0)
+        self._check_door()
         self._check_items(counts)
         self._pace.began()
         self._change(counts, sign=1)

@@ -69,7 +69,7 @@ def test_more_than_is_ever_taken_is_refused_for_good() -> None:
 
 def test_bytes_are_bounded_and_a_request_larger_than_all_of_them_is_taken_alone() -> None:
     taken = admission()
-    with taken.held(body_bytes=1500, items=1):
+    with taken.held(body_bytes=1500, items=1), taken.admitted(["a"]):
         assert "1500 bytes are here, of at most 1000" in refusal(taken, "a", body_bytes=1)[1]
     with taken.held(body_bytes=600, items=1):
         assert refusal(taken, "a", body_bytes=401)[0] == 429
