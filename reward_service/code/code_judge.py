@@ -136,7 +136,8 @@ class CodeJudge:
         try:
             async with limit:
                 await self._check_reference(arguments, deadline=deadline)
-                cases = await self._run(solution_of(code, arguments=arguments), arguments, deadline=deadline)
+                solution = solution_of(code, arguments=arguments, execution=self._execution)
+                cases = await self._run(solution, arguments, deadline=deadline)
         except TimeoutError:
             raise late() from None
         return score_of(cases, reward=arguments.reward)
@@ -190,7 +191,8 @@ class CodeJudge:
         if key in self._sound:
             self._sound.move_to_end(key)
             return
-        cases = await self._run(solution_of(arguments.reference, arguments=arguments), arguments, deadline=deadline)
+        reference = solution_of(arguments.reference, arguments=arguments, execution=self._execution)
+        cases = await self._run(reference, arguments, deadline=deadline)
         score = score_of(cases, reward="all")
         if score.reward != 1.0:
             passed, counted = (int(score.components[name]) for name in ("passed", "cases"))

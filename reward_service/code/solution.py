@@ -7,7 +7,7 @@ import math
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from reward_service.code.arguments import CaseVerdict, CodeArguments
 from reward_service.code.inside.channel import Message
@@ -124,7 +124,8 @@ class Harness:
     ) -> Program:
         """A process that runs a module of the harness, beside which it finds `files`. Its cases have `seconds`."""
         most = self.execution
-        limits = RunLimits(
+        limits = replace(
+            granted_limits(most),
             wall_s=min(START_S + seconds, most.max_wall_s),
             cpu_s=min(whole_seconds(START_S + seconds), most.max_cpu_s),
             memory_mib=memory_mib,
@@ -136,6 +137,16 @@ class Harness:
             limits=limits,
             fresh=fresh,
         )
+
+
+def granted_limits(execution: ExecutionConfig) -> RunLimits:
+    """The usual limits on processes and files, as far as the operator grants them; the rest is each program's own."""
+    usual = RunLimits()
+    return replace(
+        usual,
+        processes=min(usual.processes, execution.max_processes),
+        disk_mib=min(usual.disk_mib, execution.max_disk_mib),
+    )
 
 
 def load_harness(execution: ExecutionConfig) -> Harness:
@@ -154,18 +165,26 @@ def _entry(module: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """The code of one completion, and what its processes may take. `fresh`: they get sandboxes launched just now."""
+    """The code of one completion, and what its processes may take. `fresh`: they get sandboxes launched just now.
+
+    `usual` are the limits that say nothing of its tests (see `granted_limits`).
+    """
 
     language: str
     code: str
     memory_mib: int
+    usual: RunLimits = field(default_factory=RunLimits)
     fresh: bool = False
 
     def program(self, *, stdin: bytes, wall_s: float, output_bytes: int) -> Program:
         """The whole program, run once."""
         name = f"{_FILE}.py" if self.language == "python" else _FILE
-        limits = RunLimits(
-            wall_s=wall_s, cpu_s=whole_seconds(wall_s), memory_mib=self.memory_mib, output_bytes=output_bytes
+        limits = replace(
+            self.usual,
+            wall_s=wall_s,
+            cpu_s=whole_seconds(wall_s),
+            memory_mib=self.memory_mib,
+            output_bytes=output_bytes,
         )
         files = {name: self._source()}
         return Program(argv=(self.language, name), files=files, stdin=stdin, limits=limits, fresh=self.fresh)
@@ -181,12 +200,17 @@ class Solution:
         return self.code.encode(errors="replace")
 
 
-def solution_of(code: str, *, arguments: CodeArguments) -> Solution:
-    """The solution with what is put before it."""
+def solution_of(code: str, *, arguments: CodeArguments, execution: ExecutionConfig) -> Solution:
+    """The solution with what is put before it, within what the operator grants."""
     prelude = arguments.prelude
     if prelude and not prelude.endswith("\n"):
         prelude += "\n"
-    return Solution(language=arguments.language, code=prelude + code, memory_mib=arguments.memory_mib)
+    return Solution(
+        language=arguments.language,
+        code=prelude + code,
+        memory_mib=arguments.memory_mib,
+        usual=granted_limits(execution),
+    )
 
 
 class SolutionEnded(Exception):

@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.code.code_judge import CodeJudge, CodeLane
+from reward_service.sandbox.pool import open_sandboxes
 from reward_service.verifier.program import ExecutionConfig, Program, RunEnd, Running, Sandbox
 from reward_service.verifier.submission import InfrastructureError, Outcome, Score
 
@@ -176,3 +177,19 @@ async def test_times_are_within_the_maxima_of_the_operator() -> None:
     for kind, name in (("stdio", "timeout_s"), ("call", "total_timeout_s")):
         told = error(await outcome(BrokenSandbox(), tests=suite_for(kind), timeout_s=500.0, total_timeout_s=500.0))
         assert (told.kind, told.message.startswith(name)) == ("user", True)
+
+
+@pytest.mark.parametrize("limit", ["max_processes", "max_disk_mib"])
+@pytest.mark.parametrize("kind", ["call", "stdio", "assert"])
+async def test_programs_take_no_more_than_the_operator_grants(limit: str, kind: str) -> None:
+    execution = ExecutionConfig.model_validate({"concurrency": 2, "cgroup": "off", "packages": (), limit: 16})
+    completion = "```python\ndef f(x):\n    return x\n\nprint(f(1))\n```"
+    arguments: dict[str, JsonValue] = {"tests": suite_for(kind), "timeout_s": 15.0}
+    item = ScoreItem(id="0", verifier="code", completion=completion, arguments=arguments)
+    async with open_sandboxes(kind="unsafe", config=execution) as sandboxes:
+        assert sandboxes is not None
+        lane = CodeLane(CodeJudge(sandbox=sandboxes.programs, execution=execution))
+        judged = lane.judge(item, deadline=asyncio.get_running_loop().time() + 90.0)
+        got = await judged if isinstance(judged, Awaitable) else judged
+    assert isinstance(got.result, Score), got.result
+    assert got.result.reward == 1.0
