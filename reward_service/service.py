@@ -7,8 +7,8 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated, Any
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Header, Request, Response
 
@@ -20,7 +20,7 @@ from reward_service.execution.execution import Execution, execution_routes, open
 from reward_service.included import build_registry
 from reward_service.requests.answering import LINES, Repetitions, RequestHandler, ScoreCall
 from reward_service.requests.scoring import Scorer
-from reward_service.sandbox.pool import Sandboxes, open_sandboxes
+from reward_service.sandbox.pool import open_sandboxes
 from reward_service.verifier.lanes import Registry, Verifier, make_metrics
 from reward_service.verifier.submission import UserError
 from services.http.app import create_app
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 _KEPT = "names the request: a repetition with the same body gets the same answer, for as long as that is kept"
 _Key = Annotated[str, Header(alias="Idempotency-Key", max_length=256, description=_KEPT)]
 PROCESS = "reward-service"
+T = TypeVar("T")
 
 
 def build_app(
@@ -182,13 +183,29 @@ def _registry(config: RewardServiceConfig, more: Iterable[Verifier]) -> Registry
 
 
 @asynccontextmanager
-async def _sandboxes(config: RewardServiceConfig) -> AsyncIterator[Sandboxes | None]:
+async def _as_set(opening: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """What `opening` opens. Raises WrongSettings for a UserError with which it does not come about."""
     async with AsyncExitStack() as stack:
         try:
-            opened = await stack.enter_async_context(open_sandboxes(kind=config.sandbox, config=config.execution))
+            opened = await stack.enter_async_context(opening)
         except UserError as error:
             raise WrongSettings(str(error)) from error
+        except ExceptionGroup as failed:  # it came through the task groups of what had been opened by then
+            if (first := _first_of(failed)) is None:
+                raise
+            raise WrongSettings(str(first)) from failed
         yield opened
+
+
+def _first_of(failed: ExceptionGroup[Exception]) -> UserError | None:
+    """The first error of a group that holds nothing but errors of the user."""
+    known, others = failed.split(UserError)
+    if known is None or others is not None:
+        return None
+    error: Exception = known
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, UserError) else None
 
 
 async def serve(
@@ -201,8 +218,8 @@ async def serve(
     """Serve until a stop is requested, then finish what runs. `more` verifiers are those of a caller in this process,
     which is told the address that it is `listening` at.
 
-    Raises WrongSettings for verifiers and reward models that cannot be loaded and for a sandbox that cannot be had,
-    AddressInUse for a taken port.
+    Raises WrongSettings for verifiers and reward models that cannot be loaded, for lanes that cannot be opened as they
+    are set and for a sandbox that cannot be had, AddressInUse for a taken port.
     """
     metrics, waiting = Metrics(PROCESS, run=config.run.name), Waiting()
     registry = _registry(config, more)
@@ -213,14 +230,16 @@ async def serve(
     ):
         service_id = config.id or f"{socket.gethostname()}:{listener.port}"
         async with (
-            _sandboxes(config) as sandboxes,
+            _as_set(open_sandboxes(kind=config.sandbox, config=config.execution)) as sandboxes,
             open_execution(sandboxes, config.execution) as execution,
-            Scorer(
-                registry=registry,
-                config=config,
-                metrics=make_metrics(metrics),
-                service_id=service_id,
-                sandbox=None if sandboxes is None else sandboxes.programs,
+            _as_set(
+                Scorer(
+                    registry=registry,
+                    config=config,
+                    metrics=make_metrics(metrics),
+                    service_id=service_id,
+                    sandbox=None if sandboxes is None else sandboxes.programs,
+                )
             ) as scorer,
         ):
             app = build_app(
