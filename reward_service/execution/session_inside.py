@@ -11,6 +11,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 _FOLDER = "/tmp/session"
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -26,12 +27,19 @@ def main() -> None:
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     run = _python() if language == "python" else _shell(command)
     for line in calls:
-        call = json.loads(line)
+        answers.write(json.dumps(_answer(json.loads(line), run, most=most)).encode() + b"\n")
+        answers.flush()
+
+
+def _answer(call: dict[str, Any], run: _Run, *, most: int) -> dict[str, object]:
+    try:
         _write_files({**call["files"], _path("stdin"): call["stdin"]})
         code, over = run(call["code"])
         written = {name: _read(name, most=most) for name in ("stdout", "stderr")}
-        answers.write(json.dumps({"exit_code": code, "over": over, **written}).encode() + b"\n")
-        answers.flush()
+        return {"exit_code": code, "over": over, **written}
+    except (OSError, ValueError) as error:  # a folder of that name, a full disk: for the caller, whose session goes on
+        said = f"a file of the call cannot be written or read: {error}\n".encode(errors="replace")
+        return {"exit_code": 1, "over": False, "stdout": "", "stderr": said[: most + 1].decode("latin-1")}
 
 
 def _write_files(files: dict[str, str]) -> None:
@@ -66,22 +74,33 @@ def _python() -> _Run:
         try:
             exec(compile(code, "<session>", "exec"), variables)
         except BaseException as error:  # noqa: BLE001  whatever the code raises ends this call and not the session
+            _flush()
             return _exit_code(error), False
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush()
         return 0, False
 
     return run
 
 
+def _flush() -> None:
+    """One that cannot be flushed, since the code has closed it, say, or filled the disk, is opened anew."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        try:
+            getattr(sys, name).flush()
+        except Exception:  # noqa: BLE001  it may be any object that the code has put there
+            setattr(sys, name, os.fdopen(number, "w", errors="backslashreplace", closefd=False))
+
+
 def _exit_code(error: BaseException) -> int:
     if not isinstance(error, SystemExit):
         trace = error.__traceback__
-        traceback.print_exception(type(error), error, trace.tb_next if trace is not None else None)
+        with contextlib.suppress(Exception):  # the disk may be full
+            traceback.print_exception(type(error), error, trace.tb_next if trace is not None else None)
         return 1
     if isinstance(error.code, str):
-        sys.stderr.write(error.code + "\n")
+        with contextlib.suppress(Exception):
+            sys.stderr.write(error.code + "\n")
     return error.code & 255 if isinstance(error.code, int) else int(error.code is not None)
 
 

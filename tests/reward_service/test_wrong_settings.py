@@ -27,7 +27,7 @@ async def test_wrong_settings_of_lanes_end_the_start_as_such(
 ) -> None:
     given = {"http": {"port": 0}, "sandbox": sandbox, "execution": {"cgroup": "off", "packages": ()}, **settings}
     config = RewardServiceConfig.model_validate(_in_folder(given, tmp_path))
-    with pytest.raises(Exception) as failed:  # noqa: PT011  in a group or not, the process ends with the same code
+    with pytest.raises(Exception) as failed:  # in a group or not
         await serve(config, Stop())
     assert exit_code_of(failed.value) == WRONG_SETTINGS
     assert named in describe_error(failed.value)

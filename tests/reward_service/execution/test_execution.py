@@ -136,6 +136,46 @@ async def test_a_session_of_python_keeps_variables_and_survives_errors(client: h
     await client.delete("/v1/sessions/py")
 
 
+@pytest.mark.parametrize("language", ["python", "sh"])
+async def test_files_that_cannot_be_written_are_an_answer_and_the_session_goes_on(
+    client: httpx.AsyncClient, language: str
+) -> None:
+    await execute(client, code={"python": "x = 1", "sh": "x=1"}[language], language=language, session="files")
+    answer = await execute(client, code="", language=language, session="files", files={"out/a": "in a folder"})
+    assert answer.exit_code == 0
+    answer = await execute(client, code="", language=language, session="files", files={"out": ""})
+    assert (answer.exit_code, "Is a directory: 'out'" in answer.stderr, answer.session_ended) == (1, True, False)
+    code = {"python": "print(x)", "sh": "echo $x"}[language]
+    assert (await execute(client, code=code, language=language, session="files")).stdout == "1\n"
+    await client.delete("/v1/sessions/files")
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("sys.stdout.close()", 0),
+        ("sys.stdout.close(); sys.stderr.close(); 1 / 0", 1),
+        ("sys.stdout = sys.stderr = None", 0),
+        # As on a disk that is full: what was printed cannot be written at the end.
+        ("resource.setrlimit(resource.RLIMIT_FSIZE, (10, most)); print('x' * 1000)", 0),
+        ("resource.setrlimit(resource.RLIMIT_FSIZE, (10, most)); sys.stderr.close(); sys.exit('x' * 1000)", 1),
+    ],
+)
+async def test_a_session_outlives_output_that_cannot_be_written(
+    client: httpx.AsyncClient, code: str, exit_code: int
+) -> None:
+    await execute(client, code="import resource, sys\nusual = resource.getrlimit(resource.RLIMIT_FSIZE)", session="out")
+    answer = await execute(client, code=f"most = usual[1]\n{code}", session="out")
+    assert (answer.exit_code, answer.session_ended) == (exit_code, False)
+    again = await execute(
+        client,
+        code="resource.setrlimit(resource.RLIMIT_FSIZE, usual); print(1); print(2, file=sys.stderr)",
+        session="out",
+    )
+    assert (again.stdout, again.stderr) == ("1\n", "2\n")
+    await client.delete("/v1/sessions/out")
+
+
 async def test_a_session_of_a_shell_keeps_variables_until_it_exits(client: httpx.AsyncClient) -> None:
     await execute(client, code="x=7; cd /tmp", language="sh", session="sh")
     second = await execute(
