@@ -25,7 +25,7 @@ from reward_service.endpoints.cache import Cache, key_of, open_cache
 from reward_service.endpoints.config import EmbeddingArguments, EmbeddingConfig
 from reward_service.endpoints.endpoint import Endpoint, InputRefused, open_endpoint
 from reward_service.models.config import EncoderConfig
-from reward_service.models.folder import encoder_fingerprint
+from reward_service.models.folder import encoder_fingerprint, most_encoder_tokens
 from reward_service.models.process import EncoderToLoad, ModelProcess, TextEmbeddings, Texts
 from reward_service.verifier.lanes import Lane, Surroundings, Verifier
 from reward_service.verifier.submission import InfrastructureError, Outcome, Score
@@ -100,7 +100,7 @@ def _to_load(config: EncoderConfig, fingerprint: str) -> EncoderToLoad:
         device=config.device,
         dtype=config.dtype,
         pooling=config.pooling,
-        max_tokens=config.max_tokens,
+        max_tokens=most_encoder_tokens(config),
         threads=config.threads,
         fingerprint=fingerprint,
     )

@@ -69,6 +69,14 @@ def encoder_fingerprint(config: EncoderConfig) -> str:
     return fingerprint(config.path)
 
 
+def most_encoder_tokens(config: EncoderConfig) -> int:
+    """The longest text: `max_tokens`, or less where the model has fewer positions. Raises UserError."""
+    settings = _settings(config.path / "config.json")
+    # What counts no positions reads longer texts than its tokenizer says.
+    longest = _longest(config.path, settings) if "max_position_embeddings" in _text_settings(settings) else None
+    return config.max_tokens if longest is None else min(config.max_tokens, longest)
+
+
 def fingerprint(folder: Path) -> str:
     """Over names and contents of the files that decide a reward: configuration, tokenizer and weights."""
     digest = xxhash.xxh3_128()
@@ -105,9 +113,13 @@ def _check_kind(folder: Path, settings: Mapping[str, object]) -> None:
 
 def _longest(folder: Path, settings: Mapping[str, object]) -> int | None:
     """The least of what the model's positions and its tokenizer allow."""
-    text = settings.get("text_config")
-    places = cast(Mapping[str, object], text) if isinstance(text, dict) else settings
+    places = _text_settings(settings)
     tokenizer = folder / "tokenizer_config.json"
     limits = [places.get("max_position_embeddings")]
     limits += [_settings(tokenizer).get("model_max_length")] if tokenizer.exists() else []
     return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+
+def _text_settings(settings: Mapping[str, object]) -> Mapping[str, object]:
+    text = settings.get("text_config")
+    return cast(Mapping[str, object], text) if isinstance(text, dict) else settings

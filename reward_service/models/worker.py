@@ -306,7 +306,10 @@ class LoadedEncoder:
         rows = [self._tokenizer(text)["input_ids"] for text in texts]
         longest, shortest = max(map(len, rows)), min(map(len, rows))
         if longest > self._given.max_tokens:
-            return _refused(f"a text has {longest} tokens, and max_tokens of the encoder is {self._given.max_tokens}")
+            return _refused(
+                f"a text has {longest} tokens, and the encoder takes at most {self._given.max_tokens} (max_tokens, or "
+                "what the files of the model say)"
+            )
         if shortest == 0:
             return _refused("a text has no token that the encoder knows")
         vectors = self._forward(rows, longest=longest).cpu().numpy().astype(np.float32)

@@ -50,8 +50,12 @@ def stop(opened: Encoder) -> int:
     return process_id
 
 
-async def test_the_reward_is_the_cosine_and_a_text_that_is_too_long_takes_no_other_along(folder: Path) -> None:
-    async with similar(folder) as service:
+@pytest.mark.parametrize("max_tokens", [LONGEST, 512])
+async def test_the_reward_is_the_cosine_and_a_text_that_is_too_long_takes_no_other_along(
+    folder: Path, max_tokens: int
+) -> None:
+    """Whatever is set, no text has more tokens than the model has positions."""
+    async with similar(folder, max_tokens=max_tokens) as service:
         texts = ("no way", "is it so", "b" * (LONGEST + 1))
         items = [item_of("close", text, references=["no way"]) for text in texts]
         same, other, long = await service.results(items, deadline_s=300)

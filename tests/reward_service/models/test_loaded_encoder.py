@@ -44,7 +44,10 @@ def test_texts_that_are_encoded_together_are_encoded_as_if_alone(folder: Path, p
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("b" * (LONGEST + 1), "a text has 33 tokens, and max_tokens of the encoder is 32"),
+        (
+            "b" * (LONGEST + 1),
+            "a text has 33 tokens, and the encoder takes at most 32 (max_tokens, or what the files of the model say)",
+        ),
         ("", "a text has no token that the encoder knows"),
     ],
 )
