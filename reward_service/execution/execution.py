@@ -252,6 +252,8 @@ class Execution:
         self._sandbox = sandbox
         self._sessions = sessions
         self._config = config
+        self._waiting = 0
+        """Calls whose program waits for a place. Those of verifiers, which wait too, are bounded by their items."""
 
     async def execute(self, request: ExecuteRequest) -> ExecuteAnswer:
         """Run it to its end."""
@@ -263,7 +265,7 @@ class Execution:
             if request.code is not None:
                 check_language(request.language, self._config)
             self._check_room()
-            return _answer(await self._sandbox.run(_program(request, limits)))
+            return _answer(await self._run(_program(request, limits)))
         except UserError as error:
             raise RequestRefused(422, "user", str(error)) from error
         except TooManySessions as error:
@@ -275,10 +277,25 @@ class Execution:
         """End a session."""
         return SessionEnded(ended=await self._sessions.end(name))
 
+    async def _run(self, program: Program) -> RunEnd:
+        waits = True
+
+        def waits_no_more() -> None:
+            nonlocal waits
+            self._waiting -= waits
+            waits = False
+
+        self._waiting += 1
+        try:
+            return await self._sandbox.run(program, on_turn=waits_no_more)
+        finally:
+            waits_no_more()
+
     def _check_room(self) -> None:
-        waiting = self._sandbox.waiting
-        if self._sandbox.busy == self._sandbox.size and waiting >= self._config.max_waiting:
-            message = f"{waiting} programs wait already (execution.max_waiting): try again later, or another service"
+        if self._sandbox.busy == self._sandbox.size and self._waiting >= self._config.max_waiting:
+            message = (
+                f"{self._waiting} programs wait already (execution.max_waiting): try again later, or another service"
+            )
             raise RequestRefused(429, "busy", message, retry_after_s=_RETRY_S)
 
 

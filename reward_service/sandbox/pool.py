@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -103,7 +103,7 @@ class SandboxPool:
         self._idle = asyncio.Queue[SandboxSlot](maxsize=size + spare)
         for place in self._places:
             self._idle.put_nowait(place)
-        self._waiting = self._running = 0
+        self._running = 0
 
     async def __aenter__(self) -> Self:
         try:
@@ -130,21 +130,17 @@ class SandboxPool:
         """Programs that run now."""
         return self._running
 
-    @property
-    def waiting(self) -> int:
-        """Programs that wait for a place."""
-        return self._waiting
-
-    async def run(self, program: Program) -> RunEnd:
+    async def run(self, program: Program, *, on_turn: Callable[[], None] = lambda: None) -> RunEnd:
         """Run a program to its end."""
-        async with self.open(program) as running:
+        async with self.open(program, on_turn=on_turn) as running:
             return await running.ended()
 
     @asynccontextmanager
-    async def open(self, program: Program) -> AsyncIterator[Running]:
-        """Start a program to talk to."""
+    async def open(self, program: Program, *, on_turn: Callable[[], None] = lambda: None) -> AsyncIterator[Running]:
+        """Start a program to talk to. `on_turn` hears that it waits for no others any more."""
         _check(program, self._config)
         async with self._turn():
+            on_turn()
             place = await self._idle.get()
             try:
                 running = await self._start(place, program)
@@ -158,11 +154,7 @@ class SandboxPool:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        self._waiting += 1
-        try:
-            await self._turns.acquire()
-        finally:
-            self._waiting -= 1
+        await self._turns.acquire()
         self._running += 1
         try:
             yield

@@ -14,7 +14,7 @@ from protocol.rewards import ExecuteAnswer
 from protocol.status import Readiness
 from reward_service.execution.execution import execution_routes, open_execution
 from reward_service.sandbox.pool import Sandboxes, open_sandboxes
-from reward_service.verifier.program import ExecutionConfig
+from reward_service.verifier.program import ExecutionConfig, Program, RunLimits
 from services.http.app import create_app
 from services.http.metrics import Metrics
 
@@ -134,6 +134,17 @@ async def test_a_session_of_python_keeps_variables_and_survives_errors(client: h
     assert (left.exit_code, left.session_ended) == (5, False)
     assert last.stdout == "2 kept in é\n"
     await client.delete("/v1/sessions/py")
+
+
+async def test_programs_of_verifiers_take_no_room_of_calls(sandboxes: Sandboxes, client: httpx.AsyncClient) -> None:
+    program = Program(argv=("python", "-c", "print(1)"), limits=RunLimits(wall_s=60.0))
+    judged = [asyncio.create_task(sandboxes.programs.run(program)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert sandboxes.programs.busy == 1
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(client.post("/v1/execute", json={"code": "print(1)"})) for _ in range(3)]
+    assert sorted(call.result().status_code for call in calls) == [200, 429, 429]
+    assert [ended.exit_code for ended in await asyncio.gather(*judged)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("language", ["python", "sh"])
