@@ -136,7 +136,8 @@ class Cache:
         self._entries = entries
         self._file = file
         self._kept: OrderedDict[str, str] = OrderedDict()
-        self._making: dict[str, asyncio.Event] = {}
+        # Each ends with the text, or with None if there is none.
+        self._making: dict[str, asyncio.Future[str | None]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -144,16 +145,22 @@ class Cache:
     async def get(self, key: str, make: Callable[[], Awaitable[str]]) -> KeptAnswer:
         """The text of `key`, made if it is not kept. If `make` raises, the next caller tries again."""
         while (making := self._making.get(key)) is not None:
-            await making.wait()
+            await asyncio.wait([making])  # as `await making` does not, it leaves it alone when it is cancelled
+            if (made := making.result()) is not None:
+                return KeptAnswer(made, kept=True)
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
             return KeptAnswer(kept, kept=True)
-        self._making[key] = asyncio.Event()
+        making = self._making[key] = asyncio.get_running_loop().create_future()
+        text = None
         try:
-            return await self._found_or_made(key, make)
+            found = await self._found_or_made(key, make)
+            text = found.text
+            return found
         finally:
-            self._making.pop(key).set()
+            del self._making[key]
+            making.set_result(text)
 
     async def _found_or_made(self, key: str, make: Callable[[], Awaitable[str]]) -> KeptAnswer:
         filed = None if self._file is None else await self._file.get(key)

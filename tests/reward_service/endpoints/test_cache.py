@@ -41,9 +41,10 @@ async def test_an_answer_is_made_once() -> None:
     assert made.times == 1
 
 
-async def test_what_is_asked_for_twice_at_once_is_made_once() -> None:
+@pytest.mark.parametrize("entries", [0, 10])
+async def test_what_is_asked_for_twice_at_once_is_made_once(entries: int) -> None:
     made = Made()
-    cache = memory(made)
+    cache = memory(made, entries=entries)
     found = await asyncio.gather(*(cache.get("a", made.make) for _ in range(5)))
     assert [one.text for one in found] == ["7"] * 5
     assert made.times == 1
@@ -79,6 +80,16 @@ async def test_one_who_waits_makes_it_himself_when_the_first_is_cancelled() -> N
     await asyncio.sleep(0)
     first.cancel()
     assert await second == KeptAnswer("7", kept=False)
+
+
+async def test_one_who_waits_no_more_takes_the_answer_from_nobody() -> None:
+    made = Made()
+    cache = memory(made, entries=0)
+    first, second, third = (asyncio.create_task(cache.get("a", made.make)) for _ in range(3))
+    await asyncio.sleep(0)
+    second.cancel()
+    assert [(await first).text, (await third).text] == ["7", "7"]
+    assert made.times == 1
 
 
 async def test_the_least_recently_used_goes_first() -> None:
