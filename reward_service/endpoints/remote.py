@@ -16,6 +16,7 @@ import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -46,25 +47,48 @@ class PassedOnArguments(BaseModel):
 
 
 class HeadwayLane(Lane):
-    """Passes items on, those of all requests together. Each result keeps the version of the verifier there."""
+    """Passes items on, those of all requests together and a group's in one call, since the verifier there may compare
+    them. Each result keeps the version of the verifier there.
+    """
 
     def __init__(self, config: RemoteConfig, *, client: RewardClient) -> None:
         self._url = config.url
         self._verifier = config.verifier or config.name
         self._client = client
+        self._groups = count()
 
     async def judge(self, item: ScoreItem, *, deadline: float) -> Outcome:
         """The verdict of the service there, at the deadline at the latest."""
         passed_on = item.model_copy(update={"verifier": self._verifier})
+        return (await self._passed_on([passed_on], deadline=deadline))[0]
+
+    @property
+    def takes_groups(self) -> bool:
+        """Always: it does not know what the verifier there compares."""
+        return True
+
+    @property
+    def needs_whole_groups(self) -> bool:
+        """Never: a part of a group is refused there, if it has to be."""
+        return False
+
+    async def judge_together(self, items: Sequence[ScoreItem], *, deadline: float) -> Sequence[Outcome]:
+        """The verdicts of the service there, at the deadline at the latest."""
+        # Two requests may have groups of the same name, which would be taken for one if they were sent together.
+        update = {"verifier": self._verifier, "group": str(next(self._groups))}
+        return await self._passed_on([item.model_copy(update=update) for item in items], deadline=deadline)
+
+    async def _passed_on(self, items: Sequence[ScoreItem], *, deadline: float) -> Sequence[Outcome]:
         try:
             async with asyncio.timeout_at(deadline):
-                (scored,) = await self._client.score([passed_on])
-            return self._outcome(scored)
+                scored = await self._client.score(items)
+            return [self._outcome(each) for each in scored]
         except TimeoutError:
             message = f"deadline: the reward service at {self._url} gave no answer in time"
-            return Outcome(result=ScoreError(kind="infrastructure", message=message))
-        except Exception as error:  # noqa: BLE001  whatever goes wrong becomes an error of this item alone
-            return Outcome(result=error_of(error))
+            result = ScoreError(kind="infrastructure", message=message)
+        except Exception as error:  # noqa: BLE001  whatever goes wrong becomes an error of these items alone
+            result = error_of(error)
+        return [Outcome(result=result)] * len(items)
 
     def _outcome(self, scored: ItemScore) -> Outcome:
         if scored.error is not None:

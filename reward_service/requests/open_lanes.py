@@ -43,6 +43,10 @@ class OpenLanes:
         lane = self._lanes.get(verifier)
         return lane is not None and lane.takes_groups
 
+    def needs_whole_groups(self, verifier: str) -> bool:
+        """True if the verifier, which takes groups, cannot judge a part of one."""
+        return self._lanes[verifier].needs_whole_groups
+
     def judge_part(self, item: ScoreItem, *, deadline: float) -> Outcome | Awaitable[Outcome]:
         """As `judge`, for a verifier that asks others; what they say is counted by their own names."""
         began = time.perf_counter()

@@ -136,8 +136,13 @@ class Lane(ABC):
         """True if the items of a group are judged at once, by `judge_together`."""
         return False
 
+    @property
+    def needs_whole_groups(self) -> bool:
+        """True if it cannot judge a part of a group; asked of a lane that takes groups."""
+        return True
+
     async def judge_together(self, items: Sequence[ScoreItem], *, deadline: float) -> Sequence[Outcome]:
-        """The outcomes of a whole group, of a lane that takes groups; as `judge`."""
+        """The outcomes of a group, whole if that is needed, of a lane that takes groups; as `judge`."""
         raise NotImplementedError(f"{type(self).__name__} takes no groups")
 
     def share(self) -> int:

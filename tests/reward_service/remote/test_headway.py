@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import pytest_asyncio
 
+from protocol.rewards import ScoreItem
 from reward_service.config import RewardServiceConfig
 from tests.reward_service.scripted_api import HANG, Answer, JsonObject, Refusal, ScriptedApi
 from tests.reward_service.serving import OpenService, components, item_of, reachable, serving
@@ -63,6 +64,53 @@ async def test_items_of_several_requests_go_in_one(monkeypatch: pytest.MonkeyPat
         rewards = await asyncio.gather(*(here.reward(item_of("far", text)) for text in ("a", "bb", "ccc")))
     assert rewards == [1.0, 2.0, 3.0]
     assert len(api.bodies) == 1
+
+
+def of_group(size: int, *, here: int | None = None, verifier: str = "far", name: str = "g") -> list[ScoreItem]:
+    """Completions of 1, 2, ... characters, of which `here` are in the request."""
+    return [
+        item_of(verifier, "x" * number, answer=number).model_copy(
+            update={"id": f"{number}", "group": name, "group_size": size}
+        )
+        for number in range(1, (here or size) + 1)
+    ]
+
+
+@asynccontextmanager
+async def comparing(**settings: object) -> AsyncIterator[OpenService]:
+    """Passes on to a verifier that compares the completions of a group."""
+    best = {"name": "best", "function": "sample_verifiers:best_of_group_async"}
+    there = RewardServiceConfig.model_validate({"http": {"port": 0}, "verifiers": (best,)})
+    async with reachable(there) as url, passing_on(url, verifier="best", **settings) as here:
+        yield here
+
+
+async def test_a_group_is_compared_elsewhere_as_a_whole() -> None:
+    """As it would not be by requests that are filled up item by item: three alone and one of the group first."""
+    async with comparing(batch_items=4) as here:
+        alone = [item_of("far", "x", answer=0).model_copy(update={"id": f"alone {at}"}) for at in range(3)]
+        results = (await here.results([*alone, *of_group(4)]))[3:]
+    assert [(result.reward, components(result)) for result in results] == [
+        (0.0, {"completions": 4.0}),
+        (0.0, {"completions": 4.0}),
+        (0.0, {"completions": 4.0}),
+        (1.0, {"completions": 4.0}),
+    ]
+
+
+async def test_groups_of_one_name_are_told_apart_and_a_part_of_one_is_refused_there() -> None:
+    async with comparing(wait_s=0.2) as here:
+        one, other, (lone,) = await asyncio.gather(
+            here.results(of_group(2)), here.results(of_group(3)), here.results(of_group(2, here=1))
+        )
+    assert [[result.reward for result in results] for results in (one, other)] == [[0.0, 1.0], [0.0, 0.0, 1.0]]
+    assert lone.error is not None
+    assert "holds 1 of them" in lone.error.message
+
+
+async def test_a_part_of_a_group_is_judged_where_nothing_is_compared() -> None:
+    async with ScriptedApi(scored).running() as url, passing_on(url) as here:
+        assert [result.reward for result in await here.results(of_group(5, here=2))] == [1.0, 2.0]
 
 
 def scored(number: int, body: JsonObject) -> Answer:
