@@ -90,6 +90,17 @@ async def test_outputs_are_compared_as_asked(judge: Judged, compare: str, printe
     assert score.reward == reward
 
 
+@pytest.mark.parametrize("compare", ["exact", "lines", "tokens", "numbers"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+async def test_ends_of_lines_are_one_and_the_same(judge: Judged, compare: str, end: str) -> None:
+    case = {"stdout": f"1{end}2{end}"}
+    tests = {"kind": "stdio", "compare": compare, "cases": [case, case]}
+    program = "import sys\nsys.stdout.buffer.write({!r})"
+    for printed in (b"1\n2\n", b"1\r\n2\r\n"):
+        assert (await judge(program.format(printed), tests)).reward == 1.0
+    assert (await judge(program.format(b"1\r2\r"), tests)).reward == (0.0 if compare in ("exact", "lines") else 1.0)
+
+
 async def test_a_program_that_prints_the_answer_and_then_crashes_fails(judge: Judged) -> None:
     score = await judge("print(1)\nraise SystemExit(3)", {"kind": "stdio", "cases": [{"stdout": "1\n"}]})
     assert score.reward == 0.0
