@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from protocol.rewards import ScoreError, ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
+from protocol.trajectories import fault_of_reward
 from reward_service.requests.admission import Admission, Room
 from reward_service.requests.batch import ScoreBatch
 from reward_service.requests.open_lanes import OpenLanes, open_lanes
@@ -18,7 +20,7 @@ from reward_service.requests.turns import Turns
 from reward_service.verifier.config import ScoringConfig
 from reward_service.verifier.lanes import Registry, ScoringMetrics
 from reward_service.verifier.program import Sandbox
-from reward_service.verifier.submission import Outcome, Score
+from reward_service.verifier.submission import MAX_MESSAGE_CHARS, Outcome, Score
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,17 @@ def _say(item: ScoreItem, error: ScoreError) -> None:
         _brief(item.arguments),
         extra={"same": (item.verifier, error.kind, place)},
     )
+
+
+def _fit_for_training(outcome: Outcome, *, verifier: str) -> Outcome:
+    """The outcome, or an error in place of a reward on which nobody is to train: as in its result, but counted."""
+    score = outcome.result
+    if isinstance(score, ScoreError):
+        return outcome
+    fault = fault_of_reward(verifier=verifier, reward=score.reward, components=dict(score.components))
+    if fault is None:
+        return outcome
+    return replace(outcome, result=ScoreError(kind="data", message=fault[:MAX_MESSAGE_CHARS]))
 
 
 def _brief(value: object) -> str:
@@ -143,6 +156,7 @@ class Scorer:
 
     def _result(self, item: ScoreItem, outcome: Outcome, *, began: float) -> ScoreResult:
         latency_s = time.perf_counter() - began
+        outcome = _fit_for_training(outcome, verifier=item.verifier)
         self.scored += 1
         self._metrics.count(outcome, verifier=self._lanes.label(item.verifier), latency_s=latency_s)
         score = outcome.result if isinstance(outcome.result, Score) else None

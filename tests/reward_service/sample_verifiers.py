@@ -85,6 +85,11 @@ def not_a_number(submission: Submission, arguments: NoArguments) -> float:
     return float("nan")
 
 
+async def far_too_large(submission: Submission, arguments: NoArguments) -> float:
+    """Returns what nobody is to train on."""
+    return 2e6
+
+
 def returns_text(submission: Submission, arguments: NoArguments) -> object:
     """Returns the wrong type."""
     return "good"

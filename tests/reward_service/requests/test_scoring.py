@@ -16,6 +16,7 @@ from reward_service.verifier.lanes import pool_settings
 from reward_service.verifier.submission import Score, UserError
 from reward_service.verifier.worker_pool import VerifierJob, WorkerPool
 from services.http.refusals import RequestRefused
+from tests.reward_service.serving import item_of, serving
 
 OpenScorer = Callable[..., Awaitable[Scorer]]
 
@@ -87,6 +88,17 @@ async def test_one_failing_item_never_disturbs_the_others(open_scorer: OpenScore
     assert "anwser" in message_of(results[2])
     assert "ZeroDivisionError" in message_of(results[3])
     assert "the table of expected outputs is empty" in message_of(results[4])
+
+
+async def test_a_reward_on_which_nobody_is_to_train_is_counted_and_said_as_the_error_that_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sample = {"name": "large", "function": "sample_verifiers:far_too_large"}
+    async with serving(RewardServiceConfig.model_validate({"verifiers": (sample,)})) as service:
+        kind, message = await service.error(item_of("large", "a fox"))
+        assert service.counted("errors", verifier="large", kind="data") == 1.0
+    assert (kind, message) == ("data", "verifier large gave a reward of 2000000.0, expected one of at most 1e+06")
+    assert [message in record.getMessage() for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize(("name", "said"), [("cancels", "CancelledError"), ("exits", "SystemExit: I quit")])
