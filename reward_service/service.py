@@ -184,7 +184,7 @@ def _registry(config: RewardServiceConfig, more: Iterable[Verifier]) -> Registry
 
 @asynccontextmanager
 async def _as_set(opening: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-    """What `opening` opens. Raises WrongSettings for a UserError with which it does not come about."""
+    """Enters `opening`. Raises WrongSettings in place of a UserError by which that fails."""
     async with AsyncExitStack() as stack:
         try:
             opened = await stack.enter_async_context(opening)
@@ -232,16 +232,11 @@ async def serve(
         async with (
             _as_set(open_sandboxes(kind=config.sandbox, config=config.execution)) as sandboxes,
             open_execution(sandboxes, config.execution) as execution,
-            _as_set(
-                Scorer(
-                    registry=registry,
-                    config=config,
-                    metrics=make_metrics(metrics),
-                    service_id=service_id,
-                    sandbox=None if sandboxes is None else sandboxes.programs,
-                )
-            ) as scorer,
-        ):
+            _as_set(Scorer(
+                registry=registry, config=config, metrics=make_metrics(metrics), service_id=service_id,
+                sandbox=None if sandboxes is None else sandboxes.programs,
+            )) as scorer,
+        ):  # fmt: skip
             app = build_app(
                 config=config,
                 registry=registry,

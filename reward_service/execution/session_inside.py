@@ -84,7 +84,7 @@ def _python() -> _Run:
 
 
 def _flush() -> None:
-    """One that cannot be flushed, since the code has closed it, say, or filled the disk, is opened anew."""
+    """Flush the output. A stream for which that fails, since the code has closed it or filled the disk, is replaced."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         try:
             getattr(sys, name).flush()
