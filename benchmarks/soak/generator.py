@@ -61,6 +61,10 @@ class LayerInfo:
         return False
 
 
+class NeverRefused(Exception):
+    """No request is refused here by the engine."""
+
+
 class NoHead:
     """No module is one of vLLM's heads, or packs experts."""
 
@@ -98,6 +102,7 @@ def install() -> None:
         EngineDeadError=ours.EngineDeadError,
         EngineGenerateError=ours.EngineGenerateError,
     )
+    _put("vllm.exceptions", GracefulHTTPError=NeverRefused, VLLMClientError=NeverRefused)
     _put("vllm.v1.engine.async_llm", AsyncLLM=ours.AsyncLLM)
     _put("vllm.outputs", CompletionOutput=object, RequestOutput=object)
     _put("vllm.lora.request", LoRARequest=object)
