@@ -185,10 +185,14 @@ def _run(*words: str) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows the last output of every process that the module has started."""
+    """A failure shows the last output of every process that the module has started.
+
+    Halves of characters are escaped in what a test has logged: a worker of xdist ends the whole run at the first.
+    """
     report = yield
     if report.failed:
         launchers = item.config.stash.get(LAUNCHERS, [])
         for launched in (launched for launcher in launchers for launched in launcher.launched):
             report.sections.append((f"output of {launched.name}", launched.text()[-TAIL_CHARACTERS:]))
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
     return report

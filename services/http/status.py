@@ -44,7 +44,7 @@ class RecentFailures(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Notes a record."""
         try:
-            text = record.getMessage()
+            text = record.getMessage().encode(errors="replace").decode()  # no answer can hold half a character
         except Exception:  # noqa: BLE001 - a record that cannot be formatted ends nothing
             self.handleError(record)
             return

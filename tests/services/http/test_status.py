@@ -59,6 +59,13 @@ def test_a_record_that_cannot_be_formatted_raises_nothing(capsys: pytest.Capture
     assert "not all arguments converted" in capsys.readouterr().err
 
 
+async def test_half_a_character_in_the_log_costs_no_status() -> None:
+    async with serving(Waiting()) as url, HttpClient(token=TOKEN) as client:
+        logging.getLogger("anywhere").warning("no move %s", "\ud83d")
+        status = await client.get(f"{url}/v1/status", Status, deadline_s=5)
+    assert [failure.text for failure in status.failures] == ["no move ?"]
+
+
 async def test_a_status_holds_what_the_process_and_its_provider_know() -> None:
     waits = Waiting()
     waits.started()
