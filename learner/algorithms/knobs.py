@@ -127,7 +127,8 @@ class CorrectionKnobs(Knobs):
     correction: Correction = Field(
         "truncate",
         description="Weight exp(proximal - behavior): of each token; the product over the trajectory (sequence) or its "
-        "geometric mean (geometric) for each of its tokens; or none, uncorrected.",
+        "geometric mean (geometric) for each of its tokens, with history = split of each context by itself; or none, "
+        "uncorrected.",
     )
     correction_cap: float = Field(2.0, gt=0, description="Upper bound of the correction weight. Dimensionless.")
     correction_floor: float = Field(
@@ -143,22 +144,22 @@ class CorrectionKnobs(Knobs):
     )
     sequence_window: tuple[float, float] | None = Field(
         None,
-        description="Trajectories whose geometric mean of correction weights is outside these bounds are left out. "
-        "none: off",
+        description="Trajectories whose geometric mean of correction weights is outside these bounds are left out, "
+        "with history = split each context by itself. none: off",
     )
     token_veto: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="A trajectory is left out whole if one of its tokens has a correction weight below this; 1e-4 "
-        "is usual. none: off",
+        description="A trajectory is left out whole if one of its tokens has a correction weight below this, with "
+        "history = split the token's context alone; 1e-4 is usual. none: off",
     )
     divergence_limit: float | None = Field(
         None,
         gt=0,
         description="Tokens of negative advantage are left out of trajectories whose mean of behavior - proximal is "
-        "above this, in nats per token; DeepSeek-V3.2's mask (arXiv 2512.02556); try 0.5 first. none: "
-        "off",
+        "above this, in nats per token, with history = split of contexts; DeepSeek-V3.2's mask (arXiv 2512.02556); "
+        "try 0.5 first. none: off",
     )
     binary_kl_limit: float | None = Field(
         None,
@@ -191,7 +192,7 @@ class CorrectionKnobs(Knobs):
 
     @property
     def has_filter(self) -> bool:
-        """True if tokens can be left out by what they are themselves, or their trajectory, not by the step."""
+        """True if tokens can be left out by what they are themselves, or their sequence, not by the step."""
         filters = (
             self.token_window,
             self.sequence_window,

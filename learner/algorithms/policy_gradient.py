@@ -186,12 +186,18 @@ def group_level(config: ScaleKnobs) -> Estimator:
 
 
 def _gap_of(correction: CorrectionKnobs, batch: ScoredBatch) -> ratios.Gap:
-    """Between proximal and behavior policy over the whole step, before its first update."""
+    """Between proximal and behavior policy over the whole step, before its first update.
+
+    Its unit is the loss's, a context: by trajectories, the loss would leave out tokens that the step counts, and be
+    scaled by the mean of other weights than its own.
+    """
     assert batch.proximal_logprobs is not None, "the preset asked for a pass of the policy"
     proximal = proximal_of(
         correction, recomputed=batch.proximal_logprobs, behavior=batch.behavior_logprobs, lags=batch.lags
     )
-    return ratios.Gap(proximal, batch.behavior_logprobs, batch.sequences, len(batch.rewards))
+    contexts = batch.sequences if batch.contexts is None else batch.contexts
+    count = int(contexts.max()) + 1 if len(contexts) else 0
+    return ratios.Gap(proximal, batch.behavior_logprobs, contexts, count)
 
 
 def proximal_of(correction: CorrectionKnobs | None, *, recomputed: Tensor, behavior: Tensor, lags: Tensor) -> Tensor:

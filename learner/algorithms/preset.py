@@ -49,7 +49,8 @@ class ScoredBatch:
 
     S trajectories have M trained tokens in all, trajectory after trajectory, those of all its sequences together. [S]:
     `rewards`, `groups` int64, equal for the trajectories of one task, `truncated` bool; `components` [S, C]. [M]:
-    `sequences` int64, the trajectory of each token;
+    `sequences` int64, the trajectory of each token; `contexts` int64, the sequence that the model sees it in, None if
+    each trajectory is one;
     `turns` int64, its turn, of which there are T over all sequences; `token_ids` and `lags` int64; `behavior_logprobs`,
     and what the preset's passes gave, None where it asked for none. `turn_states` int64 [T]: equal states have equal
     numbers; `turn_rewards` [T]. `roles` int64 [S]: equal for the trajectories of one player of one environment, None if
@@ -75,6 +76,7 @@ class ScoredBatch:
     turn_rewards: Tensor | None = None
     roles: Tensor | None = None
     mismatched: Tensor | None = None
+    contexts: Tensor | None = None
     carried: CarriedState = CarriedState()
 
 

@@ -35,8 +35,11 @@ Corrections
 Weights and filters for the gap between the proximal and the behavior policy (lag and engine numerics).
 
 w = exp(proximal - behavior) of a token, never its inverse. Tensors are [N]: the tokens of one microbatch, or of a whole
-step; `sequences` [N] int64 numbers the `count` trajectories, each of which must be whole. No correction passes a
-gradient, and everything is finite for every logprob, -inf included.
+step; `sequences` [N] int64 numbers the `count` sequences, each of which must be whole. No correction passes a gradient,
+and everything is finite for every logprob, -inf included.
+
+What is said of a trajectory is so of each of its sequences, where it has several contexts: a context is what the model
+sees at once. The step's tokens and those of a microbatch must be numbered by the same unit.
 
 A filtered token leaves the numerator and the denominator. The numerator is the caller's sum of weight x loss, where a
 filtered token has weight 0. The denominator is a count over all microbatches and ranks, so it cannot come from inside a

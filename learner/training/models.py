@@ -186,6 +186,7 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
         truncated=torch.from_numpy(batch.truncated[firsts]),
         components=torch.from_numpy(batch.components.reshape(len(batch.lengths), -1)[firsts]),
         sequences=torch.from_numpy(batch.trajectories[batch.owners[places]]),
+        contexts=torch.from_numpy(batch.owners[places]),
         token_ids=torch.from_numpy(batch.token_ids[places]).long(),
         turns=torch.from_numpy(batch.turns[places]),
         turn_states=torch.from_numpy(batch.turn_states),
