@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from learner.config import LearnerConfig
 from learner.journal.checkpoints import Checkpoint, checkpoints_of
-from learner.training.adapters import ADAPTER, Targets, merged_weights, peft_config
+from learner.training.adapters import ADAPTER, Targets, is_renamed_by_peft, merged_weights, peft_config
 from learner.training.config import TrainingConfig
 from learner.training.models import new_policy, new_score_model
 from learner.training.policy import PolicyModel, TextFiles, host_copy, write_model_directory
@@ -102,7 +102,7 @@ def _write(config: LearnerConfig, checkpoint: Checkpoint, folder: Path, *, merge
     if config.training.lora.enabled and not merged:
         if isinstance(model, ScoreModel):
             raise WrongSettings("a reward model's head is trained beside its adapters: export it with --merged")
-        _write_adapters(whole, model, config=config, folder=folder)
+        write_adapters(whole, model, config=config, folder=folder)
         source.copy_template_to(folder)
         return "adapters"
     try:
@@ -167,9 +167,12 @@ def _check_initial_model(config: LearnerConfig, checkpoint: Checkpoint) -> None:
         raise WrongSettings(f"{path} is not the initial model of the run: its config.json is another; give --model")
 
 
-def _write_adapters(whole: SavedModel, model: PolicyModel, *, config: LearnerConfig, folder: Path) -> None:
+def write_adapters(whole: SavedModel, model: PolicyModel, *, config: LearnerConfig, folder: Path) -> None:
+    """Writes the adapters of `model`, with the weights of `whole`, into an empty folder as peft reads them."""
     settings = peft_config(config.training.lora, targets=_targets(model.causal_lm))
     settings.task_type, settings.inference_mode = "CAUSAL_LM", True
+    if settings.target_parameters:
+        settings.lora_dropout = 0.0  # peft refuses another beside them; it is of training alone
     settings.base_model_name_or_path, settings.revision = _name_of(config.model)
     settings.save_pretrained(folder)
     save_file(dict(_factors(whole, model.causal_lm)), folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -192,14 +195,25 @@ def _factors(whole: SavedModel, causal_lm: nn.Module) -> Iterator[tuple[str, Ten
 
 
 def _targets(causal_lm: nn.Module) -> Targets:
-    """Targets as others name them, by the layers' last names, where these mean no other layer."""
+    """Targets as others name them, by the layers' last names, where these mean no other layer.
+
+    A linear layer of a name that peft would take for experts' is one of the parameters, by the name of its weight: the
+    adapter is computed and called the same.
+    """
     weights = list(merged_weights(causal_lm))
     experts = [each.name for each in weights if each.adapter is not None and each.parameter.dim() == 3]
     layers = {each.name.removesuffix(".weight"): each.adapter is not None for each in weights}
     adapted = [name for name, is_adapted in layers.items() if is_adapted and name not in experts]
-    short = {name.rpartition(".")[2] for name in adapted}
-    alike = all(layers[name] and name not in experts for name in layers if name.rpartition(".")[2] in short)
-    return Targets(sorted(short) if alike else adapted, experts)
+    renamed = {last for last in map(_last, adapted) if is_renamed_by_peft(causal_lm, last)}
+    short = set(map(_last, adapted)) - renamed
+    named = [name for name in adapted if _last(name) in short]
+    alike = all(layers[name] and name not in experts for name in layers if _last(name) in short)
+    parameters = [f"{name}.weight" for name in adapted if _last(name) in renamed]
+    return Targets(sorted(short) if alike else named, parameters + experts)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def behind(source: Path, checkpoint: Path) -> str:

@@ -18,6 +18,7 @@ import torch
 from peft.helpers import rescale_adapter_scale
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import Tensor, nn
 
 from learner.training.config import ALL_LINEAR, LoraConfig
@@ -28,9 +29,13 @@ logger = logging.getLogger(__name__)
 ADAPTER = "default"
 BASE_LAYER = "base_layer"
 MOST_RANK = 512
+_HELD = "held"
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # They choose experts, and say how much of the one that all tokens share is taken.
 _ROUTERS = frozenset({"gate", "router", "router_gate", "shared_expert_gate"})
+# Where a kernel on a GPU takes a layer's weight without calling the layer, so that an adapter on it would add nothing.
+_TAKEN_BY_KERNELS = "out_proj"
+_WITH_KERNELS = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,12 @@ class MergedWeight:
 
 @dataclass(frozen=True)
 class Targets:
-    """Names, whole or from a dot on, of linear layers and of parameters that hold experts, which are adapted."""
+    """Names, whole or from a dot on, of linear layers, and of parameters by themselves such as experts, which are
+    adapted.
+    """
 
     layers: Sequence[str]
-    experts: Sequence[str] = ()
+    parameters: Sequence[str] = ()
 
 
 def add_adapters(causal_lm: nn.Module, config: LoraConfig, *, sharded: bool = False) -> None:
@@ -91,14 +98,16 @@ def add_adapters(causal_lm: nn.Module, config: LoraConfig, *, sharded: bool = Fa
 
     The adapted model computes what the model did: `up` starts at 0, `down` is drawn from torch's global generator. What
     is not in the decoder is frozen, too; a value head that is trained is unfrozen by its owner. Experts can have no
-    adapters if the parameters will be `sharded` (ZeRO-3), or with dropout: a warning says so. Raises ValueError for
-    targets that the decoder lacks.
+    adapters if the parameters will be `sharded` (ZeRO-3), or with dropout: with all-linear they go without, and a
+    warning says so. Raises ValueError for targets that the decoder lacks, or that can have no adapters.
     """
     assert config.enabled, "called for a rank above 0"
     causal_lm.requires_grad_(False)
     obstacle = _obstacle(config, sharded=sharded)
     targets = _targets(causal_lm, config.targets, obstacle=obstacle)
-    peft.inject_adapter_in_model(peft_config(config, targets=targets), causal_lm, adapter_name=ADAPTER)
+    _check_kernels(causal_lm, targets.layers)
+    held = Targets(*([f"{_HELD}.{name}" for name in names] for names in (targets.layers, targets.parameters)))
+    peft.inject_adapter_in_model(peft_config(config, targets=held), _WithoutConfig(causal_lm), adapter_name=ADAPTER)
 
 
 def peft_config(config: LoraConfig, *, targets: Targets) -> peft.LoraConfig:
@@ -108,9 +117,24 @@ def peft_config(config: LoraConfig, *, targets: Targets) -> peft.LoraConfig:
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=list(targets.layers),
-        target_parameters=list(targets.experts) or None,
+        target_parameters=list(targets.parameters) or None,
         bias="none",
     )
+
+
+def is_renamed_by_peft(causal_lm: nn.Module, layer: str) -> bool:
+    """True if peft, where it sees the model's config, takes a linear layer of this name for one of the experts.
+
+    Of many mixtures it takes gate_proj, up_proj and down_proj (w1, w2, w3), as a list of target_modules has them, for
+    experts as transformers 4 kept them, and adapts the tensors of transformers 5 that hold these instead; dense layers
+    and shared experts of the name then have no adapter.
+    """
+    alone = peft.LoraConfig(target_modules=[layer])
+    try:
+        convert_peft_config_for_transformers(alone, causal_lm, None)
+    except ValueError:  # experts' gate_proj and up_proj are one tensor: peft takes neither without the other
+        return True
+    return layer not in alone.target_modules
 
 
 def adapters_off(model: nn.Module) -> AbstractContextManager[None]:
@@ -146,6 +170,26 @@ def why_merged(causal_lm: nn.Module, config: LoraConfig) -> str:
     return ""
 
 
+class _WithoutConfig(nn.Module):
+    """A model of which peft sees no config, so that it adapts what is named and nothing else: `is_renamed_by_peft`."""
+
+    def __init__(self, causal_lm: nn.Module) -> None:
+        super().__init__()
+        self.add_module(_HELD, causal_lm)
+
+
+def _check_kernels(causal_lm: nn.Module, layers: Sequence[str]) -> None:
+    kind = getattr(getattr(causal_lm, "config", None), "model_type", None)
+    taken = [name for name in layers if name.rpartition(".")[2] == _TAKEN_BY_KERNELS]
+    if kind in _WITH_KERNELS and taken:
+        others = ", ".join(sorted({name.rpartition(".")[2] for name in layers} - {_TAKEN_BY_KERNELS}))
+        raise ValueError(
+            f"training.lora.targets has {taken[0]}, whose weight the kernels of {kind} take without calling the layer, "
+            f"so that an adapter would add nothing: expected other layers. Set training.lora.targets to some of "
+            f"{others or 'the linear layers of the decoder'}"
+        )
+
+
 def _plain(name: str) -> str:
     """Without the layers that adapters are wrapped around, of which experts have one in another."""
     return ".".join(part for part in name.split(".") if part != BASE_LAYER)
@@ -163,7 +207,12 @@ def adaptable(causal_lm: nn.Module) -> tuple[dict[str, nn.Linear], dict[str, nn.
     decoder = causal_lm.base_model
     assert isinstance(decoder, nn.Module), "a model of transformers"
     prefix = next(f"{name}." if name else "" for name, module in causal_lm.named_modules() if module is decoder)
-    linear = {prefix + name: module for name, module in decoder.named_modules() if isinstance(module, nn.Linear)}
+    head = causal_lm.get_output_embeddings()  # type: ignore[operator]  # Llama 4 calls the whole model its decoder
+    linear = {
+        prefix + name: module
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
     return linear, {prefix + name: each for name, each in expert_parameters(decoder)}
 
 
@@ -190,8 +239,8 @@ def _targets(causal_lm: nn.Module, wanted: Sequence[str], *, obstacle: str) -> T
     chosen = Targets(
         *([name for name in names if any(_is_named(name, one) for one in wanted)] for names in (linear, experts))
     )
-    if chosen.experts and obstacle:
-        raise ValueError(f"training.lora.targets has {chosen.experts[0]}, which is of experts, and {obstacle}")
+    if chosen.parameters and obstacle:
+        raise ValueError(f"training.lora.targets has {chosen.parameters[0]}, which is of experts, and {obstacle}")
     return chosen
 
 

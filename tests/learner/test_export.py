@@ -17,9 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from headway.file_commands import export_checkpoint
 from learner.config import LearnerConfig
-from learner.export import export
+from learner.export import SavedModel, export, write_adapters
 from learner.journal.checkpoints import Checkpoints, checkpoints_of
 from learner.journal.run_folder import keep_template
+from learner.training.adapters import merged_weights
+from learner.training.models import new_policy
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.saved_states import saved_weights
 from learner.training.trainer import Trainer
@@ -30,7 +32,7 @@ from services.config.sources import ConfigError
 from services.process import WrongSettings
 from services.run_lock import RunLock
 from tests.learner.training.tiny_model import random_sequences, write_tiny_llama
-from tests.learner.training.tiny_models import write_tiny_model
+from tests.learner.training.tiny_models import ARCHITECTURES, write_tiny_model
 
 LORA = {"rank": 4, "alpha": 8.0}
 TEXT = [3, 4, 5, 6, 7]
@@ -198,6 +200,43 @@ def test_adapters_of_experts_are_loaded_by_peft_and_merged_by_export(
     base = AutoModelForCausalLM.from_pretrained(model)
     assert logprobs_of(base) != pytest.approx(logprobs, abs=1e-3)
     assert logprobs_of(peft.PeftModel.from_pretrained(base, tmp_path / "adapters")) == pytest.approx(logprobs, abs=1e-5)
+
+
+_MIXTURES = [
+    name
+    for name, (_, traits) in ARCHITECTURES.items()
+    if any("expert" in trait for trait in traits) and name != "phimoe"  # which is refused
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    [(name, LORA) for name in _MIXTURES]
+    + [("qwen3-next", {**LORA, "dropout": 0.1}), ("deepseek v3", {**LORA, "targets": ["gate_proj", "o_proj"]})],
+    ids=str,
+)
+def test_peft_computes_of_the_adapters_of_each_mixture_what_is_published(
+    name: str, lora: dict[str, Any], tmp_path: Path
+) -> None:
+    model = write_tiny_model(name, tmp_path / "model")
+    config = LearnerConfig.model_validate(
+        {"model": model, "run": {"directory": tmp_path, "name": "run"}, "training": {"lora": lora}}
+    )
+    policy = new_policy(model, config=config.training, entropy=(False, False), adapted=True)
+    factors = {each: value for each, value in policy.named_parameters() if value.requires_grad}
+    torch.manual_seed(1)
+    for value in factors.values():
+        torch.nn.init.normal_(value, std=0.1)
+    (tmp_path / "out").mkdir()
+    write_adapters(SavedModel(policy, factors), policy, config=config, folder=tmp_path / "out")
+
+    published, base = (AutoModelForCausalLM.from_pretrained(model) for _ in range(2))
+    for weight in merged_weights(policy.causal_lm):
+        if weight.adapter is not None:
+            published.get_parameter(weight.name).data.copy_(weight.adapter.merged(weight.parameter).detach())
+    expected = logprobs_of(published)
+    assert logprobs_of(base) != pytest.approx(expected, abs=1e-2)
+    assert logprobs_of(peft.PeftModel.from_pretrained(base, tmp_path / "out")) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_checkpoint_is_exported_by_its_folder_also_while_the_run_goes_on_and_after_its_model_was_moved(

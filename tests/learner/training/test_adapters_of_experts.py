@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers
@@ -16,7 +17,7 @@ from learner.training.config import LoraConfig
 from learner.training.policy import load_causal_lm
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
-from tests.learner.training.engine_parts import LORA, config_with
+from tests.learner.training.engine_parts import LORA, config_with, open_parts, update, weights_of
 from tests.learner.training.tiny_model import VOCABULARY, random_sequences
 from tests.learner.training.tiny_models import ARCHITECTURES, SIZES, tiny_causal_lm, write_tiny_model
 
@@ -150,20 +151,134 @@ def adapted_layers(model: torch.nn.Module) -> set[str]:
     return {name for name, layer in model.base_model.named_modules() if isinstance(layer, LoraLayer)}
 
 
-# Of experts whose two projections lie in one tensor peft looks for linear layers of that name, too.
-_FUSED = pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning")
+_LATENT = {f"self_attn.{name}_proj" for name in ("q_a", "q_b", "kv_b", "o")} | {"self_attn.kv_a_proj_with_mqa"}
+_ATTENTION = {f"self_attn.{letter}_proj" for letter in "qkvo"}
+_DELTA = {f"linear_attn.{name}" for name in ("in_proj_qkvz", "in_proj_ba", "out_proj")}
+_EXPERTS = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
 
 
-@_FUSED
+def _mlp(place: str) -> set[str]:
+    return {f"{place}.{name}_proj" for name in ("gate", "up", "down")}
+
+
+# By layer: of DeepSeek-V3 and GLM-4.5 the first has a dense MLP, and the second shared experts.
+_EXPECTED: dict[str, tuple[set[str], set[str]]] = {
+    "deepseek v3": (_LATENT | _mlp("mlp"), _LATENT | _EXPERTS | _mlp("mlp.shared_experts")),
+    "glm4 moe": (_ATTENTION | _mlp("mlp"), _ATTENTION | _EXPERTS | _mlp("mlp.shared_experts")),
+    "qwen3-next": (
+        _DELTA | _EXPERTS | _mlp("mlp.shared_expert"),
+        _ATTENTION | _EXPERTS | _mlp("mlp.shared_expert"),
+    ),
+    "qwen3 moe": (_ATTENTION | _EXPERTS, _ATTENTION | _EXPERTS),
+}
+
+
+def expected_of(name: str, *, experts: bool) -> set[str]:
+    """The weights of one of `_EXPECTED` that all-linear adapts."""
+    layers = enumerate(_EXPECTED[name])
+    return {
+        f"model.layers.{number}.{each}" if each in _EXPERTS else f"model.layers.{number}.{each}.weight"
+        for number, names in layers
+        for each in names
+        if experts or each not in _EXPERTS
+    }
+
+
+@pytest.mark.parametrize(
+    ("lora", "sharded", "experts"),
+    [
+        (LoraConfig(rank=2), False, True),
+        (LoraConfig(rank=2), True, False),
+        (LoraConfig(rank=2, dropout=0.1), False, False),
+    ],
+    ids=["plain", "sharded", "dropout"],
+)
+@pytest.mark.parametrize("name", _EXPECTED)
+def test_all_linear_is_dense_and_shared_layers_and_experts_where_they_can(
+    name: str, lora: LoraConfig, sharded: bool, experts: bool
+) -> None:
+    model = tiny_causal_lm(name)
+    add_adapters(model, lora, sharded=sharded)
+    assert adapted(model) == expected_of(name, experts=experts)
+    ranks = {
+        (weight.parameter.dim(), weight.adapter.down.shape[0]) for weight in merged_weights(model) if weight.adapter
+    }
+    assert ranks == ({(2, 2), (3, 4 * 2)} if experts else {(2, 2)}), "of each of four experts the rank that is set"
+
+
+@pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("name", _MIXTURES)
-def test_no_router_of_a_mixture_is_adapted(name: str) -> None:
-    found = adapted_layers(tiny_causal_lm(name))
-    assert any("_proj" in layer for layer in found)
+def test_of_each_mixture_all_linear_layers_but_routers_and_head_are_adapted(name: str, sharded: bool) -> None:
+    model = tiny_causal_lm(name)
     routers = {"gate", "router", "shared_expert_gate"}
-    assert not [layer for layer in found if routers & set(layer.split("."))]
+    linear = {
+        f"{layer}.weight"
+        for layer, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and layer != "lm_head" and not routers & set(layer.split("."))
+    }
+    three = {each for each, value in model.named_parameters() if value.dim() == 3 and "conv1d" not in each}
+    add_adapters(model, LoraConfig(rank=2), sharded=sharded)
+    assert adapted(model) == linear | (set() if sharded else three)
 
 
-@_FUSED
+@pytest.mark.parametrize("name", ["llama", "qwen3 moe", "gpt-oss"])
+def test_names_order_and_first_values_are_those_that_peft_by_itself_gives(name: str) -> None:
+    """A checkpoint of before has them."""
+    ours, theirs = tiny_causal_lm(name), tiny_causal_lm(name)
+    torch.manual_seed(3)
+    add_adapters(ours, LoraConfig(rank=2))
+    found = [(weight.name, weight.parameter.dim()) for weight in merged_weights(ours) if weight.adapter is not None]
+    config = peft.LoraConfig(
+        r=2,
+        lora_alpha=32.0,
+        target_modules=[each.removesuffix(".weight") for each, dimensions in found if dimensions == 2],
+        target_parameters=[each for each, dimensions in found if dimensions == 3] or None,
+    )
+    torch.manual_seed(3)
+    peft.inject_adapter_in_model(config, theirs)
+    assert [each for each, _ in ours.named_parameters()] == [each for each, _ in theirs.named_parameters()]
+    values = dict(theirs.named_parameters())
+    assert all(torch.equal(value, values[each]) for each, value in ours.named_parameters())
+    assert all(value.requires_grad == values[each].requires_grad for each, value in ours.named_parameters())
+
+
+def test_a_name_of_dense_layers_and_of_shared_experts_is_a_target() -> None:
+    model = tiny_causal_lm("deepseek v3")
+    add_adapters(model, LoraConfig(rank=2, dropout=0.1, targets=("gate_proj",)))
+    assert adapted(model) == {
+        "model.layers.0.mlp.gate_proj.weight",
+        "model.layers.1.mlp.shared_experts.gate_proj.weight",
+    }
+
+
+@pytest.mark.parametrize("name", ["deepseek v3", "qwen3-next"])
+def test_under_zero_3_what_is_adapted_is_trained_and_published_and_nothing_else(
+    name: str, commands: CommandChannel, tmp_path: Path
+) -> None:
+    config = config_with(lora=LORA, zero_stage=3)
+    parts = open_parts(write_tiny_model(name, tmp_path), config)
+    assert adapted(parts.policy.causal_lm) == expected_of(name, experts=False)
+    before = weights_of(parts)
+    assert update(parts, random_sequences(6, seed=1)) > 0
+    after = weights_of(parts)
+    parts.engine.close()
+    assert {each for each in after if after[each].ne(before[each]).any()} == expected_of(name, experts=False)
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", "mamba2"])
+def test_a_layer_whose_weight_kernels_take_by_themselves_is_refused(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"out_proj, whose weight the kernels of .* Set training.lora.targets to .*in_"
+    ):
+        add_adapters(tiny_causal_lm(name), LoraConfig(rank=2))
+    model = tiny_causal_lm(name)
+    add_adapters(model, LoraConfig(rank=2, targets=("in_proj",)))
+    assert {each.rpartition("layers.")[2].partition(".")[2] for each in adapted(model)} <= {
+        "mamba.in_proj.weight",
+        "mixer.in_proj.weight",
+    }
+
+
 @pytest.mark.parametrize("router", _LINEAR_ROUTERS)
 def test_a_router_that_is_a_linear_layer_is_not_adapted(router: str) -> None:
     """It is one by its size: as many outputs as experts, or one for the expert that all tokens share."""
