@@ -102,7 +102,7 @@ async def _evaluate(config: LearnerConfig, stop: Stop, *, checkpoint: Checkpoint
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="headway-evaluation-")))
         links = await open_links(config, stack)
         parts = _parts(config, links, stack, folder=folder)
-        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
+        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv, stop=stop))
         thread = await stack.enter_async_context(TrainerThread())
 
         async def work(trainer: Trainer) -> None:

@@ -158,7 +158,7 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
         keep_template(folder, config.run.template_text)
         run = TrackedRun(config.run.name, folder, settings, repeats=True)
         trackers = stack.enter_context(Trackers(trackers_of(**dict(config.trackers)), run))
-        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
+        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv, stop=stop))
         thread = await stack.enter_async_context(TrainerThread())
 
         async def work() -> None:

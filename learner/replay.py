@@ -72,7 +72,7 @@ async def replay(config: LearnerConfig, stop: Stop, *, version: int | None) -> N
     """
     base, steps = beginning_of(config, version)
     async with AsyncExitStack() as stack:
-        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
+        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv, stop=stop))
         thread = await stack.enter_async_context(TrainerThread())
 
         async def all_of_it() -> ReplayResult:

@@ -105,7 +105,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
             parts.samples.take_up(version=recovered.version)
             keep_tokenizer(config.model, folder)
             stack.enter_context(parts.samples)
-        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
+        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv, stop=stop))
         # What the thread writes to is closed after it has ended.
         thread = await stack.enter_async_context(TrainerThread())
         await stack.enter_async_context(parts.teachers)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -44,7 +45,7 @@ from learner.training.ranks import (
     start_followers,
 )
 from learner.training.trainer import Trainer
-from services.process import ENDED, START_AGAIN, StartAgain, WrongSettings, signal_name
+from services.process import ENDED, START_AGAIN, StartAgain, Stop, WrongSettings, signal_name
 
 logger = logging.getLogger(__name__)
 
@@ -280,30 +281,46 @@ def _settle(done: asyncio.Future[T], result: T | None, error: BaseException | No
 class LearnerRanks:
     """All ranks of a learner, as rank 0 sees them; a context manager. Its trainer's thread is to end before it.
 
-    The other ranks are started on this host, unless something like torchrun did. At its exit they are told to end.
+    The other ranks are started on this host, unless something like torchrun did. At its exit they are told to end, and,
+    if they are on several hosts, whether the run is over: each host starts its own ranks again if it is not, and one
+    whose ranks have ended well starts none.
     """
 
-    def __init__(self, config: LearnerConfig, *, argv: Sequence[str]) -> None:
-        """Raises TeacherFailed, before anything is started, for a teacher that cannot teach this model."""
+    def __init__(self, config: LearnerConfig, *, argv: Sequence[str], stop: Stop | None = None) -> None:
+        """`stop` is the wish that rank 0 ends before the run is over.
+
+        Raises TeacherFailed, before anything is started, for a teacher that cannot teach this model.
+        """
         check_tokenizers(config.teachers, model=config.model)
         given = ranks_from_environment(os.environ)
         command = [sys.executable, "-m", "learner.command", *argv[1:]]
         self._config = config
         self._followers = start_followers(command, count=config.ranks) if given is None else Followers(ranks=given)
         self._commands: CommandChannel | None = None
+        self._stop = stop
+        self._failed = False
         self.watch = RankWatch(self._followers, silence_s=config.training.rank_silence_s)
 
     def __enter__(self) -> Self:
         self.watch.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.watch.__exit__()
+        self._failed = error is not None
         is_lost = self.watch.lost.done()
         if self._commands is not None and not is_lost:
             with contextlib.suppress(RuntimeError):  # the store is gone with the host of another rank
                 self._commands.stop(read_within_s=_STOP_READ_S)
         self._followers.close(timeout_s=0.0 if is_lost else _STOP_RANKS_S)
+
+    def _is_over(self) -> bool:
+        """On one host rank 0's own end is that of all: whoever started them looks at it."""
+        ranks = self._followers.ranks
+        asked = self._stop is not None and self._stop.requested
+        return ranks.on_host == ranks.count or not (self._failed or asked)
 
     def open_next_trainer(self, config: LearnerConfig, *, should_stop: Callable[[], bool]) -> Trainer:
         """Rank 0's trainer by the next settings that all ranks follow; the one before it has been closed.
@@ -322,6 +339,7 @@ class LearnerRanks:
     def _open_commands(self) -> CommandChannel:
         config, ranks = self._config, self._followers.ranks
         self._commands = _meet(config, ranks, listener=self._followers.listener)
+        self._commands.is_over = self._is_over
         self.watch.listen(self._commands)
         if not _share_folder(config, self._commands, ranks):
             raise WrongSettings(
@@ -351,6 +369,9 @@ def follow(config: LearnerConfig, ranks: Ranks, *, in_turn: Sequence[LearnerConf
         if not is_of_ranks(error):
             raise
         logger.warning("rank %d ends, since another one is gone: %s", ranks.rank, str(error).splitlines()[0])
+        return START_AGAIN
+    if not commands.ended_over:
+        logger.warning("rank %d ends, since rank 0 does before the run is over", ranks.rank)
         return START_AGAIN
     return ENDED
 

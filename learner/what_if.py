@@ -59,7 +59,7 @@ async def show_what_if(what_if: WhatIf, stop: Stop, *, version: int | None) -> N
     if what_if.to is not None and what_if.to.exists():
         raise WrongSettings(f"{what_if.to} exists: name a new folder by --to")
     async with AsyncExitStack() as stack:
-        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
+        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv, stop=stop))
         thread = await stack.enter_async_context(TrainerThread())
         opened = partial(ranks.open_next_trainer, should_stop=thread.stopping)
         shown = await ranks.watch.during(

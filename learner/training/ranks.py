@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -146,11 +146,15 @@ def die_with_parent() -> None:
 
 @dataclass(frozen=True)
 class RankCommand:
-    """A call of rank 0 to the others to join in. `path` for save and load, `version` for a training step."""
+    """A call of rank 0 to the others to join in. `path` for save and load, `version` for a training step.
+
+    `is_over` is for a stop: False if rank 0 ends and will be started again, and the other ranks are to be so, too.
+    """
 
     action: Action
     version: int = 0
     path: str = ""
+    is_over: bool = True
 
 
 class CommandChannel:
@@ -163,6 +167,10 @@ class CommandChannel:
         self._stopped = False
         self.place = "opening"
         """This rank's present work, for whoever asks why it is late."""
+        self.is_over: Callable[[], bool] = lambda: True
+        """Of rank 0: tells at a stop whether the run is over, and with it the other ranks."""
+        self.ended_over = True
+        """Of the others: the newest stop's word on it."""
 
     def another_store(self) -> Store:
         """The ranks' store over a connection of its own: a call that waits holds up all others of a connection."""
@@ -183,7 +191,7 @@ class CommandChannel:
         A store that this process holds ends with it, and a rank that has not read it yet then has to guess.
         """
         if not self._stopped:
-            self.send(RankCommand(action="stop"))
+            self.send(RankCommand(action="stop", is_over=self.is_over()))
         last, deadline = f"command/{self._next - 1}", time.monotonic() + read_within_s
         while self._ranks.count > 1 and time.monotonic() < deadline and self._store.check([last]):
             time.sleep(_READ_POLL_S)
@@ -201,6 +209,8 @@ class CommandChannel:
                     raise
         command = RankCommand(**json.loads(self._store.get(key)))
         self.place = f"{command.action} {self._next}"
+        if command.action == "stop":
+            self.ended_over = command.is_over
         self._next += 1
         # Not every command has collectives, so rank 0 can be several ahead: who reads a line last removes it.
         readers = f"{key}/read"

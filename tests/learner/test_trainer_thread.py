@@ -1,16 +1,23 @@
 """The trainer's thread: results and errors come back, a stop wakes it."""
 
 import asyncio
+import contextlib
 import logging
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch._C._distributed_c10d import TCPStore
 from transformers import PreTrainedTokenizerFast
 
-from learner.trainer_thread import TrainerThread, first_probe
+import learner.trainer_thread as thread_module
+from learner.config import LearnerConfig
+from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe, follow
+from learner.training.ranks import CommandChannel, Ranks
+from services.process import ENDED, START_AGAIN, Stop, WrongSettings
 from tests.headway.mistakes.small_model import small_model
 
 
@@ -107,3 +114,38 @@ async def test_the_end_gives_a_step_under_way_more_time_than_the_other_ranks_nee
     vars(thread)["_thread"] = ending
     await thread.__aexit__(None, None, None)
     assert waited == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("on_host", "asked", "error", "code"),
+    [
+        (1, False, None, ENDED),
+        (1, True, None, START_AGAIN),
+        (1, False, ValueError("no such tokenizer"), START_AGAIN),
+        (2, True, None, ENDED),
+        (2, False, ValueError("no such tokenizer"), ENDED),
+    ],
+)
+def test_ranks_of_other_hosts_are_started_again_unless_the_run_is_over(
+    on_host: int, asked: bool, error: Exception | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    place = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": on_host, "MASTER_PORT": store.port}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    # The meeting alone is left out: no collective is needed for an end.
+    monkeypatch.setattr(thread_module, "_meet", lambda _, ranks, listener: CommandChannel(store.clone(), ranks=ranks))
+    monkeypatch.setattr(thread_module, "_share_folder", lambda *_: False)
+    config = LearnerConfig(model=small_model(tmp_path / "model"))
+
+    with ThreadPoolExecutor() as pool:
+        stop = Stop()
+        with contextlib.suppress(ValueError), LearnerRanks(config, argv=(), stop=stop) as ranks:
+            with pytest.raises(WrongSettings, match="does not see the run's folder"):
+                ranks.open_trainer(should_stop=lambda: False)
+            followed = pool.submit(follow, config, Ranks(rank=1, count=2, on_host=on_host))
+            if asked:
+                stop.request("SIGTERM")
+            if error is not None:
+                raise error
+        assert followed.result(timeout=60) == code
