@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 import socket
-import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,12 +21,14 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
+from headway.doctor.trained_weights import adapter_count, parameter_count
 from protocol.fleet import model_bytes
 from protocol.model import PROTOCOL_VERSION
 from services.config.agreements import FieldPlace, ModelFolder, Reaches, disagreements, listened_on, places_of
 from services.config.devices import visible
 from services.config.models import ProcessConfig
 from services.local_processes import is_here, listener_of
+from services.secret_files import SecretFileError, check_only_ours
 
 _MEMINFO = Path("/proc/meminfo")
 GIB = 1 << 30
@@ -44,6 +45,13 @@ _CONNECT_S = 3.0
 BARE_BYTES = {"learner": GIB, "generator": 3 * GIB, "reward-service": GIB // 4, "env-service": GIB // 2}
 # Times the model's size. The learner in float32: weights, gradients, two moments, and the copy that is published.
 MODEL_TIMES = {"learner": 10, "generator": 3}
+_LEAST_DISK = 256 * _MIB
+_STATE_BYTES = 12
+"""Of a trained parameter in a checkpoint: itself and two moments, in float32."""
+_FROZEN_BYTES, _TRAINED_BYTES = 8, 16
+"""With adapters in memory: a weight and its published copy; an adapter's parameter, its gradient and two moments."""
+_RANK_OF_CLIENTS = 32
+"""Rank of the adapters that clients of the Tinker API train unless they ask for another one."""
 
 
 class Level(StrEnum):
@@ -219,16 +227,18 @@ def check_model(what: str, folder: Path) -> Finding:
     return good(what, f"{folder}, {model_bytes(folder) >> 20} MiB of weights")
 
 
-def check_key(what: str, path: Path) -> Finding:
-    """Checks that a file of keys, or each in a folder of them, can be read by us and by nobody else."""
+def check_key(what: str, path: Path, *, is_secret: bool = False) -> Finding:
+    """Checks that a file of keys or a token, or each in a folder of them, can be read; a secret by nobody else."""
     if not path.exists():
         return bad(what, f"{path} does not exist", "headway keys makes it; copy it from where it was made")
     unreadable = [file for file in _files(path) if not os.access(file, os.R_OK)]
     if unreadable or not os.access(path, os.R_OK):
         return bad(what, f"{(unreadable or [path])[0]} cannot be read", "chown it to the user that runs Headway")
-    open_to_all = [file for file in _files(path) if "secret" in file.name and file.stat().st_mode & stat.S_IROTH]
-    if open_to_all:
-        return doubtful(what, f"{open_to_all[0]} can be read by everybody", f"chmod 600 {open_to_all[0]}")
+    if is_secret:
+        try:
+            check_only_ours(path)
+        except SecretFileError as error:
+            return bad(what, str(error), f"chmod 600 {path}")
     return good(what, f"{path} can be read")
 
 
@@ -269,7 +279,7 @@ async def examine(configs: Configs) -> list[Finding]:
         *(check_port(*one) for one in listened_on(places)),
         *await _check_reachable(places),
         *(check_model(str(place), folder) for place, folder in _folders(places)),
-        *(check_key(str(place), path) for place, path in _keys(places)),
+        *(check_key(str(place), path, is_secret=_is_secret(place)) for place, path in _keys(places)),
         *_check_disks(configs, places),
         check_shared_memory(),
         check_memory(_memory_needs(configs, places)),
@@ -399,10 +409,15 @@ def _folders(places: Iterable[FieldPlace]) -> Iterator[tuple[FieldPlace, Path]]:
 
 
 def _keys(places: Iterable[FieldPlace]) -> Iterator[tuple[FieldPlace, Path]]:
-    """Paths of keys, by the names of their settings."""
+    """Paths of keys and tokens, by the names of their settings."""
     for place in places:
-        if isinstance(place.value, Path) and "key" in place.key:
+        if isinstance(place.value, Path) and ("key" in place.key or _is_secret(place)):
             yield place, place.value
+
+
+def _is_secret(place: FieldPlace) -> bool:
+    """True for a file that its process refuses to use if others can read it."""
+    return place.key.rpartition(".")[2].endswith(("secret_key_file", "tls_key_file", "token_file"))
 
 
 def _check_disks(configs: Configs, places: Iterable[FieldPlace]) -> Iterator[Finding]:
@@ -411,10 +426,16 @@ def _check_disks(configs: Configs, places: Iterable[FieldPlace]) -> Iterator[Fin
 
 
 def _disk_need(configs: Configs, places: Iterable[FieldPlace]) -> int:
-    sizes = {place.process: model_bytes(folder) for place, folder in _folders(places)}
-    keep = _number(configs["learner"], "checkpoint.keep", default=2)
-    # A checkpoint holds weights and two moments in float32; one more is written before the oldest goes.
-    return 256 * _MIB + int(6 * sizes.get("learner", 0) * (keep + 1))
+    learner = configs["learner"]
+    model = _model_of("learner", places)
+    if model is None or _setting(learner, "evaluation.only"):
+        return _LEAST_DISK
+    # One more is written before the oldest goes.
+    kept = 1 + _number(learner, "checkpoint.keep", default=2)
+    if _setting(learner, "evaluation.tasks"):
+        kept += _number(learner, "checkpoint.keep_best", default=0)
+    adapters = _adapters(learner, model)
+    return _LEAST_DISK + int(_STATE_BYTES * (parameter_count(model) if adapters is None else adapters) * kept)
 
 
 def _memory_needs(configs: Configs, places: Iterable[FieldPlace]) -> dict[str, int]:
@@ -424,12 +445,35 @@ def _memory_needs(configs: Configs, places: Iterable[FieldPlace]) -> dict[str, i
     for process, config in configs.items():
         cache = _number(config, "engine.kv_cache_gb", default=0.0)
         needs[process] = BARE_BYTES[process] + MODEL_TIMES.get(process, 0) * sizes.get(process, 0) + int(cache * GIB)
+    model = _model_of("learner", places)
+    if "learner" in needs and model is not None and (adapters := _adapters(configs["learner"], model)) is not None:
+        needs["learner"] = BARE_BYTES["learner"] + _FROZEN_BYTES * parameter_count(model) + _TRAINED_BYTES * adapters
     return needs
 
 
-def _number(config: BaseModel, key: str, *, default: float) -> float:
-    """A setting of a process's own config, of which this package knows the name only."""
+def _model_of(process: str, places: Iterable[FieldPlace]) -> Path | None:
+    """The last of a process's folders of models, as the needs have it."""
+    return {place.process: folder for place, folder in _folders(places)}.get(process)
+
+
+def _adapters(learner: ProcessConfig, model: Path) -> int | None:
+    """Parameters of the adapters that a learner trains in place of the weights; None if it trains the weights."""
+    if _setting(learner, "tinker.enabled"):
+        return adapter_count(model, rank=_RANK_OF_CLIENTS, targets=("all-linear",))
+    rank, targets = _setting(learner, "training.lora.rank"), _setting(learner, "training.lora.targets")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(targets, tuple):
+        return None
+    return adapter_count(model, rank=rank, targets=targets)
+
+
+def _setting(config: BaseModel, key: str) -> object:
+    """A setting of a process's own config, of which this package knows the name only; None if there is none."""
     value: object = config
     for name in key.split("."):
         value = getattr(value, name, None)
+    return value
+
+
+def _number(config: BaseModel, key: str, *, default: float) -> float:
+    value = _setting(config, key)
     return float(value) if isinstance(value, int | float) else default

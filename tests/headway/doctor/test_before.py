@@ -1,9 +1,11 @@
 """Findings on a machine before a start."""
 
 import errno
+import json
 import os
 import resource
 import socket
+import struct
 from pathlib import Path
 from typing import Annotated
 
@@ -153,15 +155,69 @@ def test_an_incomplete_model_folder_is_an_error(model: Path, name: str, text: st
     assert f"lacks {missing}" in finding.found
 
 
-def test_keys_must_be_there_and_secret(tmp_path: Path) -> None:
-    key = tmp_path / "learner.secret"
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_keys_must_be_there_and_secret(tmp_path: Path, mode: int) -> None:
+    key = tmp_path / "learner.key"
     assert check_key("keys", key).level is Level.ERROR
     key.write_text("x")
-    key.chmod(0o644)
-    assert check_key("keys", key).level is Level.WARNING
-    assert check_key("keys", tmp_path).level is Level.WARNING
+    key.chmod(mode)
+    assert check_key("keys", key).level is Level.OK, "a public one"
+    found = check_key("keys", key, is_secret=True)
+    assert (found.level, found.remedy) == (Level.ERROR, f"chmod 600 {key}")
+    assert f"its mode {mode:04o} lets others use it" in found.found
     key.chmod(0o600)
+    assert check_key("keys", key, is_secret=True).level is Level.OK
     assert check_key("keys", tmp_path).level is Level.OK
+
+
+async def test_a_secret_that_its_process_refuses_is_an_error_before_the_start(tmp_path: Path, model: Path) -> None:
+    keys = {name: tmp_path / name for name in ("learner.key", "tls.key", "tls.pem")}
+    for path in keys.values():
+        path.write_text("x")
+        path.chmod(0o640)
+    (tmp_path / "authorized").mkdir()
+    learner = LearnerConfig.model_validate(
+        {
+            "model": model,
+            "run": {"directory": tmp_path},
+            "http": {"port": 0, "tls_key_file": keys["tls.key"], "tls_cert_file": keys["tls.pem"]},
+            "leases": {"secret_key_file": keys["learner.key"], "authorized_keys": tmp_path / "authorized"},
+        }
+    )
+    found = {finding.what: finding.level for finding in await examine({"learner": learner})}
+    assert found["[learner] leases.secret_key_file"] is Level.ERROR
+    assert found["[learner] http.tls_key_file"] is Level.ERROR
+
+
+def test_disk_and_memory_are_for_what_is_trained(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    shapes = {
+        "model.embed_tokens.weight": [50, 10],
+        "model.layers.0.self_attn.q_proj.weight": [10, 10],
+        "model.layers.0.mlp.down_proj.weight": [10, 30],
+        "model.layers.0.mlp.experts.down_proj": [4, 10, 30],
+        "model.norm.weight": [10],
+        "lm_head.weight": [50, 10],
+    }
+    head = json.dumps({"__metadata__": {}} | {name: {"dtype": "F32", "shape": each} for name, each in shapes.items()})
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head.encode() + bytes(4 * 2610))
+
+    def needs(**settings: object) -> tuple[int, int]:
+        configs = {"learner": LearnerConfig.model_validate({"model": model, **settings})}
+        places = places_of(configs)
+        memory = before._memory_needs(configs, places)["learner"] - before.BARE_BYTES["learner"]
+        return before._disk_need(configs, places) - (256 << 20), memory
+
+    # 500 + 100 + 300 + 1200 + 10 + 500 parameters; two newest checkpoints, the best, and one that is being written.
+    size = (model / "model.safetensors").stat().st_size
+    assert needs() == (12 * 2610 * 4, 10 * size)
+    assert needs(evaluation={"tasks": 0}) == (12 * 2610 * 3, 10 * size)
+    # Rank 2: 2 * (10 + 10), 2 * (10 + 30), and that for each of 4 experts.
+    lora = {"lora": {"rank": 2}}
+    assert needs(training=lora) == (12 * 440 * 4, 8 * 2610 + 16 * 440)
+    assert needs(training={"lora": {"rank": 2, "targets": ["q_proj"]}}) == (12 * 40 * 4, 8 * 2610 + 16 * 40)
+    assert needs(evaluation={"only": True})[0] == 0
 
 
 def at(process: str, key: str, value: object, *marks: object) -> FieldPlace:
