@@ -113,7 +113,9 @@ class RewardServer:
 
     def score(self, items: Sequence[ScoreItem]) -> list[ItemScore]:
         """A reward or an error for each item, in order."""
-        return score_sync(items, urls=[self.start().url])
+        http = self._config.http
+        token = None if http.token is None else http.token.get_secret_value()
+        return score_sync(items, urls=[self.start().url], token=token, tls=http.tls)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -1,15 +1,19 @@
 """Verifiers from Python: in a notebook, and as reward functions of TRL and verl."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
+from headway.certificates import Authority
 from headway.rewards import NoReward, RewardServer, for_trl, for_verl, serving
 from protocol.rewards import ScoreItem
+from reward_service.config import RewardServiceConfig
 from reward_service.verifier import Submission
 from reward_service.verifier.submission import UserError, inspect_function
+from services.config.models import HttpConfig
 
 
 class AnswerArguments(BaseModel):
@@ -69,6 +73,23 @@ async def test_a_service_and_its_client_work_while_an_event_loop_runs(server: Re
     (included,) = server.score([_item("exact_match", "42", answer="42")])  # type: ignore[arg-type]
 
     assert (ours.reward, included.reward) == (0.9, 1.0)
+
+
+def test_a_service_with_a_token_and_certificates_answers_its_own_client(tmp_path: Path) -> None:
+    authority = Authority.new()
+    authority.write(tmp_path)
+    authority.issue(tmp_path, "reward-service", hosts=())
+    http = HttpConfig(
+        port=0,
+        token=SecretStr("a-token-of-this-test"),
+        tls_cert_file=tmp_path / "reward-service.pem",
+        tls_key_file=tmp_path / "reward-service.key",
+        tls_ca_file=tmp_path / "ca.pem",
+        tls_client_ca_file=tmp_path / "ca.pem",
+    )
+    with serving({"close": close}, config=RewardServiceConfig(sandbox="off", http=http)) as guarded:
+        (score,) = guarded.score([_item("close", "41", answer=42)])
+    assert score.reward == 0.9
 
 
 def test_a_reward_function_of_trl_is_a_verifier(server: RewardServer) -> None:
