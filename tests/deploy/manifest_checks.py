@@ -15,6 +15,8 @@ _TAGGED = re.compile(r".+(:(?!latest$)[A-Za-z0-9_][\w.-]{0,127}|@sha256:[0-9a-f]
 _SECRET = re.compile(r'(?mi)^\s*\w*(token|password|secret|api_key)\s*=\s*"[^"]+"|BEGIN [A-Z ]*PRIVATE KEY')
 _SECRET_NAME = re.compile(r"(TOKEN|PASSWORD|SECRET|API_KEY)$")
 _FOUR_WALLS = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+_JOBS = ("learner", "generator", "reward-service", "env-service")
+"""Names of the jobs in deploy/prometheus/rules.yml."""
 
 
 @dataclass(frozen=True)
@@ -290,6 +292,9 @@ def _monitors(manifests: Manifests) -> Iterator[str]:
         found = [s for s in manifests.of("Service") if wanted.items() <= s["metadata"].get("labels", {}).items()]
         if not found:
             yield f"{_name(one)}: finds no Service"
+        label = one["spec"].get("jobLabel")
+        yield from (f"{_name(one)}: no alert knows the job of {_name(service)}, by label {label}" for service in found
+                    if service["metadata"]["labels"].get(label) not in _JOBS)  # fmt: skip
         names = {port.get("name") for service in found for port in service["spec"]["ports"]}
         yield from (f"{_name(one)}: no Service has port {end['port']}" for end in one["spec"]["endpoints"]
                     if found and end["port"] not in names)  # fmt: skip

@@ -158,7 +158,11 @@ def test_a_planted_fault_in_what_scales_pods_is_found() -> None:
 MONITOR: Object = {
     "kind": "ServiceMonitor",
     "metadata": {"name": "headway-learner"},
-    "spec": {"selector": {"matchLabels": {COMPONENT: "learner"}}, "endpoints": [{"port": "http"}]},
+    "spec": {
+        "jobLabel": COMPONENT,
+        "selector": {"matchLabels": {COMPONENT: "learner"}},
+        "endpoints": [{"port": "http"}],
+    },
 }
 
 
@@ -168,6 +172,8 @@ MONITOR: Object = {
         ({}, None),
         ({"selector": {"matchLabels": {COMPONENT: "x"}}}, "finds no Service"),
         ({"endpoints": [{"port": "web"}]}, "has port"),
+        ({"jobLabel": None}, "no alert knows the job"),
+        ({"jobLabel": "app.kubernetes.io/name"}, "no alert knows the job"),
     ],
 )
 def test_a_planted_fault_in_what_prometheus_looks_for_is_found(change: dict[str, Any], said: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import yaml
 from tokenizers import Tokenizer, models
 
 from learner.config import LearnerConfig
+from services.process import FINISH_S
 from tests.deploy.chart import RENDER
 from tests.deploy.manifest_checks import Manifests, faults
 
@@ -260,6 +262,33 @@ def test_a_pod_has_more_time_to_end_than_its_process_takes(committed: Manifests)
         (one,) = load.serving
         drain = [float(env["value"]) for env in one["env"] if env["name"].endswith("__DRAIN_S")]
         assert load.spec["terminationGracePeriodSeconds"] >= sum(drain) + 5 + 8 + 3, load.object["metadata"]["name"]
+        if one["name"] == "learner":
+            assert load.spec["terminationGracePeriodSeconds"] >= FINISH_S + 8
+
+
+def test_composes_learner_has_more_time_to_end_than_it_takes() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    for name in ("learner", "learner-gpu"):
+        assert float(services[name]["stop_grace_period"].removesuffix("s")) >= FINISH_S + 8
+
+
+def test_what_may_be_called_outside_may_be_so_by_every_process_that_calls(helm: Path) -> None:
+    """The learner calls teachers, trackers and webhooks, all of them traces."""
+    rule = {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "ports": [{"protocol": "TCP", "port": 443}]}
+    manifests = _read(RENDER.template("gpu.yaml", words=("--set-json", f"network.egress=[{json.dumps(rule)}]")))
+    free = {
+        one["metadata"]["name"] for one in manifests.of("NetworkPolicy") if rule in one["spec"].get("egress", [])
+    }
+    assert free == {f"headway-{name}" for name in ("learner", "generator", "reward-service", "env-service")}
+    assert faults(manifests) == []
+
+
+def test_the_documented_certificates_are_for_the_names_that_prometheus_expects(helm: Path) -> None:
+    (hosts,) = re.findall(r"headway keys keys --host ([^`]*)`", (ROOT / "docs/deploy.md").read_text(encoding="utf-8"))
+    monitors = _read(RENDER.template("tls.yaml", "monitoring.yaml")).of("ServiceMonitor")
+    expected = {end["tlsConfig"]["serverName"] for one in monitors for end in one["spec"]["endpoints"]}
+    assert len(expected) == 4
+    assert expected <= set(hosts.split())
 
 
 def test_what_the_demos_pods_train_is_what_compose_trains() -> None:

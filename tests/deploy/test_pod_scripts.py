@@ -3,6 +3,7 @@
 import importlib.util
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from types import ModuleType
 import httpx
 import pytest
 
+from headway.certificates import Authority
 from tests.e2e.processes import until
 
 FILES = Path(__file__).resolve().parents[2] / "deploy/k8s/chart/files"
@@ -35,8 +37,31 @@ def test_a_run_that_is_over_is_not_begun_again_and_says_so() -> None:
     try:
         until(lambda: _status(port, "/healthz") == 200, what="an answer", timeout_s=60)
         assert _status(port, "/readyz") == 503
+        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=20)
+        assert (metrics.status_code, metrics.text) == (200, "")
+        assert metrics.headers["Content-Type"].startswith("text/plain")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_caller_that_says_nothing_holds_up_no_other_where_https_is_spoken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority.new()
+    authority.write(tmp_path)
+    authority.issue(tmp_path, "learner", hosts=())
+    monkeypatch.setenv("HEADWAY_LEARNER__HTTP__TLS_CERT_FILE", str(tmp_path / "learner.pem"))
+    monkeypatch.setenv("HEADWAY_LEARNER__HTTP__TLS_KEY_FILE", str(tmp_path / "learner.key"))
+    trusted = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    port = _free_port()
+    process = _start("--answer", str(port), "true")
+    try:
+        until(lambda: _https_status(port, trusted) == 200, what="an answer", timeout_s=60)
+        with socket.create_connection(("127.0.0.1", port)):
+            assert _https_status(port, trusted) == 200
     finally:
         process.kill()
         process.communicate()
@@ -64,6 +89,13 @@ def test_a_signal_reaches_the_command_whose_end_then_counts() -> None:
 def _status(port: int, path: str) -> int:
     try:
         return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=20).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def _https_status(port: int, trusted: ssl.SSLContext) -> int:
+    try:
+        return httpx.get(f"https://localhost:{port}/healthz", timeout=20, verify=trusted).status_code
     except httpx.TransportError:
         return 0
 

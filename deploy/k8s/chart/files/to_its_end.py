@@ -2,9 +2,11 @@
 
 A StatefulSet starts a container again however it ended. A run that is over would be resumed, and end, again and again;
 so this process stays, does nothing, and with --answer says so at /healthz (200) and /readyz (503) until SIGTERM comes.
+At /metrics it has none to show, which is no fault, either.
 Any other end of the command is its own: the exit code is passed on.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -18,11 +20,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Over(BaseHTTPRequestHandler):
     """Answers for a process that is no more."""
 
+    timeout = 10.0
+    """Longest silence of a caller, in seconds."""
+
+    def handle(self) -> None:
+        """Answers a connection to its end, also one that breaks, or that is no TLS where that is expected."""
+        with contextlib.suppress(OSError):
+            super().handle()
+
     def do_GET(self) -> None:
-        """200 at /healthz, 503 elsewhere."""
-        body = json.dumps({"ready": False, "waiting_for": ["nothing: the run is over"]}).encode()
-        self.send_response(200 if self.path == "/healthz" else 503)
-        self.send_header("Content-Type", "application/json")
+        """200 at /healthz and, with nothing in it, at /metrics; 503 elsewhere."""
+        path = self.path.partition("?")[0]
+        is_measured = path == "/metrics"
+        told = json.dumps({"ready": False, "waiting_for": ["nothing: the run is over"]}).encode()
+        body = b"" if is_measured else told
+        self.send_response(200 if is_measured or path == "/healthz" else 503)
+        self.send_header("Content-Type", "text/plain; version=0.0.4" if is_measured else "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -38,7 +51,8 @@ def answer(port: int) -> None:
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, os.environ["HEADWAY_LEARNER__HTTP__TLS_KEY_FILE"])
-        server.socket = context.wrap_socket(server.socket, server_side=True)
+        # By each connection's own thread: within accept, one that says nothing would hold up all others.
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
