@@ -105,14 +105,30 @@ def _words(settings: Mapping[str, Settings]) -> list[str]:
     unknown = sorted(settings.keys() - _TABLES.keys())
     if unknown:
         raise TypeError(f"unknown settings {', '.join(unknown)}; expected some of {', '.join(_TABLES)}")
-    return [word for table, given in settings.items() for word in _flags(f"--{_TABLES[table]}", given)]
+    return [
+        word
+        for table, given in settings.items()
+        for word in _flags(f"--{_TABLES[table]}", given, whole=_whole_tables(_TABLES[table]))
+    ]
 
 
-def _flags(prefix: str, given: Mapping[str, Any]) -> Iterator[str]:
+def _whole_tables(table: str) -> frozenset[str]:
+    """The flags of all settings of a table of run.toml: a mapping is the value of such a one, and else more settings.
+
+    The table [run] is the same for all processes.
+    """
+    from headway.own_options import config_model
+    from services.config.options import flag_of, schema_of
+
+    known = schema_of(config_model("learner" if table == "run" else table)).options
+    return frozenset(flag_of(key) if table == "run" else flag_of(f"{table}.{key}") for key in known)
+
+
+def _flags(prefix: str, given: Mapping[str, Any], *, whole: frozenset[str]) -> Iterator[str]:
     for name, value in given.items():
         flag = f"{prefix}.{name.replace('_', '-')}"
-        if isinstance(value, Mapping):
-            yield from _flags(flag, value)
+        if isinstance(value, Mapping) and flag not in whole:
+            yield from _flags(flag, value, whole=whole)
         else:
             yield from (flag, _written(value))
 
@@ -122,7 +138,7 @@ def _written(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | dict):
         return json.dumps(value)
     return str(value)
 

@@ -76,6 +76,20 @@ def test_train_starts_what_headway_up_would_with_the_same_settings(
     assert capfd.readouterr().out == "as it was told\n"
 
 
+def test_a_setting_that_is_a_table_is_given_as_one(stand: Stand) -> None:
+    told = {"enable_thinking": False, "tools": ["a_b"], "depth": {"most": 2}}
+    with stand.run.open("a") as file:
+        file.write('[generator]\nmodel = "model"\n')
+    headway.train(
+        stand.run, run={"chat_template_kwargs": told}, generator={"engine": {"extra": {"enable_dbo": True}}}
+    )
+    words = stand.words()[2:]
+    assert words[:2] == ["--run.chat-template-kwargs", json.dumps(told)]
+    config = load_agreeing(stand.run, split_options(words[:2]))["learner"]
+    assert config.run.chat_template_kwargs == told
+    assert words[2:] == ["--generator.engine.extra", '{"enable_dbo": true}']
+
+
 def test_a_run_gives_its_files(stand: Stand) -> None:
     folder = stand.folder / "runs" / "sums"
     stand.then(f"mkdir -p {shlex.quote(str(folder))}")
