@@ -6,6 +6,9 @@ FOLDER/NAME.key               the secret CURVE key of the env_service NAME
 FOLDER/authorized/NAME.pub    its public key, for the learner
 FOLDER/PROCESS.token          the bearer token of a process, for it and for those that call it
 FOLDER/tls/                   with --host, a CA and each process's certificate for HTTPS; made again, they are renewed
+
+With --force nothing of before is of use any more, as after a leak: keys of env_services that are not named go, too, and
+with --host the CA is a new one. Without --host what is in FOLDER/tls stays, and that is said.
 """
 
 import json
@@ -51,11 +54,14 @@ def make_keys(arguments: Sequence[str]) -> int:
     if taken and not request.force:
         raise ConfigError([f"{', '.join(taken)} would be overwritten: name another folder, or say --force"])
     try:
+        gone = _remove_others(folder, names) if request.force else []
         _write(folder, names, joins=joins)
         if request.hosts:
-            _write_certificates(folder / _TLS, request.hosts)
+            _write_certificates(folder / _TLS, request.hosts, anew=request.force)
     except OSError as error:
         raise ConfigError([f"cannot write to {folder}: {error.strerror}"]) from error
+    if request.force:
+        sys.stdout.writelines(f"{line}\n" for line in _of_force(folder, gone, hosts=request.hosts))
     sys.stdout.write("\n".join(_advice(folder, names, joined=joins, tls=bool(request.hosts))) + "\n")
     return 0
 
@@ -74,13 +80,36 @@ def _renew(folder: Path, hosts: Sequence[str]) -> int:
     return 0
 
 
-def _write_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """By the CA in the folder, or by a new one."""
+def _remove_others(folder: Path, names: Sequence[str]) -> list[str]:
+    """Removes the keys of env_services that are not among the names, and returns whose they were.
+
+    The public ones go first: they are what lets anybody in.
+    """
+    others = sorted(path.stem for path in (folder / "authorized").glob("*.pub") if path.stem not in names)
+    for public in (True, False):
+        for name in others:
+            _pair(folder, name)[public].unlink(missing_ok=True)
+    return others
+
+
+def _of_force(folder: Path, gone: Sequence[str], *, hosts: Sequence[str]) -> Iterator[str]:
+    """Sentences on what --force has done, and left, beyond what is made."""
+    yield "# All keys and tokens are new: processes that have the former ones are let in no more."
+    if gone:
+        yield f"# Removed: the keys of {', '.join(gone)}. Name them after --env-service, too, to make theirs anew."
+    if hosts:
+        yield "# The CA is new, too: every process needs the new ca.pem, and believes no certificate of the former one."
+    elif (folder / _TLS).exists():
+        yield f"# {folder / _TLS} is as it was, its CA, too: with --host HOST ... that is made anew as well."
+
+
+def _write_certificates(folder: Path, hosts: Sequence[str], *, anew: bool = False) -> None:
+    """By the CA in the folder, or by a new one if there is none or all is made anew."""
     from headway.certificates import Authority, CertificateError  # deferred: the command has to be quick without
 
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        if (folder / "ca.pem").exists():
+        if (folder / "ca.pem").exists() and not anew:
             authority = Authority.read(folder)
         else:
             authority = Authority.new()

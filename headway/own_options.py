@@ -135,7 +135,8 @@ export  write a checkpoint, or the newest one of a run that has ended, as a Hugg
     "keys": """\
 keys    make keys and tokens for processes on several machines, and print the settings that use them; with names of
         env-services that are new, adds theirs to what is in FOLDER; with the hosts of the machines, also makes a CA and
-        certificates for HTTPS, or renews those that are there; --force replaces what is there
+        certificates for HTTPS, or renews those that are there; --force replaces all that is there, as after a leak:
+        env-services that are not named lose their keys, and with --host the CA is a new one
 """,
     "data": """\
 data    make tasks for the verifier code of rows of HumanEval(+), MBPP(+), APPS, TACO or LiveCodeBench, in JSONL or

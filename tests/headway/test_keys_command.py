@@ -237,6 +237,27 @@ def test_certificates_for_https_are_made_and_renewed_by_the_same_ca(
     assert (folder / "tls" / "learner.pem").read_bytes() != before
 
 
+def test_after_a_leak_force_leaves_nothing_that_was_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: Printed, folder: Path
+) -> None:
+    make(monkeypatch, capsys, folder, "--env-service", "a", "b", "--host", "gpu-7.example")
+    before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    without = make(monkeypatch, capsys, folder, "--env-service", "a", "--force")
+    assert "Removed: the keys of b." in without
+    assert f"{folder / 'tls'} is as it was, its CA, too" in without
+    assert [path.name for path in (folder / "authorized").iterdir()] == ["a.pub"]
+    assert not (folder / "b.key").exists()
+
+    printed = make(monkeypatch, capsys, folder, "--env-service", "a", "--host", "gpu-7.example", "--force")
+    assert "The CA is new, too" in printed
+    assert "Removed" not in printed
+    tomllib.loads(printed)
+    now = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert [str(path) for path, content in now.items() if before.get(path) == content] == []
+    assert before.keys() - now.keys() == {Path("b.key"), Path("authorized/b.pub")}
+
+
 def test_hosts_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: Printed, folder: Path) -> None:
     for words in (["--host"], ["--host", "http://a:1"], ["--hosts", "a"]):
         assert call(monkeypatch, "keys", str(folder), *words) == 2
