@@ -347,6 +347,20 @@ class Supervisor:
         timeout_s = None if until is None else max(0.0, until - time.monotonic())
         turn(self._sources(), self._sinks, wake=inbox.descriptor, timeout_s=timeout_s, bar=self._bar)
         inbox.empty()
+        self._reap(inbox)
+
+    def _reap(self, inbox: "_Inbox") -> None:
+        """Takes the exit codes of orphans that were taken over and have ended: nobody asks for them, and without it
+        each stays in the table of processes.
+        """
+        if not inbox.child_ended:
+            return
+        inbox.child_ended = False
+        own = {child.process.pid for child in self._children} | self._strangers
+        for relative in children():
+            if relative.pid not in own:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(relative.pid, os.WNOHANG)
 
     def _sources(self) -> list[Source]:
         return [source for child in self._children for source in child.sources]
@@ -414,6 +428,8 @@ class _Inbox:
     def __init__(self) -> None:
         self.stop: signal.Signals | None = None
         self.hurry = False
+        self.child_ended = False
+        """True from a child's end until somebody has looked for it."""
 
     def __enter__(self) -> Self:
         self._reader, self._writer = socket.socketpair()
@@ -447,6 +463,7 @@ class _Inbox:
                 pass
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        self.child_ended = self.child_ended or number == signal.SIGCHLD
         if number in _STOPPING:
             self.hurry = self.hurry or (number == signal.SIGINT and self.stop is not None)
             self.stop = self.stop or signal.Signals(number)

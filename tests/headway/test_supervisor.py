@@ -441,6 +441,26 @@ if not known:
     assert output.count("left: []") == 2
 
 
+def test_orphans_that_end_leave_no_zombies(cleaned: list[SupervisorProcess]) -> None:
+    # Each shell ends before what it has started, which the supervisor takes over and outlives.
+    code = """
+import os, signal, subprocess, time
+words = ["sh", "-c", "sleep 0.2 > /dev/null & echo $!"]
+orphans = [int(subprocess.run(words, capture_output=True).stdout) for _ in range(5)]
+deadline = time.monotonic() + 15
+def left():
+    return [pid for pid in orphans if os.path.exists(f"/proc/{pid}")]
+while left() and time.monotonic() < deadline:
+    time.sleep(0.05)
+print("looked:", len(orphans), "left:", len(left()), flush=True)
+signal.pause()
+"""
+    running = start(cleaned, helper(code), leader(IDLE))
+    running.read_until("looked: 5 left: 0")
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end()[0] == 0
+
+
 def test_no_output_is_lost_and_no_line_is_cut(cleaned: list[SupervisorProcess]) -> None:
     code = """
 import sys
