@@ -56,7 +56,8 @@ def measured_rates(folder: Path) -> MeasuredRates:
     if not steps:
         expected = "expected a run that has trained some, such as runs/addition"
         raise ConfigError([f"{folder} holds no step that sampled tokens: {expected}"])
-    ranks = _number(run.made.get("settings", {}), "ranks", 1)
+    # An earlier release wrote the setting alone, which is 1 under torchrun.
+    ranks = _number(run.made, "rank_count", _number(run.made.get("settings", {}), "ranks", 1))
     train_s = sum(step["train_s"] + step["copy_s"] for step in steps)
     token_s, sequence_s = _engine_step(run)
     publishes = warm(_with_numbers(run.publishes, "total_s", "pause_s"))

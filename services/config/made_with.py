@@ -218,6 +218,7 @@ def write(
     starts = [*former.get("former_starts", []), _brief(former)] if former else []
     made = {
         "settings": settings,
+        "rank_count": _rank_count(settings),
         "differs": differs,
         **here(),
         "command": [Path(sys.argv[0]).name, *_without_secrets(sys.argv[1:])],
@@ -228,6 +229,11 @@ def write(
         **_taken_over(),
     }
     _replace(folder, made)
+
+
+def _rank_count(settings: Mapping[str, Any]) -> int:
+    """Ranks of all hosts: torchrun says how many it starts, whatever the setting."""
+    return int(os.environ.get("WORLD_SIZE") or settings.get("ranks") or 1)
 
 
 def note(folder: Path, **settings: object) -> None:

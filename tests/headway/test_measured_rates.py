@@ -8,6 +8,7 @@ import pytest
 
 from headway.measured_rates import measured_rates
 from headway.planner import DEVICES, Plan, engine_times, publish_seconds, train_seconds
+from services.config import made_with
 from services.config.sources import ConfigError
 from tests.headway.test_planner import SMALL
 
@@ -53,6 +54,16 @@ def test_rates_come_out_as_they_went_in(tmp_path: Path) -> None:
     assert engine_times(plan, 1, 64) == (found.token_s, found.sequence_s)
     assert train_seconds(plan, 4) == pytest.approx(1000 * 0.002 / 4)
     assert publish_seconds(plan) == (2.0, 0.5)
+
+
+def test_the_ranks_that_torchrun_started_count_and_not_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    run = write(tmp_path / "run", *map(step, range(1, 9)))
+    (run / "made_with.json").unlink()
+    made_with.write(run, {"ranks": 1})
+    assert measured_rates(run).train_s == pytest.approx(8 * 1.0 / 1000)
 
 
 def test_of_a_run_that_always_had_as_many_sequences_their_time_is_shared_out_evenly(tmp_path: Path) -> None:
