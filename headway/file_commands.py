@@ -84,14 +84,17 @@ def _json_rows(path: Path, text: TextIO) -> Iterator[tuple[str, dict[str, Any]]]
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        parquet = importlib.import_module("pyarrow.parquet")
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise ConfigError([f"{path}: to read Parquet, pip install pyarrow; or give it as JSONL"]) from error
     number = 0
-    for batch in parquet.ParquetFile(path).iter_batches():
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{path}, row {number}", row
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}, row {number}", row
+    except arrow.ArrowException as error:
+        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
 
 
 def _write(lines: Sequence[str], path: Path | None) -> None:

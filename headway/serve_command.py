@@ -96,7 +96,8 @@ def serve_plan(
     folder = _model_folder(model)
     host, port = own.get("--host", [LOOPBACK])[-1], _number(own, "--port", _PORT)
     context = _number(own, "--context", str(min(positions(folder) or _CONTEXT, _CONTEXT)))
-    source = f"http://{LOOPBACK if is_wildcard(host) else host}:{port}"
+    heard_at = LOOPBACK if is_wildcard(host) else host
+    source = f"http://{_in_url(heard_at)}:{port}"
     common = ("--model", str(folder), "--run.name", "serve")
     base = ("--tinker.base-model", own["--name"][-1]) if "--name" in own else ()
     learner = (
@@ -203,7 +204,11 @@ class ServingNotice:
 
 def _url(http: HttpConfig, host: str) -> str:
     scheme = "http" if http.tls_cert_file is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{http.port}"
+    return f"{scheme}://{_in_url(host)}:{http.port}"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _is_ready(config: ProcessConfig) -> bool:

@@ -33,7 +33,8 @@ def main() -> int:
         threading.Thread(target=server.stdout.read, daemon=True).start()
         environment = {**os.environ, **found, "TINKER_TELEMETRY": "0"}
         loops = [subprocess.Popen([sys.argv[1], HERE / name], env=environment) for name in ("sft.py", "rl.py")]
-        return max(loop.wait() for loop in loops)
+        codes = [loop.wait() for loop in loops]
+        return int(any(code != 0 for code in codes))  # that of one that a signal has ended is below 0
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway import command as umbrella
-from headway.file_commands import compare_runs, fetch
+from headway.file_commands import compare_runs, convert_data, fetch
 from services.config import made_with
 from services.config.sources import ConfigError
 
@@ -63,3 +63,11 @@ def test_the_version_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("headway ")
+
+
+def test_a_file_that_is_no_parquet_is_said(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    rows = tmp_path / "rows.parquet"
+    rows.write_text("this is no Parquet at all")
+    with pytest.raises(ConfigError, match=r"rows\.parquet: cannot be read: Parquet magic bytes not found"):
+        convert_data([str(rows)])

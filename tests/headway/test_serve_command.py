@@ -60,6 +60,12 @@ def test_both_processes_fit_together(model: Path) -> None:
     assert learner.run.folder == Path("runs/serve").absolute()
 
 
+def test_an_address_with_colons_is_in_brackets_where_it_is_part_of_a_url(model: Path) -> None:
+    found = configs(plan(model, "--host", "::1", "--port", "7411"))
+    assert found["learner"].http.host == "::1"
+    assert found["generator"].adapters.source == "http://[::1]:7411"
+
+
 def test_settings_of_ones_own_come_last(model: Path) -> None:
     found = configs(
         plan(model, "--run.name", "mine", "--generator.engine.kv-cache-gb", "2", "--learner.tinker.max-resident", "3")
