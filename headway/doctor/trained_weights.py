@@ -18,7 +18,7 @@ _NEVER = frozenset({"embed_tokens", "lm_head", "embed", "wte", "wpe", "router"})
 
 
 def parameter_count(model: Path) -> int:
-    """Parameters in the files of a folder; of a file that cannot be read, as if it were in bfloat16. 0 without files."""
+    """Parameters in the files of a folder, 0 without any; of one that cannot be read, as if it were in bfloat16."""
     return sum(_count(path) for path in model.glob("*.safetensors"))
 
 

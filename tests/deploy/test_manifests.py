@@ -276,9 +276,7 @@ def test_what_may_be_called_outside_may_be_so_by_every_process_that_calls(helm: 
     """The learner calls teachers, trackers and webhooks, all of them traces."""
     rule = {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "ports": [{"protocol": "TCP", "port": 443}]}
     manifests = _read(RENDER.template("gpu.yaml", words=("--set-json", f"network.egress=[{json.dumps(rule)}]")))
-    free = {
-        one["metadata"]["name"] for one in manifests.of("NetworkPolicy") if rule in one["spec"].get("egress", [])
-    }
+    free = {one["metadata"]["name"] for one in manifests.of("NetworkPolicy") if rule in one["spec"].get("egress", [])}
     assert free == {f"headway-{name}" for name in ("learner", "generator", "reward-service", "env-service")}
     assert faults(manifests) == []
 

@@ -80,9 +80,7 @@ def test_a_setting_that_is_a_table_is_given_as_one(stand: Stand) -> None:
     told = {"enable_thinking": False, "tools": ["a_b"], "depth": {"most": 2}}
     with stand.run.open("a") as file:
         file.write('[generator]\nmodel = "model"\n')
-    headway.train(
-        stand.run, run={"chat_template_kwargs": told}, generator={"engine": {"extra": {"enable_dbo": True}}}
-    )
+    headway.train(stand.run, run={"chat_template_kwargs": told}, generator={"engine": {"extra": {"enable_dbo": True}}})
     words = stand.words()[2:]
     assert words[:2] == ["--run.chat-template-kwargs", json.dumps(told)]
     config = load_agreeing(stand.run, split_options(words[:2]))["learner"]
