@@ -133,8 +133,12 @@ def test_ranks_of_other_hosts_are_started_again_unless_the_run_is_over(
     place = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": on_host, "MASTER_PORT": store.port}
     for name, value in place.items():
         monkeypatch.setenv(name, str(value))
-    # The meeting alone is left out: no collective is needed for an end.
-    monkeypatch.setattr(thread_module, "_meet", lambda _, ranks, listener: CommandChannel(store.clone(), ranks=ranks))
+
+    def met(_: LearnerConfig, ranks: Ranks, *, listener: object) -> CommandChannel:
+        """Leaves out the meeting alone: no collective is needed for an end."""
+        return CommandChannel(CommandChannel(store, ranks=ranks).another_store(), ranks=ranks)
+
+    monkeypatch.setattr(thread_module, "_meet", met)
     monkeypatch.setattr(thread_module, "_share_folder", lambda *_: False)
     config = LearnerConfig(model=small_model(tmp_path / "model"))
 
