@@ -1,6 +1,7 @@
 """A runtime does as a computer does, and its death is told apart: from inside, or from elsewhere."""
 
 import asyncio
+import gc
 import os
 import signal
 
@@ -133,6 +134,7 @@ async def test_an_answer_that_nobody_waits_for_leaves_no_descriptor(runtime: Run
     assert await said(runtime, "cat file") == "x" * 1000
 
     def descriptors() -> int:
+        gc.collect()  # what other tests have left
         return len(os.listdir("/proc/self/fd"))
 
     await runtime.copy_out("/work")
@@ -144,4 +146,4 @@ async def test_an_answer_that_nobody_waits_for_leaves_no_descriptor(runtime: Run
         await asyncio.gather(copying, return_exceptions=True)
     await runtime.copy_out("/work")  # answered after the others
 
-    assert descriptors() == before
+    assert descriptors() <= before
