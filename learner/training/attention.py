@@ -7,7 +7,8 @@ them computes for it is kept. Both are exact.
 
     [T, H, D] of a row ─▶ rectangle [S, H, L, D] ─▶ kernel_for(its shape, type and device) ─▶ [T, H, D]
 
-The kernels all take a rectangle; one of another package has its place in `kernel_for`.
+On a GPU, in a type of 16 bits, the row goes through one call as it is (`varlen`). The kernels here all take a
+rectangle; one of another package has its place in `kernel_for`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
+
+from learner.training.varlen import SequenceSpans, attend_spans, gather_summing, kernel_taking, sequence_spans
 
 Kernel = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Causal attention of query [S, H, L, D] over key and value [S, K, L, D], H a multiple of K, scores multiplied by the
@@ -177,11 +180,13 @@ class LengthBucket:
 @dataclass(frozen=True)
 class PackedIndex:
     """Buckets of the T tokens of a row. `order` int64 [T]: where, in the buckets' results put end to end,
-    each token's is; absent if they come in the row's order.
+    each token's is; absent if they come in the row's order. `spans`: the same sequences without buckets, if the row's
+    order allows it.
     """
 
     buckets: tuple[LengthBucket, ...]
     order: Tensor | None
+    spans: SequenceSpans | None
 
     def to(self, device: torch.device) -> PackedIndex:
         """The same index on `device`."""
@@ -196,6 +201,7 @@ class PackedIndex:
                 for bucket in self.buckets
             ),
             order=None if self.order is None else self.order.to(device),
+            spans=None if self.spans is None else self.spans.to(device),
         )
 
 
@@ -213,6 +219,7 @@ def build_packed_index(rows: Sequence[NDArray[np.int64]], *, tokens: int) -> Pac
     return PackedIndex(
         buckets=tuple(buckets),
         order=None if in_order else torch.from_numpy(order),
+        spans=sequence_spans(rows, tokens=tokens),
     )
 
 
@@ -250,36 +257,20 @@ def _bucket(members: Sequence[NDArray[np.int64]], owned: NDArray[np.bool_]) -> t
     return bucket, kept
 
 
-class _ToRectangle(torch.autograd.Function):
-    """[T, ...] to [places, ...]. What comes back to padding is 0, and to a repeated token is added up."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, flat: Tensor, rectangle: Tensor) -> Tensor:
-        ctx.save_for_backward(rectangle)
-        ctx.tokens = len(flat)  # type: ignore[attr-defined]
-        return flat.index_select(0, rectangle)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        (rectangle,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        summed = grads[0].new_zeros(ctx.tokens, *grads[0].shape[1:])  # type: ignore[attr-defined]
-        return summed.index_add_(0, rectangle, grads[0]), None
-
-
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, *, bucket: LengthBucket, scaling: float, rules: ScoreRules
 ) -> Tensor:
     """query [T, H, D]; key and value [T, K, D], H a multiple of K. Returns [n, H, D] for the bucket's kept places."""
-    rectangle = _as_rectangle(query, bucket)
-    attend = kernel_with(rules, rectangle)
-    attended = attend(rectangle, _as_rectangle(key, bucket), _as_rectangle(value, bucket), scaling)
+    # Of a token's copies one is kept: gradients of its others are 0, and any type adds them up exactly.
+    asking = _as_rectangle(query.index_select(0, bucket.rectangle), bucket)
+    seen = [_as_rectangle(gather_summing(flat, bucket.rectangle), bucket) for flat in (key, value)]
+    attended = kernel_with(rules, asking)(asking, *seen, scaling)
     return attended.transpose(1, 2).flatten(0, 1).index_select(0, bucket.places)
 
 
-def _as_rectangle(flat: Tensor, bucket: LengthBucket) -> Tensor:
-    """[T, H, D] to [sequences, H, longest, D]."""
-    places: Tensor = _ToRectangle.apply(flat, bucket.rectangle)  # type: ignore[no-untyped-call]
-    return places.view(bucket.sequences, bucket.longest, *flat.shape[1:]).transpose(1, 2)
+def _as_rectangle(places: Tensor, bucket: LengthBucket) -> Tensor:
+    """[sequences * longest, H, D] to [sequences, H, longest, D]."""
+    return places.view(bucket.sequences, bucket.longest, *places.shape[1:]).transpose(1, 2)
 
 
 def packed_attention(
@@ -310,6 +301,10 @@ def packed_attention(
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     rules = ScoreRules(window=_window_of(module, sliding_window), softcap=softcap, sinks=s_aux)
+    kernel = kernel_taking(query, value) if rules.softcap is None and rules.sinks is None else None
+    if kernel is not None and (spans := packed_index.spans) is not None:
+        window = rules.window
+        return attend_spans(query, key, value, kernel=kernel, spans=spans, scaling=scaling, window=window)[None], None
     parts = [_attend(query, key, value, bucket=bucket, scaling=scaling, rules=rules) for bucket in packed_index.buckets]
     attended = parts[0] if len(parts) == 1 else torch.cat(parts)
     if packed_index.order is not None:
@@ -345,5 +340,6 @@ def _no_mask(**_: object) -> None:
 
 def register_packed_attention() -> None:
     """Makes `attn_implementation=ATTENTION_NAME` known to transformers. May be called again."""
-    AttentionInterface.register(ATTENTION_NAME, packed_attention)
+    # Where layers are compiled it is not: a part ends before it, and the next begins after it.
+    AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(packed_attention))
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)

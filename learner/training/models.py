@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from learner.algorithms.preset import CarriedState, LossTokens, Passes, Preset, ScoredBatch
 from learner.training.adapters import add_adapters
 from learner.training.batch import FlatBatch
+from learner.training.compiled import check_compilable, check_compiled, compile_layers
 from learner.training.config import TrainingConfig
 from learner.training.deferred import DeferredFiles
 from learner.training.engine import TrainingEngine, sharder
+from learner.training.layouts import takes_packed_rows
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
 from learner.training.policy import LogprobSettings, PolicyModel, checkpoint_gradients, load_causal_lm, torch_dtype
@@ -418,6 +420,8 @@ def open_models(
         scores.watch = _watch_of(scores.classifier, path, config=config)
         engine: TrainingEngine[Output] = TrainingEngine(scores, config=config, device=device)
         check_scores(scores, path, compute=lambda microbatch: engine.forward(microbatch)[0])
+        if config.compile:
+            _compile(scores.classifier, path, experts=scores.watch is not None, engine=engine)
         return Models(trained=scores, engine=engine, reference=None, teachers=LocalTeachers(()), critic=None)
     entropy = (config.report_entropy, preset.entropy_gradient)
     policy = new_policy(path, config=config, entropy=entropy, adapted=config.lora.enabled, shard=shard)
@@ -426,6 +430,8 @@ def open_models(
         policy.settings = replace(policy.settings, with_states=True)
     engine = TrainingEngine(policy, config=config, device=device)
     check_policy(policy, path, compute=lambda microbatch: engine.forward(microbatch)[0])
+    if config.compile:
+        _compile(policy.causal_lm, path, experts=policy.watch is not None, engine=engine)
 
     def frozen(folder: Path) -> FrozenPolicy:
         model = new_policy(folder, config=config, entropy=(False, False), adapted=False, shard=shard)
@@ -445,6 +451,13 @@ def open_models(
         if preset.passes.values
         else None,
     )
+
+
+def _compile(inner: nn.Module, path: Path, *, experts: bool, engine: TrainingEngine[Output]) -> None:
+    """Compiles what `engine` trains, a model of transformers."""
+    check_compilable(inner, path, packed=takes_packed_rows(inner), experts=experts)
+    compile_layers(inner)
+    check_compiled(inner, path, compute=lambda microbatch: engine.forward(microbatch)[0])
 
 
 def _critic(

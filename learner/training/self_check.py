@@ -84,29 +84,52 @@ def check_scores(scores: ScoreModel, path: Path, *, compute: Compute) -> Packing
         scores.probed = False
 
 
-def _check(model: nn.Module, inner: nn.Module, path: Path, *, together: Compute, alone: Compute) -> PackingGap:
-    parameter = next(model.parameters())
-    batch = probe(inner, device=parameter.device)
-    everything = np.arange(len(batch.lengths))
+def gap_between(model: nn.Module, one: Compute, other: Compute) -> PackingGap:
+    """The gap of two ways to compute the same row of random sequences through `model`, of transformers, as it stands.
+    All ranks must call it.
+    """
+    row = _ProbeRow(model)
+    with _undisturbed(model):
+        return row.gap(row.together(one), row.together(other))
 
-    def of(sequences: Sequence[int], compute: Compute) -> list[Tensor]:
-        row = pack(batch, np.array(sequences, dtype=np.int64), prefixes=shared_prefixes(batch)).to(parameter.device)
+
+class _ProbeRow:
+    """The sequences of `probe`, together in a row and each alone, on the device and in the type of a model."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        parameter = next(inner.parameters())
+        self._device, self._dtype = parameter.device, parameter.dtype
+        self._batch = probe(inner, device=parameter.device)
+
+    def together(self, compute: Compute) -> list[Tensor]:
+        """The numbers of each sequence, computed in one row."""
+        return self._of(range(len(self._batch.lengths)), compute)
+
+    def singly(self, compute: Compute) -> list[Tensor]:
+        """The numbers of each sequence, computed by itself."""
+        return [self._of([sequence], compute)[0] for sequence in range(len(self._batch.lengths))]
+
+    def gap(self, found: Sequence[Tensor], expected: Sequence[Tensor]) -> PackingGap:
+        """With the limit of the model's type."""
+        return PackingGap(found=_gap(found, expected), allowed=TOLERANCES.get(self._dtype, TOLERANCES[torch.float32]))
+
+    def _of(self, sequences: Sequence[int], compute: Compute) -> list[Tensor]:
+        batch = self._batch
+        row = pack(batch, np.array(sequences, dtype=np.int64), prefixes=shared_prefixes(batch)).to(self._device)
         values = compute(row).float().cpu()
         owners = row.sequences.cpu()
         return [values[owners == sequence] for sequence in range(len(sequences))]
 
-    def singly(compute: Compute) -> list[Tensor]:
-        return [of([int(sequence)], compute)[0] for sequence in everything]
 
+def _check(model: nn.Module, inner: nn.Module, path: Path, *, together: Compute, alone: Compute) -> PackingGap:
+    parameter, row = next(model.parameters()), _ProbeRow(inner)
     with _undisturbed(model):
-        found = of(everything.tolist(), together)
+        found = row.together(together)
         with plain_attention(inner):
-            expected = singly(alone)
-        gap = PackingGap(
-            found=_gap(found, expected), allowed=TOLERANCES.get(parameter.dtype, TOLERANCES[torch.float32])
-        )
+            expected = row.singly(alone)
+        gap = row.gap(found, expected)
         if not gap.passes and parameter.dtype == torch.bfloat16:
-            gap = replace(gap, allowed=max(gap.allowed, _rounding(inner, lambda: singly(alone), expected)))
+            gap = replace(gap, allowed=max(gap.allowed, _rounding(inner, lambda: row.singly(alone), expected)))
     if not gap.passes:
         raise ValueError(
             f"{path}: {type(inner).__name__} computes several sequences together otherwise than transformers computes "
