@@ -9,11 +9,12 @@ import json
 import sys
 import tempfile
 import time
+import urllib.request
 import uuid
 from pathlib import Path
 
 from benchmarks.gpu.rows import rehearses, say
-from benchmarks.soak.run_files import write_run_file
+from benchmarks.soak.run_files import SoakPorts, write_run_file
 from benchmarks.soak.system import (
     ENV,
     GENERATOR,
@@ -26,6 +27,7 @@ from benchmarks.soak.system import (
     ports,
     run_folder,
 )
+from services.network import LOOPBACK
 
 STEPS = 40 if rehearses() else 300
 LIMIT_S = 90.0
@@ -44,9 +46,9 @@ def command_of(name: str) -> tuple[str, ...]:
     return (sys.executable, "-c", f"from {_MODULES[name]}.command import main; main()")
 
 
-def system_in(folder: Path) -> SoakSystem:
-    """All four, not started yet."""
-    run_file = write_run_file(folder, steps=STEPS, seed=0, ports=ports())
+def system_in(folder: Path, places: SoakPorts) -> SoakSystem:
+    """All four at these ports, not started yet."""
+    run_file = write_run_file(folder, steps=STEPS, seed=0, ports=places)
     (folder / "logs").mkdir()
     where = ("--config", str(run_file))
     processes = {name: SoakProcess(name, (*command_of(name), *where)) for name in NAMES}
@@ -62,29 +64,33 @@ def uses_a_gpu(pid: int) -> bool:
 def main() -> int:
     """1 if the run does not come to its end."""
     with tempfile.TemporaryDirectory() as place:
-        system = system_in(Path(place))
+        where = ports()
+        system = system_in(Path(place), where)
         try:
-            return _ran(system)
+            return _ran(system, page=where.learner)
         finally:
             system.end()
 
 
-def _ran(system: SoakSystem) -> int:
+def _ran(system: SoakSystem, *, page: int) -> int:
     began = time.monotonic()
     for name in NAMES:
         system.start(name)
     learner, on_gpu, first_s = system.processes[LEARNER].now, False, 0.0
+    metrics: list[str] = []
     while learner.alive and time.monotonic() - began < LIMIT_S:
         time.sleep(0.2)
         if system.progress.read() and not first_s:
             first_s = time.monotonic() - began
             on_gpu = uses_a_gpu(learner.pid)
+        metrics = _gpu_metrics(page) or metrics
     steps, seconds = system.progress.read(), time.monotonic() - began
     say("the learner has a GPU open", str(on_gpu), "measured" if on_gpu or rehearses() else "failed")
     say(
         f"{steps} of {STEPS} steps (the generator's engine is a stand-in)",
         f"the first after {first_s:.1f} s, {seconds:.1f} s in all",
     )
+    say("GPU metrics of the learner, as last served", ", ".join(metrics) or "none")
     for kind, record in _last_records(system.run / "metrics.jsonl").items():
         say(f"the last {kind}", ", ".join(f"{name} {record[name]}" for name in _TOLD if name in record))
     well = not learner.alive and learner.wait(timeout_s=1) == 0
@@ -92,6 +98,16 @@ def _ran(system: SoakSystem) -> int:
         for process in system.processes.values():
             say(f"output of {process.name}", process.now.text()[-_TAIL:], "failed")
     return 0 if well else 1
+
+
+def _gpu_metrics(port: int) -> list[str]:
+    """The series about GPUs at a process's /metrics; none if it does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/metrics", timeout=1) as answer:
+            lines: list[str] = answer.read().decode().splitlines()
+    except OSError:
+        return []
+    return [line.removeprefix("headway_learner_") for line in lines if line.startswith("headway_learner_gpu")]
 
 
 def _last_records(metrics: Path) -> dict[str, dict[str, object]]:

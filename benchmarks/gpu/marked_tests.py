@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gpu.rows import say
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("tests/learner", "tests/generator", "tests/reward_service")
+FOLDERS = ("tests",)
 LIMIT_S = 60
 _TAIL = 600
 

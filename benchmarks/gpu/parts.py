@@ -14,6 +14,7 @@ PARTS = (
     GpuPart("loop", "a run without vLLM: see there", (f"{_HERE}.loop",), 120, ("cuda", "deepspeed"), timed=False),
     GpuPart("nccl", "process groups, time-outs, deaths", (f"{_HERE}.nccl",), 120),
     GpuPart("publish", "from a GPU's weights to another process's", (f"{_HERE}.publish",), 150),
+    GpuPart("attention", "a row's attention in one call", (f"{_HERE}.attention",), 60, ("cuda",)),
     GpuPart("training", "tokens/s, MFU, memory, kernels", (f"{_HERE}.training",), 240, ("cuda", "deepspeed")),
     GpuPart("demo", "a whole run with vLLM on the GPU", (f"{_HERE}.demo",), 300, ("cuda", "vllm", "deepspeed")),
 )

@@ -24,7 +24,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from learner.training.varlen import SequenceSpans, attend_spans, gather_summing, kernel_taking, sequence_spans
+from learner.training import varlen
 
 Kernel = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Causal attention of query [S, H, L, D] over key and value [S, K, L, D], H a multiple of K, scores multiplied by the
@@ -186,7 +186,7 @@ class PackedIndex:
 
     buckets: tuple[LengthBucket, ...]
     order: Tensor | None
-    spans: SequenceSpans | None
+    spans: varlen.SequenceSpans | None
 
     def to(self, device: torch.device) -> PackedIndex:
         """The same index on `device`."""
@@ -219,7 +219,7 @@ def build_packed_index(rows: Sequence[NDArray[np.int64]], *, tokens: int) -> Pac
     return PackedIndex(
         buckets=tuple(buckets),
         order=None if in_order else torch.from_numpy(order),
-        spans=sequence_spans(rows, tokens=tokens),
+        spans=varlen.sequence_spans(rows, tokens=tokens),
     )
 
 
@@ -263,8 +263,8 @@ def _attend(
     """query [T, H, D]; key and value [T, K, D], H a multiple of K. Returns [n, H, D] for the bucket's kept places."""
     # Of a token's copies one is kept: gradients of its others are 0, and any type adds them up exactly.
     asking = _as_rectangle(query.index_select(0, bucket.rectangle), bucket)
-    seen = [_as_rectangle(gather_summing(flat, bucket.rectangle), bucket) for flat in (key, value)]
-    attended = kernel_with(rules, asking)(asking, *seen, scaling)
+    keys, values = (_as_rectangle(varlen.gather_summing(flat, bucket.rectangle), bucket) for flat in (key, value))
+    attended = kernel_with(rules, asking)(asking, keys, values, scaling)
     return attended.transpose(1, 2).flatten(0, 1).index_select(0, bucket.places)
 
 
@@ -301,10 +301,12 @@ def packed_attention(
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     rules = ScoreRules(window=_window_of(module, sliding_window), softcap=softcap, sinks=s_aux)
-    kernel = kernel_taking(query, value) if rules.softcap is None and rules.sinks is None else None
+    kernel = varlen.kernel_taking(query, value) if rules.softcap is None and rules.sinks is None else None
     if kernel is not None and (spans := packed_index.spans) is not None:
         window = rules.window
-        return attend_spans(query, key, value, kernel=kernel, spans=spans, scaling=scaling, window=window)[None], None
+        return varlen.attend_spans(query, key, value, kernel=kernel, spans=spans, scaling=scaling, window=window)[
+            None
+        ], None
     parts = [_attend(query, key, value, bucket=bucket, scaling=scaling, rules=rules) for bucket in packed_index.buckets]
     attended = parts[0] if len(parts) == 1 else torch.cat(parts)
     if packed_index.order is not None:
@@ -341,5 +343,6 @@ def _no_mask(**_: object) -> None:
 def register_packed_attention() -> None:
     """Makes `attn_implementation=ATTENTION_NAME` known to transformers. May be called again."""
     # Where layers are compiled it is not: a part ends before it, and the next begins after it.
-    AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(packed_attention))
+    untraced = torch.compiler.disable(packed_attention)  # type: ignore[no-untyped-call]
+    AttentionInterface.register(ATTENTION_NAME, untraced)
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -104,12 +104,12 @@ def torch_kernel() -> VarlenKernel | None:
     if not {"scale", "window_size"} <= known.keys():
         return None
     # Before it had this argument it took fewer heads of keys without being told.
-    grouped = {"enable_gqa": True} if "enable_gqa" in known else {}
+    named: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, *, spans: SequenceSpans, scaling: float, window: int | None
     ) -> Tensor:
-        attended: Tensor = varlen_attn(
+        attended = varlen_attn(
             query,
             key,
             value,
@@ -120,8 +120,9 @@ def torch_kernel() -> VarlenKernel | None:
             scale=scaling,
             # To the left of a query, which sees itself besides; nothing to the right.
             window_size=(-1 if window is None or window >= spans.longest_key else window - 1, 0),
-            **grouped,
+            **named,
         )
+        assert isinstance(attended, Tensor), "nothing more was asked for"
         return attended
 
     return attend

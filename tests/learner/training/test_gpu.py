@@ -11,6 +11,8 @@ from pydantic import TypeAdapter
 from benchmarks.learner_gpu import Workload, measure
 from benchmarks.learner_shapes import SHAPES, QwenShape, write_random_model
 from learner.algorithms.presets.registry import AlgorithmConfig
+from learner.training import varlen
+from learner.training.attention import build_packed_index
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import TrainingConfig
 from learner.training.packing import pack, shared_prefixes
@@ -18,6 +20,7 @@ from learner.training.policy import PolicyModel, load_causal_lm
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
 from tests.learner.training.engine_parts import load_policy
+from tests.learner.training.test_varlen import row_of, run
 from tests.learner.training.tiny_model import random_sequences
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
@@ -115,3 +118,51 @@ def test_the_benchmark_runs_in_bfloat16(commands: CommandChannel) -> None:
 def test_a_model_is_loaded_in_the_type_asked_for(tied_llama: Path) -> None:
     loaded = load_causal_lm(tied_llama, dtype=torch.bfloat16).to("cuda")
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+
+
+LENGTHS = ((300, 41, 512), 0), ((200, 200, 331, 90), 64)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(("lengths", "shared"), LENGTHS, ids=["apart", "with a prompt in common"])
+def test_attention_in_one_call_is_that_of_rectangles(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], shared: int, window: int | None
+) -> None:
+    rows, tokens = row_of(list(lengths), shared=shared)
+    index = build_packed_index(rows, tokens=tokens).to(torch.device("cuda"))
+    drawn = torch.Generator("cuda").manual_seed(0)
+    inputs = [
+        torch.randn(1, tokens, heads, 64, generator=drawn, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for heads in (8, 2, 2)
+    ]
+    inputs.append(torch.randn(1, tokens, 8, 64, generator=drawn, device="cuda", dtype=torch.bfloat16))
+    assert varlen.kernel_taking(inputs[0][0].transpose(0, 1), inputs[2][0].transpose(0, 1)) is not None
+    found = run(index, inputs, window=window)
+    monkeypatch.setattr(varlen, "kernel_taking", lambda query, value: None)
+    expected = run(index, inputs, window=window)
+    for one, other in zip(found, expected, strict=True):
+        assert float((one.float() - other.float()).norm() / other.float().norm()) < 0.01
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"gradient_checkpointing": True}, {"lora": {"rank": 4}}], ids=["all", "checkpointing", "adapters"]
+)
+def test_compiled_layers_give_the_losses_of_layers_as_they_are_written(
+    tied_llama: Path, commands: CommandChannel, changes: dict[str, object]
+) -> None:
+    losses = []
+    for compiled in (False, True):
+        torch.manual_seed(5)
+        config = TrainingConfig.model_validate(
+            {"optimizer": OPTIMIZER, "dtype": "bfloat16", "compile": compiled, **changes}
+        )
+        made = Trainer(
+            tied_llama,
+            algorithm=ADAPTER.validate_python({"type": "grpo"}),
+            config=config,
+            ranks=Ranks(),
+            commands=commands,
+        )
+        losses.append([made.train_step(random_sequences(count), version=0).loss for count in (16, 8, 12)])
+        made.close()
+    assert losses[1] == pytest.approx(losses[0], abs=2e-2)

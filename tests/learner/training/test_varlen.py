@@ -1,13 +1,12 @@
 """A row's attention in one call, against its rectangles. The kernel needs a GPU: in its place stands a loop here."""
 
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from learner.training import attention
-from learner.training.attention import build_packed_index, packed_attention
+from learner.training import varlen
+from learner.training.attention import PackedIndex, build_packed_index, packed_attention
 from learner.training.batch import flatten
 from learner.training.packing import pack, shared_prefixes
 from learner.training.varlen import SequenceSpans, gather_summing, kernel_taking, sequence_spans
@@ -38,11 +37,11 @@ class Layer(torch.nn.Module):
     """An attention's module, as far as it is looked at."""
 
 
-def run(index: attention.PackedIndex, inputs: list[Tensor], *, window: int | None) -> list[Tensor]:
+def run(index: PackedIndex, inputs: list[Tensor], *, window: int | None) -> list[Tensor]:
     """The output, and the gradients of query, key and value, each with a row of its own for the loss."""
-    given = [tensor.clone().requires_grad_() for tensor in inputs[:3]]
-    found, _ = packed_attention(Layer(), *given, None, packed_index=index, sliding_window=window)
-    return [found.detach(), *torch.autograd.grad(found, given, inputs[3])]
+    query, key, value = (tensor.clone().requires_grad_() for tensor in inputs[:3])
+    found, _ = packed_attention(Layer(), query, key, value, None, packed_index=index, sliding_window=window)
+    return [found.detach(), *torch.autograd.grad(found, (query, key, value), inputs[3])]
 
 
 def row_of(lengths: list[int], *, shared: int = 0) -> tuple[list[np.ndarray], int]:
@@ -73,7 +72,7 @@ def test_one_call_gives_what_rectangles_give(
         calls.append(spans)
         return one_by_one(*tensors, spans=spans, scaling=scaling, window=window)
 
-    monkeypatch.setattr(attention, "kernel_taking", lambda query, value: counted)
+    monkeypatch.setattr(varlen, "kernel_taking", lambda query, value: counted)
     found = run(index, inputs, window=window)
     assert calls == [index.spans]
     for one, other in zip(found, expected, strict=True):
@@ -127,9 +126,8 @@ def test_gradients_of_a_shared_token_are_added_in_float32() -> None:
     # 256 times 1 and once 2^-8: bfloat16 has 8 bits, so that its own sum stays at 256 for each further 1.
     flat = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
     places = torch.zeros(600, dtype=torch.int64)
-    gather_summing(flat, places).sum().backward()
-    assert flat.grad is not None
-    assert flat.grad.item() == 600
+    (grad,) = torch.autograd.grad(gather_summing(flat, places).sum(), flat)
+    assert grad.item() == 600
 
 
 def test_a_cpu_and_other_widths_have_rectangles() -> None:
