@@ -18,7 +18,7 @@ HEADS, SHARED, WIDTH = 4, 2, 8
 def one_by_one(
     query: Tensor, key: Tensor, value: Tensor, *, spans: SequenceSpans, scaling: float, window: int | None
 ) -> Tensor:
-    """What the kernel is to compute: the last query of a sequence stands at its last key."""
+    """Formula that the kernel computes: the last query of a sequence stands at its last key."""
     found = []
     for place in range(len(spans.query_starts) - 1):
         asking = slice(*spans.query_starts[place : place + 2].tolist())
