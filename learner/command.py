@@ -13,9 +13,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from learner.changed_settings import WhatIf, changed_config, differences_of
+from learner.changed_settings import WhatIf
 from learner.config import LearnerConfig
-from learner.teachers.config import TeacherConfig
+from learner.page.child_of_page import yield_to_page
+from learner.run_settings import config_of_run, settings_of_run, what_if_of
 from services.config import made_with
 from services.config.models import load_or_exit
 from services.logs import configure_logging
@@ -25,8 +26,6 @@ from services.process import START_AGAIN, WRONG_SETTINGS, WrongSettings, leave, 
 
 _RESTARTS = "HEADWAY_RANK_RESTARTS"
 _STABLE_S = 60.0
-_FINGERPRINTS = ("model_fingerprint", "template_fingerprint")
-_NEEDED = ("model", "algo.type", "algo.path", "algo.components", "data.path", "teachers")
 _DESCRIPTION = "Trains a policy, online or from files, or serves the Tinker API (--tinker.enabled true)."
 _STDERR = 2
 _GROUPS_SHOWN = 10
@@ -35,6 +34,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's mallo
 
 def main() -> None:
     """Reads the config, then trains, evaluates or serves. torch is imported after the config is known to be good."""
+    yield_to_page()
     again = to_replay(sys.argv[1:])
     if again is None:
         config = load_or_exit(LearnerConfig, process="learner", description=_DESCRIPTION)
@@ -127,75 +127,14 @@ def to_replay(words: Sequence[str]) -> ReplayOrder | None:
     if given.groups is not None and given.groups < 0:
         parser.error(f"--groups is {given.groups}: expected 0 or more")
     try:
-        config = settings_of_run(given.run)
         if not given.changes:
-            return ReplayOrder(config, given.version)
-        changed = settings_of_run(given.run, changes=given.changes)
-        what_if = WhatIf(
-            config,
-            changed,
-            differences=differences_of(config, changed, asked=given.changes),
-            groups=_GROUPS_SHOWN if given.groups is None else given.groups,
-            to=given.to,
-        )
-        return ReplayOrder(config, given.version, what_if)
+            return ReplayOrder(settings_of_run(given.run), given.version)
+        groups = _GROUPS_SHOWN if given.groups is None else given.groups
+        what_if = what_if_of(given.run, given.changes, groups=groups, to=given.to)
+        return ReplayOrder(what_if.config, given.version, what_if)
     except (WrongSettings, ValidationError) as error:
         sys.stderr.write(f"learner replay: {error}\n")
         sys.exit(WRONG_SETTINGS)
-
-
-def settings_of_run(folder: Path, *, changes: Sequence[str] = ()) -> LearnerConfig:
-    """As the run was started last, to replay it; with `changes`, words KEY=VALUE, as a what-if of it.
-
-    Raises WrongSettings where that is not known, for what needs more than the folder, and for changes that a replay
-    cannot make.
-    """
-    config = config_of_run(folder, changes=changes)
-    if config.learns_from_files:
-        raise WrongSettings(f"the run in {folder} learnt from files ({config.algo.type}): it has no journal to replay")
-    if not config.checkpoint.journal:
-        raise WrongSettings(
-            f"the run in {folder} kept no journal (checkpoint.journal = false): there is nothing to replay"
-        )
-    asked_elsewhere = [each.urls[0] for each in config.teachers if each.urls]
-    if asked_elsewhere:
-        raise WrongSettings(f"a teacher at {asked_elsewhere[0]} taught this run, and its words are not in the journal")
-    return config.model_copy(
-        # The optimizer's own weights, whatever is published.
-        update={"training": config.training.model_copy(update={"publish_dtype": "float32"})}
-    )
-
-
-def config_of_run(folder: Path, *, changes: Sequence[str] = ()) -> LearnerConfig:
-    """As the run was started last, but for the changes; its folder is where it is now.
-
-    Secrets are not known, and `http` is as by default: nothing is served, and an address may need a token. Raises
-    WrongSettings where the settings are not known, and for changes that a replay cannot make; ValidationError for
-    settings that are wrong, or of another release.
-    """
-    settings = made_with.read(folder).get("settings")
-    if not isinstance(settings, dict):
-        raise WrongSettings(f"{folder / made_with.FILE} is missing or cannot be read: expected the folder of a run")
-    known = {
-        key: value
-        for key, value in settings.items()
-        if value != made_with.SECRET and key not in _FINGERPRINTS and not key.startswith("http.")
-    }
-    if known.get("data.epochs") is not None:
-        known.pop("steps", None)  # those that the epochs came to
-    usual = {name: info.default for name, info in TeacherConfig.model_fields.items()}
-    known["teachers"] = [
-        {key: value for key, value in each.items() if value not in (usual.get(key), None, [])}
-        for each in known.get("teachers", ())
-    ]
-    # A setting that counts for nothing beside others is refused if it is given, also as its default.
-    least = {key: value for key, value in known.items() if key in _NEEDED}
-    defaults = made_with.settings_of(LearnerConfig.model_validate(made_with.tables_of(least)))
-    given = {key: value for key, value in known.items() if key in least or value != defaults.get(key)}
-    config = LearnerConfig.model_validate(made_with.tables_of(given)) if not changes else changed_config(given, changes)
-    kept = {} if config.run.chat_template is None else {"chat_template": folder / made_with.TEMPLATE}
-    run = config.run.model_copy(update={"directory": folder.resolve().parent, "name": folder.resolve().name, **kept})
-    return config.model_copy(update={"run": run})
 
 
 def export_of_run(source: Path, destination: Path, *, merged: bool, model: Path | None = None) -> str:

@@ -91,24 +91,35 @@ def beginning_of(config: LearnerConfig, version: int | None) -> tuple[Checkpoint
     folder = config.run.folder
     if (holder := holder_of(folder)) is not None:
         raise WrongSettings(f"the run in {folder} goes on: {holder} has it. Wait for its end, or replay a copy of it")
-    base, first = _base(folder, version)
+    return beginning_in(folder, config, version)
+
+
+def beginning_in(
+    folder: Path, config: LearnerConfig, version: int | None
+) -> tuple[Checkpoint | None, Sequence[LoggedStep]]:
+    """As `beginning_of`, of a folder in which nothing changes: the run's own, or one that holds its files still."""
+    run = config.run.folder
+    base, first = _base(folder, version, run=run)
     steps = logged_steps(folder, version=first)
     if not steps:
-        raise WrongSettings(f"the journal of {folder} holds no batch behind version {first}: nothing to replay")
-    _say_what_is_other(folder)
+        raise WrongSettings(f"the journal of {run} holds no batch behind version {first}: nothing to replay")
+    _say_what_is_other(run)
     logger.info("replaying steps %d to %d, from %s", first + 1, first + len(steps), base.path if base else config.model)
     return base, steps
 
 
-def _base(folder: Path, version: int | None) -> tuple[Checkpoint | None, int]:
-    """Beginning of a replay: a whole checkpoint that the journal follows, or the initial model at version 0."""
+def _base(folder: Path, version: int | None, *, run: Path) -> tuple[Checkpoint | None, int]:
+    """Beginning of a replay: a whole checkpoint that the journal follows, or the initial model at version 0.
+
+    `folder` holds the files of the folder `run`, or is it.
+    """
     begun = {segment.start for segment in segments_of(folder / FOLDER)}
     whole = {each.version: each for each in checkpoints_of(folder) if each.version in begun and each.fault() is None}
     possible = sorted({*whole, *({0} & begun)})
     if not possible or (version is not None and version not in possible):
         there = ", ".join(map(str, possible)) or "none"
         raise WrongSettings(
-            f"{folder}: {'nothing to begin with' if version is None else f'no version {version}'}: the journal follows "
+            f"{run}: {'nothing to begin with' if version is None else f'no version {version}'}: the journal follows "
             f"these: {there}. It is kept from the oldest checkpoint on; checkpoint.whole_journal = true keeps all of it"
         )
     first = possible[0] if version is None else version

@@ -6,7 +6,7 @@
 
 The samples stay those of the run. From the first step that differs on they are not what the policy would have sampled,
 so a what-if says what the settings do to the learning from given data, and not what a run by them would be. The run's
-folder is only read.
+folder is only read. A run that goes on is trained as far as its journal reaches, where no GPU is in use.
 """
 
 import heapq
@@ -24,21 +24,23 @@ from typing import IO, Any
 from learner.changed_settings import WhatIf
 from learner.config import LearnerConfig
 from learner.journal.checkpoints import Checkpoint
+from learner.journal.held import held_still
 from learner.leases.intake import TakenBatch
 from learner.recovery import LoggedStep
-from learner.replay import beginning_of, first_difference, numbers_of_step, sequences_in
+from learner.replay import beginning_in, beginning_of, first_difference, numbers_of_step, sequences_in
 from learner.reports.history import RunHistory
+from learner.reports.what_if_folder import GROUPS_FILE, NOTE_FILE, ProgressNotes
+from learner.run_settings import refuse_beside
 from learner.trainer_thread import LearnerRanks, TrainerThread
 from learner.training.group_pulls import GroupChange, StepPulls, changes_of_groups
 from learner.training.trainer import Trainer
 from learner.what_if_text import ShownWhatIf
 from services.config import made_with
 from services.process import Stop, WrongSettings
+from services.run_lock import life_in
 
 logger = logging.getLogger(__name__)
 
-GROUPS_FILE = "groups.jsonl"
-NOTE_FILE = "what_if.json"
 OFF_POLICY = (
     "off-policy: the samples are those of the run. From the first step that differs on, the policy would have sampled "
     "others, so these curves do not say what a run by these settings would be. The further it goes, the less they say."
@@ -51,14 +53,14 @@ _Numbers = dict[str, Any]
 async def show_what_if(what_if: WhatIf, stop: Stop, *, version: int | None) -> None:
     """Trains the journal from the checkpoint of `version` on by the changed settings; prints both curves.
 
-    Raises WrongSettings where there is nothing to begin with, the run still goes on, the checkpoint lacks what the
-    settings need, or the folder to write exists.
+    Raises WrongSettings where there is nothing to begin with, the run still goes on and a GPU would be needed twice,
+    the checkpoint lacks what the settings need, or the folder to write exists.
     """
     config = what_if.config
-    base, steps = beginning_of(config, version)
     if what_if.to is not None and what_if.to.exists():
         raise WrongSettings(f"{what_if.to} exists: name a new folder by --to")
     async with AsyncExitStack() as stack:
+        base, steps = _beginning(what_if, version, stack)
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv, stop=stop))
         thread = await stack.enter_async_context(TrainerThread())
         opened = partial(ranks.open_next_trainer, should_stop=thread.stopping)
@@ -66,6 +68,20 @@ async def show_what_if(what_if: WhatIf, stop: Stop, *, version: int | None) -> N
             thread.run(lambda: compared(what_if, base=base, steps=steps, open_trainer=opened))
         )
     sys.stdout.write(f"{shown}\n")
+
+
+def _beginning(
+    what_if: WhatIf, version: int | None, stack: AsyncExitStack
+) -> tuple[Checkpoint | None, Sequence[LoggedStep]]:
+    """As `beginning_of`, also of a run that goes on: `stack` holds its files as they are now. Raises WrongSettings."""
+    folder, to = what_if.config.run.folder, what_if.to
+    if life_in(folder) != "goes on":
+        return beginning_of(what_if.config, version)
+    refuse_beside(folder)
+    if to is not None:
+        to.parent.mkdir(parents=True, exist_ok=True)
+    held = stack.enter_context(held_still(folder, version=version, beside=None if to is None else to.parent))
+    return beginning_in(held, what_if.config, version)
 
 
 def compared(
@@ -83,10 +99,13 @@ def compared(
     with ExitStack() as stack:
         notes = Path(stack.enter_context(TemporaryDirectory(prefix="what-if-")))
         files = stack.enter_context(WhatIfFiles(what_if, first=steps[0].version))
+        progress = ProgressNotes(what_if.to, steps=len(steps))
         unlike = ""
         if what_if.groups:
             logger.info("training %d steps by the run's own settings, for its groups", len(steps))
-            unlike = _trained_by_run(what_if.config, base, steps, notes=notes, noted=noted, open_trainer=open_trainer)
+            unlike = _trained_by_run(
+                what_if.config, base, steps, notes=notes, noted=noted, progress=progress, open_trainer=open_trainer
+            )
         logger.info("training %d steps by %s", len(steps), ", ".join(map(str, what_if.differences)))
         trainer = _opened(what_if.changed, base, open_trainer)
         numbers: dict[int, _Numbers] = {}
@@ -102,9 +121,11 @@ def compared(
             files.write(step.version + 1, numbers[step.version + 1], changes)
             ordered = [(each.pull_change, -each.step, -each.lease_id, each) for each in changes if each.pull_change]
             most = heapq.nlargest(what_if.groups, [*most, *ordered])
+            progress.note("what-if", done)
             if done % _SAID_EVERY == 0:
                 logger.info("trained %d of %d steps by the other settings", done, len(steps))
         trainer.close()
+        progress.note("done", len(steps), unlike=unlike)
     return ShownWhatIf(
         differences=tuple(map(str, what_if.differences)),
         run={step: noted[step] for step in numbers if step in noted},
@@ -123,6 +144,7 @@ def _trained_by_run(
     *,
     notes: Path,
     noted: Mapping[int, _Numbers],
+    progress: ProgressNotes,
     open_trainer: Callable[[LearnerConfig], Trainer],
 ) -> str:
     """Keeps the pulls of each step in `notes`; returns the first number that is not that of the run, if one is."""
@@ -133,6 +155,7 @@ def _trained_by_run(
         pulls.save(notes / f"{step.version}.npz")
         difference = first_difference(found, noted.get(step.version + 1, {}))
         unlike = unlike or (f"step {step.version + 1} is the first that differs: {difference}" if difference else "")
+        progress.note("run", done)
         if done % _SAID_EVERY == 0:
             logger.info("trained %d of %d steps by the run's own settings", done, len(steps))
     trainer.close()
@@ -169,7 +192,7 @@ class WhatIfFiles:
     """Writes a what-if as the folder of a run, step by step, where one is asked for; a context manager.
 
     `metrics.jsonl` holds what training gives of each step, `groups.jsonl` the changes of its groups, `made_with.json`
-    the settings and `what_if.json` what it is. A folder without a step goes again.
+    the settings, `what_if.json` what it is and `progress.json` how far it has come. A folder without a step goes again.
     """
 
     def __init__(self, what_if: WhatIf, *, first: int) -> None:

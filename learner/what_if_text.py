@@ -1,20 +1,14 @@
 """A what-if in words: the numbers of its steps beside those of the run, and the groups that changed most."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from learner.reports.history import is_number
+from learner.reports.what_if_numbers import ComparedSteps, Steps
 from learner.training.group_pulls import GroupChange
 
 _ROWS = 20
 _NUMBERS_ABREAST = 4
 _WIDTH = 11
-_FIRST = (
-    "loss", "grad_norm", "clip_fraction", "correction_fraction", "entropy", "behavior_kl", "importance_ratio_mean",
-    "importance_ratio_max", "effective_sample_share", "learning_rate",
-)  # fmt: skip
-_Steps = Mapping[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -26,8 +20,8 @@ class ShownWhatIf:
     """
 
     differences: Sequence[str]
-    run: _Steps
-    now: _Steps
+    run: Steps
+    now: Steps
     groups: Sequence[GroupChange]
     compared_groups: bool
     unlike: str
@@ -39,18 +33,15 @@ class ShownWhatIf:
     def _lines(self) -> Iterator[str]:
         first, last = min(self.now), max(self.now)
         yield f"what if {'; '.join(self.differences)}"
-        run, now = dict(_flat(self.run)), dict(_flat(self.now))
-        names = _ordered({name for numbers in now.values() for name in numbers})
-        steps = [step for step in now if step in run]
-        moved = [name for name in names if any(_apart(run[step], now[step], name) for step in steps)]
-        begun = next((step for step in steps if any(_apart(run[step], now[step], name) for name in moved)), None)
-        yield f"steps {first} to {last}: {_beginning(begun, steps)}"
+        both = ComparedSteps.of(self.run, self.now)
+        moved, begun = both.moved, both.first_apart
+        yield f"steps {first} to {last}: {_beginning(begun, both.steps)}"
         yield from self._again()
         for place in range(0, len(moved), _NUMBERS_ABREAST):
             yield ""
-            yield from _table(moved[place : place + _NUMBERS_ABREAST], _some(steps, begun), run, now)
-        if moved and (same := [name for name in names if name not in moved]):
-            yield f"\nthe same at every step: {', '.join(same)}"
+            yield from _table(moved[place : place + _NUMBERS_ABREAST], _some(both.steps, begun), both.run, both.now)
+        if moved and both.same:
+            yield f"\nthe same at every step: {', '.join(both.same)}"
         yield from self._groups_shown()
         yield f"\n{self.caveat}"
 
@@ -92,34 +83,13 @@ def _beginning(begun: int | None, steps: Sequence[int]) -> str:
     return f"the first that differs is step {begun}"
 
 
-def _flat(steps: _Steps) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each step with numbers alone; those of a table, such as `means`, as NAME/PART."""
-    for step, numbers in steps.items():
-        flat: dict[str, Any] = {}
-        for name, value in numbers.items():
-            flat |= (
-                {f"{name}/{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
-            )
-        yield step, {name: value for name, value in flat.items() if isinstance(value, int | float)}
-
-
-def _ordered(names: set[str]) -> list[str]:
-    return [*(name for name in _FIRST if name in names), *sorted(names - set(_FIRST))]
-
-
-def _apart(run: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
-    """True for numbers that differ; those that are none are alike."""
-    before, after = run.get(name), now.get(name)
-    return before != after and (is_number(before) or is_number(after))
-
-
 def _some(steps: Sequence[int], begun: int | None) -> list[int]:
     """At most about 20 steps, evenly; with the last and the first that differs."""
     chosen = {steps[place * len(steps) // _ROWS] for place in range(_ROWS)} if len(steps) > _ROWS else set(steps)
     return sorted(chosen | {steps[-1]} | ({begun} if begun is not None else set()))
 
 
-def _table(names: Sequence[str], steps: Sequence[int], run: _Steps, now: _Steps) -> Iterator[str]:
+def _table(names: Sequence[str], steps: Sequence[int], run: Steps, now: Steps) -> Iterator[str]:
     both = 2 * _WIDTH + 1
     yield f"{'':>6} " + "  ".join(f"{name if len(name) <= both else name[: both - 1] + '…':^{both}}" for name in names)
     yield f"{'step':>6} " + "  ".join(f"{'run':>{_WIDTH}} {'what if':>{_WIDTH}}" for _ in names)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from learner.changed_settings import changed_config, differences_of
-from learner.command import settings_of_run, to_replay
+from learner.command import to_replay
 from learner.config import LearnerConfig
+from learner.run_settings import settings_of_run
 from services.config import made_with
 from services.process import WrongSettings
 

@@ -8,9 +8,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from learner.algorithms.presets.registry import AlgorithmConfig
-from learner.command import config_of_run, export_of_run, settings_of_run
+from learner.command import export_of_run
 from learner.config import LearnerConfig
 from learner.leases.intake import TakenBatch
+from learner.run_settings import config_of_run, settings_of_run
 from learner.training.batch import LagBoundBroken, sequences_of
 from services.config import made_with
 from services.process import WrongSettings

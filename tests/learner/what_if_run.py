@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from learner.changed_settings import WhatIf, differences_of
-from learner.command import settings_of_run
 from learner.config import LearnerConfig
 from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal
 from learner.ledger import Batch, Ledger
 from learner.replay import beginning_of
+from learner.run_settings import settings_of_run
 from learner.training.batch import sequences_of
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
