@@ -19,7 +19,7 @@ from services.process import WrongSettings
 
 # Found by name, so that this package imports none of the processes.
 _CONVERTERS = "reward_service.code.published_rows"
-_PAGE = "learner.page.routes"
+_PAGE = "learner.view"
 _LEARNER = "learner.command"
 
 _OPTIONS = {"--reference": False, "--extract": True, "--reward": True}

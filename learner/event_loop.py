@@ -31,6 +31,7 @@ from learner.leases.task_priors import TaskPriors, read_priors
 from learner.ledger import LedgerConfig
 from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, shown_machines, shown_processes
 from learner.page.store import TrajectoryStore
+from learner.page.what_if_routes import WhatIfSettings
 from learner.recovery import RecoveryPoint
 from learner.reports.run_monitor import RunMonitor
 from learner.reports.run_records import Records
@@ -43,6 +44,7 @@ from learner.weights.fleet import FleetMembers, IdleWatch, TrustedUrls
 from learner.weights.proofs import TOLERANCES
 from learner.weights.published import JoinReport, PublishedWeights, PublisherOptions, PublishReport, add_routes
 from learner.weights.publisher import Publisher
+from learner.what_if_form import checked, form_of
 from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size, with_size
 from protocol.generation import Sampling
 from protocol.status import Status
@@ -405,7 +407,8 @@ class EventLoopParts:
             open_paths=PAGE_PATHS,
         )
         run = self.config.run
-        page = RunPage([ShownRun(run.name, run.folder, self._processes, self._machines)], token=http.token)
+        shown = ShownRun(run.name, run.folder, self._processes, self._machines)
+        page = RunPage([shown], token=http.token, what_ifs=WhatIfSettings(form_of, checked))
         page.add_routes(app)
         add_routes(app, fleet=self.fleet, shelf=self.shelf)
         own = add_status_route(

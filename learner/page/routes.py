@@ -11,6 +11,7 @@
     GET /page/data/rows        a page of trajectories that fit a filter, or of their groups with rows=groups;
                                .../overview what there is; .../group one group; .../life where its time went;
                                .../same_task a task's completions at several steps
+    GET /page/data/what_ifs    the run trained again by other settings; the form for it is in what_if_routes.py
 
 Where the process has a token, all data want it: as `Authorization: Bearer`, or as the cookie that `POST /page/login`
 gives for it, which no other route knows.
@@ -24,19 +25,16 @@ import json
 import logging
 import re
 import sqlite3
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_args
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, SecretStr
 
 from learner.page.curves import RunCurves, figures
 from learner.page.grouped import groups_page, ordered_groups
@@ -55,23 +53,17 @@ from learner.page.reading import (
     whole_text,
 )
 from learner.page.same_task import Member, same_task
+from learner.page.what_if_routes import WhatIfRoutes, WhatIfSettings
 from learner.reports.growing import FileRestarted, Mark
 from learner.reports.marks import MARK_KINDS
 from protocol.model import PolicyVersion
-from protocol.status import FailureStatus, Readiness, Report, WaitStatus
+from protocol.status import FailureStatus, Report, WaitStatus
 from services.config import made_with
-from services.config.models import HttpConfig
-from services.config.sources import ConfigError
 from services.diagnosis.asked import AskedProcess
 from services.diagnosis.verdict import RunVerdict
-from services.http.app import OPEN_PATHS, create_app
+from services.http.app import OPEN_PATHS
 from services.http.bodies import json_body
-from services.http.metrics import Metrics
 from services.http.refusals import RequestRefused
-from services.http.server import Listener, serve_http
-from services.logs import configure_logging
-from services.network import is_loopback
-from services.process import Stop, run_loops, run_process
 from services.run_lock import life_in
 
 logger = logging.getLogger(__name__)
@@ -171,18 +163,24 @@ class Login(BaseModel):
 class RunPage:
     """Adds its routes to an application; `run` is its loop, at whose end all streams end."""
 
-    def __init__(self, runs: Sequence[ShownRun], *, token: SecretStr | None) -> None:
+    def __init__(
+        self, runs: Sequence[ShownRun], *, token: SecretStr | None, what_ifs: WhatIfSettings | None = None
+    ) -> None:
+        """Without `what_ifs` the page has no form for them."""
         self._runs = runs
         self._curves = [RunCurves(each.folder) for each in runs]
+        self._what_ifs = None if what_ifs is None else WhatIfRoutes([each.folder for each in runs], what_ifs)
         self._token = None if token is None else token.get_secret_value()
         self._over = asyncio.Event()
 
     async def run(self) -> None:
         """Until cancelled. A stream that nobody ended would hold up the end of the process."""
         try:
-            await asyncio.Event().wait()
+            await (asyncio.Event().wait() if self._what_ifs is None else self._what_ifs.watch())
         finally:
             self._over.set()
+            if self._what_ifs is not None:
+                await self._what_ifs.end()
 
     def add_routes(self, app: FastAPI) -> None:
         """The application must leave PAGE_PATHS open."""
@@ -204,6 +202,8 @@ class RunPage:
         get("/page/data/life", dependencies=known)(self._life)
         get("/page/data/same_task", dependencies=known)(self._same_task)
         get("/page/data/text", dependencies=known)(self._text)
+        if self._what_ifs is not None:
+            self._what_ifs.add_routes(app, check=self._check)
 
     # Who may read
 
@@ -390,50 +390,3 @@ def _filter_of(asked: Mapping[str, str]) -> Filter:
     """Raises ValueError for a number that is none."""
     names = [each.name for each in fields(Filter)]
     return Filter(**{name: _NUMBERS.get(name, str)(asked[name]) for name in names if asked.get(name)})
-
-
-def _named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Each by its folder's name, with that of the folder around it where runs are namesakes."""
-    whole = [each.resolve() for each in folders]
-    twice = {name for name, count in Counter(each.name for each in whole).items() if count > 1}
-    return [(f"{each.parent.name}/{each.name}" if each.name in twice else each.name, each) for each in whole]
-
-
-def _wrong_option(fault: ErrorDetails) -> str:
-    """The option that is wrong and why; a fault of several together shows no value, as one of them is the token."""
-    if not fault["loc"]:
-        return fault["msg"].removeprefix("Value error, ")
-    return f"--{fault['loc'][0]} {fault['input']}: {fault['msg']}"
-
-
-def serve_runs(folders: Sequence[Path], *, host: str, port: str, token_file: str | None) -> int:
-    """Serves until a signal; returns the exit code. Raises ConfigError for an address that cannot be served at."""
-    try:
-        token = None if token_file is None else Path(token_file).read_text(encoding="utf-8").strip()
-        if not token and not is_loopback(host):
-            remedy = "give --token-file FILE, or leave --host out"
-            raise ConfigError([f"view: other machines can reach host {host}, and there is no token: {remedy}"])
-        http = HttpConfig.model_validate({"host": host, "port": port, "token": token or None})
-        listener = Listener(host=http.host, port=http.port)
-    except ValidationError as error:
-        raise ConfigError([f"view: {_wrong_option(each)}" for each in error.errors()]) from error
-    except OSError as error:
-        raise ConfigError([f"view: {error}"]) from error
-    configure_logging("headway", level="info", format="text")
-
-    async def serve(stop: Stop) -> None:
-        page = RunPage([ShownRun(name, each) for name, each in _named(folders)], token=http.token)
-        app = create_app(
-            service="view",
-            version=version("headway"),
-            token=http.token,
-            readiness=lambda: Readiness(ready=True),
-            metrics=Metrics("view"),
-            open_paths=PAGE_PATHS,
-        )
-        page.add_routes(app)
-        logger.info("the page is at %s/", listener.url)
-        await run_loops(http=serve_http(app, listener), page=page.run())
-
-    with listener:
-        return run_process("headway", serve)

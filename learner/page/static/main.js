@@ -3,13 +3,15 @@ import { $, address, ask, besides, el, NeedsToken, place } from "./dom.js";
 import { RunView } from "./run.js";
 import { showSettings } from "./settings.js";
 import { Viewer } from "./viewer.js";
+import { WhatIf } from "./what_if.js";
 
-const VIEWS = ["run", "trajectories", "settings", "login"];
+const VIEWS = ["run", "trajectories", "settings", "what-if", "login"];
 const said = (text) => {
   if ($("state").textContent !== text) $("state").textContent = text;
 };
 const view = new RunView({ needsToken, said });
 const viewer = new Viewer($("view-trajectories"), { needsToken });
+const whatIf = new WhatIf($("view-what-if"), { needsToken });
 let runs = [];
 
 function only(name) {
@@ -18,6 +20,7 @@ function only(name) {
 
 function needsToken() {
   view.hide();
+  whatIf.hide();
   said("a token is wanted");
   only("login");
   $("token").focus();
@@ -31,7 +34,7 @@ function route() {
     run = given.run ?? "0";
   const others = valid(given).map((each) => ({ run: each, name: runs[Number(each)].name }));
   only(name);
-  for (const each of ["run", "trajectories", "settings"]) {
+  for (const each of ["run", "trajectories", "settings", "what-if"]) {
     $(`to-${each}`).href = address(each, { run: run === "0" ? null : run, with: given.with });
     if (each === name) $(`to-${each}`).setAttribute("aria-current", "page");
     else $(`to-${each}`).removeAttribute("aria-current");
@@ -46,6 +49,10 @@ function route() {
     said("");
     viewer.show(given, named, others);
   }
+  if (name === "what-if") {
+    said("");
+    whatIf.show(given);
+  } else whatIf.hide();
   if (name === "settings") {
     said("");
     showSettings($("view-settings"), { run, name: named }, others, needsToken);

@@ -11,11 +11,10 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from learner.page.curves import _row, message
-from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, _named, serve_runs
+from learner.page.routes import PAGE_PATHS, RunPage, ShownRun
 from learner.reports.growing import Mark
 from learner.reports.history import RunHistory
 from protocol.status import Readiness
-from services.config.sources import ConfigError
 from services.http.app import create_app
 from services.http.metrics import Metrics
 from tests.learner.page.made_run import make_run, step_line, write_lines
@@ -250,36 +249,12 @@ async def test_what_cannot_be_answered_is_refused(tmp_path: Path, path: str, sta
     assert answer.status_code == status
 
 
-def test_runs_that_are_namesakes_are_told_apart_by_the_folder_around_them(tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("monday/run", "tuesday/run", "monday/other")]
-
-    assert _named(folders) == list(zip(["monday/run", "tuesday/run", "other"], folders, strict=True))
-
-
 def test_what_stands_here_of_others_is_what_they_published() -> None:
     vendored = tomllib.loads((STATIC / "vendor" / "VENDORED.toml").read_text())
 
     for name, told in vendored.items():
         found = {path.name: sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor" / name).iterdir()}
         assert found == told["files"]
-
-
-@pytest.mark.parametrize("token", [None, " \n"])
-def test_a_page_that_others_can_reach_wants_a_token(tmp_path: Path, token: str | None) -> None:
-    file = None if token is None else tmp_path / "token"
-    if file is not None:
-        file.write_text(token or "")
-    with pytest.raises(ConfigError, match=r"host 0\.0\.0\.0, and there is no token: give --token-file FILE"):
-        serve_runs([tmp_path], host="0.0.0.0", port="0", token_file=None if file is None else str(file))
-
-
-def test_a_token_that_is_too_short_is_said_without_showing_it(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("s3cr")
-    with pytest.raises(ConfigError, match=r"view: host 0\.0\.0\.0 .* the token has 4 characters") as caught:
-        serve_runs([tmp_path], host="0.0.0.0", port="0", token_file=str(tmp_path / "token"))
-    assert "s3cr" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"view: --port 70000: Input should be less than"):
-        serve_runs([tmp_path], host="127.0.0.1", port="70000", token_file=None)
 
 
 async def test_a_text_comes_as_a_file_that_no_browser_shows(tmp_path: Path) -> None:
