@@ -11,7 +11,7 @@ from benchmarks.gpu.rows import say
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("tests",)
-LIMIT_S = 60
+LIMIT_S = 120
 _TAIL = 600
 
 

@@ -301,17 +301,30 @@ def packed_attention(
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     rules = ScoreRules(window=_window_of(module, sliding_window), softcap=softcap, sinks=s_aux)
-    kernel = varlen.kernel_taking(query, value) if rules.softcap is None and rules.sinks is None else None
-    if kernel is not None and (spans := packed_index.spans) is not None:
-        window = rules.window
-        return varlen.attend_spans(query, key, value, kernel=kernel, spans=spans, scaling=scaling, window=window)[
-            None
-        ], None
+    kernel, spans = _kernel_of_rows(query, value, index=packed_index, rules=rules), packed_index.spans
+    if kernel is not None and spans is not None:
+        attended = varlen.attend_spans(
+            query, key, value, kernel=kernel, spans=spans, scaling=scaling, window=rules.window
+        )
+        return attended[None], None
     parts = [_attend(query, key, value, bucket=bucket, scaling=scaling, rules=rules) for bucket in packed_index.buckets]
     attended = parts[0] if len(parts) == 1 else torch.cat(parts)
     if packed_index.order is not None:
         attended = attended.index_select(0, packed_index.order)
     return attended[None], None
+
+
+def _kernel_of_rows(
+    query: Tensor, value: Tensor, *, index: PackedIndex, rules: ScoreRules
+) -> varlen.VarlenKernel | None:
+    """The kernel that takes the row in one call; None if there is none, or rectangles are faster."""
+    if rules.softcap is not None or rules.sinks is not None:
+        return None
+    (bucket, *others), spans = index.buckets, index.spans
+    alike = rules.window is None and not others and spans is not None and spans.keys is None
+    if alike and bucket.sequences * bucket.longest**2 > varlen.MANY_SCORES:
+        return None
+    return varlen.kernel_taking(query, value)
 
 
 def _refuse_others(module: torch.nn.Module, others: Mapping[str, object]) -> None:

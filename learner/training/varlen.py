@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+# Scores of a row above which its sequences, if they make one rectangle, are computed faster there: on an H200 cuDNN's
+# kernel takes 0.7 of FlashAttention-2's time, once that outweighs the copies (benchmarks/results/gpu.md).
+MANY_SCORES = 1 << 25
 # What FlashAttention-2 computes with.
 _DTYPES = (torch.bfloat16, torch.float16)
 _MAX_WIDTH, _WIDTHS = 256, 8

@@ -64,7 +64,8 @@ def test_it_says_whom_it_waits_for_and_how_it_goes_and_nothing_strange(ended: En
     assert "ETA" in ended.output
     assert "held-out accuracy" in ended.output
     # The guard may speak, and advice for rewards that are all alike: such large steps can be too much for such a model.
-    own = (" guard: ", "so nothing is learned from them")
+    # Heartbeats come every half a second here: where ten others want the same cores, a process is silent for five.
+    own = (" guard: ", "so nothing is learned from them", "the learner does not answer; rollouts go on")
     said = "\n".join(line for line in ended.output.splitlines() if not any(each in line for each in own))
     for noise in ("Triton", "Warning", "WARNING", "Traceback", "vllm"):
         assert noise not in said

@@ -130,5 +130,32 @@ def test_gradients_of_a_shared_token_are_added_in_float32() -> None:
     assert grad.item() == 600
 
 
+@pytest.mark.parametrize(
+    ("lengths", "shared", "window", "asked"),
+    [
+        pytest.param([60, 64], 0, None, False, id="long ones of about the same length"),
+        pytest.param([60, 64], 0, 32, True, id="with a window"),
+        pytest.param([60, 64], 8, None, True, id="with a prompt in common"),
+        pytest.param([20, 64], 0, None, True, id="of different lengths"),
+        pytest.param([64], 0, None, True, id="few scores"),
+    ],
+)
+def test_long_sequences_that_fill_a_rectangle_stay_in_it(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], shared: int, window: int | None, asked: bool
+) -> None:
+    monkeypatch.setattr(varlen, "MANY_SCORES", 64 * 64)
+    calls = []
+
+    def taking(query: Tensor, value: Tensor) -> varlen.VarlenKernel | None:
+        calls.append(query.shape)
+        return None
+
+    monkeypatch.setattr(varlen, "kernel_taking", taking)
+    rows, tokens = row_of(lengths, shared=shared)
+    inputs = [torch.randn(1, heads, tokens, WIDTH) for heads in (HEADS, SHARED, SHARED)]
+    run(build_packed_index(rows, tokens=tokens), [*inputs, torch.randn(1, tokens, HEADS, WIDTH)], window=window)
+    assert bool(calls) == asked
+
+
 def test_a_cpu_and_other_widths_have_rectangles() -> None:
     assert kernel_taking(torch.zeros(3, 4, 64, dtype=torch.bfloat16), torch.zeros(3, 2, 64)) is None
