@@ -500,6 +500,11 @@ class LearnerConfig(ProcessConfig):
         return max(1, cores() // self.ranks) if is_worth_threads(self.model) else 1
 
     @property
+    def unheard(self) -> frozenset[str]:
+        """Addresses of a run, where none is trained online."""
+        return frozenset(() if self.collective else ("leases.address", "weights.port"))
+
+    @property
     def collective(self) -> str:
         """Of its weight broadcasts."""
         return "" if self.learns_from_files or self.tinker.enabled else self.weights.backend

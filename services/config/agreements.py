@@ -6,7 +6,7 @@ A process alone cannot check these: only a file with a table for both sides show
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -95,7 +95,15 @@ def disagreements(configs: Configs) -> list[str]:
 
 def places_of(configs: Configs) -> list[FieldPlace]:
     """Every field of every config with its marks, groups included."""
-    return [place for process, config in configs.items() for place in _places(process, config, "")]
+    return [
+        _deaf(place) if place.key in config.unheard else place
+        for process, config in configs.items()
+        for place in _places(process, config, "")
+    ]
+
+
+def _deaf(place: FieldPlace) -> FieldPlace:
+    return replace(place, marks=tuple(mark for mark in place.marks if not isinstance(mark, Listens)))
 
 
 def on_one_machine(configs: Configs) -> bool:

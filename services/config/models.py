@@ -232,6 +232,11 @@ class ProcessConfig(ConfigModel):
         return frozenset()
 
     @property
+    def unheard(self) -> frozenset[str]:
+        """Keys of addresses that a process with these settings never listens at."""
+        return frozenset()
+
+    @property
     def collective(self) -> str:
         """Of its weight broadcasts; empty if it takes no part in them."""
         return ""

@@ -234,6 +234,23 @@ def test_a_port_of_its_own_is_looked_at_where_its_group_says() -> None:
     assert listened("auto", 0) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "listening"),
+    [
+        pytest.param({}, {"http", "leases.address", "weights.port"}, id="online"),
+        pytest.param({"algo": {"type": "sft"}, "data": {"path": "d"}}, {"http"}, id="from a file"),
+        pytest.param({"tinker": {"enabled": True}, "http": {"port": 7300, "token": "0" * 16}}, {"http"}, id="for clients"),
+    ],
+)
+def test_a_learner_that_trains_no_run_online_listens_for_no_peers_of_one(
+    settings: dict[str, object], listening: set[str]
+) -> None:
+    # A run beside it may have these ports.
+    learner = LearnerConfig.model_validate({"model": "m", "weights": {"port": 7309}, **settings})
+    found = listened_on(places_of({"learner": learner}))
+    assert {what.removeprefix("[learner] ") for what, _, _ in found} == listening
+
+
 def test_the_learners_own_port_for_weights_is_among_them() -> None:
     learner = LearnerConfig.model_validate({"model": "m", "weights": {"port": 7301}})
     assert ("[learner] weights.port", "0.0.0.0", 7301) in list(listened_on(places_of({"learner": learner})))
