@@ -239,7 +239,9 @@ def test_a_port_of_its_own_is_looked_at_where_its_group_says() -> None:
     [
         pytest.param({}, {"http", "leases.address", "weights.port"}, id="online"),
         pytest.param({"algo": {"type": "sft"}, "data": {"path": "d"}}, {"http"}, id="from a file"),
-        pytest.param({"tinker": {"enabled": True}, "http": {"port": 7300, "token": "0" * 16}}, {"http"}, id="for clients"),
+        pytest.param(
+            {"tinker": {"enabled": True}, "http": {"port": 7300, "token": "0" * 16}}, {"http"}, id="for clients"
+        ),
     ],
 )
 def test_a_learner_that_trains_no_run_online_listens_for_no_peers_of_one(
