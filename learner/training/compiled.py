@@ -6,6 +6,7 @@ for any number of tokens, and for all layers alike.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,13 +15,20 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from learner.training.packing import Microbatch
-from learner.training.self_check import Compute, gap_between
+from learner.training.ranks import last_rank
+from learner.training.self_check import Compute, gap_between, slope_gap_between
 
-_COMPILERS = ("cc", "gcc", "clang")
+# With and without gradient, adapters and their absence, kinds of layers, and rows of one token make a variant each;
+# beyond torch's own eight a layer would run as it is written, and only torch's log would say so.
+_MOST_VARIANTS = 64
 
 
-def check_compilable(model: nn.Module, path: Path, *, packed: bool, experts: bool) -> None:
-    """Raises ValueError for a model, or a machine, whose layers cannot be compiled."""
+def check_compilable(model: nn.Module, path: Path, *, packed: bool, experts: bool, device: torch.device) -> None:
+    """Raises ValueError for a model whose layers cannot be compiled, and on all ranks if one's machine cannot compile.
+    All ranks must call it.
+    """
+    compiler = _compiler_for(device)
+    lacking = last_rank(shutil.which(compiler) is None)
     what = None
     if experts:
         what = f"{type(model).__name__} has experts, whose tokens change with every batch: expected a model without"
@@ -28,33 +36,48 @@ def check_compilable(model: nn.Module, path: Path, *, packed: bool, experts: boo
         what = f"{type(model).__name__} takes no packed rows: expected a model whose layers do"
     elif not _layers(model):
         what = f"{type(model).__name__} has no layers that transformers can compute once more: expected a decoder"
-    elif not any(map(shutil.which, _COMPILERS)):
-        what = "torch compiles kernels with a C compiler, and none is here: expected gcc. Install it"
+    elif lacking is not None:
+        where = "here" if shutil.which(compiler) is None else f"where rank {lacking} is"
+        what = f"torch compiles kernels by {compiler}, which is not {where}: expected it in PATH. Install it"
     if what is not None:
         raise ValueError(f"{path}: learner.training.compile is true, and {what}. Or leave training.compile out.")
 
 
+def _compiler_for(device: torch.device) -> str:
+    """The one that torch calls: of C for Triton's launchers, of C++ for kernels of a CPU."""
+    if device.type != "cuda":
+        return os.environ.get("CXX", "g++")
+    usual = next((name for name in ("gcc", "clang") if shutil.which(name)), "gcc")
+    return os.environ.get("CC", usual)
+
+
 def compile_layers(model: nn.Module) -> None:
     """Has torch compile each layer of a model at its first call, whose parameters keep their names."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VARIANTS)
     for layer in _layers(model):
         layer.compile(dynamic=True)
 
 
-def check_compiled(model: nn.Module, path: Path, *, compute: Compute) -> None:
-    """Raises ValueError if compiled layers give other numbers than the same layers as they are written. `compute` runs
-    the model; all ranks must call it.
+def check_compiled(model: nn.Module, path: Path, *, compute: Compute, allowed: float) -> None:
+    """Raises ValueError if compiled layers give other numbers than the same layers as they are written, or other
+    gradients. `compute` runs the model; `allowed` bounds the numbers' gap; all ranks must call it.
     """
 
     def as_written(microbatch: Microbatch) -> Tensor:
         with torch.compiler.set_stance("force_eager"):
             return compute(microbatch)
 
-    gap = gap_between(model, compute, as_written)
-    if not gap.passes:
-        raise ValueError(
-            f"{path}: {type(model).__name__} computes other numbers when it is compiled: a check found {gap.found:.2g} "
-            f"between them, expected at most {gap.allowed:.2g}. Leave learner.training.compile out."
-        )
+    # The gradient that reaches the first layer has gone through all others.
+    first = [parameter for parameter in _layers(model)[0].parameters() if parameter.requires_grad]
+    gaps = {"numbers": gap_between(model, compute, as_written, allowed=allowed)}
+    if first:
+        gaps["gradients"] = slope_gap_between(model, compute, as_written, parameters=first)
+    for what, gap in gaps.items():
+        if not gap.passes:
+            raise ValueError(
+                f"{path}: {type(model).__name__} computes other {what} when it is compiled: a check found "
+                f"{gap.found:.2g} between them, expected at most {gap.allowed:.2g}. Leave learner.training.compile out."
+            )
 
 
 def _layers(model: nn.Module) -> list[GradientCheckpointingLayer]:

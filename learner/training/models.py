@@ -419,9 +419,9 @@ def open_models(
         scores = new_score_model(path, config=config, shard=shard)
         scores.watch = _watch_of(scores.classifier, path, config=config)
         engine: TrainingEngine[Output] = TrainingEngine(scores, config=config, device=device)
-        check_scores(scores, path, compute=lambda microbatch: engine.forward(microbatch)[0])
+        gap = check_scores(scores, path, compute=lambda microbatch: engine.forward(microbatch)[0])
         if config.compile:
-            _compile(scores.classifier, path, experts=scores.watch is not None, engine=engine)
+            _compile(scores.classifier, path, engine=engine, allowed=gap.allowed)
         return Models(trained=scores, engine=engine, reference=None, teachers=LocalTeachers(()), critic=None)
     entropy = (config.report_entropy, preset.entropy_gradient)
     policy = new_policy(path, config=config, entropy=entropy, adapted=config.lora.enabled, shard=shard)
@@ -429,9 +429,9 @@ def open_models(
     if preset.passes.values and config.critic.kind == "head":
         policy.settings = replace(policy.settings, with_states=True)
     engine = TrainingEngine(policy, config=config, device=device)
-    check_policy(policy, path, compute=lambda microbatch: engine.forward(microbatch)[0])
+    gap = check_policy(policy, path, compute=lambda microbatch: engine.forward(microbatch)[0])
     if config.compile:
-        _compile(policy.causal_lm, path, experts=policy.watch is not None, engine=engine)
+        _compile(policy.causal_lm, path, engine=engine, allowed=gap.allowed)
 
     def frozen(folder: Path) -> FrozenPolicy:
         model = new_policy(folder, config=config, entropy=(False, False), adapted=False, shard=shard)
@@ -453,11 +453,13 @@ def open_models(
     )
 
 
-def _compile(inner: nn.Module, path: Path, *, experts: bool, engine: TrainingEngine[Output]) -> None:
-    """Compiles what `engine` trains, a model of transformers."""
-    check_compilable(inner, path, packed=takes_packed_rows(inner), experts=experts)
+def _compile(inner: nn.Module, path: Path, *, engine: TrainingEngine[Any], allowed: float) -> None:
+    """Compiles what `engine` trains, a model of transformers, whose numbers may differ by `allowed`."""
+    device = next(inner.parameters()).device
+    check_compilable(inner, path, packed=takes_packed_rows(inner), experts=bool(ExpertWatch(inner)), device=device)
     compile_layers(inner)
-    check_compiled(inner, path, compute=lambda microbatch: engine.forward(microbatch)[0])
+    # Not through the engine, which wants to see a backward pass through to its update; the model is whole on each rank.
+    check_compiled(inner, path, compute=lambda microbatch: engine.model(microbatch)[0], allowed=allowed)
 
 
 def _critic(
@@ -473,7 +475,10 @@ def _critic(
         critic = Critic(path, config=config, device=device, value_clip=preset.value_clip)
         scores = critic.engine.model
         assert isinstance(scores, ScoreModel), "what a critic's engine trains"
-        check_scores(scores, config.critic.model or path, compute=critic.values)
+        source = config.critic.model or path
+        gap = check_scores(scores, source, compute=critic.values)
+        if config.compile:
+            _compile(scores.classifier, source, engine=critic.engine, allowed=gap.allowed)
         return critic
 
     def states(microbatch: Microbatch) -> Tensor:

@@ -27,6 +27,8 @@ from learner.training.shards import whole_size
 # In nats, or in a score's unit: the mean over the tokens of a piece. Random models that are computed wrongly are off by
 # 0.1 to 4.
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+# Of gradients, as a share of their length: a wrong one is off by all of it.
+SLOPE_TOLERANCES = {torch.float32: 1e-2, torch.bfloat16: 0.3}
 # Rounding of bfloat16 grows with a model's depth; it is told from a mistake by how far two right ways are apart.
 _TIMES_ROUNDING = 3.0
 _MAX_ROUNDING = 0.25
@@ -84,13 +86,28 @@ def check_scores(scores: ScoreModel, path: Path, *, compute: Compute) -> Packing
         scores.probed = False
 
 
-def gap_between(model: nn.Module, one: Compute, other: Compute) -> PackingGap:
+def gap_between(model: nn.Module, one: Compute, other: Compute, *, allowed: float | None = None) -> PackingGap:
     """The gap of two ways to compute the same row of random sequences through `model`, of transformers, as it stands.
-    All ranks must call it.
+    `allowed`: its limit, that of the model's type if left out. All ranks must call it.
     """
     row = _ProbeRow(model)
     with _undisturbed(model):
-        return row.gap(row.together(one), row.together(other))
+        gap = row.gap(row.together(one), row.together(other))
+    return gap if allowed is None else replace(gap, allowed=allowed)
+
+
+def slope_gap_between(
+    model: nn.Module, one: Compute, other: Compute, *, parameters: Sequence[nn.Parameter]
+) -> PackingGap:
+    """The same in training, of the gradients that the sum of the row's numbers has at `parameters`: how far they are
+    apart, as a share of the other's length. All ranks must call it.
+    """
+    row = _ProbeRow(model)
+    with _undisturbed(model, trains=True):
+        found, expected = (row.slopes(compute, parameters) for compute in (one, other))
+    share = (found - expected).norm() / expected.norm().clamp(min=torch.finfo(torch.float32).tiny)
+    allowed = SLOPE_TOLERANCES.get(row.dtype, SLOPE_TOLERANCES[torch.float32])
+    return PackingGap(found=float(summed_over_ranks(share.reshape(1))) / rank_count(), allowed=allowed)
 
 
 class _ProbeRow:
@@ -98,7 +115,7 @@ class _ProbeRow:
 
     def __init__(self, inner: nn.Module) -> None:
         parameter = next(inner.parameters())
-        self._device, self._dtype = parameter.device, parameter.dtype
+        self._device, self.dtype = parameter.device, parameter.dtype
         self._batch = probe(inner, device=parameter.device)
 
     def together(self, compute: Compute) -> list[Tensor]:
@@ -111,11 +128,20 @@ class _ProbeRow:
 
     def gap(self, found: Sequence[Tensor], expected: Sequence[Tensor]) -> PackingGap:
         """With the limit of the model's type."""
-        return PackingGap(found=_gap(found, expected), allowed=TOLERANCES.get(self._dtype, TOLERANCES[torch.float32]))
+        return PackingGap(found=_gap(found, expected), allowed=TOLERANCES.get(self.dtype, TOLERANCES[torch.float32]))
+
+    def slopes(self, compute: Compute, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """The gradients at `parameters` of the sum of all numbers, computed in one row: end to end, in float32."""
+        row = self._row(range(len(self._batch.lengths)))
+        slopes = torch.autograd.grad(compute(row).float().sum(), parameters, allow_unused=True)
+        return torch.cat([slope.detach().flatten().float().cpu() for slope in slopes if slope is not None])
+
+    def _row(self, sequences: Sequence[int]) -> Microbatch:
+        batch = self._batch
+        return pack(batch, np.array(sequences, dtype=np.int64), prefixes=shared_prefixes(batch)).to(self._device)
 
     def _of(self, sequences: Sequence[int], compute: Compute) -> list[Tensor]:
-        batch = self._batch
-        row = pack(batch, np.array(sequences, dtype=np.int64), prefixes=shared_prefixes(batch)).to(self._device)
+        row = self._row(sequences)
         values = compute(row).float().cpu()
         owners = row.sequences.cpu()
         return [values[owners == sequence] for sequence in range(len(sequences))]
@@ -198,13 +224,15 @@ def _long(config: object, *, parameters: int, device: torch.device) -> int:
 
 
 @contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Without gradient and dropout, in a copy of the random state; modules' modes are put back one by one."""
+def _undisturbed(model: nn.Module, *, trains: bool = False) -> Iterator[None]:
+    """Without gradient and dropout, or as in training, in a copy of the random state; modules' modes are put back one
+    by one.
+    """
     modes = {module: module.training for module in model.modules()}
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
-            model.eval()
+        with torch.set_grad_enabled(trains), torch.random.fork_rng(devices=devices):
+            model.train(trains)
             yield
     finally:
         for module, training in modes.items():

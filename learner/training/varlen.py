@@ -136,9 +136,15 @@ def kernel_taking(query: Tensor, value: Tensor) -> VarlenKernel | None:
     width = query.shape[2]
     if query.device.type != "cuda" or query.dtype not in _DTYPES:
         return None
-    if width > _MAX_WIDTH or width % _WIDTHS or value.shape[2] != width:
+    if width > _MAX_WIDTH or width % _WIDTHS or value.shape[2] != width or not _has_flash(query.device):
         return None
     return torch_kernel()
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    """True if torch was built with FlashAttention, and the GPU is one of those that it is for: from Ampere on."""
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def attend_spans(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +18,16 @@ from learner.training.trainer import Trainer
 from tests.learner.training.tiny_model import random_sequences
 from tests.learner.training.tiny_models import write_tiny_model
 
-GRPO = TypeAdapter(AlgorithmConfig).validate_python({"type": "grpo", "kl_coefficient": 0.1})
+ALGORITHM: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
+CPU = torch.device("cpu")
 
 
-def trained(path: Path, commands: CommandChannel, **changes: object) -> dict[str, torch.Tensor]:
+def trained(path: Path, commands: CommandChannel, *, algo: str = "grpo", **changes: object) -> dict[str, torch.Tensor]:
     """The weights after two steps over rows of different lengths."""
+    algorithm = ALGORITHM.validate_python({"type": algo, "kl_coefficient": 0.1})
     torch.manual_seed(5)
     config = TrainingConfig.model_validate({"optimizer": {"learning_rate": 1e-2, "epsilon": 1e-3}, **changes})
-    trainer = Trainer(path, algorithm=GRPO, config=config, ranks=Ranks(), commands=commands)
+    trainer = Trainer(path, algorithm=algorithm, config=config, ranks=Ranks(), commands=commands)
     for version, count in enumerate((16, 8)):
         trainer.train_step(random_sequences(count), version=version)
     weights = {tensor.name: tensor.value.clone() for tensor in trainer.host_copy().tensors}
@@ -40,12 +43,13 @@ def trained(path: Path, commands: CommandChannel, **changes: object) -> dict[str
         pytest.param({}, "inductor", id="all weights"),
         # Traced alike, and then run as torch's own kernels, which need no compiler's time.
         pytest.param({"lora": {"rank": 4}, "gradient_checkpointing": True}, "aot_eager", id="adapters"),
+        pytest.param({"algo": "ppo"}, "eager", id="policy and critic"),
     ],
 )
 def test_compiled_layers_take_the_same_steps(
     tied_llama: Path,
     commands: CommandChannel,
-    changes: dict[str, object],
+    changes: dict[str, Any],
     backend: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -71,30 +75,47 @@ def wrong_backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Ca
     return run
 
 
+def wrong_in_training(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+    """The same of passes with a gradient alone."""
+    return wrong_backend(graph, inputs) if torch.is_grad_enabled() else graph
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_layers_that_give_other_numbers_when_compiled_are_refused(
-    tied_llama: Path, commands: CommandChannel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("backend", "what"), [(wrong_backend, "numbers"), (wrong_in_training, "gradients")])
+def test_layers_that_give_others_when_compiled_are_refused(
+    tied_llama: Path,
+    commands: CommandChannel,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: Callable[..., object],
+    what: str,
 ) -> None:
     compiles = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda layer, **how: compiles(layer, backend=wrong_backend, **how))
-    with pytest.raises(ValueError, match=r"computes other numbers when it is compiled.*Leave learner.training.compile"):
+    monkeypatch.setattr(nn.Module, "compile", lambda layer, **how: compiles(layer, backend=backend, **how))
+    with pytest.raises(ValueError, match=f"computes other {what} when it is compiled.*Leave learner.training.compile"):
         trained(tied_llama, commands, compile=True)
 
 
 @pytest.mark.parametrize(
     ("name", "packed", "said"), [("qwen3 moe", True, "has experts"), ("lfm2", False, "takes no packed rows")]
 )
-def test_models_that_are_not_compiled_are_refused(tmp_path: Path, name: str, packed: bool, said: str) -> None:
+def test_models_that_are_not_compiled_are_refused(
+    commands: CommandChannel, tmp_path: Path, name: str, packed: bool, said: str
+) -> None:
     model = load_causal_lm(write_tiny_model(name, tmp_path / "model"), dtype=torch.float32)
     with pytest.raises(ValueError, match=f"learner.training.compile is true, and .*{said}"):
-        check_compilable(model, tmp_path, packed=packed, experts=packed)
+        check_compilable(model, tmp_path, packed=packed, experts=packed, device=CPU)
 
 
-def test_a_machine_without_a_compiler_is_told(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "missing"), [("cpu", "g[+][+]"), ("cuda", "gcc")])
+def test_a_machine_without_a_compiler_is_told(
+    tied_llama: Path, commands: CommandChannel, monkeypatch: pytest.MonkeyPatch, device: str, missing: str
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    model = load_causal_lm(tiny_llama, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"C compiler, and none is here: expected gcc. Install it"):
-        check_compilable(model, tiny_llama, packed=True, experts=False)
+    model = load_causal_lm(tied_llama, dtype=torch.float32)
+    with pytest.raises(ValueError, match=rf"compiles kernels by {missing}, which is not here: expected it in PATH"):
+        check_compilable(model, tied_llama, packed=True, experts=False, device=torch.device(device))
 
 
 def test_sharded_parameters_are_not_compiled() -> None:
