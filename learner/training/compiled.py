@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from learner.training.packing import Microbatch
 from learner.training.ranks import last_rank
 from learner.training.self_check import Compute, gap_between, slope_gap_between
 
@@ -63,21 +63,22 @@ def check_compiled(model: nn.Module, path: Path, *, compute: Compute, allowed: f
     gradients. `compute` runs the model; `allowed` bounds the numbers' gap; all ranks must call it.
     """
 
-    def as_written(microbatch: Microbatch) -> Tensor:
-        with torch.compiler.set_stance("force_eager"):
-            return compute(microbatch)
-
     # The gradient that reaches the first layer has gone through all others.
     first = [parameter for parameter in _layers(model)[0].parameters() if parameter.requires_grad]
-    gaps = {"numbers": gap_between(model, compute, as_written, allowed=allowed)}
+    gaps = {"numbers": gap_between(model, compute, _as_written, allowed=allowed)}
     if first:
-        gaps["gradients"] = slope_gap_between(model, compute, as_written, parameters=first)
+        gaps["gradients"] = slope_gap_between(model, compute, _as_written, parameters=first)
     for what, gap in gaps.items():
         if not gap.passes:
             raise ValueError(
                 f"{path}: {type(model).__name__} computes other {what} when it is compiled: a check found "
                 f"{gap.found:.2g} between them, expected at most {gap.allowed:.2g}. Leave learner.training.compile out."
             )
+
+
+def _as_written() -> AbstractContextManager[object]:
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def _layers(model: nn.Module) -> list[GradientCheckpointingLayer]:

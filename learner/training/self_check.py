@@ -8,7 +8,7 @@ take part alike, and nothing is left behind: no gradient, no mode, no drawn numb
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,7 +41,9 @@ _BEYOND_WINDOW = 16
 _SEED = 20
 
 Compute = Callable[[Microbatch], Tensor]
-"""Numbers [N] of a microbatch's targets, without gradient."""
+"""Numbers [N] of a microbatch's targets."""
+Otherwise = Callable[[], AbstractContextManager[object]]
+"""A context within which a model computes in another way."""
 
 
 @dataclass(frozen=True)
@@ -86,25 +88,28 @@ def check_scores(scores: ScoreModel, path: Path, *, compute: Compute) -> Packing
         scores.probed = False
 
 
-def gap_between(model: nn.Module, one: Compute, other: Compute, *, allowed: float | None = None) -> PackingGap:
-    """The gap of two ways to compute the same row of random sequences through `model`, of transformers, as it stands.
-    `allowed`: its limit, that of the model's type if left out. All ranks must call it.
+def gap_between(model: nn.Module, compute: Compute, otherwise: Otherwise, *, allowed: float) -> PackingGap:
+    """The gap, bounded by `allowed`, of two ways in which `compute` runs the same row of random sequences through
+    `model`, of transformers, as it stands. All ranks must call it.
     """
     row = _ProbeRow(model)
     with _undisturbed(model):
-        gap = row.gap(row.together(one), row.together(other))
-    return gap if allowed is None else replace(gap, allowed=allowed)
+        found = row.together(compute)
+        with otherwise():
+            return replace(row.gap(found, row.together(compute)), allowed=allowed)
 
 
 def slope_gap_between(
-    model: nn.Module, one: Compute, other: Compute, *, parameters: Sequence[nn.Parameter]
+    model: nn.Module, compute: Compute, otherwise: Otherwise, *, parameters: Sequence[nn.Parameter]
 ) -> PackingGap:
     """The same in training, of the gradients that the sum of the row's numbers has at `parameters`: how far they are
-    apart, as a share of the other's length. All ranks must call it.
+    apart, as a share of the other way's length. All ranks must call it.
     """
     row = _ProbeRow(model)
     with _undisturbed(model, trains=True):
-        found, expected = (row.slopes(compute, parameters) for compute in (one, other))
+        found = row.slopes(compute, parameters)
+        with otherwise():
+            expected = row.slopes(compute, parameters)
     share = (found - expected).norm() / expected.norm().clamp(min=torch.finfo(torch.float32).tiny)
     allowed = SLOPE_TOLERANCES.get(row.dtype, SLOPE_TOLERANCES[torch.float32])
     return PackingGap(found=float(summed_over_ranks(share.reshape(1))) / rank_count(), allowed=allowed)
