@@ -54,6 +54,8 @@ def verdict_on(procs: Sequence[AskedProcess], diagnosis: Diagnosis) -> RunVerdic
         return RunVerdict(state="ending", sentence="Ending: its last step is done, or it was told to stop", cause="end")
     if learner is not None and young:
         return _on_the_way(learner, statuses)
+    if learner is not None and (evaluating := _first_evaluation(learner)) is not None:
+        return RunVerdict(state="starting", sentence=f"On the way: {evaluating}, before its first step", cause="start")
     bottleneck = bottleneck_of(statuses)
     stands_s = None if learner is None else standing_s(learner)
     if learner is not None and stands_s is not None:
@@ -72,6 +74,14 @@ def verdict_on(procs: Sequence[AskedProcess], diagnosis: Diagnosis) -> RunVerdic
 def _is_young(learner: Status) -> bool:
     """True before its first publish, for as long as a start may take: processes wait for each other until then."""
     return learner.uptime_s < _START_S and not any(event.name in ("publish", "step") for event in learner.events)
+
+
+def _first_evaluation(learner: Status) -> str | None:
+    """Tells of the wait for the evaluation that a run begins with: nothing is trained, nor to be sped up, meanwhile."""
+    if learner.progress is None or learner.progress.done:
+        return None
+    waits = (wait for wait in learner.waits if wait.whom.startswith("the evaluation of "))
+    return next((f"the learner waits for {wait.whom} since {wait.since_s:.0f} s" for wait in waits), None)
 
 
 def _on_the_way(learner: Status, statuses: Sequence[Status]) -> RunVerdict:

@@ -114,6 +114,24 @@ def test_a_learner_that_has_published_nothing_is_not_healthy_yet() -> None:
     assert judged(well(status("learner", waits=waits)), *others).state == "starting"
 
 
+def test_a_run_that_is_evaluated_before_its_first_step_is_on_the_way() -> None:
+    """Nothing is trained yet, and more generators would be advice for a moment."""
+    waits = (("the evaluation of version 0", 9.0, False),)
+    first = learner(done=0, busy=1.0).model_copy(
+        update={"events": (EventStatus(name="publish", age_s=9.0),), "waits": status("learner", waits=waits).waits}
+    )
+    generator = well(status("generator", load=load(busy=0.8)))
+
+    found = judged(well(first), generator)
+    assert (found.state, found.cause) == ("starting", "start")
+    assert found.text == (
+        "On the way: the learner waits for the evaluation of version 0 since 9 s, before its first step"
+    )
+    # One beside training holds up nothing.
+    later = learner(busy=1.0).model_copy(update={"waits": first.waits})
+    assert judged(well(later), generator).state == "healthy"
+
+
 @pytest.mark.parametrize(
     ("other", "alike"),
     [
