@@ -91,15 +91,16 @@ def beginning_of(config: LearnerConfig, version: int | None) -> tuple[Checkpoint
     folder = config.run.folder
     if (holder := holder_of(folder)) is not None:
         raise WrongSettings(f"the run in {folder} goes on: {holder} has it. Wait for its end, or replay a copy of it")
-    return beginning_in(folder, config, version)
+    return beginning_in(folder, config, _base(folder, version))
 
 
 def beginning_in(
-    folder: Path, config: LearnerConfig, version: int | None
+    folder: Path, config: LearnerConfig, base: Checkpoint | None
 ) -> tuple[Checkpoint | None, Sequence[LoggedStep]]:
-    """As `beginning_of`, of a folder in which nothing changes: the run's own, or one that holds its files still."""
-    run = config.run.folder
-    base, first = _base(folder, version, run=run)
+    """As `beginning_of`, with a checkpoint that is known to be whole, of a folder in which nothing changes: the run's
+    own, or one that holds its files still.
+    """
+    run, first = config.run.folder, 0 if base is None else base.version
     steps = logged_steps(folder, version=first)
     if not steps:
         raise WrongSettings(f"the journal of {run} holds no batch behind version {first}: nothing to replay")
@@ -108,22 +109,31 @@ def beginning_in(
     return base, steps
 
 
-def _base(folder: Path, version: int | None, *, run: Path) -> tuple[Checkpoint | None, int]:
-    """Beginning of a replay: a whole checkpoint that the journal follows, or the initial model at version 0.
+def nothing_to_begin_with(run: Path, version: int | None) -> WrongSettings:
+    """The complaint that a replay cannot begin with `version`, or with any: it names those that it can begin with."""
+    there = ", ".join(map(str, sorted(_bases(run)))) or "none"
+    return WrongSettings(
+        f"{run}: {'nothing to begin with' if version is None else f'no version {version}'}: the journal follows "
+        f"these: {there}. It is kept from the oldest checkpoint on; checkpoint.whole_journal = true keeps all of it"
+    )
 
-    `folder` holds the files of the folder `run`, or is it.
+
+def _base(run: Path, version: int | None) -> Checkpoint | None:
+    """Beginning of a replay: a whole checkpoint that the journal follows, or the initial model. Raises WrongSettings.
+
+    Of version 0 a checkpoint, if there is one, else the initial model, which is None.
     """
+    possible = _bases(run)
+    if not possible or (version is not None and version not in possible):
+        raise nothing_to_begin_with(run, version)
+    return possible[min(possible) if version is None else version]
+
+
+def _bases(folder: Path) -> dict[int, Checkpoint | None]:
+    """Everything that a replay can begin with, by version."""
     begun = {segment.start for segment in segments_of(folder / FOLDER)}
     whole = {each.version: each for each in checkpoints_of(folder) if each.version in begun and each.fault() is None}
-    possible = sorted({*whole, *({0} & begun)})
-    if not possible or (version is not None and version not in possible):
-        there = ", ".join(map(str, possible)) or "none"
-        raise WrongSettings(
-            f"{run}: {'nothing to begin with' if version is None else f'no version {version}'}: the journal follows "
-            f"these: {there}. It is kept from the oldest checkpoint on; checkpoint.whole_journal = true keeps all of it"
-        )
-    first = possible[0] if version is None else version
-    return whole.get(first), first
+    return {**dict.fromkeys({0} & begun), **whole}
 
 
 def _say_what_is_other(folder: Path) -> None:

@@ -23,13 +23,21 @@ from typing import IO, Any
 
 from learner.changed_settings import WhatIf
 from learner.config import LearnerConfig
-from learner.journal.checkpoints import Checkpoint
-from learner.journal.held import held_still
+from learner.journal.checkpoints import Checkpoint, checkpoints_of
+from learner.journal.held import NothingHeld, held_still
 from learner.leases.intake import TakenBatch
 from learner.recovery import LoggedStep
-from learner.replay import beginning_in, beginning_of, first_difference, numbers_of_step, sequences_in
+from learner.replay import (
+    beginning_in,
+    beginning_of,
+    first_difference,
+    nothing_to_begin_with,
+    numbers_of_step,
+    sequences_in,
+)  # fmt: skip
 from learner.reports.history import RunHistory
-from learner.reports.what_if_folder import GROUPS_FILE, NOTE_FILE, ProgressNotes
+from learner.reports.what_if_folder import GROUPS_FILE, NOTE_FILE, PULLS_PREFIX, ProgressNotes
+from learner.reports.what_if_numbers import size_of_change
 from learner.run_settings import refuse_beside
 from learner.trainer_thread import LearnerRanks, TrainerThread
 from learner.training.group_pulls import GroupChange, StepPulls, changes_of_groups
@@ -48,6 +56,7 @@ OFF_POLICY = (
 _NOT_OF_WHAT_IF = ("mismatch_kl",)  # the weights are other ones than sampled: it is not numerics that make the gap
 _SAID_EVERY = 50
 _Numbers = dict[str, Any]
+_Ordered = tuple[float, int, int, GroupChange]
 
 
 async def show_what_if(what_if: WhatIf, stop: Stop, *, version: int | None) -> None:
@@ -80,8 +89,11 @@ def _beginning(
     refuse_beside(folder)
     if to is not None:
         to.parent.mkdir(parents=True, exist_ok=True)
-    held = stack.enter_context(held_still(folder, version=version, beside=None if to is None else to.parent))
-    return beginning_in(held, what_if.config, version)
+    try:
+        held = stack.enter_context(held_still(folder, version=version, beside=None if to is None else to.parent))
+    except NothingHeld as error:
+        raise nothing_to_begin_with(folder, version) from error
+    return beginning_in(held, what_if.config, next(iter(checkpoints_of(held)), None))
 
 
 def compared(
@@ -97,8 +109,9 @@ def compared(
     """
     noted = RunHistory(dict).read(what_if.config.run.folder / "metrics.jsonl").steps
     with ExitStack() as stack:
-        notes = Path(stack.enter_context(TemporaryDirectory(prefix="what-if-")))
         files = stack.enter_context(WhatIfFiles(what_if, first=steps[0].version))
+        # In the what-if's own folder, so that whoever removes what a killed one has left finds it.
+        notes = Path(stack.enter_context(TemporaryDirectory(prefix=PULLS_PREFIX, dir=what_if.to)))
         progress = ProgressNotes(what_if.to, steps=len(steps))
         unlike = ""
         if what_if.groups:
@@ -109,7 +122,7 @@ def compared(
         logger.info("training %d steps by %s", len(steps), ", ".join(map(str, what_if.differences)))
         trainer = _opened(what_if.changed, base, open_trainer)
         numbers: dict[int, _Numbers] = {}
-        most: list[tuple[float, int, int, GroupChange]] = []
+        most: list[_Ordered] = []
         for done, step in enumerate(steps, 1):
             batch = step.read()
             found, pulls = _taken(trainer, what_if.changed, batch)
@@ -119,9 +132,8 @@ def compared(
                 of_run = StepPulls.load(notes / f"{step.version}.npz")
                 changes = changes_of_groups(batch.groups, step=step.version + 1, run=of_run, now=pulls)
             files.write(step.version + 1, numbers[step.version + 1], changes)
-            ordered = [(each.pull_change, -each.step, -each.lease_id, each) for each in changes if each.pull_change]
-            most = heapq.nlargest(what_if.groups, [*most, *ordered])
-            progress.note("what-if", done)
+            most = heapq.nlargest(what_if.groups, [*most, *_ordered(changes)])
+            progress.note("what-if", done, unlike=unlike)
             if done % _SAID_EVERY == 0:
                 logger.info("trained %d of %d steps by the other settings", done, len(steps))
         trainer.close()
@@ -155,11 +167,18 @@ def _trained_by_run(
         pulls.save(notes / f"{step.version}.npz")
         difference = first_difference(found, noted.get(step.version + 1, {}))
         unlike = unlike or (f"step {step.version + 1} is the first that differs: {difference}" if difference else "")
-        progress.note("run", done)
+        progress.note("run", done, unlike=unlike)
         if done % _SAID_EVERY == 0:
             logger.info("trained %d of %d steps by the run's own settings", done, len(steps))
     trainer.close()
     return unlike
+
+
+def _ordered(changes: Sequence[GroupChange]) -> list[_Ordered]:
+    """The groups whose pull changed, as they compare: the greatest changed most, or as much in an earlier step."""
+    return [
+        (size_of_change(each.pull_change), -each.step, -each.lease_id, each) for each in changes if each.pull_change
+    ]
 
 
 def _opened(

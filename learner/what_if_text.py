@@ -46,7 +46,7 @@ class ShownWhatIf:
         yield f"\n{self.caveat}"
 
     def _again(self) -> Iterator[str]:
-        if not self.compared_groups:
+        if not self.compared_groups or not self.run:
             return
         if self.unlike:
             yield (

@@ -9,6 +9,10 @@ from typing import Any, Literal, Self
 GROUPS_FILE = "groups.jsonl"
 NOTE_FILE = "what_if.json"
 PROGRESS_FILE = "progress.json"
+PULLS_PREFIX = "pulls-"
+"""Beginning of the name of the folder in it with the run's own pulls, up to 12 bytes of each trained token. It goes
+with the end of the process; one that was killed leaves it.
+"""
 _EVERY_S = 0.5
 
 Phase = Literal["run", "what-if", "done"]
@@ -19,7 +23,8 @@ Phase = Literal["run", "what-if", "done"]
 class WhatIfProgress:
     """Place of a what-if: in its `phase`, `trained` steps of `steps` are done.
 
-    `unlike` is the first number that the run's own settings gave otherwise than the run has noted it; empty if none is.
+    `unlike` is the first number that the run's own settings gave otherwise than the run has noted it; empty if none is,
+    or none yet in the phase `run`.
     """
 
     phase: Phase
@@ -37,19 +42,20 @@ class WhatIfProgress:
 
 
 class ProgressNotes:
-    """Notes the progress in a what-if's folder, twice a second at most; in none if there is no folder."""
+    """Notes the progress in a what-if's folder, about twice a second; in none if there is no folder."""
 
     def __init__(self, folder: Path | None, *, steps: int) -> None:
         self._folder = folder
         self._steps = steps
         self._noted = float("-inf")
+        self._phase: Phase | None = None
 
     def note(self, phase: Phase, trained: int, *, unlike: str = "") -> None:
-        """To be called after each step; the end of a phase is noted in any case."""
-        now = time.monotonic()
-        if self._folder is None or (now - self._noted < _EVERY_S and trained < self._steps):
+        """To be called after each step; the first one and the end of a phase are noted in any case."""
+        now, is_within = time.monotonic(), phase == self._phase and trained < self._steps
+        if self._folder is None or (is_within and now - self._noted < _EVERY_S):
             return
-        self._noted = now
+        self._noted, self._phase = now, phase
         progress = WhatIfProgress(phase, trained, self._steps, unlike)
         draft = self._folder / f"{PROGRESS_FILE}.new"
         draft.write_text(json.dumps(asdict(progress)) + "\n", encoding="utf-8")

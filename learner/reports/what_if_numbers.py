@@ -1,5 +1,6 @@
 """The numbers of a run's steps beside those of a what-if of it: which of them differ, and from which step on."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -45,6 +46,11 @@ class ComparedSteps:
             step for step in self.steps if any(_apart(self.run[step], self.now[step], name) for name in self.moved)
         )
         return next(found, None)
+
+
+def size_of_change(change: float) -> float:
+    """The change of a group's pull as it is ordered: one that is no number comes before all, as infinity does."""
+    return change if math.isfinite(change) else math.inf
 
 
 def _flat(steps: Steps) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -1,9 +1,12 @@
 """A what-if trains a run's own batches by other settings, by the real trainer, and says what would differ."""
 
+import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,16 @@ import pytest
 
 from learner.config import LearnerConfig
 from learner.reports.history import RunHistory
+from learner.reports.what_if_folder import WhatIfProgress
+from learner.run_settings import what_if_of
+from learner.training.group_pulls import GroupChange
 from learner.training.ranks import CommandChannel
+from learner.training.step import StepMetrics
 from learner.training.trainer import Trainer
-from learner.what_if import OFF_POLICY
+from learner.what_if import OFF_POLICY, _beginning, _ordered
 from services.config import made_with
 from services.process import WrongSettings
+from services.run_lock import RunLock
 from tests.learner.training.tiny_model import write_tiny_llama
 from tests.learner.what_if_run import STEPS, TrainedRun, sampled, trained_run
 
@@ -113,6 +121,8 @@ def test_a_change_without_effect_is_said_to_have_none(make_run: MakeRun) -> None
     assert "no number of any step differs: these settings change nothing here" in str(shown)
     assert "no group's pull on the policy changed" in str(shown)
     assert shown.groups == ()
+    assert "digit for digit" in str(shown)
+    assert "digit for digit" not in str(dataclasses.replace(shown, run={})), "of no step was anything compared"
 
 
 def test_other_numbers_of_the_run_itself_are_named(make_run: MakeRun) -> None:
@@ -124,6 +134,73 @@ def test_other_numbers_of_the_run_itself_are_named(make_run: MakeRun) -> None:
     assert shown.unlike.startswith("step 3 is the first that differs: its grad_norm was ")
     assert shown.unlike in str(shown)
     assert "digit for digit" not in str(shown)
+
+
+class _Ended(Exception):
+    """The order to end, in the middle of a step."""
+
+
+def test_one_that_is_ended_has_noted_what_its_own_settings_gave_otherwise_and_keeps_its_pulls_by_itself(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, to = make_run(), tmp_path / "ended"
+    lines = run.lines()
+    lines[1]["grad_norm"] += 1e-9
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    opened: list[Trainer] = []
+    kept: list[Path] = []
+
+    def opened_to_end(config: LearnerConfig) -> Trainer:
+        trainer = run.open_trainer(config)
+        train = trainer.train_step
+
+        def train_step(*given: Any, version: int) -> StepMetrics:
+            if trainer is not opened[0] and version == 2:
+                kept.extend(path for path in to.rglob("*.npz"))
+                raise _Ended
+            return train(*given, version=version)
+
+        monkeypatch.setattr(trainer, "train_step", train_step)
+        opened.append(trainer)
+        return trainer
+
+    with pytest.raises(_Ended):
+        TrainedRun(run.folder, opened_to_end).what_if("training.optimizer.max_grad_norm=0.1", to=to)
+    noted = WhatIfProgress.read(to)
+    assert noted is not None
+    assert noted.phase == "what-if"
+    assert noted.unlike.startswith("step 2 is the first that differs: its grad_norm was ")
+    assert sorted(path.name for path in kept) == [f"{version}.npz" for version in range(STEPS)]
+    assert {path.parent.parent for path in kept} == {to}
+    assert not any(path.exists() for path in kept)
+    for trainer in opened:
+        trainer.close()
+
+
+def test_groups_whose_pull_is_no_number_are_shown_first() -> None:
+    one = GroupChange(
+        step=1, lease_id=0, environment="sums", task_index=0, rewards=(), pull_change=1.0, pull_run=1.0, pull=1.0,
+        clipped_share_run=None, clipped_share=None, advantage_run=1.0, advantage=1.0,
+    )  # fmt: skip
+    pulls = [1.0, math.nan, 3.0, 0.0, math.nan, 2.0]
+    changes = [dataclasses.replace(one, lease_id=lease, pull_change=pull) for lease, pull in enumerate(pulls)]
+    assert [each.lease_id for *_, each in sorted(_ordered(changes), reverse=True)] == [1, 4, 2, 5, 0]
+
+
+async def test_of_a_run_that_goes_on_a_version_that_is_missing_is_told_with_all_that_are_there(
+    make_run: MakeRun,
+) -> None:
+    run = make_run(checkpoint_at=2)
+    what_if = what_if_of(run.folder, ["algo.clip_high=0.3"])
+    with await RunLock.held(run.folder):
+        async with AsyncExitStack() as stack:
+            with pytest.raises(WrongSettings, match=r"no version 1: the journal follows these: 0, 2\. It is kept"):
+                _beginning(what_if, 1, stack)
+            base, steps = _beginning(what_if, 2, stack)
+            assert base is not None
+            assert (base.version, base.path.parent == run.folder) == (2, False)
+            assert [each.version for each in steps] == [2, 3]
+            assert _beginning(what_if, None, stack)[0] is None
 
 
 def test_without_groups_the_run_is_not_trained_again(make_run: MakeRun, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ def test_the_first_step_and_the_end_of_each_phase_are_noted(tmp_path: Path) -> N
     assert WhatIfProgress.read(tmp_path) == WhatIfProgress("run", 1, 1000)
     notes.note("run", 1000)
     assert WhatIfProgress.read(tmp_path) == WhatIfProgress("run", 1000, 1000)
+    notes.note("what-if", 1, unlike="step 3")
+    assert WhatIfProgress.read(tmp_path) == WhatIfProgress("what-if", 1, 1000, "step 3")
     notes.note("done", 1000, unlike="step 3")
     assert WhatIfProgress.read(tmp_path) == WhatIfProgress("done", 1000, 1000, "step 3")
     assert [path.name for path in tmp_path.iterdir()] == [PROGRESS_FILE]
