@@ -33,11 +33,11 @@ def what_if_of(folder: Path, changes: Sequence[str], *, groups: int = 0, to: Pat
 
 
 def refuse_beside(folder: Path, *, environ: Mapping[str, str] = os.environ) -> None:
-    """Raises WrongSettings where a what-if of a run that goes on would need the GPU that its learner trains on."""
+    """Raises WrongSettings where a what-if of a run that goes on would train on a GPU: its learner may need it."""
     if gpus := visible(environ):
         raise WrongSettings(
-            f"the run in {folder} goes on, and a what-if would train on the same GPU ({', '.join(gpus)}) as its "
-            "learner: wait for its end, or replay a copy of it where another GPU is free"
+            f"the run in {folder} goes on, and a what-if would train on a GPU of this machine ({', '.join(gpus)}), "
+            "which its learner may need: wait for its end, or replay a copy of it where a GPU is free"
         )
 
 

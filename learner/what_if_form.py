@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
-from learner.changed_settings import CHANGEABLE, WhatIf
+from learner.changed_settings import CHANGEABLE
 from learner.config import FROM_FILES, LearnerConfig
 from learner.run_settings import refuse_beside, settings_of_run, what_if_of
 from services.config import made_with
@@ -54,9 +54,11 @@ def form_of(folder: Path) -> dict[str, Any]:
     return {"fields": [asdict(each) for each in fields_of(config)], "refused": refused}
 
 
-def checked(folder: Path, changes: Sequence[str]) -> WhatIf:
-    """The what-if that a form asks for. Raises WrongSettings and ValidationError with what the command line says, and
-    WrongSettings for what cannot be trained now, or not from a page.
+def checked(folder: Path, changes: Sequence[str]) -> list[str]:
+    """The settings that a form's changes change, in words.
+
+    Raises WrongSettings and ValidationError with what the command line says, and WrongSettings for what cannot be
+    trained now, or not from a page.
     """
     asked = what_if_of(folder, changes)
     before, after = asked.config.algo.model_dump(), asked.changed.algo.model_dump()
@@ -65,7 +67,7 @@ def checked(folder: Path, changes: Sequence[str]) -> WhatIf:
             "--set algo.path: a page cannot name code that is to run on this machine: use `learner replay` there"
         )
     _refuse_now(folder)
-    return asked
+    return [str(each) for each in asked.differences]
 
 
 def fields_of(config: LearnerConfig) -> list[SettingField]:

@@ -5,6 +5,7 @@ Read from the folder that `learner replay --to` wrote, and from the run's own; o
 
 import heapq
 import json
+import math
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from learner.page.reading import Key, first_step, opened, parts_of
 from learner.page.what_if_runs import WhatIfRunner
 from learner.reports.history import CURVES, RunHistory, is_number, words_of
 from learner.reports.what_if_folder import GROUPS_FILE, WhatIfProgress, note_of
-from learner.reports.what_if_numbers import ComparedSteps
+from learner.reports.what_if_numbers import ComparedSteps, size_of_change
 
 MAX_LISTED = 50
 """Number of what-ifs of a run that are listed, the newest."""
@@ -26,18 +27,18 @@ MAX_GROUPS = 50
 _END_OF_LOG = 1200
 
 
-def listed(runner: WhatIfRunner) -> list[dict[str, Any]]:
-    """The what-ifs of a run, the newest first, with how far each is. For JSON.
+def listed(runner: WhatIfRunner, *, also: str = "") -> list[dict[str, Any]]:
+    """The newest what-ifs of a run, and the one that is named, the newest first, with how far each is. For JSON.
 
     `state` is `running`, `done`, or `ended`: before it was done, of which the end of its log tells why.
     """
     running, found = runner.running(), []
-    for name in runner.names()[:MAX_LISTED]:
+    for name in (name for place, name in enumerate(runner.names()) if place < MAX_LISTED or name == also):
         folder = runner.folder_of(name)
         progress = WhatIfProgress.read(folder)
         is_done = progress is not None and progress.phase == "done"
         state = "running" if name == running else "done" if is_done else "ended"
-        told = {"name": name, "state": state, "changes": note_of(folder).get("changes", [])}
+        told = {"name": name, "state": state, "changes": note_of(folder).get("changes") or runner.changes_of(name)}
         steps = None if progress is None else vars(progress)
         why = runner.log_of(name)[-_END_OF_LOG:] if state == "ended" else ""
         found.append({**told, "progress": steps, "why": why})
@@ -45,7 +46,11 @@ def listed(runner: WhatIfRunner) -> list[dict[str, Any]]:
 
 
 def result_of(run: Path, folder: Path) -> dict[str, Any]:
-    """Both curves of a what-if that is done, or ended early, and its groups. For JSON."""
+    """Both curves of a what-if that is done, or ended early in its `phase`, and its groups. For JSON.
+
+    `trained` is the number of steps that the other settings have trained: the run may lack numbers of some. Of a group
+    a number is None if it is not finite.
+    """
     now = {step: _numbers(line) for step, line in RunHistory(dict).read(folder / FILE).steps.items()}
     noted = RunHistory(dict).read(run / FILE).steps
     both = ComparedSteps.of({step: noted[step] for step in now if step in noted}, now)
@@ -56,6 +61,8 @@ def result_of(run: Path, folder: Path) -> dict[str, Any]:
     return {
         "changes": note.get("changes", []),
         "caveat": note.get("caveat", ""),
+        "phase": None if progress is None else progress.phase,
+        "trained": len(now),
         "unlike": "" if progress is None else progress.unlike,
         "first_apart": both.first_apart,
         "steps": shown,
@@ -100,12 +107,19 @@ def _most_changed(path: Path) -> tuple[list[dict[str, Any]], int, int]:
         if not group["pull_change"]:
             continue
         changed += 1
-        entry = (group["pull_change"], -group["step"], -group["lease_id"], count, group)
+        entry = (size_of_change(group["pull_change"]), -group["step"], -group["lease_id"], count, group)
         if len(most) < MAX_GROUPS:
             heapq.heappush(most, entry)
         else:
             heapq.heappushpop(most, entry)
-    return [each for *_, each in sorted(most, reverse=True)], count, changed
+    return [_finite(each) for *_, each in sorted(most, reverse=True)], count, changed
+
+
+def _finite(group: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no numbers that are not finite."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in group.items()
+    }
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

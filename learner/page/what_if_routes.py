@@ -20,7 +20,7 @@ from fastapi import Depends, FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from learner.page.what_if_results import listed, result_of
-from learner.page.what_if_runs import WhatIfBusy, WhatIfRunner
+from learner.page.what_if_runs import WhatIfBusy, WhatIfNotOwn, WhatIfRunner
 from services.http.bodies import json_body
 from services.http.refusals import RequestRefused
 from services.process import WrongSettings
@@ -32,12 +32,12 @@ _LOOK_S = 1.0
 class WhatIfSettings:
     """Knowledge of the settings of runs, by their folders, which the page itself does not have.
 
-    `form` gives what a form shows. `check` looks at changes KEY=VALUE, and raises WrongSettings or ValidationError with
-    what a command line would say.
+    `form` gives what a form shows. `check` looks at changes KEY=VALUE, and returns in words what they change; it raises
+    WrongSettings or ValidationError with what a command line would say.
     """
 
     form: Callable[[Path], dict[str, Any]]
-    check: Callable[[Path, Sequence[str]], object]
+    check: Callable[[Path, Sequence[str]], Sequence[str]]
 
 
 class AskedWhatIf(BaseModel):
@@ -54,10 +54,11 @@ class AskedWhatIf(BaseModel):
 
 
 class StoppedWhatIf(BaseModel):
-    """The body of `POST /page/what_if/stop`."""
+    """The body of `POST /page/what_if/stop`: the number of the run, and which one: it may be another's turn by now."""
 
     model_config = ConfigDict(extra="forbid")
     run: int = 0
+    name: str = Field(max_length=100)
 
 
 class WhatIfRoutes:
@@ -88,8 +89,7 @@ class WhatIfRoutes:
 
     async def end(self) -> None:
         """Ends those that are being trained: within seconds."""
-        for each in self._runners:
-            await each.end()
+        await asyncio.gather(*(each.end() for each in self._runners))
 
     def _of(self, run: int) -> WhatIfRunner:
         if not 0 <= run < len(self._runners):
@@ -100,8 +100,8 @@ class WhatIfRoutes:
         self._of(run)
         return await asyncio.to_thread(self._settings.form, self._folders[run])
 
-    async def _list(self, run: int = 0) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(listed, self._of(run))
+    async def _list(self, run: int = 0, name: str = "") -> list[dict[str, Any]]:
+        return await asyncio.to_thread(listed, self._of(run), also=name)
 
     async def _result(self, name: str, run: int = 0) -> dict[str, Any]:
         runner = self._of(run)
@@ -113,8 +113,8 @@ class WhatIfRoutes:
         runner, folder = self._of(body.run), self._folders[body.run]
         async with self._starting:
             try:
-                await asyncio.to_thread(self._settings.check, folder, body.changes)
-                name = runner.start(body.changes, groups=body.groups, version=body.version)
+                told = await asyncio.to_thread(self._settings.check, folder, body.changes)
+                name = await runner.start(body.changes, told=told, groups=body.groups, version=body.version)
             except (WrongSettings, ValidationError) as error:
                 raise RequestRefused(422, "wrong_settings", str(error), field="changes") from error
             except WhatIfBusy as error:
@@ -125,7 +125,10 @@ class WhatIfRoutes:
 
     async def _stop(self, body: Annotated[StoppedWhatIf, Depends(json_body(StoppedWhatIf))]) -> dict[str, str | None]:
         runner = self._of(body.run)
-        runner.stop()
+        try:
+            runner.stop(body.name)
+        except WhatIfNotOwn as error:
+            raise RequestRefused(409, "not_own", str(error), field="name") from error
         return {"running": runner.running()}
 
 

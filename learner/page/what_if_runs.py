@@ -2,6 +2,7 @@
 
     RUN/what-ifs/what-if-3/      what `learner replay RUN --set ... --to` writes
                  what-if-3.log   what it says, with the reason if it failed
+                 what-if-3.json  what it changes, also where it ended before it had a folder
                  lock            held by the process that trains: it is free as soon as that has ended
 
 Nothing else in the run's folder is written to.
@@ -9,27 +10,39 @@ Nothing else in the run's folder is written to.
 
 import asyncio
 import fcntl
+import json
 import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from learner.journal.held import HELD_PREFIX
 from learner.page.child_of_page import environment_of_child, replay_words
+from learner.reports.what_if_folder import PULLS_PREFIX
 
 FOLDER = "what-ifs"
 """Name of their folder in that of the run."""
 LOCK = "lock"
 _NAME = re.compile(r"what-if-(\d{1,9})")
 _MAX_OF_LOG = 4096
-_END_S = 3.0
+_ONCE_MORE_S = 0.2
+_END_S = 6.0
+"""Time of a process for its end, with that of the page: of the 8 s that this one has to clean up."""
+_KILL_AFTER_S = 10.0
+"""Time that an order to end leaves, in seconds: its own stop waits for the step that it trains, and for its ranks."""
 
 
 class WhatIfBusy(RuntimeError):
     """Another what-if of the run is being trained; the text names it."""
+
+
+class WhatIfNotOwn(RuntimeError):
+    """The page trains no what-if of this name; the text says what is known of it."""
 
 
 class WhatIfRunner:
@@ -44,11 +57,11 @@ class WhatIfRunner:
         self._root = folder / FOLDER
         self._child: subprocess.Popen[bytes] | None = None
         self._own = ""
-        self._told_to_end = False
+        self._told_at: float | None = None
 
     def names(self) -> list[str]:
         """The names of those that are there, the newest first."""
-        found = {path.name.removesuffix(".log") for path in self._root.glob("what-if-*")}
+        found = {path.name.removesuffix(".log") for path in self._root.glob("what-if-*")}  # a note alone is of none
         return sorted((name for name in found if _NAME.fullmatch(name)), key=_number, reverse=True)
 
     def folder_of(self, name: str) -> Path:
@@ -64,6 +77,14 @@ class WhatIfRunner:
         except OSError:
             return ""
 
+    def changes_of(self, name: str) -> list[str]:
+        """Changes by which it was started, in words; empty if that is not known."""
+        try:
+            note = json.loads(self._note_path(name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        return list(note["changes"]) if isinstance(note, dict) and "changes" in note else []
+
     def running(self) -> str | None:
         """Name of the one that is being trained, by whichever page; None if none is."""
         if self._child is not None and self._child.poll() is None:
@@ -77,42 +98,47 @@ class WhatIfRunner:
         finally:
             os.close(handle)
 
-    def start(self, changes: Sequence[str], *, groups: bool = True, version: int | None = None) -> str:
-        """Starts a what-if by changes that are known to be good; returns its name. Raises WhatIfBusy, and OSError where
-        the run's folder cannot be written.
+    async def start(
+        self, changes: Sequence[str], *, told: Sequence[str] = (), groups: bool = True, version: int | None = None
+    ) -> str:
+        """Starts a what-if by changes that are known to be good; returns its name. One at a time.
+
+        `told` are the same changes in words. Raises WhatIfBusy, and OSError where the run's folder cannot be written.
         """
         self._root.mkdir(exist_ok=True)
         lock = os.open(self._root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if not _locked(lock, fcntl.LOCK_EX):
-                name = self.running() or "another one"
-                raise WhatIfBusy(f"{name} is being trained: one at a time for a run. Wait for its end, or stop it")
-            self._remove_leftovers()
+                await asyncio.sleep(_ONCE_MORE_S)  # it may be about to end, or only have been looked at
+                if not _locked(lock, fcntl.LOCK_EX):
+                    name = self.running() or "another one"
+                    raise WhatIfBusy(f"{name} is being trained: one at a time for a run. Wait for its end, or stop it")
             name = f"what-if-{1 + max(map(_number, self.names()), default=0)}"
             words = replay_words(self._run, changes, to=self._root / name, groups=groups, version=version)
-            with (self._root / f"{name}.log").open("xb") as log:
-                self._child = subprocess.Popen(
-                    words,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment_of_child(os.environ),
-                    pass_fds=[lock],
-                )
-            self._own, self._told_to_end = name, False
+            with (self._root / f"{name}.log").open("xb") as log:  # who finds the lock held looks for the newest name
+                self._note_path(name).write_text(json.dumps({"changes": list(told)}) + "\n", encoding="utf-8")
+                await asyncio.to_thread(self._remove_leftovers)
+                self._child = _begun(words, log=log, lock=lock)
+            self._own, self._told_at = name, None
             return name
         finally:
             os.close(lock)  # the process has it, too, and holds it until its end
 
-    def stop(self) -> None:
-        """Ends the one that this page has started, if it still runs; told for the second time, at once."""
-        if self._child is None or self._child.poll() is not None:
-            return
-        if self._told_to_end:
-            self._child.kill()
-        else:
+    def stop(self, name: str) -> None:
+        """Ends the one of this name, which this page has started; told again after a while, at once.
+
+        Raises WhatIfNotOwn for another one, which is left as it is.
+        """
+        if name != self._own or self._child is None or self._child.poll() is not None:
+            if name == self.running():
+                raise WhatIfNotOwn(f"{name} is being trained by another page of this run: stop it there")
+            raise WhatIfNotOwn(f"{name} is not being trained, or no longer: there is nothing to stop")
+        now = time.monotonic()
+        if self._told_at is None:
+            self._told_at = now
             self._child.terminate()
-        self._told_to_end = True
+        elif now - self._told_at >= _KILL_AFTER_S:
+            self._child.kill()
 
     async def end(self) -> None:
         """Ends its process, and returns when it has ended: within seconds."""
@@ -132,9 +158,24 @@ class WhatIfRunner:
             self._child.poll()
 
     def _remove_leftovers(self) -> None:
-        """Files that one held still which was killed: nobody else can be training, as the lock is held."""
-        for path in self._root.glob(f"{HELD_PREFIX}*"):
-            shutil.rmtree(path, ignore_errors=True)
+        """Removes files that one which was killed held still, and its pulls: as the lock is held, nobody trains."""
+        for pattern in (f"{HELD_PREFIX}*", f"what-if-*/{PULLS_PREFIX}*"):
+            for path in self._root.glob(pattern):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _note_path(self, name: str) -> Path:
+        return self._root / f"{name}.json"
+
+
+def _begun(words: Sequence[str], *, log: IO[bytes], lock: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment_of_child(os.environ),
+        pass_fds=[lock],
+    )
 
 
 def _number(name: str) -> int:

@@ -29,9 +29,11 @@ export class WhatIf {
     /** @type {uPlot[]} */
     this.plots = [];
     this.form = el("div", {});
+    this.refusal = el("p", { role: "alert", id: "what-if-refusal" });
     this.list = el("div", { id: "what-ifs" });
     this.result = el("div", { id: "what-if-result" });
-    target.append(el("h2", {}, "What if"), el("p", { class: "soft" }, WHAT), this.form, this.list, this.result);
+    const head = [el("h2", {}, "What if"), el("p", { class: "soft" }, WHAT)];
+    target.append(...head, this.form, this.refusal, this.list, this.result);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.drawn?.());
   }
 
@@ -39,18 +41,25 @@ export class WhatIf {
     const run = given.run ?? "0", turn = ++this.turn;
     this.given = given;
     clearTimeout(this.timer);
+    if (this.run !== run && !(await this.build(run, turn))) return;
+    await this.follow(turn).catch((error) => this.lost(error, turn)); // the form stays, with what is typed in it
+  }
+
+  async build(run, turn) { // false while there is no form, or once another one is wanted
+    this.clear();
     try {
-      if (this.run !== run) {
-        this.clear();
-        const form = await ask("what_if_form", { run });
-        if (turn !== this.turn) return;
-        this.run = run;
-        this.form.replaceChildren(...this.fields(form));
-      }
-      await this.follow(turn);
+      const form = await ask("what_if_form", { run });
+      if (turn !== this.turn) return false;
+      this.form.replaceChildren(...this.fields(form));
+      this.run = run;
+      return true;
     } catch (error) {
-      if (error instanceof NeedsToken) return this.needsToken();
-      if (turn === this.turn) this.form.replaceChildren(el("p", { role: "alert" }, String(error.message)));
+      if (error instanceof NeedsToken) this.needsToken();
+      else if (turn === this.turn) {
+        this.form.replaceChildren(el("p", { role: "alert" }, String(error.message)));
+        this.timer = setTimeout(() => this.show(this.given), EVERY_MS);
+      }
+      return false;
     }
   }
 
@@ -60,7 +69,9 @@ export class WhatIf {
   }
 
   clear() {
+    this.run = null;
     this.told = "";
+    this.refusal.textContent = "";
     this.shown = null;
     this.drawn = null;
     for (const each of this.plots.splice(0)) each.destroy();
@@ -128,6 +139,7 @@ export class WhatIf {
 
   async start(changes, groups, version, error) {
     const run = Number(this.run);
+    this.refusal.textContent = "";
     try {
       const { name } = await send("what_if", {
         run,
@@ -147,7 +159,7 @@ export class WhatIf {
   // Those that are there
 
   async follow(turn) {
-    const all = await ask("what_ifs", { run: this.run });
+    const all = await ask("what_ifs", { run: this.run, name: this.given.what });
     if (turn !== this.turn) return;
     const told = JSON.stringify([all, this.given.what]);
     if (told !== this.told) this.list.replaceChildren(...this.rows(all)); // or what has the focus would lose it
@@ -200,23 +212,27 @@ export class WhatIf {
         "aria-label": `Progress of ${name}`,
       }),
       el("span", {}, progress ? `training ${PHASES[progress.phase]}${at(progress)}` : "starting"),
-      el("button", { type: "button", onclick: () => this.stop() }, "Stop it"),
+      el("button", { type: "button", onclick: () => this.stop(name) }, "Stop it"),
     );
   }
 
-  async stop() {
+  async stop(name) {
+    const turn = this.turn;
+    this.refusal.textContent = "";
     try {
-      await send("what_if/stop", { run: Number(this.run) });
+      await send("what_if/stop", { run: Number(this.run), name });
     } catch (error) {
       if (error instanceof NeedsToken) return this.needsToken();
+      if (turn === this.turn) this.refusal.textContent = String(error.message);
     }
-    this.show(this.given);
+    if (turn === this.turn) this.show(this.given);
   }
 
   // What came out
 
   async showResult(chosen, turn) {
-    const key = chosen && `${this.run}/${chosen.name}/${chosen.state}`;
+    const unknown = chosen ? null : this.given.what;
+    const key = chosen ? `${this.run}/${chosen.name}/${chosen.state}` : unknown;
     if (this.shown === key) return;
     const found = chosen && chosen.state !== "running" && chosen.progress
       ? await ask("what_if", { run: this.run, name: chosen.name })
@@ -225,7 +241,8 @@ export class WhatIf {
     for (const each of this.plots.splice(0)) each.destroy();
     this.shown = key;
     this.drawn = null;
-    this.result.replaceChildren(...(found ? this.outcome(chosen.name, found) : []));
+    const missing = unknown ? [el("p", { role: "alert" }, `${unknown} is no what-if of this run, or no longer.`)] : [];
+    this.result.replaceChildren(...(found ? this.outcome(chosen.name, found) : missing));
     if (found) {
       this.drawn = () => this.draw(found);
       this.draw(found);
@@ -233,17 +250,24 @@ export class WhatIf {
   }
 
   outcome(name, found) {
-    const { steps, first_apart, unlike, compared_groups } = found;
-    const begun = !steps.length
+    const { steps, first_apart, unlike, compared_groups, phase, trained } = found;
+    const range = () => `${number(steps[0])} to ${number(steps.at(-1))}`;
+    const begun = !trained
+      ? "It ended before it had trained a step by the other settings."
+      : !steps.length
       ? "The run has no numbers of these steps to compare with."
-      : first_apart == null
+      : first_apart != null
+      ? `Steps ${range()}: the first that differs is step ${number(first_apart)}.`
+      : phase === "done"
       ? "No number of any step differs: these settings change nothing here."
-      : `Steps ${number(steps[0])} to ${number(steps.at(-1))}: the first that differs is step ${number(first_apart)}.`;
+      : `No number of the steps ${range()} differs. It ended before it had trained the others.`;
     const again = !compared_groups
       ? null
       : unlike
       ? `The run's own settings do not give its numbers here, so differences as small as this one say nothing: ${unlike}`
-      : "Trained here by its own settings, the run gives its numbers again, digit for digit.";
+      : steps.length && phase !== "run" // in that phase not all of it had been trained again
+      ? "Trained here by its own settings, the run gives its numbers again, digit for digit."
+      : null;
     return [
       el("h2", {}, `${name}: ${found.changes.join("; ")}`),
       el("p", { id: "what-if-begun" }, begun),
@@ -263,7 +287,7 @@ export class WhatIf {
       found.same.length && found.curves.length
         ? el("p", { class: "soft" }, `The same at every step: ${found.same.join(", ")}.`)
         : null,
-      ...(compared_groups ? this.groups(found) : []),
+      ...(found.group_count ? this.groups(found) : []),
       el("p", { class: "soft" }, found.caveat),
     ].filter(Boolean);
   }
@@ -304,7 +328,10 @@ export class WhatIf {
   }
 
   groups(found) {
-    if (!found.groups.length) return [el("p", { id: "what-if-groups-none" }, "No group's pull on the policy changed.")];
+    const so_far = found.phase === "done" ? "" : " in the steps that were trained";
+    if (!found.groups.length) {
+      return [el("p", { id: "what-if-groups-none" }, `No group's pull on the policy changed${so_far}.`)];
+    }
     const grid = el("table", { class: "list" });
     table(
       grid,
@@ -328,7 +355,7 @@ export class WhatIf {
         one.environment,
         number(one.task_index),
         one.rewards.slice(0, 16).map((v) => number(v)).join(", ") + (one.rewards.length > 16 ? ", …" : ""),
-        number(one.pull_change),
+        one.pull_change == null ? "not finite" : number(one.pull_change),
         number(one.pull_run),
         number(one.pull),
         share(one.clipped_share_run),

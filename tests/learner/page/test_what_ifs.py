@@ -16,17 +16,16 @@ import httpx
 import pytest
 
 from learner.command import to_replay
-from learner.config import LearnerConfig
 from learner.page.store import TrajectoryStore
 from learner.page.what_if_results import MAX_GROUPS, keys_of, result_of
 from learner.page.what_if_runs import FOLDER, LOCK, WhatIfRunner
 from learner.training.ranks import CommandChannel
 from learner.what_if_form import _literals, spelled
-from services.config import made_with
 from services.run_lock import RunLock
 from tests.learner.page.chromium import Viewed
 from tests.learner.page.made_run import group, make_run, step_line, taken, write_lines
-from tests.learner.page.what_if_page import DEADLINE_S, KEPT_STEPS, NARROW, WIDE, ended, kept_run, served
+from tests.learner.page.untrained_run import untrained
+from tests.learner.page.what_if_page import DEADLINE_S, KEPT_STEPS, WIDE, ended, kept_run, served
 from tests.learner.training.tiny_model import write_tiny_llama
 from tests.learner.what_if_run import STEPS, TrainedRun
 
@@ -144,7 +143,7 @@ async def test_a_what_if_ends_with_its_page_and_with_a_stop_and_says_so(run: Tra
         assert (await client.post("/page/what_if", json={"changes": WIDE})).status_code == 202
         (pid,) = trainers_of(run.folder)
         await has_given_way(pid)
-        assert (await client.post("/page/what_if/stop", json={"run": 0})).status_code == 202
+        assert (await client.post("/page/what_if/stop", json={"name": "what-if-1"})).status_code == 202
         assert (await ended(client, "what-if-1"))["state"] == "ended"
         assert (await client.post("/page/what_if", json={"changes": WIDE})).json() == {"name": "what-if-2"}
         assert trainers_of(run.folder) != [pid]
@@ -176,7 +175,9 @@ async def test_a_run_that_goes_on_is_trained_as_far_as_its_journal_reaches(run: 
             assert found["state"] == "done", found["why"]
             result = (await client.get("/page/data/what_if?name=what-if-1")).json()
     assert (result["steps"], result["compared_groups"], result["groups"]) == ([1, 2, 3, 4], False, [])
-    assert sorted(path.name for path in (run.folder / FOLDER).iterdir()) == [LOCK, "what-if-1", "what-if-1.log"]
+    assert sorted(path.name for path in (run.folder / FOLDER).iterdir()) == [
+        LOCK, "what-if-1", "what-if-1.json", "what-if-1.log",
+    ]  # fmt: skip
 
 
 @TRAINS
@@ -188,18 +189,10 @@ async def test_a_failure_of_the_training_is_told_with_what_it_said(
         needs = {"changes": ["algo.kl_coefficient=0.1", "training.reference.mode=ema"], "version": 2}
         assert (await client.post("/page/what_if", json=needs)).status_code == 202
         found = await ended(client, "what-if-1")
-    assert (found["state"], found["changes"]) == ("ended", [])
+    assert (found["state"], len(found["changes"]), found["changes"][0]) == (
+        "ended", 2, "algo.kl_coefficient: 0.0 → 0.1",
+    )  # fmt: skip
     assert "checkpoint-00000002 does not hold what these settings need" in found["why"]
-
-
-def untrained(folder: Path, model: Path, **tables: Any) -> Path:
-    """A folder with the settings of a run alone."""
-    run = {"directory": folder.parent, "name": folder.name}
-    config = LearnerConfig.model_validate({"model": model, "run": run, **NARROW, **tables})
-    folder.mkdir(parents=True)
-    made_with.write(folder, config.made_with())
-    write_lines(folder, [step_line(1)])
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -246,7 +239,7 @@ async def test_a_run_without_journal_and_one_whose_gpu_is_in_use_are_refused_by_
     without = untrained(tmp_path / "without", model, checkpoint={"journal": False})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     with_gpu = untrained(tmp_path / "with_gpu", model)
-    for folder, reason in ((without, "kept no journal"), (with_gpu, "train on the same GPU (5) as its learner")):
+    for folder, reason in ((without, "kept no journal"), (with_gpu, "train on a GPU of this machine (5)")):
         with await RunLock.held(folder):
             async with served(folder) as client:
                 form = (await client.get("/page/data/what_if_form")).json()
@@ -267,8 +260,10 @@ async def test_another_page_of_the_run_is_told_which_one_is_being_trained(tmp_pa
         async with served(folder) as client:
             assert [each["state"] for each in (await client.get("/page/data/what_ifs")).json()] == ["running"]
             status, message = refusal(await client.post("/page/what_if", json={"changes": WIDE}))
+            stopped = refusal(await client.post("/page/what_if/stop", json={"name": "what-if-7"}))
     assert status == 409
     assert message.startswith("what-if-7 is being trained")
+    assert stopped == (409, "what-if-7 is being trained by another page of this run: stop it there")
     assert WhatIfRunner(folder).running() is None
 
 
@@ -309,7 +304,9 @@ async def test_only_who_may_read_the_page_can_train_and_only_with_a_body_that_no
         ("POST", "/page/what_if", {"changes": WIDE, "version": -1}, 422),
         ("POST", "/page/what_if", {"changes": WIDE, "run": 5}, 404),
         ("POST", "/page/what_if", {"changes": ["x" * 3000]}, 422),
-        ("POST", "/page/what_if/stop", {"run": 5}, 404),
+        ("POST", "/page/what_if/stop", {"run": 5, "name": "what-if-1"}, 404),
+        ("POST", "/page/what_if/stop", {"name": "what-if-1"}, 409),
+        ("POST", "/page/what_if/stop", {"run": 0}, 422),
     ],
 )
 async def test_what_cannot_be_asked_is_refused(

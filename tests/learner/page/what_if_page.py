@@ -19,9 +19,9 @@ from services.http.app import create_app
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from tests.learner.page.made_run import taken
+from tests.learner.page.untrained_run import NARROW
 from tests.learner.what_if_run import STEPS, TrainedRun, sampled, trained_run
 
-NARROW = {"algo": {"type": "grpo", "clip_high": 0.01, "clip_low": 0.01}, "training": {"epochs_per_step": 2}}
 WIDE = ["algo.clip_high=1e6", "algo.clip_low=1"]
 KEPT_STEPS = STEPS - 1
 DEADLINE_S = 500.0
