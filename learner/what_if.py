@@ -40,6 +40,7 @@ from learner.reports.what_if_folder import GROUPS_FILE, NOTE_FILE, PULLS_PREFIX,
 from learner.reports.what_if_numbers import size_of_change
 from learner.run_settings import refuse_beside
 from learner.trainer_thread import LearnerRanks, TrainerThread
+from learner.training.engine import OtherOptimizer
 from learner.training.group_pulls import GroupChange, StepPulls, changes_of_groups
 from learner.training.trainer import Trainer
 from learner.what_if_text import ShownWhatIf
@@ -189,7 +190,7 @@ def _opened(
     if base is not None:
         try:
             trainer.load(base.trainer)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, OtherOptimizer) as error:
             raise WrongSettings(
                 f"{base.path.name} does not hold what these settings need: {error}. Begin with the initial model by "
                 "--from 0, if the journal reaches back to it (checkpoint.whole_journal), or change something else"

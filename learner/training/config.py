@@ -10,17 +10,24 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from services.config.models import ConfigModel
 
 Dtype = Literal["float32", "bfloat16"]
+OptimizerType = Literal["adamw", "muon"]
 Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
 Offload = Literal["none", "optimizer", "all"]
 ALL_LINEAR = "all-linear"
 
 
 class OptimizerConfig(BaseModel):
-    """AdamW (arXiv 1711.05101) and the schedule of its learning rate."""
+    """AdamW (arXiv 1711.05101), or Muon (arXiv 2502.16982) beside it, and the schedule of the learning rate."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate of AdamW.")
+    type: OptimizerType = Field(
+        "adamw",
+        description="The optimizer: adamw for all weights, or muon for the matrices of the decoder's layers and adamw "
+        "for the others (embeddings, output head, norms, biases). muon needs dtype float32 and zero_stage 0, and takes "
+        "neither LoRA nor stacked experts.",
+    )
+    learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate, of adamw and muon alike.")
     schedule: Schedule = Field("constant", description="Shape of the learning rate after the warm-up.")
     warmup_updates: int = Field(0, ge=0, description="Updates over which the learning rate rises linearly from 0.")
     total_updates: int | None = Field(
@@ -37,10 +44,19 @@ class OptimizerConfig(BaseModel):
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's mean of gradients, per update.")
     beta2: float = Field(0.95, ge=0, lt=1, description="Decay of AdamW's mean of squared gradients, per update.")
     epsilon: float = Field(1e-8, gt=0, description="Added to AdamW's denominator.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="With muon: decay of its mean of gradients, per update.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay, per update and unit of learning rate.")
     max_grad_norm: float = Field(
         1.0, ge=0, description="Gradients are scaled down to this global L2 norm. 0 turns it off."
     )
+
+    @model_validator(mode="after")
+    def _a_momentum_for_muon_alone(self) -> OptimizerConfig:
+        if self.type != "muon" and self.momentum != type(self).model_fields["momentum"].default:
+            raise ValueError(
+                f"momentum is set but type is {self.type}: only muon uses it; adamw has beta1. Remove it, or set type."
+            )
+        return self
 
     @model_validator(mode="after")
     def _an_end_where_the_schedule_has_one(self) -> OptimizerConfig:
@@ -160,7 +176,7 @@ class CriticConfig(BaseModel):
         description="With head: weight of the value loss in the gradient of the policy's layers below it. 0 "
         "detaches it.",
     )
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW of the critic alone.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="Optimizer of the critic alone.")
     warmup_steps: int = Field(0, ge=0, description="First steps in which the critic learns and the policy stays.")
 
     @model_validator(mode="after")
@@ -172,6 +188,11 @@ class CriticConfig(BaseModel):
                 "trunk_gradient is set but kind is model, which shares no layers with the policy. Remove it, or set "
                 "kind to head."
             )
+        if self.kind == "head" and self.optimizer.type == "muon":
+            raise ValueError(
+                "optimizer.type is muon but kind is head, and a head has no hidden layers, which muon is for. Set "
+                "optimizer.type to adamw, or kind to model."
+            )
         return self
 
 
@@ -180,7 +201,7 @@ class TrainingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW and its learning rate.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="Optimizer and learning rate.")
     zero_stage: Literal[0, 1, 2, 3] = Field(
         0, description="DeepSpeed ZeRO stage: over the ranks, shard nothing, optimizer, gradients too, parameters too."
     )
@@ -247,6 +268,28 @@ class TrainingConfig(BaseModel):
             raise ValueError(
                 "router.aux_loss_coef is set and lora.rank is above 0: routers have no adapters, and stay as they are. "
                 "Leave aux_loss_coef out, or set lora.rank to 0."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _matrices_that_are_whole_for_muon(self) -> TrainingConfig:
+        keys = (("optimizer", self.optimizer), ("critic.optimizer", self.critic.optimizer))
+        for key in [f"{prefix}.type" for prefix, config in keys if config.type == "muon"]:
+            if self.zero_stage:
+                raise ValueError(
+                    f"{key} is muon and zero_stage is {self.zero_stage}: muon needs each matrix whole, and ZeRO gives "
+                    f"a rank flat parts: expected zero_stage 0. Set zero_stage to 0, or {key} to adamw."
+                )
+            if self.dtype != "float32":
+                raise ValueError(
+                    f"{key} is muon and dtype is {self.dtype}, which trains with ZeRO stage 1, whose parts of weights "
+                    f"are flat: muon needs each matrix whole: expected dtype float32. Set dtype, or {key} to adamw."
+                )
+        if self.optimizer.type == "muon" and self.lora.enabled:
+            raise ValueError(
+                "optimizer.type is muon and lora.rank is above 0: muon makes the update of a weight orthogonal, and an "
+                "adapter is two factors, whose product's update would not be: expected adamw. Set optimizer.type to "
+                "adamw, or lora.rank to 0."
             )
         return self
 

@@ -22,8 +22,9 @@ from learner.training.config import Offload, OptimizerConfig, TrainingConfig
 from learner.training.deepspeed_setup import CHECKPOINT_TAG, deepspeed, quiet_deepspeed
 from learner.training.deferred import DeferredFiles, Writes
 from learner.training.finite import all_finite
+from learner.training.muon import is_of_muon, muon_of
 from learner.training.ranks import raise_on_all
-from learner.training.saved_states import refuse_foreign_pickles
+from learner.training.saved_states import optimizer_saved_in, refuse_foreign_pickles
 from learner.training.sharded_load import Shard
 from learner.training.shards import own_part
 
@@ -42,7 +43,7 @@ def _deepspeed_config(
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "optimizer": {"type": "AdamW", "params": _adamw_settings(optimizer, fused=fused)},
+        **_adamw_config(optimizer, fused=fused),
     }
 
 
@@ -74,8 +75,11 @@ def _offload_config(offload: Offload) -> dict[str, object]:
     return {"offload_optimizer": host, "offload_param": host}
 
 
-def _adamw_settings(optimizer: OptimizerConfig, *, fused: bool) -> dict[str, object]:
-    return {
+def _adamw_config(optimizer: OptimizerConfig, *, fused: bool) -> dict[str, object]:
+    """Empty for another optimizer, which DeepSpeed is given whole."""
+    if optimizer.type != "adamw":
+        return {}
+    settings = {
         "lr": optimizer.learning_rate,
         "betas": (optimizer.beta1, optimizer.beta2),
         "eps": optimizer.epsilon,
@@ -84,17 +88,23 @@ def _adamw_settings(optimizer: OptimizerConfig, *, fused: bool) -> dict[str, obj
         # One threaded pass over the weights instead of eight; DeepSpeed's own would need a compiler at the first start.
         "fused": fused,
     }
+    return {"optimizer": {"type": "AdamW", "params": settings}}
 
 
 def _set_anew(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
-    """Has AdamW work with the settings of this run again: a checkpoint brings those of the time when it was written."""
+    """Has it work with the settings of this run again: a checkpoint brings those of the time when it was written."""
     for group in optimizer.param_groups:
-        group.update(betas=(config.beta1, config.beta2), eps=config.epsilon, weight_decay=config.weight_decay)
+        if is_of_muon(group):
+            group.update(momentum=config.momentum, weight_decay=config.weight_decay)
+        else:
+            group.update(betas=(config.beta1, config.beta2), eps=config.epsilon, weight_decay=config.weight_decay)
 
 
 def _fuse(optimizer: torch.optim.Optimizer) -> None:
     """Has AdamW work in one pass again after a checkpoint has brought the settings of a run that did not."""
     for group in optimizer.param_groups:
+        if is_of_muon(group):
+            continue
         group.update(fused=True, foreach=None)
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
@@ -125,6 +135,10 @@ def sharder(config: TrainingConfig) -> Shard | None:
 def _prepare_deepspeed() -> None:
     os.environ.setdefault("LOCAL_RANK", "0")
     quiet_deepspeed()
+
+
+class OtherOptimizer(ValueError):
+    """A checkpoint is of a run with another optimizer, whose state this one cannot use."""
 
 
 class EvaluationEngine:
@@ -183,7 +197,10 @@ class TrainingEngine(Generic[Output_co]):
         device: torch.device,
         optimizer: OptimizerConfig | None = None,
     ) -> None:
-        """`optimizer` is that of this model, where it is another than `config.optimizer`."""
+        """`optimizer` is that of this model, where it is another than `config.optimizer`.
+
+        Raises ValueError for a model that Muon cannot train, if that is the optimizer.
+        """
         self._optimizer = optimizer or config.optimizer
         self._ranks = torch.distributed.get_world_size()
         # DeepSpeed's plain bfloat16 optimizer adds gradients up in bfloat16; its ZeRO-1 adds them up in float32.
@@ -192,9 +209,12 @@ class TrainingEngine(Generic[Output_co]):
         # Of what is offloaded the CPU has the optimizer; on devices other than these torch has none that is fused.
         self._fused = config.offload != "none" or device.type in ("cpu", "cuda")
         _prepare_deepspeed()
+        model = model.to(device)
+        muon = muon_of(model, self._optimizer, fused=self._fused) if self._optimizer.type == "muon" else None
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the memory in use, with no way to turn it off
             self._engine, *_ = deepspeed.initialize(
-                model=model.to(device),
+                model=model,
+                optimizer=muon,
                 model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
                 config=_deepspeed_config(config, optimizer=self._optimizer, zero_stage=self._stage, fused=self._fused),
                 dist_init_required=False,
@@ -238,9 +258,9 @@ class TrainingEngine(Generic[Output_co]):
         self._engine.backward(loss * self._ranks, scale_wrt_gas=False)
 
     def update(self, *, learning_rate: float) -> float:
-        """Takes an AdamW step; gradients are 0 afterwards. Returns their global L2 norm before clipping.
+        """Takes a step of the optimizer; gradients are 0 afterwards. Returns their global L2 norm before clipping.
 
-        A gradient whose norm is not finite moves nothing, neither weights nor AdamW's means; it is counted.
+        A gradient whose norm is not finite moves nothing, neither weights nor the optimizer's means; it is counted.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -323,9 +343,10 @@ class TrainingEngine(Generic[Output_co]):
         """Reads what `save` wrote with the same number of ranks, ZeRO stage and types.
 
         Weights that are not trained stay as they are. Raises FileNotFoundError, and ValueError for files with more in
-        them than tensors and DeepSpeed's own records.
+        them than tensors and DeepSpeed's own records; OtherOptimizer for those of a run with another one.
         """
         refuse_foreign_pickles(directory)
+        self._check_optimizer(directory)
         path, _ = self._engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG, load_module_strict=not self._frozen)
         if path is None:
             raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}: expected {directory / CHECKPOINT_TAG}")
@@ -335,6 +356,15 @@ class TrainingEngine(Generic[Output_co]):
             sharded.clip_grad = self._optimizer.max_grad_norm
         if self._fused:
             _fuse(self._engine.basic_optimizer)
+
+    def _check_optimizer(self, directory: Path) -> None:
+        found, expected = optimizer_saved_in(directory), self._optimizer.type
+        if found is not None and found != expected:
+            raise OtherOptimizer(
+                f"{directory} is of a run whose optimizer is {found}, and optimizer.type is {expected} now: a "
+                f"checkpoint holds the optimizer's own state, which no other one can use. Set optimizer.type to "
+                f"{found}, or begin a new run from the exported model"
+            )
 
     def close(self) -> None:
         """Releases DeepSpeed's hooks and buffers."""

@@ -11,12 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learner.training.config import OptimizerType
 from learner.training.deepspeed_setup import (
     CHECKPOINT_TAG,
     RECORDS,
     get_fp32_state_dict_from_zero_checkpoint,
     quiet_deepspeed,
 )
+from learner.training.muon import is_of_muon
+
+_MODEL_STATES = "mp_rank_00_model_states.pt"
 
 
 def saved_weights(directory: Path) -> dict[str, Tensor]:
@@ -31,7 +35,7 @@ def saved_weights(directory: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}: expected {folder}")
     quiet_deepspeed()
     refuse_foreign_pickles(directory)
-    model = folder / "mp_rank_00_model_states.pt"
+    model = folder / _MODEL_STATES
     if parts := sorted(folder.glob("bf16_zero_*_optim_states.pt"), key=_rank):
         # ZeRO-1 in bfloat16, which DeepSpeed's own reader does not know.
         return _put_together([_loaded(path) for path in parts], shapes=_loaded(model)["param_shapes"])
@@ -68,6 +72,15 @@ def refuse_foreign_pickles(directory: Path) -> None:
     """
     for path in sorted(directory.rglob("*.pt")):
         _loaded(path)
+
+
+def optimizer_saved_in(directory: Path) -> OptimizerType | None:
+    """The optimizer that a checkpoint is of; None if there is none in it that is whole, as of ZeRO."""
+    model = directory / CHECKPOINT_TAG / _MODEL_STATES
+    states = _loaded(model).get("optimizer") if model.is_file() else None
+    if not states:
+        return None
+    return "muon" if any(is_of_muon(group) for group in states["param_groups"]) else "adamw"
 
 
 def _loaded(path: Path) -> dict[str, Any]:

@@ -250,6 +250,13 @@ def test_a_checkpoint_without_what_the_settings_need_is_named_with_the_way_out(
     assert sorted(run.what_if(*changes, version=0).now) == [1, 2, 3, 4]
 
 
+def test_another_optimizer_cannot_go_on_from_a_checkpoint_and_can_begin(make_run: MakeRun) -> None:
+    run, change = make_run(checkpoint_at=2), "training.optimizer.type=muon"
+    with pytest.raises(WrongSettings, match=r"checkpoint-00000002 does not hold .* optimizer is adamw.*--from 0"):
+        run.what_if(change, version=2)
+    assert sorted(run.what_if(change, version=0).now) == [1, 2, 3, 4]
+
+
 def test_the_command_trains_both_settings_with_all_ranks(make_run: MakeRun, tmp_path: Path) -> None:
     """Each rank follows two trainers in turn. Two ranks round otherwise than the one that trained the run."""
     run = make_run(**NARROW, ranks=2, threads=1)

@@ -1,5 +1,8 @@
-"""The same training in the plainest way, which the trainer must equal: unpacked, whole logits, torch's AdamW."""
+"""The same training in the plainest way, which the trainer must equal: unpacked, whole logits, torch's AdamW, or such
+optimizers as a test gives.
+"""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,20 +21,34 @@ class PlainResult:
     grad_norms: list[float]
 
 
-def plain_training(path: Path, steps: list[list[TrainSequence]], *, optimizer: OptimizerConfig) -> PlainResult:
+def plain_adamw(parameters: Sequence[torch.nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+    )
+
+
+def adamw_of_all(model: torch.nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    return [plain_adamw(list(model.parameters()), config)]
+
+
+def plain_training(
+    path: Path,
+    steps: list[list[TrainSequence]],
+    *,
+    optimizer: OptimizerConfig,
+    made: Callable[[torch.nn.Module, OptimizerConfig], Sequence[torch.optim.Optimizer]] = adamw_of_all,
+) -> PlainResult:
     """`grpo` with its defaults and one update per step: the gradient of -w A logprob, w the capped ratio."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    adamw = torch.optim.AdamW(
-        model.parameters(),
-        lr=optimizer.learning_rate,
-        betas=(optimizer.beta1, optimizer.beta2),
-        eps=optimizer.epsilon,
-        weight_decay=optimizer.weight_decay,
-    )
+    optimizers = made(model, optimizer)
     losses, norms = [], []
     for step in steps:
         tokens = sum(int(sequence.loss_mask.sum()) for sequence in step)
-        adamw.zero_grad()
+        model.zero_grad()
         rewards = torch.tensor([sequence.reward for sequence in step], dtype=torch.float64)
         spread = rewards.std() + 1e-6 if len(rewards) > 1 else 1.0
         advantages = ((rewards - rewards.mean()) / spread).float()  # the step is one group
@@ -39,7 +56,8 @@ def plain_training(path: Path, steps: list[list[TrainSequence]], *, optimizer: O
         loss = sum(parts, torch.zeros(())) / tokens
         loss.backward()  # type: ignore[no-untyped-call]
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.max_grad_norm)))
-        adamw.step()
+        for each in optimizers:
+            each.step()
         losses.append(loss.item())
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     return PlainResult(weights=weights, losses=losses, grad_norms=norms)
