@@ -58,6 +58,7 @@ def engine_options(config: GeneratorConfig) -> EngineOptions:
     return EngineOptions(
         model=str(config.model),
         dtype=engine.dtype,
+        head_dtype=engine.head_dtype,
         max_model_len=config.context_tokens,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,

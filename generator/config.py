@@ -21,6 +21,11 @@ class EngineConfig(ConfigModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="type of weights and activations"
     )
+    head_dtype: Annotated[Literal["model", "float32"], EqualTo("learner", "training.head_dtype")] = Field(
+        "model",
+        description="type of the products with the output matrix, of which logits are made: dtype, or float32, which "
+        "brings learner and generator nearer to each other in bfloat16",
+    )
     max_model_len: int | None = Field(
         None,
         ge=2,
@@ -199,7 +204,8 @@ class GeneratorConfig(ProcessConfig):
     def alone_in(self) -> frozenset[str]:
         """Where it samples for a server of the Tinker API, no learner sends it weights."""
         is_joined = self.join.learner is not None or not self.adapters.slots
-        return frozenset() if is_joined else frozenset(f"join.{name}" for name in JoinConfig.model_fields)
+        of_join = (f"join.{name}" for name in JoinConfig.model_fields)
+        return frozenset() if is_joined else frozenset({*of_join, "engine.head_dtype"})
 
     @property
     def collective(self) -> str:

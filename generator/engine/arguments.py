@@ -78,7 +78,10 @@ def _overrides(options: EngineOptions) -> object:
     transformers.
     """
     given = options.extra.get("hf_overrides", {})
-    return {**_as_in_transformers(options.model), **given} if isinstance(given, Mapping) else given
+    if not isinstance(given, Mapping):
+        return given
+    head = {"head_dtype": options.head_dtype} if options.head_dtype != "model" else {}
+    return {**_as_in_transformers(options.model), **given, **head}
 
 
 def _as_in_transformers(model: str) -> dict[str, object]:

@@ -71,7 +71,8 @@ _IN_SETTINGS = (
 class EngineOptions:
     """Settings of one engine. Sizes are per engine, not per worker.
 
-    `model` is a local folder. `threads` is the number of CPU threads that compute (ignored on a GPU).
+    `model` is a local folder. With `head_dtype` float32 products with the output matrix are not rounded to `dtype`.
+    `threads` is the number of CPU threads that compute (ignored on a GPU).
     `kv_cache_gb` is the size of the cache of keys and values on a CPU, in GiB; a GPU uses `gpu_memory_fraction`.
     `stream_interval` is how many tokens of a completion are gathered, in the engine's process, before a part is handed
     out, or fewer if that takes two seconds; the OpenAI routes stream each token.
@@ -88,6 +89,7 @@ class EngineOptions:
 
     model: str
     dtype: str = "auto"
+    head_dtype: Literal["model", "float32"] = "model"
     max_model_len: int = 4096
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None

@@ -11,6 +11,7 @@ from services.config.models import ConfigModel
 
 Dtype = Literal["float32", "bfloat16"]
 OptimizerType = Literal["adamw", "muon"]
+HeadDtype = Literal["model", "float32"]
 Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
 Offload = Literal["none", "optimizer", "all"]
 ALL_LINEAR = "all-linear"
@@ -217,6 +218,11 @@ class TrainingConfig(BaseModel):
     head_seed: int = Field(0, ge=0, description="Seed of a reward model's new head.")
     dtype: Dtype = Field(
         "float32", description="Type of the forward and backward pass. The optimizer works in float32."
+    )
+    head_dtype: HeadDtype = Field(
+        "model",
+        description="Type of the products with the output matrix, of which logits are made: dtype, or float32, in "
+        "which bfloat16's products are added up before they are rounded. As generator.engine.head_dtype.",
     )
     publish_dtype: Dtype = Field(
         "float32",

@@ -17,10 +17,13 @@ _CAPS = ("final_logit_softcapping",)
 
 @dataclass(frozen=True)
 class LogitRules:
-    """Logits are `softcap` tanh(`factor` product / `softcap`), without a `softcap` `factor` product."""
+    """Logits are `softcap` tanh(`factor` product / `softcap`), without a `softcap` `factor` product. `unrounded`
+    products of bfloat16 are kept in float32, in which they are added up; else they are rounded to bfloat16.
+    """
 
     factor: float = 1.0
     softcap: float | None = None
+    unrounded: bool = False
 
     def apply_(self, products: Tensor) -> Tensor:
         """The logits, in the memory of `products`."""

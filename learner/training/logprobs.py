@@ -53,12 +53,24 @@ def span_logits(
 
     The result is the caller's to overwrite.
     """
-    products = nn.functional.linear(hidden, weight[span], None if bias is None else bias[span])
+    products = _products(hidden, weight[span], None if bias is None else bias[span], unrounded=rules.unrounded)
     if low_rank is not None:
-        products.addmm_(low_rank.features, low_rank.up[span].T)
+        products.addmm_(low_rank.features.to(products.dtype), low_rank.up[span].T.to(products.dtype))
     # A copy where the types are the same would be one more tensor of this size, and nobody else has the product.
     logits = rules.apply_(products.to(accumulation_dtype(hidden.dtype)))
     return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _products(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, unrounded: bool) -> Tensor:
+    """[t, H] x [v, H] to [t, v], in the inputs' type, or `unrounded` in the accumulation type: as vLLM's head does."""
+    dtype = accumulation_dtype(hidden.dtype)
+    if not unrounded or dtype == hidden.dtype:
+        return nn.functional.linear(hidden, weight, bias)
+    if hidden.is_cuda:
+        # Factors in 16 bits, sums in 32: what the product computes within anyway, at its full speed.
+        products = torch.mm(hidden, weight.t(), out_dtype=dtype)
+        return products if bias is None else products.add_(bias)
+    return nn.functional.linear(hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
 def span_columns(tokens: Tensor, span: slice) -> tuple[Tensor, Tensor]:

@@ -516,6 +516,7 @@ def new_policy(
         chunking=Chunking(tokens=config.logprob_chunk_tokens, vocabulary=config.logprob_chunk_vocabulary),
         with_entropy=entropy[0],
         entropy_gradient=entropy[1],
+        float32_head=config.head_dtype == "float32",
     )
     return PolicyModel(causal_lm, settings=settings)
 

@@ -87,6 +87,8 @@ class LogprobSettings:
     with_states: bool = False
     with_norms: bool = False
     """Without gradient, and the norms of `logprobs.logprobs_with_norms` in place of the entropies."""
+    float32_head: bool = False
+    """Products with the output matrix are not rounded to the model's type; said once, when the policy is made."""
     own_logits: bool = False
     """Logprobs come from whole logits that transformers' own code makes, of sequences as `layouts.plain_attention` has
     them; without anything else. For a self-check.
@@ -106,7 +108,8 @@ class PolicyModel(nn.Module):
         """Set where somebody wants to know how a mixture of experts routes."""
         linear = _call(causal_lm, "get_output_embeddings")
         assert isinstance(linear, nn.Linear), f"an output projection of an unknown kind: {type(linear).__name__}"
-        _call(causal_lm, "set_output_embeddings", LogprobHead.sharing(linear, rules=_rules_of(causal_lm)))
+        rules = replace(_rules_of(causal_lm), unrounded=settings.float32_head)
+        _call(causal_lm, "set_output_embeddings", LogprobHead.sharing(linear, rules=rules))
 
     @contextmanager
     def telling_norms(self) -> Iterator[None]:

@@ -48,6 +48,13 @@ def test_a_users_changes_of_the_config_leave_the_window_right(given: Given, tmp_
     assert given(EngineOptions(model="none"))["hf_overrides"] == {}
 
 
+def test_unrounded_logits_are_a_change_of_the_config(given: Given, tmp_path: Path) -> None:
+    model = folder_of(tmp_path, model_type="llama")
+    extra = {"hf_overrides": {"rope_theta": 5.0}}
+    found = given(EngineOptions(model=model, head_dtype="float32", extra=extra))
+    assert found["hf_overrides"] == {"rope_theta": 5.0, "head_dtype": "float32"}
+
+
 @pytest.mark.parametrize(
     ("slots", "rank", "policy_rank", "expected"),
     [

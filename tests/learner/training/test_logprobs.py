@@ -63,6 +63,53 @@ def known(value: Tensor | None) -> Tensor:
     return value
 
 
+def test_unrounded_products_of_bfloat16_are_those_of_float32() -> None:
+    exact_hidden, exact_weight, exact_bias, target = problem()
+    hidden, weight, bias = ((30 * each.detach()).bfloat16() for each in (exact_hidden, exact_weight, exact_bias))
+    logits = hidden.double() @ weight.double().T + bias.double()
+    expected = logits.log_softmax(1).gather(1, target[:, None])[:, 0]
+
+    def gap(*, unrounded: bool) -> float:
+        found = token_logprobs(
+            hidden=hidden,
+            weight=weight,
+            bias=bias,
+            target=target,
+            temperature=1.0,
+            chunking=Chunking(3, 4),
+            with_entropy=False,
+            rules=LogitRules(unrounded=unrounded),
+        )
+        assert found.logprobs.dtype == torch.float32
+        return float((found.logprobs - expected).abs().max())
+
+    # Logits of thousands have steps of 8 and more in bfloat16.
+    assert gap(unrounded=True) < 1e-2 < 1 < gap(unrounded=False)
+
+
+def test_unrounded_products_have_the_gradients_of_the_formula() -> None:
+    hidden, weight, bias, target = (
+        each.bfloat16().detach().requires_grad_() if each.is_floating_point() else each for each in problem()
+    )
+    found = token_logprobs(
+        hidden=hidden,
+        weight=weight,
+        bias=bias,
+        target=target,
+        temperature=0.7,
+        chunking=Chunking(3, 4),
+        with_entropy=False,
+        rules=LogitRules(unrounded=True),
+        low_rank=LowRankLogits(torch.ones(TOKENS, 1, dtype=torch.bfloat16), torch.ones(VOCABULARY, 1).bfloat16()),
+    )
+    ours = torch.autograd.grad(found.logprobs.sum(), (hidden, weight, bias))
+    whole = torch.log_softmax((hidden.float() @ weight.float().T + bias.float() + 1) / 0.7, dim=1)
+    expected = torch.autograd.grad(whole.gather(1, target[:, None]).sum(), (hidden, weight, bias))
+    for one, other in zip(ours, expected, strict=True):
+        assert one.dtype == torch.bfloat16
+        assert float((one.float() - other.float()).norm() / other.float().norm()) < 0.01
+
+
 @pytest.mark.parametrize("chunking", CHUNKINGS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_chunked_logprobs_and_their_gradients_are_those_of_log_softmax(chunking: Chunking, temperature: float) -> None:
