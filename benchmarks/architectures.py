@@ -131,10 +131,12 @@ class ModelPair:
         await engine.commit(version=version)
 
 
-async def sampled(engine: "Engine", *, label: str, before: int = 0) -> list[TrainSequence]:
+async def sampled(
+    engine: "Engine", *, label: str, before: int = 0, prompts: Sequence[Sequence[int]] = PROMPTS
+) -> list[TrainSequence]:
     """Some completions of each prompt, with the logprobs that the engine reports. So many tokens come `before` it."""
     sequences = []
-    for number, end in enumerate(PROMPTS):
+    for number, end in enumerate(prompts):
         prompt = (*np.random.default_rng(number).integers(2, VOCABULARY, before).tolist(), *end)
         parts: list[tuple[list[int], list[float]]] = [([], []) for _ in range(COMPLETIONS)]
         asked = engine.generate(

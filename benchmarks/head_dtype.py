@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from transformers import AutoTokenizer
 
 from benchmarks.architectures import SETTINGS, sampled
 from generator.engine.options import EngineOptions, prepare_environment
@@ -25,6 +26,7 @@ from learner.training.packing import pack, shared_prefixes
 from learner.training.policy import PolicyModel, load_causal_lm
 
 RESULTS = Path(__file__).with_name("results") / "head_dtype.md"
+PROMPTS = 100
 Head = Literal["model", "float32"]
 
 
@@ -53,6 +55,14 @@ def learned(model: Path, sequences: Sequence[TrainSequence], *, head: Head) -> t
     return found.float()
 
 
+def prompts_of(model: Path) -> list[list[int]]:
+    """Sums, as of the addition demo."""
+    drawn = np.random.default_rng(0)
+    sums = [f"{left:02d}+{right:02d}=" for left, right in drawn.integers(0, 100, (PROMPTS, 2)).tolist()]
+    found: list[list[int]] = AutoTokenizer.from_pretrained(model)(sums, add_special_tokens=False)["input_ids"]
+    return found
+
+
 async def gaps_of(model: Path, *, head: Head) -> HeadGaps:
     """Of one type of products, with an engine that has ended then."""
     options = EngineOptions(
@@ -68,7 +78,7 @@ async def gaps_of(model: Path, *, head: Head) -> HeadGaps:
 
     engine = await Engine.start(options=options)
     try:
-        sequences = await sampled(engine, label=head)
+        sequences = await sampled(engine, label=head, prompts=prompts_of(model))
     finally:
         await engine.shutdown()
     theirs = torch.from_numpy(np.concatenate([each.behavior_logprobs[each.loss_mask] for each in sequences]))
