@@ -49,7 +49,7 @@ async def test_logits_are_not_rounded_before_and_after_an_update(sharp: Path, tm
         return torch.tensor([scores.logprobs[-1] for scores in found], dtype=torch.float64)
 
     def share_of_steps(found: torch.Tensor) -> float:
-        """How many differences are a whole number of steps: all of rounded ones, some by chance of others."""
+        """Share of differences that are a whole number of steps: all of rounded ones, some by chance of others."""
         steps = (found[1:] - found[0]) / STEP
         return float(((steps - steps.round()).abs() < 0.01).double().mean())
 
