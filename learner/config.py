@@ -40,7 +40,7 @@ _USED_BY_TENANTS = {
 """Settings that serve the Tinker API, by group; the others are of a run."""
 _OF_LOGPROBS = (
     "training.temperature", "training.logprob_chunk_tokens", "training.logprob_chunk_vocabulary",
-    "training.report_entropy",
+    "training.report_entropy", "training.head_dtype",
 )  # fmt: skip
 
 

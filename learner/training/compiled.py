@@ -7,6 +7,7 @@ for any number of tokens, and for all layers alike.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -44,11 +45,11 @@ def check_compilable(model: nn.Module, path: Path, *, packed: bool, experts: boo
 
 
 def _compiler_for(device: torch.device) -> str:
-    """The one that torch calls: of C for Triton's launchers, of C++ for kernels of a CPU."""
-    if device.type != "cuda":
-        return os.environ.get("CXX", "g++")
+    """The program that torch calls: of C for Triton's launchers, of C++ for kernels of a CPU."""
     usual = next((name for name in ("gcc", "clang") if shutil.which(name)), "gcc")
-    return os.environ.get("CC", usual)
+    variable, usual = ("CC", usual) if device.type == "cuda" else ("CXX", "g++")
+    # As builds have it, it may be several words, such as "ccache gcc".
+    return next(iter(shlex.split(os.environ.get(variable, ""))), usual)
 
 
 def compile_layers(model: nn.Module) -> None:
@@ -62,7 +63,6 @@ def check_compiled(model: nn.Module, path: Path, *, compute: Compute, allowed: f
     """Raises ValueError if compiled layers give other numbers than the same layers as they are written, or other
     gradients. `compute` runs the model; `allowed` bounds the numbers' gap; all ranks must call it.
     """
-
     # The gradient that reaches the first layer has gone through all others.
     first = [parameter for parameter in _layers(model)[0].parameters() if parameter.requires_grad]
     gaps = {"numbers": gap_between(model, compute, _as_written, allowed=allowed)}

@@ -1,5 +1,6 @@
 """Layers that torch compiled: the same steps, and a refusal by name of what cannot be compiled."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,17 @@ def test_a_machine_without_a_compiler_is_told(
     model = load_causal_lm(tied_llama, dtype=torch.float32)
     with pytest.raises(ValueError, match=rf"compiles kernels by {missing}, which is not here: expected it in PATH"):
         check_compilable(model, tied_llama, packed=True, experts=False, device=torch.device(device))
+
+
+def test_a_compiler_of_ones_own_is_the_first_word_of_its_variable(
+    tied_llama: Path, commands: CommandChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_causal_lm(tied_llama, dtype=torch.float32)
+    monkeypatch.setenv("CC", f"{sys.executable} gcc")
+    check_compilable(model, tied_llama, packed=True, experts=False, device=torch.device("cuda"))
+    monkeypatch.setenv("CC", "not-there gcc")
+    with pytest.raises(ValueError, match="compiles kernels by not-there, which is not here"):
+        check_compilable(model, tied_llama, packed=True, experts=False, device=torch.device("cuda"))
 
 
 def test_sharded_parameters_are_not_compiled() -> None:
