@@ -214,13 +214,13 @@ machines-test: $(INSTALLED) $(ADDITION) ## train over two hosts that are made he
 page-tests: $(INSTALLED) $(FOR_TESTS) ## look at the run's page in a headless Chromium, with axe (make test-tools)
 	HEADWAY_PAGE_TESTS=required $(BIN)/python -m pytest -p no:xdist -rs tests/learner/page
 
-# RUN=FOLDER: of that run, or of a short one that is made there; docs/pictures/ is what README and the documentation show.
+# docs/pictures/ is what README and the documentation show: of a run that goes on, which is made anew each time.
 RUN ?= runs/addition
 OTHER ?= runs/synchronous
-SHORT := --learner.steps 200 --learner.training.optimizer.total-updates 800 --learner.evaluation.every-steps 50
+SHORT := --learner.steps 300 --learner.training.optimizer.total-updates 1200 --learner.evaluation.every-steps 50
 .PHONY: screenshots
-screenshots: $(INSTALLED) $(FOR_TESTS) $(ADDITION) ## pictures of the page of real runs for the documentation (RUN=runs/addition OTHER=runs/synchronous)
-	[ -d $(RUN) ] || $(BIN)/headway up examples/addition/run.toml --run.directory $(abspath $(dir $(RUN))) --run.name $(notdir $(RUN)) $(SHORT)
+screenshots: $(INSTALLED) $(FOR_TESTS) $(ADDITION) ## pictures of the page of a real run for the documentation (RUN=runs/addition, to be made; OTHER=runs/synchronous)
+	[ ! -e $(RUN) ] || { echo "error: $(RUN) is there already: the pictures are taken while a run goes on; name a folder that is not there by RUN=FOLDER" >&2; exit 1; }
 	[ -d $(OTHER) ] || $(BIN)/headway up examples/addition/run.toml --run.directory $(abspath $(dir $(OTHER))) --run.name $(notdir $(OTHER)) --learner.max-lag 0 $(SHORT)
 	$(BIN)/python -m docs.screenshots $(RUN) $(OTHER) docs/pictures
 
