@@ -3,7 +3,8 @@
 It is causal, without a mask of the row's size. The row's sequences are cut into buckets of similar length, each copied
 to a right-padded rectangle and back. Under a causal mask no token sees what comes after it, so padding on the right
 changes nothing. A prefix that sequences share stands in the row once and in each of their rectangles; what the first of
-them computes for it is kept. Both are exact.
+them computes for it is kept. Of sequences that are shared for the most part only the ends ask: rectangles [S, H, Q, D]
+of queries over those of keys. All of it is exact.
 
     [T, H, D] of a row ─▶ rectangle [S, H, L, D] ─▶ kernel_for(its shape, type and device) ─▶ [T, H, D]
 
@@ -71,20 +72,26 @@ def by_torch(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tenso
     )
 
 
-def by_hand(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Products of matrices in the inputs' type, the query heads of one key head as rows of one matrix."""
-    attended: Tensor = _ByHand.apply(query, key, value, scaling)  # type: ignore[no-untyped-call]
+def by_hand(query: Tensor, key: Tensor, value: Tensor, scaling: float, seen: Tensor | None = None) -> Tensor:
+    """Products of matrices in the inputs' type, the query heads of one key head as rows of one matrix.
+
+    `seen` bool [S, Q, L] says which keys each of Q queries sees; without it, that is causal.
+    """
+    attended: Tensor = _ByHand.apply(query, key, value, scaling, seen)  # type: ignore[no-untyped-call]
     return attended
 
 
 class _ByHand(torch.autograd.Function):
-    """With B = S K matrices, and R = H / K L rows of queries in each."""
+    """With B = S K matrices, and R = H / K Q rows of queries in each."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def forward(
+        ctx: FunctionCtx, query: Tensor, key: Tensor, value: Tensor, scaling: float, seen: Tensor | None
+    ) -> Tensor:
         folded, key_rows, value_rows = _folded(query, key), key.flatten(0, 1), value.flatten(0, 1)
-        probabilities = _probabilities(folded, key_rows, scaling)
+        probabilities = _probabilities(folded, key_rows, scaling, seen)
         kept = (probabilities,) if key.shape[2] <= _MAX_KEPT else ()
+        ctx.seen = seen  # type: ignore[attr-defined]
         ctx.save_for_backward(folded, key_rows, value_rows, *kept)
         ctx.shapes = (query.shape, key.shape, value.shape)  # type: ignore[attr-defined]
         ctx.scaling = scaling  # type: ignore[attr-defined]
@@ -93,29 +100,34 @@ class _ByHand(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         folded, key_rows, value_rows, *kept = ctx.saved_tensors  # type: ignore[attr-defined]
         of_query, of_key, of_value = ctx.shapes  # type: ignore[attr-defined]
         scaling: float = ctx.scaling  # type: ignore[attr-defined]
         grad = grads[0].reshape(*folded.shape[:2], of_value[3])
-        probabilities = kept[0] if kept else _probabilities(folded, key_rows, scaling)
+        seen: Tensor | None = ctx.seen  # type: ignore[attr-defined]
+        probabilities = kept[0] if kept else _probabilities(folded, key_rows, scaling, seen)
         grad_value = torch.bmm(probabilities.transpose(1, 2), grad)
         grad_scores = torch._softmax_backward_data(
             torch.bmm(grad, value_rows.transpose(1, 2)), probabilities, -1, probabilities.dtype
         )
         grad_query = torch.bmm(grad_scores, key_rows).mul_(scaling)
         grad_key = torch.bmm(grad_scores.transpose(1, 2), folded).mul_(scaling)
-        return grad_query.view(of_query), grad_key.view(of_key), grad_value.view(of_value), None
+        return grad_query.view(of_query), grad_key.view(of_key), grad_value.view(of_value), None, None
 
 
 def _folded(query: Tensor, key: Tensor) -> Tensor:
-    """[S, H, L, D] to [S K, H / K L, D]."""
+    """[S, H, Q, D] to [S K, H / K Q, D]."""
     return query.reshape(key.shape[0] * key.shape[1], -1, query.shape[3])
 
 
-def _probabilities(folded: Tensor, key_rows: Tensor, scaling: float) -> Tensor:
+def _probabilities(folded: Tensor, key_rows: Tensor, scaling: float, seen: Tensor | None) -> Tensor:
     """folded [B, R, D] and key_rows [B, L, D] to [B, R, L]; 0 where a row's token would see a later one."""
     length = key_rows.shape[1]
+    if seen is not None:
+        scores = torch.bmm(folded, key_rows.transpose(1, 2)).mul_(scaling)
+        scores.view(len(seen), -1, *seen.shape[1:]).masked_fill_(~seen[:, None], float("-inf"))
+        return torch.softmax(scores, dim=-1)
     mask = folded.new_full((length, length), float("-inf")).triu_(1).repeat(folded.shape[1] // length, 1)
     return torch.softmax(torch.baddbmm(mask, folded, key_rows.transpose(1, 2), alpha=scaling), dim=-1)
 
@@ -129,6 +141,23 @@ class ScoreRules:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+
+
+def kernel_seeing(rules: ScoreRules, query: Tensor, places: Tensor, *, keys: int) -> Kernel:
+    """The kernel for a query [S, H, Q, D] over L = `keys` keys, under `rules`; `places` int64 [S, Q] are those of the
+    queries among the keys, of which each sees those up to its own.
+    """
+    distance = places[..., None] - torch.arange(keys, device=query.device)
+    seen = (distance >= 0) & (distance < (keys if rules.window is None else rules.window))
+    if rules.softcap is not None or rules.sinks is not None:
+        return lambda query, key, value, scaling: _by_formula(query, key, value, scaling, seen=seen, rules=rules)
+    sequences, heads, queries, _ = query.shape
+    short = keys <= _MAX_BY_HAND and sequences * heads * queries * keys <= _MAX_PROBABILITIES
+    if query.device.type == "cpu" and query.dtype == torch.bfloat16 and short:
+        return lambda query, key, value, scaling: by_hand(query, key, value, scaling, seen)
+    return lambda query, key, value, scaling: torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=seen[:, None], scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
 
 
 def kernel_with(rules: ScoreRules, query: Tensor) -> Kernel:
@@ -150,12 +179,14 @@ def kernel_with(rules: ScoreRules, query: Tensor) -> Kernel:
 def _by_formula(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, *, seen: Tensor, rules: ScoreRules
 ) -> Tensor:
-    """The formula with a softmax in float32 (float64 for float64); all probabilities are held. `seen` bool [L, L]."""
+    """The formula with a softmax in float32 (float64 for float64); all probabilities are held. `seen` bool [L, L], or
+    [S, Q, L] of Q queries.
+    """
     grouped = query.reshape(*key.shape[:2], -1, *query.shape[2:])
     scores = (grouped @ key[:, :, None].transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scaling
     if rules.softcap is not None:
         scores = rules.softcap * torch.tanh(scores / rules.softcap)
-    scores = scores.masked_fill(~seen, float("-inf"))
+    scores = scores.masked_fill(~(seen if seen.dim() == 2 else seen[:, None, None]), float("-inf"))
     if rules.sinks is not None:
         sinks = rules.sinks.to(scores).view(1, *grouped.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sinks], dim=-1)
@@ -164,17 +195,42 @@ def _by_formula(
 
 
 @dataclass(frozen=True)
+class BucketEnds:
+    """The last `longest` tokens of each sequence of a bucket, which are all that is asked for: [sequences, longest].
+
+    int64 [sequences * longest]: `rectangle`, the row's token in each place, and `positions`, its own among its
+    sequence's; `places` int64 [n]: as of the bucket.
+    """
+
+    longest: int
+    rectangle: Tensor
+    positions: Tensor
+    places: Tensor
+
+    def to(self, device: torch.device) -> BucketEnds:
+        """The same ends on `device`."""
+        return BucketEnds(
+            longest=self.longest,
+            rectangle=self.rectangle.to(device),
+            positions=self.positions.to(device),
+            places=self.places.to(device),
+        )
+
+
+@dataclass(frozen=True)
 class LengthBucket:
     """Sequences of like length, seen as [sequences, longest].
 
     `rectangle` int64 [sequences * longest]: the row's token in each place, padding naming any. `places` int64 [n]: the
-    places whose results are kept, one for each token that is first seen in this bucket.
+    places whose results are kept, one for each token that is first seen in this bucket. `ends`: where all of these are,
+    if that is a small part of the rectangle.
     """
 
     sequences: int
     longest: int
     rectangle: Tensor
     places: Tensor
+    ends: BucketEnds | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +253,7 @@ class PackedIndex:
                     longest=bucket.longest,
                     rectangle=bucket.rectangle.to(device),
                     places=bucket.places.to(device),
+                    ends=None if bucket.ends is None else bucket.ends.to(device),
                 )
                 for bucket in self.buckets
             ),
@@ -207,13 +264,22 @@ class PackedIndex:
 
 def build_packed_index(rows: Sequence[NDArray[np.int64]], *, tokens: int) -> PackedIndex:
     """The index of a row of `tokens` tokens; `rows` are those of each sequence, and every token is in one at least."""
-    owned = np.zeros(tokens, dtype=np.bool_)
+    own, owned = [], np.zeros(tokens, dtype=np.bool_)
+    for row in rows:
+        own.append(~owned[row])
+        owned[row] = True
     results: list[NDArray[np.int64]] = []
     buckets: list[LengthBucket] = []
-    for members in _similar(rows):
-        bucket, kept = _bucket(members, owned)
-        buckets.append(bucket)
-        results.append(kept)
+    # Those that others have begun have buckets of their own, in which only their ends are computed; those that others
+    # are wholly have none.
+    begun = [not mine[: (len(mine) + 1) // 2].any() for mine in own]
+    for kind in (False, True):
+        chosen = [number for number, each in enumerate(begun) if each == kind and own[number].any()]
+        for part in _similar([rows[number] for number in chosen]):
+            members = [chosen[place] for place in part]
+            bucket, kept = _bucket([rows[each] for each in members], [own[each] for each in members], ends=kind)
+            buckets.append(bucket)
+            results.append(kept)
     order = np.argsort(np.concatenate(results), kind="stable")
     in_order = bool((order == np.arange(tokens)).all())
     return PackedIndex(
@@ -223,38 +289,53 @@ def build_packed_index(rows: Sequence[NDArray[np.int64]], *, tokens: int) -> Pac
     )
 
 
-def _similar(rows: Sequence[NDArray[np.int64]]) -> list[list[NDArray[np.int64]]]:
-    """Neighbours together, as long as their rectangle holds little padding."""
-    groups: list[list[NDArray[np.int64]]] = [[]]
+def _similar(rows: Sequence[NDArray[np.int64]]) -> list[list[int]]:
+    """Neighbours together, by their places, as long as their rectangle holds little padding."""
+    groups: list[list[int]] = []
     total = longest = 0
-    for row in rows:
+    for place, row in enumerate(rows):
         total, longest = total + len(row), max(longest, len(row))
-        if groups[-1] and 1.0 - total / (longest * (len(groups[-1]) + 1)) > MAX_PADDING:
+        if not groups or 1.0 - total / (longest * (len(groups[-1]) + 1)) > MAX_PADDING:
             groups.append([])
             total = longest = len(row)
-        groups[-1].append(row)
+        groups[-1].append(place)
     return groups
 
 
-def _bucket(members: Sequence[NDArray[np.int64]], owned: NDArray[np.bool_]) -> tuple[LengthBucket, NDArray[np.int64]]:
-    """The bucket, and the row's tokens whose results it gives, which are marked as owned."""
+def _bucket(
+    members: Sequence[NDArray[np.int64]], own: Sequence[NDArray[np.bool_]], *, ends: bool
+) -> tuple[LengthBucket, NDArray[np.int64]]:
+    """The bucket, and the row's tokens whose results it gives: those that are the sequences' `own`."""
     lengths = np.array([len(row) for row in members])
     longest = int(lengths.max())
     real = np.arange(longest)[None, :] < lengths[:, None]
     rectangle = np.zeros(real.shape, dtype=np.int64)
     rectangle[real] = np.concatenate(members)
-    found, first = np.unique(rectangle[real], return_index=True)
-    first = np.sort(first[~owned[found]])
-    places = np.flatnonzero(real)[first]
-    kept = rectangle.reshape(-1)[places]
-    owned[kept] = True
+    kept = np.zeros(real.shape, dtype=np.bool_)
+    kept[real] = np.concatenate(own)
     bucket = LengthBucket(
         sequences=len(members),
         longest=longest,
         rectangle=torch.from_numpy(rectangle.reshape(-1)),
-        places=torch.from_numpy(places),
+        places=torch.from_numpy(np.flatnonzero(kept)),
+        ends=_ends(rectangle, kept, lengths) if ends else None,
     )
-    return bucket, kept
+    return bucket, rectangle[kept]
+
+
+def _ends(rectangle: NDArray[np.int64], kept: NDArray[np.bool_], lengths: NDArray[np.int64]) -> BucketEnds:
+    """The ends of the sequences of a rectangle [S, L] from the first token on that is `kept` [S, L], which each has."""
+    longest = int((lengths - kept.argmax(axis=1)).max())
+    # A sequence that is shorter than that begins with padding, which sees its first key, and is not kept.
+    positions = lengths[:, None] - longest + np.arange(longest)[None, :]
+    among = np.maximum(positions, 0)
+    rows = np.arange(len(lengths))[:, None]
+    return BucketEnds(
+        longest=longest,
+        rectangle=torch.from_numpy(rectangle[rows, among].reshape(-1)),
+        positions=torch.from_numpy(among.reshape(-1)),
+        places=torch.from_numpy(np.flatnonzero(kept[rows, among] & (positions >= 0))),
+    )
 
 
 def _attend(
@@ -262,15 +343,25 @@ def _attend(
 ) -> Tensor:
     """query [T, H, D]; key and value [T, K, D], H a multiple of K. Returns [n, H, D] for the bucket's kept places."""
     # Of a token's copies one is kept: gradients of its others are 0, and any type adds them up exactly.
-    asking = _as_rectangle(query.index_select(0, bucket.rectangle), bucket)
-    keys, values = (_as_rectangle(varlen.gather_summing(flat, bucket.rectangle), bucket) for flat in (key, value))
-    attended = kernel_with(rules, asking)(asking, keys, values, scaling)
-    return attended.transpose(1, 2).flatten(0, 1).index_select(0, bucket.places)
+    ends = bucket.ends
+    longest, asked = (bucket.longest, bucket.rectangle) if ends is None else (ends.longest, ends.rectangle)
+    asking = _as_rectangle(query.index_select(0, asked), bucket.sequences, longest)
+    keys, values = (
+        _as_rectangle(varlen.gather_summing(flat, bucket.rectangle), bucket.sequences, bucket.longest)
+        for flat in (key, value)
+    )
+    if ends is None:
+        kernel, places = kernel_with(rules, asking), bucket.places
+    else:
+        positions = ends.positions.view(bucket.sequences, longest)
+        kernel, places = kernel_seeing(rules, asking, positions, keys=bucket.longest), ends.places
+    attended = kernel(asking, keys, values, scaling)
+    return attended.transpose(1, 2).flatten(0, 1).index_select(0, places)
 
 
-def _as_rectangle(places: Tensor, bucket: LengthBucket) -> Tensor:
+def _as_rectangle(places: Tensor, sequences: int, longest: int) -> Tensor:
     """[sequences * longest, H, D] to [sequences, H, longest, D]."""
-    return places.view(bucket.sequences, bucket.longest, *places.shape[1:]).transpose(1, 2)
+    return places.view(sequences, longest, *places.shape[1:]).transpose(1, 2)
 
 
 def packed_attention(

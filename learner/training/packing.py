@@ -1,13 +1,15 @@
-"""Packing without padding: sequences in rows under a token budget, balanced over ranks, a group's prompt once.
+"""Packing without padding: sequences in rows under a token budget, balanced over ranks, a shared beginning once.
 
-A prompt that several sequences of a row have in common stands in the row once. The last token of each sequence is left
-out: nothing is predicted from it. How attention keeps the sequences of a row apart is in `attention`.
+What several sequences of a row begin with alike stands in the row once, as the branches of a tree share its stem. The
+last token of each sequence is left out: nothing is predicted from it. How attention keeps the sequences of a row apart
+is in `attention`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,40 +19,69 @@ from torch import Tensor
 from learner.training.attention import PackedIndex, build_packed_index
 from learner.training.batch import FlatBatch
 
+# Sequences that share a smaller part of the shorter one are no family: it would tie all texts of a template together.
+_OF_THE_SHORTER = 4
+
+
+@dataclass(frozen=True)
+class SharingOrder:
+    """S sequences in an order in which neighbours share the longest beginnings. int64 [S]: `order`, and by place in it
+    `shared`, how many tokens a sequence has in common with the one before; 0 where another family begins.
+    """
+
+    order: NDArray[np.int64]
+    shared: NDArray[np.int64]
+
+    def of(self, sequences: NDArray[np.int64]) -> SharingOrder:
+        """The order of some of the sequences [K], by their places in `sequences`."""
+        number = np.full(len(self.order), -1, dtype=np.int64)
+        number[sequences] = np.arange(len(sequences))
+        kept = np.flatnonzero(number[self.order] >= 0)
+        if not len(kept):
+            return SharingOrder(order=kept, shared=kept)
+        # Two have in common what all have that stand between them.
+        shared = np.minimum.reduceat(self.shared[: kept[-1] + 1], np.concatenate([[0], kept[:-1] + 1]))
+        shared[0] = 0
+        return SharingOrder(order=number[self.order[kept]], shared=shared)
+
 
 @dataclass(frozen=True)
 class Prefixes:
-    """For each of S sequences the length of its shared prefix, int64 [S], and the family that shares it, int64 [S].
-
-    A sequence that shares nothing is a family of its own, with a prefix of length 0.
+    """Beginnings that the S sequences of a batch share. `nodes` int64 [N]: a number for what a sequence is up to and
+    with each of its tokens, the same wherever sequences of one family begin alike.
     """
 
-    lengths: NDArray[np.int64]
-    families: NDArray[np.int64]
-
-    def of(self, sequences: NDArray[np.int64]) -> Prefixes:
-        """The prefixes of some of the sequences [K], in that order."""
-        return Prefixes(lengths=self.lengths[sequences], families=self.families[sequences])
+    nodes: NDArray[np.int64]
+    sharing: SharingOrder
 
 
 def shared_prefixes(batch: FlatBatch) -> Prefixes:
-    """Sequences share what comes before their first trained token, if that is the same in each.
+    """Sequences share all that they begin with alike, trained tokens too: completions of one prompt, contexts of an
+    agent that has edited its history, branches.
 
-    No trained token is ever in a shared prefix, and the row that predicts the first trained one may be.
+    A family is of sequences that have a prompt in common, or a quarter of the shorter one: a token or two that all
+    texts begin with make none.
     """
-    starts, lengths = batch.starts, batch.lengths
-    before = _tokens_before_training(batch)
-    members: dict[bytes, list[int]] = {}
-    for sequence in range(len(lengths)):
-        start, length = int(starts[sequence]), int(before[sequence])
-        members.setdefault(batch.token_ids[start : start + length].tobytes(), []).append(sequence)
-    shared = np.zeros(len(lengths), dtype=np.int64)
-    families = np.arange(len(lengths), dtype=np.int64)
-    for prefix, family in members.items():
-        if prefix and len(family) > 1:
-            shared[family] = before[family]
-            families[family] = family[0]
-    return Prefixes(lengths=shared, families=families)
+    starts, lengths, before = batch.starts, batch.lengths, _tokens_before_training(batch)
+    texts = [batch.token_ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    as_bytes = [text.astype(">i4").tobytes() for text in texts]
+    order = np.array(sorted(range(len(texts)), key=as_bytes.__getitem__), dtype=np.int64)
+    shared = np.zeros(len(order), dtype=np.int64)
+    nodes = np.arange(len(batch.token_ids), dtype=np.int64)
+    for place, (former, latter) in enumerate(pairwise(order.tolist()), start=1):
+        alike = _alike(texts[former], texts[latter])
+        prompt = max(int(before[former]), int(before[latter]))
+        if 0 < prompt <= alike or alike * _OF_THE_SHORTER >= min(int(lengths[former]), int(lengths[latter])):
+            shared[place] = alike
+            nodes[starts[latter] : starts[latter] + alike] = nodes[starts[former] : starts[former] + alike]
+    return Prefixes(nodes=nodes, sharing=SharingOrder(order=order, shared=shared))
+
+
+def _alike(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """Number of tokens that the two begin with alike."""
+    shorter = min(len(one), len(other))
+    differ = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(differ[0]) if len(differ) else shorter
 
 
 def _tokens_before_training(batch: FlatBatch) -> NDArray[np.int64]:
@@ -111,7 +142,9 @@ class Microbatch(PackedRow):
 
 @dataclass(frozen=True)
 class _Unit:
-    """Sequences that stay together because they share a prefix, and how many tokens they have with it counted once."""
+    """Sequences that stay together because they begin alike, and how many tokens they have with beginnings counted
+    once.
+    """
 
     sequences: tuple[int, ...]
     tokens: int
@@ -120,7 +153,7 @@ class _Unit:
 def plan(
     lengths: NDArray[np.int64],
     *,
-    prefixes: Prefixes,
+    sharing: SharingOrder,
     ranks: int,
     microbatch_tokens: int,
     pairs: NDArray[np.int64] | None = None,
@@ -134,7 +167,7 @@ def plan(
     """
     part = microbatch_tokens if ranks == 1 else min(microbatch_tokens, int(lengths.sum()) // (4 * ranks))
     pairs = np.full(len(lengths), -1, dtype=np.int64) if pairs is None else pairs
-    units = sorted(_units(lengths, prefixes, pairs, most_tokens=part), key=lambda unit: -unit.tokens)
+    units = sorted(_units(lengths, sharing, pairs, most_tokens=part), key=lambda unit: -unit.tokens)
     shares: list[list[_Unit]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for unit in units:
@@ -148,30 +181,48 @@ def plan(
 
 
 def _units(
-    lengths: NDArray[np.int64], prefixes: Prefixes, pairs: NDArray[np.int64], *, most_tokens: int
+    lengths: NDArray[np.int64], sharing: SharingOrder, pairs: NDArray[np.int64], *, most_tokens: int
 ) -> Iterator[_Unit]:
-    for members in _families(prefixes, pairs).values():
-        shared = int(prefixes.lengths[members[0][0]])
+    place = np.argsort(sharing.order)
+
+    def own(bundle: Sequence[int], behind: int | None) -> int:
+        """Tokens of the bundle's sequences that neither those before them in it nor sequence `behind` have."""
+        tokens = 0
+        for sequence in bundle:
+            tokens += int(lengths[sequence])
+            if behind is not None:
+                first, last = sorted((int(place[behind]), int(place[sequence])))
+                tokens -= int(sharing.shared[first + 1 : last + 1].min())
+            behind = sequence
+        return tokens
+
+    for family in _families(sharing, pairs):
         current: list[int] = []
-        tokens = shared
-        for bundle in members:
-            own = sum(int(lengths[sequence]) - shared for sequence in bundle)
-            if current and tokens + own > most_tokens:
+        tokens = 0
+        for bundle in family:
+            more = own(bundle, current[-1] if current else None)
+            if current and tokens + more > most_tokens:
                 yield _Unit(sequences=tuple(current), tokens=tokens)
-                current, tokens = [], shared
+                current, tokens, more = [], 0, own(bundle, None)
             current += bundle
-            tokens += own
+            tokens += more
         yield _Unit(sequences=tuple(current), tokens=tokens)
 
 
-def _families(prefixes: Prefixes, pairs: NDArray[np.int64]) -> dict[int, list[list[int]]]:
-    """The sequences of each family, those of one pair as one; a pair of which one shares a prefix shares it whole."""
-    bundles: dict[int, list[int]] = {}
+def _families(sharing: SharingOrder, pairs: NDArray[np.int64]) -> list[list[list[int]]]:
+    """Bundles of each family in the order of sharing: a sequence, or the two of a pair, where its first one stands."""
+    members: dict[int, list[int]] = {}
     for sequence, pair in enumerate(pairs.tolist()):
-        bundles.setdefault(pair if pair >= 0 else -1 - sequence, []).append(sequence)
-    families: dict[int, list[list[int]]] = {}
-    for bundle in bundles.values():
-        families.setdefault(int(prefixes.families[bundle[0]]), []).append(bundle)
+        members.setdefault(pair if pair >= 0 else -1 - sequence, []).append(sequence)
+    families: list[list[list[int]]] = []
+    for sequence, shared in zip(sharing.order.tolist(), sharing.shared.tolist(), strict=True):
+        pair = int(pairs[sequence])
+        bundle = members.pop(pair if pair >= 0 else -1 - sequence, None)
+        if bundle is None:  # it came with the other one of its pair
+            continue
+        if shared == 0 or not families:
+            families.append([])
+        families[-1].append(bundle)
     return families
 
 
@@ -204,13 +255,13 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes) 
     owner = np.repeat(np.arange(len(sequences)), lengths)
     position = np.arange(len(source)) - (np.cumsum(lengths) - lengths)[owner]
 
-    row_of_token, new = _rows_of_tokens(sequences, position, owner, lengths=lengths, prefixes=prefixes)
+    kept = position < lengths[owner] - 1
+    row_of_token, new = _rows_of_tokens(prefixes.nodes[source], kept)
     trained = np.flatnonzero(batch.loss_mask[source])
     target = source[trained]
     fresh = (batch.lags[target] == 0) & ~batch.mixed_versions[sequences][owner[trained]]
 
     inputs, positions = batch.token_ids[source][new], position[new]
-    kept = position < lengths[owner] - 1
     rows_of_sequences = np.split(row_of_token[kept], np.cumsum(lengths - 1)[:-1]) if len(sequences) else []
     rows_of_sequences = [rows for rows in rows_of_sequences if len(rows)]
     counts = np.bincount(row_of_token[kept], minlength=max(len(inputs), 1))
@@ -249,27 +300,17 @@ def _candidates(batch: FlatBatch, target: NDArray[np.int64]) -> Tensor | None:
     return torch.from_numpy(batch.candidate_ids.reshape(len(batch.token_ids), -1)[target].astype(np.int64))
 
 
-def _rows_of_tokens(
-    sequences: NDArray[np.int64],
-    position: NDArray[np.int64],
-    owner: NDArray[np.int64],
-    *,
-    lengths: NDArray[np.int64],
-    prefixes: Prefixes,
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For each of the sequences' tokens its place in the row, and whether it is the first to stand there.
-
-    A sequence's last token has no place; its entry means nothing.
+def _rows_of_tokens(nodes: NDArray[np.int64], kept: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """For each of the sequences' tokens, with `nodes` [N], its place in the row, and whether it is the first to stand
+    there. A token that is not `kept` [N] has no place; its entry means nothing.
     """
-    families = prefixes.families[sequences]
-    _, first_member, member_of = np.unique(families, return_index=True, return_inverse=True)
-    leader = first_member[member_of]  # the sequence of this row whose prefix the family shares
-    shared = (position < prefixes.lengths[sequences][owner]) & (leader[owner] != owner)
-    new = (position < lengths[owner] - 1) & ~shared
-    row = np.cumsum(new) - 1
-    starts = np.cumsum(lengths) - lengths
-    row[shared] = row[(starts[leader[owner]] + position)[shared]]
-    return row, new
+    places = np.flatnonzero(kept)
+    _, first, node_of = np.unique(nodes[places], return_index=True, return_inverse=True)
+    new = np.zeros(len(nodes), dtype=np.bool_)
+    new[places[first]] = True
+    rows = np.zeros(len(nodes), dtype=np.int64)
+    rows[places] = (np.cumsum(new) - 1)[places[first]][node_of]
+    return rows, new
 
 
 def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -37,6 +37,7 @@ from learner.training.peft_names import peft_names
 from learner.training.routing import ExpertWatch, RoutingSums
 from learner.training.sharded_load import ModelClass, Shard, load_shards
 from learner.training.shards import whole_size
+from learner.training.varlen import gather_summing
 from learner.weights.process_group import BucketWriter, LaidOut, Rooms
 
 WeightPart = Literal["merged", "base", "adapter"]
@@ -63,7 +64,8 @@ def predicting_states(
     run the same modules in the same order, forward and backward, or the collectives of sharded parameters come apart.
     """
     hidden, routing = last_states(model, microbatch, watch=watch)
-    states = hidden.index_select(0, microbatch.rows) if len(microbatch.rows) else hidden[:1]
+    # A token that sequences share may predict one for each of them.
+    states = gather_summing(hidden, microbatch.rows) if len(microbatch.rows) else hidden[:1]
     return states, routing
 
 

@@ -33,7 +33,7 @@ SLOPE_TOLERANCES = {torch.float32: 1e-2, torch.bfloat16: 0.3}
 _TIMES_ROUNDING = 3.0
 _MAX_ROUNDING = 0.25
 _PIECE = 16
-# Tokens times parameters: about a second.
+# Tokens times parameters: about two seconds.
 _WORK = {"cpu": 2e10, "cuda": 1e13}
 _SHORTEST, _LONGEST = 24, 2048
 _OTHERS = (9, 17, 5)
@@ -192,7 +192,9 @@ def _gap(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def probe(model: nn.Module, *, device: torch.device) -> FlatBatch:
-    """Random sequences for a model of transformers: short ones, two of them with the same beginning, and a long one."""
+    """Random sequences for a model of transformers: short ones, two of them with the same beginning, a long one, and
+    another that leaves it at its last quarter.
+    """
     config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
     drawn = np.random.default_rng(_SEED)
     parameters = sum(map(whole_size, model.parameters()))
@@ -200,10 +202,10 @@ def probe(model: nn.Module, *, device: torch.device) -> FlatBatch:
     long = _long(config, parameters=parameters, device=device)
     prompt = drawn.integers(0, vocabulary, 4)
     sequences = []
-    for place, length in enumerate((*_OTHERS[:2], long, *_OTHERS[2:])):
-        ids = drawn.integers(0, vocabulary, length)
-        if place < 2:
-            ids[: len(prompt)] = prompt
+    stem = drawn.integers(0, vocabulary, long)
+    for length, begun in ((_OTHERS[0], prompt), (_OTHERS[1], prompt), (long, stem), (_OTHERS[2], prompt[:0]),
+                          (long, stem[: 3 * long // 4])):  # fmt: skip
+        ids = np.concatenate([begun, drawn.integers(0, vocabulary, length - len(begun))])
         mask = np.arange(length) >= len(prompt)
         sequences.append(
             TrainSequence(

@@ -322,7 +322,7 @@ class TrainingStep:
             return []
         shares = plan(
             batch.lengths[sequences],
-            prefixes=prefixes.of(sequences),
+            sharing=prefixes.sharing.of(sequences),
             pairs=batch.pairs[sequences],
             ranks=self._ranks.count,
             microbatch_tokens=self._config.microbatch_tokens,

@@ -109,11 +109,18 @@ def rows_of(kind: str) -> tuple[list[np.ndarray[tuple[int], np.dtype[np.int64]]]
         return [np.arange(0, 7), np.arange(7, 16), np.arange(16, 25)], 25
     if kind == "several rectangles":
         return [np.arange(0, 1), np.arange(1, 3), np.arange(3, 33), np.arange(33, 73)], 73
+    if kind == "branches":  # the second leaves the first, the third the second, and the fourth is the beginning of one
+        second = np.concatenate([np.arange(10), np.arange(12, 15)])
+        third = np.concatenate([second[:11], np.arange(15, 20)])
+        return [np.arange(12), second, third, second[:8], np.arange(20, 27)], 27
     shared = np.arange(5)  # a prompt that stands in the row once
     return [np.concatenate([shared, np.arange(start, start + own)]) for start, own in ((5, 4), (9, 6), (15, 3))], 18
 
 
-@pytest.mark.parametrize("kind", ["alike", "padded", "several rectangles", "a shared prompt"])
+KINDS = ["alike", "padded", "several rectangles", "a shared prompt", "branches"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shared", [1, 3, 6])
 def test_a_packed_row_in_bfloat16_attends_as_each_sequence_by_itself(kind: str, shared: int) -> None:
     rows, tokens = rows_of(kind)
@@ -132,3 +139,49 @@ def test_a_packed_row_in_bfloat16_attends_as_each_sequence_by_itself(kind: str, 
     found, expected = case.to(torch.bfloat16).run(packed), case.run(one_by_one)
     errors = [relative(one, other) for one, other in zip(found, expected, strict=True)]
     assert all(error < bound for error, bound in zip(errors, BOUNDS, strict=True)), errors
+
+
+class WindowedConfig:
+    sliding_window = 4
+
+
+class WindowedLayer(torch.nn.Module):
+    config = WindowedConfig()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rules", ["none", "window", "softcap", "sinks", "all"])
+def test_a_packed_row_attends_by_the_rules_as_each_sequence_by_itself(kind: str, rules: str) -> None:
+    rows, tokens = rows_of(kind)
+    index = build_packed_index(rows, tokens=tokens)
+    assert any(bucket.ends is not None for bucket in index.buckets) == (kind in ("branches", "a shared prompt"))
+    case = drawn(1, 6, 2, tokens, 16).to(torch.float64)
+    window = 4 if rules in ("window", "all") else None
+    softcap = 1.5 if rules in ("softcap", "all") else None
+    sinks = torch.linspace(-1, 1, 6, dtype=torch.float64) if rules in ("sinks", "all") else None
+    layer = torch.nn.Module() if window is None else WindowedLayer()
+
+    def packed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return packed_attention(layer, query, key, value, None, packed_index=index, softcap=softcap, s_aux=sinks)[
+            0
+        ].transpose(1, 2)
+
+    def alone(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        key, value = (tensor.repeat_interleave(3, dim=1) for tensor in (key, value))
+        scores = query @ key.transpose(2, 3) / 4
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        place = torch.arange(query.shape[2])
+        behind = place[:, None] - place
+        scores = scores.masked_fill((behind < 0) | (behind >= (window or len(place))), float("-inf"))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.view(1, 6, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
+        return torch.softmax(scores, dim=-1)[..., : len(place)] @ value
+
+    def one_by_one(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = torch.zeros_like(query)
+        for row in map(torch.from_numpy, rows):
+            output = output.index_copy(2, row, alone(query[:, :, row], key[:, :, row], value[:, :, row]))
+        return output
+
+    for found, expected in zip(case.run(packed), case.run(one_by_one), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)

@@ -52,11 +52,19 @@ def test_every_architecture_that_is_right_passes(name: str, dtype: torch.dtype, 
     assert gap.passes
 
 
-_RIGHT_KERNEL = attention.kernel_with
+_RIGHT_KERNEL, _RIGHT_ENDS = attention.kernel_with, attention.kernel_seeing
 
 
 def _one_token_more(rules: ScoreRules, query: torch.Tensor) -> attention.Kernel:
     return _RIGHT_KERNEL(ScoreRules(window=None if rules.window is None else rules.window + 1), query)
+
+
+def _one_key_less(rules: ScoreRules, query: torch.Tensor, places: torch.Tensor, *, keys: int) -> attention.Kernel:
+    return _RIGHT_ENDS(rules, query, (places - 1).clamp(min=0), keys=keys)
+
+
+def _ends_without_rules(rules: ScoreRules, query: torch.Tensor, places: torch.Tensor, *, keys: int) -> attention.Kernel:
+    return _RIGHT_ENDS(ScoreRules(), query, places, keys=keys)
 
 
 MISTAKES: dict[str, tuple[str, str, object]] = {
@@ -67,6 +75,9 @@ MISTAKES: dict[str, tuple[str, str, object]] = {
         "kernel_with",
         _one_token_more,
     ),
+    "a branch that does not see its newest token": ("qwen3", "kernel_seeing", _one_key_less),
+    "a branch without a window": ("gemma3", "kernel_seeing", _ends_without_rules),
+    "a branch without sinks": ("gpt-oss", "kernel_seeing", _ends_without_rules),
 }
 
 

@@ -56,6 +56,18 @@ def random_sequences(count: int, *, seed: int = 0, longest: int = 24) -> list[Tr
     return sequences
 
 
+def branched(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
+    """The same, but that each of four begins with three quarters of what the one before it is, trained tokens too."""
+    made: list[TrainSequence] = []
+    for number, sequence in enumerate(sequences):
+        tokens = sequence.token_ids.copy()
+        if number % 4:
+            shared = min(len(tokens), len(made[-1].token_ids)) * 3 // 4
+            tokens[:shared] = made[-1].token_ids[:shared]
+        made.append(replace(sequence, token_ids=tokens))
+    return made
+
+
 def random_group(lease_id: int, *, version: int, rewards: Sequence[float] = (1.0, 0.0, 0.5)) -> TrajectoryGroup:
     """A trajectory of random tokens for each reward, all sampled by one version; the same for the same lease."""
     draws = np.random.default_rng(lease_id)
