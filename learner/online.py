@@ -115,6 +115,7 @@ class OnlineTraining:
         self._interrupted = False
         self._ending = False
         self.train_wall_s = 0.0
+        self._computed_s = 0.0
 
     def run(self) -> None:
         """Replays, publishes, evaluates, trains until `steps`, evaluates again, exports.
@@ -152,6 +153,7 @@ class OnlineTraining:
             self._evaluate_and_wait()  # what is ended early here has trained nothing
         self._call(self._idle.begin())
         self._before_s, self._began = self._records.begin_steps(), time.monotonic()
+        self._computed_s = time.thread_time()
         self._train_until_the_end()
         self.train_wall_s = time.monotonic() - self._began
         self._keep_early_end()
@@ -214,7 +216,11 @@ class OnlineTraining:
         self._test_generators(batch, sequences)
         assert self._began is not None
         time_s = self._before_s + copied - self._began
-        timing = Timing(time_s=time_s, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained)
+        before_s, self._computed_s = self._computed_s, time.thread_time()
+        timing = Timing(
+            time_s=time_s, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained,
+            cpu_s=self._computed_s - before_s,
+        )  # fmt: skip
         _trace_step(batch, seconds=copied - taken)
         record = self._record(batch, timing)
         level, drawn = self._intake.level, self._intake.drawn

@@ -96,6 +96,7 @@ def install() -> None:
 def _take_hold_of_the_runtime() -> None:
     time.monotonic = _monotonic
     time.perf_counter = _monotonic
+    time.thread_time = _monotonic
     time.time = _time
     _replace(time, "localtime", _localtime)
     secrets.token_hex = _token_hex

@@ -128,6 +128,7 @@ CURVES = (
     CurveSpec("skipped_in_row", "skipped in a row", "optimizer", largest=True),
     CurveSpec("forward_backward_s", "forward and backward", "training"),
     CurveSpec("optimizer_s", "optimizer", "training", "violet"),
+    CurveSpec("cpu_s", "computed by the trainer's thread", "training", "grey"),
     CurveSpec("end_token_share", "ended by the end token", "sampling"),
     CurveSpec("mixed_version_share", "of several versions", "sampling"),
     CurveSpec("level", "curriculum level", "sampling", largest=True),

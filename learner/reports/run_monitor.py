@@ -10,8 +10,9 @@ A verdict other than the last one holds once it was found twice in a row: a proc
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
@@ -39,13 +40,18 @@ class _LostGenerator:
 
 @dataclass(frozen=True)
 class GeneratorsLoad:
-    """Sums over all generators: sequences that run, of `limit` at most, and tokens a second; of `busy` the mean."""
+    """Sums over all generators: sequences that run, of `limit` at most, and tokens a second; of `busy` the mean.
+
+    `cores` are those that all processes of a kind had at work then, on `hosts` machines, as far as they tell.
+    """
 
     generators: int
     running: float
     limit: int
     tokens_per_s: float
     busy: float
+    cores: Mapping[str, float] = field(default_factory=dict)
+    hosts: int = 0
 
 
 class RunMonitor:
@@ -122,7 +128,16 @@ class RunMonitor:
             limit=sum(load.limit or 0 for load in loads),
             tokens_per_s=round(sum(load.per_s for load in loads), 3),
             busy=round(sum(load.busy_share for load in loads) / len(loads), 4),
+            cores=self._cores(),
+            hosts=len({proc.status.host for proc in self.procs if proc.status is not None}),
         )
+
+    def _cores(self) -> dict[str, float]:
+        found: defaultdict[str, float] = defaultdict(float)
+        for proc in self.procs:
+            if proc.status is not None and proc.status.usage is not None:
+                found[proc.kind] += proc.status.usage.cores
+        return {kind: round(cores, 4) for kind, cores in sorted(found.items())}
 
     def _judge(self, found: RunVerdict) -> None:
         if found.is_like(self.verdict):

@@ -55,6 +55,7 @@ class StepRecord:
     wait_s: float
     train_s: float
     copy_s: float
+    cpu_s: float | None = None
     reward_by_verifier: Mapping[str, float] = field(default_factory=dict)
     reward_by_environment: Mapping[str, float] = field(default_factory=dict)
     reward_by_component: Mapping[str, float] = field(default_factory=dict)
@@ -83,12 +84,15 @@ class RewardsSeen:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a step, by what they went into."""
+    """Seconds of a step, by what they went into; `cpu_s` are those in which the trainer's thread computed, from one
+    step's record to the next.
+    """
 
     time_s: float
     wait_s: float
     train_s: float
     copy_s: float
+    cpu_s: float | None = None
 
 
 def step_record(

@@ -12,7 +12,7 @@ from learner.reports.run_monitor import GeneratorsLoad, RunMonitor
 from learner.weights.fleet import FleetMembers
 from protocol.messages import StatusNote
 from protocol.model import PolicyVersion
-from protocol.status import AskedPeer, EventStatus, Status
+from protocol.status import AskedPeer, EventStatus, Status, UsageStatus
 from services.diagnosis.verdict import RunVerdict
 from services.http.tls import TlsFiles
 from tests.env_service.peers import hanging
@@ -167,12 +167,20 @@ async def test_a_generator_that_took_its_leave_and_one_whose_work_others_do_are_
 async def test_the_load_of_all_generators_is_told_together() -> None:
     watched = WatchedFleet()
     assert watched.monitor.generators_load() is None
-    other = GENERATOR.model_copy(update={"pid": 2, "load": load(busy=0.5, per_s=3, running=10, limit=64)})
-    async with generator(GENERATOR) as one, generator(other) as two:
+    first = GENERATOR.model_copy(update={"usage": UsageStatus(cores=0.5, memory_bytes=1)})
+    other = first.model_copy(update={"pid": 2, "load": load(busy=0.5, per_s=3, running=10, limit=64)})
+    watched.own = watched.own.model_copy(update={"usage": UsageStatus(cores=0.75, memory_bytes=1), "host": "elsewhere"})
+    async with generator(first) as one, generator(other) as two:
         watched.join(one, "a")
         watched.join(two, "b")
         await watched.monitor.look()
 
     assert watched.monitor.generators_load() == GeneratorsLoad(
-        generators=2, running=30.0, limit=128, tokens_per_s=4.0, busy=0.7
+        generators=2,
+        running=30.0,
+        limit=128,
+        tokens_per_s=4.0,
+        busy=0.7,
+        cores={"generator": 1.0, "learner": 0.75},
+        hosts=2,
     )
