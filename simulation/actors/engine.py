@@ -22,6 +22,7 @@ from protocol.generation import GeneratePart
 from protocol.trajectories import VersionSpan
 from simulation.world import collective
 from simulation.world.clock import active
+from simulation.world.cores import Cores
 from simulation.world.network import Network
 from simulation.world.process import Process
 
@@ -116,6 +117,10 @@ class EngineScript:
     at_once: int = 0
     """Sequences that are sampled at once, the others wait in line; 0 for any number."""
     running: int = 0
+    core: str = ""
+    """Name of its thread on the cores that all processes share; empty for an engine with a device of its own."""
+    request_s: float = 0.0
+    """Computed seconds that a completion costs in the process before an engine with such a thread."""
     load_s: float = 0.05
     score_s: float = 0.0
     """Time of the logprobs of a text, beside that of a call."""
@@ -143,14 +148,29 @@ class EngineScript:
                 await waiting
         finally:
             self._line.remove(turn)
-        self.running += count
+        self._run(count)
         self.hang(self.hanging)
 
     def leave(self, count: int) -> None:
         """So many sequences fewer are sampled."""
-        self.running -= count
+        self._run(-count)
         if count and self.at_once:
             self.hang(self.hanging)
+
+    def _run(self, more: int) -> None:
+        before, self.running = self.running, self.running + more
+        if self.core and bool(before) != bool(self.running):
+            cores = active().part(Cores)
+            (cores.hold if self.running else cores.let_go)(self.core)
+
+    async def work(self, seconds: float) -> None:
+        """Returns when the engine has sampled for so long."""
+        await (active().part(Cores).computed(seconds) if self.core else asyncio.sleep(seconds))
+
+    async def receive(self, completions: int) -> None:
+        """Returns when the process before the engine has read a request."""
+        if self.core:
+            await active().part(Cores).compute(f"before {self.core}", completions * self.request_s)
 
     def length(self, most: int, chance: float) -> int:
         """Tokens of a completion."""
@@ -254,7 +274,7 @@ class Worker:
                 unfinished = sum(each > 0 for each in left)
                 self._script.leave(counted - unfinished)
                 counted = unfinished
-                await asyncio.sleep(self._script.pause_s(left) * (0.5 + random.random()))
+                await self._script.work(self._script.pause_s(left) * (0.5 + random.random()))
                 await self._turn_or_abort(running)
                 if running.aborted:
                     yield [

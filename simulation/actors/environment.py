@@ -12,6 +12,7 @@ from env_service.environments.interface import Action, OfferedEnvironment, Step,
 from env_service.environments.rules import Rules
 from protocol.trajectories import Purpose
 from simulation.world.clock import active
+from simulation.world.cores import Cores
 
 NAME = "scripted"
 WORDS = ("<unk>", "<end>", *"abcdefgh", *(f"w{number}" for number in range(6)))
@@ -46,6 +47,8 @@ class EnvironmentScript:
     """Invalid actions of a conversation, after which it is cut off."""
     uniform: float = 0.1
     """Share of the tasks of which all rewards are equal."""
+    computed_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that a trajectory costs threads of the cores that all processes share, one after the other."""
 
     @property
     def rules(self) -> Rules:
@@ -143,6 +146,8 @@ class ScriptedEnvironment:
         if arguments["purpose"] == "train" and task in script.hangs:
             await asyncio.Event().wait()
         await asyncio.sleep(active().random.random() * script.slow_s)
+        for thread, seconds in script.computed_s.items():
+            await active().part(Cores).compute(thread, seconds)
         turn, self._turn = self._turn, self._turn + 1
         reward = script.earned(task, turn, action.text)
         invalid = script.turns > 1 and is_invalid(action.text)

@@ -18,6 +18,7 @@ from simulation.actors.environment import WORDS, EnvironmentScript, observation_
 from simulation.actors.rewards import ABSURD, reward_of
 from simulation.actors.teacher import taught
 from simulation.world.clock import World, active
+from simulation.world.cores import Cores
 from simulation.world.threads import current_thread
 
 _CLOSE = 1e-6
@@ -111,7 +112,7 @@ class ScriptedTrainer:
         for sequence in sequences:
             self._check(sequence, version=version)
         self._check_once(self.coming)
-        _sleep(self._script.duration(len(self.history), world.random.random()))
+        _compute(self._script.duration(len(self.history), world.random.random()))
         skipped = any(abs(sequence.reward) > _NOT_FINITE for sequence in sequences)
         if skipped and not _SKIPS:
             self.finite = False
@@ -279,6 +280,14 @@ class OpenTrainer:
 
     def close(self) -> None:
         """See there."""
+
+
+def _compute(seconds: float) -> None:
+    world, thread = active(), current_thread()
+    if thread is None or not world.has(Cores):
+        _sleep(seconds)
+    else:
+        world.part(Cores).block(thread, seconds)
 
 
 def _sleep(seconds: float) -> None:

@@ -131,6 +131,7 @@ class AsyncLLM:
             if params.scores:
                 yield await self._score(running)
                 return
+            await self.script.receive(running.n)
             async for parts in self.worker.sample(running):
                 self.output_processor.tokens += sum(len(part.token_ids) for part in parts)  # type: ignore[attr-defined]
                 yield Output(parts)

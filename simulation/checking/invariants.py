@@ -20,7 +20,9 @@ from simulation.actors.trainer import TrainerScript
 from simulation.checking.scenario import TASKS_APART, Scenario, schedule, smaller
 from simulation.checking.stage import Result, Stage, staged
 from simulation.world.clock import Stuck
+from simulation.world.cores import Cores
 from simulation.world.http import Directory
+from simulation.world.network import LinkRates
 from simulation.world.process import Process
 
 Held = tuple[int, int]
@@ -487,6 +489,10 @@ def _poison(stage: Stage, share: float) -> None:
 class Rehearsal:
     """A run that is planned: how fast its parts are, in seconds and tokens. `lengths` are drawn from at random.
     `readings` of its steps, by measure, have the guard lower and raise the bound on lag; without any it leaves it.
+    A message takes `link_s` to twice as long.
+
+    With `cores` all processes share so many: times of steps, tokens and sequences are then computed seconds, and so are
+    `request_s`, which a completion costs the process before an engine, and `computed_s`, those of other threads.
     """
 
     settings: Mapping[str, Any]
@@ -500,6 +506,10 @@ class Rehearsal:
     load_s: float = 0.05
     score_s: float = 0.0
     readings: tuple[Mapping[str, float | None], ...] = ()
+    link_s: float = 0.0002
+    cores: float = 0.0
+    request_s: float = 0.0
+    computed_s: Mapping[str, float] = field(default_factory=dict)
     seed: int = 1
 
 
@@ -507,9 +517,15 @@ def rehearse(rehearsal: Rehearsal) -> list[dict[str, Any]]:
     """The lines of its metrics.jsonl, in virtual seconds. Raises RuntimeError if a promise is broken."""
     settings = ClusterSettings(**rehearsal.settings)
     trainer = TrainerScript(open_s=0.1, save_s=0.0, durations=rehearsal.train_s, readings=rehearsal.readings)
-    environment = EnvironmentScript(tasks=10**6, slow_s=2 * rehearsal.environment_s)
-    with staged(seed=rehearsal.seed, settings=settings, trainer=trainer, environment=environment) as stage:
-        for script in stage.engines:
+    environment = EnvironmentScript(
+        tasks=10**6, slow_s=2 * rehearsal.environment_s, computed_s=rehearsal.computed_s if rehearsal.cores else {}
+    )
+    rates = LinkRates(delay_s=rehearsal.link_s, jitter_s=rehearsal.link_s)
+    with staged(seed=rehearsal.seed, settings=settings, rates=rates, trainer=trainer, environment=environment) as stage:
+        if rehearsal.cores:
+            stage.world.add(Cores(stage.world, rehearsal.cores))
+        for number, script in enumerate(stage.engines):
+            script.core, script.request_s = f"engine {number}" if rehearsal.cores else "", rehearsal.request_s
             script.start_s, script.load_s, script.lengths = 0.1, rehearsal.load_s, rehearsal.lengths
             script.token_s, script.sequence_s = rehearsal.token_s, rehearsal.sequence_s
             script.at_once, script.score_s = rehearsal.at_once, rehearsal.score_s

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from simulation.actors.engine import EngineScript
 from simulation.world.clock import Stuck, World
+from simulation.world.cores import Cores
 from simulation.world.disk import Disk, simulated_sync
 from simulation.world.network import LinkRates, Network, Pipe
 from simulation.world.process import Process
@@ -242,3 +244,75 @@ def test_a_slow_sync_does_not_cover_what_is_appended_meanwhile(tmp_path: Path, w
     finally:
         World.active = None
     assert disk.synced == {path.stat().st_ino: 3}
+
+
+def _computing(world: World, number: float, threads: dict[str, list[float]]) -> dict[str, float]:
+    """When threads of a machine with so many cores are done, that compute these seconds one after the other."""
+    World.active = world
+    try:
+        cores, process, done = Cores(world, number), _process(world, "one"), dict[str, float]()
+
+        async def compute(name: str, pieces: list[float]) -> None:
+            await asyncio.gather(*(cores.compute(name, seconds) for seconds in pieces))
+            done[name] = world.now
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(compute(*each) for each in threads.items()))
+
+        process.start(lambda stop: all_of_them())
+        world.run(until=lambda: len(done) == len(threads))
+    finally:
+        World.active = None
+    return done
+
+
+def test_threads_share_the_cores_evenly_and_have_one_each_at_most(world: World) -> None:
+    """With three threads on two cores each has two thirds of one: after 1.5 s the first is done, and the others have
+    had 1 s each; then each has a core of its own.
+    """
+    done = _computing(world, 2, {"short": [1.0], "long": [3.0], "longer": [4.0]})
+    assert done == {"short": pytest.approx(1.5), "long": pytest.approx(3.5), "longer": pytest.approx(4.5)}
+
+
+def test_a_thread_does_one_thing_after_the_other_and_counts_once(world: World) -> None:
+    done = _computing(world, 2, {"in turn": [1.0, 1.0, 1.0], "beside": [3.0]})
+    assert done == {"in turn": pytest.approx(3.0), "beside": pytest.approx(3.0)}
+
+
+def test_a_part_of_a_core_takes_as_much_longer(world: World) -> None:
+    assert _computing(world, 0.25, {"alone": [1.0]}) == {"alone": pytest.approx(4.0)}
+
+
+def test_an_engine_with_several_requests_is_one_thread_beside_a_trainer(world: World) -> None:
+    """Of one core: the engine has two requests at hand of 1 s each, at the same time, and the trainer 2 s to compute.
+    Both have half of the core until the engine is done at 2 s, with 1 s left to the trainer.
+    """
+    World.active = world
+    try:
+        process, done = _process(world, "one"), dict[str, float]()
+        cores = Cores(world, 1)
+        world.add(cores)
+        script = EngineScript(core="engine")
+
+        async def request(name: str) -> None:
+            await script.enter(1)
+            await script.work(1.0)
+            script.leave(1)
+            done[name] = world.now
+
+        def train() -> None:
+            thread = current_thread()
+            assert thread is not None
+            cores.block(thread, 2.0)
+            done["trainer"] = world.now
+
+        async def both() -> None:
+            SimulatedThread(target=train, name="trainer").start()
+            await asyncio.gather(request("a"), request("b"))
+            await asyncio.sleep(10.0)
+
+        process.start(lambda stop: both())
+        world.run(until=lambda: len(done) == 3)
+    finally:
+        World.active = None
+    assert done == {"a": pytest.approx(2.0), "b": pytest.approx(2.0), "trainer": pytest.approx(3.0)}
