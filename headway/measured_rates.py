@@ -1,16 +1,23 @@
 """Rates of a recorded run, for `headway plan --calibrate`: what its steps, publishes and generators took.
 
-metrics.jsonl: step ──▶ seconds of a token in training; publish ──▶ its times; load ──▶ what an engine's step takes,
-                                                        with few sequences and with many
+metrics.jsonl: step ──▶ what each has in common, and seconds of a token; publish ──▶ its times
+trajectories/: turns ──▶ what an engine's step takes, with few sequences and with many (else the load lines); rewards
+both, of a run on the cores of one machine ──▶ computed seconds in place of durations
 """
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.recorded_turns import SampledTurns, computed_share, engine_curve, sampled_turns, scoring_times
 from headway.report import ReportedRun, read_run
+from headway.shared_machine import SharedMachine, shared_machine
 from learner.reports.history import is_number
 from services.config.sources import ConfigError
 
@@ -21,15 +28,24 @@ _SPREAD = 1.3
 _ALONE = 2.0
 """An engine that runs fewer sequences than this has mostly one."""
 
+_LEAST_TIMED = 2
+_MAX_PAUSED = 0.9
+_UNHINDERED = 0.02
+"""Quantile of the times of scoring that stands for one with free cores."""
+
 T = TypeVar("T")
+Steps = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class MeasuredRates:
     """Rates of a run with the same model on the same devices; None where it does not tell.
 
-    An engine's step with n sequences takes `token_s` + n * `sequence_s`. `train_s`: rank-seconds per sampled token,
-    weight copy included. `publish_s`, `pause_s`: means per publish.
+    An engine's step with n sequences takes `token_s` + n * `sequence_s`. `step_s`: of each training step, whatever its
+    tokens: optimizer, weight copy, records; `train_s`: rank-seconds per token beside, prompts of `prompt` tokens
+    included, or per sampled one where that is None. `publish_s`, `pause_s`: means per publish. `reward_s`: of a group.
+
+    With a `machine`, whose cores all processes shared, those of engines and of training are computed seconds.
     """
 
     run: str
@@ -38,6 +54,11 @@ class MeasuredRates:
     train_s: float | None = None
     publish_s: float | None = None
     pause_s: float | None = None
+    step_s: float = 0.0
+    prompt: float | None = None
+    reward_s: float | None = None
+    machine: SharedMachine | None = None
+    optimizer: str = "adamw"
 
 
 def warm(records: Sequence[T]) -> Sequence[T]:
@@ -45,8 +66,8 @@ def warm(records: Sequence[T]) -> Sequence[T]:
     return records[len(records) // 4 :]
 
 
-def measured_rates(folder: Path) -> MeasuredRates:
-    """Rates of the run in a folder, of the records that have their numbers.
+def measured_rates(folder: Path, *, on_cores: bool = False) -> MeasuredRates:
+    """Rates of the run in a folder, of the records that have their numbers. `on_cores`: its engines compute on cores.
 
     Raises ConfigError for a folder that is none of a run, or of one that has not trained a step.
     """
@@ -56,28 +77,117 @@ def measured_rates(folder: Path) -> MeasuredRates:
     if not steps:
         expected = "expected a run that has trained some, such as runs/addition"
         raise ConfigError([f"{folder} holds no step that sampled tokens: {expected}"])
-    # An earlier release wrote the setting alone, which is 1 under torchrun.
-    ranks = _number(run.made, "rank_count", _number(run.made.get("settings", {}), "ranks", 1))
-    train_s = sum(step["train_s"] + step["copy_s"] for step in steps)
-    token_s, sequence_s = _engine_step(run)
+    machine = shared_machine(run, steps, paused=_paused_share(run, steps)) if on_cores else None
+    token_s, sequence_s, machine = _sampling(run, folder, steps, machine)
+    step_s, train_s = _training(run, steps, machine)
     publishes = warm(_with_numbers(run.publishes, "total_s", "pause_s"))
+    scoring = scoring_times(folder, after_step=int(steps[0].get("step", 1)) - 1)
     return MeasuredRates(
         run=run.name,
         token_s=token_s,
         sequence_s=sequence_s,
-        train_s=ranks * train_s / sum(step["sampled_tokens"] for step in steps),
+        train_s=train_s,
         publish_s=statistics.fmean(publish["total_s"] for publish in publishes) if publishes else None,
         pause_s=statistics.fmean(publish["pause_s"] for publish in publishes) if publishes else None,
+        step_s=step_s,
+        prompt=_prompt(steps),
+        reward_s=None if not scoring.size else _reward_s(scoring, waits_for_cores=machine is not None),
+        machine=machine,
+        optimizer=str(run.made.get("settings", {}).get("training.optimizer.type", "adamw")),
     )
 
 
-def _engine_step(run: ReportedRun) -> tuple[float | None, float | None]:
+def _sampling(
+    run: ReportedRun, folder: Path, steps: Steps, machine: SharedMachine | None
+) -> tuple[float | None, float | None, SharedMachine | None]:
+    """Seconds of an engine's step, and of each sequence in it: computed ones where the machine is given back."""
+    turns = sampled_turns(folder, after_step=int(steps[0].get("step", 1)) - 1)
+    paused = _paused_share(run, steps)
+    open_for_one = 1.0 if turns is None else _open_for_one(run, turns)
+    curve = None if turns is None else engine_curve(turns, open_for_one=open_for_one, paused=paused)
+    token_s, sequence_s = curve or _engine_step(run, paused=paused)
+    if machine is None or token_s is None or sequence_s is None:
+        return token_s, sequence_s, None
+    if turns is not None and curve is not None:
+        share = computed_share(curve, turns, open_for_one=open_for_one, engine_s=machine.engine_s)
+    else:
+        share = _computed_share(run, steps, (token_s, sequence_s), engine_s=machine.engine_s)
+    return share * token_s, share * sequence_s, machine
+
+
+def _open_for_one(run: ReportedRun, turns: SampledTurns) -> float:
+    """Open turns for each that an engine runs: of all generators, with those that wait before it or on their way."""
+    began, ended = float(np.min(turns.began)), float(np.max(turns.ended))
+    generators = max((_number(load, "generators", 1.0) for load in run.loads), default=1.0)
+    running = [
+        load["running"] for load in _with_numbers(run.loads, "running", "unix_s") if began <= load["unix_s"] <= ended
+    ]
+    in_engines = statistics.fmean(running) if running else turns.open
+    return generators * max(1.0, turns.open / max(in_engines, 1e-9))
+
+
+def _computed_share(run: ReportedRun, steps: Steps, curve: tuple[float, float], *, engine_s: float) -> float:
+    """See `computed_share`: by the sequences that the engines ran on average, of a run whose loads gave the curve."""
+    points = [point for load in run.loads if (point := _point(load, 0.0)) is not None]
+    length = sum(step["sampled_tokens"] for step in steps) / sum(step["trajectories"] for step in steps)
+    running = max(1.0, statistics.fmean(sequences for sequences, _ in points))
+    return float(engine_s / (length * (curve[0] / running + curve[1])))
+
+
+def _training(run: ReportedRun, steps: Steps, machine: SharedMachine | None) -> tuple[float, float]:
+    """Seconds of each step whatever its tokens, and rank-seconds of a token beside: computed ones of a machine."""
+    # An earlier release wrote the setting alone, which is 1 under torchrun.
+    ranks = _number(run.made, "rank_count", _number(run.made.get("settings", {}), "ranks", 1))
+    updates_s = statistics.fmean(_number(step, "optimizer_s", 0.0) for step in steps)
+    step_s = updates_s + statistics.fmean(step["copy_s"] for step in steps) + _between_s(steps)
+    train_s = max(0.0, statistics.fmean(step["train_s"] for step in steps) - updates_s)
+    tokens = statistics.fmean(step["sampled_tokens"] if _prompt(steps) is None else step["tokens"] for step in steps)
+    computed = 1.0 if machine is None else machine.trainer_s / (step_s + train_s)
+    return computed * step_s, computed * ranks * train_s / tokens
+
+
+def _between_s(steps: Steps) -> float:
+    """Seconds between one step and the wait of the next, for records and the like; in the middle of all."""
+    timed = _with_numbers(steps, "time_s", "wait_s")
+    between = [
+        later["time_s"] - earlier["time_s"] - sum(later[name] for name in ("wait_s", "train_s", "copy_s"))
+        for earlier, later in itertools.pairwise(timed)
+    ]
+    return max(0.0, statistics.median(between)) if between else 0.0
+
+
+def _prompt(steps: Steps) -> float | None:
+    """Tokens of a prompt; None where a step does not tell."""
+    told = _with_numbers(steps, "tokens", "trajectories")
+    if len(told) < len(steps):
+        return None
+    given = sum(step["tokens"] - step["sampled_tokens"] for step in told)
+    return max(0.0, float(given / sum(step["trajectories"] for step in told)))
+
+
+def _reward_s(scoring: NDArray[np.float64], *, waits_for_cores: bool) -> float:
+    """Mean; where it waited for cores, which are simulated, too, the time of those that hardly did."""
+    return float(np.quantile(scoring, _UNHINDERED) if waits_for_cores else np.mean(scoring))
+
+
+def _paused_share(run: ReportedRun, steps: Steps) -> float:
+    """Share of the time in which generators paused for a publish. Pauses are simulated: no rate may hold them, too."""
+    publishes, timed = _with_numbers(run.publishes, "pause_s"), _with_numbers(steps, "time_s")
+    if not publishes or len(timed) < _LEAST_TIMED:
+        return 0.0
+    step_s = (timed[-1]["time_s"] - timed[0]["time_s"]) / (len(timed) - 1)
+    a_step = min(1.0, len(publishes) / len(run.steps))
+    paused_s = a_step * statistics.fmean(publish["pause_s"] for publish in warm(publishes))
+    return min(_MAX_PAUSED, paused_s / step_s) if step_s > 0 else 0.0
+
+
+def _engine_step(run: ReportedRun, *, paused: float) -> tuple[float | None, float | None]:
     """Seconds of an engine's step without a sequence, and of each sequence, by least squares over the run's loads.
 
     Where all have about as many sequences, all of the time is theirs if they are many, and none if it is one. The
     first loads count, too: a step takes no longer before the generators are ahead, and has few sequences then.
     """
-    points = [point for load in run.loads if (point := _point(load)) is not None]
+    points = [point for load in run.loads if (point := _point(load, paused)) is not None]
     if not points:
         return None, None
     running, steps_s = [sequences for sequences, _ in points], [step_s for _, step_s in points]
@@ -91,14 +201,17 @@ def _engine_step(run: ReportedRun) -> tuple[float | None, float | None]:
     return max(0.0, mean_s - slope * mean), min(slope, mean_s / mean)
 
 
-def _point(load: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Sequences that an engine runs while it works, and the seconds of its step then."""
+def _point(load: Mapping[str, Any], paused: float) -> tuple[float, float] | None:
+    """Sequences that an engine runs while it works, and the seconds of its step then: a paused one with requests at
+    hand counts as busy.
+    """
     count, running, per_s, busy = (
         _number(load, name, 0.0) for name in ("generators", "running", "tokens_per_s", "busy")
     )
     if not count or not running or per_s <= 0 or busy < _LEAST_BUSY:
         return None
-    return running / count / busy, running / per_s  # each step makes one token per sequence
+    sampling = 1 - min(_MAX_PAUSED, paused / busy)
+    return running / count / busy, sampling * running / per_s  # each step makes one token per sequence
 
 
 def _with_numbers(records: Sequence[Mapping[str, Any]], *names: str) -> list[Mapping[str, Any]]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,14 @@ class Shape:
     vocabulary: int
     active: float | None = None
     met: float = 1.0
+    tied: bool = field(default=False, kw_only=True)
+    """The embeddings are the output's matrix, too."""
+
+    @property
+    def matrices(self) -> float:
+        """Parameters of the linear layers' matrices within the decoder's layers."""
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return max(0.0, self.parameters - embeddings - self.hidden * (2 * self.layers + 1))
 
     @property
     def computed(self) -> float:
@@ -61,7 +69,7 @@ def shape_of(folder: Path) -> Shape:
     dense += (layers - sparse) * 3 * hidden * inner + sparse * mixture.always
     dense += vocabulary * hidden * (1 if found.get("tie_word_embeddings") else 2) + hidden
     routed = sparse * mixture.experts * mixture.each
-    shape = Shape(dense + routed, layers, hidden, kv_width, vocabulary)
+    shape = Shape(dense + routed, layers, hidden, kv_width, vocabulary, tied=bool(found.get("tie_word_embeddings")))
     return replace(shape, active=dense + routed * mixture.met, met=mixture.met) if sparse else shape
 
 

@@ -4,8 +4,9 @@
                                        the best of them ──▶ the simulator: the real ledger and pacing, in virtual time
 
 Rates come from the devices' numbers and from shares of them that are usually reached (`SHARES`): where a run like the
-planned one exists, its measured rates are better (`benchmarks/planner.py`). What pacing and `max_lag` make of the rates
-is not calculated here: the learner's own code decides it.
+planned one exists, its measured rates are better. Where all processes of that run shared the cores of one machine, they
+do so in the simulator (`headway/shared_machine.py`, `benchmarks/planner.py`). What pacing and `max_lag` make of the
+rates is not calculated here: the learner's own code decides it.
 """
 
 import json
@@ -22,6 +23,7 @@ from headway.measured_rates import MeasuredRates, measured_rates, warm
 from headway.model_shape import Shape, shape_of
 from headway.own_options import own_options
 from headway.report import read_run
+from headway.shared_machine import BEFORE_ENGINE, GROUP_AS_COMPLETIONS, SharedMachine
 from services.config.options import nearest
 from services.config.sources import ConfigError
 
@@ -30,6 +32,13 @@ SHARES: Mapping[str, float] = {"bandwidth": 0.6, "sampling": 0.5, "training": 0.
 """Of a device's bandwidth and flops: what is usually reached while sampling, and while training."""
 _STATE_BYTES = 16
 """Of each parameter in a trainer, beside the weights: float32 gradients, master weights and two moments."""
+_MUON_BYTES, _BESIDE_MUON_BYTES = 12, 16
+"""Of each parameter, float32 weights and gradients included: with one mean for those that Muon moves, AdamW's two for
+the others. Each rank has all of them, since Muon needs matrices whole.
+"""
+_MUONS = (
+    f"{_MUON_BYTES} bytes for a parameter of layers' matrices and {_BESIDE_MUON_BYTES} for others, all in each rank"
+)
 _MICROBATCH_TOKENS = 8192
 _FORWARDS = 5
 """Forwards' work that a trained token costs: logprobs at the step's start, forward, recomputed, backward twice."""
@@ -47,10 +56,14 @@ _PUBLISH_S = 0.05
 """Of each publish, beside the transfer: pauses, the proof, and the commit's messages."""
 _STEPS = 16
 _LONGEST_STEP_S = 3.0
+_SIMULATED_PUBLISH_S = 0.036
+"""Of each publish in the simulator, whatever its weights: looks and messages of the real publisher."""
+_LINK_S = 0.0002
+"""Of a message between processes, at least."""
 _WORDS = (
     "model parameters active layers hidden kv-width vocabulary device memory-gb tflops bandwidth link devices lengths "
     "run prompt groups group-size steps max-lag at-once in-flight environment-s reward-s price generator-devices "
-    "network calibrate"
+    "network calibrate optimizer"
 )
 _FLAGS = ("reference", "critic", "json")
 _OPTIONS: Mapping[str, bool] = {f"--{word}": True for word in _WORDS.split()} | {f"--{word}": False for word in _FLAGS}
@@ -58,6 +71,7 @@ _COUNTS: Mapping[str, int] = {
     "--devices": 1, "--prompt": 0, "--groups": 1, "--group-size": 1, "--steps": 1, "--max-lag": 0, "--at-once": 1,
     "--in-flight": 1, "--generator-devices": 1,
 }  # fmt: skip
+OPTIMIZERS = ("adamw", "muon")
 _AMOUNTS = ("--environment-s", "--reward-s", "--price", "--network")
 
 
@@ -109,6 +123,7 @@ class Plan:
     network: float = _NETWORK
     reference: bool = False
     critic: bool = False
+    optimizer: str = "adamw"
     measured: MeasuredRates | None = None
 
     @property
@@ -163,9 +178,20 @@ class DeviceSplit:
         """Sampled tokens a second that the learner can train on."""
         return plan.groups * plan.group_size * plan.length / self.train_s
 
+    def sharing(self, plan: Plan) -> float:
+        """Sampled tokens a second for which the cores suffice that all processes share; infinite where none do."""
+        machine = plan.measured.machine if plan.measured is not None else None
+        if machine is None:
+            return math.inf
+        at_once = min(self.at_once, (plan.in_flight or self.at_once) * plan.group_size / self.engines)
+        around_s = machine.of_group(plan.group_size) * (machine.before_s + sum(machine.others_s.values()))
+        sampled_s = plan.length * (self.token_s / max(1.0, at_once) + self.sequence_s)
+        completion_s = around_s + sampled_s + self.train_s / (plan.groups * plan.group_size)
+        return machine.cores * plan.length / completion_s
+
     def bound(self, plan: Plan) -> float:
-        """The slower side's rate."""
-        return min(self.sampling(plan), self.training(plan))
+        """The slower side's rate, or that of the cores which both share."""
+        return min(self.sampling(plan), self.training(plan), self.sharing(plan))
 
 
 @dataclass(frozen=True)
@@ -213,8 +239,13 @@ def learner_bytes(plan: Plan, devices: int) -> float:
     of a critic as of the policy, and of a reference the weights.
     """
     width = plan.device.number_bytes
-    trained = (width + _STATE_BYTES) * plan.shape.parameters * (2 if plan.critic else 1)
-    shared = (trained + (width * plan.shape.parameters if plan.reference else 0)) / devices
+    each = 2 if plan.critic else 1
+    if plan.optimizer == "muon":
+        matrices = plan.shape.matrices
+        trained = each * (_MUON_BYTES * matrices + _BESIDE_MUON_BYTES * (plan.shape.parameters - matrices))
+    else:
+        trained = each * (width + _STATE_BYTES) * plan.shape.parameters / devices
+    shared = trained + (width * plan.shape.parameters if plan.reference else 0) / devices
     tokens = max(_MICROBATCH_TOKENS, _longest(plan))
     own = tokens * (2 * width * plan.shape.layers * plan.shape.hidden + 4 * plan.shape.vocabulary)
     return shared + own + _RESERVED_GB * 1e9
@@ -261,8 +292,10 @@ def train_seconds(plan: Plan, devices: int) -> float:
     """
     sequences = plan.groups * plan.group_size
     tokens = sequences * (plan.prompt + plan.length)
-    if plan.measured is not None and plan.measured.train_s is not None:
-        return sequences * plan.length * plan.measured.train_s / devices
+    known = plan.measured
+    if known is not None and known.train_s is not None:
+        measured = tokens if known.prompt is not None else sequences * plan.length
+        return known.step_s + measured * known.train_s / devices
     forward = 2 * plan.shape.computed + 2 * plan.shape.layers * plan.shape.hidden * plan.trained_context
     forwards = _FORWARDS * (2 if plan.critic else 1) + (1 if plan.reference else 0)
     return tokens * forwards * forward / (devices * plan.device.tflops * 1e12 * SHARES["training"])
@@ -332,6 +365,7 @@ def rehearsal_of(plan: Plan, split: DeviceSplit) -> dict[str, Any]:
     lengths = tuple(max(1, int(length / scale + dice.random())) for length in plan.lengths)
     scale = plan.length / (sum(lengths) / len(lengths))
     in_flight = plan.in_flight or max(1, math.ceil(split.engines * split.at_once / plan.group_size))
+    beside_s = split.publish_s - split.pause_s
     return {
         "settings": {
             "generators": split.engines, "steps": min(plan.steps, _STEPS), "groups_per_step": plan.groups,
@@ -341,7 +375,19 @@ def rehearsal_of(plan: Plan, split: DeviceSplit) -> dict[str, Any]:
         "train_s": [split.train_s / faster], "lengths": lengths, "token_s": split.token_s * scale / faster,
         "sequence_s": split.sequence_s * scale / faster, "at_once": split.at_once,
         "environment_s": plan.environment_s / faster, "reward_s": plan.reward_s / faster,
-        "load_s": split.pause_s / faster, "score_s": max(0.0, split.publish_s - split.pause_s) / faster,
+        "load_s": split.pause_s / faster, "score_s": max(0.0, beside_s / faster - _SIMULATED_PUBLISH_S),
+        "link_s": _LINK_S / faster, **_on_cores(plan, faster),
+    }  # fmt: skip
+
+
+def _on_cores(plan: Plan, faster: float) -> dict[str, Any]:
+    machine = plan.measured.machine if plan.measured is not None else None
+    if machine is None:
+        return {}
+    of_group = machine.of_group(plan.group_size) / faster
+    return {
+        "cores": machine.cores, "request_s": machine.before_s * of_group,
+        "computed_s": {thread: seconds * of_group for thread, seconds in machine.others_s.items()},
     }  # fmt: skip
 
 
@@ -410,13 +456,24 @@ def plan_of(given: Mapping[str, str]) -> Plan:
     if wanted.get("generator_devices", 0) >= wanted["devices"]:
         raise ConfigError(["headway plan: --generator-devices: expected fewer than --devices: the learner needs one"])
     device = _device(given)
-    wanted.setdefault("network", _NETWORK if device.number_bytes == 2 else 8 * device.link_gb_s)
+    on_cores = device.number_bytes == 4
+    wanted.setdefault("network", 8 * device.link_gb_s if on_cores else _NETWORK)
+    known = measured_rates(Path(given["--calibrate"]), on_cores=on_cores) if "--calibrate" in given else None
+    if known is not None and known.prompt is not None:
+        wanted.setdefault("prompt", round(known.prompt))
+    if known is not None and known.reward_s is not None:
+        wanted.setdefault("reward_s", known.reward_s)
     return Plan(
         shape=_shape(given), device=device, lengths=_lengths(given), reference="--reference" in given,
-        critic="--critic" in given,
-        measured=measured_rates(Path(given["--calibrate"])) if "--calibrate" in given else None,
-        **wanted,
+        critic="--critic" in given, optimizer=_optimizer(given, known), measured=known, **wanted,
     )  # fmt: skip
+
+
+def _optimizer(given: Mapping[str, str], known: MeasuredRates | None) -> str:
+    optimizer = given.get("--optimizer", "adamw" if known is None else known.optimizer)
+    if optimizer not in OPTIMIZERS:
+        raise ConfigError([f"headway plan: --optimizer: got {optimizer!r}, expected {' or '.join(OPTIMIZERS)}"])
+    return optimizer
 
 
 def _number(given: Mapping[str, str], flag: str, least: float) -> float:
@@ -501,6 +558,8 @@ def as_text(plan: Plan, found: Sequence[Forecast], every: Sequence[DeviceSplit])
     """For people."""
     best = found[0]
     split = best.split
+    shared = plan.measured is not None and plan.measured.machine is not None
+    ideal = "the least of these rates" if shared else "the slower side's rate"
     idle = f", {split.idle_devices} of them idle," if split.idle_devices else ""
     rows = [
         ("best split", f"{split.generator_devices} devices{idle} for {split.engines} generators of "
@@ -509,9 +568,10 @@ def as_text(plan: Plan, found: Sequence[Forecast], every: Sequence[DeviceSplit])
                    f"{split.learner_gb:.1f} GB on a learner's"),
         ("sampling alone", f"{split.sampling(plan):,.0f} tokens/s"),
         ("training alone", f"{split.training(plan):,.0f} tokens/s ({split.train_s:.3g} s a step)"),
+        *([("cores", f"enough for {split.sharing(plan):,.0f} tokens/s, shared by all processes")] if shared else []),
         ("a publish", f"{split.publish_s:.3g} s, of which generators pause for {split.pause_s:.3g} s"),
         ("both at once", f"{best.tokens_per_s:,.0f} tokens/s ({best.step_s:.3g} s a step)"),
-        ("share of ideal", f"{best.share:.0%} of the slower side's rate"),
+        ("share of ideal", f"{best.share:.0%} of {ideal}"),
         ("lag", f"mean {best.lag_mean:.2f}, p90 {best.lag_p90}, max {best.lag_max} of at most {plan.max_lag}"),
         ("duration", f"{best.hours:.2f} hours for {plan.steps} steps"),
         ("cost", f"{best.cost:,.2f}" if plan.price else "give --price for a device and an hour"),
@@ -530,13 +590,30 @@ def as_text(plan: Plan, found: Sequence[Forecast], every: Sequence[DeviceSplit])
 
 def assumed(plan: Plan, split: DeviceSplit) -> list[str]:
     """Everything that was not given, measured or simulated."""
+    machine = plan.measured.machine if plan.measured is not None else None
+    own = _MUONS if plan.optimizer == "muon" else f"{_STATE_BYTES} bytes of state for a parameter, sharded"
+    beside = [name for name, is_there in (("a reference", plan.reference), ("a critic", plan.critic)) if is_there]
+    idle = (
+        f"of --generator-devices {split.generator_devices} there is nothing to do for {split.idle_devices}, since "
+        f"each generator takes {split.engine_devices}: give a multiple of {split.engine_devices}"
+    )
+    return [
+        *([idle] if split.idle_devices else []),
+        *_assumed_rates(plan),
+        *([] if machine is None else [_assumed_of(machine)]),
+        f"beside the policy the learner has {' and '.join(beside) or 'neither a reference nor a critic'}",
+        f"a trainer keeps {own}, and has microbatches of {_MICROBATCH_TOKENS} tokens",
+        f"{_USABLE:.0%} of a device's memory can be used, of which {_RESERVED_GB:g} GB are reserved",
+        f"sequences take {plan.context:,.0f} tokens of cache on average, {split.at_once} at once on an engine",
+        f"a step of the environment takes {plan.environment_s:g} s, a reward {plan.reward_s:.3g} s",
+        "no guard lowers max_lag; no evaluations, checkpoints or restarts"
+        + ("; sides do not share a machine" if machine is None else ""),
+    ]
+
+
+def _assumed_rates(plan: Plan) -> list[str]:
     known, device = plan.measured, plan.device
     lines = []
-    if split.idle_devices:
-        lines.append(
-            f"of --generator-devices {split.generator_devices} there is nothing to do for {split.idle_devices}, since "
-            f"each generator takes {split.engine_devices}: give a multiple of {split.engine_devices}"
-        )
     if known is None or known.token_s is None:
         lines += [
             f"sampling reaches {SHARES['bandwidth']:.0%} of {device.bandwidth_gb_s:g} GB/s and "
@@ -558,14 +635,12 @@ def assumed(plan: Plan, split: DeviceSplit) -> list[str]:
         )
     if known is not None:
         lines.append(f"otherwise rates are those of {known.run}: the same model, devices and settings of training")
-    beside = [name for name, is_there in (("a reference", plan.reference), ("a critic", plan.critic)) if is_there]
-    return [
-        *lines,
-        f"beside the policy the learner has {' and '.join(beside) or 'neither a reference nor a critic'}",
-        f"a trainer keeps {_STATE_BYTES} bytes of state for a parameter, sharded, and has microbatches of "
-        f"{_MICROBATCH_TOKENS} tokens",
-        f"{_USABLE:.0%} of a device's memory can be used, of which {_RESERVED_GB:g} GB are reserved",
-        f"sequences take {plan.context:,.0f} tokens of cache on average, {split.at_once} at once on an engine",
-        f"a step of the environment takes {plan.environment_s:g} s, a reward {plan.reward_s:g} s",
-        "no guard lowers max_lag; no evaluations, checkpoints or restarts; sides do not share a machine",
-    ]
+    return lines
+
+
+def _assumed_of(machine: SharedMachine) -> str:
+    return (
+        f"all processes share {machine.cores} cores, and nobody else computes there; {BEFORE_ENGINE:.0%} of a "
+        "generator's work is before its engine, and outside of model and engine a group costs as much as "
+        f"{GROUP_AS_COMPLETIONS:g} completions, whatever their length"
+    )

@@ -39,7 +39,8 @@ def written(folder: Path, config: dict[str, object]) -> Path:
 def test_the_shape_of_a_dense_model(tmp_path: Path) -> None:
     layer = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + 2 * 8
     shape = shape_of(written(tmp_path, DENSE))
-    assert shape == Shape(2 * layer + 10 * 8 + 8, layers=2, hidden=8, kv_width=4, vocabulary=10)
+    assert shape == Shape(2 * layer + 10 * 8 + 8, layers=2, hidden=8, kv_width=4, vocabulary=10, tied=True)
+    assert shape.matrices == 2 * (layer - 2 * 8), "neither norms nor embeddings"
     assert shape.computed == shape.read(1) == shape.read(256) == shape.parameters
 
 

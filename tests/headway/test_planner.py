@@ -54,6 +54,19 @@ def test_a_reference_takes_its_weights_and_a_forward_a_critic_as_much_as_the_pol
     assert train_seconds(critic, 2) / train_seconds(PLAN, 2) == pytest.approx(2)
 
 
+def test_muon_keeps_one_mean_of_the_layers_matrices_and_shards_nothing() -> None:
+    matrices = 5e8 - 2 * 151_936 * 896 - 896 * 49
+    assert SMALL.matrices == pytest.approx(matrices)
+    muon = replace(PLAN, optimizer="muon")
+    assert learner_bytes(muon, 1) - learner_bytes(PLAN, 1) == pytest.approx(
+        12 * matrices + 16 * (5e8 - matrices) - 18 * 5e8
+    )
+    assert learner_bytes(muon, 2) == learner_bytes(muon, 1)
+    assert "12 bytes for a parameter of layers' matrices and 16 for others, all in each rank" in " ".join(
+        assumed(muon, splits(muon)[0])
+    )
+
+
 SEVEN = Shape(parameters=7.6e9, layers=28, hidden=3584, kv_width=512, vocabulary=152_064)
 
 
@@ -130,6 +143,7 @@ def test_the_split_with_the_highest_bound_comes_first() -> None:
         ({"--run": "runs/none"}, "one of --lengths"),
         ({"--generator-devices": "4"}, "the learner needs one"),
         ({"--active": "6e8"}, "--active: got 6e+08, expected at most --parameters 5e+08"),
+        ({"--optimizer": "sgd"}, "--optimizer: got 'sgd', expected adamw or muon"),
         ({"--max-lag": "-1"}, "--max-lag: got '-1', expected a number of at least 0"),
         ({"--model": "no/such/model"}, "expected the folder of a model"),
     ],

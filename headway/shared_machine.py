@@ -1,0 +1,73 @@
+"""Computed seconds of a run's threads, whose cores all of its processes shared, by its own records.
+
+    load lines ── cores of each kind of process ──────┐
+    step lines ── seconds that the trainer computed ──┴─▶ computed seconds of a step, and of a completion by thread
+
+Computed seconds are the same however many threads wait for a core, and durations are not: where sides slow each other
+down, a plan needs the former, and the number of cores.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.report import ReportedRun
+from learner.reports.history import is_number
+
+BEFORE_ENGINE = 0.25
+"""Share of a generator's computed seconds that its process before the engine takes, of completions of a few tokens."""
+GROUP_AS_COMPLETIONS = 3.3
+"""Completions that cost as much, outside of model and engine, as what is done once for their group: both numbers are
+those of benchmarks/results/completion_cost.md, with groups of 4 and of 8.
+"""
+_MAX_LOADING = 0.5
+"""Share of a generator's computed seconds that loads of weights may be: beyond that a pause was a wait."""
+_GENERATOR, _LEARNER = "generator", "learner"
+_OTHERS = ("env-service", "reward-service")
+_KINDS = {_GENERATOR, _LEARNER, *_OTHERS}
+
+
+@dataclass(frozen=True)
+class SharedMachine:
+    """So many `cores`, and the computed seconds of a completion in groups of `group_size`: before an engine, in an
+    engine, and in other threads by name. A step costs the trainer's thread `trainer_s`.
+    """
+
+    cores: int
+    group_size: int
+    before_s: float
+    engine_s: float
+    others_s: Mapping[str, float]
+    trainer_s: float
+
+    def of_group(self, size: int) -> float:
+        """Cost of a completion in groups of this size, for one in those of the run: a part of it is the group's."""
+        return (1 + GROUP_AS_COMPLETIONS / size) / (1 + GROUP_AS_COMPLETIONS / self.group_size)
+
+
+def shared_machine(run: ReportedRun, steps: Sequence[Mapping[str, Any]], *, paused: float) -> SharedMachine | None:
+    """The costs in these steps of a run; None where its records do not tell them, or tell of several machines.
+
+    A generator that pauses for a publish, `paused` of the time, loads weights: that is computed, and not sampled.
+    """
+    cores = run.made.get("host", {}).get("cores")
+    after = steps[0].get("unix_s", 0.0)
+    loads = [load for load in run.loads if load.get("hosts") == 1 and set(load.get("cores") or ()) >= _KINDS]
+    loads = [load for load in loads if load.get("unix_s", after) >= after] or loads
+    computed = [step["cpu_s"] for step in steps if is_number(step.get("cpu_s"))]
+    if not isinstance(cores, int) or not loads or not computed or len(steps) < 2:
+        return None
+    step_s = (steps[-1]["time_s"] - steps[0]["time_s"]) / (len(steps) - 1)
+    completions = statistics.fmean(step["trajectories"] for step in steps)
+    used_s = {kind: step_s * statistics.fmean(load["cores"][kind] for load in loads) for kind in _KINDS}
+    generators = max(load.get("generators", 1) for load in loads)
+    loading_s = min(_MAX_LOADING * used_s[_GENERATOR], generators * paused * step_s)
+    trainer_s = statistics.fmean(computed)
+    used_s[_LEARNER] = max(0.0, used_s[_LEARNER] - trainer_s)
+    return SharedMachine(
+        cores=cores, group_size=steps[0]["trajectories"] // steps[0]["groups"],
+        before_s=BEFORE_ENGINE * used_s[_GENERATOR] / completions,
+        engine_s=((1 - BEFORE_ENGINE) * used_s[_GENERATOR] - loading_s) / completions,
+        others_s={kind: used_s[kind] / completions for kind in (*_OTHERS, _LEARNER)}, trainer_s=trainer_s,
+    )  # fmt: skip
