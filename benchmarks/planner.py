@@ -1,160 +1,167 @@
-"""Accuracy of the planner's simulation on runs that were recorded: `python -m benchmarks.planner RUN ...`.
+"""Accuracy of `headway plan --calibrate` on own runs whose settings differ.
 
-Of each RUN (its folder, with metrics.jsonl and summary.json) the durations of its steps and its publishes, the rate of
-its generators and what its guard read of each step (KL, effective sample share) are taken, and the run is simulated
-with them. Throughput and lag, which the real ledger, pacing and guard make of these, are then compared. The table goes
-to benchmarks/results/planner.md.
+    python -m benchmarks.planner [--runs FOLDER] [--share S] [--only NAME ...] [--output FILE]
 
-The generators' rate is that of the time in which they had work: sampled tokens a second over 1 - generator_idle_share.
+Makes a run of the demo and some with another group size, lengths, number of generators, lag and groups in flight
+(`benchmarks/planned_runs.py`); calibrates on the first and foretells each, itself included, with nothing else of it
+than its settings and the lengths of its completions. Runs that FOLDER holds already are not made again. --share S makes
+shorter ones, of that share of the steps. The machine should do nothing else: cores that others use are not simulated.
 """
 
 import argparse
-import json
 import statistics
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headway.measured_rates import warm
-from headway.planner import lags, lengths_of, rehearsed, seconds
-from headway.report import ReportedRun, read_run
-from services.config.sources import ConfigError
+from benchmarks.machine import described_machine
+from benchmarks.planned_runs import BASE, CHANGED, MAX_SEQUENCES, ROOT, PlannedRun, load_of, recorded
+from benchmarks.result_files import print_and_write
+from headway.measured_rates import MeasuredRates, measured_rates, warm
+from headway.model_shape import shape_of
+from headway.planner import (
+    DEVICES,
+    DeviceSplit,
+    Forecast,
+    Plan,
+    forecast,
+    lags,
+    lengths_of,
+    rehearsal_of,
+    rehearsed,
+    splits,
+)
+from headway.report import read_run
 
 OUTPUT = Path(__file__).parent / "results" / "planner.md"
 RATE, LAG = 0.10, 0.3
 """Accuracy that is promised: share of the throughput, and versions of lag."""
-READINGS = ("effective_sample_share", "behavior_kl", "mismatch_kl", "importance_ratio_max")
-"""Numbers of a step that the guard reads."""
+_LEAST_STEPS = 12
 
 
 @dataclass(frozen=True)
 class Compared:
     """Sampled tokens a second and mean lag, as they were and as they were foretold."""
 
-    name: str
-    what: str
+    run: PlannedRun
     steps: int
+    load: str
     rate: float
     lag: float
     foretold_rate: float
     foretold_lag: float
 
     @property
+    def ratio(self) -> float:
+        """Foretold over recorded throughput."""
+        return self.foretold_rate / self.rate
+
+    @property
     def holds(self) -> bool:
         """True if both are as near as promised."""
-        return abs(self.foretold_rate / self.rate - 1) <= RATE and abs(self.foretold_lag - self.lag) <= LAG
+        return abs(self.ratio - 1) <= RATE and abs(self.foretold_lag - self.lag) <= LAG
 
 
-def _configured(run: ReportedRun) -> int:
-    """The bound on lag of the settings, below which the guard may have held it."""
-    given = run.made.get("settings", {}).get("max_lag")
-    return int(max(step["lag_bound"] for step in _steps(run)) if given is None else given)
+def plan_for(run: PlannedRun, folder: Path, known: MeasuredRates) -> tuple[Plan, DeviceSplit]:
+    """The plan of a run by the rates of another one; of its own `folder` it has the lengths of completions alone."""
+    plan = Plan(
+        shape=shape_of(ROOT / run.model), device=DEVICES["CPU"], devices=1 + run.generators,
+        generator_devices=run.generators, lengths=lengths_of(folder), prompt=round(known.prompt or 0),
+        groups=run.groups, group_size=run.group_size, steps=run.steps, max_lag=run.max_lag,
+        at_once=MAX_SEQUENCES // run.generators, in_flight=run.capacity, reward_s=known.reward_s or 0.0, measured=known,
+    )  # fmt: skip
+    return plan, next(split for split in splits(plan) if split.engine_devices == 1)
 
 
-def _steps(run: ReportedRun) -> list[Mapping[str, Any]]:
-    return [step for step in run.steps if step.get("kind") == "step"]
+def rate_and_lag(steps: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Sampled tokens a second from the end of the first of these steps to that of the last one, and the mean lag."""
+    spent_s = steps[-1]["time_s"] - steps[0]["time_s"]
+    return sum(step["sampled_tokens"] for step in steps[1:]) / spent_s, statistics.fmean(lags(steps))
 
 
-def _lowered(steps: Sequence[Mapping[str, Any]], configured: int) -> int:
-    """In how many steps the guard held the bound below the configured one."""
-    return sum(step["lag_bound"] < configured for step in steps)
-
-
-def _guard(run: ReportedRun) -> dict[str, Any]:
-    """Its settings, as far as the run's folder has them."""
-    settings = run.made.get("settings", {})
-    return {key.removeprefix("guard."): value for key, value in settings.items() if key.startswith("guard.")}
-
-
-def _publishes(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [entry for line in lines if (entry := json.loads(line)).get("kind") == "publish"]
-
-
-def rehearsal_of(run: ReportedRun, folder: Path, *, capacity: int, at_once: int) -> Mapping[str, Any]:
-    """Raises ConfigError if the run's folder does not say how fast its generators were."""
-    steps = _steps(run)
-    idle, publishes = run.summary.get("generator_idle_share"), _publishes(folder)
-    if idle is None or not publishes or not steps:
-        raise ConfigError([f"{run.name}: summary.json has no generator_idle_share: expected a run that has ended"])
-    rate = tokens(warm(steps)) / seconds(warm(steps)) / (1 - idle)
-    first = steps[0]
-    pause_s = statistics.fmean(one["pause_s"] for one in publishes)
-    return {
-        "settings": {
-            "generators": 1, "steps": len(steps), "groups_per_step": first["groups"],
-            "group_size": first["trajectories"] // first["groups"], "max_lag": _configured(run),
-            "capacity": capacity, "max_tokens": 48, "checkpoint_every": 10**6, "guard": _guard(run),
-        },
-        "readings": [{name: step.get(name) for name in READINGS} for step in steps],
-        "train_s": [step["train_s"] + step["copy_s"] for step in steps], "lengths": lengths_of(folder),
-        "token_s": 0.0, "sequence_s": 1 / rate, "at_once": at_once, "load_s": pause_s,
-        "score_s": statistics.fmean(one["total_s"] for one in publishes) - pause_s,
-    }  # fmt: skip
-
-
-def tokens(steps: Sequence[Mapping[str, Any]]) -> int:
-    """Tokens that were sampled for these steps."""
-    return sum(step["sampled_tokens"] for step in steps)
-
-
-def compared(run: ReportedRun, foretold: Sequence[Mapping[str, Any]], *, capacity: int) -> Compared:
-    """Both without their first quarter."""
-    steps = warm(_steps(run))
-    kept, first = warm(foretold), steps[0]
-    size, bound = first["trajectories"] // first["groups"], _configured(run)
-    lowered, told = _lowered(steps, bound), _lowered(kept, bound)
-    guarded = f", lowered by its guard in {lowered} steps, foretold in {told}" if lowered or told else ""
+def compared(run: PlannedRun, folder: Path, foretold: Forecast) -> Compared:
+    """Without the first quarter of both."""
+    steps = warm([step for step in read_run(folder).steps if step.get("kind") == "step"])
+    rate, lag = rate_and_lag(steps)
     return Compared(
-        name=run.name, what=f"{first['groups']} groups of {size}, {capacity} at once, max_lag {bound}{guarded}",
-        steps=len(steps), rate=tokens(steps) / seconds(steps), lag=statistics.fmean(lags(steps)),
-        foretold_rate=tokens(kept) / seconds(kept), foretold_lag=statistics.fmean(lags(kept)),
+        run=run, steps=len(steps), load=load_of(folder), rate=rate, lag=lag, foretold_rate=foretold.tokens_per_s,
+        foretold_lag=foretold.lag_mean,
     )  # fmt: skip
 
 
-def table(found: Sequence[Compared], command: str) -> str:
+def table(found: Sequence[Compared], known: MeasuredRates, command: str) -> str:
     """In Markdown."""
     rows = "\n".join(
-        f"| {one.name} ({one.what}) | {one.steps} | {one.rate:.0f} | {one.foretold_rate:.0f} "
-        f"({one.foretold_rate / one.rate - 1:+.1%}) | {one.lag:.2f} | {one.foretold_lag:.2f} "
-        f"({one.foretold_lag - one.lag:+.2f}) | {'yes' if one.holds else 'no'} |"
+        f"| {one.run.name} ({one.run.what}) | {one.steps} | {one.load} | {one.rate:.0f} | {one.foretold_rate:.0f} | "
+        f"{one.ratio:.2f} | {one.lag:.2f} | {one.foretold_lag:.2f} | {'yes' if one.holds else 'no'} |"
         for one in found
     )
     return f"""# What the planner foretells, and what was
 
-`{command}`:
-recorded runs on CPUs, simulated with the durations of their steps and publishes, what their guard read of each step,
-and the rate of their generators while these had work. Without the first quarter of the steps. Promised: throughput
-within {RATE:.0%}, mean lag within {LAG}.
+`{command}`. {described_machine()}.
 
-| run | steps | tokens/s | foretold | mean lag | foretold | holds |
-|---|---|---|---|---|---|---|
+`headway plan --calibrate` by the run {BASE.name} (the demo: {BASE.groups} groups of {BASE.group_size},
+{BASE.capacity} in flight, max_lag {BASE.max_lag}), for itself and for runs with other settings. Promised: throughput
+within {RATE:.0%}, mean lag within {LAG}. The first quarter of the steps is left out;
+load is the machine's at the end of the run.
+
+| run | steps | load | tokens/s | foretold | ratio | mean lag | foretold | holds |
+|---|---|---|---|---|---|---|---|---|
 {rows}
+
+{measured_text(known)}
 """
+
+
+def measured_text(known: MeasuredRates) -> str:
+    """The rates that all were foretold by."""
+    if known.machine is None or known.token_s is None or known.sequence_s is None:
+        return "The records do not tell what the processes computed: durations were taken in place of computed seconds."
+    machine = known.machine
+    us = {"before the engine": machine.before_s, "in the engine": machine.engine_s, **machine.others_s}
+    parts = ", ".join(f"{name} {1e6 * seconds:.0f}" for name, seconds in us.items())
+    return (
+        f"Measured, computed time of {machine.cores} cores: us of a completion: {parts}; an engine's step "
+        f"{1e3 * known.token_s:.2f} ms and {1e3 * known.sequence_s:.3f} ms for each sequence; a training step "
+        f"{1e3 * known.step_s:.0f} ms and {1e6 * (known.train_s or 0):.0f} us a token; a publish "
+        f"{1e3 * (known.publish_s or 0):.0f} ms, of which {1e3 * (known.pause_s or 0):.0f} ms paused."
+    )
 
 
 def main() -> None:
     """Exits with 1 if a forecast is further off than promised."""
-    parser = argparse.ArgumentParser(prog="benchmarks.planner", description=__doc__)
-    parser.add_argument("runs", nargs="+", help="FOLDER[:CAPACITY[:AT_ONCE]] of runs; 16 and 256, as the demo has them")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.planner", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs", type=Path, help="folder of the runs, which are kept there; a temporary one if left out"
+    )
+    parser.add_argument("--share", type=float, default=1.0, help="share of the steps of each run that are made")
+    parser.add_argument(
+        "--only", nargs="*", choices=[run.name for run in CHANGED], help="changed runs; all if left out"
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT)
-    arguments = parser.parse_args()
-    runs: list[tuple[ReportedRun, int]] = []
-    rehearsals: list[Mapping[str, Any]] = []
-    for word in arguments.runs:
-        folder, *numbers = word.split(":")
-        capacity, at_once = (int(number) for number in (*numbers, *("16", "256")[len(numbers) :]))
-        runs.append((read_run(Path(folder)), capacity))
-        rehearsals.append(rehearsal_of(runs[-1][0], Path(folder), capacity=capacity, at_once=at_once))
-    pairs = zip(runs, rehearsed(rehearsals), strict=True)
-    told = [compared(run, foretold, capacity=capacity) for (run, capacity), foretold in pairs]
-    command = f"python -m benchmarks.planner {' '.join(Path(word).name for word in arguments.runs)}"
-    text = table(told, command)
-    sys.stdout.write(text)
-    arguments.output.write_text(text, encoding="utf-8")
-    sys.exit(0 if all(one.holds for one in told) else 1)
+    given = parser.parse_args()
+    wanted = [BASE, *(run for run in CHANGED if given.only is None or run.name in given.only)]
+    wanted = [replace(run, steps=max(_LEAST_STEPS, round(given.share * run.steps))) for run in wanted]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.runs or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        folders = [recorded(run, folder.resolve()) for run in wanted]
+        known = measured_rates(folders[0], on_cores=True)
+        plans = [plan_for(run, path, known) for run, path in zip(wanted, folders, strict=True)]
+        steps = rehearsed(rehearsal_of(*pair) for pair in plans)
+        found = [
+            compared(run, path, forecast(*pair, one))
+            for run, path, pair, one in zip(wanted, folders, plans, steps, strict=True)
+        ]
+    more = "" if given.only is None else f" --only {' '.join(given.only)}"
+    more += "" if given.share == 1.0 else f" --share {given.share:g}"
+    print_and_write(table(found, known, f"python -m benchmarks.planner{more}"), given.output)
+    sys.exit(0 if all(one.holds for one in found) else 1)
 
 
 if __name__ == "__main__":
