@@ -7,6 +7,7 @@ is in `attention`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from learner.training.attention import PackedIndex, build_packed_index
 from learner.training.batch import FlatBatch
+from learner.training.work import work_of
 
 # Sequences that share a smaller part of the shorter one are no family: it would tie all texts of a template together.
 _OF_THE_SHORTER = 4
@@ -142,12 +144,13 @@ class Microbatch(PackedRow):
 
 @dataclass(frozen=True)
 class _Unit:
-    """Sequences that stay together because they begin alike, and how many tokens they have with beginnings counted
-    once.
+    """Sequences that stay together because they begin alike, how many tokens they have, beginnings counted once, and
+    their work.
     """
 
     sequences: tuple[int, ...]
     tokens: int
+    work: float
 
 
 def plan(
@@ -156,24 +159,27 @@ def plan(
     sharing: SharingOrder,
     ranks: int,
     microbatch_tokens: int,
+    even: float = math.inf,
     pairs: NDArray[np.int64] | None = None,
 ) -> list[list[NDArray[np.int64]]]:
     """Spreads sequences: for each rank, for each of its microbatches, the sequences' indices by rising length.
 
-    Families go, largest first, to the rank with the fewest tokens, a large family in parts, the two sequences of a pair
+    Families go, the most work first, to the rank with the least, a large family in parts, the two sequences of a pair
     (`pairs` [S], -1 for none) always together; each rank then fills rows of at most `microbatch_tokens` (a longer
-    sequence or pair has a row to itself). All ranks have the same number of
-    microbatches, at least one, the last ones possibly empty.
+    sequence or pair has a row to itself). Work is counted in tokens, those at the model's `even` position twice. All
+    ranks have the same number of microbatches, at least one, the last ones possibly empty.
     """
     part = microbatch_tokens if ranks == 1 else min(microbatch_tokens, int(lengths.sum()) // (4 * ranks))
     pairs = np.full(len(lengths), -1, dtype=np.int64) if pairs is None else pairs
-    units = sorted(_units(lengths, sharing, pairs, most_tokens=part), key=lambda unit: -unit.tokens)
+    units = sorted(_units(lengths, sharing, pairs, most_tokens=part, even=even), key=lambda unit: -unit.work)
     shares: list[list[_Unit]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
+    loads = [0.0] * ranks
     for unit in units:
         rank = loads.index(min(loads))
         shares[rank].append(unit)
-        loads[rank] += unit.tokens
+        loads[rank] += unit.work
+    # By size, so that neighbours in length share a row, and the attention's rectangles waste little.
+    shares = [sorted(share, key=lambda unit: unit.tokens) for share in shares]
     rows = [[_by_length(row, lengths) for row in _fill_rows(share, microbatch_tokens)] for share in shares]
     count = max(len(row) for row in rows)
     empty = np.zeros(0, dtype=np.int64)
@@ -181,32 +187,35 @@ def plan(
 
 
 def _units(
-    lengths: NDArray[np.int64], sharing: SharingOrder, pairs: NDArray[np.int64], *, most_tokens: int
+    lengths: NDArray[np.int64], sharing: SharingOrder, pairs: NDArray[np.int64], *, most_tokens: int, even: float
 ) -> Iterator[_Unit]:
     place = np.argsort(sharing.order)
 
-    def own(bundle: Sequence[int], behind: int | None) -> int:
-        """Tokens of the bundle's sequences that neither those before them in it nor sequence `behind` have."""
-        tokens = 0
+    def own(bundle: Sequence[int], behind: int | None) -> NDArray[np.float64]:
+        """Tokens of the bundle's sequences that neither those before them in it nor sequence `behind` have, and their
+        work.
+        """
+        found = np.zeros(2)
         for sequence in bundle:
-            tokens += int(lengths[sequence])
+            length = tokens = int(lengths[sequence])
             if behind is not None:
                 first, last = sorted((int(place[behind]), int(place[sequence])))
                 tokens -= int(sharing.shared[first + 1 : last + 1].min())
+            found += tokens, work_of(tokens, length, even=even)
             behind = sequence
-        return tokens
+        return found
 
     for family in _families(sharing, pairs):
         current: list[int] = []
-        tokens = 0
+        sums = np.zeros(2)
         for bundle in family:
             more = own(bundle, current[-1] if current else None)
-            if current and tokens + more > most_tokens:
-                yield _Unit(sequences=tuple(current), tokens=tokens)
-                current, tokens, more = [], 0, own(bundle, None)
+            if current and sums[0] + more[0] > most_tokens:
+                yield _Unit(tuple(current), tokens=int(sums[0]), work=float(sums[1]))
+                current, sums, more = [], np.zeros(2), own(bundle, None)
             current += bundle
-            tokens += more
-        yield _Unit(sequences=tuple(current), tokens=tokens)
+            sums += more
+        yield _Unit(tuple(current), tokens=int(sums[0]), work=float(sums[1]))
 
 
 def _families(sharing: SharingOrder, pairs: NDArray[np.int64]) -> list[list[list[int]]]:
@@ -227,10 +236,9 @@ def _families(sharing: SharingOrder, pairs: NDArray[np.int64]) -> list[list[list
 
 
 def _fill_rows(share: Sequence[_Unit], microbatch_tokens: int) -> list[list[int]]:
-    # Units come by falling size: neighbours in length share a row, so that the attention's rectangles waste little.
     rows: list[list[int]] = [[]]
     used = 0
-    for unit in reversed(share):
+    for unit in share:
         if rows[-1] and used + unit.tokens > microbatch_tokens:
             rows.append([])
             used = 0

@@ -43,10 +43,12 @@ from learner.training.models import (
     token_values,
 )
 from learner.training.packing import Microbatch, Prefixes, pack, plan, shared_prefixes, slices_of
+from learner.training.policy import PolicyModel
 from learner.training.pulls import PullSums, TokenPulls
 from learner.training.ranks import Ranks, any_rank, summed_over_ranks
 from learner.training.routing import RoutingMetrics, RoutingSums, routing_metrics, total
 from learner.training.score_model import Critic, CriticHead, freezes_policy
+from learner.training.work import even_position
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,8 @@ class TrainingStep:
         self._preset = preset
         self._config = config
         self._ranks = ranks
+        trained = models.trained
+        self._even = even_position(trained.causal_lm if isinstance(trained, PolicyModel) else trained.classifier)
         self._should_stop = should_stop
         self._reached = reached
         self.keeps_tokens = False
@@ -326,6 +330,7 @@ class TrainingStep:
             pairs=batch.pairs[sequences],
             ranks=self._ranks.count,
             microbatch_tokens=self._config.microbatch_tokens,
+            even=self._even,
         )
         rows = (sequences[row] for row in shares[self._ranks.rank])
         return [pack(batch, row, prefixes=prefixes).to(self._ranks.device) for row in rows]
