@@ -219,9 +219,31 @@ def check_templates(environments: Mapping[str, OfferedEnvironment], tokenization
         if environment.template_arguments:
             with faults_as(f"{place}: chat_template_kwargs"):
                 tokenization.template.check_arguments(environment.template_arguments)
+        _check_summaries(environment)
         with faults_as(place):
             told = bridges.with_arguments(environment.template_arguments)
-            told.check_roles(environment.roles, history=environment.rules.history)
+            asked = ("user",) if environment.rules.history == "summarize" and "user" not in environment.roles else ()
+            told.check_roles((*environment.roles, *asked), history=environment.rules.history)
+
+
+def _check_summaries(environment: OfferedEnvironment) -> None:
+    """Raises EnvironmentFault for rules of which one does nothing without the other, or that do nothing here."""
+    rules, place = environment.rules, f"environment {environment.name}: rules"
+    if rules.history != "summarize":
+        if rules.context_tokens is not None:
+            raise EnvironmentFault(
+                f'{place}: context_tokens is {rules.context_tokens}, and history is "{rules.history}": it bounds a '
+                'context that the policy sums up; set history = "summarize", or leave it out'
+            )
+        return
+    if environment.agent is not None or environment.players:
+        kind = "an agent, which tells its own history" if environment.agent is not None else "a game of several players"
+        raise EnvironmentFault(f'{place}: history is "summarize", and this is {kind}; expected "append" or "split"')
+    if rules.context_tokens is None:
+        raise EnvironmentFault(
+            f'{place}: history is "summarize" without context_tokens; expected the tokens that the prompt of a turn '
+            "may have, less than generator.engine.max_model_len by what a turn and a summary take"
+        )
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from services.config.models import ConfigModel
 
-History = Literal["append", "split"]
+History = Literal["append", "split", "summarize"]
 ActionForm = Annotated[
     str,
     Field(
@@ -46,7 +46,11 @@ class Rules(ConfigModel):
     history: History = Field(
         "append",
         description="append: one sequence, what was sampled and shown stays; split: each turn's prompt is rendered "
-        "anew from the messages, and is a sequence of its own",
+        "anew from the messages, and is a sequence of its own; summarize: append, but before the prompt of a turn gets "
+        "longer than `context_tokens` the policy is asked for a summary, a turn of its own, and goes on from that",
+    )
+    context_tokens: int | None = Field(
+        None, ge=16, description="with `history = summarize`: tokens that the prompt of a turn may have"
     )
     action: ActionForm = "text"
     tool_format: ToolFormat | Literal["auto"] = Field(

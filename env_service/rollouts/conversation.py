@@ -248,6 +248,9 @@ class Conversation:
             if completion is None:
                 return
             first = None
+            if self.speech.sums_up:
+                self._shown(partial(self.speech.take_summary, completion))
+                continue
             action = self.speech.hear(completion)
             step = await self._step(action)
             if step is not None:
@@ -337,7 +340,7 @@ class Conversation:
     def _go_on(self, step: Step) -> None:
         if step.ends:
             self.stop_reason, self.verification, self.over = step.stop, step.verification, True
-        elif self.speech.transcript.turns >= self._rules.max_turns:
+        elif self.speech.actions >= self._rules.max_turns:
             self.cut_off("turn_limit")
         elif self.has_erred_enough:
             self.cut_off("invalid_actions")
@@ -350,8 +353,12 @@ class Conversation:
             self.speaker.metrics.note_overflow(self.name, characters_of(observation))
             self.cut_off("token_budget")
             return
+        self._shown(partial(self.speech.say, observation, state=state))
+
+    def _shown(self, show: Callable[[], None]) -> None:
+        """Has `show` put the prompt of the next turn behind what there is."""
         try:
-            self.speech.say(observation, state=state)
+            show()
         except ChatTemplateError as error:
             self.blame(Fault("nonsense", f"what the environment says cannot be shown to the model: {error}"))
         else:

@@ -317,6 +317,11 @@ class Rollout:
     def _language(self, lease: Lease, opened: _OpenEnvironments) -> tuple[str, Language]:
         """The rendered opening, and what the conversations need to go on from there."""
         now, opening = datetime.now(), opened.opening
+        if isinstance(opening.prompt, str) and opened.offered.rules.history == "summarize":
+            raise DataFailure(
+                f'{opened.offered.name} opens with plain text, and its rules have history = "summarize"; expected '
+                'messages, since a model is asked for a summary by one, or history = "append"'
+            )
         tokenization = self._tokenization.with_arguments(opened.offered.template_arguments)
         most = tokenization.context_tokens
         if tokenization.beginning_beyond(opening.prompt, most) is not None:

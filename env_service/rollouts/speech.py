@@ -5,8 +5,8 @@ says becomes tokens behind it.
          └──────────── stay as they are in the transcript ────────────┘
 
 No token that was sampled is ever made again from text. Where a turn's prompt cannot be an extension of the turn before
-(`history = "split"`, or a turn that ended in a way that its template cannot write), the prompt is rendered anew from
-the messages and begins a sequence of its own.
+(`history = "split"`, a turn that ended in a way that its template cannot write, or a conversation that goes on from a
+summary), the prompt is rendered anew from the messages and begins a sequence of its own.
 
 The text means to the environment what its rules say: actions have several forms.
 """
@@ -27,6 +27,7 @@ from env_service.environments.interface import Action, ChatMessage, Opening, Pro
 from env_service.environments.rules import ActionForm, Rules, ToolFormat
 from env_service.environments.tokenization import TemplateArguments, Tokenization
 from env_service.environments.tool_formats import ALL_FORMATS, ParsedTurn, is_sound, read
+from env_service.rollouts import summaries
 from env_service.rollouts.completions import Completion, EndOf, seconds_since
 from protocol.trajectories import MAX_STATE_CHARS, TOGETHER, FinishReason, Trajectory, Turn, VersionSpan
 
@@ -292,6 +293,9 @@ class Speech:
     _state: str = ""
     _heard: str = ""
     _last: Completion | None = None
+    _summaries: int = 0
+    _begun: int = 0
+    _held_back: tuple[tuple[ChatMessage, ...], str] | None = None
 
     def __post_init__(self) -> None:
         opening = self.language.opening
@@ -304,6 +308,16 @@ class Speech:
         """Tokens that the budget leaves for a turn; None without one."""
         budget = self.language.rules.trajectory_tokens
         return None if budget is None else budget - len(self.transcript.token_ids)
+
+    @property
+    def actions(self) -> int:
+        """Number of the policy's turns that were actions, and not summaries."""
+        return self.transcript.turns - self._summaries
+
+    @property
+    def sums_up(self) -> bool:
+        """True if the next turn is a summary."""
+        return self._held_back is not None
 
     @property
     def text(self) -> str:
@@ -319,8 +333,8 @@ class Speech:
         """Take a finished turn down. What it means to the environment."""
         begun = self._begun_for_it()
         self.transcript.sampled(completion, state=self._state)
-        room, turns = self.room, self.transcript.turns
-        last = turns >= self.language.rules.max_turns or (room is not None and room < 1)
+        room, actions = self.room, self.actions
+        last = actions >= self.language.rules.max_turns or (room is not None and room < 1)
         action = self.language.action(completion, last=last)
         self._last, self._heard = completion, action.text
         self._messages.append(ChatMessage("assistant", begun + action.text))
@@ -339,21 +353,53 @@ class Speech:
         return prefilled if self.language.text(end, special=True).endswith(prefilled) else ""
 
     def say(self, observation: Prompt, *, state: str) -> None:
-        """Put what the environment says behind the last turn, as the prompt of the next one. `state` is its key.
+        """Put what the environment says behind the last turn, as the prompt of the next one. `state` is its key. Where
+        that would be too long it is held back, and a summary asked for.
 
         Raises ChatTemplateError.
         """
-        self._texts.append(text_of(observation))
-        self._state = state
         if isinstance(observation, str):
+            self._state = state
+            self._texts.append(observation)
             self.transcript.show(self.language.tokenization.encode_after("", observation))
-            return
-        self._messages += observation
-        following = None if self.language.rules.history == "split" else self._following(observation)
+        elif self._is_too_long_with(observation):
+            self._held_back = (observation, state)
+            self._show((summaries.REQUEST,), state=summaries.STATE)
+        else:
+            self._show(observation, state=state)
+
+    def _show(self, said: tuple[ChatMessage, ...], *, state: str) -> None:
+        self._texts.append(text_of(said))
+        self._state = state
+        self._messages += said
+        following = None if self.language.rules.history == "split" else self._following(said)
         if following is None:
             self.transcript.begin(self._rendered_anew())
         else:
             self.transcript.show(following)
+
+    def _is_too_long_with(self, observation: tuple[ChatMessage, ...]) -> bool:
+        """True if the policy is to sum up first: not before it had a turn in this context."""
+        most = self.language.rules.context_tokens
+        if self.language.rules.history != "summarize" or most is None or self.transcript.turns == self._begun:
+            return False
+        following = self._following(observation)
+        if following is None:
+            following = self.language.tokenization.encode_after("", text_of(observation))
+        return len(self.transcript.context) + len(following) > most
+
+    def take_summary(self, completion: Completion) -> None:
+        """Take a finished summary down, and go on from it with what was held back. Raises ChatTemplateError."""
+        assert self._held_back is not None, "no summary was asked for"
+        opening = self.language.opening.prompt
+        assert not isinstance(opening, str), "plain text is never summed up"
+        observation, self._state = self._held_back
+        self.transcript.sampled(completion, state=summaries.STATE)
+        summary = cut_at_stop(self.language.text(completion.token_ids), self.language.rules.stop)
+        self._texts += [summary, text_of(observation)]
+        self._held_back, self._summaries, self._begun = None, self._summaries + 1, self.transcript.turns
+        self._messages = list(summaries.resumed(opening, summary, observation))
+        self.transcript.begin(self._rendered_anew())
 
     def overflows(self, observation: Prompt) -> bool:
         """True for what has more tokens than any next turn's prompt may have: it is neither tokenized nor shown."""

@@ -1,5 +1,6 @@
 """Environments that are classes named in the config."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import OfferedEnvironment, Opening, Task
+from env_service.environments.rules import Rules
 from env_service.environments.task_configs import AdditionTasks, LevelTasks, MixTasks, Tasks
 from env_service.environments.tokenization import Tokenization
 from tests.env_service.chat_models import model_with
@@ -155,3 +157,34 @@ def test_a_template_that_cannot_carry_what_an_environment_says_is_named_with_the
     catalog.check_templates({"mine": built("GuessNumber")}, tokenization)
     with pytest.raises(EnvironmentFault, match=r"environment mine: .* cannot carry role tool: it loses a message"):
         catalog.check_templates({"mine": built("Looking")}, tokenization)
+
+
+@pytest.mark.parametrize(
+    ("rules", "changes", "said"),
+    [
+        (
+            Rules(history="summarize"),
+            {},
+            'history is "summarize" without context_tokens; expected the tokens that the prompt of a turn may',
+        ),
+        (Rules(context_tokens=100), {}, 'context_tokens is 100, and history is "append".*; set history = "summarize"'),
+        (
+            Rules(history="summarize", context_tokens=100),
+            {"players": ("a", "b")},
+            'history is "summarize", and this is a game of several players; expected "append" or "split"',
+        ),
+        (
+            Rules(history="summarize", context_tokens=100),
+            {"agent": lambda: None},
+            'history is "summarize", and this is an agent, which tells its own history',
+        ),
+    ],
+)
+def test_rules_of_summaries_that_do_nothing_are_refused(
+    rules: Rules, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    tokenization = Tokenization(model_with("chatml", tmp_path))
+    environment = replace(built("GuessNumber"), rules=rules, **changes)
+
+    with pytest.raises(EnvironmentFault, match=f"environment mine: rules: {said}"):
+        catalog.check_templates({"mine": environment}, tokenization)

@@ -24,11 +24,12 @@ from env_service.environments.interface import (
 )
 from env_service.environments.rules import History, Rules
 from env_service.environments.tokenization import Tokenization
+from env_service.rollouts import summaries
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.speech import last_object
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
-from protocol.messages import FinishedLease
+from protocol.messages import FailedLease, FinishedLease
 from protocol.trajectories import Purpose, Trajectory
 from tests.env_service.bench import Bench, MakeBench, benches
 from tests.env_service.chat_models import model_with
@@ -376,6 +377,35 @@ async def test_several_contexts_are_one_trajectory(chat_bench: MakeBench, chat_m
 
     assert len(trajectory.sequence_starts) == 2
     assert [turn.start for turn in trajectory.turns] == [0, *trajectory.sequence_starts]
+
+
+async def test_the_policy_sums_up_in_a_turn_of_its_own_and_goes_on_from_that(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
+    """Its second turn, `two`, is no action: the environment, and the limit of turns, hear of `one` and `stop`."""
+    rules = Rules(history="summarize", context_tokens=16, max_turns=2)
+    _, (trajectory,) = await rolled_out(chat_bench, chat_model, "one two stop", rules=rules)
+
+    assert trajectory.completion_text == f"one\n\n{summaries.REQUEST.content}\n\ntwo\n\nturn 1\n\nstop"
+    assert [turn.state for turn in trajectory.turns] == ["0", summaries.STATE, "1"]
+    assert [turn.reward for turn in trajectory.turns] == [0.5, 0.0, 1.0]
+    assert trajectory.stop_reason == "stopped"
+    assert trajectory.reward.components["steps"] == 2.0
+    (start,) = trajectory.sequence_starts
+    (text,) = Tokenization(chat_model).decode([trajectory.token_ids[start:].tolist()], special=True)
+    assert text == (
+        "<|im_start|>user\ngo\n\nSummary of what happened so far, written by yourself:\ntwo\n\n"
+        "What came then:\nturn 1<|im_end|>\n<|im_start|>assistant\nstop<|im_end|>"
+    )
+
+
+async def test_plain_text_cannot_be_summed_up_and_says_so(chat_bench: MakeBench, chat_model: Path) -> None:
+    rules = Rules(history="summarize", context_tokens=16)
+    made = await chat_bench(TrajectoryWords(chat_model, "stop"), extra=[offered(rules, start=PlainCounting)])
+
+    failed = await made.run(lease(environment="counting"))
+    assert isinstance(failed, FailedLease)
+    assert 'opens with plain text, and its rules have history = "summarize"' in failed.reason
 
 
 async def test_a_group_of_several_turns_survives_the_wire(chat_bench: MakeBench, chat_model: Path) -> None:

@@ -24,6 +24,7 @@ from env_service.environments.interface import (
 )
 from env_service.environments.rules import History, Rules
 from env_service.environments.tokenization import ChatTemplateError, Tokenization, numbered
+from env_service.rollouts import summaries
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.conversation import Conversation, Speaker
 from env_service.rollouts.environment_calls import EnvironmentCalls
@@ -99,6 +100,7 @@ class RandomConversations:
         self.stops = [self.tokenization.special_tokens[end] for end in ends]
         self.engine = RandomEngine(self.chance, tokens=400, stops=self.stops)
         self.history = history
+        self.context_tokens: int | None = None
         self.roles = ["user", *self._if_carried("tool")]
         self.systems = [(), *[(ChatMessage("system", "Be brief."),) for _ in self._if_carried("system")]]
 
@@ -116,6 +118,7 @@ class RandomConversations:
             trajectory_tokens=chance.choice([None, 300]),
             stop=chance.choice([(), ("th",)]),
             history=self.history,
+            context_tokens=self.context_tokens,
         )
         tools = chance.choice([(), (TOOL,)]) if "tool" in self.roles else ()
         messages = (*chance.choice(self.systems), ChatMessage("user", chance.choice(TEXTS)))
@@ -194,6 +197,62 @@ async def test_the_trained_tokens_are_those_that_the_engine_sampled_and_was_show
         assert contexts == turns
     elif name != "headers_end_turns":  # where a turn may end with a header that does not fit what comes
         assert contexts == 25
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_a_conversation_goes_on_from_what_the_policy_wrote_of_it(name: str, tmp_path: Path) -> None:
+    """The tokens are those of the engine; no prompt of an action that has turns in it is longer than was allowed; and
+    the environment hears of actions alone.
+    """
+    world = RandomConversations(model_with(name, tmp_path), ends=ends_of(name), seed=len(name), history="summarize")
+    world.context_tokens = most = len(world.tokenization.encode((ChatMessage("user", ""),))[1]) + 50
+    summed_up = went_on = 0
+
+    for _ in range(40):
+        conversation = await world.hold()
+        assert conversation.fault is None, conversation.fault
+        trajectory = recorded(conversation)
+        check(trajectory, list(world.engine.turns.values()))
+        environment = conversation.environment
+        assert isinstance(environment, Chatty)
+        told = [message for message in environment.history if message.role == "assistant"]
+        keys = [turn.state for turn in trajectory.turns]
+        assert len(told) == len(keys) - keys.count(summaries.STATE)
+        summed_up += keys.count(summaries.STATE)
+        starts = (0, *trajectory.sequence_starts)
+        for before, turn in pairwise(trajectory.turns):
+            context = max(start for start in starts if start <= turn.start)
+            if before.start >= context and turn.state != summaries.STATE:
+                assert turn.completion_start - context <= most
+                went_on += 1
+
+    assert summed_up > 3
+    assert went_on > 3
+
+
+async def test_what_is_behind_a_summary_is_the_opening_the_summary_and_what_came_then(tmp_path: Path) -> None:
+    world = RandomConversations(model_with("chatml", tmp_path), ends=["<|im_end|>"], seed=4, history="summarize")
+    world.context_tokens, compared = 60, 0
+
+    for _ in range(20):
+        conversation = await world.hold()
+        opening = conversation.speaker.language.opening.prompt
+        assert isinstance(opening, tuple)
+        shown = list(world.engine.turns.values())
+        keys = [turn.state for turn in recorded(conversation).turns]
+        for place, key in enumerate(keys[:-1]):
+            if key != summaries.STATE:
+                continue
+            before, after = (
+                world.tokenization.decode([shown[at].prompt], special=True)[0] for at in (place, place + 1)
+            )
+            summary = world.tokenization.decode([shown[place].sampled])[0].strip()
+            assert before.endswith(f"{summaries.REQUEST.content}<|im_end|>\n<|im_start|>assistant\n")
+            assert opening[-1].content in after
+            assert f"written by yourself:\n{summary}\n\nWhat came then:\n" in after
+            assert after.count("<|im_start|>assistant") == 1
+            compared += 1
+    assert compared > 3
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
