@@ -115,9 +115,14 @@ def test_some_of_the_sequences_share_what_those_between_them_shared() -> None:
         ([1, 2, 3], [2, 1, 0], [0, 3, 0]),
         ([1], [0], [0]),
         ([], [], []),
+        ([0, 3], [0, 1], [0, 4]),
     ):
         part = sharing.of(np.array(chosen, dtype=np.int64))
         assert (part.order.tolist(), part.shared.tolist()) == (order, shared)
+    texts = ([1, 2, 3, 4], [1, 2, 5, 6, 7, 8], [1, 2, 5, 6, 7, 9])
+    sharing = shared_prefixes(flatten([told(text, trained=[3]) for text in texts])).sharing
+    assert (sharing.order.tolist(), sharing.shared.tolist()) == ([0, 1, 2], [0, 2, 5])
+    assert sharing.of(np.array([0, 2])).shared.tolist() == [0, 2]
 
 
 def test_a_plan_counts_each_branch_once_and_cuts_a_family_where_branches_part() -> None:
