@@ -193,6 +193,40 @@ class LagConfig(ConfigModel):
         60.0, gt=0, description="longest such wait, in seconds; then the group is dropped"
     )
     max_drops_per_lease: int = Field(2, ge=0, description="after so many drops a lease is always waited for")
+    measure_every: int | None = Field(
+        None,
+        ge=1,
+        description="steps between two measurements of how far old groups' gradients point where those of lag 0 do; "
+        "such a step waits for groups of the newest version, straggler_timeout_s at most. None: never",
+    )
+    measure_groups: int = Field(
+        8,
+        ge=2,
+        le=4096,
+        description="groups of lag 0 in a measurement, and most of each other lag; groups_per_step, if that is less",
+    )
+    adapt: Literal["off", "gradient"] = Field(
+        "off",
+        description="gradient: the bound on the lag falls while the gradient of the oldest groups turns away from that "
+        "of lag 0, and rises again, up to max_lag",
+    )
+    min_cosine: float = Field(
+        0.8,
+        gt=0,
+        lt=1,
+        description="least cosine to the gradient of lag 0, noise taken out, that adapt puts up with, and the doctor",
+    )
+
+    @model_validator(mode="after")
+    def _measured_where_it_counts(self) -> Self:
+        fields, knobs = type(self).model_fields, ("measure_groups", "adapt", "min_cosine")
+        idle = [name for name in knobs if getattr(self, name) != fields[name].default]
+        if self.measure_every is None and idle:
+            raise ValueError(
+                f"{', '.join(idle)} set and measure_every is not, so that no gradient is measured: set measure_every "
+                "to 50, say, or leave it out"
+            )
+        return self
 
 
 class LeaseConfig(ConfigModel):
@@ -537,6 +571,22 @@ class LearnerConfig(ProcessConfig):
             raise ValueError(
                 "tinker.enabled is true and http.token is not set: generators show it where they fetch adapters; set "
                 "http.token or http.token_file, and adapters.token of the generators to the same"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gradients_can_be_compared(self) -> Self:
+        if self.lag.measure_every is None:
+            return self
+        if self.max_lag == 0:
+            raise ValueError(
+                "lag.measure_every is set and max_lag is 0: all groups have lag 0, and there is nothing to compare "
+                "with. Raise max_lag, or leave measure_every out"
+            )
+        if self.training.zero_stage == 3:
+            raise ValueError(
+                "lag.measure_every is set and training.zero_stage is 3: a gradient beside that of training needs each "
+                "weight whole: expected zero_stage 2 or less. Lower it, or leave measure_every out"
             )
         return self
 

@@ -392,6 +392,7 @@ class EventLoopParts:
             waits=self.waits,
             teachers=self.teachers.peers,
             distrusted=lambda: () if self.trust is None else self.trust.notes,
+            min_cosine=self.config.lag.min_cosine,
         )
 
     def loops(self, listener: Listener, stop: Stop) -> dict[str, Coroutine[object, object, None]]:

@@ -22,6 +22,7 @@ from learner.checkpoint_writer import CheckpointWriter
 from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, VersionScore
+from learner.lag_measurements import ComparedGroups, MeasurementPlan
 from learner.leases.intake import EndedEarly, Intake, TakenBatch
 from learner.page.store import TrajectoryStore
 from learner.page.taken import SequencePlace, TakenStep
@@ -34,7 +35,8 @@ from learner.teachers.config import index_of
 from learner.teachers.teachers import Teachers
 from learner.training.batch import Teaching, TrainSequence, sequences_of
 from learner.training.config import LoraConfig
-from learner.training.guard import Guard
+from learner.training.guard import Guard, GuardChange
+from learner.training.lag_gradients import LagReading, Moments, moments_of
 from learner.training.step import StepMetrics
 from learner.training.trainer import NotFinite, Trainer, stop_after_skips
 from learner.trust.watch import TrustWatch
@@ -57,6 +59,7 @@ class OnlineTraining:
     `replay` are the batches of the log that are newer than the checkpoint: trained again, in order, without generators.
     They were taken under the bound of their time, so the guard follows them, and its bound holds from there on.
     `sent_alone` are the adapters, if generators are sent nothing else. `trust` tests generators by what is trained.
+    `measurements` are those of gradients by lag.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class OnlineTraining:
         loop: asyncio.AbstractEventLoop,
         sent_alone: LoraConfig | None = None,
         trust: TrustWatch | None = None,
+        measurements: MeasurementPlan | None = None,
     ) -> None:
         self._config = config
         self._trainer = trainer
@@ -100,6 +104,7 @@ class OnlineTraining:
         self._guard = guard
         self._samples = samples
         self._trust = trust
+        self._measurements = measurements
         self._version = self._kept_version = first_version
         self._replay = replay
         self._loop = loop
@@ -202,11 +207,14 @@ class OnlineTraining:
 
     def _step(self) -> None:
         start = time.monotonic()
+        measures = self._measures()
+        served_s = time.monotonic() - start
         batch = self._call(self._intake.take())
         taken = time.monotonic()
         sequences = self._sequences(batch, max_lag=self._config.max_lag)
-        step_metrics = self._train(batch, sequences)
         lag_bound = self._guard.max_lag
+        reading, by_gradient = self._compare(batch, served_s=served_s) if measures else (None, None)
+        step_metrics = self._train(batch, sequences)
         change = self._guard.observe(step_metrics, lag=max(batch.lags))
         self._call(self._intake.trained(self._version, max_lag=self._guard.max_lag))
         trained = time.monotonic()
@@ -217,19 +225,74 @@ class OnlineTraining:
         assert self._began is not None
         time_s = self._before_s + copied - self._began
         before_s, self._computed_s = self._computed_s, time.thread_time()
+        compared_s = 0.0 if reading is None else reading.wait_s - served_s
         timing = Timing(
-            time_s=time_s, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained,
+            time_s=time_s,
+            wait_s=taken - start + compared_s,
+            train_s=trained - taken - compared_s,
+            copy_s=copied - trained,
             cpu_s=self._computed_s - before_s,
-        )  # fmt: skip
+        )
         _trace_step(batch, seconds=copied - taken)
         record = self._record(batch, timing)
         level, drawn = self._intake.level, self._intake.drawn
-        self._records.step(record, step_metrics, batch.groups, lag_bound=lag_bound, level=level, drawn=drawn)
+        self._records.step(
+            record, step_metrics, batch.groups, lag_bound=lag_bound, level=level, drawn=drawn, by_lag=reading
+        )
         self._metrics.step(record, step_metrics)
-        if change is not None:
-            self._records.guard(change, step=record.step)
-            self._metrics.guard(change)
+        if reading is not None:
+            self._metrics.by_lag(reading)
+        for each in filter(None, (by_gradient, change)):
+            self._records.guard(each, step=record.step)
+            self._metrics.guard(each)
         self._after_step()
+
+    def _measures(self) -> bool:
+        """True if the coming step compares gradients by lag, and what is granted from now on is of lag 0."""
+        plan = self._measurements
+        if plan is None or not plan.is_due(self._version):
+            return False
+        return self._call(self._serves_newest(plan.timeout_s), may_end=True)
+
+    async def _serves_newest(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._publisher.wait_until_served(self._version)
+        except TimeoutError:
+            logger.warning(
+                "gradients are not compared by lag before step %d: not all generators serve version %d after %g s",
+                self._version + 1,
+                self._version,
+                timeout_s,
+            )
+            return False
+        return True
+
+    def _compare(self, batch: TakenBatch, *, served_s: float) -> tuple[LagReading | None, GuardChange | None]:
+        """Compares gradients by lag, by the weights before the step; nothing that trains is touched by that. So long was
+        waited for generators already.
+        """
+        plan = self._measurements
+        assert plan is not None, "asked for by the caller"
+        began = time.monotonic()
+        newest = self._call(self._intake.newest(version=self._version, groups=plan.groups, timeout_s=plan.timeout_s))
+        compared, waited = plan.select(batch, newest), time.monotonic()
+        moments: Moments = {}
+        if compared.fresh > 1:
+            chosen = TakenBatch(version=batch.version, groups=compared.groups, lags=())
+            sequences = self._sequences(chosen, max_lag=self._config.max_lag)
+            units = [one.origin.group for one in sequences if one.origin is not None]
+            moments = moments_of(
+                self._trainer.sketches(sequences, units=units, parts=compared.buckets), compared.buckets
+            )
+        if not moments:
+            logger.warning(
+                "gradients are not compared by lag before step %d: %s", batch.version + 1, _why_not(compared, plan)
+            )
+            return None, None
+        return self._guard.compare(
+            moments, version=batch.version, wait_s=served_s + waited - began, pass_s=time.monotonic() - waited
+        )
 
     def _take_up_bound(self) -> None:
         bound = self._guard.max_lag
@@ -424,6 +487,15 @@ class OnlineTraining:
             if self._ending and may_end and not self._interrupted:
                 raise EndedEarly from None
             raise
+
+
+def _why_not(compared: ComparedGroups, plan: MeasurementPlan) -> str:
+    if compared.fresh > 1:
+        return "the gradient of lag 0 is 0, or not finite"
+    return (
+        f"{compared.fresh} groups of lag 0 were there after {plan.timeout_s:g} s, expected 2 at least; "
+        "learner.lag.straggler_timeout_s is that time"
+    )
 
 
 def _places(sequences: Sequence[TrainSequence]) -> list[SequencePlace]:

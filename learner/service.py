@@ -28,6 +28,7 @@ from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal, NoJournal, RunLog
 from learner.journal.manifest import Signer
 from learner.journal.run_folder import changed_settings, hold_run_folder, keep_template, open_run_folder
+from learner.lag_measurements import MeasurementPlan
 from learner.online import OnlineTraining
 from learner.page.store import keep_tokenizer
 from learner.recovery import expected_signer, recover
@@ -38,6 +39,7 @@ from learner.reports.summary import draw_curves, still_holds, summarize, table, 
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
 from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe
 from learner.training.guard import Guard
+from learner.training.lag_rule import GradientRule
 from learner.training.trainer import Trainer
 from services.config import made_with
 from services.http.client import HttpClient
@@ -186,7 +188,17 @@ async def _train(parts: EventLoopParts, trainer: Trainer, thread: TrainerThread,
         ),
         samples=parts.samples,
         trust=parts.trust,
-        guard=Guard(config.guard, max_lag=config.max_lag, state=recovered.guard),
+        guard=Guard(
+            config.guard,
+            max_lag=config.max_lag,
+            state=recovered.guard,
+            rule=GradientRule(adapts=config.lag.adapt == "gradient", min_cosine=config.lag.min_cosine),
+        ),
+        measurements=MeasurementPlan(
+            every=config.lag.measure_every,
+            groups=min(config.lag.measure_groups, config.groups_per_step),
+            timeout_s=config.lag.straggler_timeout_s,
+        ),
         first_probe=first_probe(config.model, count=config.weights.probe_tokens),
         first_version=recovered.version,
         replay=recovered.batches,

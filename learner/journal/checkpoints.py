@@ -67,7 +67,7 @@ class Checkpoint:
     def guard(self) -> GuardState:
         """The guard as it was; one that has seen nothing in a checkpoint of a release without guard."""
         path = self.path / "guard.json"
-        return GuardState(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else NEW_GUARD
+        return GuardState.read(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else NEW_GUARD
 
     def progress(self) -> dict[str, Any]:
         """The progress that was given as such; empty in a checkpoint of a release that kept none."""

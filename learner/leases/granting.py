@@ -10,6 +10,7 @@ from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculu
 from learner.leases.env_services import ConnectedEnvService
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.lease_times import LeaseDiary
+from learner.leases.newest_grants import NewestGrants
 from learner.leases.pacing import Pacing, PacingRule
 from learner.leases.task_draws import MakeDraws, TaskDraws, TaskPlaces
 from learner.leases.task_order import TaskOrder
@@ -61,6 +62,7 @@ class Granting:
         self.diary = LeaseDiary(clock=clock)
         self._pacing = Pacing(groups_per_step=ledger.config.groups_per_step, max_lag=ledger.config.max_lag, rule=pacing)
         self._last_taken = clock()
+        self.newest = NewestGrants()
         self.order: TaskOrder | None = None
         self.curriculum: Curriculum | None = None
         """None while there is one level."""
@@ -136,6 +138,7 @@ class Granting:
             grants = self._ledger.grant(now=self._clock(), holder=holder.name, room=self._with_tasks(room))
             if grants and self.curriculum is not None:
                 self.curriculum.granting(1 + max(grant.lease_id for grant in grants))
+            self.newest.granted(grants)
             holder.running.update(AttemptId(grant.lease_id, grant.attempt) for grant in grants)
             leases += [self._lease(grant, self.order, environment) for grant in grants]
             holder.evaluated_last = holder.evaluated_last and not grants

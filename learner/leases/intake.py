@@ -11,7 +11,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from learner.evaluation.results import Evaluation
 from learner.journal.journal import JournalFull, RunLog
@@ -134,6 +136,32 @@ class Intake:
         groups = await self._flow.take(decision, asked_at=began)
         times = self._flow.granting.diary.taken(decision.lease_ids)
         return TakenBatch(version=decision.version, groups=groups, lags=decision.lags, times=times)
+
+    async def newest(self, *, version: int, groups: int, timeout_s: float) -> tuple[TrajectoryGroup, ...]:
+        """The first groups whose leases were granted while `version` was served; they stay where they are, to be
+        trained in their turn. To be asked while the learner holds that version, so that all of their tokens are of it.
+
+        None of them is chosen for being finished early: empty if one is not there after `timeout_s` seconds, or if the
+        run is to end. Fewer than `groups` are given if no more were granted in that time.
+        """
+        flow, newest = self._flow, self._flow.granting.newest
+        running = partial(newest.run, version=version, groups=groups, runs=self._ledger.runs)
+        whom = f"groups of version {version}, to compare gradients by lag"
+        with (
+            self._waits.wait(whom, quiet_s=QUIET_S, remedy=_FEW_GROUPS, blocks_readiness=False),
+            suppress(TimeoutError),
+        ):
+            async with asyncio.timeout(timeout_s):
+                while running() or len(newest.of(version)) < groups:
+                    flow.woken.clear()
+                    if self._ending or flow.failure is not None:
+                        return ()
+                    await flow.woken.wait()
+        if running():
+            return ()
+        chosen = [(each, flow.buffer.get(each.lease_id)) for each in newest.of(version)[:groups]]
+        found = [group for each, group in chosen if group is not None and flow.incarnations.attempt_of(group) == each]
+        return tuple(group for group in found if oldest_of(group) == version)
 
     def end(self) -> None:
         """Decides no further batch. One that is decided already goes to the trainer: no checkpoint may come before it,

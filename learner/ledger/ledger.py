@@ -177,6 +177,11 @@ class Ledger:
                 known.version = max(known.version, oldest_version)
         return tuple(unwanted)
 
+    def runs(self, attempt: AttemptId) -> bool:
+        """True if the attempt is at its holder."""
+        running = self._table.running.get(attempt.lease_id)
+        return running is not None and running.attempt == attempt.attempt
+
     def would_accept(self, *, lease_id: int, attempt: int, oldest_version: int) -> GroupVerdict:
         """The verdict that `accept` would give; changes nothing, so that the journal can be written in between."""
         if not self._was_granted(lease_id, attempt):

@@ -9,7 +9,8 @@ before it belong to the run.
 
 All have `unix_s`, when it was, in seconds since 1970. `lag_bound` is the bound under which the step's batch was taken;
 `level`: the curriculum level of new leases at the step's end, null without a curriculum and in a replay;
-`tasks_effective` and `tasks_variance` are of the newest draws of tasks, and missing where none are drawn.
+`tasks_effective` and `tasks_variance` are of the newest draws of tasks, and missing where none are drawn. The numbers
+`gradient_…` are of steps that compared gradients by lag, and missing in all others.
 """
 
 import dataclasses
@@ -28,6 +29,7 @@ from learner.reports.run_monitor import GeneratorsLoad
 from learner.reports.stalled_training import Doubts
 from learner.reports.tally import RewardsSeen, StepRecord, Tally
 from learner.training.guard import GuardChange
+from learner.training.lag_gradients import LagReading
 from learner.training.step import StepMetrics
 from learner.trust.evidence import Suspicion
 from learner.weights.published import JoinReport, PublishReport
@@ -147,12 +149,13 @@ class Records:
         lag_bound: int | None = None,
         level: int | None = None,
         drawn: DrawnTasks | None = None,
+        by_lag: LagReading | None = None,
     ) -> None:
         """Record a step: its numbers, and a few of its trajectories."""
         with self._lock:
             self.tally.step(record)
             self.tally.timed(record.time_s)
-            self._write_step("step", record, metrics, lag_bound=lag_bound, level=level, drawn=drawn)
+            self._write_step("step", record, metrics, lag_bound=lag_bound, level=level, drawn=drawn, by_lag=by_lag)
         self.rewards_seen.saw(groups, step=record.step)
         for group in groups[:_SAMPLES_PER_STEP]:
             self._samples.write(_sample(group, step=record.step))
@@ -180,10 +183,13 @@ class Records:
         lag_bound: int | None,
         level: int | None,
         drawn: DrawnTasks | None = None,
+        by_lag: LagReading | None = None,
     ) -> None:
         numbers = {**dataclasses.asdict(metrics), **dataclasses.asdict(record)}
         if drawn is not None:
             numbers |= {"tasks_effective": drawn.effective, "tasks_variance": drawn.variance}
+        if by_lag is not None:
+            numbers |= _by_lag(by_lag)
         self._event(kind, **numbers, lag_bound=lag_bound, level=level)
 
     def _event(self, kind: str, **values: object) -> None:
@@ -289,6 +295,17 @@ def _by_verifier(values: Mapping[str, float]) -> str:
     if len(values) < 2:
         return ""
     return f" ({', '.join(f'{verifier} {value:.3f}' for verifier, value in values.items())})"
+
+
+def _by_lag(reading: LagReading) -> dict[str, object]:
+    """As a step's line holds it."""
+    return {
+        "gradient_cosine": reading.cosines,
+        "gradient_cosine_error": reading.errors,
+        "gradient_norm_ratio": reading.norm_ratios,
+        "gradient_wait_s": reading.wait_s,
+        "gradient_pass_s": reading.pass_s,
+    }
 
 
 def _sample(group: TrajectoryGroup, *, step: int) -> dict[str, object]:

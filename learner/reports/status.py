@@ -20,6 +20,7 @@ from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books, Ledger
 from learner.reports.history import CURVES, figure_of
 from learner.reports.tally import StepRecord
 from learner.training.guard import GuardChange, Measure
+from learner.training.lag_gradients import LagReading
 from learner.training.step import StepMetrics
 from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.published import PublishReport
@@ -112,6 +113,17 @@ class LearnerMetrics:
         self._lag_bound = metrics.gauge("lag_bound_versions", "Largest lag that the next batch may have.")
         self._configured = metrics.gauge("lag_bound_configured_versions", "The bound of the settings, max_lag.")
         self._level = metrics.gauge("curriculum_level", "Level of new leases, 0 the easiest, or the only one.")
+        self._cosines = metrics.gauge(
+            "gradient_cosine", "Cosine of the gradient of groups of these lags to that of lag 0.", labels=("lag",)
+        )
+        self._norms = metrics.gauge(
+            "gradient_norm_ratio", "Norm of the gradient of groups of these lags over that of lag 0.", labels=("lag",)
+        )
+        self._compare_s = metrics.counter(
+            "gradient_comparison_seconds", "Time in comparing gradients by lag, with the wait for groups of lag 0."
+        )
+        self.reading: LagReading | None = None
+        """The newest comparison of gradients by lag; None without one."""
         self._guard = metrics.counter(
             "guard_changes",
             "Changes of the lag bound by the guard.",
@@ -231,6 +243,16 @@ class LearnerMetrics:
             value = getattr(record if hasattr(record, name) else step, name)
             if value is not None:
                 gauge.set(value)
+
+    def by_lag(self, reading: LagReading) -> None:
+        """Notes a comparison of gradients by lag."""
+        self.reading = reading
+        self._compare_s.inc(reading.wait_s + reading.pass_s)
+        for each in reading.buckets:
+            if each.cosine is not None:
+                self._cosines.labels(lag=each.label).set(each.cosine)
+            if each.norm_ratio is not None:
+                self._norms.labels(lag=each.label).set(each.norm_ratio)
 
     @property
     def usual_step_s(self) -> float | None:
@@ -363,7 +385,8 @@ def _bytes_in(folder: Path) -> int:
 class LearnerStatus:
     """Reads ledger, fleet and env_services; `total_steps` is the run's end, `folder` the run's. `clock` is theirs.
 
-    `distrusted` says in words which generators are not believed.
+    `distrusted` says in words which generators are not believed; `min_cosine` is the least cosine of old gradients to
+    new ones that is not spoken of.
     """
 
     def __init__(
@@ -380,6 +403,7 @@ class LearnerStatus:
         waits: Waiting,
         teachers: Callable[[], tuple[PeerStatus, ...]] = tuple,
         distrusted: Callable[[], tuple[str, ...]] = tuple,
+        min_cosine: float = 0.8,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -393,6 +417,7 @@ class LearnerStatus:
         self._waits = waits
         self._teachers = teachers
         self._distrusted = distrusted
+        self._min_cosine = min_cosine
         self._clock = clock
         self._served = False
         self.load = LoadWindow(self._look, limit=lambda: None, clock=clock)
@@ -421,7 +446,7 @@ class LearnerStatus:
             ),
             disks=(disk,),
             problems=problems,
-            notes=(*self._distrusted(), *self._guarded()),
+            notes=(*self._distrusted(), *self._guarded(), *self._by_lag()),
         )
 
     def _look(self) -> LoadSample:
@@ -464,6 +489,21 @@ class LearnerStatus:
         return (
             f"the guard bounds the lag by {bound} instead of {configured}: the log says which measure made it do so",
         )
+
+    def _by_lag(self) -> tuple[str, ...]:
+        reading = self._metrics.reading
+        if reading is None or not reading.text:
+            return ()
+        turned = next((each for each in reading.buckets if each.is_under(self._min_cosine)), None)
+        remedy = (
+            ""
+            if turned is None
+            else (
+                f"; groups of lag {turned.label} pull elsewhere than new ones: a smaller max_lag, a correction "
+                '(algo.correction), or lag.adapt = "gradient"'
+            )
+        )
+        return (f"cosine of gradients to that of lag 0, before step {reading.version + 1}: {reading.text}{remedy}",)
 
     def _generator(self, member: FleetMember) -> PeerStatus:
         return PeerStatus(

@@ -220,6 +220,7 @@ class TrainingEngine(Generic[Output_co]):
                 dist_init_required=False,
             )
         self._model: nn.Module = self._engine.module
+        self._trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._drops = [each for each in self._model.modules() if isinstance(each, nn.Dropout) and each.p > 0]
         self._alone = self._ranks == 1 and self._stage <= 1 and not hasattr(self._engine.optimizer, "reduce_gradients")
         if self._alone:
@@ -256,6 +257,23 @@ class TrainingEngine(Generic[Output_co]):
         """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * self._ranks, scale_wrt_gas=False)
+
+    @property
+    def trained_sizes(self) -> list[int]:
+        """Number of weights of each parameter that is trained, in the order of `gradients_beside`."""
+        return [parameter.numel() for parameter in self._trained]
+
+    def gradients_beside(self, loss_of: Callable[[Output_co], Tensor], *inputs: object) -> tuple[Tensor | None, ...]:
+        """The gradient of a loss of the model's output by each parameter that is trained, on this rank alone.
+
+        Neither a parameter's own gradient nor DeepSpeed hears of it, and nothing is dropped. Where the stage is 3 no
+        parameter is whole.
+        """
+        assert self._stage < 3, "its weights are in parts: checked by LearnerConfig"
+        for module in self._drops:
+            module.train(False)
+        loss = loss_of(cast(Output_co, self._model(*inputs)))
+        return torch.autograd.grad(loss, self._trained, allow_unused=True)
 
     def update(self, *, learning_rate: float) -> float:
         """Takes a step of the optimizer; gradients are 0 afterwards. Returns their global L2 norm before clipping.

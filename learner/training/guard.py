@@ -17,21 +17,26 @@ and takes only groups that were sampled by it from end to end. Nothing is skippe
 not come from lag; the guard says so once, and cannot do more. Nor does it bring back a policy that a few steps of too
 high a learning rate have ruined: its metrics are healthy again soon, and its rewards are not.
 
+Beside these limits a rule of its own looks at how far the gradients of old groups turn away from those of new ones
+(`lag_rule`), where that is measured. The bound is the lesser of both.
+
 The effective sample share is Kish's, (sum w)^2 / (n sum w^2), for importance ratios w; for ratios of log-normal
 distribution with variance s^2 it is exp(-s^2), and the KL divergence s^2 / 2.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from learner.training.config import GuardConfig
+from learner.training.lag_gradients import LagReading, Moments
+from learner.training.lag_rule import GradientLag, GradientLagState, GradientRule
 
 _MARGIN = 0.25
 _MAX_DOUBLINGS = 4
 
-Measure = Literal["effective_sample_share", "behavior_kl", "mismatch_kl", "importance_ratio_max"]
+Measure = Literal["effective_sample_share", "behavior_kl", "mismatch_kl", "importance_ratio_max", "gradient_cosine"]
 
 
 class GuardedMetrics(Protocol):
@@ -65,6 +70,7 @@ class GuardState:
     max_lag: the bound while it is below the configured one, else None. beyond, healthy: steps in a row. relapses: how
     often the bound fell again after a rise, since it was last the configured one. rose: whether its last move was a
     rise. powerless: whether it was said that lag is not the cause. tightened, loosened: moves since the run began.
+    gradients: what was measured of gradients, and the bound by it; None without a measurement.
     """
 
     max_lag: int | None = None
@@ -75,6 +81,13 @@ class GuardState:
     powerless: bool = False
     tightened: int = 0
     loosened: int = 0
+    gradients: GradientLagState | None = None
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> "GuardState":
+        """From what JSON made of it."""
+        gradients = found.get("gradients")
+        return cls(**{**found, "gradients": None if gradients is None else GradientLagState.read(gradients)})
 
 
 NEW_GUARD = GuardState()
@@ -83,7 +96,9 @@ NEW_GUARD = GuardState()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardChange:
-    """The guard's action after a step. `reading`: what was beyond its limit; None for a rise. steps: in a row."""
+    """The guard's action after a step. `reading`: what was beyond its limit; None for a rise. steps: in a row, or
+    measurements of gradients, as `counted` says.
+    """
 
     kind: Literal["tightened", "loosened", "powerless"]
     before: int
@@ -91,14 +106,16 @@ class GuardChange:
     configured: int
     steps: int
     reading: MeasureReading | None = None
+    counted: Literal["steps", "measurements"] = "steps"
 
     @property
     def text(self) -> str:
         """The change as the log says it."""
         if self.reading is None:
             whole = "" if self.after < self.configured else ", the configured bound"
-            return f"the lag bound rises from {self.before} to {self.after}{whole}: {self.steps} healthy steps"
-        crossed = f"{_crossed(self.reading)}, for {self.steps} steps in a row"
+            healthy = f"{self.steps} healthy {self.counted}"
+            return f"the lag bound rises from {self.before} to {self.after}{whole}: {healthy}"
+        crossed = f"{_crossed(self.reading)}, for {self.steps} {self.counted} in a row"
         if self.kind == "powerless":
             return f"{crossed}, and the lag bound is 0 already, so lag is not the cause. {_cause(self.reading.measure)}"
         waits = "; steps now wait until generators serve the learner's version" if self.after == 0 else ""
@@ -108,21 +125,54 @@ class GuardChange:
 class Guard:
     """Follows one run's steps; `max_lag` is the bound that its present state asks for."""
 
-    def __init__(self, config: GuardConfig, *, max_lag: int, state: GuardState = NEW_GUARD) -> None:
+    def __init__(
+        self,
+        config: GuardConfig,
+        *,
+        max_lag: int,
+        state: GuardState = NEW_GUARD,
+        rule: GradientRule | None = None,
+    ) -> None:
+        """`rule` is that for measurements of gradients, where there are any."""
         self._config = config
         self._configured = max_lag
         self._state = state if config.enabled else NEW_GUARD
+        self._rule = rule or GradientRule()
+        self._gradients = GradientLag(self._rule, max_lag=max_lag, state=state.gradients)
 
     @property
     def state(self) -> GuardState:
         """To be kept in a checkpoint."""
-        return self._state
+        gradients = self._gradients.state
+        return replace(self._state, gradients=gradients if gradients.history else None)
 
     @property
     def max_lag(self) -> int:
         """The bound on the lag of the next step, in 0..the configured one."""
+        return min(self._by_limits, self._gradients.bound)
+
+    @property
+    def _by_limits(self) -> int:
         held = self._state.max_lag
         return self._configured if held is None else min(held, self._configured)
+
+    def compare(
+        self, moments: Moments, *, version: int, wait_s: float = 0.0, pass_s: float = 0.0
+    ) -> tuple[LagReading, GuardChange | None]:
+        """Takes a measurement of gradients by lag. Returns its reading, and what it changes, if anything."""
+        before, steps = self.max_lag, self._gradients.state
+        reading = self._gradients.observe(moments, version=version, wait_s=wait_s, pass_s=pass_s)
+        if self.max_lag == before:
+            return reading, None
+        newest = reading.at(reading.newest)
+        if self.max_lag > before:
+            return reading, self._change("loosened", before, steps=steps.within + 1, counted="measurements")
+        assert newest is not None, "what has made the bound fall"
+        assert newest.cosine is not None, "what has made the bound fall"
+        crossed = _reading("gradient_cosine", newest.cosine, self._rule.min_cosine, beyond=True, within=False)
+        return reading, self._change(
+            "tightened", before, steps=steps.beyond + 1, reading=crossed, counted="measurements"
+        )
 
     def observe(self, metrics: GuardedMetrics, *, lag: int) -> GuardChange | None:
         """Takes the metrics of a step, and the largest lag in it. Returns what that changes, if anything."""
@@ -161,11 +211,11 @@ class Guard:
         self._state = state = replace(self._state, beyond=0, healthy=self._state.healthy + 1)
         if state.healthy < self._config.recovery_steps << state.relapses:
             return None
-        before = self.max_lag
-        if before == self._configured:
+        before, held = self.max_lag, self._by_limits
+        if held == self._configured:
             self._state = replace(state, max_lag=None, healthy=0, relapses=0, rose=False, powerless=False)
             return None
-        after = before + 1
+        after = held + 1
         self._state = replace(
             state,
             max_lag=after if after < self._configured else None,
@@ -174,7 +224,7 @@ class Guard:
             powerless=False,
             loosened=state.loosened + 1,
         )
-        return self._change("loosened", before, steps=state.healthy)
+        return None if self.max_lag == before else self._change("loosened", before, steps=state.healthy)
 
     def _change(
         self,
@@ -183,9 +233,16 @@ class Guard:
         *,
         steps: int,
         reading: MeasureReading | None = None,
+        counted: Literal["steps", "measurements"] = "steps",
     ) -> GuardChange:
         return GuardChange(
-            kind=kind, before=before, after=self.max_lag, configured=self._configured, steps=steps, reading=reading
+            kind=kind,
+            before=before,
+            after=self.max_lag,
+            configured=self._configured,
+            steps=steps,
+            reading=reading,
+            counted=counted,
         )
 
 
@@ -216,7 +273,7 @@ def _reading(measure: Measure, value: float, limit: float, *, beyond: bool, with
 
 
 def _crossed(reading: MeasureReading) -> str:
-    side = "under" if reading.measure == "effective_sample_share" else "over"
+    side = "under" if reading.measure in ("effective_sample_share", "gradient_cosine") else "over"
     side = side if math.isfinite(reading.value) else "no number beside"
     return f"{reading.measure} is {reading.value:.3g}, {side} its limit of {reading.limit:g}"
 

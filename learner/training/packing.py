@@ -186,6 +186,17 @@ def plan(
     return [row + [empty] * (count - len(row)) for row in rows]
 
 
+def shared_out(sizes: Sequence[int], *, ranks: int) -> list[list[int]]:
+    """Spreads units that are not cut over ranks, by their sizes: the largest first, each to whom has least."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for unit in sorted(range(len(sizes)), key=lambda unit: -sizes[unit]):
+        rank = loads.index(min(loads))
+        shares[rank].append(unit)
+        loads[rank] += sizes[unit]
+    return shares
+
+
 def _units(
     lengths: NDArray[np.int64], sharing: SharingOrder, pairs: NDArray[np.int64], *, most_tokens: int, even: float
 ) -> Iterator[_Unit]:

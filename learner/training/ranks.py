@@ -33,7 +33,9 @@ from services.nccl import interface_of
 from services.network import LOOPBACK, local_address
 from services.process import parent_death_signal
 
-Action = Literal["train_step", "outputs", "reference", "host_copy", "probe", "save", "begin_save", "load", "stop"]
+Action = Literal[
+    "train_step", "outputs", "reference", "host_copy", "probe", "sketches", "save", "begin_save", "load", "stop"
+]
 STORE_POLL = timedelta(seconds=20)
 """Longest single wait at the ranks' store, which says nothing of a rank that is late."""
 _BEGINS_WITHIN = timedelta(seconds=120)

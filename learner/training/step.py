@@ -33,6 +33,7 @@ from learner.training.config import TrainingConfig
 from learner.training.engine import learning_rate
 from learner.training.models import (
     Models,
+    Output,
     StepData,
     TokenValues,
     credit,
@@ -42,12 +43,13 @@ from learner.training.models import (
     score,
     token_values,
 )
-from learner.training.packing import Microbatch, Prefixes, pack, plan, shared_prefixes, slices_of
+from learner.training.packing import Microbatch, Prefixes, pack, plan, shared_out, shared_prefixes, slices_of
 from learner.training.policy import PolicyModel
 from learner.training.pulls import PullSums, TokenPulls
 from learner.training.ranks import Ranks, any_rank, summed_over_ranks
 from learner.training.routing import RoutingMetrics, RoutingSums, routing_metrics, total
 from learner.training.score_model import Critic, CriticHead, freezes_policy
+from learner.training.sketches import SKETCH_SIZE, GradientSketch
 from learner.training.work import even_position
 
 
@@ -233,6 +235,7 @@ class TrainingStep:
         self.pulls: TokenPulls | None = None
         """Of the newest step."""
         self._pull_sums: PullSums | None = None
+        self._sketcher: GradientSketch | None = None
         self.carried = CarriedState()
         """State of the algorithm for the next step; the same on every rank."""
 
@@ -243,7 +246,7 @@ class TrainingStep:
         slices = slices_of(batch, updates=self._config.updates_per_step)
         cut = partial(self._microbatches, batch, shared_prefixes(batch))
         whole, measured = [cut(part) for part in slices], cut(np.flatnonzero(batch.mismatched))
-        data = self._data(batch, slices, [*chain.from_iterable(whole), *measured])
+        data = self._data(batch, slices, [*chain.from_iterable(whole), *measured], passes=self._passes(slices))
         moves = self._moves(data)
         rows = [_row(cut, part, packed, moves=moves) for part, packed in zip(slices, whole, strict=True)]
         scoring_s = time.perf_counter() - started
@@ -297,6 +300,46 @@ class TrainingStep:
             skipped_in_row=self._models.skipped_in_row,
         )
 
+    def sketches(self, batch: FlatBatch, *, units: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Sketch of each unit's share in the gradient of its part, [U, D]; the same on every rank, which all must call.
+
+        `units` [S] is the unit of each sequence, 0 to U - 1, and `parts` [U] the part of each unit. The loss of a part
+        is that of an update of its units alone, by the weights as they are. No weight, no state of the optimizer or of
+        the algorithm, no gradient and no random number is touched. Raises TrainingStopped.
+        """
+        sequences_of_unit = [np.flatnonzero(units == unit) for unit in range(len(parts))]
+        shares = shared_out([int(batch.lengths[each].sum()) for each in sequences_of_unit], ranks=self._ranks.count)
+        own, prefixes, alone = shares[self._ranks.rank], shared_prefixes(batch), replace(self._ranks, rank=0, count=1)
+        work = {unit: self._microbatches(batch, prefixes, sequences_of_unit[unit], ranks=alone) for unit in own}
+        slices = [np.flatnonzero(parts[units] == part) for part in np.unique(parts)]
+        with torch.random.fork_rng(devices=[self._ranks.device] if self._ranks.device.type == "cuda" else []):
+            whole = [*chain.from_iterable(work.values())]
+            data = self._data(batch, slices, whole, passes=self._preset.passes)
+            moves = self._moves(data)
+            found = torch.zeros(len(parts), SKETCH_SIZE, dtype=torch.float64)
+            rounds = max(map(len, shares))
+            for number in range(rounds):
+                self._reached(f"gradients by lag, {number + 1} of {rounds}")
+                self._stop_if_asked()
+                unit = own[number] if number < len(own) else None
+                if unit is not None and moves[sequences_of_unit[unit]].any():
+                    found[unit] = sum((self._sketch(data, one) for one in work[unit]), start=found[unit])
+        return summed_over_ranks(found).numpy()
+
+    def _sketch(self, data: StepData, microbatch: Microbatch) -> Tensor:
+        """The sketch of a microbatch's gradient, which is added to nothing."""
+        microbatch, of_teacher = self._with_candidates(data, microbatch)
+
+        def loss_of(output: Output) -> Tensor:
+            logprobs, entropy, candidates, *_ = output
+            tokens = loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy)
+            return self._preset.loss(replace(tokens, candidate_logprobs=candidates, teacher_logprobs=of_teacher)).total
+
+        if self._sketcher is None:
+            self._sketcher = GradientSketch(device=self._ranks.device)
+        gradients = self._engine.gradients_beside(loss_of, microbatch)
+        return self._sketcher.of(gradients, sizes=self._engine.trained_sizes)
+
     def outputs(self, batch: FlatBatch, *, reference: bool) -> NDArray[np.float32]:
         """The output of the trained model, or of the reference, at each trained token [N], 0 elsewhere. No gradient."""
         microbatches = self._microbatches(batch, shared_prefixes(batch), np.arange(len(batch.lengths)))
@@ -320,26 +363,34 @@ class TrainingStep:
             return np.ones(len(data.batch.lengths), dtype=np.bool_)
         return data.credit.moves(data.batch)
 
-    def _microbatches(self, batch: FlatBatch, prefixes: Prefixes, sequences: NDArray[np.int64]) -> list[Microbatch]:
-        """This rank's share of an update; none of no sequences."""
+    def _microbatches(
+        self, batch: FlatBatch, prefixes: Prefixes, sequences: NDArray[np.int64], *, ranks: Ranks | None = None
+    ) -> list[Microbatch]:
+        """This rank's share of an update; none of no sequences. `ranks` are those that share it, if not all do."""
+        ranks = ranks or self._ranks
         if not len(sequences):
             return []
         shares = plan(
             batch.lengths[sequences],
             sharing=prefixes.sharing.of(sequences),
             pairs=batch.pairs[sequences],
-            ranks=self._ranks.count,
+            ranks=ranks.count,
             microbatch_tokens=self._config.microbatch_tokens,
             even=self._even,
         )
-        rows = (sequences[row] for row in shares[self._ranks.rank])
+        rows = (sequences[row] for row in shares[ranks.rank])
         return [pack(batch, row, prefixes=prefixes).to(self._ranks.device) for row in rows]
 
     def _data(
-        self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]], microbatches: Sequence[Microbatch]
+        self,
+        batch: FlatBatch,
+        slices: Sequence[NDArray[np.int64]],
+        microbatches: Sequence[Microbatch],
+        *,
+        passes: Passes,
     ) -> StepData:
         """The passes, the advantages, and the weights, which count an update's kept tokens on all ranks."""
-        scores = score(batch, microbatches, scorers=self._models.scorers, passes=self._passes(slices))
+        scores = score(batch, microbatches, scorers=self._models.scorers, passes=passes)
         made = credit(batch, scores, preset=self._preset, carried=self.carried)
         lengths = made.kept_lengths(batch)
         good = None

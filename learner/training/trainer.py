@@ -358,6 +358,17 @@ class Trainer:
         self._tell(RankCommand(action="reference"))
         return self._split(sequences, self._step.outputs(share_batch(flatten(sequences)), reference=True))
 
+    def sketches(
+        self, sequences: Sequence[TrainSequence], *, units: Sequence[int], parts: Sequence[int]
+    ) -> NDArray[np.float64]:
+        """Sketch of each unit's share in the gradient of its part, [U, D], by the weights as they are.
+
+        `units` is the unit of each sequence, `parts` the part of each unit; a part's loss is that of an update of its
+        own. Training goes on as without it, to the last digit. Raises TrainingStopped.
+        """
+        self._tell(RankCommand(action="sketches", path=json.dumps([list(units), list(parts)])))
+        return self._sketches(flatten(sequences), [list(units), list(parts)])
+
     def follow(self) -> None:
         """On the ranks other than 0: takes part in whatever rank 0 does, until it closes."""
         while (command := self._commands.receive()).action != "stop":
@@ -382,6 +393,8 @@ class Trainer:
             host_copy(self._models.engine, dtype=self._config.publish_dtype, keep=False, part=part)
         elif command.action in ("outputs", "reference"):
             self._step.outputs(share_batch(None), reference=command.action == "reference")
+        elif command.action == "sketches":
+            self._sketches(None, json.loads(command.path))
         elif command.action == "probe":
             self._probe(json.loads(command.path))
         elif command.action == "save":
@@ -409,6 +422,10 @@ class Trainer:
         if self._models.reference is not None:
             self._models.reference.after_step()
         return metrics
+
+    def _sketches(self, given: FlatBatch | None, places: Sequence[Sequence[int]]) -> NDArray[np.float64]:
+        units, parts = (np.array(each, dtype=np.int64) for each in places)
+        return self._step.sketches(share_batch(given), units=units, parts=parts)
 
     def _probe(self, texts: Sequence[Sequence[int]]) -> list[float]:
         assert min(map(len, texts)) > 1, "a text of one token has no logprobs"

@@ -22,6 +22,11 @@ from learner.reports.history import (
 from learner.reports.tally import StepRecord
 from learner.training.step import StepMetrics
 
+ADDED = {"lag_bound", "level", "tasks_effective", "tasks_variance"} | {
+    f"gradient_{what}" for what in ("cosine", "cosine_error", "norm_ratio", "wait_s", "pass_s")
+}
+"""What a line of a step holds beside its record and the trainer's metrics."""
+
 
 def step(number: int, value: float = 0.0, *, kind: str = "step") -> dict[str, Any]:
     return {"kind": kind, "step": number, "loss": value}
@@ -142,7 +147,7 @@ def test_every_number_of_a_step_is_a_curve_and_stands_once_in_a_figure() -> None
     written = {field.name for kind in (StepMetrics, StepRecord) for field in dataclasses.fields(kind)}
     other = {"step", "lease_ids", "lag_counts", "token_lag_counts"}
 
-    assert set(names) == (written | {"lag_bound", "level", "tasks_effective", "tasks_variance"}) - other
+    assert set(names) == (written | ADDED) - other
     assert len(set(names)) == len(names)
     assert sum(len(curves_in(figure.id)) for figure in FIGURES) == len(CURVES)
     assert all(curves_in(figure.id) for figure in FIGURES)

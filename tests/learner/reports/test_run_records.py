@@ -19,6 +19,7 @@ from learner.reports.run_records import Records
 from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.reports.tally import RewardsSeen, StepRecord, Tally, Timing, step_record
 from learner.training.guard import GuardChange, MeasureReading
+from learner.training.lag_gradients import BucketMoments, reading_of
 from learner.training.step import StepMetrics
 from learner.trust.evidence import Suspicion
 from learner.weights.published import JoinReport, PublishReport
@@ -291,6 +292,22 @@ def test_what_was_drawn_is_in_metrics_jsonl_where_tasks_are_drawn(tmp_path: Path
     drawn, plain = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert (drawn["tasks_effective"], drawn["tasks_variance"]) == (12.5, 0.2)
     assert drawn.keys() - plain.keys() == {"tasks_effective", "tasks_variance"}
+
+
+def test_a_comparison_of_gradients_by_lag_is_in_the_line_of_its_step(tmp_path: Path) -> None:
+    moments = {bucket: BucketMoments(groups=2, own=0.5, pairs=0.5, cross=1 - bucket / 8) for bucket in (0, 4)}
+    reading = reading_of([moments] * 3, version=0, wait_s=1.5, pass_s=0.5)
+    with Records(folder=tmp_path, total_steps=2) as records:
+        records.step(record(step=1), step_metrics(), two_groups(), by_lag=reading)
+        records.step(record(step=2), step_metrics(), two_groups())
+    measured, plain = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {name: measured[name] for name in measured.keys() - plain.keys()} == {
+        "gradient_cosine": {"lag 5-8": 0.5, "halves of lag 0": 1.0},
+        "gradient_cosine_error": {"lag 5-8": 0.0},
+        "gradient_norm_ratio": {"lag 5-8": 1.0},
+        "gradient_wait_s": 1.5,
+        "gradient_pass_s": 0.5,
+    }
 
 
 def test_a_resumed_run_has_no_accuracy_before_and_may_have_published_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics, LearnerStatus
 from learner.reports.tally import Timing, step_record
 from learner.training.guard import GuardChange, MeasureReading
+from learner.training.lag_gradients import BucketMoments, LagReading, reading_of
 from learner.training.step import StepMetrics
 from learner.weights.fleet import FleetMembers
 from learner.weights.published import PublishReport
@@ -205,6 +206,36 @@ def test_generators_that_are_not_believed_are_in_the_notes_of_the_status(tmp_pat
     )  # fmt: skip
 
     assert shown.report().notes == ("generator g lies",)
+
+
+def by_lag(cosine: float) -> LagReading:
+    """Three measurements without noise, of lag 0 and 5 to 8."""
+    moments = {bucket: BucketMoments(groups=2, own=0.5, pairs=0.5, cross=1.0) for bucket in (0, 4)}
+    moments[4] = dataclasses.replace(moments[4], cross=cosine)
+    return reading_of([moments] * 3, version=9, wait_s=1.5, pass_s=0.5)
+
+
+def test_gradients_by_lag_are_scraped_and_are_a_note_that_says_what_to_do_where_they_turn_away(tmp_path: Path) -> None:
+    scraped = Metrics("learner")
+    metrics = LearnerMetrics(scraped)
+    fleet = FleetMembers(
+        fingerprints=FINGERPRINTS, incarnation=1, announce_every_s=2.0, silence_s=15.0, changed=lambda: None
+    )
+    shown = LearnerStatus(
+        name="run", folder=tmp_path, total_steps=9, incarnation=1, ledger=Ledger(LEDGER), fleet=fleet,
+        env_services=tuple, metrics=metrics, waits=Waiting(), min_cosine=0.7,
+    )  # fmt: skip
+    assert shown.report().notes == ()
+    metrics.by_lag(by_lag(0.75))
+    fine = "cosine of gradients to that of lag 0, before step 10: 0.75 ± 0.00 at lag 5-8 (halves of lag 0: 1.00)"
+    assert shown.report().notes == (fine,)
+    metrics.by_lag(by_lag(0.5))
+    (note,) = shown.report().notes
+    assert note.startswith(f"{fine.replace('0.75', '0.50')}; groups of lag 5-8 pull elsewhere than new ones: ")
+    assert 'lag.adapt = "gradient"' in note
+    assert value(scraped, "gradient_cosine", lag="5-8") == 0.5
+    assert value(scraped, "gradient_norm_ratio", lag="5-8") == 1.0
+    assert value(scraped, "gradient_comparison_seconds_total") == 4.0
 
 
 def test_nobody_is_behind_between_a_step_and_its_publish(tmp_path: Path) -> None:
