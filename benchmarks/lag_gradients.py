@@ -1,4 +1,4 @@
-"""Whether gradients by lag tell a corrected loss from an uncorrected one, and what measuring them costs.
+"""Gradients by lag of a corrected loss beside an uncorrected one, and the cost of measuring them.
 
     .venv/bin/python -m benchmarks.lag_gradients [--steps 80] [--every 8] [--groups 16] [--lag 8] [--seed 0]
 

@@ -1,4 +1,4 @@
-"""Which steps compare the gradients of groups by their lag, and which groups take part in that.
+"""Choice of the steps that compare the gradients of groups by their lag, and of the groups that take part in it.
 
     served? ─▶ batch ─▶ groups of the newest version, waited for ─┬▶ sketches of all ─▶ moments by bucket of lag
                   └▶ of its own groups some of each lag ──────────┘

@@ -269,8 +269,9 @@ class OnlineTraining:
         return True
 
     def _compare(self, batch: TakenBatch, *, served_s: float) -> tuple[LagReading | None, GuardChange | None]:
-        """Compares gradients by lag, by the weights before the step; nothing that trains is touched by that. So long was
-        waited for generators already.
+        """Compares gradients by lag, by the weights before the step; nothing that trains is touched by that.
+
+        `served_s` seconds were waited for generators already.
         """
         plan = self._measurements
         assert plan is not None, "asked for by the caller"

@@ -1,4 +1,4 @@
-"""How far the gradient of old groups points where that of new ones does: cosine and ratio of norms, by lag.
+"""Gradients of old groups beside those of new ones: how far they point the same way, and how long they are, by lag.
 
     groups of a step by lag, each one's part of its bucket's gradient, sketched ─▶ BucketMoments ─┐
     the same of measurements before, up to WINDOW of them ────────────────────────────────────────┴▶ BucketReading
@@ -141,7 +141,7 @@ class LagReading:
 
     @property
     def cosines(self) -> dict[str, float]:
-        """What is known, by lag, and the floor: as a step's line holds it."""
+        """The cosines that are known, by lag, and the floor: as a step's line holds them."""
         known = {f"lag {each.label}": each.cosine for each in self.buckets} | {"halves of lag 0": self.halves}
         return {name: value for name, value in known.items() if value is not None}
 

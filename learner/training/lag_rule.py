@@ -115,7 +115,7 @@ class GradientLag:
             self._rise()
 
     def _is_well_over(self, newest: BucketReading) -> bool:
-        """What uses less lag than it may says nothing of more of it."""
+        """False for a step that uses less lag than it may, too: it says nothing of more of it."""
         assert newest.cosine is not None, "asked by the caller"
         assert newest.error is not None, "asked by the caller"
         return newest.cosine - newest.error >= self._rule.well_over and newest.bucket >= bucket_of(self.bound)

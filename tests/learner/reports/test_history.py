@@ -25,7 +25,7 @@ from learner.training.step import StepMetrics
 ADDED = {"lag_bound", "level", "tasks_effective", "tasks_variance"} | {
     f"gradient_{what}" for what in ("cosine", "cosine_error", "norm_ratio", "wait_s", "pass_s")
 }
-"""What a line of a step holds beside its record and the trainer's metrics."""
+"""Numbers that a line of a step holds beside its record and the trainer's metrics."""
 
 
 def step(number: int, value: float = 0.0, *, kind: str = "step") -> dict[str, Any]:

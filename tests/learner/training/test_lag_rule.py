@@ -1,4 +1,4 @@
-"""How the bound on the lag falls and rises by gradients, alone and beside the guard's limits."""
+"""The rule by which the bound on the lag falls and rises with gradients, alone and beside the limits of the guard."""
 
 import json
 from collections.abc import Sequence
