@@ -1,6 +1,6 @@
 """The command `env-service`, which serves; `host` runs one environment for others; `list`, `show`, `play`, `bench` and
-`try` look at environments; `runtime` builds images for runtimes, and checks tasks that
-are done in them.
+`try` look at environments; `runtime` builds images for runtimes, and checks tasks that are done in them; `tasks` makes
+tasks of a repository's history.
 """
 
 import os
@@ -19,6 +19,8 @@ def main() -> None:
     """Read the configuration, then load the rest and serve until SIGTERM or SIGINT; or look at environments."""
     if sys.argv[1:2] and sys.argv[1] in _LOOKING:
         sys.exit(_look(sys.argv[1:]))
+    if sys.argv[1:2] == ["tasks"]:
+        sys.exit(_tasks(sys.argv[1:]))
     if sys.argv[1:2] == ["runtime"]:
         sys.exit(_runtime(sys.argv[1:]))
     if sys.argv[1:2] == ["host"]:
@@ -45,6 +47,13 @@ def _runtime(words: list[str]) -> int:
     from env_service.runtimes import building
 
     return building.main(words)
+
+
+def _tasks(words: list[str]) -> int:
+    # Deferred as below.
+    from env_service.task_sets import mining
+
+    return mining.main(words)
 
 
 def _look(words: list[str]) -> int:

@@ -5,8 +5,11 @@
     env-service play  NAME [--task N] …
     env-service bench NAME [--action TEXT] …
     env-service try   NAME --generator URL [--task N] [--config RUN.toml] …
+    env-service try   NAME --solutions [--config RUN.toml] …
 
-NAME is that of an environment in the file, of a built-in one, or an import path, package.module:Class.
+NAME is that of an environment in the file, of a built-in one, or an import path, package.module:Class. Of tasks that
+have published solutions, `try` runs the solution first; `--solutions` runs those of all tasks and nothing else, says
+which tasks do not do, and has them left out from then on.
 """
 
 import argparse
@@ -52,6 +55,7 @@ from env_service.rollouts.rollout import Rollout
 from env_service.rollouts.speech import value_in
 from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.pool import RuntimePool, use_runtimes
+from env_service.task_sets.trying import TaskSet
 from protocol.codec import describe
 from protocol.generation import Sampling
 from protocol.messages import FinishedLease, Lease, ServingGenerator
@@ -80,6 +84,7 @@ def main(words: Sequence[str], *, out: TextIO = sys.stdout, answer: Callable[[st
     parser.add_argument("--task", type=int, default=0)
     parser.add_argument("--action", default="0")
     parser.add_argument("--generator", default="")
+    parser.add_argument("--solutions", action="store_true")
     given, rest = parser.parse_known_args(words)
     if not rest:
         import_code_from(Path())
@@ -114,10 +119,9 @@ async def _look(
     pool = use_runtimes(RuntimePool(config.runtimes if config else RuntimesConfig()))
     environment = _named(given.name, config)
     try:
-        await _looked(environment, given, config, out, answer)
+        return await _looked(environment, given, config, out, answer)
     finally:
         await pool.close()
-    return 0
 
 
 async def _looked(
@@ -126,7 +130,7 @@ async def _looked(
     config: EnvServiceConfig | None,
     out: TextIO,
     answer: Callable[[str], str],
-) -> None:
+) -> int:
     match given.command:
         case "show":
             await _show(environment, config, given.task, out)
@@ -134,10 +138,13 @@ async def _looked(
             await _play(environment, given.task, out, answer)
         case "bench":
             await _bench(environment, given.action, out)
+        case "try" if given.solutions:
+            return await _try_solutions(environment, out)
         case "try":
             if config is None or not given.generator:
-                raise ValueError("try needs --config RUN.toml and --generator URL")
-            await _try(environment, config, given, out)
+                raise ValueError("try needs --config RUN.toml and --generator URL; or --solutions")
+            return await _try(environment, config, given, out)
+    return 0
 
 
 def _named(name: str, config: EnvServiceConfig | None) -> OfferedEnvironment:
@@ -251,10 +258,39 @@ async def _bench(environment: OfferedEnvironment, text: str, out: TextIO) -> Non
     out.write(f"{environment.name}: {turns / seconds:.0f} turns/s, {conversations / seconds:.0f} conversations/s\n")
 
 
+async def _try_solutions(environment: OfferedEnvironment, out: TextIO) -> int:
+    """The exit code is 1 if a task does not do."""
+    tasks, fault_of = environment.tasks, getattr(environment.start(), "solution_fault", None)
+    if not isinstance(tasks, TaskSet) or fault_of is None:
+        raise ValueError(f"the tasks of {environment.name} have no solutions that could be tried")
+    ended = await tasks.try_all(fault_of)
+    for each, fault in ended:
+        if fault:
+            out.write(f"{each.where}: {fault}\n")
+    out.writelines(f"{refused}\n" for refused in tasks.refused)
+    good, count = sum(not fault for _, fault in ended), len(ended) + len(tasks.refused)
+    out.write(f"{good} of {count} tasks are solved by their solution, and not without")
+    out.write("\n" if good == count else f"; the other {count - good} are left out\n")
+    return 0 if good == count else 1
+
+
+async def _is_solved_by_its_solution(environment: OfferedEnvironment, index: int, out: TextIO) -> bool:
+    """True also of a task that has none."""
+    fault_of = getattr(environment.start(), "solution_fault", None) if environment.agent is None else None
+    if fault_of is None:
+        return True
+    made = environment.tasks.task("train", index)
+    fault = await fault_of(await made if isawaitable(made) else made)
+    out.write(f"{fault}\n" if fault else "solved by its solution, and not without\n")
+    return not fault
+
+
 async def _try(
     environment: OfferedEnvironment, config: EnvServiceConfig, given: argparse.Namespace, out: TextIO
-) -> None:
+) -> int:
     environment, index = environment.at("train", given.task)
+    if not await _is_solved_by_its_solution(environment, index, out):
+        return 1
     tokenization, metrics = tokenization_of(config), Metrics("env-service")
     counted, fleet = RolloutMetrics(metrics), GeneratorFleet()
     fleet.replace([ServingGenerator(generator_id="generator", url=given.generator, policy_version="0.0")])
@@ -278,6 +314,7 @@ async def _try(
     if not isinstance(outcome, FinishedLease):
         raise ValueError(outcome.reason)
     _tell(outcome.group, tokenization, out)
+    return 0
 
 
 def _lease(environment: OfferedEnvironment, task: int) -> Lease:

@@ -3,7 +3,8 @@
 They act on a runtime, in which whatever they find and change is the policy's own business.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -49,11 +50,20 @@ class _Submit(ToolArguments):
 
 
 class ComputerToolbox:
-    """Tools on one runtime, of the kinds that are named. It does not end the runtime."""
+    """Tools on one runtime, of the kinds that are named, which work in `folder`. It does not end the runtime."""
 
-    def __init__(self, runtime: Runtime, names: Sequence[ToolName]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        names: Sequence[ToolName],
+        *,
+        folder: str = WORK,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._runtime = runtime
         self._names = names
+        self._folder = folder
+        self._environment = dict(environment or {})
 
     async def offered(self) -> Sequence[Tool]:
         tools = {
@@ -66,7 +76,9 @@ class ComputerToolbox:
             "python": (described("python", "Runs a Python program in /work and returns what it prints.", _Program),),
             "submit": (described(SUBMIT, "Says that the task is done. Nothing can be changed afterwards.", _Submit),),
         }
-        return [tool for name in self._names for tool in tools[name]]
+        offered: Sequence[Tool] = [tool for name in self._names for tool in tools[name]]
+        # Descriptions of arguments name the usual folder.
+        return offered if self._folder == WORK else json.loads(json.dumps(offered).replace(WORK, self._folder))
 
     async def call(self, call: ToolCall) -> str:
         """The result. Raises ToolFault, and as the runtime."""
@@ -91,11 +103,10 @@ class ComputerToolbox:
         """Nothing to do."""
 
     async def _shell(self, given: _Line) -> str:
-        return told(await self._runtime.exec(RuntimeCommand(argv=("/bin/sh", "-c", given.command))))
+        return told(await self._run(("/bin/sh", "-c", given.command)))
 
     async def _python(self, given: _Program) -> str:
-        command = RuntimeCommand(argv=("python3", "-"), stdin=given.code.encode())
-        return told(await self._runtime.exec(command))
+        return told(await self._run(("python3", "-"), stdin=given.code.encode()))
 
     async def _view(self, given: _View) -> str:
         lines = (await self._text(given.path)).splitlines()
@@ -107,7 +118,7 @@ class ComputerToolbox:
         return "\n".join([*numbered, *([f"… {left} more lines"] if left > 0 else [])])
 
     async def _edit(self, given: _Edit) -> str:
-        path = _placed(given.path)
+        path = self._placed(given.path)
         if not given.old:
             if await self._exists(path):
                 raise ToolFault(f"{given.path} is there: say which text in it is to be replaced")
@@ -121,13 +132,17 @@ class ComputerToolbox:
         return "replaced"
 
     async def _search(self, given: _Search) -> str:
-        argv = ("grep", "-rnIF", "--", given.text, given.path)
-        end = await self._runtime.exec(RuntimeCommand(argv=argv))
+        end = await self._run(("grep", "-rnIF", "--", given.text, given.path))
         lines = end.stdout.decode(errors="replace").splitlines()
         if not lines:
             return end.stderr.decode(errors="replace").strip() or "found nothing"
         left = [f"… {len(lines) - _FOUND} more"] if len(lines) > _FOUND else []
         return "\n".join([*lines[:_FOUND], *left])
+
+    async def _run(self, argv: tuple[str, ...], *, stdin: bytes = b"") -> CommandEnd:
+        return await self._runtime.exec(
+            RuntimeCommand(argv=argv, cwd=self._folder, stdin=stdin, environment=self._environment)
+        )
 
     async def _exists(self, path: str) -> bool:
         try:
@@ -143,15 +158,14 @@ class ComputerToolbox:
         return found[""]
 
     async def _text(self, path: str) -> str:
-        content = (await self._file(_placed(path))).content
+        content = (await self._file(self._placed(path))).content
         try:
             return content.decode()
         except UnicodeDecodeError:
             raise ToolFault(f"{path} is no text") from None
 
-
-def _placed(path: str) -> str:
-    return path if path.startswith("/") else f"{WORK}/{path}"
+    def _placed(self, path: str) -> str:
+        return path if path.startswith("/") else f"{self._folder.rstrip('/')}/{path}"
 
 
 def told(end: CommandEnd) -> str:

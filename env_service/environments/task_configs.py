@@ -17,6 +17,8 @@ BUILT_IN: Mapping[str, str] = {
     "code_repair": "env_service.builtin.code_repair:CodeRepairEnvironment",
     "tools": "env_service.builtin.tool_use:ToolUseEnvironment",
     "computer": "env_service.builtin.computer:ComputerEnvironment",
+    "harbor": "env_service.builtin.task_sets:HarborEnvironment",
+    "repositories": "env_service.builtin.task_sets:RepositoryEnvironment",
     "sokoban": "env_service.builtin.grid_games:SokobanEnvironment",
     "sliding_puzzle": "env_service.builtin.grid_games:SlidingPuzzleEnvironment",
     "nim": "env_service.builtin.number_games:NimEnvironment",

@@ -113,11 +113,11 @@ class RuntimePool:
         """A runtime of an image, or with a snapshot's files. Raises RuntimesBusy, RuntimeLost, ImageFault."""
         return await self._at_home(lambda: self._start(image, snapshot))
 
-    async def exchange(self, runtime: Runtime, image: str) -> Runtime:
+    async def exchange(self, runtime: Runtime, image: str, *, snapshot: RuntimeSnapshot | None = None) -> Runtime:
         """A fresh runtime in the place of one, which is ended: of those who wait for room nobody comes between. Raises
         as `start`.
         """
-        return await self._at_home(lambda: self._exchanged(runtime, image))
+        return await self._at_home(lambda: self._exchanged(runtime, image, snapshot))
 
     def settle(self) -> None:
         """Live in the running event loop. Its thread has to live as long: runtimes die with it."""
@@ -202,11 +202,11 @@ class RuntimePool:
             said = "; ".join(found.splitlines()) or end.stderr.decode(errors="replace").strip()[-1000:]
             raise CannotIsolate(f"the walls of runtimes do not hold here: {said}. {remedies(_WITHOUT)}")
 
-    async def _exchanged(self, old: Runtime, image: str) -> Runtime:
+    async def _exchanged(self, old: Runtime, image: str, snapshot: RuntimeSnapshot | None) -> Runtime:
         self._exchanging += 1
         try:
             await old.stop()
-            return await self._start(image, None, first=True)
+            return await self._start(image, snapshot, first=True)
         finally:
             self._exchanging -= 1
             self._tell()

@@ -1,0 +1,205 @@
+"""Reading tasks in Harbor's format, as they are: a folder for each.
+
+    task.toml          names, times, variables
+    instruction.md     the prompt
+    environment/       a Dockerfile and what it copies
+    tests/             test.sh, which writes /logs/verifier/reward.txt or reward.json, and what it needs
+    solution/          solve.sh, the published solution
+
+What cannot be had in a runtime is refused by name (several services, GPUs, steps, MCP servers); what says something of
+machines that runtimes have settings of their own for (CPUs, memory, disk) is left to those.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from env_service.runtimes.interface import RuntimeFile
+from env_service.task_sets.dockerfile import NetworkSteps, files_in, read_dockerfile
+from env_service.task_sets.records import GUARDED, ComputerSetup, JudgedTask, PublishedSolution, ScriptTests, TaskUnfit
+from protocol.codec import describe
+
+TESTS, SOLUTION = "/tests", "/solution"
+_DEEPEST = 6
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_CANARY = re.compile(r"^\s*(?:<!--.*canary.*-->|#.*canary.*)\s*$", re.IGNORECASE)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _VerifierPart(_Part):
+    timeout_sec: float = Field(600.0, gt=0)
+    env: dict[str, str] = {}
+    environment_mode: str | None = None
+
+
+class _EnvironmentPart(_Part):
+    build_timeout_sec: float = Field(600.0, gt=0)
+    docker_image: str | None = None
+    gpus: int | None = 0
+    env: dict[str, str] = {}
+    mcp_servers: tuple[dict[str, JsonValue], ...] = ()
+    workdir: str | None = None
+
+
+class _SolutionPart(_Part):
+    env: dict[str, str] = {}
+
+
+class _TaskPart(_Part):
+    name: str = ""
+
+
+class HarborFile(_Part):
+    """The keys of task.toml that count here; others say nothing of how a task is done or judged."""
+
+    task: _TaskPart = _TaskPart()
+    verifier: _VerifierPart = _VerifierPart()
+    environment: _EnvironmentPart = _EnvironmentPart()
+    solution: _SolutionPart = _SolutionPart()
+    steps: tuple[dict[str, JsonValue], ...] = ()
+
+
+def harbor_folders(folder: Path) -> list[Path]:
+    """Folders of tasks: the folder itself, or those below it, in order."""
+    if (folder / "task.toml").is_file():
+        return [folder]
+    below = [path.parent for depth in range(1, _DEEPEST + 1) for path in folder.glob("*/" * depth + "task.toml")]
+    return sorted(path for path in below if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+def read_harbor_task(
+    folder: Path,
+    *,
+    images: Mapping[str, str],
+    network_steps: NetworkSteps = "refuse",
+    variables: Mapping[str, str] | None = None,
+    carry: tuple[str, ...] = (),
+    allow: tuple[str, ...] = (),
+) -> JudgedTask:
+    """The task in a folder. `images`: names of images here, by those of FROM, of `docker_image`, or of the task, whose
+    image is then what its Dockerfile makes. `variables` fill `${NAME}` in task.toml.
+
+    Raises TaskUnfit.
+    """
+    given = _read(folder)
+    _refuse(given, folder)
+    known = dict(variables or {})
+    own = _resolved(given.environment.env, known, folder)
+    setup = _setup(given, folder, images=images, network_steps=network_steps)
+    environment = {"HOME": "/home/agent", **setup.environment, **own}
+    setup = replace(setup, environment=environment, timeout_s=given.environment.build_timeout_sec)
+    tests = _laid(folder / "tests", TESTS)
+    script = tests.get(f"{TESTS}/test.sh")
+    if script is None:
+        raise TaskUnfit(f"{folder}: there is no tests/test.sh, which judges a task")
+    return JudgedTask(
+        name=given.task.name or folder.name,
+        prompt=_prompt(folder),
+        setup=setup,
+        tests=ScriptTests(
+            script=_text(script, folder / "tests/test.sh"),
+            files=tests,
+            environment=_resolved(given.verifier.env, known, folder),
+            wall_s=given.verifier.timeout_sec,
+        ),
+        solution=_solution(folder, _resolved(given.solution.env, known, folder)),
+        carried=tuple(dict.fromkeys((setup.cwd, *carry))),
+        guarded=GUARDED,
+        allowed=allow,
+    )
+
+
+def _read(folder: Path) -> HarborFile:
+    path = folder / "task.toml"
+    try:
+        return HarborFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TaskUnfit(f"{path} cannot be read: {error}") from error
+    except ValidationError as error:
+        raise TaskUnfit(f"{path}: {describe(error)}") from error
+
+
+def _refuse(given: HarborFile, folder: Path) -> None:
+    """Raises TaskUnfit for what a runtime is not."""
+    if given.steps:
+        raise TaskUnfit(f"{folder}: tasks in several steps are not done here; make a task of each")
+    if given.environment.gpus:
+        raise TaskUnfit(f"{folder}: it wants {given.environment.gpus} GPUs, and a runtime has none")
+    if given.environment.mcp_servers:
+        raise TaskUnfit(f"{folder}: its MCP servers cannot be reached from a runtime, which has no network")
+    if given.verifier.environment_mode == "separate":
+        raise TaskUnfit(
+            f"{folder}: verifier.environment_mode is 'separate', an image of the tests' own; leave it out: tests "
+            "run in a fresh copy in any case"
+        )
+    for name in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml"):
+        if (folder / "environment" / name).exists():
+            raise TaskUnfit(f"{folder}: environment/{name} has services of their own, and a runtime is one computer")
+
+
+def _setup(given: HarborFile, folder: Path, *, images: Mapping[str, str], network_steps: NetworkSteps) -> ComputerSetup:
+    file, image = folder / "environment/Dockerfile", given.environment.docker_image
+    built = images.get(folder.name) or images.get(given.task.name, "") or images.get(image or "", "")
+    if file.is_file():
+        setup = read_dockerfile(file, images=images, built=built, network_steps=network_steps)
+    else:
+        found = built or (images.get("*", "") if image else "")
+        if not found:
+            raise TaskUnfit(
+                f"{folder}: it has no environment/Dockerfile, and images names none for {image or folder.name}; build "
+                f"one by `env-service runtime build` and add {{ {image or folder.name!r} = IMAGE }} to images"
+            )
+        setup = ComputerSetup(image=found, cwd="/app")
+    return replace(setup, cwd=given.environment.workdir) if given.environment.workdir else setup
+
+
+def _prompt(folder: Path) -> str:
+    path = folder / "instruction.md"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskUnfit(f"{path} cannot be read: {error}") from error
+    while lines and (_CANARY.match(lines[0]) or not lines[0].strip()):
+        lines.pop(0)
+    if not lines:
+        raise TaskUnfit(f"{path} is empty, and is what the policy is told")
+    return "\n".join(lines).strip()
+
+
+def _laid(folder: Path, place: str) -> dict[str, RuntimeFile]:
+    return {f"{place}/{path}": file for path, file in files_in(folder).items()} if folder.is_dir() else {}
+
+
+def _solution(folder: Path, environment: Mapping[str, str]) -> PublishedSolution | None:
+    files = _laid(folder / "solution", SOLUTION)
+    script = files.get(f"{SOLUTION}/solve.sh")
+    if script is None:
+        return None
+    text = _text(script, folder / "solution/solve.sh")
+    return PublishedSolution(files=dict(files), script=text, environment=environment)
+
+
+def _text(file: RuntimeFile, path: Path) -> str:
+    try:
+        return file.content.decode()
+    except UnicodeDecodeError as error:
+        raise TaskUnfit(f"{path} is no text") from error
+
+
+def _resolved(values: Mapping[str, str], variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Values with their variables, which are never this process's own: those may be secrets."""
+
+    def value(found: re.Match[str]) -> str:
+        told = variables.get(found[1], found[2])
+        if told is None:
+            raise TaskUnfit(f"{folder}: task.toml wants the variable {found[1]}: add it to variables")
+        return told
+
+    return {name: _VARIABLE.sub(value, text) for name, text in values.items()}

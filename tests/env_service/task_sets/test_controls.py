@@ -1,0 +1,106 @@
+"""Controls fail where tests are run as they should be, and look like those that count."""
+
+import random
+import unittest
+from typing import Any
+
+import pytest
+
+from env_service.task_sets.controls import with_controls
+
+TESTS = '''"""Some tests."""
+import unittest
+
+
+def test_sum():
+    assert 1 + 1 == 2, "a reason"  # said
+
+
+class TestMore:
+    def test_list(self):
+        found = sorted([2, 1])
+        assert [1, 2] == sorted(found)
+
+
+class Old(unittest.TestCase):
+    def test_dict(self):
+        self.assertEqual(dict(a=1), {"a": 1})
+
+    def test_names(self):
+        expected = 3
+        self.assertEqual(len("abc"), expected)
+
+
+def test_without_values():
+    assert "a" in "abc"
+'''
+ALTERED = ("test_sum", "TestMore::test_list", "Old::test_dict", "Old::test_names", "test_without_values")
+
+
+def run(text: str, name: str) -> str:
+    """End of a test of a file."""
+    space: dict[str, Any] = {}
+    exec(compile(text, "tests.py", "exec"), space)
+    place, _, method = name.rpartition("::")
+    try:
+        if not place:
+            space[method]()
+        elif issubclass(space[place], unittest.TestCase):
+            getattr(space[place](method), method)()
+        else:
+            getattr(space[place](), method)()
+    except (AssertionError, KeyError):
+        return "failed"
+    return "passed"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_control_fails_and_every_test_goes_on_to_pass(seed: int) -> None:
+    made = with_controls(TESTS, random.Random(seed), altered=ALTERED)
+
+    assert len(made.names) == 3 + 4, "of one there is no value to change"
+    assert {run(made.text, name) for name in made.names} == {"failed"}
+    assert {run(made.text, name) for name in ALTERED} == {"passed"}
+
+
+def test_a_test_is_altered_in_its_place_with_a_value_of_the_same_type() -> None:
+    made = with_controls(TESTS, random.Random(1), altered=("test_sum", "Old::test_dict", "Old::test_names"))
+
+    whole = made.text.replace("\n\n", "\n")
+    assert f"    def {made.names[0].removeprefix('Old::')}(self):" in whole or made.names[0].startswith("test_")
+    (altered,) = [line for line in made.text.splitlines() if "1 + 1 ==" in line and "said" not in line]
+    assert altered.strip().startswith("assert 1 + 1 == ")
+    assert altered.strip().endswith(", 'a reason'")
+    assert "self.assertEqual(len('abc'), type('Other'" in made.text
+    assert "# said" in made.text, "the rest of the file is as it was"
+
+
+def test_tests_that_are_expected_to_fail_are_not_altered() -> None:
+    text = "import pytest\n\n\n@pytest.mark.xfail\ndef test_a():\n    assert 1 == 2\n"
+
+    assert len(with_controls(text, random.Random(1), altered=("test_a",)).names) == 3
+
+
+def test_controls_count_as_failed_only_if_all_of_them_are_told_of_as_such() -> None:
+    made = with_controls("", random.Random(1))
+    one, two, three = (f"t.py::{name}" for name in made.names)
+    failed = dict.fromkeys((one, two, three), "failed")
+
+    assert made.have_failed("t.py", failed)
+    assert made.have_failed("t.py", {two: "failed", three: "failed", f"{one}[a-1]": "failed", f"{one}[b]": "failed"})
+    assert not made.have_failed("t.py", {**failed, two: "passed"})
+    assert not made.have_failed("t.py", {**failed, two: "skipped"})
+    assert not made.have_failed("t.py", {one: "failed", two: "failed"})
+    assert not made.have_failed("t.py", {**failed, f"{one}[a-1]": "passed"})
+    assert made.own("t.py", f"{one}[a]")
+    assert not made.own("t.py", "t.py::test_a")
+
+
+def test_a_file_that_cannot_be_read_stays_as_it_is() -> None:
+    made = with_controls("def (", random.Random(1))
+
+    assert (made.text, made.names) == ("def (", ())
+
+
+def test_names_are_drawn_anew() -> None:
+    assert with_controls("", random.Random(1)).names != with_controls("", random.Random(2)).names

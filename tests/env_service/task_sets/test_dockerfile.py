@@ -1,0 +1,100 @@
+"""A Dockerfile is done as far as a runtime can, and its other lines are refused by name."""
+
+from pathlib import Path
+
+import pytest
+
+from env_service.runtimes.interface import RuntimeFile
+from env_service.task_sets.dockerfile import read_dockerfile
+from env_service.task_sets.records import TaskUnfit
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "Dockerfile"
+    path.write_text(text)
+    return path
+
+
+def test_lines_become_steps_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.txt").write_text("a")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    text = (
+        "# a comment\nARG WHO=me\nFROM ubuntu:24.04 AS base\nENV NAME=$WHO \\\n    LANG=C\nWORKDIR /srv\nWORKDIR app\n"
+        "COPY src ./data/\nCOPY --chown=1:1 run.sh /bin/\nADD --chmod=600 run.sh one\nUSER nobody\n"
+        'RUN echo ${NAME} > who && \\\n  # said\n  true\nRUN ["sh", "-c", "true"]\nCMD ["bash"]\n'
+    )
+
+    setup = read_dockerfile(written(tmp_path, text), images={"ubuntu:24.04": "mine"})
+
+    assert (setup.image, setup.cwd, setup.environment) == ("mine", "/srv/app", {"NAME": "me", "LANG": "C"})
+    files = [step.files for step in setup.steps if step.files]
+    assert files == [
+        {"/srv/app/data/a.txt": RuntimeFile(b"a", (tmp_path / "src/a.txt").stat().st_mode & 0o777)},
+        {"/bin/run.sh": RuntimeFile(b"#!/bin/sh\n", 0o755)},
+        {"/srv/app/one": RuntimeFile(b"#!/bin/sh\n", 0o600)},
+    ]
+    runs = [step for step in setup.steps if step.said]
+    assert [step.run for step in runs] == [("/bin/sh", "-c", "echo ${NAME} > who &&    true"), ("sh", "-c", "true")]
+    assert (runs[0].cwd, runs[0].environment) == ("/srv/app", {"WHO": "me", "NAME": "me", "LANG": "C"})
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("FROM alpine", "a build in several stages"),
+        ("RUN apt-get update && apt-get install -y git", r"wants the network \(apt-get\)"),
+        ("RUN set -e; pip install pytest", r"wants the network \(pip\)"),
+        ("RUN python3 -m pip install x", r"wants the network \(pip\)"),
+        ("RUN git clone https://x.example/y", r"wants the network \(git clone\)"),
+        ("RUN --mount=type=cache,target=/x true", "RUN --mount=type=cache,target=/x is not done here"),
+        ("COPY --from=base /a /b", "COPY --from is not done here"),
+        ("COPY ../secret /b", "leads out of the folder"),
+        ("COPY nothing /b", "there is no such file"),
+        ("ADD https://x.example/y /b", "wants the network"),
+        ("ADD a.tar.gz /b", "would be unpacked"),
+        ("RUN <<END\ntrue\nEND", "put it into a file"),
+        ("ONBUILD RUN true", "ONBUILD is not done here"),
+        ('RUN ["a"', "it cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+    path = written(tmp_path, f"FROM ubuntu\n\n{line}\n")
+
+    with pytest.raises(TaskUnfit, match=said) as refused:
+        read_dockerfile(path, images={"*": "host"})
+
+    assert str(refused.value).startswith(f"{path}:3: ")
+
+
+def test_an_image_that_is_not_named_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(TaskUnfit, match=r"no image here for FROM ubuntu; images names: debian.*\{ 'ubuntu' = IMAGE \}"):
+        read_dockerfile(written(tmp_path, "FROM ubuntu\n"), images={"debian": "host"})
+
+
+def test_commands_that_only_look_like_it_are_run(tmp_path: Path) -> None:
+    lines = ("RUN echo pip install is not done", "RUN mkdir -p /opt/curl", "RUN git config --global a.b c")
+
+    setup = read_dockerfile(written(tmp_path, "\n".join(["FROM x", *lines])), images={"x": "host"})
+
+    assert [step.run[-1] for step in setup.steps if step.said] == [line[4:] for line in lines]
+
+
+def test_lines_that_want_the_network_are_skipped_where_that_is_wished(tmp_path: Path) -> None:
+    path = written(tmp_path, "FROM x\nRUN apt-get install -y git\nRUN true\n")
+
+    setup = read_dockerfile(path, images={"x": "host"}, network_steps="skip")
+
+    assert [step.run[-1] for step in setup.steps if step.said] == ["true"]
+
+
+def test_of_an_image_that_is_what_it_makes_only_place_and_variables_are_taken(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "FROM a AS one\nFROM b\nENV X 1 2\nWORKDIR /x\nRUN apt-get update\nCOPY --from=one /a /b\n"
+    )
+
+    setup = read_dockerfile(path, images={}, built="mine")
+
+    assert (setup.image, setup.cwd, setup.environment) == ("mine", "/x", {"X": "1 2"})
+    assert not any(step.files or step.said for step in setup.steps)

@@ -1,0 +1,282 @@
+"""Folders in Harbor's format are read as they are, judged in a fresh copy, or refused by name."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+
+from env_service.builtin.task_sets import HarborEnvironment, HarborOptions
+from env_service.environments.interface import Action, Step, ToolCall, text_of
+from env_service.environments.task_files import TaskFileError
+from env_service.runtimes.interface import RuntimeFile
+from env_service.task_sets.harbor import read_harbor_task
+from env_service.task_sets.judging import reward_of
+from env_service.task_sets.records import ScriptTests, TaskUnfit
+from env_service.task_sets.trying import fault_of
+from tests.env_service.task_sets.conftest import worked
+
+TASK = """schema_version = "1.1"
+[task]
+name = "mine/greet"
+keywords = ["easy"]
+[metadata]
+anything = 1
+[verifier]
+timeout_sec = 20.0
+env = { WANTED = "${WORD:-hello}" }
+[agent]
+timeout_sec = 5
+[environment]
+cpus = 1
+memory_mb = 64
+storage_mb = 100
+allow_internet = false
+[solution]
+env = { SAID = "hello" }
+"""
+TEST = """#!/bin/bash
+mkdir -p /logs/verifier
+if [ "$(cat /app/greeting.txt)" = "$WANTED" ] && [ "$(cat "$(dirname "$0")/more")" = x ]; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo 0 > /logs/verifier/reward.txt
+fi
+"""
+
+
+def folder(below: Path, name: str = "greet", **files: str) -> Path:
+    """A task's folder; files by name with `__` for a slash and `_dot_` for a dot, an empty one not written."""
+    usual = {
+        "task.toml": TASK,
+        "instruction.md": "<!-- canary GUID 1 -->\n\nWrite the word of word.txt into greeting.txt.\n",
+        "environment/Dockerfile": "FROM ubuntu:24.04\nWORKDIR /app\nCOPY word.txt .\n",
+        "environment/word.txt": "hello\n",
+        "tests/test.sh": TEST,
+        "tests/more": "x\n",
+        "solution/solve.sh": '#!/bin/bash\ncp word.txt greeting.txt && cat "$(dirname "$0")/extra" && echo "$SAID"\n',
+        "solution/extra": "",
+    }
+    given = {name.replace("__", "/").replace("_dot_", "."): text for name, text in files.items()}
+    for path, text in {**usual, **given}.items():
+        if text or path == "solution/extra":
+            (below / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (below / name / path).write_text(text)
+    return below / name
+
+
+IMAGES = {"*": "host"}
+
+
+def test_a_folder_is_read_as_it_is(tmp_path: Path) -> None:
+    task = read_harbor_task(folder(tmp_path), images=IMAGES)
+
+    assert (task.name, task.prompt) == ("mine/greet", "Write the word of word.txt into greeting.txt.")
+    assert (task.setup.image, task.setup.cwd, task.carried) == ("host", "/app", ("/app",))
+    assert isinstance(task.tests, ScriptTests)
+    assert sorted(task.tests.files) == ["/tests/more", "/tests/test.sh"]
+    assert (task.tests.wall_s, task.tests.environment) == (20.0, {"WANTED": "hello"})
+    assert task.solution is not None
+    assert task.solution.environment == {"SAID": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"task_dot_toml": "[environment]\ngpus = 1\n"}, "it wants 1 GPUs"),
+        ({"task_dot_toml": "[[steps]]\nname = 'a'\n"}, "tasks in several steps"),
+        ({"task_dot_toml": "[[environment.mcp_servers]]\nname = 'a'\n"}, "MCP servers"),
+        ({"task_dot_toml": "[verifier]\nenvironment_mode = 'separate'\n"}, "environment_mode is 'separate'"),
+        ({"task_dot_toml": "[verifier]\nenv = { A = '${SECRET}' }\n"}, "wants the variable SECRET"),
+        ({"task_dot_toml": "[verifier]\ntimeout_sec = -1\n"}, "timeout_sec"),
+        ({"task_dot_toml": "nonsense"}, "cannot be read"),
+        ({"environment__docker-compose_dot_yaml": "services: {}"}, "services of their own"),
+        ({"tests__test_dot_sh": ""}, "no tests/test.sh"),
+        ({"instruction_dot_md": "# canary\n"}, "is empty"),
+        ({"environment__Dockerfile": ""}, "no environment/Dockerfile, and images names none"),
+        ({"environment__Dockerfile": "FROM x\nRUN apt-get install -y git\n"}, "Dockerfile:2: RUN apt-get install"),
+    ],
+)
+def test_what_a_runtime_is_not_is_refused_by_name(tmp_path: Path, more: dict[str, str], said: str) -> None:
+    with pytest.raises(TaskUnfit, match=said):
+        read_harbor_task(folder(tmp_path, **more), images=IMAGES)
+
+
+def test_a_prebuilt_image_is_taken_by_its_name_or_the_tasks(tmp_path: Path) -> None:
+    prebuilt = folder(
+        tmp_path, environment__Dockerfile="", task_dot_toml="[environment]\ndocker_image = 'a/b:1'\nworkdir = '/x'\n"
+    )
+
+    assert read_harbor_task(prebuilt, images={"a/b:1": "mine"}).setup.image == "mine"
+    assert read_harbor_task(prebuilt, images={"greet": "other"}).setup.image == "other"
+    assert read_harbor_task(prebuilt, images=IMAGES).setup.cwd == "/x"
+
+
+@pytest.mark.parametrize(
+    ("files", "reward"),
+    [
+        ({"reward.txt": b"1\n"}, 1.0),
+        ({"reward.txt": b"0.25"}, 0.25),
+        ({"reward.txt": b"1", "reward.json": b'{"reward": 0.5, "tests": 3}'}, 0.5),
+        ({"reward.json": b'{"accuracy": 0.75}'}, 0.75),
+        ({"reward.json": b'{"a": 1, "b": 2}'}, 0.0),
+        ({"reward.json": b"[" * 100_000}, 0.0),
+        ({"reward.json": b'{"reward": NaN}'}, 0.0),
+        ({"reward.txt": b"inf"}, 0.0),
+        ({"reward.txt": b"\xff"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_a_reward_is_read_as_harbor_writes_it(files: dict[str, bytes], reward: float) -> None:
+    assert reward_of({name: RuntimeFile(content) for name, content in files.items()}) == reward
+
+
+@pytest.mark.usefixtures("pool")
+async def test_a_solution_is_rewarded_and_nothing_is_not(tmp_path: Path) -> None:
+    assert await fault_of(read_harbor_task(folder(tmp_path), images=IMAGES)) == ""
+
+
+@pytest.mark.usefixtures("pool")
+async def test_a_solution_that_works_outside_of_the_folder_is_said_and_done_where_that_is_carried(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "tests__test_dot_sh": "mkdir -p /logs/verifier; cat /srv/done > /logs/verifier/reward.txt",
+        "solution__solve_dot_sh": "mkdir -p /srv; echo 1 > /srv/done; touch pyproject.toml",
+    }
+    made = folder(tmp_path, **files)
+
+    fault = await fault_of(read_harbor_task(made, images=IMAGES))
+    assert fault.startswith(
+        "its tests give 0 after its solution; not carried over (allow): /app/pyproject.toml; changed outside of /app "
+        "(carry): /srv/done"
+    )
+    assert await fault_of(read_harbor_task(made, images=IMAGES, carry=("/srv",))) == ""
+
+
+@pytest.mark.usefixtures("pool")
+async def test_a_line_of_the_dockerfile_that_fails_is_said(tmp_path: Path) -> None:
+    made = folder(tmp_path, environment__Dockerfile="FROM x\nRUN echo why; exit 3\n")
+
+    fault = await fault_of(read_harbor_task(made, images=IMAGES))
+
+    assert fault == f"{made}/environment/Dockerfile:2: RUN echo why; exit 3: ends with 3 in image host: why"
+
+
+LIES = {
+    "a reward that is there": "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; chmod 444 /logs/verifier/*",
+    "the script is there already": "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh",
+    "an answer that is a link to what judges": "ln -s /proc/self/environ greeting.txt",
+    "programs of its own": "mkdir -p bin; printf '#!/bin/sh\\necho hello\\n' > bin/cat; chmod +x bin/cat; "
+    "cp bin/cat /usr/local/bin/cat; cp bin/cat /bin/cat; echo 'PATH=/app/bin:$PATH' > /home/agent/.bashrc",
+    "the folder is a link": "cd /; cp -r app srv; rm -rf /app; ln -s /srv /app",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.usefixtures("pool")
+async def test_no_lie_is_rewarded(tmp_path: Path, lie: str) -> None:
+    assert (await worked(read_harbor_task(folder(tmp_path), images=IMAGES), LIES[lie])).reward == 0.0
+
+
+# The policy's program runs while the tests do, and writes the reward for as long as it lives.
+FORGER = """import os, sys
+if os.fork() == 0:
+    os.setsid()
+    for handle in range(3):
+        os.close(handle)
+    while True:
+        try:
+            with open('/logs/verifier/mine', 'w') as file:
+                file.write('1')
+            os.replace('/logs/verifier/mine', '/logs/verifier/reward.txt')
+        except OSError:
+            pass
+print('wrong')
+"""
+SCRIPT = """cd /tests
+if python3 test_it.py; then good=1; else good=0; fi
+echo $good > /logs/verifier/reward.txt
+sleep 1
+"""
+TEST_IT = """import subprocess, sys
+def test_said():
+    assert subprocess.run([sys.executable, '/app/say.py'], capture_output=True, text=True).stdout == 'right\\n'
+"""
+RUNNER = """
+if __name__ == '__main__':
+    import test_it
+    for name, test in list(vars(test_it).items()):
+        if name.startswith('test'):
+            test()
+"""
+
+
+@pytest.mark.usefixtures("pool")
+async def test_a_reward_that_comes_whatever_the_tests_say_is_none(tmp_path: Path) -> None:
+    made = folder(
+        tmp_path,
+        tests__test_dot_sh=SCRIPT,
+        tests__test_it_dot_py=TEST_IT + RUNNER,
+        solution__solve_dot_sh="echo \"print('right')\" > say.py",
+    )
+    task = read_harbor_task(made, images=IMAGES)
+    assert await fault_of(task) == ""
+
+    verdict = await worked(task, f"cat > say.py <<'END'\n{FORGER}END")
+
+    assert (verdict.reward, verdict.tampered) == (0.0, True)
+
+
+def call(name: str, **arguments: JsonValue) -> Action:
+    return Action("", calls=(ToolCall(name, arguments),))
+
+
+@pytest.mark.usefixtures("pool")
+async def test_the_policy_works_in_the_tasks_own_folder_by_its_tools(tmp_path: Path) -> None:
+    folder(tmp_path)
+    options = HarborOptions(train_folder=tmp_path, images=IMAGES)
+    environment = HarborEnvironment(options)
+    opening = await environment.reset(HarborEnvironment.tasks(options).task("train", 0), 0)
+    assert "in the folder /app" in text_of(opening.prompt)
+    assert "/work" not in str(opening.tools)
+    assert text_of((await environment.step(call("shell", command="pwd; ls -A"))).observation) == "/app\nword.txt"
+    await environment.step(call("edit", path="greeting.txt", old="", new="hello\n"))
+    step: Step = await environment.step(call("submit"))
+    await environment.close()
+
+    assert (step.stop, step.reward, step.metrics["tampered"]) == ("solved", 1.0, 0.0)
+
+
+@pytest.mark.usefixtures("pool")
+async def test_tasks_that_do_not_do_are_said_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder(tmp_path, "good")
+    folder(tmp_path, "idle", tests__test_dot_sh="echo 1 > /logs/verifier/reward.txt")
+    folder(tmp_path, "refused", environment__Dockerfile="FROM x\nRUN curl x\n")
+    folder(tmp_path, "unsolved", solution__solve_dot_sh="true")
+    options = HarborOptions(train_folder=tmp_path, images=IMAGES)
+    environment, tasks = HarborEnvironment(options), HarborEnvironment.tasks(options)
+    assert tasks.train_tasks == 3
+
+    ended = await tasks.try_all(environment.solution_fault)
+
+    assert {Path(each.where).name: fault.splitlines()[0] if fault else "" for each, fault in ended} == {
+        "good": "",
+        "idle": "its tests give 1 before anything is done",
+        "unsolved": "its tests give 0 after its solution",
+    }
+    with caplog.at_level(logging.WARNING):
+        again = HarborEnvironment.tasks(options)
+    assert [again.task("train", at).data["folder"] for at in range(again.train_tasks)] == [str(tmp_path / "good")]
+    assert f"left out: {tmp_path}/idle: its tests give 1 before anything is done" in caplog.text
+    assert "refused/environment/Dockerfile:2: RUN curl x wants the network" in caplog.text
+    (tmp_path / "unsolved/solution/solve.sh").write_text("cp word.txt greeting.txt")
+    assert HarborEnvironment.tasks(options).train_tasks == 2, "a task that was changed is to be tried again"
+
+
+def test_a_folder_without_a_task_that_is_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskFileError, match="holds no task"):
+        HarborEnvironment.tasks(HarborOptions(train_folder=tmp_path, images=IMAGES))
+    folder(tmp_path, tests__test_dot_sh="")
+    with pytest.raises(TaskFileError, match=r"no task is fit: .*no tests/test\.sh"):
+        HarborEnvironment.tasks(HarborOptions(train_folder=tmp_path, images=IMAGES))
