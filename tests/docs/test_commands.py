@@ -27,6 +27,7 @@ ELSEWHERE: Mapping[str, str] = {
     "learner replay": "tests/e2e/test_learners_come_and_go.py replays a run, tests/learner/test_what_if.py with --set",
     "env-service play": "it asks a person; tests/env_service/test_workbench.py answers",
     "env-service try": "it wants a generator; tests/env_service/test_workbench.py has one",
+    "env-service tasks": "tests/env_service/task_sets/test_mining.py makes tasks of a small repository",
     "env-service host": "it serves until a signal; tests/env_service/hosting starts it",
     "reward-service": "it serves until a signal; tests/e2e/test_serve.py starts it beside the example",
     "env-service runtime": "it fetches packages; tests/env_service/runtimes/test_building.py builds images",

@@ -1,0 +1,4 @@
+#!/bin/sh
+set -e
+cd /app
+cd releases; ln -s "$(ls | sort -V | tail -1)" latest

@@ -1,0 +1,4 @@
+#!/bin/sh
+set -e
+cd /app
+grep -rl TODO src | sort > todo.txt

@@ -1,0 +1,4 @@
+#!/bin/sh
+set -e
+cd /app
+awk '{ print > ($1 ".log") }' all.log

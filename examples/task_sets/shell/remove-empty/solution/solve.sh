@@ -1,0 +1,4 @@
+#!/bin/sh
+set -e
+cd /app
+find box -type f -size 0 -exec rm {} +

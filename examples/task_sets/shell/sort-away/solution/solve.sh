@@ -1,0 +1,4 @@
+#!/bin/sh
+set -e
+cd /app
+mkdir archive; mv in/*.log archive/
