@@ -73,11 +73,12 @@ class SamplingEntry(CatalogEntry):
 
 
 class LossEntry(CatalogEntry):
-    """A custom loss."""
+    """A custom loss. A `dropped` one is taken out of the catalog."""
 
     type: Literal["loss"] = "loss"
     loss_id: str
     body: CreateCustomLoss
+    dropped: bool = False
 
     @property
     def key(self) -> str:
@@ -114,6 +115,8 @@ class Catalog:
                 former = self.samplings.get(entry.key)
                 counted = entry.clones if former is None else max(entry.clones, former.clones)
                 self.samplings[entry.key] = entry.model_copy(update={"clones": counted})  # a later one may be known
+            case LossEntry(dropped=True):
+                self.losses.pop(entry.key, None)
             case LossEntry():
                 self.losses[entry.key] = entry
 

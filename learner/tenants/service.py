@@ -23,6 +23,7 @@ from pydantic import JsonValue
 
 from learner.tenants.catalog import LossEntry, ModelEntry, SamplingEntry, SessionEntry
 from learner.tenants.checkpoints import CheckpointPath, TenantCheckpoints, checkpoint_path
+from learner.tenants.custom_losses import CustomLosses
 from learner.tenants.fairness import RoundBudget
 from learner.tenants.futures import Payload, RequestReused, ResultFuture, ResultFutures
 from learner.tenants.keys import Tenant, TenantKeys
@@ -108,9 +109,11 @@ class TenantService:
         self.life = recovered.life
         self._sequences = SequenceRecords(folder / "sequences")
         self.samples = SamplingQueue(sampler=sampler, sequences=self._sequences, life=self.life, lost=recovered.samples)
+        self._losses = CustomLosses(self.log, self.models)
         self._reader = WorkReader(
             losses=self.log.catalog.losses,
             parse_graph=self._graph_of,
+            loss_used=self._losses.used,
             check=trainer.check,
             check_claims=self._sequences.check,
             sampled_versions=self._sequences.versions,
@@ -232,6 +235,7 @@ class TenantService:
                 owner=tenant.name, session_id=session.session_id, created_at=time.time(), loss_id=loss_id, body=body
             )
             await self._durably(self.log.entry(entry))
+        self._losses.made(loss_id)
         return loss_id
 
     async def create_sampling_session(self, tenant: Tenant, body: CreateSamplingSession) -> str:
@@ -377,6 +381,7 @@ class TenantService:
         for entry in [each for each in self.log.catalog.samplings.values() if each.session_id in old]:
             self.samples.forget(entry.sampling_session_id)
             await _swept(self._targets.drop(entry))
+        await _swept(self._losses.drop(old))
         await _swept(self.training.tidy())
 
     # Parts.

@@ -135,8 +135,8 @@ class SampledVersions(Protocol):
 
 
 class WorkReader:
-    """Parses operations. `parse_graph` makes the graph of a custom loss, `check` is the trainer's,
-    `check_claims` and `sampled_versions` those of the sampled sequences.
+    """Parses operations. `parse_graph` makes the graph of a custom loss, `loss_used` is told which operation uses it;
+    `check` is the trainer's, `check_claims` and `sampled_versions` those of the sampled sequences.
     """
 
     def __init__(
@@ -144,11 +144,12 @@ class WorkReader:
         *,
         losses: Mapping[str, LossEntry],
         parse_graph: Callable[[LossEntry], "LossGraph"],
+        loss_used: Callable[[str, str, int], None],
         check: Callable[[ForwardBackward], None],
         check_claims: CheckClaims,
         sampled_versions: SampledVersions,
     ) -> None:
-        self._losses, self._parse_graph = losses, parse_graph
+        self._losses, self._parse_graph, self._loss_used = losses, parse_graph, loss_used
         self._check, self._check_claims, self._sampled_versions = check, check_claims, sampled_versions
 
     def accept(self, logged: LoggedOperation, *, owner: str) -> tuple[LoggedOperation, Work]:
@@ -221,6 +222,7 @@ class WorkReader:
             raise TinkerWireError(
                 f"loss_fn_config.loss_id: no custom loss {loss_id!r}; make it with create_custom_loss"
             )
+        self._loss_used(loss_id, body.model_id, body.seq_id)
         return self._parse_graph(loss)
 
 
