@@ -78,7 +78,7 @@ page-check: $(FOR_TESTS) ## formatting, lint and types of the page's files
 	fi
 	$(DENO) $(BIN)/deno fmt --check $(OF_PAGE)
 	$(DENO) $(BIN)/deno lint $(OF_PAGE)
-	$(DENO) $(BIN)/deno check $(OF_PAGE)/static/main.js
+	$(DENO) $(BIN)/deno check $(OF_PAGE)/static/main.js learner/page/static/tenants.js
 
 .PHONY: docs
 docs: $(INSTALLED) ## build the documentation as a site in site/; a dead link is an error

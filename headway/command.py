@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.child_output import Bar, RunProgress
 from headway.examination import examined
@@ -40,6 +41,9 @@ from services.config.made_with import handed_over
 from services.config.models import ProcessConfig, help_text
 from services.config.options import nearest
 from services.config.sources import PROCESSES, ConfigError, read_tables
+
+if TYPE_CHECKING:
+    from headway.doctor_options import DoctorOptions
 
 
 def main() -> None:
@@ -214,10 +218,20 @@ def _run_eval(path: Path, words: Sequence[str]) -> int:
 def _run_doctor(path: Path, words: Sequence[str]) -> int:
     # Deferred: its HTTP client takes longer to load than everything else here, and `up` does without it.
     from headway.doctor_command import doctor
-    from headway.doctor_options import options_of
+
+    return doctor(*_asked_about(path, words))
+
+
+def _asked_about(path: Path, words: Sequence[str]) -> "tuple[dict[str, ProcessConfig], DoctorOptions]":
+    """The processes that doctor and status ask: of a RUN.toml, or of the folder of a server."""
+    from headway.doctor_options import of_folder, options_of  # deferred as the doctor is
 
     options, overrides = options_of(words)
-    return doctor(load_separately(path, split_options(overrides)), options)
+    if path.is_dir():
+        if overrides:
+            raise ConfigError([f"command line: {overrides[0]}: {path} is a folder; options are for a RUN.toml"])
+        return {}, of_folder(path, options)
+    return load_separately(path, split_options(overrides)), options
 
 
 def _run_memory(sizes: Sequence[str]) -> int:
@@ -227,11 +241,9 @@ def _run_memory(sizes: Sequence[str]) -> int:
 
 
 def _run_status(path: Path, words: Sequence[str]) -> int:
-    from headway.doctor_options import options_of
     from headway.status_command import status
 
-    options, overrides = options_of(words)
-    return status(load_separately(path, split_options(overrides)), options)
+    return status(*_asked_about(path, words))
 
 
 def _run_report(words: Sequence[str]) -> int:

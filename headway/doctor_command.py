@@ -10,6 +10,7 @@ from headway.doctor.asking import ask_all, tokens_of
 from headway.doctor.before import Level, examine
 from headway.doctor.written import as_json, findings_json, findings_text, table, verdict
 from headway.doctor_options import DoctorOptions, progress_of, targets
+from headway.tenants_table import tenant_lines
 from services.config.models import ProcessConfig
 from services.diagnosis.asked import AskedProcess, Condition
 from services.diagnosis.culprits import Diagnosis, diagnose
@@ -27,7 +28,7 @@ def doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
 
 async def _doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
     procs = [] if options.before else await ask_all(targets(configs, options), tokens=tokens_of(configs))
-    if all(proc.condition is Condition.DEAD for proc in procs):
+    if not (options.more and not configs) and all(proc.condition is Condition.DEAD for proc in procs):
         return await _before(configs, options)
     diagnosis = diagnose(procs)
     if diagnosis.by_waiting or any(map(_may_be_busy, procs)):
@@ -36,8 +37,16 @@ async def _doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) 
         sys.stdout.write(as_json(procs=procs, diagnosis=diagnosis))
     else:
         sentence = verdict_on(procs, diagnosis).text
-        sys.stdout.write(f"verdict: {sentence}\n\n{table(procs)}\n{whose(configs, procs)}{verdict(diagnosis)}")
+        tenants = "".join(f"{line}\n" for line in _tenants_of(procs))
+        told = f"{table(procs)}\n{tenants}{whose(configs, procs)}{verdict(diagnosis)}"
+        sys.stdout.write(f"verdict: {sentence}\n\n{told}")
     return 1 if diagnosis.culprits else 0
+
+
+def _tenants_of(procs: Sequence[AskedProcess]) -> list[str]:
+    """The tenants of a learner that serves training loops, with an empty line below them."""
+    served = [proc.status.tenants for proc in procs if proc.status is not None and proc.status.tenants is not None]
+    return [line for tenants in served for line in (*tenant_lines(tenants), "")]
 
 
 def _may_be_busy(proc: AskedProcess) -> bool:

@@ -1,11 +1,13 @@
 """Options that `headway doctor` and `headway status` share, and the processes that they ask."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import get_args
 
 from headway.doctor.asking import targets_of
 from headway.own_options import own_options
+from headway.served_folder import noted_targets
 from protocol.status import Kind, ProgressStatus
 from services.config.models import ProcessConfig
 from services.config.sources import ConfigError
@@ -36,8 +38,20 @@ def targets(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> lis
     known = targets_of(configs)
     tokens = {target.kind: target.token for target in known}
     trust = next((target.tls for target in known if target.tls.ca is not None), TlsFiles())
-    more = (Target(kind=one.kind, url=one.url, token=tokens.get(one.kind), tls=trust) for one in options.more)
+    more = (
+        replace(one, token=one.token or tokens.get(one.kind), tls=trust if one.tls.ca is None else one.tls)
+        for one in options.more
+    )
     return [*known, *more]
+
+
+def of_folder(folder: Path, options: DoctorOptions) -> DoctorOptions:
+    """The options for a server that `headway serve` has started. Raises ConfigError."""
+    if options.before:
+        raise ConfigError(
+            ["command line: --before looks at a RUN.toml; before a start of headway serve, it does itself"]
+        )
+    return replace(options, more=(*noted_targets(folder), *options.more))
 
 
 def _target(text: str) -> Target:

@@ -36,7 +36,7 @@ _USAGES: Mapping[str, str] = {
                            [--PROCESS.OPTION VALUE ...]
 """,
     "status": """\
-       headway status RUN.toml [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
+       headway status RUN.toml|FOLDER [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
 """,
     "report": """\
        headway report RUN [RUN ...] [--output FILE]
@@ -89,7 +89,8 @@ check   read RUN.toml as each process would, with the files and the code that it
 """,
     "doctor": """\
 doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
-        of them answers, or with --before: see whether machine, files and settings are fit for a start; --memory: needs
+        of them answers, or with --before: see whether machine, files and settings are fit for a start; FOLDER: that of
+        a server that headway serve has started; --memory: needs
 """,
     "eval": """\
 eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of a run with these settings, on N held-out
@@ -106,7 +107,8 @@ serve   serve training loops of others by the Tinker API, at port 7300 or anothe
         has); state is kept in runs/serve, with which a later start goes on; one that dies is started again
 """,
     "status": """\
-status  show what the processes do: version, rate, waits, last events; live in a terminal until Ctrl-C, else once
+status  show what the processes do: version, rate, waits, last events; live in a terminal until Ctrl-C, else once; of
+        a server that headway serve has started by its FOLDER, runs/serve, also its tenants and their training runs
 """,
     "report": """\
 report  write curves, balance, settings, environment and samples of runs, by their folders, into one HTML file

@@ -2,6 +2,7 @@
 need to know of them.
 """
 
+import logging
 import os
 import secrets
 import socket
@@ -16,9 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from headway.doctor.asking import targets_of
 from headway.doctor.before import missing_of
 from headway.own_options import own_options, split_options
 from headway.run_configs import read_command_lines
+from headway.served_folder import note_targets
 from headway.starting import prepared, process_command, restart_policy
 from headway.supervisor import StopLimits, Supervisor
 from protocol.fleet import positions
@@ -31,6 +34,8 @@ from services.network import LOOPBACK, is_wildcard
 
 if TYPE_CHECKING:
     from learner.config import LearnerConfig
+
+logger = logging.getLogger(__name__)
 
 SERVE_OPTIONS: Mapping[str, bool] = dict.fromkeys(("--port", "--host", "--name", "--context", "--restarts"), True)
 """The command's own options, each with a value."""
@@ -179,11 +184,14 @@ class ServingNotice:
         self._thread.join(_ANSWER_S)
 
     def text(self) -> str:
-        """The lines for a client's shell."""
+        """The lines for a client's shell, and where to look."""
         http = self._learner.http
-        host = socket.gethostname() if is_wildcard(http.host) else http.host
+        url = _url(http, socket.gethostname() if is_wildcard(http.host) else http.host)
         name = self._learner.tinker.base_model or self._learner.model.absolute()
-        return f"export TINKER_BASE_URL={_url(http, host)}\nexport TINKER_API_KEY={self._key()}\nbase model: {name}\n"
+        return (
+            f"export TINKER_BASE_URL={url}\nexport TINKER_API_KEY={self._key()}\n"
+            f"# page: {url}/ (log in with the key); headway status {self._learner.run.folder}\nbase model: {name}\n"
+        )
 
     def _key(self) -> str:
         # Deferred: what it loads is not wanted for --help.
@@ -198,8 +206,17 @@ class ServingNotice:
         while not all(_is_ready(config) for config in configs):
             if self._ended.wait(_POLL_S):
                 return
+        self._note()
         sys.stdout.write(self.text())
         sys.stdout.flush()
+
+    def _note(self) -> None:
+        """Where the processes answer, for status and doctor, which can be told by `--url` without it, too."""
+        configs = (self._learner, *self._others)
+        try:
+            note_targets(self._learner.run.folder, targets_of(dict(zip(SERVED, configs, strict=False))))
+        except OSError as error:
+            logger.warning("headway status and doctor do not find this server by its folder: %s", error)
 
 
 def _url(http: HttpConfig, host: str) -> str:

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from headway.columns import in_columns
 from headway.doctor.asking import ask_all, tokens_of
 from headway.doctor_options import DoctorOptions, progress_of, targets
+from headway.tenants_table import tenant_lines
 from protocol.status import ProgressStatus
 from services.config.models import ProcessConfig
 from services.diagnosis.asked import AskedProcess, Condition
@@ -107,18 +109,19 @@ def _verdict(procs: Sequence[AskedProcess], rates: Mapping[str, float]) -> RunVe
 
 
 def status_text(procs: Sequence[AskedProcess], rates: Mapping[str, float], *, columns: int | None = None) -> str:
-    """The verdict, a row for each process, and below them what is wrong and what was said last. Where a row does not
-    fit into `columns`, its last two cells stand below it.
+    """The verdict, a row for each process, and below them the tenants of a server, what is wrong, and what was said
+    last. Where a row does not fit into `columns`, its last two cells stand below it.
     """
     rows = [("process", "version", "progress", "waits for", "last")]
     rows += [_status_row(proc, rates.get(proc.name)) for proc in procs]
-    lines = _in_columns(rows)
+    lines = in_columns(rows)
     if columns is not None and max(map(len, lines)) > columns:
-        whole = _in_columns([row[:3] for row in rows])
+        whole = in_columns([row[:3] for row in rows])
         more = [[], *(_below(row) for row in rows[1:])]
         lines = [line for head, below in zip(whole, more, strict=True) for line in (head, *below)]
     for proc in procs:
         if proc.status is not None:
+            lines += [] if proc.status.tenants is None else ["", *tenant_lines(proc.status.tenants), ""]
             lines += [f"{proc.kind}: {' '.join(text.split())}" for text in (*proc.status.problems, *proc.status.notes)]
             lines += [
                 f"{proc.kind}, {_ago(failure.age_s)}: {' '.join(failure.text.split())[:200]}"
@@ -127,11 +130,6 @@ def status_text(procs: Sequence[AskedProcess], rates: Mapping[str, float], *, co
     sentence = _verdict(procs, rates).text
     told = [sentence] if columns is None else textwrap.wrap(sentence, columns)
     return "".join(f"{line}\n" for line in (*told, "", *lines))
-
-
-def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _below(row: Sequence[str]) -> list[str]:

@@ -29,7 +29,8 @@ from learner.leases.task_draws import FILE as DRAWS_FILE
 from learner.leases.task_draws import DrawRules, MakeDraws, TaskDraws
 from learner.leases.task_priors import TaskPriors, read_priors
 from learner.ledger import LedgerConfig
-from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, shown_machines, shown_processes
+from learner.page.files import PAGE_PATHS
+from learner.page.routes import RunPage, ShownRun, shown_machines, shown_processes
 from learner.page.store import TrajectoryStore
 from learner.page.what_if_routes import WhatIfSettings
 from learner.recovery import RecoveryPoint

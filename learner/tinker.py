@@ -23,6 +23,9 @@ from fastapi import FastAPI
 from learner.algorithms.client_graphs import LossGraph
 from learner.config import LearnerConfig
 from learner.journal.files import write_atomically
+from learner.page.files import PAGE_PATHS
+from learner.page.tenants_page import ServedProcesses, TenantsPage
+from learner.reports.served_monitor import ServedMonitor
 from learner.tenants.fleet_sampler import FleetSampler, SamplingLimits
 from learner.tenants.keys import TenantKeys, make_keys_file
 from learner.tenants.listings import TenantListings
@@ -31,12 +34,14 @@ from learner.tenants.prompt_scores import PromptScores
 from learner.tenants.routes import PREFIX_PATH, add_tenant_routes
 from learner.tenants.served_adapters import ServedAdapters, add_adapter_routes
 from learner.tenants.service import ServedBase, TenantService, TenantSettings
+from learner.tenants.standing import TenantsStanding
 from learner.tenants.stopping import PollsUntilStop
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.logprobs import Chunking
-from protocol.status import QueueStatus, Readiness, Report
+from protocol.status import ProgressStatus, QueueStatus, Readiness, Report, Status
 from protocol.tinker.bodies import CreateCustomLoss
-from services.http.app import OPEN_PATHS, create_app
+from services.diagnosis.asked import Target
+from services.http.app import create_app
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
@@ -77,14 +82,17 @@ async def serve_tinker(config: LearnerConfig, stop: Stop) -> None:
         parts = await _parts(config, stack, keys=TenantKeys.read(keys_file))
         waits = Waiting()
         app = _app(config, parts, readiness=waits.readiness)
-        add_status_route(
+        own = add_status_route(
             app, service="learner", version=version("headway"), waits=waits, failures=failures,
             stopping=lambda: stop.requested, provider=partial(_report, config.run.name, parts),
         )  # fmt: skip
+        monitor = _add_page(app, config, parts, own=own, url=listener.url)
         waits.started()
         logger.info("serving %s with the Tinker API; its keys are in %s", parts.service.base.name, keys_file)
         polls = PollsUntilStop(app, stop=stop, prefix=f"{PREFIX_PATH}/retrieve_future")
-        await run_loops(http=serve_http(polls, listener), tenants=parts.service.run(), run_lock=lock.watch())
+        await run_loops(
+            http=serve_http(polls, listener), tenants=parts.service.run(), monitor=monitor.run(), run_lock=lock.watch()
+        )
 
 
 async def _parts(config: LearnerConfig, stack: AsyncExitStack, *, keys: TenantKeys) -> _ServerParts:
@@ -125,8 +133,7 @@ async def _parts(config: LearnerConfig, stack: AsyncExitStack, *, keys: TenantKe
 
 def _app(config: LearnerConfig, parts: _ServerParts, *, readiness: Callable[[], Readiness]) -> FastAPI:
     service, registry = parts.service, Metrics("learner", run=config.run.name)
-    names = [tenant.name for tenant in service.keys.tenants]
-    TenantMetrics(registry, tenants=names, read=lambda: load_of(service))
+    TenantMetrics(registry, read=lambda: load_of(service))
     app = create_app(
         service="learner",
         version=version("headway"),
@@ -134,7 +141,7 @@ def _app(config: LearnerConfig, parts: _ServerParts, *, readiness: Callable[[], 
         readiness=readiness,
         metrics=registry,
         max_body_bytes=config.http.max_body_bytes,
-        open_paths=OPEN_PATHS | {f"{PREFIX_PATH}/"},
+        open_paths=PAGE_PATHS | {f"{PREFIX_PATH}/"},
     )
     listings = TenantListings(service, secret=secrets.token_bytes(32))
     add_tenant_routes(app, service, listings, max_body_bytes=config.http.max_body_bytes)
@@ -142,13 +149,31 @@ def _app(config: LearnerConfig, parts: _ServerParts, *, readiness: Callable[[], 
     return app
 
 
+def _add_page(
+    app: FastAPI, config: LearnerConfig, parts: _ServerParts, *, own: Callable[[], Status], url: str
+) -> ServedMonitor:
+    """The page of tenants, and who looks at the processes for it."""
+    token, trust = config.weights.generator_token, config.http.tls
+    generators = [Target("generator", each.rstrip("/"), token, trust) for each in config.tinker.generators]
+    monitor = ServedMonitor(own=own, url=url, generators=generators)
+
+    def processes() -> ServedProcesses:
+        return ServedProcesses(parts.sampler.peers(), monitor.procs, monitor.verdict)
+
+    assert config.http.token is not None, "the settings want one"
+    TenantsPage(parts.service, name=config.run.name, token=config.http.token, processes=processes).add_routes(app)
+    return monitor
+
+
 def _report(name: str, parts: _ServerParts) -> Report:
-    load = load_of(parts.service)
+    peers = parts.sampler.peers()
+    tenants = TenantsStanding(parts.service, peers).status()
     queues = (
-        QueueStatus(name="operations", depth=sum(load.queued.values())),
-        QueueStatus(name="completions", depth=sum(load.sampling.values())),
+        QueueStatus(name="operations", depth=tenants.queued),
+        QueueStatus(name="completions", depth=tenants.completions),
     )
-    return Report(id=name, peers=parts.sampler.peers(), queues=queues)
+    done = ProgressStatus(unit="operations", done=parts.service.records.operations)
+    return Report(id=name, peers=peers, queues=queues, progress=done, tenants=tenants)
 
 
 def _check_base(folder: Path, *, model: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from learner.page.routes import PAGE_PATHS, RunPage, ShownRun
+from learner.page.files import PAGE_PATHS
+from learner.page.routes import RunPage, ShownRun
 from learner.page.what_if_routes import WhatIfSettings
 from learner.what_if_form import checked, form_of
 from protocol.status import Readiness

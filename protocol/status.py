@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from protocol.model import VersionText, WireModel
+from protocol.tenants import TenantsStatus
 
 Kind = Literal["learner", "generator", "reward-service", "env-service"]
 
@@ -118,7 +119,7 @@ class Report(WireModel):
     """The part of a status that is different in each kind of process.
 
     `problems` are what the process knows to be wrong with itself: with one of them, nobody else is to blame. `notes`
-    are worth knowing, and nothing wrong.
+    are worth knowing, and nothing wrong. `tenants` are those of a learner that serves training loops of others.
     """
 
     id: str
@@ -132,6 +133,7 @@ class Report(WireModel):
     disks: tuple[DiskStatus, ...] = ()
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = Field(default=(), exclude_if=lambda notes: not notes)
+    tenants: TenantsStatus | None = Field(default=None, exclude_if=lambda tenants: tenants is None)
 
 
 class Status(Report):

@@ -70,6 +70,21 @@ class _Noted(Metrics):
         self._note(f"{name}_total", "counter", (label,), documentation)
         return super().rises(name, documentation, label=label)
 
+    def by_label(
+        self,
+        name: str,
+        documentation: str,
+        *,
+        label: str,
+        read: Callable[[], Mapping[str, float]],
+        counts: bool = False,
+    ) -> None:
+        if counts:
+            self._note(f"{name}_total", "counter", (label,), documentation)
+        else:
+            self._note(name, "gauge", (label,), documentation)
+        super().by_label(name, documentation, label=label, read=read, counts=counts)
+
     def distribution(self, name: str, documentation: str, *, buckets: Sequence[float]) -> Distribution:
         self._note(name, "histogram", (), documentation)
         return super().distribution(name, documentation, buckets=buckets)
@@ -115,7 +130,7 @@ def _learner() -> Described:
     metrics = _Noted("learner")
     LearnerMetrics(metrics)
     TeacherMetrics(metrics)
-    TenantMetrics(metrics, tenants=(), read=lambda: NO_LOAD)
+    TenantMetrics(metrics, read=lambda: NO_LOAD)
     app = _app("learner", metrics)
     add_learner_routes(app, fleet=_ABSENT, shelf=_ABSENT)
     add_adapter_routes(app, _ABSENT)

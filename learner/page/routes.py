@@ -18,12 +18,10 @@ gives for it, which no other route knows.
 """
 
 import asyncio
-import base64
 import hashlib
 import hmac
 import json
 import logging
-import re
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +35,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from learner.page.curves import RunCurves, figures
+from learner.page.files import HEADERS, PAGE_COOKIE, let_in, page_file, page_itself
 from learner.page.grouped import groups_page, ordered_groups
 from learner.page.life import kept_life
 from learner.page.reading import (
@@ -61,7 +60,6 @@ from protocol.status import FailureStatus, Report, WaitStatus
 from services.config import made_with
 from services.diagnosis.asked import AskedProcess
 from services.diagnosis.verdict import RunVerdict
-from services.http.app import OPEN_PATHS
 from services.http.bodies import json_body
 from services.http.refusals import RequestRefused
 from services.run_lock import life_in
@@ -69,15 +67,8 @@ from services.run_lock import life_in
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-PAGE_PATHS = OPEN_PATHS | {"/", "/page/"}
-"""Paths that an application with the page leaves open: its routes ask for the token themselves."""
-
-_STATIC = Path(__file__).with_name("static")
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_COOKIE = "headway_page"
 _NEWS_EVERY_S = 1.0
 _STATUS_EVERY_S = 2.0
-_MONTH_S = 30 * 24 * 3600
 _ORDERS = get_args(Order)
 _MAX_SKIPPED = 10_000
 _NUMBERS = {"step": int, "max_step": int, "task": int, "min_length": int, "max_length": int, "min_lag": int,
@@ -88,8 +79,6 @@ Processes = Callable[[], Mapping[str, Any]]
 Machines = Callable[[], list[dict[str, Any]]]
 """Of each process its machine, what it takes of that, and the last lines of its log, for JSON."""
 _FRESH = {"Cache-Control": "no-store"}
-_HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -186,8 +175,8 @@ class RunPage:
         """The application must leave PAGE_PATHS open."""
         known = [Depends(self._check)]
         get = partial(app.get, include_in_schema=False)
-        get("/")(self._index)
-        get("/page/static/{path:path}")(self._file)
+        get("/")(lambda: page_itself("index.html"))
+        get("/page/static/{path:path}")(page_file)
         app.post("/page/login", include_in_schema=False)(self._login)
         get("/page/data/runs", dependencies=known)(self._list_runs)
         get("/page/data/figures", dependencies=known)(figures)
@@ -211,7 +200,7 @@ class RunPage:
         if self._token is None:
             return
         shown = request.headers.get("authorization", "")
-        cookie = request.cookies.get(_COOKIE, "")
+        cookie = request.cookies.get(PAGE_COOKIE, "")
         as_header = hmac.compare_digest(shown.encode(), f"Bearer {self._token}".encode())
         if not as_header and not hmac.compare_digest(cookie.encode(), self._pass().encode()):
             raise RequestRefused(401, "unauthorized", "the page wants the learner's http.token: log in at /")
@@ -226,24 +215,7 @@ class RunPage:
             return Response(status_code=204)
         if not hmac.compare_digest(body.token.get_secret_value().encode(), self._token.encode()):
             raise RequestRefused(401, "unauthorized", "this is not the learner's http.token")
-        answer = Response(status_code=204)
-        answer.set_cookie(
-            _COOKIE, self._pass(), max_age=_MONTH_S, path="/page", httponly=True, samesite="strict",
-            secure=request.url.scheme == "https",
-        )  # fmt: skip
-        return answer
-
-    # The page itself
-
-    def _index(self) -> Response:
-        text = (_STATIC / "index.html").read_text(encoding="utf-8")
-        return Response(text, media_type="text/html", headers={**_HEADERS, "Content-Security-Policy": _policy(text)})
-
-    def _file(self, path: str) -> Response:
-        found = (_STATIC / path).resolve()
-        if not found.is_relative_to(_STATIC) or not found.is_file() or found.suffix not in _TYPES:
-            raise RequestRefused(404, "unknown_route", f"the page has no file {path!r}")
-        return Response(found.read_bytes(), media_type=_TYPES[found.suffix], headers=_HEADERS)
+        return let_in(request, self._pass())
 
     # Its data
 
@@ -358,7 +330,7 @@ class RunPage:
         folder = self._runs[self._of(run)].folder
         text = await _kept(key, lambda wanted: whole_text(folder, wanted, place=place))
         name = f"{Key.parse(key)}-{'prompt' if place is None else place}.txt"
-        headers = {**_HEADERS, "Content-Disposition": f'attachment; filename="{name}"'}
+        headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{name}"'}
         return Response(text.encode(errors="replace"), media_type="text/plain; charset=utf-8", headers=headers)
 
 
@@ -374,16 +346,6 @@ async def _kept(key: str, look: Callable[[Key], T | None]) -> T:
     if found is None:
         raise RequestRefused(404, "unknown_group", f"group {key} is not kept, or no longer")
     return found
-
-
-def _policy(text: str) -> str:
-    """Under it only files of this program run; the styles in the page itself are allowed by their hash."""
-    styles = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in _STYLE.findall(text)]
-    allowed = " ".join(["'self'", *(f"'sha256-{digest}'" for digest in styles)])
-    return (
-        f"default-src 'none'; script-src 'self'; style-src {allowed}; connect-src 'self'; img-src 'self' data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
 
 
 def _filter_of(asked: Mapping[str, str]) -> Filter:

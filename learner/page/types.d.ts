@@ -151,6 +151,61 @@ interface ProcessesTold {
   reward_services?: { name: string; latency_s: number; step: number }[];
 }
 
+/** A tenant of a server of training loops, with what it may have at once. */
+interface TenantTold {
+  name: string;
+  runs: number;
+  queued: number;
+  queue_limit: number;
+  queued_bytes: number;
+  bytes_limit: number;
+  completions: number;
+  completion_limit: number;
+  refused: number;
+  waits_s: number;
+  rows_per_s: number;
+}
+
+interface TenantRunTold {
+  name: string;
+  tenant: string;
+  title: string;
+  rank: number;
+  steps: number;
+  queued: number;
+  completions: number;
+  waits_for: string;
+  since_s: number;
+  place: string;
+  rows_per_s: number;
+  tokens_per_s: number;
+  loss: number | null;
+}
+
+/** What a server of training loops says of itself; `viewer` is the tenant that reads, null for whoever sees all. */
+interface TenantsTold {
+  name: string;
+  viewer: string | null;
+  verdict: Verdict;
+  base_model: string;
+  tenants: TenantTold[];
+  runs: TenantRunTold[];
+  with_curves: string[];
+  tenant_count: number;
+  run_count: number;
+  resident: number;
+  clients: number;
+  queued: number;
+  completions: number;
+  tokens_per_s: number;
+  generators: number;
+  generator_silent_s: number | null;
+  at_work:
+    | { tenant: string; run: string; kind: string; rows: number; tokens: number; sharing: number; since_s: number }
+    | null;
+  peers?: PeerStatus[];
+}
+
 /** A line of a figure: its values, and what uPlot is told of it. */
 interface DrawnLine {
   values: Column;

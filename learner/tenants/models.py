@@ -20,7 +20,8 @@ class TrainingModel:
 
     `ready` are operations in turn, `done_seq` is the last one that was done, `snapshot_seq` the last one in the
     snapshot on the disk; -1 is none. `resident`: the trainer holds its adapter. `accepting` counts operations that may
-    be in the journal, and are not in its queue yet.
+    be in the journal, and are not in its queue yet. `waits_since`: the time from which on what it has in its queue has
+    waited, None if that is nothing; it begins anew with each turn of it.
     """
 
     entry: ModelEntry
@@ -32,6 +33,7 @@ class TrainingModel:
     early: dict[int, Operation] = field(default_factory=dict)
     ready: deque[Operation] = field(default_factory=deque)
     last_used: float = 0.0
+    waits_since: float | None = None
 
     def add(self, operation: Operation) -> None:
         """Hold the operation until its turn; those whose turn has come with it become ready."""
@@ -111,6 +113,8 @@ class TrainingModels:
         model = self.by_id[operation.model_id]
         model.add(operation)
         model.last_used = self._clock()
+        if model.waits_since is None:
+            model.waits_since = model.last_used
         counted = self._queued[model.entry.owner]
         counted[0], counted[1] = counted[0] + 1, counted[1] + operation.size
         if model.entry.unloaded:
@@ -136,11 +140,13 @@ class TrainingModels:
             first = model.ready.popleft()
             assert first is operation, (first.seq_id, operation.seq_id)
             self._uncount(operation)
+            model.waits_since = self._clock() if model.ready or model.early else None
 
     def drop_early(self, model: TrainingModel, reason: str) -> None:
         """Give up operations behind a hole that nobody will fill any more; their clients are told."""
         dropped = list(model.early.values())
         model.early.clear()
+        model.waits_since = model.waits_since if model.ready else None
         self._give_up(dropped, reason)
 
     def drop_all(self, model: TrainingModel) -> None:
@@ -157,6 +163,14 @@ class TrainingModels:
             operation.future.finish(
                 {"error": f"operation {operation.seq_id} was not done: {reason}", "category": "user"}
             )
+
+    def idle_s(self, model: TrainingModel) -> float:
+        """Seconds since its last request."""
+        return self._clock() - model.last_used
+
+    def waited_s(self, model: TrainingModel) -> float:
+        """Seconds for which what it has in its queue has waited; 0 if that is nothing."""
+        return 0.0 if model.waits_since is None else self._clock() - model.waits_since
 
     def to_park(self, *, room: int, needed: Iterable[str]) -> list[TrainingModel]:
         """Models that must leave the trainer so that those needed have room: the least recently used ones."""

@@ -6,8 +6,9 @@ that a former life accepted are failed then, which makes the client ask for new 
 
 import asyncio
 import logging
+import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,17 +82,38 @@ class AcceptedSample:
     request: SampleRequest
 
 
+@dataclass(frozen=True)
+class CompletionsUnderWay:
+    """Completions of a sample that nobody has answered yet: whose, from which training model's weights, empty for the
+    base model, and the time at which they began.
+    """
+
+    owner: str
+    model_id: str
+    completions: int
+    began: float
+
+
 class SamplingQueue:
     """Samples under way, and what their clients are told."""
 
     def __init__(
-        self, *, sampler: Sampler, sequences: SequenceRecords, life: int, lost: Mapping[str, Iterable[str]]
+        self,
+        *,
+        sampler: Sampler,
+        sequences: SequenceRecords,
+        life: int,
+        lost: Mapping[str, Iterable[str]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`lost`: names of samples that former lives accepted, by sampling session."""
+        """`lost`: names of samples that former lives accepted, by sampling session. `clock` is in seconds."""
         self._sampler, self._sequences, self._life = sampler, sequences, life
         self._feeds: dict[tuple[str, int], _Feed] = defaultdict(_Feed)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._counts: dict[str, int] = defaultdict(int)
+        self._clock = clock
+        self.waiting: dict[str, CompletionsUnderWay] = {}
+        """By request."""
         for session, request_ids in lost.items():
             for request_id in request_ids:
                 self._feeds[session, clone_of(request_id)].tell({"state": "failed", "request_id": request_id})
@@ -106,7 +128,11 @@ class SamplingQueue:
 
     def start(self, sample: AcceptedSample) -> None:
         """Sample, finish the future, and tell the client."""
-        self._counts[sample.future.owner] += sample.request.samples
+        future, count = sample.future, sample.request.samples
+        self._counts[future.owner] += count
+        self.waiting[future.request_id] = CompletionsUnderWay(
+            future.owner, sample.weights.model_id, count, self._clock()
+        )
         task = asyncio.create_task(self._sample(sample))
         self._running[sample.future.request_id] = task
         task.add_done_callback(lambda _: self._ended(sample))
@@ -172,6 +198,7 @@ class SamplingQueue:
     def _ended(self, sample: AcceptedSample) -> None:
         future = sample.future
         task = self._running.pop(future.request_id)
+        self.waiting.pop(future.request_id, None)
         self._counts[future.owner] -= sample.request.samples
         problem = None if task.cancelled() else task.exception()
         if problem is not None:

@@ -26,11 +26,13 @@ from learner.tenants.checkpoints import CheckpointPath, TenantCheckpoints, check
 from learner.tenants.custom_losses import CustomLosses
 from learner.tenants.fairness import RoundBudget
 from learner.tenants.futures import Payload, RequestReused, ResultFuture, ResultFutures
+from learner.tenants.kept_curves import KeptCurves
 from learner.tenants.keys import Tenant, TenantKeys
 from learner.tenants.models import TrainingModels
 from learner.tenants.operations import LoggedOperation, OperationLog
 from learner.tenants.provenance import SequenceRecords
 from learner.tenants.refusals import QueueFull, not_durable, unfit, unknown
+from learner.tenants.run_records import RunRecords
 from learner.tenants.sampling import AcceptedSample, Sampler, SamplingQueue
 from learner.tenants.sessions import TenantSessions
 from learner.tenants.snapshots import ModelSnapshots
@@ -104,6 +106,9 @@ class TenantService:
         self.checkpoints = TenantCheckpoints(folder / "checkpoints")
         self._snapshots = ModelSnapshots(folder / "models")
         self.futures, self.models = ResultFutures(), TrainingModels()
+        self.records = RunRecords()
+        self._curves = KeptCurves(folder / "curves", self.records)
+        self._curves.read()
         self.sessions = TenantSessions(self.log)
         recovered = self.log.recovered
         self.life = recovered.life
@@ -132,6 +137,7 @@ class TenantService:
             log=self.log,
             tenants={tenant.name: tenant for tenant in self.keys.tenants},
             serve=self._targets.serve,
+            records=self.records,
             snapshot_every=self._settings.snapshot_every,
             max_resident=self._settings.max_resident,
             budget=RoundBudget(seconds=self._settings.round_s, most=self._settings.round_tokens),
@@ -280,7 +286,8 @@ class TenantService:
         request = replace(request, max_tokens=min(room, request.max_tokens))
         digest = digest_of_json("asample", body.model_dump_json().encode())
         if self.futures.get(request_id, owner=tenant.name) is None and self.samples.full(tenant):
-            raise QueueFull(f"{tenant.max_samples} samples of yours are under way, as many as you may have at once")
+            what = f"{tenant.max_samples} samples of yours are under way, as many as you may have at once"
+            raise self._full(tenant, what)
         weights = self._targets.weights_of(entry)
         future, new = self._open(request_id, tenant.name, digest, "asample")
         if new or request_id in self._accepting:
@@ -356,6 +363,7 @@ class TenantService:
         """End what is under way in this process; all that was accepted is on the disk."""
         await self.samples.close()
         self.training.close()
+        await _swept(self._curves.write(now=True))
         await self.log.close()
 
     async def _run_sweeps(self) -> None:
@@ -382,6 +390,7 @@ class TenantService:
             self.samples.forget(entry.sampling_session_id)
             await _swept(self._targets.drop(entry))
         await _swept(self._losses.drop(old))
+        await _swept(self._curves.write())
         await _swept(self.training.tidy())
 
     # Parts.
@@ -497,9 +506,12 @@ class TenantService:
     def _refuse_flood(self, tenant: Tenant, size: int) -> None:
         queued = self.models.queue_length(tenant.name)
         if queued.operations >= tenant.max_queued_operations or queued.size + size > tenant.max_queued_bytes:
-            raise QueueFull(
-                f"{queued.operations} operations of yours with {queued.size} bytes wait, as many as may at once"
-            )
+            what = f"{queued.operations} operations of yours with {queued.size} bytes wait, as many as may at once"
+            raise self._full(tenant, what)
+
+    def _full(self, tenant: Tenant, message: str) -> QueueFull:
+        self.records.refused(tenant.name)
+        return QueueFull(message)
 
 
 async def _swept(part: Awaitable[object]) -> None:

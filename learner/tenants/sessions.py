@@ -63,6 +63,15 @@ class TenantSessions:
         beat = self._beats.get(session_id)
         return entry is not None and not entry.finished and beat is not None and self._clock() - beat < DEAD_S
 
+    def living(self) -> Iterator[SessionEntry]:
+        """Sessions whose clients were heard not long ago."""
+        return (entry for entry in self._log.catalog.sessions.values() if self.alive(entry.session_id))
+
+    def title(self, session_id: str) -> str:
+        """The name that its client has given it; empty without one."""
+        entry = self._log.catalog.sessions.get(session_id)
+        return "" if entry is None else entry.display_name or ""
+
     def silent_s(self, session_id: str) -> float:
         """Seconds since its last heartbeat."""
         return self._clock() - self._beats.get(session_id, 0.0)

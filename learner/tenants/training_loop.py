@@ -16,6 +16,7 @@ from learner.tenants.futures import ResultFutures
 from learner.tenants.keys import Tenant
 from learner.tenants.models import TrainingModel, TrainingModels
 from learner.tenants.operations import OperationLog
+from learner.tenants.run_records import RunRecords
 from learner.tenants.snapshots import result_of
 from learner.tenants.turns import OperationOutcome, TrainerTurns
 from learner.tenants.work import Operation
@@ -28,8 +29,8 @@ T = TypeVar("T")
 class TrainingLoop:
     """Does the operations in the queues of `models`.
 
-    `serve` takes note of weights that an operation gave to a sampling session. `rounds` counts passes shared by the
-    operations of a turn, `passes` the operations that were in them.
+    `serve` takes note of weights that an operation gave to a sampling session, `records` of what was done. `rounds`
+    counts passes shared by the operations of a turn, `passes` the operations that were in them.
     """
 
     def __init__(
@@ -41,13 +42,14 @@ class TrainingLoop:
         log: OperationLog,
         tenants: Mapping[str, Tenant],
         serve: Callable[[ModelEntry, OperationOutcome], Awaitable[None]],
+        records: RunRecords,
         snapshot_every: int,
         max_resident: int,
         budget: RoundBudget,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._turns, self._models, self._futures, self._log = turns, models, futures, log
-        self._tenants, self._serve = tenants, serve
+        self._tenants, self._serve, self._records = tenants, serve, records
         self._snapshot_every, self._max_resident = snapshot_every, max_resident
         self._round_robin = DeficitRoundRobin[Operation](cost=lambda each: each.tokens)
         self._budget, self._clock = budget, clock
@@ -123,6 +125,13 @@ class TrainingLoop:
 
     async def _turn(self, operations: Sequence[Operation]) -> None:
         self._models.take(operations)
+        self._records.begin(operations)
+        try:
+            await self._taken_turn(operations)
+        finally:
+            self._records.end()
+
+    async def _taken_turn(self, operations: Sequence[Operation]) -> None:
         models = {operation.model_id: self._models.by_id[operation.model_id] for operation in operations}
         await self._make_room(models)
         entries = {model_id: model.entry for model_id, model in models.items()}
@@ -151,6 +160,8 @@ class TrainingLoop:
             except OSError as error:
                 payload = {"error": f"the learner's disk: {error}", "category": "server"}
             outcome.operation.future.finish(payload)
+            failure = str(payload["error"]) if isinstance(payload, dict) and "error" in payload else ""
+            self._records.done(model.entry.owner, outcome.operation, outcome.metrics, failure)
 
     async def _snapshot_due(self, models: Iterable[TrainingModel]) -> None:
         there = (model for model in models if model.resident)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -56,6 +56,7 @@ class TargetWeights:
 @dataclass(frozen=True)
 class OperationOutcome:
     """The result of an operation. `target`: weights that it gave to a sampling session named `sampling_session_id`.
+    `metrics`: the numbers in its answer, by name.
 
     `needs_snapshot`: its model must be on the disk before it is answered, since what it did cannot be done again.
     """
@@ -65,6 +66,7 @@ class OperationOutcome:
     target: TargetWeights | None = None
     sampling_session_id: str = ""
     needs_snapshot: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class TrainerTurns:
@@ -145,7 +147,7 @@ class TrainerTurns:
             if len(operations) > 1:
                 return [outcome for operation in operations for outcome in self._passes([operation])]
             return [_fault(operations[0], error)]
-        return [OperationOutcome(each, _passed(result)) for each, result in zip(operations, results, strict=True)]
+        return [_passed(each, result) for each, result in zip(operations, results, strict=True)]
 
     def _barrier(self, operation: Operation, entry: ModelEntry) -> OperationOutcome:
         try:
@@ -160,7 +162,7 @@ class TrainerTurns:
             case AdamStep():
                 metrics = self._trainer.step(operation.work)
                 self._versions[entry.model_id] += 1
-                return OperationOutcome(operation, {"metrics": dict(metrics), "type": "optim_step"})
+                return OperationOutcome(operation, {"metrics": dict(metrics), "type": "optim_step"}, metrics=metrics)
             case SaveWeights(path=name):
                 facts = self._save(operation, entry, operation.work, "weights", name)
             case SaveWeightsExternal(path=name):
@@ -284,10 +286,11 @@ def _fault(operation: Operation, error: Exception) -> OperationOutcome:
     return OperationOutcome(operation, _failure(f"the learner failed: {type(error).__name__}: {error}", server=True))
 
 
-def _passed(result: OperationResult | OperationError) -> Payload:
+def _passed(operation: Operation, result: OperationResult | OperationError) -> OperationOutcome:
     if isinstance(result, OperationError):
-        return _failure(str(result), server=isinstance(result, OperationFault))
-    return write_forward_backward([output.arrays for output in result.outputs], result.metrics)
+        return OperationOutcome(operation, _failure(str(result), server=isinstance(result, OperationFault)))
+    payload = write_forward_backward([output.arrays for output in result.outputs], result.metrics)
+    return OperationOutcome(operation, payload, metrics=result.metrics)
 
 
 def _failure(message: str, *, server: bool) -> Payload:

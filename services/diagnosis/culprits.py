@@ -183,7 +183,9 @@ class _Evidence:
         )
 
     def _learners_peers(self) -> list[PeerStatus]:
-        return [peer for proc, status in self.statuses if proc.kind == "learner" for peer in status.peers]
+        """Peers of a run: a server of training loops hears of generators only while somebody samples."""
+        learners = (status for proc, status in self.statuses if proc.kind == "learner" and status.tenants is None)
+        return [peer for status in learners for peer in status.peers]
 
     def behind(self) -> list[Culprit]:
         found = []

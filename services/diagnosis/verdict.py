@@ -9,6 +9,7 @@ from services.diagnosis.asked import AskedProcess
 from services.diagnosis.bounds import Bottleneck, bottleneck_of
 from services.diagnosis.culprits import Diagnosis
 from services.diagnosis.pace import is_done, standing_s
+from services.diagnosis.tenants import judge_tenants
 
 State = Literal["healthy", "starting", "ending", "bounded", "sick"]
 _MAX_CAUSE = 200
@@ -52,6 +53,9 @@ def verdict_on(procs: Sequence[AskedProcess], diagnosis: Diagnosis) -> RunVerdic
         return RunVerdict(state="starting", sentence=f"On the way: {starting}", cause="start")
     if learner is not None and is_done(learner):
         return RunVerdict(state="ending", sentence="Ending: its last step is done, or it was told to stop", cause="end")
+    if learner is not None and learner.tenants is not None:
+        judged = judge_tenants(learner.tenants)
+        return RunVerdict(judged.state, judged.sentence, judged.remedy, judged.cause, judged.who)
     if learner is not None and young:
         return _on_the_way(learner, statuses)
     if learner is not None and (evaluating := _first_evaluation(learner)) is not None:

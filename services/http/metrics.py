@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -106,6 +106,30 @@ class _Count(Collector):  # type: ignore[misc]
         yield CounterMetricFamily(self._name, self._documentation, value=self._read())
 
 
+class _ByLabel(Collector):  # type: ignore[misc]
+    """Numbers by a label that somebody else keeps, gauges or counters."""
+
+    def __init__(
+        self, name: str, documentation: str, *, label: str, read: Callable[[], Mapping[str, float]], counts: bool
+    ) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._label = label
+        self._read = read
+        self._family = CounterMetricFamily if counts else GaugeMetricFamily
+
+    def describe(self) -> Iterator[Metric]:
+        """Its name, without reading anything."""
+        yield self._family(self._name, self._documentation, labels=[self._label])
+
+    def collect(self) -> Iterator[Metric]:
+        """As they stand."""
+        family = self._family(self._name, self._documentation, labels=[self._label])
+        for value, number in self._read().items():
+            family.add_metric([value], number)
+        yield family
+
+
 class Rises(Collector):  # type: ignore[misc]
     """A counter of how much numbers that somebody else keeps have risen since `follow`; they may fall as well."""
 
@@ -167,6 +191,18 @@ class Metrics:
     def count(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """A counter that is kept elsewhere, and read when somebody looks."""
         self.registry.register(_Count(self._prefix + name, documentation, read))
+
+    def by_label(
+        self,
+        name: str,
+        documentation: str,
+        *,
+        label: str,
+        read: Callable[[], Mapping[str, float]],
+        counts: bool = False,
+    ) -> None:
+        """Gauges by a label, or `counts`, counters, that are kept elsewhere and read when somebody looks."""
+        self.registry.register(_ByLabel(self._prefix + name, documentation, label=label, read=read, counts=counts))
 
     def rises(self, name: str, documentation: str, *, label: str) -> Rises:
         """A counter of the rises of numbers that are kept elsewhere."""

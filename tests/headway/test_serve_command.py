@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from headway import command as umbrella
 from headway import serve_command, starting
 from headway.own_options import config_model
 from headway.serve_command import SERVED, ServePlan, ServingNotice, free_port, serve_options, serve_plan
+from headway.served_folder import note_targets, noted_targets
 from headway.supervisor import ProcessCommand
 from learner.config import LearnerConfig
 from learner.tenants.keys import TenantKeys, make_keys_file
 from services.config.agreements import disagreements
 from services.config.models import load_config
 from services.config.sources import ConfigError
+from services.diagnosis.asked import Target
+from services.http.tls import TlsFiles
 from services.process import huge_pages
 from tests.headway.mistakes.small_model import small_model
 
@@ -181,6 +185,12 @@ def test_a_client_is_told_address_key_and_name_once_all_are_ready(
     assert key is not None
     assert said.startswith(f"export TINKER_BASE_URL=http://127.0.0.1:{ports[0]}\n")
     assert said.endswith(f"base model: {model}\n")
+    assert f"# page: http://127.0.0.1:{ports[0]}/ (log in with the key); headway status {learner.run.folder}\n" in said
+    noted = noted_targets(learner.run.folder)
+    assert [(each.kind, each.url) for each in noted] == [
+        ("learner", f"http://127.0.0.1:{ports[0]}"), ("generator", f"http://127.0.0.1:{ports[1]}"),
+    ]  # fmt: skip
+    assert [each.token for each in noted] == [learner.http.token, found["generator"].http.token]
     assert TenantKeys.read(learner.tinker.keys_path(learner.run.folder)).tenant(key[1]) is not None
 
 
@@ -199,3 +209,29 @@ def test_keys_of_ones_own_are_named_by_their_file(model: Path, tmp_path: Path) -
         f"export TINKER_API_KEY=tml-...  # one of {tmp_path / 'mine.json'}"
         in ServingNotice(found["learner"], []).text()
     )
+
+
+def test_status_and_doctor_find_a_server_by_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tls = TlsFiles(ca=tmp_path / "ca.pem")
+    targets = (
+        Target("learner", f"http://127.0.0.1:{free_port()}", SecretStr("of the learner's")),
+        Target("generator", "https://h:7310", SecretStr("of the generator's"), tls),
+    )
+    note_targets(tmp_path, targets)
+
+    assert (tmp_path / "serve.json").stat().st_mode & 0o777 == 0o600
+    assert noted_targets(tmp_path) == targets
+    note_targets(tmp_path, targets[:1])
+    for command in ("status", "doctor"):
+        assert umbrella._run([command, str(tmp_path)]) == 1
+        assert "dead" in capsys.readouterr().out
+
+
+def test_a_folder_that_no_server_was_started_in_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a folder without serve\.json; expected a RUN\.toml, or the folder of a"):
+        umbrella._run(["status", str(tmp_path)])
+    note_targets(tmp_path, ())
+    with pytest.raises(ConfigError, match=r"--before looks at a RUN\.toml"):
+        umbrella._run(["doctor", str(tmp_path), "--before"])
+    with pytest.raises(ConfigError, match=r"is a folder; options are for a RUN\.toml"):
+        umbrella._run(["status", str(tmp_path), "--learner.max-lag", "1"])

@@ -124,6 +124,15 @@ async def test_a_client_trains_and_samples_and_a_generator_fetches_what_it_sampl
         assert [(await client.get(path, headers=shown)).status_code for path in paths] == [200, 200]
         status = (await client.get("/v1/status", headers=shown)).json()
         assert [peer["url"] for peer in status["peers"]] == [url]
+        tenants = status["tenants"]
+        assert (tenants["base_model"], tenants["clients"], tenants["run_count"], tenants["resident"]) == (NAME, 1, 1, 1)
+        (run,) = tenants["runs"]
+        assert (run["tenant"], run["rank"], run["steps"], run["place"]) == ("first", 4, 1, "memory")
+        assert run["waits_for"] == "its client"
+        assert run["loss"] > 0
+        assert not any(
+            secret in json.dumps(status) for secret in (session.partition(":")[0], client.headers["X-API-Key"])
+        )
         metrics = (await client.get("/metrics")).text
         assert 'headway_learner_tenant_queued_operations{tenant="first"} 0.0' in metrics
         assert "headway_learner_tenant_passes_total 1.0" in metrics

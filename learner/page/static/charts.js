@@ -114,7 +114,6 @@ export class Charts {
   /** @param {ShownRun & { others: ShownRun[] }} run @param {FigureSpec[]} figures @param {MarkKind[]} kinds */
   constructor(run, figures, kinds) { // what is drawn is the learner's to say: learner/reports/history.py, marks.py
     this.run = run;
-    this.figures = figures;
     this.marks = new Marks(kinds, () => this.set());
     /** @type {[number, number] | null} */
     this.range = null;
@@ -127,16 +126,8 @@ export class Charts {
     /** @type {Map<string, HTMLElement>} */
     this.boxes = new Map();
     const box = $("charts");
-    for (const { id, heading, whole, drawn } of figures) {
-      this.boxes.set(id, (drawn ? box : $("more-charts")).appendChild(figure(id, heading, whole)));
-    }
-    this.lag = box.appendChild(canvasFigure("lags", "Lag of the trajectories of each step, in versions", "whole"));
-    const bars = this.lag.querySelector("canvas");
-    tellMarks(bars, this.lag, LEFT, () => this.lagMarks(bars.clientWidth - LEFT - 8));
-    this.line = $("events").appendChild(canvasFigure("events-line", "Events over steps", "whole"));
-    this.list = $("events").appendChild(
-      el("div", { class: "events", tabindex: "0", role: "region", "aria-label": "List of events" }, el("table")),
-    );
+    this.have(figures);
+    if ($("events")) this.addEvents(box); // runs of others' loops have neither lag nor events
     for (const name of ["smooth", "axis"]) $(name).addEventListener("change", () => this.set());
     $("find").addEventListener("input", () => {
       this.remember();
@@ -165,6 +156,33 @@ export class Charts {
         this.draw();
       }
     }).observe(box);
+  }
+
+  addEvents(box) {
+    this.lag = box.appendChild(canvasFigure("lags", "Lag of the trajectories of each step, in versions", "whole"));
+    const bars = this.lag.querySelector("canvas");
+    tellMarks(bars, this.lag, LEFT, () => this.lagMarks(bars.clientWidth - LEFT - 8));
+    this.line = $("events").appendChild(canvasFigure("events-line", "Events over steps", "whole"));
+    this.list = $("events").appendChild(
+      el("div", { class: "events", tabindex: "0", role: "region", "aria-label": "List of events" }, el("table")),
+    );
+  }
+
+  // Boxes for these figures, in their order; those of others go.
+  /** @param {FigureSpec[]} figures */
+  have(figures) {
+    this.figures = figures;
+    for (const [id, box] of this.boxes) {
+      if (figures.some((each) => each.id === id)) continue;
+      this.plots.get(id)?.plot.destroy();
+      this.plots.delete(id);
+      this.boxes.delete(id);
+      box.remove();
+    }
+    for (const { id, heading, whole, drawn } of figures) {
+      this.boxes.set(id, this.boxes.get(id) ?? figure(id, heading, whole));
+      (drawn ? $("charts") : $("more-charts")).append(this.boxes.get(id));
+    }
   }
 
   get log() {
@@ -421,6 +439,7 @@ export class Charts {
       box.querySelector("figcaption").textContent = this.words(figure);
       if (some && wide && box.clientWidth) this.plot(figure, box.querySelector(".plot"));
     }
+    if (!this.lag) return;
     this.lag.hidden = !isFound(["lag_counts", this.lag.querySelector("h3").textContent]);
     if (!this.lag.hidden) this.drawLag();
     this.drawEvents();

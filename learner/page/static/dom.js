@@ -40,8 +40,11 @@ export const share = (
 
 export class NeedsToken extends Error {}
 
+// `given` by name, or as pairs where a name stands more than once.
 export async function ask(path, given = {}) {
-  const asked = Object.entries(given).filter(([, value]) => value != null && value !== "");
+  const asked = (Array.isArray(given) ? given : Object.entries(given)).filter(([, value]) =>
+    value != null && value !== ""
+  );
   const answer = await fetch(`/page/data/${path}?${new URLSearchParams(asked)}`, { credentials: "same-origin" });
   if (answer.status === 401) throw new NeedsToken();
   const body = await answer.json();

@@ -56,7 +56,7 @@ export class Machines {
 const gpu = ({ index, busy_share, memory_bytes, total_bytes }) =>
   `${index}: ${share(busy_share)} busy, ${memory(memory_bytes)} of ${memory(total_bytes)}`;
 
-const memory = (bytes) =>
+export const memory = (bytes) =>
   bytes == null
     ? "–"
     : bytes < 1 << 30

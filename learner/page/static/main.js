@@ -1,5 +1,6 @@
 // Which view is shown: that of the address behind the #. Login where the learner has a token.
 import { $, address, ask, besides, el, NeedsToken, place } from "./dom.js";
+import { listenForLogin } from "./login.js";
 import { RunView } from "./run.js";
 import { showSettings } from "./settings.js";
 import { Viewer } from "./viewer.js";
@@ -95,20 +96,7 @@ async function start() {
   route();
 }
 
-$("login").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const answer = await fetch("/page/login", { method: "POST", body: JSON.stringify({ token: $("token").value }) })
-    .catch(() => null);
-  $("login-error").textContent = answer?.ok
-    ? ""
-    : answer?.status === 401
-    ? "This is not the learner's token."
-    : "The learner does not answer.";
-  if (answer?.ok) {
-    $("token").value = "";
-    start();
-  }
-});
+listenForLogin("This is not the learner's token.", start);
 $("runs").addEventListener("change", () => {
   location.hash = address(place().view, {
     run: $("runs").value,

@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from learner.page.curves import _row, message
-from learner.page.routes import PAGE_PATHS, RunPage, ShownRun
+from learner.page.files import PAGE_PATHS
+from learner.page.routes import RunPage, ShownRun
 from learner.reports.growing import Mark
 from learner.reports.history import RunHistory
 from protocol.status import Readiness

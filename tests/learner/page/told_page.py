@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from learner.page.routes import PAGE_PATHS, RunPage, ShownRun
+from learner.page.files import PAGE_PATHS
+from learner.page.routes import RunPage, ShownRun
 from protocol.status import Readiness
 from services.http.app import create_app
 from services.http.metrics import Metrics

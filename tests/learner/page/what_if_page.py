@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from learner.page.routes import PAGE_PATHS, RunPage, ShownRun
+from learner.page.files import PAGE_PATHS
+from learner.page.routes import RunPage, ShownRun
 from learner.page.store import TrajectoryStore
 from learner.page.what_if_routes import WhatIfSettings
 from learner.training.ranks import CommandChannel

@@ -9,21 +9,25 @@ import random
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from learner.page.files import PAGE_PATHS
+from learner.page.tenants_page import ServedProcesses, TenantsPage
 from learner.tenants.keys import Tenant, TenantKeys, hash_of
 from learner.tenants.listings import TenantListings
 from learner.tenants.routes import PREFIX_PATH, add_tenant_routes
 from learner.tenants.service import ServedBase, TenantService, TenantSettings
 from protocol.status import Readiness
-from services.http.app import OPEN_PATHS, create_app
+from services.http.app import create_app
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from tests.learner.tenants.scripted import ScriptedSampler, ScriptedTenantTrainer
 
 NAMES = ("a", "b", "probe", "kill")
 MAX_TOKENS = 4096
+TOKEN = SecretStr("sees all of the page")
 
 
 class Faults:
@@ -75,12 +79,13 @@ async def serve(args: argparse.Namespace) -> None:
         app = create_app(
             service="tenants",
             version="0",
-            token=None,
+            token=TOKEN,
             readiness=lambda: Readiness(ready=True),
             metrics=Metrics("tenants"),
-            open_paths=OPEN_PATHS | {f"{PREFIX_PATH}/"},
+            open_paths=PAGE_PATHS | {f"{PREFIX_PATH}/"},
         )
         add_tenant_routes(app, service, TenantListings(service, secret=b"secret"))
+        TenantsPage(service, name="tests", token=TOKEN, processes=ServedProcesses).add_routes(app)
         async with asyncio.TaskGroup() as loops:
             loops.create_task(service.run())
             loops.create_task(serve_http(Faults(app, share=args.faults), listener))

@@ -1,5 +1,7 @@
 """The unmodified SDK against a server in a process of its own: on a bigram model, and on a tiny transformer."""
 
+import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from tests.learner.algorithms.preset_totals import preset_total
+from tests.learner.tenants.serve import TOKEN
 from tests.learner.tenants.server_process import ServerProcess, killed_again_and_again, run_program, serving
 
 BIGRAM, QWEN = "tiny/bigram", "tiny/qwen"
@@ -33,6 +36,26 @@ def test_the_sdk_finds_every_feature_that_does_not_depend_on_the_trainer(tmp_pat
         found = run_program("features.py", server, BIGRAM)
     assert {name: answer for name, answer in found.items() if answer != "yes" and name not in NEEDS_A_MODEL} == {}
     assert len(found) == 29
+
+
+def test_the_page_has_the_losses_that_the_sdk_was_told(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        losses = run_program("history.py", server, BIGRAM, 6)["losses"]
+        told = page_data(server, "tenants")
+        (run,) = [each for each in told["runs"] if each["tenant"] == "kill"]
+        assert (run["steps"], run["rank"], run["place"]) == (6, 4, "memory")
+        (drawn,) = page_data(server, f"tenant_curves?run={run['name']}")["runs"]
+    assert drawn["columns"]["step"] == [1, 2, 3, 4, 5, 6]
+    assert drawn["columns"]["rows"] == [3] * 6, "three passes of a row"
+    means = np.array(losses).reshape(6, 3).mean(axis=1)
+    np.testing.assert_allclose(drawn["columns"]["loss"], means, rtol=1e-5)
+    assert losses[0] > losses[-1]
+
+
+def page_data(server: ServerProcess, path: str) -> Any:
+    headers = {"Authorization": f"Bearer {TOKEN.get_secret_value()}"}
+    with urllib.request.urlopen(urllib.request.Request(f"{server.url}/page/data/{path}", headers=headers)) as answer:
+        return json.load(answer)
 
 
 def test_a_client_whose_answers_are_lost_has_nothing_done_twice(tmp_path: Path, bigram_history: Any) -> None:

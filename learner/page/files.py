@@ -1,0 +1,55 @@
+"""The files that the pages are made of, and the cookie by which a browser shows that it may read one."""
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+from fastapi import Request, Response
+
+from services.http.app import OPEN_PATHS
+from services.http.refusals import RequestRefused
+
+PAGE_PATHS = OPEN_PATHS | {"/", "/page/"}
+"""Paths that an application with a page leaves open: its routes ask for the token themselves."""
+PAGE_COOKIE = "headway_page"
+HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+_STATIC = Path(__file__).with_name("static")
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_MONTH_S = 30 * 24 * 3600
+_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+
+
+def page_itself(name: str) -> Response:
+    """The HTML file of this name, under a policy that lets only files of this program run."""
+    text = (_STATIC / name).read_text(encoding="utf-8")
+    return Response(text, media_type="text/html", headers={**HEADERS, "Content-Security-Policy": _policy(text)})
+
+
+def page_file(path: str) -> Response:
+    """A file that a page loads. Raises RequestRefused."""
+    found = (_STATIC / path).resolve()
+    if not found.is_relative_to(_STATIC) or not found.is_file() or found.suffix not in _TYPES:
+        raise RequestRefused(404, "unknown_route", f"the page has no file {path!r}")
+    return Response(found.read_bytes(), media_type=_TYPES[found.suffix], headers=HEADERS)
+
+
+def let_in(request: Request, shown: str) -> Response:
+    """The answer to a login: a cookie for the page's own routes alone, which no script can read."""
+    answer = Response(status_code=204)
+    answer.set_cookie(
+        PAGE_COOKIE, shown, max_age=_MONTH_S, path="/page", httponly=True, samesite="strict",
+        secure=request.url.scheme == "https",
+    )  # fmt: skip
+    return answer
+
+
+def _policy(text: str) -> str:
+    """Under it only files of this program run; the styles in the page itself are allowed by their hash."""
+    styles = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in _STYLE.findall(text)]
+    allowed = " ".join(["'self'", *(f"'sha256-{digest}'" for digest in styles)])
+    return (
+        f"default-src 'none'; script-src 'self'; style-src {allowed}; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
