@@ -23,7 +23,7 @@ from learner.training.adapters import ADAPTER, Targets, is_renamed_by_peft, merg
 from learner.training.config import TrainingConfig
 from learner.training.models import new_policy, new_score_model
 from learner.training.policy import PolicyModel, TextFiles, host_copy, write_model_directory
-from learner.training.saved_states import saved_weights
+from learner.training.saved_parts import saved_weights
 from learner.training.score_model import ScoreModel, save_score_model
 from learner.training.trainer import NotFinite, check_snapshot
 from protocol.fleet import fingerprint_directory

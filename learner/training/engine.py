@@ -24,9 +24,12 @@ from learner.training.deferred import DeferredFiles, Writes
 from learner.training.finite import all_finite
 from learner.training.muon import is_of_muon, muon_of
 from learner.training.ranks import raise_on_all
+from learner.training.repartition import layout_now, take_up
+from learner.training.saved_parts import layout_of
 from learner.training.saved_states import optimizer_saved_in, refuse_foreign_pickles
 from learner.training.sharded_load import Shard
 from learner.training.shards import own_part
+from services.process import WrongSettings
 
 Output_co = TypeVar("Output_co", covariant=True)
 Result = TypeVar("Result")
@@ -137,7 +140,7 @@ def _prepare_deepspeed() -> None:
     quiet_deepspeed()
 
 
-class OtherOptimizer(ValueError):
+class OtherOptimizer(WrongSettings, ValueError):
     """A checkpoint is of a run with another optimizer, whose state this one cannot use."""
 
 
@@ -358,16 +361,20 @@ class TrainingEngine(Generic[Output_co]):
         raise_on_all(writes.error, directory=directory)
 
     def load(self, directory: Path) -> None:
-        """Reads what `save` wrote with the same number of ranks, ZeRO stage and types.
+        """Reads what `save` wrote, also with another number of ranks, ZeRO stage or type of the weights.
 
         Weights that are not trained stay as they are. Raises FileNotFoundError, and ValueError for files with more in
-        them than tensors and DeepSpeed's own records; OtherOptimizer for those of a run with another one.
+        them than tensors and DeepSpeed's own records; OtherOptimizer and OtherWeights for those of a run with others.
         """
         refuse_foreign_pickles(directory)
         self._check_optimizer(directory)
-        path, _ = self._engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG, load_module_strict=not self._frozen)
-        if path is None:
+        written = layout_of(directory)
+        if written is None:
             raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}: expected {directory / CHECKPOINT_TAG}")
+        if written == layout_now(self._engine):
+            self._engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG, load_module_strict=not self._frozen)
+        else:
+            take_up(self._engine, directory)
         _set_anew(self._engine.basic_optimizer, self._optimizer)
         sharded = self._engine.optimizer
         if hasattr(sharded, "clip_grad"):  # of stages 1 and 2 a checkpoint brings the limit, too

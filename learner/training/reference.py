@@ -11,16 +11,17 @@ second model: whole on each rank, or with ZeRO-3 sharded among them as the polic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from learner.training.adapters import adapters_off
 from learner.training.config import ReferenceConfig, TrainingConfig
@@ -30,10 +31,11 @@ from learner.training.logprobs import TopTokens
 from learner.training.packing import Microbatch
 from learner.training.policy import PolicyModel, whole_weights
 from learner.training.ranks import rank, rank_count
-from learner.training.shards import is_sharded, own_part, part_of, whole_shape
+from learner.training.shards import is_sharded, own_part, part_of, place_of, whole_shape
 
 REFERENCE_FILE = "reference.safetensors"
 STEPS = "steps"
+_STEM = Path(REFERENCE_FILE).stem
 
 
 class Reference(Protocol):
@@ -175,23 +177,25 @@ class ReferenceCopy:
         """Raises FileNotFoundError for a checkpoint of another mode."""
         if self._config.mode == "initial":
             return
-        path = directory / _file_of(rank())
-        # What ranks that held it whole have written is good for any number of them.
-        path = path if self._shared and path.is_file() else directory / REFERENCE_FILE
-        if not path.is_file():
+        files = _files_in(directory)
+        if not files:
             raise FileNotFoundError(
-                f"no reference policy in {directory}: expected {path}, since training.reference.mode is "
-                f"{self._config.mode}; continue with the mode that the checkpoint was written with"
+                f"no reference policy in {directory}: expected {directory / REFERENCE_FILE}, since "
+                f"training.reference.mode is {self._config.mode}; continue with the mode that the checkpoint was "
+                "written with"
             )
-        with safe_open(path, framework="pt") as file:
-            self._steps = int(file.metadata()[STEPS])
-        for name, saved in load_file(path).items():
-            part = own_part(self._weights[name])
-            value = saved if path.name != REFERENCE_FILE else part_of(saved, self._weights[name])
-            if self._averages:
-                self._averages[name].copy_(value.view_as(part))
-            part.copy_(value.view_as(part))
+        with ExitStack() as stack:
+            parts = [stack.enter_context(safe_open(path, framework="pt")) for path in files]
+            self._steps = int(parts[0].metadata()[STEPS])
+            for name, weight in self._weights.items():
+                self._take(name, _part_in(parts, name, weight))
         self._policy.moved()
+
+    def _take(self, name: str, value: Tensor) -> None:
+        part = own_part(self._weights[name])
+        if self._averages:
+            self._averages[name].copy_(value.view_as(part))
+        part.copy_(value.view_as(part))
 
     def close(self) -> None:
         """Releases the second model."""
@@ -218,7 +222,29 @@ class ReferenceCopy:
 
 
 def _file_of(rank: int) -> str:
-    return f"{Path(REFERENCE_FILE).stem}_{rank}.safetensors"
+    return f"{_STEM}_{rank}.safetensors"
+
+
+def _files_in(directory: Path) -> list[Path]:
+    """The parts of the ranks that wrote them, in order; or the whole, of ranks that held it so."""
+    parts = [directory / _file_of(number) for number in range(len(list(directory.glob(f"{_STEM}_*.safetensors"))))]
+    whole = directory / REFERENCE_FILE
+    return parts or ([whole] if whole.is_file() else [])
+
+
+def _part_in(parts: Sequence[safe_open], name: str, parameter: nn.Parameter) -> Tensor:
+    """This rank's part of a weight, flat, of which the files hold one part after the other. It is read with those of
+    other ranks that it lies in, and nothing more.
+    """
+    start, length = place_of(parameter)
+    found, at = [], 0
+    for file in parts:
+        size = math.prod(file.get_slice(name).get_shape())  # type: ignore[no-untyped-call]
+        if at < start + length and start < at + size:
+            whole: Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
+            found.append(whole.view(-1)[max(start - at, 0) : start + length - at])
+        at += size
+    return torch.cat(found) if found else torch.empty(0)
 
 
 @contextmanager

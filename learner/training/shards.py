@@ -36,7 +36,7 @@ def own_part(parameter: nn.Parameter) -> Tensor:
         return parameter.detach()
     shard = parameter.ds_tensor  # type: ignore[attr-defined]
     assert isinstance(shard, Tensor), "DeepSpeed's part of a parameter is a tensor"
-    start, length = _place(parameter)
+    start, length = place_of(parameter)
     assert start + length <= whole_size(parameter), "a part lies within the whole"
     return shard.detach()[:length]
 
@@ -45,13 +45,17 @@ def part_of(value: Tensor, parameter: nn.Parameter) -> Tensor:
     """The part of `value`, which is as the whole parameter, that `own_part` of the parameter is to hold."""
     if not is_sharded(parameter):
         return value
-    start, length = _place(parameter)
+    start, length = place_of(parameter)
     return value.reshape(-1)[start : start + length]
 
 
-def _place(parameter: nn.Parameter) -> tuple[int, int]:
-    """The beginning of this rank's part, and its length without padding."""
-    each, rank = parameter.ds_tensor.ds_numel, parameter.ds_zero_partition_rank  # type: ignore[attr-defined]
+def place_of(parameter: nn.Parameter) -> tuple[int, int]:
+    """The beginning of what this rank has of a parameter, and its length without padding: of one that is not sharded,
+    all.
+    """
     whole = whole_size(parameter)
+    if not is_sharded(parameter):
+        return 0, whole
+    each, rank = parameter.ds_tensor.ds_numel, parameter.ds_zero_partition_rank  # type: ignore[attr-defined]
     start = min(int(rank) * int(each), whole)
     return start, min(int(each), whole - start)

@@ -12,6 +12,7 @@ Numbers that are not finite are never applied, published or written to a checkpo
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import math
@@ -148,6 +149,18 @@ def load_random_state(path: Path, *, device: torch.device) -> None:
         torch.cuda.set_rng_state(tensors["cuda"], device)
 
 
+def draw_apart(rank: int) -> None:
+    """Has torch draw other numbers than the rank whose state was taken up, the same ones each time: such as of
+    dropout. It is for a rank that was not there when the states were written.
+    """
+    state = torch.get_rng_state().numpy().tobytes()
+    torch.manual_seed(int.from_bytes(hashlib.sha256(state + rank.to_bytes(8, "little")).digest()[:8], "little"))
+
+
+def _random_state(directory: Path, rank: int | str) -> Path:
+    return directory / f"random_state_{rank}.safetensors"
+
+
 def _optional(value: float | None) -> Tensor:
     return torch.tensor([] if value is None else [value], dtype=torch.float64)
 
@@ -167,11 +180,8 @@ def _error_of(write: Callable[[], None], *, directory: Path) -> OSError | None:
     return None
 
 
-def _missing(part: Path, ranks: Ranks) -> str:
-    return (
-        f"no checkpoint of {ranks.count} ranks in {part.parent}: rank {ranks.rank} expected {part}; name a folder that "
-        "save wrote with as many ranks"
-    )
+def _missing(part: Path) -> str:
+    return f"no checkpoint in {part.parent}: expected {part}; name a folder that save wrote"
 
 
 def _carried(found: dict[str, Any]) -> CarriedState:
@@ -333,7 +343,10 @@ class Trainer:
         return self._begin_save(directory).finish
 
     def load(self, directory: Path) -> None:
-        """Continues from what `save` wrote with the same ranks, ZeRO stage and types. Raises FileNotFoundError."""
+        """Continues from what `save` wrote with the same ZeRO stage and types, by however many ranks.
+
+        Raises FileNotFoundError, and ValueError for what it cannot continue.
+        """
         self._tell(RankCommand(action="load", path=str(directory)))
         self._load(directory)
 
@@ -465,7 +478,7 @@ class Trainer:
     def _save_progress(self, directory: Path, later: DeferredFiles | None) -> None:
         """Saves what no other rank takes part in."""
         directory.mkdir(parents=True, exist_ok=True)
-        save_random_state(self._random_state(directory), device=self._ranks.device)
+        save_random_state(_random_state(directory, self._ranks.rank), device=self._ranks.device)
         if self._models.reference is not None:
             self._models.reference.save(directory, leads=self._ranks.leads, later=later)
         if self._ranks.leads:
@@ -476,16 +489,18 @@ class Trainer:
             }
             (directory / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
 
-    def _random_state(self, directory: Path) -> Path:
-        return directory / f"random_state_{self._ranks.rank}.safetensors"
-
     def _load(self, directory: Path) -> None:
         progress = directory / PROGRESS_FILE
-        parts = (progress, self._random_state(directory))
-        missing = next((FileNotFoundError(_missing(part, self._ranks)) for part in parts if not part.is_file()), None)
+        wrote = max(len(list(directory.glob(_random_state(directory, "*").name))), 1)
+        state = _random_state(directory, self._ranks.rank % wrote)
+        missing = next((FileNotFoundError(_missing(part)) for part in (progress, state) if not part.is_file()), None)
         raise_on_all(missing, directory=directory, did="read")
+        if self._ranks.leads and wrote != self._ranks.count:
+            logger.info("%s is of %d ranks, and is taken up by %d", directory, wrote, self._ranks.count)
         self._models.load(directory)
-        load_random_state(self._random_state(directory), device=self._ranks.device)
+        load_random_state(state, device=self._ranks.device)
+        if self._ranks.rank >= wrote:
+            draw_apart(self._ranks.rank)
         found = json.loads(progress.read_text(encoding="utf-8"))
         self._updates = int(found["updates"])
         in_row = [*found.get("skipped_in_row", ()), 0, 0]  # older checkpoints say nothing of it

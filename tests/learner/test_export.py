@@ -23,7 +23,7 @@ from learner.journal.run_folder import keep_template
 from learner.training.adapters import merged_weights
 from learner.training.models import new_policy
 from learner.training.ranks import CommandChannel, Ranks
-from learner.training.saved_states import saved_weights
+from learner.training.saved_parts import saved_weights
 from learner.training.trainer import Trainer
 from protocol.fleet import chat_template
 from protocol.rewards import RewardInput, write_reward_input
@@ -94,6 +94,7 @@ def logprobs_of(model: torch.nn.Module) -> list[float]:
         {"zero_stage": 3},
         {"zero_stage": 2, "publish_dtype": "bfloat16"},
         {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "zero_stage": 3},
         {"lora": LORA},
         {"lora": LORA, "dtype": "bfloat16"},
     ],
@@ -145,9 +146,8 @@ def piece(start: int, numel: int) -> object:
 def test_pieces_of_two_ranks_in_bfloat16_are_put_together(tmp_path: Path) -> None:
     folder = tmp_path / "deepspeed"
     folder.mkdir()
-    torch.save(
-        {"param_shapes": [{"a": torch.Size([2, 2]), "b": torch.Size([2])}]}, folder / "mp_rank_00_model_states.pt"
-    )
+    shapes = [{"a": torch.Size([2, 2]), "b": torch.Size([2])}]
+    torch.save({"param_shapes": shapes, "dp_world_size": 2}, folder / "mp_rank_00_model_states.pt")
     # Rank 0 has three numbers of a; rank 1 its last one and b.
     pieces = (
         ([1.0, 2.0, 3.0], {"a": piece(0, 3)}),
@@ -155,9 +155,9 @@ def test_pieces_of_two_ranks_in_bfloat16_are_put_together(tmp_path: Path) -> Non
     )
     for rank, (flat, places) in enumerate(pieces):
         if rank == 1:
-            with pytest.raises(ValueError, match="the parts of 1 ranks are there, expected 2"):
+            with pytest.raises(ValueError, match="parts of 1 ranks, and 2 wrote it"):
                 saved_weights(tmp_path)
-        states = {"partition_count": [2], "single_partition_of_fp32_groups": [torch.tensor(flat)]}
+        states = {"base_optimizer_state": {"state": {}}, "single_partition_of_fp32_groups": [torch.tensor(flat)]}
         torch.save(
             {"optimizer_state_dict": {**states, "param_slice_mappings": [places]}},
             folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",

@@ -21,7 +21,7 @@ from learner.training.ranks import (
     ranks_from_environment,
     say_begun,
 )
-from learner.training.saved_states import saved_weights
+from learner.training.saved_parts import saved_weights
 from tests.learner.training.plain_adamw import plain_training
 from tests.learner.training.tiny_model import random_sequences
 from tests.process_ends import all_end

@@ -8,7 +8,8 @@ import torch
 
 from learner.training.config import Offload
 from learner.training.ranks import CommandChannel
-from learner.training.saved_states import refuse_foreign_pickles, saved_weights
+from learner.training.saved_parts import saved_weights
+from learner.training.saved_states import refuse_foreign_pickles
 from tests.learner.training.engine_parts import LORA, config_with, open_parts, update
 from tests.learner.training.test_engine import STEPS
 
