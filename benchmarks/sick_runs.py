@@ -171,7 +171,7 @@ CASES = (
     SickCase(
         "trainer bound",
         ("Training bounds", "learner.ranks"),
-        {"learner": ["--training.epochs-per-step", "6", "--training.updates-per-step", "4"]},
+        {"learner": ["--training.epochs-per-step", "16", "--training.updates-per-step", "4"]},
     ),
     SickCase("slow generator", ("is slow", "what else runs"), generators=3, fault=_slow_generator),
 )
