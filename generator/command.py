@@ -71,6 +71,7 @@ def engine_options(config: GeneratorConfig) -> EngineOptions:
         stream_interval=engine.stream_interval,
         staging=config.staging,
         recompute_on_update=engine.recompute_on_update,
+        routed_experts=engine.routed_experts,
         tokenizer=config.openai or config.adapters.slots > 0,
         adapter_slots=config.adapters.slots,
         max_adapter_rank=config.adapters.max_rank,

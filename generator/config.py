@@ -73,6 +73,12 @@ class EngineConfig(ConfigModel):
         "that later tokens are those of the new policy alone; else they rest on the old keys and "
         "values, and updates cost nothing",
     )
+    routed_experts: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="tell a learner that asks for them the experts that a mixture's tokens are sent to "
+        "(learner.training.router.replay): where that is known to work, which is on CPUs (auto), off, or on, with "
+        "which an engine that cannot does not start, and a GPU's uses vLLM's own capture, which nobody has tried here",
+    )
     stall_timeout_s: float = Field(
         15.0, gt=0, description="an engine that does not answer for so long is out of service until it does, in seconds"
     )

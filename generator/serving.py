@@ -233,6 +233,7 @@ class Serving:
                     prompt_token_ids=request.prompt_token_ids,
                     n=request.n,
                     sampling=request.sampling,
+                    routed_experts=request.routed_experts,
                 )
                 async with aclosing(parts):
                     async for some in parts:

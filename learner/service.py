@@ -167,6 +167,8 @@ async def _train(parts: EventLoopParts, trainer: Trainer, thread: TrainerThread,
     config, recovered = parts.config, parts.recovered
     if recovered.trainer_folder is not None:
         await thread.run(partial(trainer.load, recovered.trainer_folder))
+    if trainer.replays_routers:
+        parts.intake.ask_for_routed_experts()
     training = OnlineTraining(
         config=config,
         trainer=trainer,

@@ -5,6 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from protocol.model import VersionText, WireModel
+from protocol.routed_experts import RoutedExperts
 from protocol.trajectories import FinishReason, Purpose, VersionSpan
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -57,13 +58,16 @@ class Sampling(WireModel):
 
 
 class GenerateRequest(WireModel):
-    """Tokens in: `n` completions of one prompt."""
+    """Tokens in: `n` completions of one prompt. `routed_experts` asks for the experts of its tokens, where the
+    generator can tell them.
+    """
 
     request_id: str = Field(min_length=1, max_length=256)
     prompt_token_ids: tuple[TokenId, ...] = Field(min_length=1, max_length=1 << 20)
     n: int = Field(default=1, ge=1, le=4096)
     purpose: Purpose = "train"
     sampling: Sampling
+    routed_experts: bool = Field(default=False, exclude_if=lambda asked: not asked)
 
 
 class GeneratePart(WireModel):
@@ -71,6 +75,8 @@ class GeneratePart(WireModel):
 
     `version_spans` count from the completion's first token and cover all of it so far. `finish_reason` is set on a
     completion's last part. An answer that fails midway ends with a line that holds an ErrorBody instead.
+    `routed_experts` are those of tokens that no part before has told, and count from the prompt's first token: up to
+    the last token but one of the completion so far.
     """
 
     index: int = Field(ge=0)
@@ -78,6 +84,7 @@ class GeneratePart(WireModel):
     behavior_logprobs: tuple[float, ...] = ()
     version_spans: tuple[VersionSpan, ...] = ()
     finish_reason: FinishReason | None = None
+    routed_experts: RoutedExperts | None = Field(default=None, exclude_if=lambda told: told is None)
 
     def signed(self, instance: str, *, oldest_cache: str) -> Self:
         """The same, its stamps signed by a process of a generator, as of a prompt none of whose keys and values are

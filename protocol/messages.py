@@ -124,7 +124,8 @@ class PeerRefusal(Message):
 class Lease(WireModel):
     """The right and duty to roll out one task. The task is a pure function of environment, purpose and index.
 
-    `trace` is the context of its trace, as in the header `traceparent`; empty if it is not traced.
+    `trace` is the context of its trace, as in the header `traceparent`; empty if it is not traced. `routed_experts`
+    asks for those of its tokens, where generators can tell them.
     """
 
     incarnation: int = Field(ge=1)
@@ -138,6 +139,7 @@ class Lease(WireModel):
     sampling: Sampling
     timeout_s: float = Field(gt=0)
     trace: str = Field(default="", max_length=64, exclude_if=lambda text: not text)
+    routed_experts: bool = Field(default=False, exclude_if=lambda asked: not asked)
 
 
 class LeaseGrant(Message):

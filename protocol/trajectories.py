@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pydantic import Field, ValidationInfo, model_validator
 
 from protocol.model import ByteRow, Float32Row, Int32Row, PolicyVersion, VersionText, WireModel
+from protocol.routed_experts import RoutedExperts
 
 FinishReason = Literal["stop", "length", "abort"]
 ErrorKind = Literal["user", "data", "infrastructure"]
@@ -166,7 +167,8 @@ class Trajectory(WireModel):
     `sequence_starts` are the places, besides 0, where a new context begins: what is before one of them the policy did
     not see from there on. `stop_reason` is the environment's word for its end, or one of CUT_OFF; empty for a
     trajectory of one turn. `player` is whose part the policy played, where there are several: a game gives a trajectory
-    for each player that the policy is, and only those of the same player are compared.
+    for each player that the policy is, and only those of the same player are compared. `routed_experts` are those that
+    its tokens were sent to, where they were asked for and are known.
     """
 
     token_ids: Int32Row
@@ -179,6 +181,7 @@ class Trajectory(WireModel):
     sequence_starts: tuple[int, ...] = Field(default=(), max_length=1024, exclude_if=lambda starts: not starts)
     stop_reason: str = Field(default="", max_length=MAX_STOP_REASON_CHARS, exclude_if=lambda reason: not reason)
     player: str = Field(default="", max_length=MAX_PLAYER_CHARS, exclude_if=lambda player: not player)
+    routed_experts: RoutedExperts | None = Field(default=None, exclude_if=lambda told: told is None)
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Self:
@@ -195,6 +198,8 @@ class Trajectory(WireModel):
             raise ValueError("loss_mask holds something other than 0 and 1")
         if max(turn.end for turn in self.turns) > length:
             raise ValueError(f"a turn ends beyond the {length} tokens")
+        if self.routed_experts is not None and self.routed_experts.end > length:
+            raise ValueError(f"routed_experts are told of {self.routed_experts.end} tokens, and there are {length}")
         self._check_starts(length)
         self._check_stamps(length)
         return self
@@ -339,6 +344,8 @@ def fits(group: TrajectoryGroup, rows: Mapping[str, npt.NDArray[Any]], lengths: 
         if end > length or any(turn.end > length for turn in trajectory.turns):
             return False
         if trajectory.sequence_starts and not trajectory.starts_fit(length):
+            return False
+        if trajectory.routed_experts is not None and trajectory.routed_experts.end > length:
             return False
         first += length
     return not (mask > stamped).any()

@@ -112,12 +112,20 @@ def install() -> None:
     _put("vllm.lora.peft_helper", PEFTHelper=object)
     _put("vllm.lora.utils", parse_fine_tuned_lora_name=None)
     _put("generator.engine.socket_folder", make_socket_folder=_nothing, remove_socket_folder=_nothing)
+    _put("generator.engine.routed_experts", UntoldRows=object)
+    _put(
+        "generator.weights.routing_capture",
+        NotCaptured=NeverRefused,
+        RoutingCapture=object,
+        asks_for_experts=lambda params: False,
+    )
     _put("generator.engine.adapter_stamps", longer=None, taken_stamp=lambda output: None, versioned=None)
     _put("vllm.v1.engine.output_processor", OutputProcessor=object, RequestState=object)
     _put(
         "generator.engine.arguments",
         engine_args=lambda options, **_: options,
         engine_kind=lambda config: "torch float32",
+        capture_of_experts=lambda config: "none",
         dtype_name=lambda config: "float32",
     )
     _put(
@@ -125,7 +133,7 @@ def install() -> None:
         adapter_answer=None,
         adapter_sampling_params=None,
         generate_part=lambda part, *, instance, oldest_cache: part.signed(instance, oldest_cache=oldest_cache),
-        sampling_params=ours.TorchParams,
+        sampling_params=lambda routed_experts=False, **given: ours.TorchParams(**given),
         scoring_params=lambda top=0: ours.TorchParams(),
         scored_sequence=ours.scored_sequence,
     )

@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 from env_service.environments.interface import Task
+from env_service.rollouts.routing import TokenRouting
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
 from protocol.messages import WaitsFor
 from protocol.model import PolicyVersion
@@ -51,7 +52,8 @@ class Completion:
     A request for it begins with `begin_request`; parts count their spans from the first token of that request.
     `end_of` tells where it ends besides where the generator does; `done` is set when it has ended. `asked_at` and
     `ended_at` are seconds of the monotonic clock. After each part, `on_growth` is called. `prefers` is the generator
-    that holds what it goes on from; of those that wait for one, the lowest `rank` goes first.
+    that holds what it goes on from; of those that wait for one, the lowest `rank` goes first. `routing` counts from the
+    first of the `prompt_tokens` that its first request gave, and ends before its last token.
     """
 
     index: int
@@ -68,6 +70,8 @@ class Completion:
     asked_at: float | None = None
     ended_at: float | None = None
     ended_by_text: bool = False
+    prompt_tokens: int = 0
+    routing: TokenRouting = field(default_factory=TokenRouting, repr=False)
     on_growth: Callable[[], None] = field(default=lambda: None, repr=False)
     _kept: int = 0
     _kept_spans: tuple[VersionSpan, ...] = ()
@@ -88,6 +92,7 @@ class Completion:
         del self.token_ids[self._kept :], self.behavior_logprobs[self._kept :]
         self.version_spans = self._kept_spans = tuple(_cut(self.version_spans, self._kept))
         self.generator_ids = self.generator_ids if self._kept else ()
+        self.routing.cut(self.prompt_tokens + self._kept - 1 if self._kept else 0)
         self.handed_back = False
 
     def begin_anew(self) -> None:
@@ -117,6 +122,7 @@ class Completion:
         spans = self.version_spans
         if part.version_spans:
             spans = _joined(self._kept_spans, part.version_spans, shift=self._kept)
+        self._route(part)
         if part.finish_reason in ("stop", "length"):
             _check_whole(len(self.token_ids) + len(part.token_ids), spans)
             self.finish(part.finish_reason)
@@ -129,6 +135,19 @@ class Completion:
         self._end_by_text()
         self.on_growth()
 
+    def _route(self, part: GeneratePart) -> None:
+        """Take down its routed experts. Raises BadAnswer."""
+        told = part.routed_experts
+        if told is None:
+            return
+        given = self.prompt_tokens + len(self.token_ids) + len(part.token_ids)
+        if told.end > given:
+            raise BadAnswer(f"the generator told the routed experts of {told.end} tokens, and there are {given}")
+        try:
+            self.routing.add(told.pieces())
+        except ValueError as error:
+            raise BadAnswer(f"the generator sent {error}") from error
+
     def _end_by_text(self) -> None:
         """Leave out what was sampled behind the end; that it stops there is told by the tokens before it alone."""
         end = None if self.end_of is None else self.end_of(self.token_ids)
@@ -136,6 +155,7 @@ class Completion:
             return
         del self.token_ids[end:], self.behavior_logprobs[end:]
         self.version_spans = tuple(_cut(self.version_spans, end))
+        self.routing.cut(self.prompt_tokens + end - 1)
         self.handed_back, self.ended_by_text = False, True
         self.finish("stop")
 
@@ -210,6 +230,7 @@ class CompletionPiece:
     def begin(self, whole: GenerateRequest) -> GenerateRequest:
         """The request for this piece of `whole`."""
         for completion in self.completions:
+            completion.prompt_tokens = len(whole.prompt_token_ids)
             completion.begin_request()
         first = self.completions[0]
         prefix = first.token_ids

@@ -57,6 +57,7 @@ from env_service.rollouts.outcomes import (
     RolloutMetrics,
     in_whole_characters,
 )
+from env_service.rollouts.routing import within_limits
 from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
 from protocol.messages import FailedLease, FinishedLease, Lease
@@ -184,7 +185,7 @@ class Rollout:
         seconds = time.monotonic() - started
         self._count(own, trajectories, seconds=seconds)
         return group_of(
-            trajectories,
+            within_limits(trajectories),
             incarnation=lease.incarnation,
             lease_id=lease.lease_id,
             attempt=lease.attempt,
@@ -367,6 +368,7 @@ class Rollout:
                 prompt_token_ids=tuple(language.opening_ids) or _NO_PROMPT,
                 purpose=lease.purpose,
                 sampling=_sampling(lease, turn_tokens=language.rules.turn_tokens),
+                routed_experts=lease.routed_experts,
             ),
             sample=self._generation.sample,
             calls=self._calls,

@@ -29,6 +29,7 @@ from env_service.environments.tokenization import TemplateArguments, Tokenizatio
 from env_service.environments.tool_formats import ALL_FORMATS, ParsedTurn, is_sound, read
 from env_service.rollouts import summaries
 from env_service.rollouts.completions import Completion, EndOf, seconds_since
+from env_service.rollouts.routing import TokenRouting
 from protocol.trajectories import MAX_STATE_CHARS, TOGETHER, FinishReason, Trajectory, Turn, VersionSpan
 
 _DECODER = json.JSONDecoder()
@@ -111,6 +112,7 @@ class Transcript:
     _spans: list[VersionSpan] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
     _turns: list[_Exchange] = field(default_factory=list)
+    _routing: TokenRouting = field(default_factory=TokenRouting)
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -146,11 +148,13 @@ class Transcript:
     def sampled(self, completion: Completion, *, state: str) -> None:
         """Append a turn. `state` is a key of what the policy was given in it."""
         assert completion.finish_reason is not None, "an unfinished completion"
-        start = len(self.token_ids)
+        start, begun = len(self.token_ids), self._starts[-1] if self._starts else 0
+        if completion.prompt_tokens == start - begun:  # an empty opening is asked for with a token in its place
+            self._routing.add(completion.routing.pieces, shift=begun)
         self.token_ids += completion.token_ids
         self._logprobs += completion.behavior_logprobs
         self._spans += [span.moved(start) for span in completion.version_spans]
-        given = max(self._turns[-1].end if self._turns else 0, self._starts[-1] if self._starts else 0)
+        given = max(self._turns[-1].end if self._turns else 0, begun)
         self._turns.append(
             _Exchange(
                 given,
@@ -195,6 +199,7 @@ class Transcript:
             "version_spans": tuple(self._spans),
             "turns": tuple(turn.record(with_reward=turn_rewards, began=began) for turn in self._turns),
             "sequence_starts": tuple(start for start in self._starts if start < length),
+            "routed_experts": self._routing.record(length),
         }
         return Trajectory.model_validate({**fields, **judged}, context=TOGETHER)
 

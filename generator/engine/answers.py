@@ -8,15 +8,20 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from generator.engine.records import ScoredSequence
+from generator.weights.routing_capture import ASKED
 from protocol.adapters import AdapterSampleAnswer, AdapterSampleRequest, AdapterSequence, AdapterSpan, LikeliestTokens
 from protocol.generation import GeneratePart, Sampling
+from protocol.routed_experts import RoutedExperts
 from protocol.trajectories import FinishReason, VersionSpan
 
 T = TypeVar("T")
 
 
-def sampling_params(*, n: int, sampling: Sampling, stream_interval: int) -> SamplingParams:
-    """Parameters of a request of `n` completions, whose logprobs are of the distribution that `sampling` makes.
+def sampling_params(
+    *, n: int, sampling: Sampling, stream_interval: int, routed_experts: bool = False
+) -> SamplingParams:
+    """Parameters of a request of `n` completions, whose logprobs are of the distribution that `sampling` makes, and
+    whose tokens' experts are told if `routed_experts` asks for them.
 
     With `n` completions and a seed, the completion of index i draws with seed + i.
     """
@@ -38,6 +43,7 @@ def sampling_params(*, n: int, sampling: Sampling, stream_interval: int) -> Samp
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         stream_interval=stream_interval,
+        extra_args=dict(ASKED) if routed_experts else None,
         skip_clone=True,
     )
 
@@ -123,6 +129,7 @@ def generate_part(completion: CompletionOutput, *, instance: str, oldest_cache: 
     keys and values of its prompt are older than version `oldest_cache`, or than any of its tokens if that is empty.
     """
     spans = completion.weight_versions or ()
+    routed = None if completion.untold is None else completion.untold.take(completion.token_ids)
     return GeneratePart(
         index=completion.index,
         token_ids=tuple(completion.token_ids),
@@ -138,6 +145,7 @@ def generate_part(completion: CompletionOutput, *, instance: str, oldest_cache: 
             for span in spans
         ),
         finish_reason=_finish_reason(completion.finish_reason),
+        routed_experts=None if routed is None else RoutedExperts.of([routed]),
     )
 
 

@@ -4,6 +4,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 import vllm
@@ -51,6 +52,8 @@ def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineA
         additional_config=OwnerTie(owner_pid=os.getpid(), last_words=last_words),
         worker_extension_cls="generator.weights.worker.WorkerExtension",
         weight_transfer_config=WeightTransferConfig(backend="headway"),
+        # Of vLLM's second model runner, which there is on GPUs only: on a CPU a worker of ours captures them.
+        enable_return_routed_experts=options.routed_experts == "on" and not current_platform.is_cpu(),
         disable_log_stats=True,
         enable_log_requests=False,
     )
@@ -135,6 +138,17 @@ def engine_kind(config: VllmConfig) -> str:
     return (
         f"vllm {vllm.__version__}, torch {torch.__version__}, {platform.machine()} {device}, {dtype_name(config)}{lora}"
     )
+
+
+def capture_of_experts(config: VllmConfig) -> Literal["none", "workers", "vllm", "untried"]:
+    """The capture that tells the experts of an engine's tokens: none, if it has no experts; that of our workers, on a
+    CPU; vLLM's own, on a GPU, if it is on; there it was never tried.
+    """
+    if config.model_config.get_num_experts() < 1:
+        return "none"
+    if current_platform.is_cpu():
+        return "workers"
+    return "vllm" if config.aux_output_config.enabled else "untried"
 
 
 def dtype_name(config: VllmConfig) -> str:

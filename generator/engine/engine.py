@@ -33,7 +33,7 @@ from generator.engine.answers import (
     scored_sequence,
     scoring_params,
 )
-from generator.engine.arguments import dtype_name, engine_args, engine_kind
+from generator.engine.arguments import capture_of_experts, dtype_name, engine_args, engine_kind
 from generator.engine.gated_llm import GatedLLM, HandedBack, TurnedAway, entered_under
 from generator.engine.last_words import LastWords, root_sentence
 from generator.engine.options import EngineOptions
@@ -140,6 +140,7 @@ class Engine:
         self._bucket_timeout_s = FILE_TIMEOUT_S
         self._base_bytes = 0
         self._commit_task: asyncio.Future[CommitReport] | None = None
+        self._tells_experts = False
 
     @classmethod
     async def start(cls, *, options: EngineOptions) -> "Engine":
@@ -168,7 +169,35 @@ class Engine:
         elif options.policy_rank:
             await llm.collective_rpc("headway_hold_adapters_in_layers")
             llm.policy_adapter = LoRARequest("policy", POLICY_ADAPTER, "/not/a/file")
+        await engine._capture_experts()
         return engine
+
+    async def _capture_experts(self) -> None:
+        """Has the workers tell the experts of tokens, if the model has any. Raises EngineNotStarted, having ended the
+        engine, where the options insist on what it cannot do.
+        """
+        wanted, capture = self._options.routed_experts, capture_of_experts(self._llm.vllm_config)
+        if wanted == "off" or (wanted == "auto" and capture == "none"):
+            return
+        reason = {
+            "none": "it has no experts",
+            "untried": "vLLM's own capture on a GPU was not tried with Headway; engine.routed_experts = on uses it",
+        }.get(capture, "")
+        if not reason and not self._llm.output_processor.packed:
+            reason = "tokens travel one by one within this generator, as its log says"
+        elif capture == "workers":
+            reasons = await self._llm.collective_rpc("headway_capture_routing")
+            reason = next((each for each in reasons if each), "")
+        self._tells_experts = not reason
+        if reason and wanted == "on":
+            await self.shutdown()
+            raise EngineNotStarted(f"engine.routed_experts is on, and {self._options.model} cannot tell them: {reason}")
+        if reason:
+            logger.warning(
+                "%s: the experts that tokens are sent to are not told, so a learner cannot replay them: %s",
+                self._options.model,
+                reason,
+            )
 
     @property
     def llm(self) -> GatedLLM:
@@ -209,18 +238,25 @@ class Engine:
         n: int,
         sampling: Sampling,
         cache_salt: str = "",
+        routed_experts: bool = False,
     ) -> AsyncGenerator[tuple[GeneratePart, ...], None]:
         """Sample n completions of one prompt; parts that come together are yielded together. Closing it aborts the
         request.
 
-        The prefix cache is always salted with the version; `cache_salt` is added to it. Raises RequestUnfit,
+        The prefix cache is always salted with the version; `cache_salt` is added to it. `routed_experts` asks for those
+        of its tokens, which are told if this engine can. Raises RequestUnfit,
         RequestUntimely and EngineGone. A request that is handed back ends with a part of reason "abort" for
         each completion.
         """
         prompt = {"type": "token", "prompt_token_ids": list(prompt_token_ids), "cache_salt": cache_salt}
         try:
             with engine_refusals():
-                params = sampling_params(n=n, sampling=sampling, stream_interval=self._options.stream_interval)
+                params = sampling_params(
+                    n=n,
+                    sampling=sampling,
+                    stream_interval=self._options.stream_interval,
+                    routed_experts=routed_experts and self._tells_experts,
+                )
                 async for output in self._llm.generate(prompt, params, request_id):
                     cache = self._oldest_cache(prompt)
                     yield tuple(

@@ -20,6 +20,8 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from generator.engine.adapter_stamps import longer, taken_stamp
 from generator.engine.packing import pack_outputs, unpack, wants_sampled_only
 from generator.engine.records import EngineCounters
+from generator.engine.routed_experts import UntoldRows
+from generator.weights.routing_capture import asks_for_experts
 from protocol.adapters import AdapterSpan
 
 ARRIVE_S = 0.02
@@ -29,10 +31,12 @@ ARRIVE_S = 0.02
 class SpannedRequestState(RequestState):  # type: ignore[misc]
     """A completion in flight whose every part carries the spans so far, and the logprobs of its tokens if those came
     packed: `sampled` are those that no part has carried yet. `adapter_spans`: versions of its adapter, if it has one.
+    `untold`: routed experts that no part has carried yet, if they were asked for.
     """
 
     sampled: list[float] | None = None
     adapter_spans: tuple[AdapterSpan, ...] = ()
+    untold: UntoldRows | None = None
 
     def make_request_output(
         self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *args: Any, **kwargs: Any
@@ -49,6 +53,7 @@ class SpannedRequestState(RequestState):  # type: ignore[misc]
         if self.sampled is not None:
             output.logprobs, self.sampled = self.sampled, []
         output.adapter_spans = self.adapter_spans
+        output.untold = self.untold  # outputs that wait for the client are merged, and their parts count on here
         return output
 
 
@@ -72,6 +77,8 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
         super().add_request(request, *args, **kwargs)
         state = self.request_states[request.request_id]
         state.__class__ = SpannedRequestState
+        if asks_for_experts(request.sampling_params):
+            state.untold = UntoldRows(state.prompt_len)
         if self.packed and wants_sampled_only(request.sampling_params):
             # They were gathered on their way: all that comes makes a part, but for a token alone.
             state.stream_interval = min(state.stream_interval, 2)
@@ -80,9 +87,12 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
         for output in engine_core_outputs:
             sampled = unpack(output)
             version = taken_stamp(output)
+            rows, output.routed_experts = output.routed_experts, None
             self._tokens += len(output.new_token_ids)
             if (state := self.request_states.get(output.request_id)) is None:
                 continue
+            if rows is not None and state.untold is not None:
+                state.untold.add(rows)
             if sampled is not None:
                 state.sampled = sampled if state.sampled is None else state.sampled + sampled
             if version is not None:

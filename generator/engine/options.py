@@ -27,7 +27,7 @@ _SETTINGS = {
     "gpu_memory_utilization": "engine.gpu_memory_fraction", "stream_interval": "engine.stream_interval",
     "kv_cache_memory_bytes": "engine.kv_cache_gb", "served_model_name": "generator.served_model_name",
     "enable_lora": "adapters.slots", "max_loras": "adapters.slots", "max_cpu_loras": "adapters.slots",
-    "max_lora_rank": "adapters.max_rank",
+    "max_lora_rank": "adapters.max_rank", "enable_return_routed_experts": "engine.routed_experts",
 }  # fmt: skip
 _OURS = (
     "scheduling_policy", "logprobs_mode", "max_logprobs", "generation_config", "enable_prefix_caching",
@@ -79,6 +79,8 @@ class EngineOptions:
     `staging` says where an update is received: beside the old weights while they serve, or within the pause.
     `tokenizer` says whether to load the model's; our own routes take and give tokens, the OpenAI routes need it.
     `stall_timeout_s` is the longest wait for an answer of the engine, beside what a load takes (`pause_ttl_s`).
+    `routed_experts` says whether the experts that a mixture's tokens are sent to are told to who asks: where this is
+    known to work, always (or the engine does not start), or never.
     `recompute_on_update` has requests in flight compute their keys and values again at each update.
     `adapter_slots` is how many adapters the engine holds at once, of at most `max_adapter_rank`. `policy_rank`: weights
     may come as an adapter of at most this rank to the base weights; 0: they come whole.
@@ -106,6 +108,7 @@ class EngineOptions:
     initial_version: str = "0.0"
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     recompute_on_update: bool = False
+    routed_experts: Literal["auto", "on", "off"] = "auto"
     adapter_slots: int = 0
     max_adapter_rank: int = 32
     policy_rank: int = 0

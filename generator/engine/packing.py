@@ -36,6 +36,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
 
 from generator.engine.adapter_stamps import AdapterStamps, tell_schedulers_of_adapters
+from generator.engine.routed_experts import RoutedRows
 
 logger = logging.getLogger(__name__)
 
@@ -231,12 +232,14 @@ class _Packing:
 
     requests: dict[str, Any]
     pause_state: PauseState
+    aux_output_connector: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._holding = Holding()
         self._at_once = False
         self._stamps = AdapterStamps()
+        self._routed = RoutedRows()
         tell_schedulers_of_adapters()
 
     def adapter_loaded(self, request: LoRARequest) -> None:
@@ -250,6 +253,7 @@ class _Packing:
 
     def add_request(self, request: Any) -> None:
         self._stamps.added(request)
+        self._routed.added(request)
         if wants_sampled_only(request.sampling_params):
             self._holding.intervals[request.request_id] = request.sampling_params.stream_interval or 1
         super().add_request(request)  # type: ignore[misc]
@@ -267,15 +271,22 @@ class _Packing:
         lists = model_runner_output.logprobs
         if lists is not None and lists.cu_num_generated_tokens is None:
             model_runner_output.logprobs = StepLogprobs(lists)
+        if self.aux_output_connector is None:  # vLLM's own has its rows put onto outputs
+            self._routed.note(model_runner_output.aux_output_connector_output)
         answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         for answer in answers.values():
             self._stamps.stamp(scheduler_output, answer.outputs)
+            self._routed.take_off(answer.outputs)
         self._holding.pass_on(answers, at_once=self._at_once, now_s=time.monotonic())
+        for answer in answers.values():
+            self._routed.attach(answer.outputs)
         intervals = self._holding.intervals
         if len(intervals) > 2 * len(self.requests) + 256:
             self._holding.intervals = {name: intervals[name] for name in intervals.keys() & self.requests.keys()}
         if len(self._stamps) > 2 * len(self.requests) + 256:
             self._stamps.keep(self.requests)
+        if len(self._routed) > 2 * len(self.requests) + 256:
+            self._routed.keep(self.requests)
         return answers
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from generator.weights.adapted_prompts import score_prompts_with_their_adapters
 from generator.weights.plan import LoadReport, WeightSyncError
 from generator.weights.policy_adapter import PolicyAdapter
+from generator.weights.routing_capture import NotCaptured, RoutingCapture
 from generator.weights.transfer import HeadwayTransferEngine, register, timed
 from protocol.fleet import Prepare
 
@@ -41,6 +42,14 @@ class WorkerExtension:
     def headway_hold_adapters_in_layers(self) -> None:
         """To be called once, where the learner's adapters are to be computed beside the weights."""
         self.weight_transfer_engine.take_layers(PolicyAdapter(self.model_runner))
+
+    def headway_capture_routing(self) -> str:
+        """To be called once, where the experts of tokens are to be told. Why they cannot be, or nothing."""
+        try:
+            RoutingCapture(self.model_runner)
+        except NotCaptured as error:
+            return str(error)
+        return ""
 
     def headway_stage(self, plan: str, staging: bool) -> str:
         """Begin to receive `plan` beside the weights, or without staging only take note of it."""

@@ -59,6 +59,8 @@ class Granting:
         self._terms = terms
         self._incarnation = incarnation
         self._clock = clock
+        self.routed_experts = False
+        """True if leases ask for the experts that tokens were sent to."""
         self.diary = LeaseDiary(clock=clock)
         self._pacing = Pacing(groups_per_step=ledger.config.groups_per_step, max_lag=ledger.config.max_lag, rule=pacing)
         self._last_taken = clock()
@@ -184,4 +186,5 @@ class Granting:
             sampling=terms.sampling,
             timeout_s=terms.timeout_s,
             trace=trace,
+            routed_experts=self.routed_experts,
         )

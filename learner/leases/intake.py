@@ -218,6 +218,10 @@ class Intake:
         """The env_services that said hello and are still there."""
         return tuple(self._env_services)
 
+    def ask_for_routed_experts(self) -> None:
+        """From now on leases for training ask for the experts that tokens were sent to."""
+        self._flow.granting.routed_experts = True
+
     def notes(self) -> list[StatusNote]:
         """Notes of env_services on how they are, those of ones that cannot say hello yet too."""
         return self._env_services.notes()

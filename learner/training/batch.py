@@ -5,6 +5,7 @@ A trajectory is one sequence, or several: contexts in which the policy did not s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -17,14 +18,27 @@ from numpy.typing import NDArray
 from learner.algorithms.preset import Preset
 from protocol.trajectories import Trajectory, TrajectoryGroup, Turn
 
+logger = logging.getLogger(__name__)
+
 Number = TypeVar("Number", np.int32, np.float32)
 
 _NO_TOKENS = np.zeros(0, dtype=np.float32)
 ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
     name: np.dtype(kind)
     for kind, names in {
-        "bool": ("mixed_versions", "truncated", "labels", "mismatched", "loss_mask"),
-        "int64": ("lengths", "trajectories", "groups", "roles", "pairs", "teachers", "turns", "turn_states"),
+        "bool": ("mixed_versions", "truncated", "labels", "mismatched", "loss_mask", "routed"),
+        "int64": (
+            "lengths",
+            "trajectories",
+            "groups",
+            "roles",
+            "pairs",
+            "teachers",
+            "turns",
+            "turn_states",
+            "routing_shape",
+        ),
+        "uint8": ("routed_experts",),
         "int32": ("token_ids", "lags", "candidate_ids"),
         "float64": ("rewards", "components", "margins", "turn_rewards"),
         "float32": ("behavior_logprobs", "teacher_logprobs", "reference_logprobs", "candidate_logprobs"),
@@ -65,6 +79,20 @@ class Candidates:
     logprobs: NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class SequenceRouting:
+    """Experts that a sequence's T tokens were sent to: uint8 or uint16 [T, layers, k], and bool [T], true where they
+    are `known`.
+    """
+
+    experts: NDArray[np.unsignedinteger[Any]]
+    known: NDArray[np.bool_]
+
+    def part(self, at: slice) -> SequenceRouting:
+        """Of some of its tokens."""
+        return SequenceRouting(self.experts[at], self.known[at])
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainSequence:
     """A trajectory of T tokens, or a sequence of it; every array is [T].
@@ -83,6 +111,7 @@ class TrainSequence:
     ask, of those that the ranks hold, unless its logprobs are known already. A `mismatched` sequence, a prompt with the
     completion of another one, is only measured. Those are [T] float32 or empty:
     `teacher_logprobs` and `reference_logprobs`. `origin`: of a trajectory that was sampled, where it is in the step.
+    `routing`: of one that a mixture of experts sampled, if its generator told it.
     """
 
     token_ids: NDArray[np.int32]
@@ -107,12 +136,15 @@ class TrainSequence:
     reference_logprobs: NDArray[np.float32] = field(default_factory=lambda: _NO_TOKENS)
     candidates: Candidates | None = None
     origin: Origin | None = None
+    routing: SequenceRouting | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.behavior_logprobs), len(self.lags)}
         lengths |= {len(known) for known in (self.teacher_logprobs, self.reference_logprobs) if len(known)}
         if self.candidates is not None:
             lengths |= {len(self.candidates.token_ids), len(self.candidates.logprobs)}
+        if self.routing is not None:
+            lengths |= {len(self.routing.experts), len(self.routing.known)}
         assert len(lengths) == 1, f"arrays of unequal lengths {sorted(lengths)}"
         assert len(self.token_ids) > 0, "a sequence without tokens"
         assert not self.loss_mask[0], "the first token cannot be trained: nothing predicts it"
@@ -153,7 +185,9 @@ class FlatBatch:
     `turns` int64, the number of the token's turn in the step, of which there are T; [T]: `turn_states` int64 and
     `turn_rewards` float64. What nobody gave is empty; of `teacher_logprobs` that some sequences have, those of the
     others are 0, and `teachers` is -1 for who has them.
-    `candidate_ids` and `candidate_logprobs` are [N x C], flat.
+    `candidate_ids` and `candidate_logprobs` are [N x C], flat. `routed` bool [N] says which tokens' experts are known;
+    `routed_experts` are their bytes, flat, and `routing_shape` how many layers there are, experts of a token in each,
+    and bytes of each number: see `routing`.
     """
 
     lengths: NDArray[np.int64]
@@ -180,6 +214,19 @@ class FlatBatch:
     reference_logprobs: NDArray[np.float32]
     candidate_ids: NDArray[np.int32]
     candidate_logprobs: NDArray[np.float32]
+    routed: NDArray[np.bool_]
+    routed_experts: NDArray[np.uint8]
+    routing_shape: NDArray[np.int64]
+
+    @property
+    def routing(self) -> SequenceRouting | None:
+        """Experts of the N tokens; None if none are known."""
+        if not len(self.routed):
+            return None
+        layers, chosen, width = self.routing_shape.tolist()
+        narrow = self.routed_experts
+        experts: NDArray[np.unsignedinteger[Any]] = narrow if width == 1 else narrow.view(np.uint16)
+        return SequenceRouting(experts.reshape(-1, layers, chosen), self.routed)
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -233,7 +280,28 @@ def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
         reference_logprobs=_known([sequence.reference_logprobs for sequence in sequences]),
         candidate_ids=_flat([s.candidates.token_ids for s in sequences if s.candidates is not None], np.int32),
         candidate_logprobs=_flat([s.candidates.logprobs for s in sequences if s.candidates is not None], np.float32),
+        **_flat_routing(sequences),
     )
+
+
+def _flat_routing(sequences: Sequence[TrainSequence]) -> dict[str, Any]:
+    told = [sequence.routing.experts for sequence in sequences if sequence.routing is not None]
+    if not told:
+        return {name: np.zeros(0, ARRAY_TYPES[name]) for name in ("routed", "routed_experts", "routing_shape")}
+    shapes = {(*experts.shape[1:], experts.itemsize) for experts in told}
+    if len(shapes) > 1:
+        raise ValueError(f"routed experts of several shapes, {sorted(shapes)}: the generators serve different models")
+    (shape,) = shapes
+    parts, known = [], []
+    for sequence in sequences:
+        length, routing = len(sequence.token_ids), sequence.routing
+        parts.append(np.zeros((length, *shape[:2]), told[0].dtype) if routing is None else routing.experts)
+        known.append(np.zeros(length, np.bool_) if routing is None else routing.known)
+    return {
+        "routed": np.concatenate(known),
+        "routed_experts": np.concatenate(parts).reshape(-1).view(np.uint8),
+        "routing_shape": np.array(shape, dtype=np.int64),
+    }
 
 
 def _turns_of(sequence: TrainSequence) -> tuple[TrainTurn, ...]:
@@ -359,6 +427,7 @@ def _part(whole: TrainSequence, at: slice) -> TrainSequence:
         lags=lags,
         mixed_versions=whole.old_cache or len(np.unique(lags[mask])) > 1,
         origin=None if whole.origin is None else replace(whole.origin, start=at.start),
+        routing=None if whole.routing is None else whole.routing.part(at),
         turns=tuple(replace(turn, start=turn.start - at.start) for turn in turns),
     )
 
@@ -435,7 +504,26 @@ def _sequence(trajectory: Trajectory, *, version: int, max_lag: int) -> TrainSeq
         old_cache=trajectory.has_old_cache,
         reward=trajectory.reward.reward or 0.0,
         truncated=trajectory.truncated,
+        routing=_routing(trajectory),
     )
+
+
+def _routing(trajectory: Trajectory) -> SequenceRouting | None:
+    """Of the tokens that it is told of. What does not unpack is as good as nothing: no rollout ends a run."""
+    told, length = trajectory.routed_experts, len(trajectory.token_ids)
+    if told is None:
+        return None
+    try:
+        pieces = told.pieces()
+    except ValueError as error:
+        logger.warning("a trajectory is trained with the learner's own routing: %s", error)
+        return None
+    experts = np.zeros((length, told.layers, told.chosen), dtype=pieces[0][1].dtype)
+    known = np.zeros(length, dtype=np.bool_)
+    for start, rows in pieces:
+        experts[start : start + len(rows)] = rows
+        known[start : start + len(rows)] = True
+    return SequenceRouting(experts, known)
 
 
 def _state(trajectory: Trajectory, turn: Turn) -> int:

@@ -135,6 +135,12 @@ class RouterConfig(BaseModel):
         "config says what it was pretrained with, as router_aux_loss_coef. Above 0 an update of several microbatches "
         "costs a forward pass more. 0 turns it off.",
     )
+    replay: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether routers take the experts that generators sent tokens to, in place of their own choice, "
+        "with weights of their own: wherever model and generators can (auto), off, or on, which refuses a model that "
+        "cannot.",
+    )
 
 
 class ReferenceConfig(BaseModel):

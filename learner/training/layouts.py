@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from learner.training.attention import ATTENTION_NAME, LengthBucket, PackedIndex
 from learner.training.packing import PackedRow
+from learner.training.router_replay import GivenExperts, RouterReplay
 from learner.training.routing import ExpertWatch, RoutingSums
 
 
@@ -25,15 +26,19 @@ def takes_packed_rows(model: nn.Module) -> bool:
 
 
 def last_states(
-    model: nn.Module, row: PackedRow, *, watch: ExpertWatch | None = None
+    model: nn.Module, row: PackedRow, *, watch: ExpertWatch | None = None, replay: RouterReplay | None = None
 ) -> tuple[Tensor, RoutingSums | None]:
     """The last hidden states [T, H] of the row's T tokens, in the row's order, whichever layout the model takes; and
     the sums that `watch` made of its routers, None without `watch`, or where a layer's experts were given no choice.
+    With `replay` routers take the experts that the row has, if it has any.
     """
     decoder = _decoder_of(model)
     if takes_packed_rows(model):
         named = {"position_ids": row.positions[None], "packed_index": row.index}
-        hidden, routing = _run(decoder, row.token_ids[None], watch=watch, counts=row.counts, **named)
+        given = None if replay is None else row.routing
+        hidden, routing = _run(
+            decoder, row.token_ids[None], watch=watch, replay=replay, given=given, counts=row.counts, **named
+        )
         return hidden[0], routing
     states, sums = [], []
     for bucket in _rectangles(model, row.index):
@@ -42,7 +47,8 @@ def last_states(
         counts = torch.zeros_like(bucket.rectangle)
         counts[bucket.places] = row.counts[bucket.rectangle[bucket.places]].to(counts)
         # Positions are left to the model: each row begins at 0.
-        hidden, routing = _run(decoder, rows, watch=watch, counts=counts)
+        given = None if replay is None or row.routing is None else row.routing.at(bucket.rectangle)
+        hidden, routing = _run(decoder, rows, watch=watch, replay=replay, given=given, counts=counts)
         states.append(hidden.flatten(0, 1).index_select(0, bucket.places))
         sums.append(routing)
     hidden = states[0] if len(states) == 1 else torch.cat(states)
@@ -52,13 +58,25 @@ def last_states(
 
 
 def _run(
-    decoder: nn.Module, rows: Tensor, *, watch: ExpertWatch | None, counts: Tensor, **named: object
+    decoder: nn.Module,
+    rows: Tensor,
+    *,
+    watch: ExpertWatch | None,
+    replay: RouterReplay | None,
+    given: GivenExperts | None,
+    counts: Tensor,
+    **named: object,
 ) -> tuple[Tensor, RoutingSums | None]:
     asked = {"output_router_logits": True} if watch is not None and watch.has_softmax else {}
-    with nullcontext() if watch is None else watch.watching():
+    if replay is not None:
+        named = {**named, **replay.arguments(given)}
+    with nullcontext() if watch is None else watch.watching(), nullcontext() if replay is None else replay.watching():
         output = decoder(input_ids=rows, use_cache=False, **named, **asked)
     hidden: Tensor = output.last_hidden_state
-    return hidden, None if watch is None else watch.sums(output.router_logits if asked else (), counts)
+    if watch is None:
+        return hidden, None
+    tally = None if replay is None else replay.tally(counts)
+    return hidden, watch.sums(output.router_logits if asked else (), counts, replayed=tally)
 
 
 def _added(parts: Sequence[RoutingSums | None]) -> RoutingSums | None:

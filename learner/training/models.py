@@ -7,6 +7,7 @@ microbatches of this rank ─▶ policy, reference, teacher, critic ─▶ sum o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from learner.training.packing import Microbatch
 from learner.training.policy import LogprobSettings, PolicyModel, checkpoint_gradients, load_causal_lm, torch_dtype
 from learner.training.ranks import summed_over_ranks
 from learner.training.reference import FrozenPolicy, Reference, open_reference
+from learner.training.router_replay import RouterReplay
 from learner.training.routing import ExpertWatch, RoutingSums
 from learner.training.score_model import (
     Critic,
@@ -39,8 +41,10 @@ from learner.training.score_model import (
     load_score_model,
     value_metrics,
 )
-from learner.training.self_check import check_policy, check_scores
+from learner.training.self_check import check_policy, check_scores, gap_between
 from learner.training.sharded_load import Shard
+
+logger = logging.getLogger(__name__)
 
 Score = Callable[[Microbatch], Tensor]
 """A number for each of the microbatch's N targets, [N]."""
@@ -430,6 +434,8 @@ def open_models(
         policy.settings = replace(policy.settings, with_states=True)
     engine = TrainingEngine(policy, config=config, device=device)
     gap = check_policy(policy, path, compute=lambda microbatch: engine.forward(microbatch)[0])
+    if preset.samples_policy:
+        policy.replay = _replay_of(policy, path, engine=engine, config=config, allowed=gap.allowed)
     if config.compile:
         _compile(policy.causal_lm, path, engine=engine, allowed=gap.allowed)
 
@@ -527,3 +533,35 @@ def _watch_of(model: nn.Module, path: Path, *, config: TrainingConfig) -> Expert
     if config.router.aux_loss_coef:
         watch.check_loss(path)
     return watch or None
+
+
+def _replay_of(
+    policy: PolicyModel, path: Path, *, engine: TrainingEngine[Output], config: TrainingConfig, allowed: float
+) -> RouterReplay | None:
+    """None for a model whose routers cannot be given experts, with a word, or without one if it has none. Raises
+    ValueError for such a model where `config` insists. All ranks must call it.
+    """
+    wanted = config.router.replay
+    if wanted == "off":
+        return None
+    replay = RouterReplay(policy.causal_lm)
+    reason: str | None = "it has no experts"
+    if replay:
+        gap = gap_between(
+            policy.causal_lm, lambda microbatch: engine.forward(microbatch)[0], replay.echoing, allowed=allowed
+        )
+        reason = replay.fault()
+        if reason is None and not gap.passes:
+            reason = f"given its own experts it computes other logprobs, {gap.found:.2g} apart"
+    if reason is None:
+        return replay
+    name = type(policy.causal_lm).__name__
+    if wanted == "on":
+        raise ValueError(
+            f"{path}: training.router.replay is on, and the routers of {name} cannot take the experts that generators "
+            f"chose: {reason}. Set it to auto or off, or name another model."
+        )
+    if replay:
+        logger.warning("%s: router replay is off, and tokens go through experts of the learner's choice, since the "
+                       "routers of %s cannot be given any: %s", path, name, reason)  # fmt: skip
+    return None

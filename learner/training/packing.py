@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.training.attention import PackedIndex, build_packed_index
-from learner.training.batch import FlatBatch
+from learner.training.batch import FlatBatch, SequenceRouting
+from learner.training.router_replay import GivenExperts
 from learner.training.work import work_of
 
 # Sequences that share a smaller part of the shorter one are no family: it would tie all texts of a template together.
@@ -62,7 +63,7 @@ def shared_prefixes(batch: FlatBatch) -> Prefixes:
     agent that has edited its history, branches.
 
     A family is of sequences that have a prompt in common, or a quarter of the shorter one: a token or two that all
-    texts begin with make none.
+    texts begin with make none. What was sampled and sent to other experts is not alike.
     """
     starts, lengths, before = batch.starts, batch.lengths, _tokens_before_training(batch)
     texts = [batch.token_ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
@@ -71,8 +72,10 @@ def shared_prefixes(batch: FlatBatch) -> Prefixes:
     shared = np.zeros(len(order), dtype=np.int64)
     nodes = np.arange(len(batch.token_ids), dtype=np.int64)
     for place, (former, latter) in enumerate(pairwise(order.tolist()), start=1):
-        alike = _alike(texts[former], texts[latter])
         prompt = max(int(before[former]), int(before[latter]))
+        alike = _alike(texts[former], texts[latter])
+        given = min(int(before[former]), int(before[latter]))
+        alike = _routed_alike(batch.routing, int(starts[former]), int(starts[latter]), prompt=given, alike=alike)
         if 0 < prompt <= alike or alike * _OF_THE_SHORTER >= min(int(lengths[former]), int(lengths[latter])):
             shared[place] = alike
             nodes[starts[latter] : starts[latter] + alike] = nodes[starts[former] : starts[former] + alike]
@@ -86,6 +89,18 @@ def _alike(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     return int(differ[0]) if len(differ) else shorter
 
 
+def _routed_alike(routing: SequenceRouting | None, one: int, other: int, *, prompt: int, alike: int) -> int:
+    """Of the `alike` tokens with which two sequences begin, at the batch's tokens `one` and `other`, those that may
+    stand in a row once: a prompt, and behind it what was sent to the same experts, as far as that is known.
+    """
+    if routing is None or alike <= prompt:
+        return alike
+    ours, theirs = (slice(start + prompt, start + alike) for start in (one, other))
+    told = routing.known[ours] & routing.known[theirs]
+    differ = np.flatnonzero(told & (routing.experts[ours] != routing.experts[theirs]).any((1, 2)))
+    return prompt + int(differ[0]) if len(differ) else alike
+
+
 def _tokens_before_training(batch: FlatBatch) -> NDArray[np.int64]:
     """[S]; 0 for a sequence without a trained token."""
     position = np.arange(len(batch.loss_mask)) - np.repeat(batch.starts, batch.lengths)
@@ -97,13 +112,14 @@ def _tokens_before_training(batch: FlatBatch) -> NDArray[np.int64]:
 @dataclass(frozen=True)
 class PackedRow:
     """A row of T input tokens as a decoder takes it. int64 [T]: `token_ids`, `positions`, and `counts`: how many of the
-    sequences have the token.
+    sequences have the token. `routing`: the experts that the engine sent its tokens to, if that is known.
     """
 
     token_ids: Tensor
     positions: Tensor
     index: PackedIndex
     counts: Tensor
+    routing: GivenExperts | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -139,7 +155,8 @@ class Microbatch(PackedRow):
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }
-        return Microbatch(**moved, index=self.index.to(device))
+        routing = None if self.routing is None else self.routing.to(device)
+        return Microbatch(**moved, index=self.index.to(device), routing=routing)
 
 
 @dataclass(frozen=True)
@@ -303,7 +320,25 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes) 
         teachers=torch.from_numpy(batch.teachers[sequences].astype(np.int64)),
         pairs=torch.from_numpy(_pairs(batch.pairs[sequences], sequences)),
         candidates=_candidates(batch, target),
+        routing=_routing_of_row(batch, source[kept], row_of_token[kept], tokens=len(inputs)),
     )
+
+
+def _routing_of_row(
+    batch: FlatBatch, source: NDArray[np.int64], row_of_token: NDArray[np.int64], *, tokens: int
+) -> GivenExperts | None:
+    """The experts of a row's tokens, of which `source` are the batch's tokens and `row_of_token` their places. One that
+    several sequences share was computed for each by itself, and takes those of the first that knows them.
+    """
+    routing = batch.routing
+    if routing is None or not len(source):
+        return None
+    told = np.flatnonzero(routing.known[source])[::-1]  # of assignments to one place the last one stays
+    experts = np.zeros((tokens, *routing.experts.shape[1:]), dtype=routing.experts.dtype)
+    known = np.zeros(tokens, dtype=np.bool_)
+    experts[row_of_token[told]] = routing.experts[source[told]]
+    known[row_of_token[told]] = True
+    return GivenExperts.of(SequenceRouting(experts, known))
 
 
 def _pairs(numbers: NDArray[np.int64], sequences: NDArray[np.int64]) -> NDArray[np.int64]:

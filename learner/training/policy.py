@@ -34,6 +34,7 @@ from learner.training.logits import LogitRules, logit_rules
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import Microbatch
 from learner.training.peft_names import peft_names
+from learner.training.router_replay import RouterReplay
 from learner.training.routing import ExpertWatch, RoutingSums
 from learner.training.sharded_load import ModelClass, Shard, load_shards
 from learner.training.shards import whole_size
@@ -55,15 +56,15 @@ TOKENIZER_FILES = (
 
 
 def predicting_states(
-    model: nn.Module, microbatch: Microbatch, *, watch: ExpertWatch | None = None
+    model: nn.Module, microbatch: Microbatch, *, watch: ExpertWatch | None = None, replay: RouterReplay | None = None
 ) -> tuple[Tensor, RoutingSums | None]:
     """The last hidden states [N, H] from which the microbatch's N targets are predicted; one if there is no target. And
-    what `watch` saw of the routers.
+    what `watch` saw of the routers, which `replay` has take the experts that the engine chose.
 
     A row that trains nothing predicts from one token all the same, and its caller drops the result: every rank has to
     run the same modules in the same order, forward and backward, or the collectives of sharded parameters come apart.
     """
-    hidden, routing = last_states(model, microbatch, watch=watch)
+    hidden, routing = last_states(model, microbatch, watch=watch, replay=replay)
     # A token that sequences share may predict one for each of them.
     states = gather_summing(hidden, microbatch.rows) if len(microbatch.rows) else hidden[:1]
     return states, routing
@@ -108,6 +109,8 @@ class PolicyModel(nn.Module):
         self.settings = settings
         self.watch: ExpertWatch | None = None
         """Set where somebody wants to know how a mixture of experts routes."""
+        self.replay: RouterReplay | None = None
+        """Set where its routers take the engine's experts."""
         linear = _call(causal_lm, "get_output_embeddings")
         assert isinstance(linear, nn.Linear), f"an output projection of an unknown kind: {type(linear).__name__}"
         rules = replace(_rules_of(causal_lm), unrounded=settings.float32_head)
@@ -123,6 +126,15 @@ class PolicyModel(nn.Module):
             yield
         finally:
             self.settings = usual
+
+    @contextmanager
+    def own_routing(self) -> Iterator[None]:
+        """Within it routers choose themselves, whatever the engine chose."""
+        usual, self.replay = self.replay, None
+        try:
+            yield
+        finally:
+            self.replay = usual
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
@@ -149,7 +161,7 @@ class PolicyModel(nn.Module):
         if self.settings.own_logits:
             return self._own_logprobs(microbatch), None, None, None, None
         candidates = microbatch.candidates
-        states, routing = predicting_states(self.causal_lm, microbatch, watch=self.watch)
+        states, routing = predicting_states(self.causal_lm, microbatch, watch=self.watch, replay=self.replay)
         count = len(microbatch.targets)
         if self.settings.with_norms:
             logprobs, norms = self._head()(

@@ -118,7 +118,7 @@ class AdaptersOff:
 
     def logprobs(self, microbatch: Microbatch) -> Tensor:
         """Logprobs [N] by the frozen weights alone."""
-        with torch.no_grad(), adapters_off(self._policy), _no_entropy(self._policy):
+        with torch.no_grad(), adapters_off(self._policy), _no_entropy(self._policy), self._policy.own_routing():
             return first_of(self._engine.forward(microbatch))
 
     def after_step(self) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from learner.training.adapters import expert_parameters
 from learner.training.ranks import summed_over_ranks
+from learner.training.router_replay import ReplayTally
 from learner.training.shards import whole_shape
 
 _REFERENCE = "load_balancing_loss_func"
@@ -33,13 +34,16 @@ class RoutingSums(NamedTuple):
 
     `chosen` [L, E]: choices of each expert. `probabilities` [E]: of being chosen, over all layers, with a gradient if
     the pass has one; `entropy`: of these, in nats, over all layers; both NaN where the router is no softmax. `tokens`:
-    how many were summed, once for each layer. A tuple, since DeepSpeed's hooks look into those.
+    how many were summed, once for each layer. `given` and `changed`: see `ReplayTally`. A tuple, since DeepSpeed's
+    hooks look into those.
     """
 
     chosen: Tensor
     probabilities: Tensor
     entropy: Tensor
     tokens: Tensor
+    given: Tensor
+    changed: Tensor
 
     def loss_of(self, part: RoutingSums) -> Tensor:
         """The addition of `part` to the load-balancing loss of these sums, which it is in; only it has a gradient."""
@@ -52,8 +56,9 @@ def total(parts: Sequence[RoutingSums]) -> RoutingSums:
     rows = [torch.cat([each.detach().double().flatten() for each in part]) for part in parts]
     sums = summed_over_ranks(torch.stack(rows).sum(0))
     layers, experts = parts[0].chosen.shape
-    chosen, probabilities = sums[:-2].view(layers + 1, experts).tensor_split([layers])
-    return RoutingSums(chosen, probabilities[0], sums[-2], sums[-1].clamp(min=1))
+    chosen, probabilities = sums[:-4].view(layers + 1, experts).tensor_split([layers])
+    entropy, tokens, given, changed = sums[-4:]
+    return RoutingSums(chosen, probabilities[0], entropy, tokens.clamp(min=1), given, changed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +68,16 @@ class RoutingMetrics:
     `expert_load_max`: the largest share of a layer's choices that an expert got, over an even one. `dead_experts`:
     those that no token chose, of all layers. `router_entropy`: in nats, the mean over tokens and layers.
     `router_aux_loss`: the load-balancing loss before its coefficient; evenly chosen, as many as a token has experts.
+    `router_replayed_share`: choices, of all tokens and layers, that were the engine's (`router_replay`), and
+    `router_changed_share`: those of them that would have been others; None if none was the engine's.
     """
 
     expert_load_max: float | None = None
     dead_experts: int | None = None
     router_entropy: float | None = None
     router_aux_loss: float | None = None
+    router_replayed_share: float | None = None
+    router_changed_share: float | None = None
 
 
 def routing_metrics(parts: Sequence[RoutingSums]) -> RoutingMetrics:
@@ -83,6 +92,8 @@ def routing_metrics(parts: Sequence[RoutingSums]) -> RoutingMetrics:
         dead_experts=int((found.chosen == 0).sum()),
         router_entropy=float(found.entropy / found.tokens) if softmax else None,
         router_aux_loss=float(found.loss_of(found)) if softmax else None,
+        router_replayed_share=float(found.given / found.tokens) if found.given > 0 else None,
+        router_changed_share=float(found.changed / found.given) if found.given > 0 else None,
     )
 
 
@@ -128,9 +139,12 @@ class ExpertWatch:
         finally:
             self._watching = False
 
-    def sums(self, router_logits: Sequence[Tensor], counts: Tensor) -> RoutingSums | None:
+    def sums(
+        self, router_logits: Sequence[Tensor], counts: Tensor, *, replayed: ReplayTally | None = None
+    ) -> RoutingSums | None:
         """Of the pass that was noted: `router_logits` [T, E] of each layer, if it has a softmax; `counts` [T], in how
-        many sequences a token is. None if a layer's experts were given no choice.
+        many sequences a token is; `replayed`, choices that were the engine's. None if a layer's experts were given no
+        choice.
         """
         if len(self._chosen) != self._layers:
             return None
@@ -146,7 +160,15 @@ class ExpertWatch:
             entropy = entropy - (weights @ (likely * logprobs).detach()).sum()
         if not self.has_softmax:
             probabilities, entropy = probabilities + torch.nan, entropy + torch.nan
-        return RoutingSums(chosen, probabilities, entropy, weights.sum() * self._layers)
+        none = weights.new_zeros(())
+        return RoutingSums(
+            chosen,
+            probabilities,
+            entropy,
+            weights.sum() * self._layers,
+            none if replayed is None else replayed.given,
+            none if replayed is None else replayed.changed,
+        )
 
     def _note(self, _: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> None:
         if self._watching:

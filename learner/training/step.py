@@ -14,6 +14,7 @@ like that. Metrics are sums over the trained tokens of this rank, then means ove
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,8 @@ from learner.training.routing import RoutingMetrics, RoutingSums, routing_metric
 from learner.training.score_model import Critic, CriticHead, freezes_policy
 from learner.training.sketches import SKETCH_SIZE, GradientSketch
 from learner.training.work import even_position
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,7 @@ class TrainingStep:
         """Of the newest step."""
         self._pull_sums: PullSums | None = None
         self._sketcher: GradientSketch | None = None
+        self._said_unrouted = False
         self.carried = CarriedState()
         """State of the algorithm for the next step; the same on every rank."""
 
@@ -348,6 +352,19 @@ class TrainingStep:
         found = scores.reference_logprobs if reference else scores.proximal_logprobs
         assert found is not None, "the pass was asked for"
         return found.numpy()
+
+    def check_routing(self, batch: FlatBatch) -> None:
+        """Raises ValueError for experts that the policy does not have. Says once that none are told."""
+        policy = self._models.trained
+        if not isinstance(policy, PolicyModel) or policy.replay is None:
+            return
+        policy.replay.check(batch)
+        if batch.routing is None and self._ranks.leads and not self._said_unrouted:
+            self._said_unrouted = True
+            logger.warning(
+                "generators do not tell the experts that tokens were sent to, so the learner's routers choose: see "
+                "generator.engine.routed_experts, and the generators' logs"
+            )
 
     def _train_critic(self, data: StepData, rows: Sequence[Sequence[Microbatch]], *, first_update: int) -> list[float]:
         """Of a critic with a model of its own: the loss of each of its updates."""

@@ -266,6 +266,11 @@ class Trainer:
         return self._preset
 
     @property
+    def replays_routers(self) -> bool:
+        """True if the policy's routers take the experts that generators chose, where these are told."""
+        return isinstance(self._models.trained, PolicyModel) and self._models.trained.replay is not None
+
+    @property
     def tokens(self) -> TokenValues | None:
         """The newest step's values of each token of its sequences, end to end; None if it was not kept."""
         return self._step.tokens
@@ -430,7 +435,9 @@ class Trainer:
         return [part[sequence.loss_mask] for part, sequence in zip(parts, sequences, strict=True)]
 
     def _train_step(self, given: FlatBatch | None) -> StepMetrics:
-        metrics = self._step.run(share_batch(given), first_update=self._updates)
+        batch = share_batch(given)
+        self._step.check_routing(batch)
+        metrics = self._step.run(batch, first_update=self._updates)
         self._updates += metrics.updates
         if self._models.reference is not None:
             self._models.reference.after_step()

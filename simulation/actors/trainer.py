@@ -102,6 +102,11 @@ class ScriptedTrainer:
         _sleep(self._script.open_s)
 
     @property
+    def replays_routers(self) -> bool:
+        """It has no experts."""
+        return False
+
+    @property
     def preset(self) -> Any:
         """See Trainer."""
         return self._preset

@@ -210,7 +210,7 @@ def _answers() -> dict[str, object]:
         "adapter_answer": None,
         "adapter_sampling_params": None,
         "generate_part": lambda part, *, instance, oldest_cache: part.signed(instance, oldest_cache=oldest_cache),
-        "sampling_params": lambda *, n, sampling, stream_interval: Params(n=n, sampling=sampling),
+        "sampling_params": lambda *, n, sampling, **_: Params(n=n, sampling=sampling),
         "scored_sequence": scored_sequence,
         "scoring_params": lambda *, top=0: Params(scores=True),
     }
@@ -240,9 +240,11 @@ def install() -> None:
         "generator.openai_routes": {"mount_openai_routes": None},
         "generator.engine.arguments": {
             "engine_args": lambda options, **_: options, "dtype_name": lambda config: "float32",
-            "engine_kind": lambda config: "scripted",
+            "engine_kind": lambda config: "scripted", "capture_of_experts": lambda config: "none",
         },
         "generator.engine.answers": _answers(),
+        "generator.engine.routed_experts": {"UntoldRows": object},
+        "generator.weights.routing_capture": {"asks_for_experts": lambda params: False},
         "generator.engine.adapter_stamps": {"longer": None, "taken_stamp": None, "versioned": None},
         "generator.engine.socket_folder": {
             "make_socket_folder": lambda: None, "remove_socket_folder": lambda: None,

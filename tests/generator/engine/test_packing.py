@@ -198,7 +198,7 @@ class Scheduler1(packing._Packing, Sampling1):
 
 
 def stepped(scheduler: Scheduler1, token: int | None) -> list[list[int]]:
-    answers = scheduler.update_from_output(token, SimpleNamespace(logprobs=None))
+    answers = scheduler.update_from_output(token, SimpleNamespace(logprobs=None, aux_output_connector_output=None))
     return [[unpack(each), each.new_token_ids][1] for answer in answers.values() for each in answer.outputs]
 
 

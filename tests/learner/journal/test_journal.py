@@ -28,6 +28,7 @@ from learner.journal.segments import encoded_group, read_segment, segments_of, s
 from protocol.codec import encode, sealed
 from protocol.messages import FinishedLease
 from protocol.model import PolicyVersion
+from protocol.routed_experts import RoutedExperts
 from services.run_lock import FolderLost
 from tests.learner.samples import group, trajectory
 
@@ -97,6 +98,20 @@ def test_a_group_comes_back_as_it_was(path: Path, as_received: bool) -> None:
         left_out = {"token_ids", "loss_mask", "behavior_logprobs"}
         assert ours.model_dump(exclude=left_out) == theirs.model_dump(exclude=left_out)
     assert record.group.oldest_version == 1
+
+
+def test_routed_experts_come_back_from_the_disk(path: Path) -> None:
+    rows = np.array([[[3, 250]], [[0, 1]], [[7, 9]]], dtype=np.uint8)
+    routed = trajectory(1, 1).model_copy(update={"routed_experts": RoutedExperts.of([(0, rows)])})
+    with Journal.open(path.parent) as journal:
+        journal.append_group(group(7, routed, trajectory(1), version=1))
+    (record,) = read_journal(path.parent)
+    assert isinstance(record, LoggedGroup)
+    first, second = record.group.trajectories
+    assert first.routed_experts is not None
+    assert first.routed_experts.spans == ((0, 3),)
+    assert (first.routed_experts.rows() == rows).all()
+    assert second.routed_experts is None
 
 
 def test_a_missing_journal_is_empty(path: Path) -> None:

@@ -80,6 +80,15 @@ async def test_an_env_service_is_welcomed_and_told_who_serves(tmp_path: Path) ->
         assert (serving.generator_id, serving.policy_version) == ("g", "1.0")
 
 
+@pytest.mark.parametrize("asks", [True, False])
+async def test_leases_ask_for_routed_experts_where_the_learner_replays_them(tmp_path: Path, asks: bool) -> None:
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        if asks:
+            ours.intake.ask_for_routed_experts()
+        await env.enter()
+        assert {each.routed_experts for each in (await env.next(LeaseGrant)).leases} == {asks}
+
+
 async def test_a_note_is_kept_also_before_a_hello_until_its_sender_leaves_or_falls_silent(
     tmp_path: Path,
 ) -> None:
