@@ -11,7 +11,9 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from pydantic import SecretStr
 
+from headway.doctor_command import _tenants_of
 from learner.config import LearnerConfig
 from learner.tenants.keys import first_key_path
 from learner.tinker import serve_tinker
@@ -19,6 +21,10 @@ from protocol.adapters import ADAPTER_FILES
 from protocol.tinker.messages import MESSAGES
 from services.config.models import load_config
 from services.config.sources import ConfigError
+from services.diagnosis.asked import Target
+from services.diagnosis.asking import ask
+from services.diagnosis.culprits import diagnose
+from services.diagnosis.verdict import verdict_on
 from services.process import Stop, WrongSettings
 from services.run_lock import FolderTaken
 from tests.e2e.run_files import free_ports
@@ -133,6 +139,14 @@ async def test_a_client_trains_and_samples_and_a_generator_fetches_what_it_sampl
         assert not any(
             secret in json.dumps(status) for secret in (session.partition(":")[0], client.headers["X-API-Key"])
         )
+        asked = await ask(Target("learner", str(client.base_url).rstrip("/"), SecretStr(TOKEN)))
+        assert verdict_on([asked], diagnose([asked])).sentence.startswith("Healthy: 1 run of 1 tenant is at work")
+        assert run["name"] in "\n".join(_tenants_of([asked])), "headway doctor shows the run"
+        assert "Training runs" in (await client.get("/")).text
+        told = (await client.get("/page/data/tenants")).json()
+        assert (told["viewer"], told["runs"][0]["name"]) == ("first", run["name"])
+        (drawn,) = (await client.get("/page/data/tenant_curves", params={"run": run["name"]})).json()["runs"]
+        assert drawn["columns"]["loss"] == [pytest.approx(run["loss"], rel=1e-5)]
         metrics = (await client.get("/metrics")).text
         assert 'headway_learner_tenant_queued_operations{tenant="first"} 0.0' in metrics
         assert "headway_learner_tenant_passes_total 1.0" in metrics
