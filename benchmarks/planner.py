@@ -124,7 +124,7 @@ def measured_text(known: MeasuredRates) -> str:
     us = {"before the engine": machine.before_s, "in the engine": machine.engine_s, **machine.others_s}
     parts = ", ".join(f"{name} {1e6 * seconds:.0f}" for name, seconds in us.items())
     return (
-        f"Measured, computed time of {machine.cores} cores: us of a completion: {parts}; an engine's step "
+        f"Measured, computed time of {machine.cores:.3g} cores: us of a completion: {parts}; an engine's step "
         f"{1e3 * known.token_s:.2f} ms and {1e3 * known.sequence_s:.3f} ms for each sequence; a training step "
         f"{1e3 * known.step_s:.0f} ms and {1e6 * (known.train_s or 0):.0f} us a token; a publish "
         f"{1e3 * (known.publish_s or 0):.0f} ms, of which {1e3 * (known.pause_s or 0):.0f} ms paused."

@@ -640,7 +640,7 @@ def _assumed_rates(plan: Plan) -> list[str]:
 
 def _assumed_of(machine: SharedMachine) -> str:
     return (
-        f"all processes share {machine.cores} cores, and nobody else computes there; {BEFORE_ENGINE:.0%} of a "
-        "generator's work is before its engine, and outside of model and engine a group costs as much as "
-        f"{GROUP_AS_COMPLETIONS:g} completions, whatever their length"
+        f"all processes share {machine.cores:.3g} cores, and others use as many as beside the run; "
+        f"{BEFORE_ENGINE:.0%} of a generator's work is before its engine, and outside of model and engine a group "
+        f"costs as much as {GROUP_AS_COMPLETIONS:g} completions, whatever their length"
     )

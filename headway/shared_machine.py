@@ -30,11 +30,12 @@ _KINDS = {_GENERATOR, _LEARNER, *_OTHERS}
 
 @dataclass(frozen=True)
 class SharedMachine:
-    """So many `cores`, and the computed seconds of a completion in groups of `group_size`: before an engine, in an
-    engine, and in other threads by name. A step costs the trainer's thread `trainer_s`.
+    """So many `cores`, without those that others had at work beside the run, and the computed seconds of a completion
+    in groups of `group_size`: before an engine, in an engine, and in other threads by name. A step costs the trainer's
+    thread `trainer_s`.
     """
 
-    cores: int
+    cores: float
     group_size: int
     before_s: float
     engine_s: float
@@ -56,7 +57,7 @@ def shared_machine(run: ReportedRun, steps: Sequence[Mapping[str, Any]], *, paus
     loads = [load for load in run.loads if load.get("hosts") == 1 and set(load.get("cores") or ()) >= _KINDS]
     loads = [load for load in loads if load.get("unix_s", after) >= after] or loads
     computed = [step["cpu_s"] for step in steps if is_number(step.get("cpu_s"))]
-    if not isinstance(cores, int) or not loads or not computed or len(steps) < 2:
+    if not is_number(cores) or not loads or not computed or len(steps) < 2:
         return None
     step_s = (steps[-1]["time_s"] - steps[0]["time_s"]) / (len(steps) - 1)
     completions = statistics.fmean(step["trajectories"] for step in steps)
@@ -66,8 +67,19 @@ def shared_machine(run: ReportedRun, steps: Sequence[Mapping[str, Any]], *, paus
     trainer_s = statistics.fmean(computed)
     used_s[_LEARNER] = max(0.0, used_s[_LEARNER] - trainer_s)
     return SharedMachine(
-        cores=cores, group_size=steps[0]["trajectories"] // steps[0]["groups"],
+        cores=_free(float(cores), loads), group_size=steps[0]["trajectories"] // steps[0]["groups"],
         before_s=BEFORE_ENGINE * used_s[_GENERATOR] / completions,
         engine_s=((1 - BEFORE_ENGINE) * used_s[_GENERATOR] - loading_s) / completions,
         others_s={kind: used_s[kind] / completions for kind in (*_OTHERS, _LEARNER)}, trainer_s=trainer_s,
     )  # fmt: skip
+
+
+def _free(cores: float, loads: Sequence[Mapping[str, Any]]) -> float:
+    """Cores that the run used or could have used: of all, those that nobody else did."""
+    used = [sum(load["cores"].values()) for load in loads]
+    others = [
+        load["machine_cores"] - own
+        for load, own in zip(loads, used, strict=True)
+        if is_number(load.get("machine_cores"))
+    ]
+    return max(statistics.fmean(used), cores - max(0.0, statistics.fmean(others or [0.0])))

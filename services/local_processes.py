@@ -74,6 +74,16 @@ def usage_of(pid: int, *, proc: Path = _PROC) -> tuple[float, int]:
     return cpu_s, memory
 
 
+def machine_cpu_s(*, proc: Path = _PROC) -> float | None:
+    """CPU seconds so far of all processes of this machine, and those that its host took; None if nobody tells."""
+    try:
+        line = (proc / "stat").read_text(encoding="ascii").partition("\n")[0]
+        user, nice, system, _, _, *taken = map(int, line.split()[1:9])
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + sum(taken)) / _TICKS
+
+
 def family_of(pid: int, *, proc: Path = _PROC) -> list[int]:
     """A process of this machine and its descendants, by their numbers; `proc`: as in proc(5).
 

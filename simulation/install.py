@@ -258,6 +258,8 @@ def _take_hold_of_the_product() -> None:
     _put(service, "draw_curves", lambda *_, **__: None)
     silent = types.SimpleNamespace(argv=["learner"], stdout=types.SimpleNamespace(write=lambda text: None))
     _put(service, "sys", silent)
+    monitor: Any = importlib.import_module("learner.reports.run_monitor")
+    _put(monitor, "machine_cpu_s", lambda: None)
     online: Any = importlib.import_module("learner.online")
     _put(online, "sequences_of", _told(online.sequences_of))
     made_with: Any = importlib.import_module("services.config.made_with")

@@ -25,6 +25,7 @@ from services.diagnosis.culprits import diagnose
 from services.diagnosis.pace import standing_s
 from services.diagnosis.verdict import RunVerdict, verdict_on
 from services.http.tls import TlsFiles
+from services.local_processes import machine_cpu_s
 
 logger = logging.getLogger(__name__)
 _EVERY_S = 3.0
@@ -42,7 +43,8 @@ class _LostGenerator:
 class GeneratorsLoad:
     """Sums over all generators: sequences that run, of `limit` at most, and tokens a second; of `busy` the mean.
 
-    `cores` are those that all processes of a kind had at work then, on `hosts` machines, as far as they tell.
+    `cores` are those that all processes of a kind had at work then, on `hosts` machines, as far as they tell;
+    `machine_cores` those that anybody had at work on the learner's machine since the load before.
     """
 
     generators: int
@@ -52,6 +54,7 @@ class GeneratorsLoad:
     busy: float
     cores: Mapping[str, float] = field(default_factory=dict)
     hosts: int = 0
+    machine_cores: float | None = None
 
 
 class RunMonitor:
@@ -85,6 +88,7 @@ class RunMonitor:
         self._lost: dict[str, _LostGenerator] = {}
         self._found: RunVerdict | None = None
         self._failed = False
+        self._machine: tuple[float, float] | None = None
         self.verdict: RunVerdict | None = None
         """The one that holds, with its newest numbers."""
         self.procs: tuple[AskedProcess, ...] = ()
@@ -130,7 +134,15 @@ class RunMonitor:
             busy=round(sum(load.busy_share for load in loads) / len(loads), 4),
             cores=self._cores(),
             hosts=len({proc.status.host for proc in self.procs if proc.status is not None}),
+            machine_cores=self._machine_cores(),
         )
+
+    def _machine_cores(self) -> float | None:
+        now, cpu_s = self._clock(), machine_cpu_s()
+        before, self._machine = self._machine, None if cpu_s is None else (now, cpu_s)
+        if before is None or cpu_s is None or now <= before[0]:
+            return None
+        return round(max(0.0, (cpu_s - before[1]) / (now - before[0])), 4)
 
     def _cores(self) -> dict[str, float]:
         found: defaultdict[str, float] = defaultdict(float)

@@ -168,6 +168,15 @@ def test_pauses_for_publishes_are_no_part_of_an_engines_rate(tmp_path: Path) -> 
     assert machine.before_s == pytest.approx(0.25 * 0.8 * 2 / 40)
 
 
+def test_cores_that_others_used_are_not_the_runs(tmp_path: Path) -> None:
+    """The run has 1.8 of 2 cores at work: where the machine has 1.9, 0.1 are left to others."""
+    for name, machine_cores, free in (("little", 1.9, 1.9), ("much", 2.6, 1.8), ("none", 1.5, 2.0)):
+        run = write(tmp_path / name, {**load(), "machine_cores": machine_cores}, load())
+        machine = measured_rates(run, on_cores=True).machine
+        assert machine is not None
+        assert machine.cores == pytest.approx(free), name
+
+
 def test_several_machines_and_records_without_cores_are_not_shared(tmp_path: Path) -> None:
     for name, loads in {"two": [load(hosts=2)], "older": [{**load(), "cores": {}}], "none": []}.items():
         found = measured_rates(write(tmp_path / name, *loads), on_cores=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.local_processes import listener_of, usage_of
+from services.local_processes import listener_of, machine_cpu_s, usage_of
 
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 FAMILY = {10: (1, 100), 11: (10, 20), 12: (10, 3), 13: (12, 4), 20: (1, 1000)}
@@ -40,6 +40,14 @@ def test_the_use_of_a_process_is_that_of_all_its_descendants(tmp_path: Path, lis
     assert usage_of(10, proc=proc) == (127 / _TICKS, 127 * _PAGE)
     assert usage_of(12, proc=proc) == (7 / _TICKS, 7 * _PAGE)
     assert usage_of(99, proc=proc) == (0.0, 0)
+
+
+def test_the_use_of_the_machine_is_all_but_its_idle_time(tmp_path: Path) -> None:
+    assert machine_cpu_s(proc=tmp_path) is None
+    (tmp_path / "stat").write_text("cpu  100 20 30 9000 800 4 5 6 70 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
+    assert machine_cpu_s(proc=tmp_path) == pytest.approx(165 / _TICKS), "guests are in the time of users"
+    (tmp_path / "stat").write_text("cpu  100\n")
+    assert machine_cpu_s(proc=tmp_path) is None
 
 
 def test_other_processes_are_not_looked_at_where_the_kernel_lists_children(tmp_path: Path) -> None:
