@@ -1,6 +1,6 @@
 """Gradients by lag of a corrected loss beside an uncorrected one, and the cost of measuring them.
 
-    .venv/bin/python -m benchmarks.lag_gradients [--steps 80] [--every 8] [--groups 16] [--lag 8] [--seed 0]
+    .venv/bin/python -m benchmarks.lag_gradients [--steps 80] [--every 8] [--groups 64] [--lag 8] [--seed 0]
 
 The addition task with the real trainer, and a plain sampler of the same weights in place of vLLM and the services, as
 in `benchmarks.lag_cost`: batches wait in a queue, so that every token is exactly `lag` versions old when it is trained
@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks.lag_cost import EPOCHS, GROUP_SIZE, MODEL, UPDATES, PlainSampler
 from benchmarks.machine import described_machine
 from benchmarks.result_files import print_and_write
+from learner.lag_measurements import ComparedGroups
 from learner.training.lag_gradients import WINDOW, Moments, bucket_of, label_of, largest_lag, moments_of, reading_of
 from services.process import parent_death_signal
 
@@ -44,15 +45,18 @@ def measure(trainer: "Trainer", waiting: "Sequence[Sequence[TrainSequence]]", *,
     """Moments of so many groups of each bucket, as many of each of its lags as of the others; the batches that wait
     are of rising version, the last one of lag 0.
     """
-    chosen, units, buckets = [], [], list[int]()
+    chosen, owners, buckets = [], list[int](), list[int]()
     for lag, batch in enumerate(reversed(waiting)):
         lags = max(1, largest_lag(bucket_of(lag)) // 2)
         for group in range(min(groups // lags, len(batch) // GROUP_SIZE)):
             members = batch[group * GROUP_SIZE : (group + 1) * GROUP_SIZE]
             chosen += [_aged(each, lag=lag, group=len(buckets)) for each in members]
-            units += [len(buckets)] * len(members)
+            owners += [len(buckets)] * len(members)
             buckets.append(bucket_of(lag))
-    return moments_of(trainer.sketches(chosen, units=units, parts=buckets), buckets)
+    compared = ComparedGroups(groups=(), buckets=tuple(buckets))
+    units, parts = compared.units, compared.unit_buckets
+    sketches = trainer.sketches(chosen, units=[units[owner] for owner in owners], parts=parts)
+    return moments_of(sketches, parts, sizes=compared.sizes)
 
 
 def _aged(sequence: "TrainSequence", *, lag: int, group: int) -> "TrainSequence":
@@ -161,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--every", type=int, default=8)
-    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--groups", type=int, default=64)
     parser.add_argument("--lag", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=RESULT)

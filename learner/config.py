@@ -200,7 +200,7 @@ class LagConfig(ConfigModel):
         "such a step waits for groups of the newest version, straggler_timeout_s at most. None: never",
     )
     measure_groups: int = Field(
-        8,
+        64,
         ge=2,
         le=4096,
         description="groups of lag 0 in a measurement, and most of each other lag; groups_per_step, if that is less",

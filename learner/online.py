@@ -282,10 +282,10 @@ class OnlineTraining:
         if compared.fresh > 1:
             chosen = TakenBatch(version=batch.version, groups=compared.groups, lags=())
             sequences = self._sequences(chosen, max_lag=self._config.max_lag)
-            units = [one.origin.group for one in sequences if one.origin is not None]
-            moments = moments_of(
-                self._trainer.sketches(sequences, units=units, parts=compared.buckets), compared.buckets
-            )
+            unit_of = compared.units
+            units = [unit_of[one.origin.group] for one in sequences if one.origin is not None]
+            sketches = self._trainer.sketches(sequences, units=units, parts=compared.unit_buckets)
+            moments = moments_of(sketches, compared.unit_buckets, sizes=compared.sizes)
         if not moments:
             logger.warning(
                 "gradients are not compared by lag before step %d: %s", batch.version + 1, _why_not(compared, plan)

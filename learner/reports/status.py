@@ -494,16 +494,16 @@ class LearnerStatus:
         reading = self._metrics.reading
         if reading is None or not reading.text:
             return ()
+        text = f"cosine of gradients to that of lag 0, before step {reading.version + 1}: {reading.text}"
+        if not reading.tells:
+            return (f"{text}; that is too noisy to conclude from: raise lag.measure_groups",)
         turned = next((each for each in reading.buckets if each.is_under(self._min_cosine)), None)
-        remedy = (
-            ""
-            if turned is None
-            else (
-                f"; groups of lag {turned.label} pull elsewhere than new ones: a smaller max_lag, a correction "
-                '(algo.correction), or lag.adapt = "gradient"'
-            )
+        if turned is None:
+            return (text,)
+        return (
+            f"{text}; groups of lag {turned.label} pull elsewhere than new ones: a smaller max_lag, a correction "
+            '(algo.correction), or lag.adapt = "gradient"',
         )
-        return (f"cosine of gradients to that of lag 0, before step {reading.version + 1}: {reading.text}{remedy}",)
 
     def _generator(self, member: FleetMember) -> PeerStatus:
         return PeerStatus(

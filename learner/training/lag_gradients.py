@@ -1,17 +1,18 @@
 """Gradients of old groups beside those of new ones: how far they point the same way, and how long they are, by lag.
 
-    groups of a step by lag, each one's part of its bucket's gradient, sketched ─▶ BucketMoments ─┐
-    the same of measurements before, up to WINDOW of them ────────────────────────────────────────┴▶ BucketReading
+    units of a step's groups by lag, each one's part of its bucket's gradient, sketched ─▶ BucketMoments
+    those of a measurement and of the ones before it, up to WINDOW of them ─▶ BucketReading of each bucket
 
-A gradient of few groups is mostly noise, so that two of them have a small cosine though they are of the same policy.
-What two different groups have in common is no noise, though: with c_i the parts of K groups in the gradient of a
-bucket, and z_j those of lag 0,
+A gradient of some groups is mostly noise, so that two of them have a small cosine though they are of the same policy.
+What two different units, of some groups each, have in common is no noise, though: with c_i the parts of K units in the
+gradient of a bucket, and z_j those of lag 0,
 
     P = sum over i != j of <c_i, c_j>      signal = P K / (K - 1)      cross = <sum of c, sum of z>
     cosine = cross / sqrt(signal * signal of lag 0)      norm ratio = sqrt(signal / signal of lag 0)
 
-estimate both for gradients without noise. The first sum is that over all ways to halve the groups, so that nothing is
-left to the draw of one. `halves`, the cosine of a half of the groups of lag 0 with the other half, is what noise leaves
+estimate both for gradients without noise. Where units are not alike in size, K is what they amount to, 1 / sum of the
+squares of their shares. The first sum is that over all ways to halve the units, so that nothing is
+left to the draw of one. `halves`, the cosine of a half of the units of lag 0 with the other half, is what noise leaves
 of a cosine of 1: the floor of such a measurement. Moments are added over measurements before they are divided, each by
 the squared length of its gradient of lag 0; the error is that of a jackknife over the measurements.
 """
@@ -27,6 +28,8 @@ WINDOW = 8
 """Measurements that count, the newest ones."""
 MIN_MEASUREMENTS = 3
 """As many as make an error that can be believed."""
+MIN_HALVES = 0.2
+"""Cosine of two halves of lag 0 under which nothing is concluded: with less in common their length is a guess, too."""
 
 
 def bucket_of(lag: int) -> int:
@@ -47,12 +50,12 @@ def label_of(bucket: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketMoments:
-    """Moments of one bucket in one measurement, of the sketches of its groups' parts of its gradient.
+    """Moments of one bucket in one measurement, of the sketches of its units' parts of its gradient.
 
-    groups: K. own: the sum of |c_i|^2. pairs: P. cross: the dot product with the gradient of lag 0.
+    units: K. own: the sum of |c_i|^2. pairs: P. cross: the dot product with the gradient of lag 0.
     """
 
-    groups: int
+    units: float
     own: float
     pairs: float
     cross: float
@@ -60,33 +63,33 @@ class BucketMoments:
     @property
     def signal(self) -> float:
         """Estimate of the squared length of the gradient without noise."""
-        return self.pairs * self.groups / (self.groups - 1)
+        return self.pairs * self.units / (self.units - 1)
 
 
 Moments = Mapping[int, BucketMoments]
 """Of one measurement, by bucket."""
 
 
-def moments_of(sketches: NDArray[np.float64], buckets: Sequence[int]) -> Moments:
-    """Moments of the groups' sketches [G, D], whose buckets these are, over the squared length of lag 0's gradient.
+def moments_of(sketches: NDArray[np.float64], buckets: Sequence[int], *, sizes: Sequence[int] = ()) -> Moments:
+    """Moments of the units' sketches [U, D], whose buckets these are, over the squared length of lag 0's gradient.
 
-    A bucket of one group is left out: nothing tells its noise. Empty without two groups of lag 0, and if a number is
-    not finite.
+    `sizes` are the units' numbers of groups, if they are not alike. A bucket of one unit is left out: nothing tells its
+    noise. Empty without two units of lag 0, and if a number is not finite.
     """
+    weights = np.asarray(sizes or np.ones(len(buckets)), dtype=np.float64)
     places = {bucket: np.flatnonzero(np.asarray(buckets) == bucket) for bucket in sorted(set(buckets))}
     fresh = sketches[places.get(0, np.zeros(0, dtype=np.int64))]
-    scale = float(np.square(fresh.sum(axis=0)).sum())
+    new = fresh.sum(axis=0)
+    scale = float(np.square(new).sum())
     if len(fresh) < 2 or not np.isfinite(sketches).all() or scale == 0:
         return {}
-    new = fresh.sum(axis=0)
     found = {}
     for bucket, at in places.items():
         if len(at) < 2:
             continue
-        whole = sketches[at].sum(axis=0)
-        own = float(np.square(sketches[at]).sum())
+        whole, own = sketches[at].sum(axis=0), float(np.square(sketches[at]).sum())
         found[bucket] = BucketMoments(
-            groups=len(at),
+            units=float(weights[at].sum() ** 2 / np.square(weights[at]).sum()),
             own=own / scale,
             pairs=(float(np.square(whole).sum()) - own) / scale,
             cross=float(whole @ new) / scale,
@@ -104,14 +107,17 @@ class BucketReading:
 
     bucket: int
     measurements: int
-    groups: int
     cosine: float | None
     error: float | None
     norm_ratio: float | None
 
     def is_under(self, limit: float) -> bool:
-        """True if the cosine is less, by more than its error."""
-        return self.cosine is not None and self.error is not None and self.cosine + self.error < limit
+        """True if the cosine is less, by more than two standard errors."""
+        return self.cosine is not None and self.error is not None and self.cosine + 2 * self.error < limit
+
+    def is_over(self, limit: float) -> bool:
+        """True if the cosine is more, by at least two standard errors."""
+        return self.cosine is not None and self.error is not None and self.cosine - 2 * self.error >= limit
 
     @property
     def label(self) -> str:
@@ -138,6 +144,11 @@ class LagReading:
     def at(self, bucket: int) -> BucketReading | None:
         """The reading of a bucket; None if it was not measured."""
         return next((each for each in self.buckets if each.bucket == bucket), None)
+
+    @property
+    def tells(self) -> bool:
+        """True if lag 0 itself is measured well enough to compare with."""
+        return self.halves is not None and self.halves >= MIN_HALVES
 
     @property
     def cosines(self) -> dict[str, float]:
@@ -188,7 +199,6 @@ def _reading(bucket: int, history: Sequence[Moments]) -> BucketReading:
     return BucketReading(
         bucket=bucket,
         measurements=len(measured),
-        groups=sum(each.groups for each in old),
         cosine=_cosine(old, new),
         error=_error(old, new),
         norm_ratio=math.sqrt(signal / fresh) if signal > 0 and fresh > 0 else None,
@@ -214,7 +224,7 @@ def _error(old: Sequence[BucketMoments], new: Sequence[BucketMoments]) -> float 
 
 
 def _halves(fresh: Sequence[BucketMoments]) -> float | None:
-    """Of two halves of K groups, over all ways to halve them, a pair is apart with K / (2 (K - 1)), else together."""
-    apart = sum(each.pairs * each.groups / (4 * (each.groups - 1)) for each in fresh)
-    length = sum(each.own / 2 + each.pairs * (each.groups - 2) / (4 * (each.groups - 1)) for each in fresh)
+    """Of two halves of K units, over all ways to halve them, a pair is apart with K / (2 (K - 1)), else together."""
+    apart = sum(each.pairs * each.units / (4 * (each.units - 1)) for each in fresh)
+    length = sum(each.own / 2 + each.pairs * (each.units - 2) / (4 * (each.units - 1)) for each in fresh)
     return apart / length if length > 0 else None

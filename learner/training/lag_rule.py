@@ -3,15 +3,17 @@
 A pure state machine: one measurement in, the bound out. What it looks at is the bucket of the largest lag in the newest
 measurement, and its cosine to lag 0 over the last WINDOW of them, with its standard error:
 
-    cosine + error under the limit   PATIENCE measurements in a row: the bound falls to the bucket below (8: 4, 2, 1, 0)
-    cosine - error well over it      PATIENCE in a row: the bound rises to the next bucket, never above the configured
-    in between                       neither is counted any further
-    not known                        nothing changes
+    cosine + 2 errors under the limit   PATIENCE measurements in a row: the bound falls to the bucket below (of 8: 4,
+                                        2, 1, 0)
+    cosine - 2 errors well over it      PATIENCE in a row: the bound rises to the next bucket, never above the
+                                        configured one
+    in between                          neither is counted any further
+    not known, or lag 0 is all noise    nothing changes
 
-"Well over" is a quarter of the way from the limit to 1. A bucket that is given up is forgotten: when the bound rises
-again, only what is measured from then on counts. At 0 nothing old is left to be measured, so that each measurement
-counts as well over. A bound that had to fall again after a rise is given twice as long before the next one, up to
-sixteen times as long.
+"Well over" is a quarter of the way from the limit to 1; what uses less lag than the bound says nothing of more. What is
+measured of a bucket that is given up is forgotten: when the bound rises again, only what is measured from then on
+counts. At 0 nothing old is left to be measured, so that each measurement counts as well over. A bound that had to fall
+again after a rise is given twice as long before the next one, up to sixteen times as long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,6 @@ from typing import Any
 from learner.training.lag_gradients import (
     WINDOW,
     BucketMoments,
-    BucketReading,
     LagReading,
     Moments,
     bucket_of,
@@ -101,11 +102,11 @@ class GradientLag:
         state, newest = self._state, reading.at(reading.newest)
         if self.bound == 0:
             self._state = replace(state, beyond=0, within=state.within + 1)
-        elif newest is None or newest.cosine is None or newest.error is None:
+        elif newest is None or newest.error is None or not reading.tells:
             return
         elif newest.is_under(self._rule.min_cosine):
             self._state = replace(state, beyond=state.beyond + 1, within=0)
-        elif self._is_well_over(newest):
+        elif newest.is_over(self._rule.well_over) and newest.bucket >= bucket_of(self.bound):
             self._state = replace(state, beyond=0, within=state.within + 1)
         else:
             self._state = replace(state, beyond=0, within=0)
@@ -113,12 +114,6 @@ class GradientLag:
             self._fall(reading.newest)
         elif self._state.within >= PATIENCE << state.relapses:
             self._rise()
-
-    def _is_well_over(self, newest: BucketReading) -> bool:
-        """False for a step that uses less lag than it may, too: it says nothing of more of it."""
-        assert newest.cosine is not None, "asked by the caller"
-        assert newest.error is not None, "asked by the caller"
-        return newest.cosine - newest.error >= self._rule.well_over and newest.bucket >= bucket_of(self.bound)
 
     def _fall(self, bucket: int) -> None:
         state = self._state

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig
-from learner.lag_measurements import MeasurementPlan
+from learner.lag_measurements import ComparedGroups, MeasurementPlan, units_of
 from learner.leases.intake import TakenBatch
 from learner.online import OnlineTraining
 from learner.training.config import GuardConfig
@@ -42,6 +42,14 @@ def test_of_each_bucket_the_first_groups_take_part_and_of_lag_0_none_of_the_batc
     none = PLAN.select(TakenBatch(version=9, groups=groups[:1], lags=(7,)), [group(8), group(9), group(10)])
     assert [each.lease_id for each in none.groups] == [0, 8, 9]
     assert none.fresh == 2
+
+
+def test_groups_of_a_bucket_are_dealt_out_to_eight_units() -> None:
+    buckets = [4, 0, 4, *[0] * 9]
+    assert units_of(buckets) == (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 3)
+    compared = ComparedGroups(groups=tuple(group(number) for number in range(12)), buckets=tuple(buckets))
+    assert compared.unit_buckets == (4, 0, 4, *[0] * 7)
+    assert compared.sizes == (1, 2, 1, 2, 1, 1, 1, 1, 1, 1)
 
 
 async def newest(ours: RunningIntake, *, timeout_s: float = 30.0, groups: int = 2) -> list[int]:
@@ -168,7 +176,7 @@ def config(tmp_path: Path, **settings: Any) -> LearnerConfig:
 def test_it_is_off_unless_asked_for_and_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
     assert config(tmp_path).lag.measure_every is None
     asked = config(tmp_path, lag={"measure_every": 50, "adapt": "gradient", "min_cosine": 0.9})
-    assert (asked.lag.measure_groups, asked.lag.adapt) == (8, "gradient")
+    assert (asked.lag.measure_groups, asked.lag.adapt) == (64, "gradient")
     for settings, fault in (
         ({"lag": {"adapt": "gradient"}}, "adapt set and measure_every is not"),
         ({"lag": {"measure_groups": 4, "min_cosine": 0.5}}, "measure_groups, min_cosine set and measure_every is not"),

@@ -295,7 +295,7 @@ def test_what_was_drawn_is_in_metrics_jsonl_where_tasks_are_drawn(tmp_path: Path
 
 
 def test_a_comparison_of_gradients_by_lag_is_in_the_line_of_its_step(tmp_path: Path) -> None:
-    moments = {bucket: BucketMoments(groups=2, own=0.5, pairs=0.5, cross=1 - bucket / 8) for bucket in (0, 4)}
+    moments = {bucket: BucketMoments(units=2, own=0.5, pairs=0.5, cross=1 - bucket / 8) for bucket in (0, 4)}
     reading = reading_of([moments] * 3, version=0, wait_s=1.5, pass_s=0.5)
     with Records(folder=tmp_path, total_steps=2) as records:
         records.step(record(step=1), step_metrics(), two_groups(), by_lag=reading)

@@ -208,9 +208,9 @@ def test_generators_that_are_not_believed_are_in_the_notes_of_the_status(tmp_pat
     assert shown.report().notes == ("generator g lies",)
 
 
-def by_lag(cosine: float) -> LagReading:
-    """Three measurements without noise, of lag 0 and 5 to 8."""
-    moments = {bucket: BucketMoments(groups=2, own=0.5, pairs=0.5, cross=1.0) for bucket in (0, 4)}
+def by_lag(cosine: float, *, own: float = 0.5) -> LagReading:
+    """Three measurements, of lag 0 and 5 to 8; without noise unless more is `own` than 0.5."""
+    moments = {bucket: BucketMoments(units=2, own=own, pairs=0.5, cross=1.0) for bucket in (0, 4)}
     moments[4] = dataclasses.replace(moments[4], cross=cosine)
     return reading_of([moments] * 3, version=9, wait_s=1.5, pass_s=0.5)
 
@@ -233,9 +233,12 @@ def test_gradients_by_lag_are_scraped_and_are_a_note_that_says_what_to_do_where_
     (note,) = shown.report().notes
     assert note.startswith(f"{fine.replace('0.75', '0.50')}; groups of lag 5-8 pull elsewhere than new ones: ")
     assert 'lag.adapt = "gradient"' in note
+    metrics.by_lag(by_lag(0.5, own=5.0))
+    (noisy,) = shown.report().notes
+    assert noisy.endswith("(halves of lag 0: 0.10); that is too noisy to conclude from: raise lag.measure_groups")
     assert value(scraped, "gradient_cosine", lag="5-8") == 0.5
     assert value(scraped, "gradient_norm_ratio", lag="5-8") == 1.0
-    assert value(scraped, "gradient_comparison_seconds_total") == 4.0
+    assert value(scraped, "gradient_comparison_seconds_total") == 6.0
 
 
 def test_nobody_is_behind_between_a_step_and_its_publish(tmp_path: Path) -> None:

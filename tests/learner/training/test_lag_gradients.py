@@ -32,15 +32,23 @@ def test_by_hand_noise_that_groups_do_not_share_is_taken_out() -> None:
     sketches = np.array([[2.0, 1.0], [0.0, 2.0], [2.0, -1.0], [2.0, 2.0], [9.0, 9.0]])
     moments = moments_of(sketches, [0, 4, 0, 4, 2])
     assert moments == {
-        0: BucketMoments(groups=2, own=10 / 16, pairs=6 / 16, cross=1.0),
-        4: BucketMoments(groups=2, own=12 / 16, pairs=8 / 16, cross=0.5),
+        0: BucketMoments(units=2, own=10 / 16, pairs=6 / 16, cross=1.0),
+        4: BucketMoments(units=2, own=12 / 16, pairs=8 / 16, cross=0.5),
     }
     reading = reading_of([moments], version=7)
     (old,) = reading.buckets
     assert old.cosine == pytest.approx(8 / math.sqrt(16 * 12))
     assert old.norm_ratio == pytest.approx(math.sqrt(16 / 12))
     assert reading.halves == pytest.approx(3 / 5), "the cosine of z1 and z2"
-    assert (old.error, old.groups, old.measurements, reading.newest) == (None, 2, 1, 4)
+    assert (old.error, old.measurements, reading.newest) == (None, 1, 4)
+
+
+def test_by_hand_units_of_three_groups_and_of_one_have_less_in_common_than_two_of_two() -> None:
+    """Without noise, of a gradient (4, 0): 2 * 3 * 1 = 6 of 16. They amount to 16 / (9 + 1) equal units."""
+    found = moments_of(np.array([[3.0, 0.0], [1.0, 0.0]]), [0, 0], sizes=[3, 1])
+    assert found[0].units == pytest.approx(1.6)
+    assert found[0].pairs == pytest.approx(6 / 16)
+    assert found[0].signal == pytest.approx(1.0)
 
 
 def test_halves_are_the_mean_over_all_ways_to_halve_the_groups() -> None:
@@ -99,7 +107,7 @@ def test_two_cosines_that_noise_would_hide_are_told_apart_by_their_errors() -> N
     draws = np.random.default_rng(6)
     good, bad = (
         reading_of([made(draws, cosine=cosine, ratio=1.0, noise=3.0) for _ in range(8)], version=0).at(4)
-        for cosine in (0.95, 0.5)
+        for cosine in (0.95, 0.2)
     )
     assert good is not None
     assert bad is not None
@@ -122,7 +130,7 @@ def test_an_error_wants_three_measurements_and_noise_alone_hides_a_cosine() -> N
     assert enough is not None
     assert few.error is None
     assert enough.error is not None
-    apart = {bucket: BucketMoments(groups=2, own=2.0, pairs=-0.5, cross=0.1) for bucket in (0, 4)}
+    apart = {bucket: BucketMoments(units=2, own=2.0, pairs=-0.5, cross=0.1) for bucket in (0, 4)}
     hidden = reading_of([apart], version=0)
     assert hidden.at(4) is not None
     assert (hidden.cosines, hidden.norm_ratios, hidden.text) == ({"halves of lag 0": -0.25}, {}, "")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import pytest
 
@@ -29,10 +29,10 @@ FINE = LimitedMetrics()
 
 def measured(lag: int, cosine: float, *, spread: float = 0.0) -> Moments:
     """A measurement without noise, whose largest lag this is. With `spread` the pairs differ, and so make an error."""
-    new = BucketMoments(groups=2, own=0.5, pairs=0.5, cross=1.0)
+    new = BucketMoments(units=2, own=0.5, pairs=0.5, cross=1.0)
     if lag == 0:
         return {0: new}
-    return {0: new, bucket_of(lag): BucketMoments(groups=2, own=0.5, pairs=0.5, cross=cosine + spread)}
+    return {0: new, bucket_of(lag): BucketMoments(units=2, own=0.5, pairs=0.5, cross=cosine + spread)}
 
 
 def follow(one: GradientLag, *cosines: float, lag: int | None = None) -> list[int]:
@@ -65,6 +65,15 @@ def test_an_error_as_large_as_the_distance_moves_nothing() -> None:
         one.observe(measured(8, 0.7, spread=0.6 * (-1) ** number), version=number)
     assert one.bound == 8
     assert one.state.beyond == 0
+
+
+def test_where_halves_of_lag_0_have_next_to_nothing_in_common_nothing_is_concluded() -> None:
+    noisy = {bucket: replace(one, own=5.0) for bucket, one in measured(8, 0.1).items()}
+    one = GradientLag(RULE, max_lag=8)
+    for number in range(9):
+        reading = one.observe(noisy, version=number)
+        assert reading.halves == pytest.approx(0.1)
+    assert (one.bound, one.state.beyond) == (8, 0)
 
 
 def test_it_rises_again_to_the_configured_bound_and_after_a_relapse_takes_twice_as_long() -> None:
