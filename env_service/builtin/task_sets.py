@@ -21,7 +21,7 @@ from env_service.environments.task_files import TaskFileError, read_tasks
 from env_service.runtimes.interface import Runtime, RuntimeEnded, RuntimeRefused, RuntimeSnapshot
 from env_service.runtimes.pool import runtimes
 from env_service.task_sets.dockerfile import NetworkSteps, files_in
-from env_service.task_sets.harbor import harbor_folders, read_harbor_task
+from env_service.task_sets.harbor import HarborJudge, harbor_folders, read_harbor_task
 from env_service.task_sets.judging import WorkVerdict, judged
 from env_service.task_sets.preparing import opened
 from env_service.task_sets.records import JudgedTask, TaskUnfit
@@ -74,6 +74,11 @@ class HarborOptions(TaskSetOptions):
         "what they install",
     )
     variables: dict[str, str] = Field({}, description="variables that task.toml asks for by ${NAME}")
+    judge: HarborJudge = Field(
+        "script",
+        description="script: tests/test.sh; pytest: the tests of tests/test_*.py by the image's pytest, all of which "
+        "have to pass, for tasks whose script would fetch that first",
+    )
     carry: tuple[str, ...] = Field(
         (), description="folders, beside the task's own, of which changes are carried over to be judged"
     )
@@ -207,9 +212,8 @@ class HarborEnvironment:
                 except TaskUnfit as fault:
                     refused.append(str(fault))
                     continue
-                key = hash_of(
-                    *_told_of(each), options.model_dump_json(include={"images", "network_steps", "carry", "allow"})
-                )
+                settings = options.model_dump_json(include={"images", "network_steps", "carry", "allow", "judge"})
+                key = hash_of(*_told_of(each), settings)
                 made = Task(prompt=task.prompt, data={"folder": str(each)}, purpose=purpose)
                 every.append(SetTask(purpose=purpose, where=str(each), key=key, task=made))
         return TaskSet(every, refused=refused, tried=tried)
@@ -316,6 +320,7 @@ def _harbor_task(folder: Path, options: HarborOptions) -> JudgedTask:
         variables=options.variables,
         carry=options.carry,
         allow=options.allow,
+        judge=options.judge,
     )
 
 

@@ -47,14 +47,11 @@ class ControlledFile:
 
 
 def with_controls(text: str, chance: random.Random, *, altered: Collection[str] = ()) -> ControlledFile:
-    """A file of tests in Python with controls, some of them made of the tests that are named, where that can be done.
-
-    A file that cannot be read has none.
-    """
+    """A file of tests in Python with controls, some of them made of the tests that are named, where they can be."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return ControlledFile(text=text, names=())
+    except (SyntaxError, ValueError):  # of another Python, perhaps
+        tree = ast.Module([], [])
     taken = {node.name for node in ast.walk(tree) if isinstance(node, _Function)}
     found = [(place, node) for place, node in _tests(tree) if f"{place}{node.name}" in altered]
     chance.shuffle(found)
@@ -73,6 +70,19 @@ def with_controls(text: str, chance: random.Random, *, altered: Collection[str] 
         lines += ["", "", f"def {name}():", *textwrap.indent(_failing(chance), "    ").splitlines()]
         names.append(name)
     return ControlledFile(text="\n".join(lines) + "\n", names=tuple(names))
+
+
+def names_of_tests(text: str) -> tuple[str, ...]:
+    """Names of the tests in a file, as pytest finds them: `Class::test` of those in a class. Raises SyntaxError."""
+    tree = ast.parse(text)
+    classes = {
+        f"{node.name}::"
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and (node.name.startswith("Test") or any("TestCase" in ast.dump(base) for base in node.bases))
+    }
+    found = [(place, node.name) for place, node in _tests(tree) if not place or place in classes]
+    return tuple(f"{place}{name}" for place, name in found if name.startswith("test"))
 
 
 def _tests(tree: ast.Module) -> Iterator[tuple[str, _Function]]:

@@ -15,15 +15,26 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from env_service.runtimes.interface import RuntimeFile
+from env_service.task_sets.controls import names_of_tests
 from env_service.task_sets.dockerfile import NetworkSteps, files_in, read_dockerfile
-from env_service.task_sets.records import GUARDED, ComputerSetup, JudgedTask, PublishedSolution, ScriptTests, TaskUnfit
+from env_service.task_sets.records import (
+    GUARDED,
+    ComputerSetup,
+    JudgedTask,
+    NamedTests,
+    PublishedSolution,
+    ScriptTests,
+    TaskUnfit,
+)
 from protocol.codec import describe
 
 TESTS, SOLUTION = "/tests", "/solution"
+HarborJudge = Literal["script", "pytest"]
 _DEEPEST = 6
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _CANARY = re.compile(r"^\s*(?:<!--.*canary.*-->|#.*canary.*)\s*$", re.IGNORECASE)
@@ -82,9 +93,11 @@ def read_harbor_task(
     variables: Mapping[str, str] | None = None,
     carry: tuple[str, ...] = (),
     allow: tuple[str, ...] = (),
+    judge: HarborJudge = "script",
 ) -> JudgedTask:
     """The task in a folder. `images`: names of images here, by those of FROM, of `docker_image`, or of the task, whose
-    image is then what its Dockerfile makes. `variables` fill `${NAME}` in task.toml.
+    image is then what its Dockerfile makes. `variables` fill `${NAME}` in task.toml. `judge`: tests/test.sh, or
+    the tests of tests/test_*.py by pytest, all of which have to pass.
 
     Raises TaskUnfit.
     """
@@ -95,25 +108,40 @@ def read_harbor_task(
     setup = _setup(given, folder, images=images, network_steps=network_steps)
     environment = {"HOME": "/home/agent", **setup.environment, **own}
     setup = replace(setup, environment=environment, timeout_s=given.environment.build_timeout_sec)
-    tests = _laid(folder / "tests", TESTS)
-    script = tests.get(f"{TESTS}/test.sh")
-    if script is None:
-        raise TaskUnfit(f"{folder}: there is no tests/test.sh, which judges a task")
     return JudgedTask(
         name=given.task.name or folder.name,
         prompt=_prompt(folder),
         setup=setup,
-        tests=ScriptTests(
-            script=_text(script, folder / "tests/test.sh"),
-            files=tests,
-            environment=_resolved(given.verifier.env, known, folder),
-            wall_s=given.verifier.timeout_sec,
-        ),
+        tests=_tests(folder, judge, _resolved(given.verifier.env, known, folder), wall_s=given.verifier.timeout_sec),
         solution=_solution(folder, _resolved(given.solution.env, known, folder)),
         carried=tuple(dict.fromkeys((setup.cwd, *carry))),
         guarded=GUARDED,
         allowed=allow,
     )
+
+
+def _tests(
+    folder: Path, judge: HarborJudge, environment: Mapping[str, str], *, wall_s: float
+) -> ScriptTests | NamedTests:
+    files, below = _laid(folder / "tests", TESTS), folder / "tests"
+    if judge == "script":
+        script = files.get(f"{TESTS}/test.sh")
+        if script is None:
+            raise TaskUnfit(f"{folder}: there is no tests/test.sh, which judges a task")
+        text = _text(script, below / "test.sh")
+        return ScriptTests(script=text, files=files, environment=environment, wall_s=wall_s)
+    names: list[str] = []
+    for path in sorted(below.glob("test_*.py")):
+        try:
+            found = names_of_tests(_text(files[f"{TESTS}/{path.name}"], path))
+        except SyntaxError as error:
+            raise TaskUnfit(f"{path} cannot be read: {error}") from error
+        names += [f"{path.name}::{name}" for name in found]
+    if not names:
+        raise TaskUnfit(f"{folder}: there are no tests in tests/test_*.py, and judge is 'pytest'")
+    laid: dict[str, RuntimeFile | None] = dict(files)
+    named = tuple(names)
+    return NamedTests(files=laid, must_change=named, folder=TESTS, environment=environment, wall_s=wall_s)
 
 
 def _read(folder: Path) -> HarborFile:

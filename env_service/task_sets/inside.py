@@ -1,9 +1,10 @@
 """Runs tests inside a runtime and writes how each of them ended: laid there as a file, and no part of the service.
 
-    python3 inside.py RESULTS FOLDER FILE … [-- ARGUMENT …]
+    python3 inside.py RESULTS FOLDER PLACE FILE … [-- ARGUMENT …]
 
-With pytest where the image has it; without, plain functions `test_*` and classes of unittest. What the tests need is
-loaded before the folder is on the path, at its end, so that no file in it stands for one of Python's.
+It runs in FOLDER; files, and the ids of their tests, count from PLACE. With pytest where the image has it; without,
+plain functions `test_*` and classes of unittest. What the tests need is loaded before the folder is on the path, at its
+end, so that no file in it stands for one of Python's.
 """
 
 from __future__ import annotations  # images may have older Pythons
@@ -36,12 +37,12 @@ class Outcomes:
             self.found[name] = "failed" if "failed" in (outcome, self.found.get(name)) else outcome
 
 
-def plain_outcomes(files: list[str]) -> dict[str, str]:
-    """Ends of the tests of files, without pytest."""
+def plain_outcomes(place: str, files: list[str]) -> dict[str, str]:
+    """Ends of the tests of files below a place, without pytest."""
     found: dict[str, str] = {}
     for at, file in enumerate(files):
         try:
-            spec = importlib.util.spec_from_file_location(f"tests_{at}", file)
+            spec = importlib.util.spec_from_file_location(f"tests_{at}", os.path.join(place, file))
             if spec is None or spec.loader is None:
                 continue
             module = importlib.util.module_from_spec(spec)
@@ -92,11 +93,11 @@ def discarded(test: Callable[[], object]) -> None:
 
 def main(words: list[str]) -> None:
     """Run the tests of the files and write the outcomes."""
-    results, folder, *rest = words
+    results, folder, place, *rest = words
     cut = rest.index("--") if "--" in rest else len(rest)
     files, arguments = rest[:cut], rest[cut + 1 :]
     os.chdir(folder)
-    files = [file for file in files if os.path.exists(file)]
+    files = [file for file in files if os.path.exists(os.path.join(place, file))]
     try:
         pytest = importlib.import_module("pytest")
     except ImportError:
@@ -106,11 +107,12 @@ def main(words: list[str]) -> None:
     if not files:
         found: dict[str, str] = {}
     elif pytest is None:
-        found = plain_outcomes(files)
+        found = plain_outcomes(place, files)
     else:
         kept = Outcomes()
-        usual = [f"--rootdir={folder}", "-p", "no:cacheprovider", "--maxfail=0", "--continue-on-collection-errors"]
-        pytest.main([*usual, "-q", "--tb=short", *arguments, *files], plugins=[kept])
+        usual = [f"--rootdir={place}", "-p", "no:cacheprovider", "--maxfail=0", "--continue-on-collection-errors"]
+        paths = [os.path.join(place, file) for file in files]
+        pytest.main([*usual, "-q", "--tb=short", *arguments, *paths], plugins=[kept])
         found = kept.found
     with open(results, "w", encoding="utf-8") as file_of_results:
         json.dump(found, file_of_results)

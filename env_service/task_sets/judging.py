@@ -103,7 +103,8 @@ async def _by_names(
 ) -> WorkVerdict:
     files, controls = await _controlled(fresh, task, tests, chance)
     await lay(fresh, {**files, _JUDGE: _program()})
-    argv = ("python3", _JUDGE, _RESULTS, task.setup.cwd, *test_files(tests), "--", *tests.arguments)
+    folder = tests.folder or task.setup.cwd
+    argv = ("python3", _JUDGE, _RESULTS, task.setup.cwd, folder, *files_of(tests), "--", *tests.arguments)
     end = await fresh.exec(
         RuntimeCommand(
             argv=argv,
@@ -113,7 +114,7 @@ async def _by_names(
         )
     )
     outcomes = await _outcomes(fresh) if end.exit_code == 0 else {}
-    passed = [name for name in tests.all if outcomes.get(name) == "passed"]
+    passed = [name for name in tests.all if has_passed(name, outcomes)]
     # A file that cannot be loaded has no test of which anything is told.
     told_of = {name.partition("::")[0] for name in outcomes}
     tampered = any(file in told_of and not made.have_failed(file, outcomes) for file, made in controls.items())
@@ -129,11 +130,19 @@ async def _by_names(
     )
 
 
+def has_passed(name: str, outcomes: Mapping[str, str]) -> bool:
+    """True if a test passed, or, without one of that very id, all with other parameters did."""
+    ends = (
+        [outcomes[name]] if name in outcomes else [end for each, end in outcomes.items() if each.split("[")[0] == name]
+    )
+    return bool(ends) and all(end == "passed" for end in ends)
+
+
 def _program() -> RuntimeFile:
     return RuntimeFile(Path(inside.__file__).read_bytes())
 
 
-def test_files(tests: NamedTests) -> tuple[str, ...]:
+def files_of(tests: NamedTests) -> tuple[str, ...]:
     """The files that the tests are in, each once."""
     return tuple(dict.fromkeys(name.partition("::")[0] for name in tests.all))
 
@@ -144,8 +153,8 @@ async def _controlled(
     """The files that are laid over, with controls; and those with controls by their names."""
     files, controls = dict(tests.files), {}
     named = {name.partition("[")[0] for name in tests.must_change} if tests.altered else set()
-    for name in test_files(tests):
-        path = str(PurePosixPath(task.setup.cwd) / name)
+    for name in files_of(tests):
+        path = str(PurePosixPath(tests.folder or task.setup.cwd) / name)
         file = files.get(path)
         if file is None and path not in files:
             try:

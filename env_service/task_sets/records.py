@@ -72,7 +72,8 @@ class ScriptTests:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTests:
-    """Tests by pytest's ids, all of which have to pass, from files by absolute path; None takes a file away.
+    """Tests by pytest's ids, all of which have to pass, from files by absolute path; None takes a file away. An id
+    without what is in brackets stands for all that have it. Ids count from `folder`, that of the task if it is empty.
 
     `must_change`: those that fail before the task is done; the others are to go on passing. `altered`: among the
     controls are the former with other values expected.
@@ -83,6 +84,7 @@ class NamedTests:
     must_stay: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     altered: bool = True
+    folder: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     wall_s: float | None = None
 

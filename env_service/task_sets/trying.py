@@ -15,7 +15,7 @@ from pathlib import Path
 from env_service.environments.interface import Task
 from env_service.environments.task_files import TaskFileError, TaskLists
 from env_service.runtimes.interface import RuntimeEnded, RuntimeRefused, RuntimeSnapshot
-from env_service.task_sets.judging import WorkVerdict, judged, lay, run_script, said_of
+from env_service.task_sets.judging import WorkVerdict, has_passed, judged, lay, run_script, said_of
 from env_service.task_sets.preparing import opened
 from env_service.task_sets.records import JudgedTask, NamedTests, TaskUnfit
 from protocol.trajectories import Purpose
@@ -149,7 +149,7 @@ def _complaint(task: JudgedTask, verdict: WorkVerdict, said: str) -> str:
             + (": if tests with other values expected pass by right, set controls = 'added'" if altered else "")
         ]
     if isinstance(task.tests, NamedTests) and not verdict.tampered:
-        lacking = [name for name in task.tests.all if verdict.outcomes.get(name) != "passed"]
+        lacking = [name for name in task.tests.all if not has_passed(name, verdict.outcomes)]
         told = [f"{name} ({verdict.outcomes.get(name, 'not run')})" for name in lacking[:_NAMED]]
         parts.append(f"{len(lacking)} of {len(task.tests.all)} do not pass: {', '.join(told)}")
     if verdict.work.kept_out:

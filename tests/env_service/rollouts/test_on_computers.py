@@ -29,6 +29,7 @@ from tests.env_service.runtimes.conftest import keepers
 from tests.process_ends import all_end
 
 TASKS = Path(make_tasks.__file__).with_name("shell.jsonl")
+REPAIRS = Path(make_tasks.__file__).parents[1] / "task_sets/repairs.jsonl"
 
 
 class DyingEnvironment(ComputerEnvironment):
@@ -88,6 +89,30 @@ async def test_a_solution_earns_its_reward_and_a_dead_computer_is_infrastructure
     assert (idle.reward.reward, idle.stop_reason) == (0.0, "failed")
     assert counted(made, "environment_faults_total", environment="computer", kind="runtime") == 1
     assert all_end(keepers()), "all runtimes end with their conversations"
+
+
+@pytest.mark.usefixtures("pool")
+async def test_a_repair_is_judged_by_tests_that_nobody_in_the_group_saw(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
+    entry = ClassTasks.model_validate(
+        {"source": "repositories", "name": "repairs", "options": {"train_file": str(REPAIRS)}}
+    )
+    lie = "echo 'def test_commonest_16(): pass' > tests/test_wordbook.py; cp tests/test_wordbook.py conftest.py"
+    calls: tuple[list[tuple[str, dict[str, JsonValue]]], ...] = (
+        [("shell", {"command": "sed -i 's/= counts.get(word, 0)$/& + 1/' wordbook/index.py"}), ("submit", {})],
+        [("shell", {"command": lie}), ("submit", {})],
+        [("submit", {})],
+    )
+    extra = list(catalog.build([entry]).values())
+    made = await chat_bench(TrajectoryCalls(chat_model, *calls), extra=extra)
+    granted = lease(environment="repairs", group_size=3).model_copy(update={"sampling": Sampling(max_tokens=400)})
+
+    solved, lied, idle = (await made.finished(granted)).group.trajectories
+
+    assert [each.reward.reward for each in (solved, lied, idle)] == [1.0, 0.0, 0.0]
+    assert [each.stop_reason for each in (solved, lied, idle)] == ["solved", "failed", "failed"]
+    assert [each.reward.components["kept_out"] for each in (solved, lied, idle)] == [0.0, 2.0, 0.0]
 
 
 async def test_waiting_for_room_that_would_count_as_hanging_is_refused(chat_model: Path, pool: RuntimePool) -> None:

@@ -58,9 +58,13 @@ def test_solutions_are_tried_by_a_command_that_names_what_is_left_out(tmp_path: 
         f"[env-service]\nmodel = {str(tmp_path)!r}\n[[env-service.environments]]\nname = 'work'\nsource = 'harbor'\n"
         f"options = {{ train_folder = 'set' }}\n"
     )
+    said, config = io.StringIO(), ("--config", str(tmp_path / "run.toml"))
+    nobody = ("--generator", "http://127.0.0.1:9")
+    assert workbench.main(["try", "work", "--task", "1", *nobody, *config], out=said) == 1
+    assert said.getvalue() == "its tests give 0 after its solution\n", "and no model is asked"
     said = io.StringIO()
 
-    code = workbench.main(["try", "work", "--solutions", "--config", str(tmp_path / "run.toml")], out=said)
+    code = workbench.main(["try", "work", "--solutions", *config], out=said)
 
     assert code == 1
     assert said.getvalue() == (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from env_service.task_sets.controls import with_controls
+from env_service.task_sets.controls import names_of_tests, with_controls
 
 TESTS = '''"""Some tests."""
 import unittest
@@ -26,7 +26,7 @@ class Old(unittest.TestCase):
     def test_dict(self):
         self.assertEqual(dict(a=1), {"a": 1})
 
-    def test_names(self):
+    def names_of_tests(self):
         expected = 3
         self.assertEqual(len("abc"), expected)
 
@@ -96,10 +96,23 @@ def test_controls_count_as_failed_only_if_all_of_them_are_told_of_as_such() -> N
     assert not made.own("t.py", "t.py::test_a")
 
 
-def test_a_file_that_cannot_be_read_stays_as_it_is() -> None:
-    made = with_controls("def (", random.Random(1))
+def test_a_file_that_this_python_cannot_read_has_controls_all_the_same() -> None:
+    made = with_controls("print 'of another Python'", random.Random(1), altered=("test_a",))
 
-    assert (made.text, made.names) == ("def (", ())
+    assert made.text.startswith("print 'of another Python'\n\n\ndef ")
+    assert len(made.names) == 3
+
+
+def test_names_of_tests_are_those_that_pytest_finds() -> None:
+    text = f"{TESTS}\n\ndef helper():\n    pass\n\n\nclass Helper:\n    def test_none(self):\n        pass\n"
+
+    assert names_of_tests(text) == (
+        "test_sum",
+        "TestMore::test_list",
+        "Old::test_dict",
+        "Old::test_names",
+        "test_without_values",
+    )
 
 
 def test_names_are_drawn_anew() -> None:

@@ -12,9 +12,9 @@ from env_service.environments.task_files import TaskFileError
 from env_service.runtimes.interface import RuntimeFile
 from env_service.task_sets.harbor import read_harbor_task
 from env_service.task_sets.judging import reward_of
-from env_service.task_sets.records import ScriptTests, TaskUnfit
+from env_service.task_sets.records import NamedTests, ScriptTests, TaskUnfit
 from env_service.task_sets.trying import fault_of
-from tests.env_service.task_sets.conftest import worked
+from tests.env_service.task_sets.conftest import with_pytest, worked
 
 TASK = """schema_version = "1.1"
 [task]
@@ -226,6 +226,52 @@ async def test_a_reward_that_comes_whatever_the_tests_say_is_none(tmp_path: Path
     verdict = await worked(task, f"cat > say.py <<'END'\n{FORGER}END")
 
     assert (verdict.reward, verdict.tampered) == (0.0, True)
+
+
+FETCHES = (
+    "curl -LsSf https://x.example/install.sh | sh\nuvx pytest /tests/test_it.py && echo 1 > /logs/verifier/reward.txt\n"
+)
+VALUES = """import sys
+import pytest
+sys.path.insert(0, '/app')
+from answer import value
+@pytest.mark.parametrize('times', [1, 2])
+def test_value(times):
+    assert times * value() == times * 7
+def test_type():
+    assert isinstance(value(), int)
+"""
+ANY = """class Any(int):
+    def __eq__(self, other):
+        return True
+    def __rmul__(self, other):
+        return self
+"""
+
+
+def test_tests_of_python_can_be_taken_in_place_of_a_script(tmp_path: Path) -> None:
+    made = folder(tmp_path, tests__test_dot_sh=FETCHES, tests__test_it_dot_py=VALUES)
+
+    task = read_harbor_task(made, images=IMAGES, judge="pytest")
+
+    assert isinstance(task.tests, NamedTests)
+    assert task.tests.must_change == ("test_it.py::test_value", "test_it.py::test_type")
+    assert (task.tests.folder, task.tests.wall_s) == ("/tests", 20.0)
+    with pytest.raises(TaskUnfit, match=r"no tests in tests/test_\*\.py"):
+        read_harbor_task(folder(tmp_path, "other"), images=IMAGES, judge="pytest")
+
+
+@pytest.mark.usefixtures("pool")
+async def test_a_task_whose_script_would_fetch_pytest_is_judged_by_that_of_the_image(tmp_path: Path) -> None:
+    solution = "printf 'def value():\\n    return 7\\n' > answer.py"
+    made = folder(tmp_path, tests__test_dot_sh=FETCHES, tests__test_it_dot_py=VALUES, solution__solve_dot_sh=solution)
+    task = with_pytest(read_harbor_task(made, images=IMAGES, judge="pytest"))
+
+    assert await fault_of(task) == ""
+    some = await worked(task, "printf 'def value():\\n    return 8\\n' > answer.py")
+    assert (some.reward, some.passed, some.tampered) == (0.0, 0.5, False)
+    lie = await worked(task, f"cat > answer.py <<'END'\n{ANY}def value():\n    return Any(0)\nEND")
+    assert (lie.reward, lie.tampered) == (0.0, True)
 
 
 def call(name: str, **arguments: JsonValue) -> Action:

@@ -51,7 +51,9 @@ def ends(folder: Path, *words: str, without_pytest: bool = False) -> dict[str, s
     blocked = "import sys; sys.modules['pytest'] = None; " if without_pytest else ""
     runs = "runpy.run_path(sys.argv[0], run_name='__main__')"
     code = f"{blocked}import runpy, sys; sys.argv[0] = {inside.__file__!r}; {runs}"
-    subprocess.run([sys.executable, "-c", code, str(results), str(folder), *words], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code, str(results), str(folder), str(folder), *words], check=True, capture_output=True
+    )
     return dict(json.loads(results.read_text()))
 
 
