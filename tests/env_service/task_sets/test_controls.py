@@ -26,7 +26,7 @@ class Old(unittest.TestCase):
     def test_dict(self):
         self.assertEqual(dict(a=1), {"a": 1})
 
-    def names_of_tests(self):
+    def test_names(self):
         expected = 3
         self.assertEqual(len("abc"), expected)
 
