@@ -84,8 +84,9 @@ class OperationLog:
         self._refused_from: int | None = None
         self.recovered = self._recover()
         self.catalog = self.recovered.catalog
-        self.samples_under_way: Callable[[], Iterable[tuple[str, str]]] = tuple
-        """Sessions and names of samples that later files must know of, too."""
+        self.samples_awaited: Callable[[], Iterable[tuple[str, str]]] = self._lost_samples
+        """Sessions and names of samples that later files must know of, too: their clients wait until they hear of them.
+        """
         self._file = self._begin_segment()
 
     async def entry(self, entry: SessionEntry | ModelEntry | SamplingEntry | LossEntry) -> None:
@@ -192,7 +193,7 @@ class OperationLog:
         file = AppendFile(path, end=0)
         try:
             file.append(framed(_CATALOG, self.catalog.dump()))
-            samples = dict.fromkeys((*self.samples_under_way(), *self._starting))
+            samples = dict.fromkeys((*self.samples_awaited(), *self._starting))
             file.append(b"".join(framed(_SAMPLE, json.dumps(each).encode()) for each in samples))
             file.sync()
             sync_folder(self._folder)
@@ -202,6 +203,10 @@ class OperationLog:
             raise
         self._segments.append(_LogSegment(path))
         return file
+
+    def _lost_samples(self) -> list[tuple[str, str]]:
+        """Those that the files of former lives know of."""
+        return [(session, name) for session, names in self.recovered.samples.items() for name in names]
 
     def _recover(self) -> RecoveredLog:
         recovered = RecoveredLog(life=self._next_life())

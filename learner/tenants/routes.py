@@ -308,6 +308,7 @@ def _without_future(service: TenantService, tenant: Tenant, request_id: str) -> 
     session, _, _ = request_id.rpartition(":")
     if ":sample:" in session:
         service.sampling(tenant, session)
+        service.samples.heard_of(session, request_id)
         message = f"{request_id} was lost when the learner was started again; sample again"
         raise RequestRefused(LOST_STATUS, "lost", message)
     raise unknown("request", request_id)

@@ -1,7 +1,8 @@
 """Sampling sessions: samples accepted once, done by a sampler, and told to their clients in the order they end in.
 
 A cursor of `retrieve_futures` holds the life of the learner that gave it: what is told is counted anew in each. Samples
-that a former life accepted are failed then, which makes the client ask for new ones.
+that a former life accepted are failed then, which makes the client ask for new ones. A client waits for that without an
+end, so that the names stay in the journal until it is known to have heard of them, over any number of lives.
 """
 
 import asyncio
@@ -52,15 +53,33 @@ class Sampler(Protocol):
 
 
 @dataclass
+class _SampleEnd:
+    """What a client is told of a sample; `future` has its result, None for one that a former life accepted.
+
+    `known`: the client has heard that it is lost, in another way.
+    """
+
+    request_id: str
+    completion: dict[str, JsonValue]
+    future: ResultFuture | None = None
+    known: bool = False
+
+    @property
+    def awaited(self) -> bool:
+        """The client may wait for it still."""
+        return not (self.known or (self.future is not None and self.future.retrieved_at is not None))
+
+
+@dataclass
 class _Feed:
     """Ends of samples of one client, in order; `first` is the number of the first one that is still here."""
 
     first: int = 0
-    told: deque[dict[str, JsonValue]] = field(default_factory=deque)
+    told: deque[_SampleEnd] = field(default_factory=deque)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def tell(self, completion: dict[str, JsonValue]) -> None:
-        self.told.append(completion)
+    def tell(self, end: _SampleEnd) -> None:
+        self.told.append(end)
         self.news.set()
 
     def after(self, number: int) -> list[dict[str, JsonValue]]:
@@ -68,7 +87,7 @@ class _Feed:
         while self.told and self.first < number:
             self.told.popleft()
             self.first += 1
-        return list(self.told)
+        return [end.completion for end in self.told]
 
 
 @dataclass(frozen=True)
@@ -115,8 +134,9 @@ class SamplingQueue:
         self.waiting: dict[str, CompletionsUnderWay] = {}
         """By request."""
         for session, request_ids in lost.items():
-            for request_id in request_ids:
-                self._feeds[session, clone_of(request_id)].tell({"state": "failed", "request_id": request_id})
+            for request_id in dict.fromkeys(request_ids):
+                end = _SampleEnd(request_id, {"state": "failed", "request_id": request_id})
+                self._feeds[session, clone_of(request_id)].tell(end)
 
     def full(self, tenant: Tenant) -> bool:
         """The tenant has as many samples under way as it may have."""
@@ -137,9 +157,16 @@ class SamplingQueue:
         self._running[sample.future.request_id] = task
         task.add_done_callback(lambda _: self._ended(sample))
 
-    def under_way(self) -> list[tuple[str, str]]:
-        """Session and name of each sample that has not ended."""
-        return [(request_id.rpartition(":")[0], request_id) for request_id in self._running]
+    def awaited(self) -> list[tuple[str, str]]:
+        """Session and name of each sample that has not ended, or of whose end its client may not have heard."""
+        ended = [end.request_id for feed in self._feeds.values() for end in feed.told if end.awaited]
+        return [(request_id.rpartition(":")[0], request_id) for request_id in (*self._running, *ended)]
+
+    def heard_of(self, session: str, request_id: str) -> None:
+        """The client was told in another way that the sample is lost."""
+        for (of, _), feed in self._feeds.items():
+            for end in feed.told if of == session else ():
+                end.known = end.known or end.request_id == request_id
 
     def cancel(self, request_id: str) -> None:
         """Stop a sample that its client has given up; nothing if it has ended."""
@@ -207,7 +234,8 @@ class SamplingQueue:
         completion: dict[str, JsonValue] = {"state": "failed", "request_id": future.request_id}
         if isinstance(future.payload, bytes):
             completion |= {"state": "finished", "response_payload_uncompressed_size": len(future.payload)}
-        self._feeds[sample.entry.sampling_session_id, clone_of(future.request_id)].tell(completion)
+        end = _SampleEnd(future.request_id, completion, future)
+        self._feeds[sample.entry.sampling_session_id, clone_of(future.request_id)].tell(end)
 
 
 def sequence_ids(request_id: str, samples: int) -> list[str]:

@@ -126,7 +126,7 @@ class TenantService:
         self._targets = SamplingTargets(checkpoints=self.checkpoints, log=self.log, sampler=sampler)
         self.training = self._training_loop(trainer)
         self._accepting: dict[str, asyncio.Task[None]] = {}
-        self.log.samples_under_way = self.samples.under_way
+        self.log.samples_awaited = self.samples.awaited
         self._resume()
 
     def _training_loop(self, trainer: TenantTrainer) -> TrainingLoop:

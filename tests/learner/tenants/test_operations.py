@@ -95,14 +95,25 @@ async def test_files_go_when_every_model_is_past_them(tmp_path: Path) -> None:
     assert (await recovered(tmp_path)).catalog.sessions == {"s": session()}
 
 
-async def test_samples_under_way_outlive_the_file_they_stand_in(tmp_path: Path) -> None:
+async def test_samples_awaited_outlive_the_file_they_stand_in(tmp_path: Path) -> None:
     log = OperationLog(tmp_path, segment_bytes=500)
-    log.samples_under_way = lambda: [("s:sample:0", "s:sample:0:7")]
+    log.samples_awaited = lambda: [("s:sample:0", "s:sample:0:7")]
     await log.operation(operation(1, body=bytes(600)))
     log.trim({"m": 1})
     assert log.files == 1
     await log.close()
     assert (await recovered(tmp_path)).recovered.samples["s:sample:0"] == ["s:sample:0:7"]
+
+
+async def test_samples_that_a_life_lost_are_known_to_all_later_ones_though_their_files_go(tmp_path: Path) -> None:
+    log = OperationLog(tmp_path)
+    await log.sample("s:sample:0", "s:sample:0:7")
+    await log.close()
+    for _ in range(2):
+        log = await recovered(tmp_path)
+        assert set(log.recovered.samples["s:sample:0"]) == {"s:sample:0:7"}
+        log.trim({})
+        assert log.files == 1
 
 
 async def test_a_dropped_sampling_session_is_gone_from_the_catalog(tmp_path: Path) -> None:
@@ -133,7 +144,7 @@ async def test_the_last_records_of_a_file_are_accounted_to_it(tmp_path: Path) ->
 
 async def test_a_sample_is_in_the_next_file_before_whoever_starts_it_knows_that_it_is_accepted(tmp_path: Path) -> None:
     log, started = OperationLog(tmp_path, segment_bytes=1), list[tuple[str, str]]()
-    log.samples_under_way = lambda: started
+    log.samples_awaited = lambda: started
     await log.sample("s:sample:0", "s:sample:0:7")
     started.append(("s:sample:0", "s:sample:0:7"))
     log.trim({})

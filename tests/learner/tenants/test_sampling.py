@@ -97,6 +97,45 @@ async def test_samples_of_a_former_life_are_failed_and_then_lost(tmp_path: Path)
         await answer_of(other, accepted, 404)
 
 
+async def test_a_lost_sample_is_told_by_each_life_until_its_client_has_heard_of_it(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        await client.model()
+        accepted = [await sample(client, session, seq_id) for seq_id in (1, 2, 3)]
+        read = await answer_of(client, accepted[0])
+        assert len(read.sequences) == 1
+        await completions(client, session)  # the answer was lost on its way: the client's cursor stays where it was
+    names = [each["request_id"] for each in accepted]
+    for _ in range(2):  # in each of which files of the life before go
+        async with served(tmp_path) as parts:
+            await parts.service.sweep()
+            assert parts.service.log.files == 1
+    async with served(tmp_path) as parts:
+        await answer_of(parts.client(), accepted[1], 410)
+        told = await completions(parts.client(), session)
+        assert [each["request_id"] for each in told["completions"]] == names
+        assert [name for _, name in parts.service.samples.awaited()] == [names[0], names[2]]
+        await completions(parts.client(), session, told["cursor"], timeout=0)
+        assert parts.service.samples.awaited() == []
+
+
+async def test_only_those_of_whose_end_a_client_has_not_heard_are_awaited(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        accepted = [await sample(client, session, seq_id) for seq_id in (1, 2)]
+        told: dict[str, Any] = {"completions": []}
+        while len(told["completions"]) < len(accepted):
+            told = await completions(client, session)
+        names = [each["request_id"] for each in accepted]
+        assert {name for _, name in parts.service.samples.awaited()} == set(names)
+        await answer_of(client, accepted[0])
+        assert [name for _, name in parts.service.samples.awaited()] == [names[1]]
+        await completions(client, session, told["cursor"], timeout=0)
+        assert parts.service.samples.awaited() == []
+
+
 async def test_a_snapshot_stays_and_an_inflight_client_sees_new_weights_in_the_middle(tmp_path: Path) -> None:
     async with served(tmp_path) as parts:
         client = parts.client()
