@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 BASE_TARGET = "base"
 _INFLIGHT = "inflight://"
+_JUDGED_BY_THEMSELVES = (AdamStep, UnfitOperation)
+"""Fail alike at each start. Others are refused by what stands on the disk, which may be something else by then."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,10 @@ class TrainerTurns:
         try:
             return self._done(operation, entry)
         except OperationError as error:
-            return OperationOutcome(operation, _failure(str(error), server=isinstance(error, OperationFault)))
+            failure = _failure(str(error), server=isinstance(error, OperationFault))
+            return OperationOutcome(
+                operation, failure, needs_snapshot=not isinstance(operation.work, _JUDGED_BY_THEMSELVES)
+            )
         except Exception as error:  # noqa: BLE001 - it is in the journal: it would end each life after this one, too
             return _fault(operation, error)
 

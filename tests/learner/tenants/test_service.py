@@ -551,6 +551,35 @@ async def test_a_load_is_not_done_again_after_what_it_loaded_was_overwritten(tmp
         assert await parts.client().loss(model_id, 3) == loss
 
 
+async def test_what_was_refused_by_what_stood_on_the_disk_is_not_done_after_a_start(tmp_path: Path) -> None:
+    """A load of what was saved after it, and a save under a name that was deleted after it: a replay finds the disk as
+    it is by then.
+    """
+    async with served(tmp_path, snapshot_every=100) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        one, two = (f"tinker://{model_id}/weights/{name}" for name in ("one", "two"))
+        body: dict[str, Any] = {"model_id": model_id}
+        losses = await history(client, model_id, 1, 1)
+        load = await client.post("load_weights", seq_id=3, path=two, optimizer=True, **body)
+        assert "no training checkpoint" in (await client.result(load))["error"]
+        losses += await history(client, model_id, 4, 1)
+        await client.result(await client.post("save_weights", seq_id=6, path="one", **body))
+        save = await client.post("save_weights", seq_id=7, path="one", **body)
+        assert "exists" in (await client.result(save))["error"]
+        answer = await client.http.delete(f"/training_runs/{model_id}/checkpoints/weights/one")
+        assert answer.status_code == 204
+        losses += await history(client, model_id, 8, 1)
+        await client.result(await client.post("save_weights", seq_id=10, path="two", **body))
+    async with served(tmp_path) as parts:
+        again = parts.client()
+        assert "no training checkpoint" in (await again.result(load))["error"]
+        assert "exists" in (await again.result(save))["error"]
+        await again.post("weights_info", 404, tinker_path=one)
+        later = [await again.result({"request_id": f"{model_id}:{seq_id}"}) for seq_id in (4, 8)]
+        assert [each["loss:sum"] for each in later] == losses[1:]
+
+
 async def test_a_new_model_is_made_of_a_checkpoint_with_and_without_its_optimizer(tmp_path: Path) -> None:
     async with served(tmp_path) as parts:
         client = parts.client()
