@@ -41,14 +41,13 @@ def write_tensor_folder(
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)  # of a full disk it would take what room there is
         raise
-    if folder.exists():
-        former = unused(folder.with_name(f"{folder.name}.removed"))
+    former = unused(folder.with_name(f"{folder.name}.removed")) if folder.exists() else None
+    if former is not None:
         folder.rename(former)
-        draft.rename(folder)
-        shutil.rmtree(former)
-    else:
-        draft.rename(folder)
+    draft.rename(folder)
     sync_folder(folder.parent)
+    if former is not None:
+        shutil.rmtree(former)  # not before the new one has its name on the disk: there must always be one of them
     return sum(map(len, contents.values()))
 
 

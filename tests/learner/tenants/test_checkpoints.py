@@ -140,3 +140,19 @@ def test_replacing_a_folder_replaces_all_of_it(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["a.safetensors", "c.json", "facts.json"]
     assert json.loads((tmp_path / "x" / "facts.json").read_bytes())["facts"] == 2
     assert read_tensor_file(tmp_path / "x", "a").keys() == ADAPTER.keys()
+
+
+def test_what_is_replaced_goes_once_the_new_one_has_its_name_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that loses power forgets names that were not synced: without the former one there would be none."""
+    synced: list[list[str]] = []
+    monkeypatch.setattr(
+        "learner.tenants.tensor_files.sync_folder",
+        lambda folder: synced.append(sorted(each.name for each in folder.iterdir())),
+    )
+    for value in (1.0, 2.0):
+        write_tensor_folder(tmp_path / "m", tensors={"state": {"x": np.full(2, value)}}, facts={})
+    assert synced == [["m"], ["m", "m.removed"]]
+    assert [each.name for each in tmp_path.iterdir()] == ["m"]
+    assert read_tensor_file(tmp_path / "m", "state")["x"].tolist() == [2.0, 2.0]
