@@ -116,7 +116,7 @@ class TrainingLoop:
 
     async def tidy(self) -> None:
         """Write snapshots of models for whose operations alone the journal's oldest file is kept, and trim it."""
-        for model_id in self._log.holding():
+        for model_id in sorted(self._log.holding()):
             model = self._models.by_id.get(model_id)
             async with self._turn_lock:
                 if model is not None and model.resident and model.snapshot_seq < model.done_seq:
