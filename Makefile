@@ -241,9 +241,10 @@ chaos: $(INSTALLED) $(ADDITION) ## kill, hang and disturb real runs for an hour;
 	$(QUIET) $(BIN)/python -m tests.chaos
 
 .PHONY: simulate
-simulate: $(INSTALLED) ## run 10,000 seeds of the whole system under a virtual clock, from where it was stopped; results go to benchmarks/results/simulation.md
+simulate: $(INSTALLED) ## run 10,000 seeds of the whole system under a virtual clock and 2,000 of tenants, from where it was stopped; results go to benchmarks/results/simulation*.md
 	$(QUIET) mkdir -p runs
 	$(QUIET) $(BIN)/python -m simulation --seeds 1-10000 --kept runs/simulation.jsonl --output benchmarks/results/simulation.md
+	$(QUIET) $(BIN)/python -m simulation --tenants --seeds 1-2000 --kept runs/simulation_tenants.jsonl --output benchmarks/results/simulation_tenants.md
 
 .PHONY: mutants
 mutants: $(INSTALLED) $(FOR_TESTS) ## plant each known fault by itself and see who finds it, from where it was stopped; results go to runs/mutants.md

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _LINES = 60
 
@@ -50,21 +51,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.rehearse:
         sys.exit(_rehearse())
     if arguments.seed is not None:
-        sys.exit(_one(arguments.seed, shorten=arguments.shorten, verbose=arguments.verbose))
+        sys.exit(_one(arguments.seed, tenants=arguments.tenants, shorten=arguments.shorten, verbose=arguments.verbose))
     first, _, last = arguments.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
     if arguments.worker:
         for seed in seeds:
-            _report(seed)
+            _report(seed, tenants=arguments.tenants)
         return
     totals = _many(
         seeds,
+        tenants=arguments.tenants,
         kept=arguments.kept,
         processes=arguments.processes,
         stop_at_first=arguments.first,
         longest_s=60 * arguments.minutes,
     )
-    text = table(totals, seeds=seeds)
+    text = table(totals, seeds=seeds, tenants=arguments.tenants)
     sys.stdout.write(text)
     if arguments.output is not None:
         arguments.output.write_text(text, encoding="utf-8")
@@ -75,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
     parser.add_argument("--seeds", default="1-200", help="first and last seed, such as 1-10000")
     parser.add_argument("--seed", type=int, help="one seed, with its history")
+    parser.add_argument(
+        "--tenants", action="store_true", help="seeds of the service of the Tinker API, not of a run with its four"
+    )
     parser.add_argument("--shorten", action="store_true", help="with --seed: the smallest scenario that fails alike")
     parser.add_argument("--verbose", action="store_true", help="with --seed: the whole history, not only its end")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes that simulate")
@@ -91,15 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(seed: int) -> None:
+def _report(seed: int, *, tenants: bool = False) -> None:
     """A line of JSON."""
-    from simulation.install import install
-
-    install()
-    from simulation.checking.invariants import simulate
-    from simulation.checking.scenario import scenario_of
-
-    scenario = scenario_of(seed)
+    drawn, simulate, _ = _world(tenants=tenants)
+    scenario = drawn(seed)
     began = time.process_time()
     result = simulate(scenario)
     line = {
@@ -110,6 +110,24 @@ def _report(seed: int) -> None:
     }  # fmt: skip
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
+
+
+def _world(*, tenants: bool) -> tuple[Any, Any, Any]:
+    """The scenario of a seed, a run of a scenario, and what is smaller than one: of tenants, or of a run with its four
+    processes.
+    """
+    from simulation.install import install
+
+    install()
+    if tenants:
+        from simulation.checking.tenant_run import simulate_tenants
+        from simulation.checking.tenant_scenario import smaller_tenants, tenant_scenario_of
+
+        return tenant_scenario_of, simulate_tenants, smaller_tenants
+    from simulation.checking.invariants import simulate
+    from simulation.checking.scenario import scenario_of, smaller
+
+    return scenario_of, simulate, smaller
 
 
 def _rehearse() -> int:
@@ -129,17 +147,16 @@ def _rehearse() -> int:
     return 0
 
 
-def _one(seed: int, *, shorten: bool, verbose: bool) -> int:
-    from simulation.install import install
+def _one(seed: int, *, tenants: bool, shorten: bool, verbose: bool) -> int:
+    drawn, simulate, smaller = _world(tenants=tenants)
+    from simulation.checking.invariants import shortened
 
-    install()
-    from simulation.checking.invariants import shortened, simulate
-    from simulation.checking.scenario import scenario_of
-
-    scenario = scenario_of(seed)
+    scenario = drawn(seed)
     result = simulate(scenario)
     if shorten and result.violation is not None:
-        scenario, result = shortened(scenario, result, said=lambda text: _say(f"shortened to {text}\n"))
+        scenario, result = shortened(
+            scenario, result, said=lambda text: _say(f"shortened to {text}\n"), simulated=simulate, less=smaller
+        )
     _say(f"seed {seed}, {scenario.profile}: {scenario.settings}\n")
     for fault in scenario.faults:
         _say(f"  at {fault.at:8.1f} s  {fault}\n")
@@ -155,14 +172,16 @@ def _say(text: str) -> None:
     sys.stdout.write(text)
 
 
-def _many(seeds: range, *, kept: Path | None, processes: int, stop_at_first: bool, longest_s: float) -> Totals:
+def _many(
+    seeds: range, *, tenants: bool, kept: Path | None, processes: int, stop_at_first: bool, longest_s: float
+) -> Totals:
     totals = Totals()
     code = _commit()
     began = time.monotonic()
     done = _kept(kept, seeds, code=code)
     for line in done.values():
         totals.add(line)
-    for line in _lines([seed for seed in seeds if seed not in done], processes=processes):
+    for line in _lines([seed for seed in seeds if seed not in done], tenants=tenants, processes=processes):
         line["code"] = code
         totals.add(line)
         if kept is not None:
@@ -194,11 +213,11 @@ def _kept(file: Path | None, seeds: range, *, code: str) -> dict[int, dict[str, 
     return {line["seed"]: line for line in alike if not line["violation"]}
 
 
-def _lines(seeds: Sequence[int], *, processes: int) -> Iterator[dict[str, object]]:
+def _lines(seeds: Sequence[int], *, tenants: bool, processes: int) -> Iterator[dict[str, object]]:
     """The lines of all workers, as they come. Each worker has a share of the seeds."""
     shares = [seeds[index::processes] for index in range(min(processes, len(seeds)))]
     cores = sorted(os.sched_getaffinity(0))
-    workers = [_worker(share, core=cores[index % len(cores)]) for index, share in enumerate(shares)]
+    workers = [_worker(share, tenants=tenants, core=cores[index % len(cores)]) for index, share in enumerate(shares)]
     try:
         yield from _merged(workers)
     finally:
@@ -207,12 +226,12 @@ def _lines(seeds: Sequence[int], *, processes: int) -> Iterator[dict[str, object
             worker.wait()
 
 
-def _worker(share: Sequence[int], *, core: int) -> "subprocess.Popen[bytes]":
+def _worker(share: Sequence[int], *, tenants: bool, core: int) -> "subprocess.Popen[bytes]":
     """A process for some seeds, held on one core: its threads take turns, which is slower from core to core."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     program = (
         f"import json, os, sys; os.sched_setaffinity(0, [{core}]); from simulation.__main__ import _report\n"
-        "for seed in json.loads(sys.argv[1]): _report(seed)"
+        f"for seed in json.loads(sys.argv[1]): _report(seed, tenants={tenants})"
     )
     command = [sys.executable, "-c", program, json.dumps(list(share))]
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
@@ -242,15 +261,15 @@ def _commit() -> str:
     return f"`{asked.stdout.strip()}`" if asked.returncode == 0 else "of no commit"
 
 
-def table(totals: Totals, *, seeds: range) -> str:
+def table(totals: Totals, *, seeds: range, tenants: bool = False) -> str:
     """The result in Markdown."""
     kinds = "\n".join(f"| {kind} | {count} |" for kind, count in sorted(totals.faults.items()))
     failed = "\n".join(f"| {seed} | {what} |" for seed, what in sorted(totals.failures.items()))
     profiles = ", ".join(f"{name} {count}" for name, count in sorted(totals.profiles.items()))
     code = ", ".join(f"{name}: {count} seeds" for name, count in totals.code.most_common())
-    return f"""# Simulation
+    return f"""# Simulation{" of tenants" * tenants}
 
-`python -m simulation --seeds {seeds.start}-{seeds.stop - 1}`.
+`python -m simulation {"--tenants " * tenants}--seeds {seeds.start}-{seeds.stop - 1}`.
 
 | what | how many |
 |---|---|

@@ -270,9 +270,24 @@ def _take_hold_of_the_product() -> None:
     _take_hold_of_what_is_watched(service)
     catalog: Any = importlib.import_module("env_service.environments.catalog")
     _put(catalog, "build", lambda configs, **_: environment.environments(active().part(environment.EnvironmentScript)))
+    _take_hold_of_tenants()
     importlib.import_module("env_service.app")
     importlib.import_module("generator.service")
     _check_seams()
+
+
+def _take_hold_of_tenants() -> None:
+    from simulation.actors.tenant_trainer import MarkedTrainer, TenantScript
+
+    tinker: Any = importlib.import_module("learner.tinker")
+    _put(tinker, "_open_trainer", lambda *_: MarkedTrainer(active().part(TenantScript)))
+    log: Any = importlib.import_module("learner.tenants.operations").OperationLog
+    opened = log.__init__
+    _put(
+        log,
+        "__init__",
+        lambda self, folder: opened(self, folder, segment_bytes=active().part(TenantScript).segment_bytes),
+    )
 
 
 def _take_hold_of_what_is_watched(service: Any) -> None:

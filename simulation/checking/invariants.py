@@ -7,11 +7,11 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from simulation.actors.cluster import LEARNER, SECOND_LEARNER, ClusterSettings
 from simulation.actors.engine import is_finite
@@ -29,6 +29,7 @@ Held = tuple[int, int]
 """A lease, and the attempt whose group was accepted."""
 
 Told = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
+Shortened = TypeVar("Shortened")
 HUNG_TASK_S = 130.0
 """Two attempts of 60 s at a task that hangs."""
 POISON_S = 200.0
@@ -541,19 +542,25 @@ def rehearse(rehearsal: Rehearsal) -> list[dict[str, Any]]:
 
 
 def shortened(
-    scenario: Scenario, result: Result, *, tries: int = 40, said: Callable[[str], None] = lambda text: None
-) -> tuple[Scenario, Result]:
+    scenario: Shortened,
+    result: Result,
+    *,
+    tries: int = 40,
+    said: Callable[[str], None] = lambda text: None,
+    simulated: Callable[[Any], Result] = simulate,
+    less: Callable[[Any], Iterator[Any]] = smaller,
+) -> tuple[Shortened, Result]:
     """The smallest scenario found that breaks the same promise, and what it came to."""
     assert result.violation is not None
     left = tries
     improved = True
     while improved and left > 0:
         improved = False
-        for candidate in islice(smaller(scenario), left):
+        for candidate in islice(less(scenario), left):
             left -= 1
-            found = simulate(candidate)
+            found = simulated(candidate)
             if found.violation is not None and found.violation.promise == result.violation.promise:
                 scenario, result, improved = candidate, found, True
-                said(f"{len(scenario.faults)} faults, {scenario.settings.steps} steps")
+                said(f"{len(candidate.faults)} faults, {candidate.size}")
                 break
     return scenario, result

@@ -395,6 +395,11 @@ class Scenario:
     faults: tuple[ScheduledFault, ...] = ()
 
     @property
+    def size(self) -> str:
+        """Its length, in words."""
+        return f"{self.settings.steps} steps"
+
+    @property
     def rollout_s(self) -> float:
         """A conversation, on average."""
         return self.paces.rollout_s * self.shape.usual_turns

@@ -75,6 +75,8 @@ class Disk:
     writes: int = 0
     sync_s: float = 0.0
     """Mean seconds of a sync; now and then ten times as long."""
+    name_s: float = 0.0
+    """Mean seconds until a thread gives a name, in which its process may die."""
     expecting: list[tuple[str, Callable[[], object]]] = field(default_factory=list)
     """Prefixes of names, with calls that are made once, when a name that begins so is on the disk."""
     syncing: list[Callable[[], object]] = field(default_factory=list)
@@ -103,6 +105,12 @@ class Disk:
             thread.sleep(seconds)
         else:
             current.block_until(self.world.now + seconds)
+
+    def take_time_to_name(self) -> None:
+        """A name is about to be given."""
+        thread, current = current_thread(), self.world.current
+        if self.name_s and thread is not None and isinstance(current, Process) and current.host == self.host:
+            thread.sleep(self.world.random.expovariate(1 / self.name_s))
 
     def check_write(self) -> None:
         """Raises OSError for a write that this disk does not take."""
@@ -243,6 +251,7 @@ def _rename(name: str) -> Callable[..., None]:
     def rename(source: Any, target: Any, **kwargs: Any) -> None:
         disk = disk_of()
         if disk is not None:
+            disk.take_time_to_name()
             disk.renamed(Path(source), Path(target))
         _REAL[name](source, target, **kwargs)
 

@@ -2,16 +2,17 @@
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.params import Depends, Query
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import FileResponse, JSONResponse
 
 Endpoint = Callable[..., Awaitable[Any]]
 Make = Callable[[Request, Mapping[str, str]], Awaitable[Any]]
@@ -40,6 +41,7 @@ class LightApp:
     def __init__(self) -> None:
         self.router = LightRouter()
         self.state = type("State", (), {})()
+        self._handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {}
 
     def get(self, path: str, **_: object) -> Callable[[Endpoint], Endpoint]:
         """See FastAPI."""
@@ -48,6 +50,25 @@ class LightApp:
     def post(self, path: str, **_: object) -> Callable[[Endpoint], Endpoint]:
         """See FastAPI."""
         return lambda endpoint: self._add("POST", path, endpoint)
+
+    def put(self, path: str, **_: object) -> Callable[[Endpoint], Endpoint]:
+        """See FastAPI."""
+        return lambda endpoint: self._add("PUT", path, endpoint)
+
+    def delete(self, path: str, **_: object) -> Callable[[Endpoint], Endpoint]:
+        """See FastAPI."""
+        return lambda endpoint: self._add("DELETE", path, endpoint)
+
+    def add_api_route(self, path: str, endpoint: Endpoint, *, methods: Sequence[str], **_: object) -> None:
+        """See FastAPI."""
+        for method in methods:
+            self._add(method, path, endpoint)
+
+    def add_exception_handler(
+        self, kind: type[Exception], handler: Callable[[Request, Exception], Awaitable[Response]]
+    ) -> None:
+        """See FastAPI."""
+        self._handlers[kind] = handler
 
     def _add(self, method: str, path: str, endpoint: Endpoint) -> Endpoint:
         pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
@@ -61,7 +82,8 @@ class LightApp:
         try:
             response = await self._respond(request)
         except HTTPException as error:
-            response = refused_answer(as_refusal(error, request))
+            handler = self._handlers.get(type(error))
+            response = refused_answer(as_refusal(error, request)) if handler is None else await handler(request, error)
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
@@ -73,8 +95,15 @@ class LightApp:
                 named = found.groupdict()
                 arguments = {name: await make(request, named) for name, make in route.makers.items()}
                 answer = await route.endpoint(**arguments)
-                return answer if isinstance(answer, Response) else JSONResponse(answer)
+                return _whole(answer) if isinstance(answer, Response) else JSONResponse(answer)
         raise HTTPException(404, "no such route")
+
+
+def _whole(answer: Response) -> Response:
+    """The answer; that of a file in one piece, since starlette's would read it in threads of its own."""
+    if not isinstance(answer, FileResponse):
+        return answer
+    return Response(Path(answer.path).read_bytes(), media_type=answer.media_type)
 
 
 def create_app(**_: object) -> LightApp:
