@@ -112,15 +112,20 @@ class _Trials:
         return self._tree.pytest(mutant.tests, timeout_s=_TESTS_TIMEOUT_S)
 
     def _by_seeds(self, mutants: Sequence[Mutant]) -> None:
+        for tenants in (False, True):
+            self._by_seeds_of([each for each in mutants if each.tenants == tenants], tenants=tenants)
+
+    def _by_seeds_of(self, mutants: Sequence[Mutant], *, tenants: bool) -> None:
         if not mutants:
             return
-        _say("the seeds without any fault")
+        _say(f"the seeds{' of tenants' * tenants} without any fault")
         seeds = range(1, self._arguments.seeds + 1)
-        failing = {seed for seed, wrong in self._tree.seeds(seeds, timeout_s=_SEED_TIMEOUT_S) if wrong is not None}
+        plain = self._tree.seeds(seeds, timeout_s=_SEED_TIMEOUT_S, tenants=tenants)
+        failing = {seed for seed, wrong in plain if wrong is not None}
         _say(f"seeds that fail without any fault, and are passed over: {sorted(failing) or 'none'}")
         for number, mutant in enumerate(mutants, start=1):
             with self._tree.planted(mutant):
-                found = self._tree.simulate(seeds, timeout_s=_SEED_TIMEOUT_S, passed_over=failing)
+                found = self._tree.simulate(seeds, timeout_s=_SEED_TIMEOUT_S, tenants=tenants, passed_over=failing)
             _note(mutant, found, f"{number} of {len(mutants)}")
             self._keep(replace(self._of(mutant), seeds=found))
 

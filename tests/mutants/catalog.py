@@ -16,7 +16,7 @@ class Mutant:
     """A fault: `old`, which stands once in `file`, becomes `new`.
 
     `tests` are test files, folders, or functions as `file::function`. `simulated`: whether the
-    simulator's world has what would show it.
+    simulator's world has what would show it, with `tenants` that of the Tinker API.
     """
 
     id: str
@@ -27,6 +27,7 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     simulated: bool = False
+    tenants: bool = False
 
     def applied(self, text: str) -> str:
         """The file's text with the fault in it."""

@@ -121,23 +121,27 @@ class CopyOfTree:
             self._nursery.stdin.close()
             self._nursery.wait()
 
-    def simulate(self, seeds: Sequence[int], *, timeout_s: float, passed_over: Collection[int] = ()) -> MutantFinding:
+    def simulate(
+        self, seeds: Sequence[int], *, timeout_s: float, tenants: bool = False, passed_over: Collection[int] = ()
+    ) -> MutantFinding:
         """The first of the seeds that fails, or takes more CPU than `timeout_s`; one that is `passed_over` never does.
 
         A fault with which the product does not even begin in the simulator is found by the first seed.
         """
         began = time.monotonic()
         wanted = [seed for seed in seeds if seed not in passed_over]
-        for seed, violation in self.seeds(wanted, timeout_s=timeout_s):
+        for seed, violation in self.seeds(wanted, timeout_s=timeout_s, tenants=tenants):
             if violation is not None:
                 return MutantFinding(f"seed {seed}", violation, time.monotonic() - began)
         return MutantFinding(None, f"{len(wanted)} seeds held", time.monotonic() - began)
 
-    def seeds(self, seeds: Sequence[int], *, timeout_s: float) -> Iterator[tuple[int, str | None]]:
+    def seeds(
+        self, seeds: Sequence[int], *, timeout_s: float, tenants: bool = False
+    ) -> Iterator[tuple[int, str | None]]:
         """Each seed in order with what it breaks, a hang and a crash of the simulator included."""
         program = (
             "import json, sys; from simulation.__main__ import _report\n"
-            "for seed in json.loads(sys.argv[1]): _report(seed)"
+            f"for seed in json.loads(sys.argv[1]): _report(seed, tenants={tenants})"
         )
         left = list(seeds)
         while left:
