@@ -1,30 +1,24 @@
 """`headway serve` with the real engine, and the unmodified SDK of the Tinker API as its client."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.e2e.processes import ROOT, Launched, Launcher, marked, until
+from tests.e2e.processes import ROOT, Launcher, marked, until
 from tests.e2e.run_files import free_ports
-from tests.learner.tenants.server_process import PROGRAMS
+from tests.e2e.tinker_serving import NAME, answer_of, answers, client, is_ready, kill, started
 from tests.learner.tenants.tiny import make_tiny_model
 from tests.protocol.tinker.sdk import sdk_python
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-NAME = "tiny/qwen"
 TWICE = """
 from env_service.environments.interface import Opening, Step, Verification
 from env_service.environments.rules import Rules
@@ -43,42 +37,6 @@ class Twice:
             return Step(" again: ", reward=float(len(action.text) % 2))
         return Step(verification=Verification("exact_match", {"answer": action.text}))
 """
-
-
-def started(launcher: Launcher, folder: Path) -> tuple[Launched, dict[str, str]]:
-    """The command, and what it tells a client to set."""
-    (port,) = free_ports(1)
-    options = ("--port", str(port), "--name", NAME, "--run.directory", str(folder / "runs"))
-    serve = launcher("headway", "serve", str(folder / NAME), *options)
-    said = until(
-        lambda: re.findall(r"^export (TINKER_\w+)=(\S+)$", serve.text(), re.MULTILINE),
-        what="the lines for a client", timeout_s=600, during=(serve,),
-    )  # fmt: skip
-    until(lambda: f"base model: {NAME}\n" in serve.text(), what="the last of them", during=(serve,))
-    return serve, dict(said)
-
-
-@contextmanager
-def client(program: str, told: dict[str, str], *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    command = [str(sdk_python()), "-W", "ignore", str(PROGRAMS / program), *arguments]
-    with subprocess.Popen(
-        command, env={**os.environ, **told}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
-
-
-def answers(program: str, told: dict[str, str], *arguments: str) -> Any:
-    with client(program, told, *arguments) as running:
-        return answer_of(running)
-
-
-def answer_of(running: "subprocess.Popen[str]") -> Any:
-    said, complaints = running.communicate(timeout=600)
-    assert running.returncode == 0, complaints[-3000:]
-    return json.loads(said)
 
 
 def test_a_client_trains_and_samples_and_both_sides_say_the_same(launcher: Launcher, tmp_path: Path) -> None:
@@ -170,16 +128,3 @@ def trains_asynchronously(launcher: Launcher, told: dict[str, str], folder: Path
     # One from the verifier for each conversation, and of its first turn what differs between them.
     assert all(1.0 <= float(reward) <= 2.0 for _, reward in said)
     assert any(float(reward) not in (1.0, 2.0) for _, reward in said), "groups whose rewards differ are trained"
-
-
-def kill(launcher: Launcher, name: str) -> None:
-    (found,) = [pid for pid, words in marked(launcher.mark).items() if f"/{name} --model" in words]
-    os.kill(found, signal.SIGKILL)
-
-
-def is_ready(told: dict[str, str]) -> bool:
-    try:
-        urllib.request.urlopen(f"{told['TINKER_BASE_URL']}/readyz", timeout=2).close()
-    except OSError:
-        return False
-    return True
