@@ -205,7 +205,7 @@ class OperationLog:
         return file
 
     def _lost_samples(self) -> list[tuple[str, str]]:
-        """Those that the files of former lives know of."""
+        """Samples that the files of former lives know of."""
         return [(session, name) for session, names in self.recovered.samples.items() for name in names]
 
     def _recover(self) -> RecoveredLog:
@@ -231,13 +231,18 @@ def _matched(path: Path) -> str:
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole records; a torn tail is cut off, since it would hide all that follows it."""
+    """Whole records; a torn tail is cut off, since it would hide all that follows it.
+
+    They are on the disk in the end: a life that was killed may have left some that were on their way there, and a retry
+    of these is told that they were accepted.
+    """
     end = 0
     for kind, payload, _, following in scan(path):
         yield kind, payload
         end = following
-    if end < path.stat().st_size:
-        AppendFile(path, end=end).close()
+    file = AppendFile(path, end=end)
+    file.sync()
+    file.close()
 
 
 def _recover_record(recovered: RecoveredLog, segment: _LogSegment, kind: int, payload: bytes) -> None:

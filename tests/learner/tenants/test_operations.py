@@ -67,6 +67,29 @@ async def test_a_record_that_a_death_cut_in_two_hides_nothing(tmp_path: Path) ->
     assert set((await recovered(tmp_path)).recovered.operations) == {("m", 1), ("m", 2)}
 
 
+async def test_what_a_killed_life_left_on_its_way_to_the_disk_is_there_before_the_next_one_knows_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry of it is told that it was accepted: a machine that lost power then must not have lost it."""
+    path = tmp_path / "operations-00000000.log"
+    log = OperationLog(tmp_path)
+    await log.operation(operation(1))
+    await log.close()
+    with path.open("ab") as file:
+        file.write(framed(2, b'["m", 2, "optim_step", "digest"]\nbody'))  # and killed before its sync
+    synced: dict[str, int] = {}
+    real = os.fdatasync
+
+    def noted(handle: int) -> None:
+        real(handle)
+        synced[os.readlink(f"/proc/self/fd/{handle}")] = os.fstat(handle).st_size
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    log = await recovered(tmp_path)
+    assert log.recovered.operations[("m", 2)] == operation(2)
+    assert synced[str(path)] == path.stat().st_size
+
+
 async def test_what_the_disk_refused_is_not_found_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = OperationLog(tmp_path)
     await log.operation(operation(1))
