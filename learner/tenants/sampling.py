@@ -54,7 +54,7 @@ class Sampler(Protocol):
 
 @dataclass
 class _SampleEnd:
-    """What a client is told of a sample; `future` has its result, None for one that a former life accepted.
+    """The end of a sample as its client is told of it; `future` has its result, None for a sample of a former life.
 
     `known`: the client has heard that it is lost, in another way.
     """
