@@ -57,8 +57,9 @@ class TenantHabits:
 
 @dataclass(frozen=True)
 class TenantWorld:
-    """What clients share. `others` names ids of a tenant other than the named one; `broken` is told which promise was
-    not kept, and how; `seen` that an answer was; `excused`: a server's error may be one of its disk.
+    """The part of the world that clients share. `others` names ids of tenants other than the named one; `broken` is
+    told which promise was not kept, and how; `seen` that an answer was; `excused`: a server's error may be one of its
+    disk.
     """
 
     learner: str
@@ -131,7 +132,7 @@ class LostSample(RuntimeError):
 
 
 class StubTenantClient:
-    """One life of a client."""
+    """A life of a client."""
 
     def __init__(self, notes: TenantNotes, world: TenantWorld) -> None:
         self._notes, self._world, self._dice = notes, world, notes.dice
@@ -365,7 +366,7 @@ class StubTenantClient:
 
     def _was_given_up(self, payload: bytes) -> bool:
         """No generator has answered for long: the SDK's caller would try again."""
-        return json.loads(payload).get("category") == "server"
+        return bool(json.loads(payload).get("category") == "server")
 
     def _judge_sample(self, sample: AskedSample, content_type: str, payload: bytes) -> None:
         if content_type != PROTOBUF:
@@ -456,7 +457,7 @@ class StubTenantClient:
             pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
 
     async def _refused(self, route: str, answer: tuple[int, str, bytes]) -> None:
-        """What was right is never refused."""
+        """Nothing that was right is refused."""
         self._world.broken("answers", f"{self._notes.name}'s {route} gets {answer[0]} {answer[2][:200]!r}")
         await asyncio.Event().wait()
 
@@ -495,10 +496,7 @@ class StubTenantClient:
 def _candidates(sample: AskedSample) -> list[SavedMark]:
     """Weights that may sample: those of a snapshot; of an inflight target those and what was saved later."""
     if sample.model is None or sample.mark is None:
-        return [SavedMark(0, 0, BASE_MARK, _NOBODY)]
+        return [SavedMark(0, 0, BASE_MARK)]
     if sample.kind == "snapshot":
         return [sample.mark]
     return [mark for mark in sample.model.marks["inflight"] if mark.seq_id >= sample.mark.seq_id]
-
-
-_NOBODY: Any = None

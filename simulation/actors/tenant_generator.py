@@ -47,7 +47,7 @@ def token_of(mark: bytes, prompt: tuple[int, ...], *, place: int, number: int) -
 
 @dataclass
 class StubAdapterGenerator:
-    """One life of it. `token_s` is the mean time of a token."""
+    """A life of it. `token_s` is the mean time of a token."""
 
     name: str
     learner: str

@@ -3,7 +3,7 @@ client has to be answered, whatever happens to the learner.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ class ExpectedAnswer:
 
     metrics: dict[str, float] = field(default_factory=dict)
     logprobs: tuple[np.ndarray[Any, Any], ...] = ()
-    fields: dict[str, object] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
     error: str = ""
 
     def fault_of(self, content_type: str, payload: bytes) -> str:
@@ -103,7 +103,6 @@ class SavedMark:
     seq_id: int
     steps: int
     chain: bytes
-    by: PlannedOperation
 
 
 @dataclass
@@ -184,7 +183,7 @@ class TwinModel:
         """Weights for a sampling session, which the answer names."""
         body = {"kind": kind, "sampling_session_seq_id": number}
         operation = self._planned("save_weights_for_sampler", body, ExpectedAnswer())
-        self.marks[kind].append(SavedMark(operation.seq_id, self.adapter.steps, self.adapter.chain, operation))
+        self.marks[kind].append(SavedMark(operation.seq_id, self.adapter.steps, self.adapter.chain))
         return operation
 
     def _planned(self, kind: str, body: bytes | dict[str, Any], expected: ExpectedAnswer) -> PlannedOperation:

@@ -1,4 +1,4 @@
-"""One run of tenants: clients, the learner that serves them, generators; from its first to its last moment under the
+"""A run of tenants: clients, the learner that serves them, generators; from its first to its last moment under the
 promises of the service.
 """
 
@@ -57,7 +57,7 @@ def _begin(stage: Stage, scenario: TenantScenario) -> list[TenantNotes]:
     config = _config(stage, scenario, keys)
     stage.cluster.add(Service(name=LEARNER, host=LEARNER, make=lambda again: _learner(config)))
     for index in range(scenario.generators):
-        _add(stage, f"gen-{index}", lambda index=index: _generator(f"gen-{index}", scenario))  # type: ignore[misc]
+        _add(stage, f"gen-{index}", lambda index=index: _generator(f"gen-{index}", scenario))
     world = TenantWorld(
         learner=_LEARNER_URL,
         others=lambda name: [each for other in notes if other.name != name for each in other.ids()],
@@ -67,7 +67,7 @@ def _begin(stage: Stage, scenario: TenantScenario) -> list[TenantNotes]:
     )
     for each in notes:
         stage.world.note(each.name, str(each.habits))
-        _add(stage, each.name, lambda each=each: StubTenantClient(each, world).serve)  # type: ignore[misc]
+        _add(stage, each.name, lambda each=each: StubTenantClient(each, world).serve)
     return notes
 
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from simulation.actors.cluster import LEARNER
 from simulation.actors.tenant_client import TenantHabits
@@ -79,13 +80,15 @@ def tenant_scenario_of(seed: int) -> TenantScenario:
         faults.append(ScheduledFault(_moment(dice, lasts_s), kind, "", lasts))
     deaf = random.Random(f"a client that hears nothing of {seed}")
     if deaf.random() < _SELDOM:
-        faults += _while_cut_off(deaf, _moment(deaf, lasts_s), client=deaf.choice(_names(scenario)))
+        polling = [name for name, each in zip(_names(scenario), clients, strict=True) if each.polls]
+        client = deaf.choice(polling or _names(scenario))
+        faults += _while_cut_off(deaf, _moment(deaf, lasts_s), client=client)
     return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
 def _while_cut_off(dice: random.Random, at: float, *, client: str) -> list[ScheduledFault]:
     """Two lives of the learner go by of which a client hears nothing."""
-    between_s = dice.choice((3.0, 12.0))
+    between_s = dice.choice((6.0, 25.0))
     return [
         ScheduledFault(round(at - 0.2, 3), "cut off", client, 2 * between_s + 5.0),
         ScheduledFault(at, "kill", LEARNER),
@@ -143,12 +146,11 @@ def smaller_tenants(scenario: TenantScenario) -> Iterator[TenantScenario]:
         for index in range(len(clients)):
             yield replace(scenario, clients=clients[:index] + clients[index + 1 :])
     for index, habits in enumerate(clients):
-        for name in ("odd", "nosy", "impatience", "models", "samples", "rewrites"):
-            plain = int(name == "models")
-            if getattr(habits, name) != plain:
-                yield replace(
-                    scenario, clients=(*clients[:index], replace(habits, **{name: plain}), *clients[index + 1 :])
-                )
+        plain: dict[str, Any] = dict.fromkeys(("odd", "nosy", "impatience", "samples", "rewrites"), 0.0)
+        for name, value in {**plain, "models": 1}.items():
+            if getattr(habits, name) != value:
+                fewer = replace(habits, **{name: value})
+                yield replace(scenario, clients=(*clients[:index], fewer, *clients[index + 1 :]))
         if habits.moves > 1:
             yield replace(
                 scenario, clients=(*clients[:index], replace(habits, moves=habits.moves - 1), *clients[index + 1 :])

@@ -20,7 +20,7 @@ VICTIMS = ("learner", "learner", "generator")
 STEPS_PER_KILL = 20
 """Of a client, so that it works while all of them come."""
 LOSS_TOKENS = 39
-"""Whose sum is a loss of `history.py`."""
+"""Tokens whose sum is a loss of `history.py`."""
 WITHIN = 1e-6
 """Of a token's loss: a replay may pack other rows together, and sums are then rounded in another way."""
 END_S = 3600.0
