@@ -466,6 +466,13 @@ def _too_long(
             )
     if not isinstance(learner, LearnerConfig) or learner.learns_from_files:
         return
+    if learner.tinker.enabled:  # it has no rollouts
+        if (told := learner.tinker.context_tokens or 0) > most:
+            yield (
+                f"[learner] tinker.context_tokens is {told}, and {takes}: clients would be told more than generators "
+                "take; lower the first, or raise the second"
+            )
+        return
     completion = learner.rollouts.max_tokens
     prompt = looked.longest if looked and looked.longest and looked.longest.tokens else None
     if completion >= most:

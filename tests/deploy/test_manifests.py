@@ -5,24 +5,25 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tokenizers import Tokenizer, models
 
 from learner.config import LearnerConfig
 from services.process import FINISH_S
 from tests.deploy.chart import RENDER
-from tests.deploy.manifest_checks import Manifests, faults
+from tests.deploy.manifest_checks import Manifests, faults, jobs_of
+from tests.deploy.pod_settings import check_settings, run_at
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "deploy/k8s"
 VALUES = sorted(path.name for path in (K8S / "values").glob("*.yaml"))
-ON_TOP_OF_GPU = {"rdma.yaml", "host-network.yaml"}
-GIVEN = {"Secret": ("headway-keys", "headway-tls"), "PersistentVolumeClaim": ("runs", "models")}
+ON_TOP_OF_GPU = {"rdma.yaml", "host-network.yaml", "jobs.yaml", "jobset.yaml"}
+CUSTOM = ("ServiceMonitor", "PrometheusRule", "JobSet")
+"""Kinds that are not Kubernetes' own, and whose schemas the validator has not."""
+GIVEN = {"Secret": ("headway-keys", "headway-tls", "headway-tinker-keys"), "PersistentVolumeClaim": ("runs", "models")}
 """Objects that a person makes before."""
 OLDEST, NEWEST = "1.28", "1.37"
 VALIDATOR = "kubernetes-validate==1.37.0"
@@ -50,29 +51,16 @@ def committed(request: pytest.FixtureRequest) -> Manifests:
 
 def test_what_is_committed_is_what_the_chart_renders(helm: Path, tmp_path: Path) -> None:
     RENDER.write(tmp_path)
-    for name in ("cpu.yaml", "gpu.yaml", "values.yaml"):
-        ours = (RENDER.CHART if name == "values.yaml" else K8S) / name
+    for name in ("cpu.yaml", "gpu.yaml", "values.yaml", *RENDER.copies()):
+        ours = (K8S if name in ("cpu.yaml", "gpu.yaml") else RENDER.CHART) / name
         assert ours.read_text() == (tmp_path / name).read_text(), f"{name} is old: make manifests"
+    copied = {f"files/dashboards/{path.name}" for path in (RENDER.CHART / "files/dashboards").iterdir()}
+    assert copied | {"files/rules.yml"} == RENDER.copies().keys()
 
 
 def test_the_chart_has_nothing_for_its_linter_to_say(helm: Path) -> None:
     done = subprocess.run([helm, "lint", "--strict", RENDER.CHART], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--set", "generator.replica=2"), "additional properties 'replica' not allowed"),
-        (("--set", "image.tag=latest"), "/image/tag"),
-        (("--set", "learner.pods=2,run.demo=false"), "ReadWriteMany"),
-        (("--set", "envService.resources.limits.memory=much"), "/envService/resources/limits/memory"),
-    ],
-)
-def test_values_that_make_no_sense_are_refused(helm: Path, words: tuple[str, ...], said: str) -> None:
-    with pytest.raises(subprocess.CalledProcessError) as caught:
-        RENDER.template(words=words)
-    assert said in caught.value.stderr
 
 
 def test_every_documented_set_of_values_renders_without_faults(rendered: dict[str, str]) -> None:
@@ -86,13 +74,15 @@ def test_the_manifests_are_valid_in_the_oldest_and_the_newest_kubernetes(
 ) -> None:
     folder = _validator()
     documents = {part for text in rendered.values() for part in text.split("\n---\n") if "kind: " in part}
-    known = [part for part in documents if "kind: ServiceMonitor\n" not in part]
+    known = [part for part in documents if not any(f"kind: {kind}\n" in part for kind in CUSTOM)]
+    sets = [yaml.safe_load(part) for part in documents if "\nkind: JobSet\n" in part]
+    known += [yaml.safe_dump(job) for one in sets for job in jobs_of(one)]
     (tmp_path / "all.yaml").write_text("\n---\n".join(known))
     (tmp_path / "wrong.yaml").write_text("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x, colour: red}\n")
     validate = [sys.executable, "-m", "kubernetes_validate", "--strict", "-k", version]
 
-    done = _run_at(tmp_path, [*validate, "all.yaml"], PYTHONPATH=str(folder))
-    wrong = _run_at(tmp_path, [*validate, "wrong.yaml"], PYTHONPATH=str(folder))
+    done = run_at(tmp_path, [*validate, "all.yaml"], PYTHONPATH=str(folder))
+    wrong = run_at(tmp_path, [*validate, "wrong.yaml"], PYTHONPATH=str(folder))
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("passed") == len(known) > 50
@@ -113,13 +103,6 @@ def _validator() -> Path:
             pytest.skip(f"needs {VALIDATOR}, which pip cannot fetch")
         partial.rename(folder)
     return folder
-
-
-def _run_at(folder: Path, words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-    return subprocess.run(
-        words, cwd=folder, env={**clean, **environment}, capture_output=True, text=True, timeout=200, check=False
-    )
 
 
 def test_the_committed_manifests_fit_together(committed: Manifests) -> None:
@@ -200,7 +183,7 @@ def test_each_process_gets_its_own_secrets_alone(committed: Manifests) -> None:
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
 def test_the_processes_accept_the_settings_that_their_pods_give_them(name: str, tmp_path: Path) -> None:
     manifests = _read((K8S / f"{name}.yaml").read_text(encoding="utf-8"))
-    check = _check_settings(manifests, tmp_path, hosts=())
+    check = check_settings(manifests, tmp_path, hosts=())
     if name == "gpu":
         mistaken = check(HEADWAY_GENERATOR__ENGINE__MAX_MODEL_LEN="6145", HEADWAY_LEARNER__WEIGHTS__PORT="7300")
         assert mistaken.returncode == 2
@@ -210,51 +193,20 @@ def test_the_processes_accept_the_settings_that_their_pods_give_them(name: str, 
 
 def test_the_processes_accept_the_settings_of_pods_with_certificates(rendered: dict[str, str], tmp_path: Path) -> None:
     hosts = ("headway-learner", "headway-reward-service", "*.headway-generator.default.svc")
-    _check_settings(_read(rendered["tls.yaml"]), tmp_path, hosts=hosts)
+    check_settings(_read(rendered["tls.yaml"]), tmp_path, hosts=hosts)
 
 
-def _check_settings(
-    manifests: Manifests, folder: Path, *, hosts: tuple[str, ...]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """As `headway check` sees them: all variables, the ConfigMap's file, and keys made as the notes say.
-
-    Returns what checks once more, with further variables.
-    """
-    headway = str(Path(sys.executable).with_name("headway"))
-    keys = [headway, "keys", "keys", "--env-service", "environments", *(("--host", *hosts) if hosts else ())]
-    assert _run_at(folder, keys).returncode == 0
-    if hosts:
-        (folder / "keys/tls").rename(folder / "tls")
-    run_file = manifests.find("ConfigMap", "headway-run")
-    assert run_file is not None
-    (folder / "run.toml").write_text(run_file["data"]["run.toml"])
-    for model in {"models/addition", "models/base"}:
-        _make_model(folder / model)
-    task = {"prompt": "1+1=", "verifier": "math", "arguments": {"answer": "2"}}
-    (folder / "models/mathematics.jsonl").write_text(json.dumps(task) + "\n")
-    variables: dict[str, str] = {}
-    for load in manifests.workloads():
-        for env in (env for one in load.serving for env in one["env"] if env["name"].startswith("HEADWAY_")):
-            value = env["value"].replace("/headway/", f"{folder}/").replace("$(POD_NAME)", "pod-0")
-            assert variables.setdefault(env["name"], value) == value, f"two pods differ in {env['name']}"
-
-    def check(**more: str) -> subprocess.CompletedProcess[str]:
-        return _run_at(folder, [headway, "check", "run.toml", "--elsewhere"], **{**variables, **more})
-
-    checked = check()
-    assert (checked.returncode, checked.stderr) == (0, "")
-    assert "good for learner, generator, reward-service, env-service\n" in checked.stdout
-    return check
-
-
-def _make_model(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 6144, "vocab_size": 16}))
-    vocabulary = {"<unk>": 0, "1": 1, "<eos>": 2}
-    Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
-    words = {"chat_template": "{{ messages[0].content }}", "eos_token": "<eos>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(words))
-    (folder / "model.safetensors").write_bytes(b"\0" * 16)
+def test_the_processes_accept_the_settings_of_a_server_of_the_tinker_api(
+    rendered: dict[str, str], tmp_path: Path
+) -> None:
+    served = ("learner", "generator")
+    (tmp_path / "tenants").mkdir()
+    (tmp_path / "tenants/tinker-keys.json").write_text('{"keys": []}')
+    (tmp_path / "tenants/tinker-keys.json").chmod(0o600)
+    check = check_settings(_read(rendered["tinker.yaml"]), tmp_path, hosts=(), processes=served)
+    mistaken = check(HEADWAY_LEARNER__TINKER__CONTEXT_TOKENS="129")
+    assert mistaken.returncode == 2
+    assert "tinker.context_tokens is 129, and [generator] engine.max_model_len is 128" in mistaken.stderr
 
 
 def test_a_pod_has_more_time_to_end_than_its_process_takes(committed: Manifests) -> None:
@@ -268,8 +220,7 @@ def test_a_pod_has_more_time_to_end_than_its_process_takes(committed: Manifests)
 
 def test_composes_learner_has_more_time_to_end_than_it_takes() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
-    for name in ("learner", "learner-gpu"):
-        assert float(services[name]["stop_grace_period"].removesuffix("s")) >= FINISH_S + 8
+    assert float(services["learner"]["stop_grace_period"].removesuffix("s")) >= FINISH_S + 8
 
 
 def test_what_may_be_called_outside_may_be_so_by_every_process_that_calls(helm: Path) -> None:

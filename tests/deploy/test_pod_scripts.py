@@ -6,7 +6,9 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 
@@ -84,6 +86,117 @@ def test_a_signal_reaches_the_command_whose_end_then_counts() -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+TRAP = "trap 'exit 0' TERM; echo on; while :; do sleep 0.1; done"
+"""A process that ends in order when it is told to."""
+
+
+def _started(*words: str) -> "subprocess.Popen[str]":
+    """One that runs TRAP by now."""
+    process = _start(*words, "sh", "-c", TRAP)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "on\n"
+    return process
+
+
+def test_a_learner_of_a_job_tells_those_beside_it_and_all_end_with_0() -> None:
+    port = _free_port()
+    beside = _started("--with", f"http://127.0.0.1:{port}")
+    learner = _start("--answer", str(port), "--for", "20", "true")
+    try:
+        told = beside.communicate(timeout=60)[0]
+        assert (beside.returncode, learner.wait(timeout=60)) == (0, 0)
+        assert told == f"the learner at http://127.0.0.1:{port} says that the run is over: this process ends, too\n"
+    finally:
+        for process in (beside, learner):
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def test_one_that_ends_badly_once_the_run_is_over_is_no_fault() -> None:
+    port = _free_port()
+    learner = _start("--answer", str(port), "true")
+    try:
+        until(lambda: _status(port, "/healthz") == 200, what="an answer", timeout_s=60)
+        beside = _start(
+            "--with", f"http://127.0.0.1:{port}", "sh", "-c", "trap 'exit 9' TERM; while :; do sleep 0.1; done"
+        )
+        assert "it ended with 9, which is no fault now\n" in beside.communicate(timeout=60)[0]
+        assert beside.returncode == 0
+    finally:
+        learner.kill()
+        learner.communicate()
+
+
+def test_nobody_waits_for_ever_for_a_learner_that_is_gone() -> None:
+    port = _free_port()
+    beside = _started("--with", f"http://127.0.0.1:{port}", "--patience", "1")
+    assert beside.communicate(timeout=60) == (
+        f"no learner has answered at http://127.0.0.1:{port} for 1 s: this process ends, too\n", None,
+    )  # fmt: skip
+    assert beside.returncode == 0
+
+
+def test_a_learner_that_waits_or_errs_is_waited_for_however_long() -> None:
+    asked: list[str] = []
+
+    class Waiting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = b'{"ready": false, "waiting_for": ["a generator"]}' if len(asked) % 2 else b"<h1>oh</h1>"
+            self.send_response(503)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Waiting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        beside = _started("--with", f"http://127.0.0.1:{server.server_port}", "--patience", "3")
+        try:
+            until(lambda: len(asked) >= 4, what="four questions", timeout_s=120)
+            assert beside.poll() is None
+            assert set(asked) == {"/readyz"}
+        finally:
+            beside.terminate()  # killed, it would leave its command behind, which holds the pipe
+            beside.communicate(timeout=60)
+            server.shutdown()
+
+
+@pytest.mark.parametrize("words", [("--for", "10"), ("--with", "http://127.0.0.1:9")])
+def test_a_job_is_not_done_when_its_node_is_drained(words: tuple[str, str]) -> None:
+    process = _started(*words)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_those_beside_a_learner_believe_only_the_ca_that_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    for folder in (ours, other):
+        folder.mkdir()
+        authority = Authority.new()
+        authority.write(folder)
+        authority.issue(folder, "learner", hosts=())
+    monkeypatch.setenv("HEADWAY_LEARNER__HTTP__TLS_CERT_FILE", str(ours / "learner.pem"))
+    monkeypatch.setenv("HEADWAY_LEARNER__HTTP__TLS_KEY_FILE", str(ours / "learner.key"))
+    port = _free_port()
+    learner = _start("--answer", str(port), "true")
+    try:
+        trusted = ssl.create_default_context(cafile=ours / "ca.pem")
+        until(lambda: _https_status(port, trusted) == 200, what="an answer", timeout_s=60)
+        url = f"https://localhost:{port}"
+        good = _started("--with", url, "--ca", str(ours / "ca.pem"))
+        bad = _started("--with", url, "--ca", str(other / "ca.pem"), "--patience", "1")
+        assert "says that the run is over" in good.communicate(timeout=60)[0]
+        assert "no learner has answered" in bad.communicate(timeout=60)[0]
+    finally:
+        learner.kill()
+        learner.communicate()
 
 
 def _status(port: int, path: str) -> int:

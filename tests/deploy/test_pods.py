@@ -38,7 +38,7 @@ def pod_images(engine: ContainerEngine, images: dict[str, Any]) -> Iterator[dict
     with pytest.MonkeyPatch.context() as patch:
         for name, value in engine.environment.items():
             patch.setenv(name, value)
-        yield {f"headway/{name}:0.1.0": f"{IMAGES}/{name}" for name in images}
+        yield {f"localhost/headway/{name}:0.1.0": f"{IMAGES}/{name}" for name in images}
 
 
 @pytest.mark.compose
@@ -67,7 +67,8 @@ def test_a_learner_of_two_pods_goes_on_with_certificates_when_one_of_them_has_di
     pod_images: dict[str, str], helm: Path, tmp_path: Path
 ) -> None:
     """Rendered with `values/tls.yaml`; the ranks meet by torchrun, and end together."""
-    values = "learner.pods=2,run.demo=false,storage.runs.accessModes={ReadWriteMany}"
+    shared = ",".join(f"storage.{name}.accessModes={{ReadWriteMany}}" for name in ("runs", "models"))
+    values = f"learner.pods=2,run.demo=false,{shared}"
     cluster = _cluster(RENDER.template("tls.yaml", words=("--set", values)), pod_images, tmp_path)
     run = RunFolder(tmp_path / "claims/headway-runs/addition")
     with cluster:
@@ -107,7 +108,9 @@ def _cluster(text: str, images: dict[str, str], folder: Path) -> PodCluster:
         name=f"hwpods-{uuid.uuid4().hex[:6]}",
         secrets=_secrets(folder),
         images=images,
-        on_top={f"headway/{name}:0.1.0": _dependencies(f"{IMAGES}/{name}") for name in ("learner", "generator")},
+        on_top={
+            f"localhost/headway/{name}:0.1.0": _dependencies(f"{IMAGES}/{name}") for name in ("learner", "generator")
+        },
     )
 
 

@@ -1,4 +1,4 @@
-{{/* Every helper takes (dict "root" $ "of" COMPONENT): COMPONENT is learner, learner-ranks, generator, reward-service or env-service. */}}
+{{/* Every helper takes (dict "root" $ "of" COMPONENT): COMPONENT is learner, learner-ranks, generator, reward-service or env-service. The pods' helpers also take what workloads.yaml knows of each component: see there. */}}
 
 {{- define "headway.name" -}}
 {{ .root.Release.Name | trunc 40 | trimSuffix "-" }}-{{ .of }}
@@ -17,7 +17,8 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 
 {{- define "headway.image" -}}
-{{ with .root.Values.image.registry }}{{ . }}/{{ end }}headway/{{ .of | replace "learner-ranks" "learner" }}:{{ .root.Values.image.tag }}
+{{- $of := .of | replace "learner-ranks" "learner" }}
+{{- with .root.Values.image.registry }}{{ . }}/{{ end }}headway/{{ $of }}:{{ .root.Values.image.tag }}{{ with get .root.Values.image.digests $of }}@{{ . }}{{ end }}
 {{- end }}
 
 {{/* http or https, and the same in capitals for probes. */}}
@@ -28,16 +29,27 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 serviceAccountName: {{ include "headway.name" (dict "root" .root "of" "pods") }}
 automountServiceAccountToken: false
 enableServiceLinks: false
-{{- if .root.Values.priority.create }}
+{{- with .values.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- if .values.priorityClassName }}
+priorityClassName: {{ .values.priorityClassName }}
+{{- else if .root.Values.priority.create }}
 priorityClassName: {{ include "headway.name" (dict "root" .root "of" .priority) }}
 {{- end }}
-terminationGracePeriodSeconds: {{ .grace }}
+terminationGracePeriodSeconds: {{ .values.gracePeriodSeconds | default .grace }}
 securityContext:
   runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
+  {{- with .root.Values.user.uid }}
+  runAsUser: {{ int . }}
+  {{- end }}
+  {{- with .root.Values.user.gid }}
+  runAsGroup: {{ int . }}
+  {{- end }}
+  {{- with .root.Values.user.fsGroup }}
+  fsGroup: {{ int . }}
   fsGroupChangePolicy: OnRootMismatch
+  {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
@@ -51,12 +63,46 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- with .values.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- include "headway.affinity" . }}
 topologySpreadConstraints:
   - maxSkew: 1
     topologyKey: kubernetes.io/hostname
     whenUnsatisfiable: ScheduleAnyway
     labelSelector:
       matchLabels: {{- include "headway.selector" . | nindent 8 }}
+{{- end }}
+
+{{/* The component's own affinity; else, where the claim of models is for one node, the node of the learner, which mounts it, too. */}}
+{{- define "headway.affinity" -}}
+{{- $models := .root.Values.storage.models }}
+{{- $one := and (not $models.existingClaim) (not (has "ReadWriteMany" $models.accessModes)) (not (has "ReadOnlyMany" $models.accessModes)) }}
+{{- if .values.affinity }}
+affinity: {{- toYaml .values.affinity | nindent 2 }}
+{{- else if and $one (ne .of "learner") }}
+affinity:
+  podAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels: {{- include "headway.selector" (dict "root" .root "of" "learner") | nindent 12 }}
+{{- end }}
+{{- end }}
+
+{{/* A pod's metadata: labels of its own beside those that select it. */}}
+{{- define "headway.metadata" -}}
+{{- $labels := include "headway.labels" . | fromYaml }}
+{{- range $name, $_ := .values.labels }}
+{{- if hasKey $labels $name }}
+{{- fail (printf "%s.labels: %s is the chart's own, by which its pods are found: take another name" $.key $name) }}
+{{- end }}
+{{- end }}
+labels: {{- merge $labels .values.labels | toYaml | nindent 2 }}
+{{- $annotations := deepCopy .values.annotations }}
+{{- if eq .root.Values.workload.as "sets" }}{{ $_ := set $annotations "checksum/config" (include (print .root.Template.BasePath "/config.yaml") .root | sha256sum) }}{{ end }}
+{{- with .root.Values.keys.revision }}{{ $_ := set $annotations "headway/keys-revision" . }}{{ end }}
+{{- with $annotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* Of pods with GPUs, which may be on the host's network. */}}
@@ -117,36 +163,51 @@ lifecycle:
     exec: {command: [sleep, "3"]}
 {{- end }}
 
-{{/* Variables: (dict "name" VALUE ...), sorted by name, values as text. */}}
+{{/* A container's variables: those that the chart sets (.env, name: value), those of the component's values, which go before them, and all of .root.Values.network's. No secret may be among them. */}}
 {{- define "headway.env" -}}
-{{- range $name, $value := . }}
+{{- $own := .values.env }}
+{{- range $name, $value := $own }}
+{{- if regexMatch "(TOKEN|PASSWORD|SECRET|API_KEY)$" $name }}
+{{- fail (printf "%s.env: %s would be in the open: put it into a Secret, and name that in %s.envFrom" $.key $name $.key) }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := merge (deepCopy $own) .env (include "headway.http" . | fromYaml) (include "headway.collectives" . | fromYaml) }}
 - {name: {{ $name }}, value: {{ $value | toString | quote }}}
+{{- end }}
+{{- end }}
+
+{{- define "headway.envFrom" -}}
+{{- with .values.envFrom }}
+envFrom: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
 {{/* HTTP of a process: its address, token and certificates, as variables; prefix: HEADWAY_GENERATOR. */}}
 {{- define "headway.http" -}}
 {{- $of := .of | replace "learner-ranks" "learner" }}
-{{- $values := dict (printf "%s__HTTP__HOST" .prefix) "0.0.0.0" (printf "%s__HTTP__TOKEN_FILE" .prefix) (printf "/headway/keys/%s.token" $of) }}
+{{ .prefix }}__HTTP__HOST: 0.0.0.0
+{{ .prefix }}__HTTP__TOKEN_FILE: /headway/keys/{{ $of }}.token
 {{- if .root.Values.tls.enabled }}
-{{- $_ := set $values (printf "%s__HTTP__TLS_CERT_FILE" .prefix) (printf "/headway/tls/%s.pem" $of) }}
-{{- $_ := set $values (printf "%s__HTTP__TLS_KEY_FILE" .prefix) (printf "/headway/tls/%s.key" $of) }}
-{{- $_ := set $values (printf "%s__HTTP__TLS_CA_FILE" .prefix) "/headway/tls/ca.pem" }}
+{{ .prefix }}__HTTP__TLS_CERT_FILE: /headway/tls/{{ $of }}.pem
+{{ .prefix }}__HTTP__TLS_KEY_FILE: /headway/tls/{{ $of }}.key
+{{ .prefix }}__HTTP__TLS_CA_FILE: /headway/tls/ca.pem
 {{- end }}
-{{- include "headway.env" $values }}
 {{- end }}
 
-{{/* NCCL and gloo between pods. */}}
+{{/* NCCL and gloo between pods. Where there are adapters for RDMA, NCCL is to fail without them, and not to take TCP in silence. */}}
 {{- define "headway.collectives" -}}
+{{- if .gpus }}
 {{- $values := deepCopy .root.Values.network.nccl }}
 {{- with .root.Values.network.interface }}
 {{- $_ := set $values "NCCL_SOCKET_IFNAME" . }}
 {{- $_ := set $values "GLOO_SOCKET_IFNAME" . }}
 {{- end }}
-{{- include "headway.env" $values }}
+{{- if .root.Values.network.rdma.resource }}{{ $values = merge $values (dict "NCCL_NET" "IB") }}{{ end }}
+{{- toYaml $values }}
+{{- end }}
 {{- end }}
 
-{{/* Volumes: run.toml, keys (of the Secret, those of `files`), certificates, /tmp; (dict ... "files" (list ...)). */}}
+{{/* Volumes: run.toml, keys (of the Secret, those of `files`), certificates, /tmp, and the component's own; (dict ... "files" (list ...)). */}}
 {{- define "headway.volumes" -}}
 - name: config
   configMap: {name: {{ include "headway.name" (dict "root" .root "of" "run") }}}
@@ -174,6 +235,17 @@ lifecycle:
 - name: models
   persistentVolumeClaim:
     claimName: {{ .root.Values.storage.models.existingClaim | default (include "headway.name" (dict "root" .root "of" "models")) }}
+{{- if .scripts }}
+- name: scripts
+  configMap: {name: {{ include "headway.name" (dict "root" .root "of" "scripts") }}}
+{{- end }}
+{{- range .values.secrets }}
+- name: secret-{{ . }}
+  secret: {secretName: {{ . }}, defaultMode: 0400}
+{{- end }}
+{{- with .values.volumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "headway.mounts" -}}
@@ -184,6 +256,15 @@ lifecycle:
 {{- end }}
 - {name: tmp, mountPath: /tmp}
 - {name: models, mountPath: /headway/models, readOnly: true}
+{{- if .scripts }}
+- {name: scripts, mountPath: /headway/scripts, readOnly: true}
+{{- end }}
+{{- range .values.secrets }}
+- {name: secret-{{ . }}, mountPath: /headway/secrets/{{ . }}, readOnly: true}
+{{- end }}
+{{- with .values.volumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* Waits until the learner's pod has made the demo's model. */}}
