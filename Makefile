@@ -165,18 +165,19 @@ $(SMOLLM2): examples/smollm2/make_model.py | $(INSTALLED)
 
 # Images in containers of the same lock files. A mirror's pip.conf: make images IMAGE_OPTIONS="--secret id=pip,src=pip.conf"
 DOCKER ?= docker
-IMAGES ?= headway
+IMAGES ?= localhost/headway
 IMAGE_OPTIONS ?=
+BASE ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 CYCLONEDX := build/cyclonedx/bin/cyclonedx-py
 CONTENTS := import importlib.metadata as m; print(*sorted({f"{d.name}=={d.version}" for d in m.distributions()}), sep="\n")
 
 .PHONY: images
-images: ## build the four container images headway/PROCESS, and lists of what is in them (SBOM=no: without these)
+images: ## build the four container images localhost/headway/PROCESS (BASE=NAME@DIGEST: on that one), and lists of what is in them (SBOM=no: without these)
 	@for target in reward-service env-service learner generator; do
 		DOCKER_BUILDKIT=1 $(DOCKER) build -f deploy/docker/Dockerfile --target $$target -t $(IMAGES)/$$target -t $(IMAGES)/$$target:$(VERSION) \
-			--build-arg LOCK=$(LOCK) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) $(IMAGE_OPTIONS) .
+			--build-arg LOCK=$(LOCK) --build-arg ACCELERATOR=$(if $(findstring gpu,$(LOCK)),gpu,cpu) $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) $(IMAGE_OPTIONS) .
 	done
 	[ -n "$(findstring --platform,$(IMAGE_OPTIONS))" ] || $(MAKE) --no-print-directory images-check
 	[ "$(SBOM)" = no ] || $(MAKE) --no-print-directory sbom

@@ -1,4 +1,6 @@
-"""Installs a lock file into the environment of the Python that runs this: `python install.py LOCK`.
+"""Installs a lock file into the environment of the Python that runs this: `python install.py LOCK [--without NAMES]`.
+
+NAMES is a file of packages that are left out, one a line.
 
 The lock's CPU build of PyTorch (`torch==…+cpu`) is not on PyPI. The package index is asked as pip is configured
 first; where that has no such build, PyTorch's own index of CPU wheels is asked, too. HEADWAY_TORCH_INDEX names another,
@@ -12,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +25,11 @@ _NO_TORCH = re.compile(r"No matching distribution found for torch\b|[Nn]o versio
 def main(arguments: Sequence[str]) -> int:
     """Exit status 0 if everything is installed; 1 if not, with the installer's own words on stderr."""
     lock = Path(arguments[0])
+    if arguments[1:2] == ["--without"]:
+        with tempfile.TemporaryDirectory() as folder:
+            rest = Path(folder) / lock.name
+            rest.write_text(without(lock, Path(arguments[2])), encoding="utf-8")
+            return main([str(rest)])
     if shutil.which("uv") and not _uv(lock):
         return 0
     failure = _pip(lock)
@@ -35,6 +43,13 @@ def main(arguments: Sequence[str]) -> int:
     if _NO_TORCH.search(failure):
         print(_without_torch(lock, index), file=sys.stderr)
     return 1
+
+
+def without(lock: Path, names: Path) -> str:
+    """The lock's lines but for those of packages that a file names."""
+    left_out = {line.strip() for line in names.read_text(encoding="utf-8").splitlines() if not line.startswith("#")}
+    lines = lock.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if line.partition("==")[0] not in left_out)
 
 
 def _uv(lock: Path) -> str:

@@ -11,11 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What the processes import before they serve.
+# What the processes import before they serve, of the packages; our own code is compiled where it is built.
 _AT_START = (
-    "protocol", "services", "reward_service", "env_service", "headway", "pydantic", "pydantic_core", "fastapi",
-    "starlette", "uvicorn", "aiohttp", "zmq", "msgpack", "numpy", "multidict", "yarl", "prometheus_client", "anyio",
-    "cryptography", "annotated_types", "typing_inspection", "tokenizers", "jinja2",
+    "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "aiohttp", "zmq", "msgpack", "numpy", "multidict",
+    "yarl", "prometheus_client", "anyio", "cryptography", "annotated_types", "typing_inspection", "tokenizers",
+    "jinja2",
 )  # fmt: skip
 # matplotlib, which comes with reasoning-gym, writes PDF with it; nothing here does.
 _UNUSED = ("fontTools",)

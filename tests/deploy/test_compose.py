@@ -41,38 +41,9 @@ def test_only_pages_are_published_and_on_loopback_alone(services: dict[str, Any]
     learner = ["127.0.0.1:${HEADWAY_PORT:-7300}:7300"]
     assert published == {
         "learner": learner,
-        "learner-gpu": learner,
         "prometheus": ["127.0.0.1:${PROMETHEUS_PORT:-9090}:9090"],
         "grafana": ["127.0.0.1:${GRAFANA_PORT:-3000}:3000"],
     }
-
-
-@pytest.mark.parametrize("profile", ["cpu", "watch", "gpu", "gpu-watch"])
-def test_a_profile_by_itself_is_a_whole_run(services: dict[str, Any], profile: str) -> None:
-    started = {name for name, service in services.items() if profile in service.get("profiles", [profile])}
-    gpu, watch = "gpu" in profile, "watch" in profile
-    suffix = "-gpu" if gpu else ""
-    run = {"keys", f"model{suffix}", f"learner{suffix}", f"generator{suffix}", "reward-service", "env-service"}
-    assert started == run | ({"prometheus", "grafana"} if watch else set())
-
-
-def test_without_a_profile_the_cpu_is_meant() -> None:
-    lines = (ROOT / ".env").read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if not line.startswith("#")] == ["COMPOSE_PROFILES=cpu"]
-
-
-@pytest.mark.parametrize("process", ["learner", "generator"])
-def test_on_gpus_the_processes_are_the_same_but_for_their_packages_and_devices(
-    services: dict[str, Any], process: str
-) -> None:
-    cpu, gpu = services[process], services[f"{process}-gpu"]
-    assert gpu["build"]["target"] == process
-    assert gpu["build"]["args"]["LOCK"] == "requirements/gpu.lock"
-    assert gpu["networks"]["private"]["aliases"] == [process], "peers know it by this name"
-    assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
-    assert gpu["command"][:4] == ["--config", "/headway/run.toml", "--devices", "0"]
-    same = ("volumes", "read_only", "cap_drop", "security_opt", "restart", "tmpfs")
-    assert {key: gpu[key] for key in same} == {key: cpu[key] for key in same}
 
 
 def test_what_is_scraped_is_what_the_processes_serve() -> None:
@@ -129,17 +100,16 @@ def test_a_process_has_the_keys_that_its_settings_name_and_no_others(tmp_path: P
 
 def test_only_the_learner_sees_the_run_and_each_process_its_own_keys(services: dict[str, Any]) -> None:
     for name, service in services.items():
-        process = name.removesuffix("-gpu")
         mounted = {source: target for source, target, *_ in (one.split(":") for one in service.get("volumes", ()))}
-        assert ("runs" in mounted) == (process in ("learner", "model")), name
-        if process in PROCESSES:
-            assert {source for source in mounted if source.startswith("keys")} == {f"keys-{process}"}, name
-            assert mounted[f"keys-{process}"] == "/headway/keys"
-        elif process == "keys":
+        assert ("runs" in mounted) == (name in ("learner", "model")), name
+        if name in PROCESSES:
+            assert {source for source in mounted if source.startswith("keys")} == {f"keys-{name}"}, name
+            assert mounted[f"keys-{name}"] == "/headway/keys"
+        elif name == "keys":
             assert {f"keys-{each}": f"/headway/keys/{each}" for each in PROCESSES}.items() <= mounted.items()
 
 
-@pytest.mark.parametrize(("file", "options"), [("run", ()), ("smollm2", ()), ("run", GPU_OPTIONS)])
+@pytest.mark.parametrize(("file", "options"), [("run", ()), ("smollm2", ()), ("run", GPU_OPTIONS), ("tinker", ())])
 def test_the_settings_of_the_containers_fit_together_with_the_keys_that_are_made(
     tmp_path: Path, file: str, options: tuple[str, ...]
 ) -> None:
@@ -175,21 +145,14 @@ def test_what_the_containers_train_is_the_example(file: str, example: str) -> No
         assert ours[process].keys() - demo[process].keys() <= added
 
 
-def test_the_second_compose_file_changes_what_is_trained_and_nothing_else(services: dict[str, Any]) -> None:
-    other = yaml.safe_load((ROOT / "docker-compose.smollm2.yml").read_text(encoding="utf-8"))["services"]
-    assert other.keys() <= services.keys()
-    for service in other.values():
-        assert service.keys() == {"volumes"}
-        for volume in service["volumes"]:
-            assert (ROOT / volume.split(":")[0]).is_file()
-
-
 def test_a_health_check_asks_the_port_that_its_process_listens_on() -> None:
     text = DOCKERFILE.read_text(encoding="utf-8")
     config = tomllib.loads((ROOT / "deploy/docker/run.toml").read_text(encoding="utf-8"))
+    stages = text.split("\nFROM ")
     for process, port in PORTS.items():
+        (stage,) = (stage for stage in stages if stage.splitlines()[0].endswith(f" AS {process}"))
         assert "port" not in config[process]["http"]
-        assert f"ENV HEADWAY_HEALTH_PORT={port}\n" in text.partition(f" AS {process}\n")[2].partition("ENTRYPOINT")[0]
+        assert f"ENV HEADWAY_HEALTH_PORT={port}\n" in stage
 
 
 def test_what_the_small_images_install_is_what_the_project_names() -> None:

@@ -35,7 +35,7 @@ def _wheel(folder: Path, *, name: str, version: str) -> None:
     (folder / "index.html").write_text(f'<a href="{file.name.replace("+", "%2B")}">{file.name}</a>', encoding="utf-8")
 
 
-def _install(python: Path, lock: Path, **settings: str) -> "subprocess.CompletedProcess[str]":
+def _install(python: Path, lock: Path, *words: str, **settings: str) -> "subprocess.CompletedProcess[str]":
     """Runs the set-up with nothing configured but `settings`, and without uv."""
     environment: Mapping[str, str] = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))},
@@ -44,7 +44,7 @@ def _install(python: Path, lock: Path, **settings: str) -> "subprocess.Completed
         **settings,
     }
     return subprocess.run(
-        [str(python), str(_INSTALL), str(lock)], env=environment, capture_output=True, text=True, timeout=120
+        [str(python), str(_INSTALL), str(lock), *words], env=environment, capture_output=True, text=True, timeout=120
     )
 
 
@@ -82,6 +82,20 @@ def test_a_configured_index_is_enough(python: Path, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "asking" not in done.stdout
+
+
+def test_what_a_file_names_is_left_out(python: Path, tmp_path: Path) -> None:
+    for name in ("kept", "kepttoo", "tool"):
+        _wheel(tmp_path / "everyones", name=name, version="1.0")
+    names = tmp_path / "names.txt"
+    names.write_text("# tools\ntool\nkept-not\n", encoding="utf-8")
+    lock = _lock(tmp_path, "kept==1.0\nkepttoo==1.0\ntool==1.0\n")
+
+    done = _install(python, lock, "--without", str(names), PIP_INDEX_URL=(tmp_path / "everyones").as_uri())
+
+    assert done.returncode == 0, done.stderr
+    look = "import importlib.util as u; print([u.find_spec(n) is not None for n in ('kept', 'kepttoo', 'tool')])"
+    assert subprocess.run([str(python), "-c", look], capture_output=True, text=True).stdout == "[True, True, False]\n"
 
 
 def test_without_a_cpu_build_anywhere_the_remedy_is_named(python: Path, tmp_path: Path) -> None:
