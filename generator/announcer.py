@@ -5,8 +5,8 @@ import logging
 
 from generator.serving import Serving
 from protocol.fleet import Announcement, AnnouncementAnswer
-from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceUnreachable
-from services.http.waiting import QUIET_S, Waiting
+from services.http.client import HttpClient, ServiceError, ServiceMistrusted, ServiceRefused, ServiceUnreachable
+from services.http.waiting import QUIET_S, Wait, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ async def _announce_for_a_while(
 ) -> None:
     while True:
         whom, first = f"the learner at {learner}", serving.version is None
-        with waits.wait(whom, quiet_s=QUIET_S, remedy=_NO_LEARNER, blocks_readiness=first):
-            answer = await _announce_once(learner, client, announcement, serving)
+        with waits.wait(whom, quiet_s=QUIET_S, remedy=_NO_LEARNER, blocks_readiness=first) as wait:
+            answer = await _announce_once(learner, client, announcement, serving, wait)
             while answer is None:
                 await asyncio.sleep(_RETRY_S)
-                answer = await _announce_once(learner, client, announcement, serving)
+                answer = await _announce_once(learner, client, announcement, serving, wait)
         await serving.news(within_s=answer.announce_every_s)
 
 
@@ -89,8 +89,9 @@ async def announce_leave(*, learner: str, client: HttpClient, announcement: Anno
 
 
 async def _announce_once(
-    learner: str, client: HttpClient, announcement: Announcement, serving: Serving
+    learner: str, client: HttpClient, announcement: Announcement, serving: Serving, wait: Wait | None = None
 ) -> AnnouncementAnswer | None:
+    """The learner's answer; None if there is none, and why is the remedy of the `wait` that it is for."""
     condition = serving.condition
     version = serving.version if condition == "able" else None
     current = announcement.model_copy(update={"serving_version": version, "condition": condition})
@@ -105,4 +106,14 @@ async def _announce_once(
         return None
     except ServiceError as error:
         logger.debug("the learner does not answer: %s", error)
+        if wait is not None:
+            wait.remedy = str(error) if _is_of_certificates(error) else _NO_LEARNER
         return None
+
+
+def _is_of_certificates(error: ServiceError) -> bool:
+    """Tells a learner that is there, at the right address, from one that is not. One that does not take our certificate
+    leaves in the middle of a request.
+    """
+    broke = isinstance(error, ServiceUnreachable) and error.sent and error.url.startswith("https://")
+    return isinstance(error, ServiceMistrusted) or broke

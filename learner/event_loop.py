@@ -412,6 +412,8 @@ class EventLoopParts:
         shown = ShownRun(run.name, run.folder, self._processes, self._machines)
         page = RunPage([shown], token=http.token, what_ifs=WhatIfSettings(form_of, checked))
         page.add_routes(app)
+        asks = "" if http.token is None else ", and asks for http.token"
+        logger.info("the run's page is at %s/%s", listener.url, asks)
         add_routes(app, fleet=self.fleet, shelf=self.shelf)
         own = add_status_route(
             app, service="learner", version=version("headway"), waits=self.waits, failures=self.failures,

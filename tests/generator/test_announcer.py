@@ -3,14 +3,20 @@
 import asyncio
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
+from headway.certificates import Authority
 from protocol.fleet import Announcement, AnnouncementAnswer, Fingerprints
-from protocol.status import ErrorBody, ErrorDetail
+from protocol.status import ErrorBody, ErrorDetail, Readiness
+from services.http.app import create_app
 from services.http.client import HttpClient
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
+from services.http.tls import TlsFiles, client_tls
 from services.http.waiting import Waiting
 from tests.env_service.peers import eventually, served
 
@@ -108,3 +114,50 @@ async def test_one_that_was_expelled_serves_nothing_and_asks_until_it_is_taken_b
         assert serving.version is None
         joining.cancel()
         await asyncio.wait([joining])
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ({}, "its certificate is not signed by a CA in "),
+        (
+            {"client_ca": "ca.pem"},
+            "it may want another client certificate, of its http.tls_client_ca_file: none is set",
+        ),
+    ],
+)
+async def test_a_certificate_that_does_not_hold_is_named_and_no_address_is_blamed(
+    shown: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(announcer, "QUIET_S", 0.2)
+    monkeypatch.setattr(announcer, "_RETRY_S", 0.01)
+    caplog.set_level("INFO")
+    for name in ("ours", "other"):
+        (tmp_path / name).mkdir()
+        authority = Authority.new()
+        authority.write(tmp_path / name)
+        authority.issue(tmp_path / name, "learner", hosts=())
+    folder = tmp_path / ("ours" if shown else "other")
+    client_ca = folder / shown["client_ca"] if shown else None
+    files = TlsFiles(cert=folder / "learner.pem", key=folder / "learner.key", client_ca=client_ca)
+    app = create_app(
+        service="learner", version="0", token=None, readiness=lambda: Readiness(ready=True), metrics=Metrics("learner")
+    )
+    trusted = client_tls(TlsFiles(ca=tmp_path / "ours/ca.pem"))
+    async with asyncio.TaskGroup() as group:
+        with Listener(host="127.0.0.1", port=0, tls=files) as listener:
+            serving = group.create_task(serve_http(app, listener, finish_s=1))
+            async with HttpClient(tls=trusted) as client:
+                joining = group.create_task(
+                    announce(
+                        learner=listener.url, client=client, announcement=ANNOUNCEMENT, serving=_serving(),
+                        waits=Waiting(),
+                    )
+                )  # fmt: skip
+                await eventually(lambda: "waiting for the learner" in caplog.text)
+                joining.cancel()
+                await asyncio.wait([joining])
+            serving.cancel()
+    (line,) = (text for text in caplog.messages if text.startswith("waiting for the learner"))
+    assert said in line
+    assert "correct generator.join.learner" not in line
