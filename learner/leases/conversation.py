@@ -1,6 +1,7 @@
 """The conversation between the learner and its env_services: each message of theirs, and the answer to it.
 
-    Hello ─────▶ is it of the same model and data? ─▶ Welcome, Fleet, then as at a heartbeat, then grants; else Refused
+    Hello ─────▶ is it of the same model and data? ─▶ Welcome, Fleet, then as at a heartbeat; what it was granted and
+                 does not list goes to others; then grants; else Refused
     Heartbeat ─▶ deadlines move, attempts of former lives are adopted; what nobody wants ─▶ Cancelled
     Finished ──▶ proven? admissible ─▶ accept, or fail ▶ Acknowledged, then grants
     Failed ────▶ fail ──────────────────────────────▶ Acknowledged, then grants
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from learner.leases.admission import admissible, failure_of
-from learner.leases.env_services import ConnectedEnvService
+from learner.leases.env_services import ON_ITS_WAY_S, ConnectedEnvService
 from learner.leases.flow import GroupFlow
 from learner.leases.options import IntakeOptions
 from learner.weights.fleet import FleetMembers
@@ -29,6 +30,7 @@ from learner.weights.provenance import Standing
 from protocol.codec import Frame
 from protocol.fleet import TOLD_ALIKE
 from protocol.messages import (
+    MAX_LEASES,
     OTHERS,
     EnvironmentInfo,
     FailedLease,
@@ -174,8 +176,23 @@ class EnvServiceConversation:
         await self._env_services.tell_fleet_to(holder)
         if hello.run == options.run:
             await self._hear(holder, hello.running)
+            self._end_unlisted(holder, hello.running)
         self._flow.wake()
         await self._flow.grant_all()
+
+    def _end_unlisted(self, holder: ConnectedEnvService, running: Sequence[RunningLease]) -> None:
+        """Has granted again what nobody runs: after a cut of the link a grant is lost, and nobody would say so."""
+        if len(running) == MAX_LEASES:  # a hello lists no more
+            return
+        training = [lease for lease in running if lease.purpose == "train"]
+        ended = self._incarnations.unlisted(
+            now=self._clock(), holder=holder.name, running=training, since_s=ON_ITS_WAY_S
+        )
+        if ended:
+            logger.info(
+                "env_service %s lacks %d leases that it was granted: they go to others", holder.name, len(ended)
+            )
+            self._flow.forget(ended, why="expired")
 
     async def _replace(self, former: ConnectedEnvService) -> None:
         """Another process has the name of an env_service that is gone."""

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _SEND_S = 0.5
 """Longest wait for room in one peer's queue: the others' messages wait with it."""
-_ON_ITS_WAY_S = 2.0
+ON_ITS_WAY_S = 2.0
 """A heartbeat within so many seconds of a telling may have been sent before that arrived."""
 _TELLING_SHARE = 0.05
 _NOTE_HOLDS_S = 40.0
@@ -217,7 +217,7 @@ class EnvServices:
 
     async def tell_fleet_again(self, holder: ConnectedEnvService, *, heard: int) -> None:
         """Tells one that has heard of another fleet last: what was sent over a link that broke is lost."""
-        if heard != self._fleet.number and self._clock() - self._told_at > _ON_ITS_WAY_S:
+        if heard != self._fleet.number and self._clock() - self._told_at > ON_ITS_WAY_S:
             await self.tell_fleet_to(holder)
 
     async def cancel(self, ended: Iterable[EndedAttempt]) -> None:

@@ -11,7 +11,7 @@ A version of a former life counts if `belongs` says that its policy is an ancest
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from learner.ledger import AttemptId, DeliveryAnswer, FailureKind, FailureResult, GroupVerdict, Ledger
+from learner.ledger import AttemptId, DeliveryAnswer, EndedAttempt, FailureKind, FailureResult, GroupVerdict, Ledger
 from protocol.messages import OTHERS, FailedLease, RunningLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
@@ -105,6 +105,13 @@ class Incarnations:
         ended = self._ledger.heartbeat(now=now, holder=holder, running=known, excused=excused, kept=kept)
         unwanted += map(self.on_the_wire, ended)
         return HeartbeatOutcome(adopted=tuple(adopted), unwanted=tuple(unwanted))
+
+    def unlisted(
+        self, *, now: float, holder: str, running: Iterable[RunningLease], since_s: float
+    ) -> tuple[EndedAttempt, ...]:
+        """Ends training attempts that a holder does not list among all that it runs, as the ledger does."""
+        known = {attempt for attempt in map(self.attempt_of, running) if attempt is not None}
+        return self._ledger.unlisted(now=now, holder=holder, running=known, since_s=since_s)
 
     def _adopt(self, lease: RunningLease, *, now: float, holder: str) -> AttemptId | None:
         version = None if lease.oldest_version is None else PolicyVersion.parse(lease.oldest_version)

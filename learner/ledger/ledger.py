@@ -155,7 +155,7 @@ class Ledger:
 
         running: (lease id, attempt) -> the oldest version that any of the group's tokens was or will be sampled under,
             None if that is not known yet. An attempt is reported until its group is acknowledged; one that is not
-            reported (its grant was lost, say) expires.
+            reported (its grant was lost, say) expires, or ends with a list that lacks it (`unlisted`).
         excused: those that wait for something that is not theirs: the time since they were last heard of is not counted
             against them, up to `longest_wait_s` in all, and neither is any in which no generator serves.
         kept: those that are finished and cannot be taken, which are excused without end.
@@ -309,6 +309,20 @@ class Ledger:
         )
         result = self.fail(now=now, lease_id=lease_id, attempt=running.attempt, kind=kind, reason=reason)
         return replace(ended, given_up=reason) if result is FailureResult.DEAD_LETTERED else ended
+
+    def unlisted(
+        self, *, now: float, holder: str, running: Collection[tuple[int, int]], since_s: float
+    ) -> tuple[EndedAttempt, ...]:
+        """Ends the attempts of a holder that has listed all that it runs, as (lease id, attempt), and not them, as if
+        they had expired: their grants were lost on the way. Those granted or heard of within `since_s` seconds may
+        still be on theirs.
+        """
+        lost = [
+            lease_id
+            for lease_id, one in self._table.running.items()
+            if one.holder == holder and one.heard_at < now - since_s and (lease_id, one.attempt) not in running
+        ]
+        return tuple(map(self._expire, lost))
 
     def holder_gone(self, holder: str) -> tuple[EndedAttempt, ...]:
         """Ends all attempts of a holder that is known to be gone, as if they had expired."""

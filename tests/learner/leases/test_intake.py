@@ -355,6 +355,29 @@ async def test_a_silent_env_service_loses_its_leases_and_has_to_say_hello_again(
         assert (await first.next(PeerRefusal)).reason == "unknown_peer"
 
 
+async def test_leases_whose_grant_a_cut_has_lost_are_granted_again_at_the_next_hello(tmp_path: Path) -> None:
+    """Not after `leases.timeout_s`, within which no heartbeat names them either."""
+    async with learner(tmp_path) as ours, ours.env("a") as env:
+        await env.enter(capacity=3)
+        await env.leases(3)
+        ours.clock.now = 3.0
+        assert LEDGER.lease_timeout_s > 10
+        await env.enter(capacity=3, running=running(1).running)
+        assert {(lease.lease_id, lease.attempt) for lease in await env.leases(2)} == {(0, 1), (2, 1)}
+        assert ours.left_out["expired"] == 2
+        await env.finish(group(1))
+
+
+async def test_leases_that_were_granted_just_now_may_be_on_their_way_when_a_hello_arrives(tmp_path: Path) -> None:
+    async with learner(tmp_path) as ours, ours.env("a") as env:
+        await env.enter(capacity=2)
+        await env.leases(2)
+        ours.clock.now = 1.0
+        await env.enter(capacity=2)
+        await env.finish(group(0), group(1))
+        assert ours.left_out["expired"] == 0
+
+
 async def test_an_expired_lease_is_cancelled_and_granted_again(tmp_path: Path) -> None:
     async with learner(tmp_path) as ours, ours.env("a") as env:
         await env.enter(capacity=2)
