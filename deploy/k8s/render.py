@@ -142,7 +142,7 @@ def _comment(part: dict[str, Any], indent: int) -> Iterator[str]:
 
 
 def copies() -> dict[str, Path]:
-    """What the chart has of other folders, by its path in the chart: a chart can hand out its own files alone."""
+    """Files of other folders by their places in the chart, which can hand out its own alone."""
     dashboards = sorted((DEPLOY / "grafana/dashboards").glob("*.json"))
     return {"files/rules.yml": DEPLOY / "prometheus/rules.yml"} | {
         f"files/dashboards/{path.name}": path for path in dashboards

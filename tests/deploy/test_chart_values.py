@@ -23,7 +23,7 @@ GIVEN = {
 }
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 RULE = {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "ports": [{"protocol": "TCP", "port": 443}]}
-AFFINITY = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+AFFINITY: dict[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
 POD = {
     "env": {"HF_ENDPOINT": "https://hub.example", "OMP_NUM_THREADS": 4},
     "envFrom": [{"secretRef": {"name": "trackers"}}],
@@ -39,7 +39,7 @@ POD = {
     "priorityClassName": "cluster-high",
     "gracePeriodSeconds": 321,
 }
-"""What each of the four takes."""
+"""Values that each of the four takes."""
 
 
 def _rendered(folder: Path, values: object, *files: str) -> Manifests:

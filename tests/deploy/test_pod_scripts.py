@@ -19,6 +19,8 @@ from headway.certificates import Authority
 from tests.e2e.processes import until
 
 FILES = Path(__file__).resolve().parents[2] / "deploy/k8s/chart/files"
+TRAP = "trap 'exit 0' TERM; echo on; while :; do sleep 0.1; done"
+"""A process that ends in order when it is told to."""
 
 
 def _free_port() -> int:
@@ -88,12 +90,8 @@ def test_a_signal_reaches_the_command_whose_end_then_counts() -> None:
         process.communicate()
 
 
-TRAP = "trap 'exit 0' TERM; echo on; while :; do sleep 0.1; done"
-"""A process that ends in order when it is told to."""
-
-
 def _started(*words: str) -> "subprocess.Popen[str]":
-    """One that runs TRAP by now."""
+    """Starts a process that runs TRAP by now."""
     process = _start(*words, "sh", "-c", TRAP)
     assert process.stdout is not None
     assert process.stdout.readline() == "on\n"
@@ -132,16 +130,15 @@ def test_one_that_ends_badly_once_the_run_is_over_is_no_fault() -> None:
 def test_nobody_waits_for_ever_for_a_learner_that_is_gone() -> None:
     port = _free_port()
     beside = _started("--with", f"http://127.0.0.1:{port}", "--patience", "1")
-    assert beside.communicate(timeout=60) == (
-        f"no learner has answered at http://127.0.0.1:{port} for 1 s: this process ends, too\n", None,
-    )  # fmt: skip
+    told = beside.communicate(timeout=60)[0]
+    assert told == f"no learner has answered at http://127.0.0.1:{port} for 1 s: this process ends, too\n"
     assert beside.returncode == 0
 
 
 def test_a_learner_that_waits_or_errs_is_waited_for_however_long() -> None:
     asked: list[str] = []
 
-    class Waiting(BaseHTTPRequestHandler):
+    class BusyLearner(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
             body = b'{"ready": false, "waiting_for": ["a generator"]}' if len(asked) % 2 else b"<h1>oh</h1>"
@@ -152,7 +149,7 @@ def test_a_learner_that_waits_or_errs_is_waited_for_however_long() -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Waiting) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BusyLearner) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         beside = _started("--with", f"http://127.0.0.1:{server.server_port}", "--patience", "3")
         try:

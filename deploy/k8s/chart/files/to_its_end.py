@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 OVER = "nothing: the run is over"
-"""What a learner waits for whose run is over, at /readyz."""
+"""Answer at /readyz of a learner whose run is over."""
 ASK_S, ANSWER_S = 2.0, 5.0
 LONGEST_ANSWER = 1 << 16
 STOPPED = 128 + signal.SIGTERM
@@ -80,7 +80,7 @@ def answer(port: int) -> None:
 
 
 def asked(url: str, trust: ssl.SSLContext | None) -> bool | None:
-    """Whether the learner says that its run is over; None if it says nothing."""
+    """True if the learner says that its run is over; None if it says nothing."""
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=ANSWER_S, context=trust) as found:
             text = found.read(LONGEST_ANSWER)
