@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from learner.tenants.keys import TenantKeys, new_key
 from tests.deploy.chart import RENDER
 from tests.deploy.manifest_checks import Manifests, Object, PodMaker, faults, jobs_of
 
@@ -240,6 +241,20 @@ def test_a_server_of_the_tinker_api_is_a_learner_and_generators_that_know_each_o
     (service,) = (one for one in manifests.of("Service") if one["metadata"]["name"] == "headway-tinker")
     assert manifests.chosen(service["spec"]["selector"]) == [learner]
     assert faults(manifests) == []
+
+
+@pytest.mark.parametrize("path", ["docs/tinker.md", "deploy/k8s/chart/templates/NOTES.txt"])
+def test_the_file_of_keys_that_is_made_as_the_page_and_the_notes_say_is_one(path: str, tmp_path: Path) -> None:
+    lines = [line.strip() for line in (ROOT / path).read_text(encoding="utf-8").splitlines()]
+    made = [line for line in lines if line.startswith(("key=tml-", 'printf \'{"keys"'))]
+    assert len(made) == 2
+    text = "\n".join([*made, "printf %s $key"])
+    done = subprocess.run(["sh", "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    (tmp_path / "tinker-keys.json").chmod(0o600)
+    tenant = TenantKeys.read(tmp_path / "tinker-keys.json").tenant(done.stdout)
+    assert tenant is not None
+    assert tenant.name == "first"
+    assert len(done.stdout) == len(new_key())
 
 
 def test_clients_of_the_tinker_api_may_be_few(helm: Path, tmp_path: Path) -> None:

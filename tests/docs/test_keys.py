@@ -17,6 +17,8 @@ NO_SETTINGS = {
     "learner.startupSeconds",
     "learner.maxUnavailable",
     "generator.tensorParallelSize",
+    "generator.replicas",
+    "run.demo",
 }
 """Files, a function, and values of the Helm chart."""
 
