@@ -26,7 +26,7 @@ from headway.doctor.before import (
 )
 from headway.doctor.model import token_problems, unserved
 from headway.doubts import doubts, few_tasks, wrong_success
-from protocol.fleet import template_file
+from protocol.fleet import positions, template_file
 from services.config.agreements import ModelFolder, listened_on, places_of
 from services.config.models import ProcessConfig, RunConfig
 from services.config.options import nearest
@@ -467,7 +467,8 @@ def _too_long(
     if not isinstance(learner, LearnerConfig) or learner.learns_from_files:
         return
     if learner.tinker.enabled:  # it has no rollouts
-        if (told := learner.tinker.context_tokens or 0) > most:
+        told = learner.tinker.context_tokens or 0
+        if min(told, positions(learner.model) or told) > most:
             yield (
                 f"[learner] tinker.context_tokens is {told}, and {takes}: clients would be told more than generators "
                 "take; lower the first, or raise the second"
