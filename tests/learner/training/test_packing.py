@@ -119,8 +119,8 @@ def test_some_of_the_sequences_share_what_those_between_them_shared() -> None:
     ):
         part = sharing.of(np.array(chosen, dtype=np.int64))
         assert (part.order.tolist(), part.shared.tolist()) == (order, shared)
-    texts = ([1, 2, 3, 4], [1, 2, 5, 6, 7, 8], [1, 2, 5, 6, 7, 9])
-    sharing = shared_prefixes(flatten([told(text, trained=[3]) for text in texts])).sharing
+    others = ([1, 2, 3, 4], [1, 2, 5, 6, 7, 8], [1, 2, 5, 6, 7, 9])
+    sharing = shared_prefixes(flatten([told(text, trained=[3]) for text in others])).sharing
     assert (sharing.order.tolist(), sharing.shared.tolist()) == ([0, 1, 2], [0, 2, 5])
     assert sharing.of(np.array([0, 2])).shared.tolist() == [0, 2]
 
