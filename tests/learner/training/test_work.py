@@ -15,8 +15,14 @@ from learner.training.work import even_position, work_of
 from tests.learner.training.test_packing import nothing_shared
 from tests.learner.training.tiny_models import write_tiny_model
 
-SMALL: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "num_key_value_heads": 2}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 def test_attention_costs_as_much_as_the_rest_where_its_products_have_as_many_operations() -> None:
