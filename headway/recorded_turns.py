@@ -19,7 +19,9 @@ from learner.page.store import FOLDER
 _LEAST_TURNS = 50
 _SPREAD = 0.1
 """Standard deviation over mean of the turns at once from which on a line can be fitted."""
-_EVERY_GROUP = "SELECT sum(left_out) FROM steps WHERE step > ?"
+_MAX_LEFT_OUT = 0.05
+"""Share of the groups that may be left out, as when a disk was slow, for the others to tell how many ran at once."""
+_KEPT = "SELECT coalesce(sum(groups), 0), coalesce(sum(left_out), 0) FROM steps WHERE step > ?"
 _TURNS = "SELECT times, facts FROM rows JOIN groups ON groups.id = grp WHERE rows.step > ?"
 _TIMES = "SELECT times FROM groups WHERE step > ?"
 
@@ -54,13 +56,15 @@ class SampledTurns:
 
 
 def sampled_turns(folder: Path, *, after_step: int) -> SampledTurns | None:
-    """Turns of a run's later steps; None where groups of these were left out, or nobody noted the times."""
+    """Turns of a run's later steps; None where more than a few groups were left out, or nobody noted the times."""
     rows: list[tuple[float, float, int]] = []
+    kept = left_out = 0
     try:
         for path in _parts(folder):
             with opened(path) as database:
-                (left_out,) = database.execute(_EVERY_GROUP, (after_step,)).fetchone()
-                if left_out:
+                groups, missed = database.execute(_KEPT, (after_step,)).fetchone()
+                kept, left_out = kept + groups, left_out + missed
+                if left_out > _MAX_LEFT_OUT * (kept + left_out):
                     return None
                 rows += [turn for row in database.execute(_TURNS, (after_step,)) for turn in _turns(*row)]
     except (sqlite3.DatabaseError, ValueError, KeyError, TypeError):

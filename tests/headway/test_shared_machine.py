@@ -48,10 +48,10 @@ def keep(folder: Path, turns: Sequence[tuple[float, float, int]], *, left_out: i
     """Turns of groups that were granted 100 s after 1970 and began and ended these seconds later, with their tokens."""
     (folder / "trajectories").mkdir()
     database = sqlite3.connect(folder / "trajectories" / "part-0000000001.db")
-    database.execute("CREATE TABLE steps(step INTEGER PRIMARY KEY, left_out INT)")
+    database.execute("CREATE TABLE steps(step INTEGER PRIMARY KEY, groups INT, left_out INT)")
     database.execute("CREATE TABLE groups(id INTEGER PRIMARY KEY, step INT, times TEXT)")
     database.execute("CREATE TABLE rows(grp INT, step INT, facts TEXT)")
-    database.execute("INSERT INTO steps VALUES(5, ?)", (left_out,))
+    database.execute("INSERT INTO steps VALUES(5, ?, ?)", (len(turns), left_out))
     for number, (began, ended, tokens) in enumerate(turns):
         turn = {"asked_s": began, "ended_s": ended, "completion_start": 6, "end": 6 + tokens}
         times = {"granted_unix_s": 100.0, "scoring_s": [ended, ended + 0.01 * (1 + number)]}
@@ -113,9 +113,15 @@ def test_the_curve_of_an_engine_is_that_of_its_turns(tmp_path: Path) -> None:
     assert share == pytest.approx(0.004 / (4 * 0.06 / 30))
 
 
+def test_a_few_that_were_left_out_change_little(tmp_path: Path) -> None:
+    run = write(tmp_path / "run")
+    keep(run, in_bursts(step_s=0.01, sequence_s=0.001), left_out=3)
+    assert sampled_turns(run, after_step=2) is not None, "3 of 63"
+
+
 def test_turns_of_a_run_that_left_some_out_say_nothing_of_those_at_once(tmp_path: Path) -> None:
     run = write(tmp_path / "run")
-    keep(run, in_bursts(step_s=0.01, sequence_s=0.001), left_out=1)
+    keep(run, in_bursts(step_s=0.01, sequence_s=0.001), left_out=4)
     assert sampled_turns(run, after_step=2) is None
     assert len(scoring_times(run, after_step=2)) == 60, "their rewards tell all the same"
     assert sampled_turns(tmp_path / "none", after_step=2) is None
