@@ -30,7 +30,7 @@ FROM_FILES = ("sft", "rm", "dpo", "distill")
 _OF_SAMPLING = (
     "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "trust", "evaluation", "http",
     "checkpoint.journal", "checkpoint.journal_mb", "checkpoint.whole_journal", "checkpoint.keep_best",
-    "checkpoint.best_by", "samples", "verdict",
+    "checkpoint.best_by", "samples", "verdict", "training.router.replay",
 )  # fmt: skip
 _USED_BY_TENANTS = {
     "": {"run", "log", "devices", "http", "model", "threads", "training", "weights", "tinker"},

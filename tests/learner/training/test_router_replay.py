@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from learner.algorithms.presets.grpo import GrpoConfig
+from learner.config import LearnerConfig
 from learner.training.adapters import expert_parameters
 from learner.training.batch import SequenceRouting, TrainSequence, flatten
 from learner.training.logprobs import Chunking
@@ -294,3 +295,9 @@ def test_off_is_off_and_a_dense_model_has_nothing_to_replay(
     assert "replay" not in caplog.text
     with pytest.raises(ValueError, match="cannot take the experts that generators chose: it has no experts"):
         trainer(tied_llama, commands, opened, router={"replay": "on"})
+
+
+def test_an_algorithm_that_samples_nothing_has_no_use_for_it() -> None:
+    found = LearnerConfig.without_effect({"algo.type": "sft", "training.router.replay": "on"})
+    assert "samples nothing" in found["training.router.replay"]
+    assert "training.router.replay" not in LearnerConfig.without_effect({"algo.type": "grpo"})
