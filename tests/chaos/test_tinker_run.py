@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.chaos.tinker_run import LOSS_TOKENS, differences
 
-QUIET = {"losses": [150.0, 149.5], "counts": [1.0], "sampled": 2, "paths": ["step-3"], "greedy": [[[7, 8]]]}
+QUIET = {"losses": [150.0, 9.5], "counts": [1.0], "sampled": 2, "paths": ["step-3"], "greedy": [[[7, 8]]]}
 
 
 def found(**changed: Any) -> str:
@@ -13,9 +13,10 @@ def found(**changed: Any) -> str:
 
 def test_what_differs_from_the_undisturbed_history_is_named_and_rounding_is_not() -> None:
     assert found() == ""
-    assert found(losses=[150.0 + 0.9e-6 * LOSS_TOKENS, 149.5]) == ""
-    assert found(losses=[150.0, 149.5 + 1.1e-6 * LOSS_TOKENS]).startswith("1 losses differ, the first is 1: 149.50004")
-    assert found(losses=[float("nan"), 149.5]).startswith("1 losses differ, the first is 0: nan")
+    assert found(losses=[150.0 * (1 + 0.9e-6), 9.5 + 0.9e-6 * LOSS_TOKENS]) == ""
+    assert found(losses=[150.0 * (1 + 1.1e-6), 9.5]).startswith("1 losses differ, the first is 0: 150.0001")
+    assert found(losses=[150.0, 9.5 + 1.1e-6 * LOSS_TOKENS]).startswith("1 losses differ, the first is 1: 9.50004")
+    assert found(losses=[float("nan"), 9.5]).startswith("1 losses differ, the first is 0: nan")
     assert found(losses=[150.0]) == "1 losses, undisturbed 2"
     assert found(counts=[2.0]) == "counts: [2.0], undisturbed [1.0]"
     assert found(greedy=[[[7, 9]]]) == "greedy: [[[7, 9]]], undisturbed [[[7, 8]]]"

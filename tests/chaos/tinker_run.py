@@ -22,7 +22,9 @@ STEPS_PER_KILL = 20
 LOSS_TOKENS = 39
 """Tokens whose sum is a loss of `history.py`."""
 WITHIN = 1e-6
-"""Of a token's loss: a replay may pack other rows together, and sums are then rounded in another way."""
+"""Of a loss, or of a nat for each of its tokens if that is more: a replay may pack other rows together, and sums are
+then rounded in another way.
+"""
 END_S = 3600.0
 UP_S = 240.0
 
@@ -53,7 +55,7 @@ def tinker_run(*, folder: Path, kills: int, seed: int, say: Callable[[str], None
         worst = max(gaps(quiet, killed), default=float("nan"))
         outcome.notes += [
             f"{len(back_s)} kills of learner and generator, back after {max(back_s, default=0.0):.0f} s at most",
-            f"{len(killed['losses'])} losses, the largest difference of a token's is {worst:.1e}",
+            f"{len(killed['losses'])} losses, the largest difference is a share of {worst:.1e}",
             f"{len(killed['counts'])} steps, {killed['sampled']} samples, {len(killed['paths'])} checkpoints",
         ]
     for text in outcome.complaints:
@@ -82,8 +84,9 @@ def differences(quiet: Mapping[str, Any], killed: Mapping[str, Any]) -> list[str
 
 
 def gaps(quiet: Mapping[str, Any], killed: Mapping[str, Any]) -> list[float]:
-    """Of each loss, by token."""
-    return [abs(one - other) / LOSS_TOKENS for one, other in zip(quiet["losses"], killed["losses"], strict=False)]
+    """Of each loss, as a share of it, or of a nat for each token."""
+    pairs = zip(quiet["losses"], killed["losses"], strict=False)
+    return [abs(one - other) / max(abs(one), LOSS_TOKENS) for one, other in pairs]
 
 
 @contextmanager
