@@ -38,6 +38,8 @@ _MAX_BY_HAND = 1024
 _MAX_KEPT = 256
 # The most elements of the probabilities that one call may hold: half a GiB in bfloat16.
 _MAX_PROBABILITIES = 1 << 28
+# The most pairs of a query and a key in the ends of a bucket: they have a mask, of a byte for each.
+_MAX_SEEN = 1 << 28
 ATTENTION_NAME = "headway_packed"
 # What transformers passes that changes nothing: places are in the queries, and nothing is cached or shown.
 _HARMLESS = frozenset(
@@ -147,8 +149,10 @@ def kernel_seeing(rules: ScoreRules, query: Tensor, places: Tensor, *, keys: int
     """The kernel for a query [S, H, Q, D] over L = `keys` keys, under `rules`; `places` int64 [S, Q] are those of the
     queries among the keys, of which each sees those up to its own.
     """
-    distance = places[..., None] - torch.arange(keys, device=query.device)
-    seen = (distance >= 0) & (distance < (keys if rules.window is None else rules.window))
+    key = torch.arange(keys, device=query.device)
+    seen = key <= places[..., None]
+    if rules.window is not None and rules.window < keys:
+        seen &= key > places[..., None] - rules.window
     if rules.softcap is not None or rules.sinks is not None:
         return lambda query, key, value, scaling: _by_formula(query, key, value, scaling, seen=seen, rules=rules)
     sequences, heads, queries, _ = query.shape
@@ -323,9 +327,13 @@ def _bucket(
     return bucket, rectangle[kept]
 
 
-def _ends(rectangle: NDArray[np.int64], kept: NDArray[np.bool_], lengths: NDArray[np.int64]) -> BucketEnds:
-    """The ends of the sequences of a rectangle [S, L] from the first token on that is `kept` [S, L], which each has."""
+def _ends(rectangle: NDArray[np.int64], kept: NDArray[np.bool_], lengths: NDArray[np.int64]) -> BucketEnds | None:
+    """The ends of the sequences of a rectangle [S, L] from the first token on that is `kept` [S, L], which each has;
+    None if their mask would be too large.
+    """
     longest = int((lengths - kept.argmax(axis=1)).max())
+    if longest * rectangle.size > _MAX_SEEN:
+        return None
     # A sequence that is shorter than that begins with padding, which sees its first key, and is not kept.
     positions = lengths[:, None] - longest + np.arange(longest)[None, :]
     among = np.maximum(positions, 0)

@@ -51,11 +51,13 @@ class SharingOrder:
 @dataclass(frozen=True)
 class Prefixes:
     """Beginnings that the S sequences of a batch share. `nodes` int64 [N]: a number for what a sequence is up to and
-    with each of its tokens, the same wherever sequences of one family begin alike.
+    with each of its tokens, the same wherever sequences of one family begin alike. `routed_by` int64 [N]: the token of
+    the batch whose experts a token takes, -1 if none are known; absent where nobody tells them.
     """
 
     nodes: NDArray[np.int64]
     sharing: SharingOrder
+    routed_by: NDArray[np.int64] | None = None
 
 
 def shared_prefixes(batch: FlatBatch) -> Prefixes:
@@ -79,7 +81,20 @@ def shared_prefixes(batch: FlatBatch) -> Prefixes:
         if 0 < prompt <= alike or alike * _OF_THE_SHORTER >= min(int(lengths[former]), int(lengths[latter])):
             shared[place] = alike
             nodes[starts[latter] : starts[latter] + alike] = nodes[starts[former] : starts[former] + alike]
-    return Prefixes(nodes=nodes, sharing=SharingOrder(order=order, shared=shared))
+    sharing = SharingOrder(order=order, shared=shared)
+    return Prefixes(nodes=nodes, sharing=sharing, routed_by=_routed_by(batch.routing, nodes))
+
+
+def _routed_by(routing: SequenceRouting | None, nodes: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """For each token, [N], the first one of its node whose experts are known: a prompt was computed for each sequence
+    by itself, and is sent one way in all rows, whichever of its sequences are in them.
+    """
+    if routing is None:
+        return None
+    first = np.full(len(nodes), -1, dtype=np.int64)
+    known = np.flatnonzero(routing.known)[::-1]  # of assignments to one place the last one stays
+    first[nodes[known]] = known
+    return first[nodes]
 
 
 def _alike(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
@@ -96,8 +111,10 @@ def _routed_alike(routing: SequenceRouting | None, one: int, other: int, *, prom
     if routing is None or alike <= prompt:
         return alike
     ours, theirs = (slice(start + prompt, start + alike) for start in (one, other))
-    told = routing.known[ours] & routing.known[theirs]
-    differ = np.flatnonzero(told & (routing.experts[ours] != routing.experts[theirs]).any((1, 2)))
+    # What is known of one alone differs, too: a third sequence may be like that one, and known otherwise.
+    told, other_told = routing.known[ours], routing.known[theirs]
+    otherwise = (routing.experts[ours] != routing.experts[theirs]).any((1, 2))
+    differ = np.flatnonzero((told != other_told) | (told & otherwise))
     return prompt + int(differ[0]) if len(differ) else alike
 
 
@@ -320,23 +337,29 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes) 
         teachers=torch.from_numpy(batch.teachers[sequences].astype(np.int64)),
         pairs=torch.from_numpy(_pairs(batch.pairs[sequences], sequences)),
         candidates=_candidates(batch, target),
-        routing=_routing_of_row(batch, source[kept], row_of_token[kept], tokens=len(inputs)),
+        routing=_routing_of_row(batch, source[kept], row_of_token[kept], prefixes=prefixes, tokens=len(inputs)),
     )
 
 
 def _routing_of_row(
-    batch: FlatBatch, source: NDArray[np.int64], row_of_token: NDArray[np.int64], *, tokens: int
+    batch: FlatBatch,
+    source: NDArray[np.int64],
+    row_of_token: NDArray[np.int64],
+    *,
+    prefixes: Prefixes,
+    tokens: int,
 ) -> GivenExperts | None:
-    """The experts of a row's tokens, of which `source` are the batch's tokens and `row_of_token` their places. One that
-    several sequences share was computed for each by itself, and takes those of the first that knows them.
-    """
+    """The experts of a row's tokens, of which `source` are the batch's tokens and `row_of_token` their places."""
     routing = batch.routing
     if routing is None or not len(source):
         return None
-    told = np.flatnonzero(routing.known[source])[::-1]  # of assignments to one place the last one stays
+    routed_by = np.where(routing.known, np.arange(len(routing.known)), -1)[source]
+    if prefixes.routed_by is not None:
+        routed_by = prefixes.routed_by[source]
+    told = np.flatnonzero(routed_by >= 0)
     experts = np.zeros((tokens, *routing.experts.shape[1:]), dtype=routing.experts.dtype)
     known = np.zeros(tokens, dtype=np.bool_)
-    experts[row_of_token[told]] = routing.experts[source[told]]
+    experts[row_of_token[told]] = routing.experts[routed_by[told]]
     known[row_of_token[told]] = True
     return GivenExperts.of(SequenceRouting(experts, known))
 

@@ -201,8 +201,32 @@ def test_what_was_sampled_alike_stands_once_only_as_far_as_it_went_to_the_same_e
     assert row.token_ids.tolist() == [7, 8, 3, 4, 4]
     assert row.routing is not None
     assert row.routing.experts[:, 0, 0].tolist() == [10, 20, 30, 40, 50]
-    same = row_of([sequence([7, 8, 3, 4, 5], 3, [1, 2, 3, 4, -1]), sequence([7, 8, 3, 4, 6], 3, [1, 2, 3, -1, -1])])
+    same = row_of([sequence([7, 8, 3, 4, 5], 3, [1, 2, 3, 4, -1]), sequence([7, 8, 3, 4, 6], 3, [1, 2, 3, 4, -1])])
     assert same.token_ids.tolist() == [7, 8, 3, 4]
+
+
+def test_what_is_known_of_one_sequence_alone_does_not_join_two_that_went_to_different_experts() -> None:
+    """Of the second nothing is known behind the prompt: it is like neither."""
+    row = row_of(
+        [
+            sequence([7, 8, 3, 4, 5], 3, [1, 2, 3, 4, -1]),
+            sequence([7, 8, 3, 4, 6], 3, [1, 2, 3, -1, -1]),
+            sequence([7, 8, 3, 4, 9], 3, [1, 2, 3, 5, -1]),
+        ]
+    )
+    assert row.token_ids.tolist() == [7, 8, 3, 4, 4, 4]
+    assert row.routing is not None
+    assert row.routing.known.tolist() == [True, True, True, True, False, True]
+    assert row.routing.experts[[3, 5], 0, 0].tolist() == [40, 50]
+
+
+def test_a_prompt_goes_to_the_same_experts_in_whichever_rows_its_sequences_are() -> None:
+    batch = flatten([sequence([7, 8, 3, 5], 2, [1, 2, 3, -1]), sequence([7, 8, 4, 6], 2, [9, 9, 4, -1])])
+    prefixes = shared_prefixes(batch)
+    rows = [pack(batch, np.array(chosen), prefixes=prefixes) for chosen in ([0], [1], [1, 0])]
+    for row in rows:
+        assert row.routing is not None
+        assert row.routing.experts[:2, 0, 0].tolist() == [10, 20]
 
 
 def test_more_than_256_experts_are_numbered_by_two_bytes() -> None:
