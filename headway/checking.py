@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from reward_service.verifier.lanes import Verifier
 
 _LOOK_S = 0.2
+_SUMMARY_REQUEST = 100
+"""Tokens of the message that asks for a summary, more than it has in any tokenizer of words."""
 _USUAL_CONTEXT = 1 << 15
 _MAX_READ_BYTES = 64 << 20
 _LEFT_OUT = (
@@ -447,6 +449,20 @@ def _wrong_success(
         yield from wrong_success(learner, environments, shares=judges)
 
 
+def _no_room_for_summaries(
+    environments: Mapping[str, "OfferedEnvironment"], completion: int, most: int, *, takes: str
+) -> Iterator[str]:
+    for name, environment in environments.items():
+        context, turn = environment.rules.context_tokens, environment.rules.turn_tokens or completion
+        needed = 0 if context is None else context + 2 * turn + _SUMMARY_REQUEST
+        if needed > most:
+            yield (
+                f"[env-service] environments.{name}.rules.context_tokens is {context}, and {takes}: a turn of {turn} "
+                "tokens, the request for a summary and the summary have no room behind it, so conversations would be "
+                f"cut off and not summed up; lower the first by {needed - most}, or raise the second to {needed}"
+            )
+
+
 def _too_long(
     learner: ProcessConfig | None, generator: ProcessConfig, looked: _EnvServiceCheck | None
 ) -> Iterator[str]:
@@ -475,6 +491,7 @@ def _too_long(
             )
         return
     completion = learner.rollouts.max_tokens
+    yield from _no_room_for_summaries(looked.environments if looked else {}, completion, most, takes=takes)
     prompt = looked.longest if looked and looked.longest and looked.longest.tokens else None
     if completion >= most:
         yield (

@@ -23,6 +23,8 @@ MAX_COMPONENTS = 256
 MAX_VERSION_CHARS = 1024
 """Of a verifier's version: that of a composite holds those of its parts."""
 MAX_STATE_CHARS = 256
+SUMMARY_STATE = "headway:summary"
+"""State of a turn in which the policy sums the conversation up: it is no action, and no environment hears of it."""
 MAX_STOP_REASON_CHARS = 64
 MAX_PLAYER_CHARS = 64
 MAX_EXPLANATION_CHARS = 4096

@@ -39,6 +39,7 @@ from protocol.trajectories import Purpose
 
 _MAX_TASKS = 100_000_000
 _ROUNDING = 1e-9
+_MOST_SUMMED_UP = 512
 
 
 _SAMPLED, _LONGEST = 64, 16
@@ -239,10 +240,15 @@ def _check_summaries(environment: OfferedEnvironment) -> None:
     if environment.agent is not None or environment.players:
         kind = "an agent, which tells its own history" if environment.agent is not None else "a game of several players"
         raise EnvironmentFault(f'{place}: history is "summarize", and this is {kind}; expected "append" or "split"')
+    if rules.max_turns > _MOST_SUMMED_UP:
+        raise EnvironmentFault(
+            f'{place}: history is "summarize", and max_turns is {rules.max_turns}; expected at most {_MOST_SUMMED_UP}, '
+            "since a trajectory has 1024 turns at most, summaries among them"
+        )
     if rules.context_tokens is None:
         raise EnvironmentFault(
             f'{place}: history is "summarize" without context_tokens; expected the tokens that the prompt of a turn '
-            "may have, less than generator.engine.max_model_len by what a turn and a summary take"
+            "may have, less than generator.engine.max_model_len by what a turn, the request for a summary and that take"
         )
 
 

@@ -30,7 +30,15 @@ from env_service.environments.tool_formats import ALL_FORMATS, ParsedTurn, is_so
 from env_service.rollouts import summaries
 from env_service.rollouts.completions import Completion, EndOf, seconds_since
 from env_service.rollouts.routing import TokenRouting
-from protocol.trajectories import MAX_STATE_CHARS, TOGETHER, FinishReason, Trajectory, Turn, VersionSpan
+from protocol.trajectories import (
+    MAX_STATE_CHARS,
+    SUMMARY_STATE,
+    TOGETHER,
+    FinishReason,
+    Trajectory,
+    Turn,
+    VersionSpan,
+)
 
 _DECODER = json.JSONDecoder()
 
@@ -369,7 +377,7 @@ class Speech:
             self.transcript.show(self.language.tokenization.encode_after("", observation))
         elif self._is_too_long_with(observation):
             self._held_back = (observation, state)
-            self._show((summaries.REQUEST,), state=summaries.STATE)
+            self._show((summaries.REQUEST,), state=SUMMARY_STATE)
         else:
             self._show(observation, state=state)
 
@@ -399,7 +407,7 @@ class Speech:
         opening = self.language.opening.prompt
         assert not isinstance(opening, str), "plain text is never summed up"
         observation, self._state = self._held_back
-        self.transcript.sampled(completion, state=summaries.STATE)
+        self.transcript.sampled(completion, state=SUMMARY_STATE)
         summary = cut_at_stop(self.language.text(completion.token_ids), self.language.rules.stop)
         self._texts += [summary, text_of(observation)]
         self._held_back, self._summaries, self._begun = None, self._summaries + 1, self.transcript.turns

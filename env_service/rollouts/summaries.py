@@ -16,8 +16,6 @@ REQUEST = ChatMessage(
     "Before we go on: write down all that you need to know of what happened so far, for only this will be kept: what "
     "you have found out and done, what did not work, and what you plan to do next. Write nothing else.",
 )
-STATE = "summary"
-"""Key of what the policy is given in the turn of a summary."""
 _BEHIND = "Summary of what happened so far, written by yourself:\n{summary}\n\nWhat came then:\n{said}"
 
 

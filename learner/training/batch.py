@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from learner.algorithms.preset import Preset
-from protocol.trajectories import Trajectory, TrajectoryGroup, Turn
+from protocol.trajectories import SUMMARY_STATE, Trajectory, TrajectoryGroup, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -473,16 +473,18 @@ def _components(trajectory: Trajectory, preset: Preset, environment: str) -> tup
 def _trajectory_turns(trajectory: Trajectory, preset: Preset, environment: str) -> tuple[TrainTurn, ...]:
     """The policy's turns, with rewards of their own where the preset asks for them."""
     have = trajectory.reward.components
-    names = [f"turn_{number}" for number in range(len(trajectory.turns))]
-    rewards = [have.get(name, turn.reward) for turn, name in zip(trajectory.turns, names, strict=True)]
+    # An environment and a verifier know of actions alone: the turn of a summary has no number, and earns nothing.
+    acts = np.array([turn.state != SUMMARY_STATE for turn in trajectory.turns])
+    names = [f"turn_{number}" if action else "" for number, action in zip(np.cumsum(acts) - 1, acts, strict=True)]
+    rewards = [have.get(name, turn.reward) if name else 0.0 for turn, name in zip(trajectory.turns, names, strict=True)]
     wanted = preset.turn_rewards or preset.turn_discounts
     missing = [name for name, reward in zip(names, rewards, strict=True) if preset.turn_rewards and reward is None]
     if missing:
         raise ComponentMissing(
             f"algo.turn_rewards is true, and the turns of environment {environment} have no rewards: a reward for "
-            f"{len(names)} turns has no component {missing[0]}: it has {', '.join(sorted(have)) or 'none'}. Use an "
-            "environment whose steps give rewards, or a verifier that gives turn_0, turn_1, ... for each turn, or set "
-            "algo.turn_rewards to false"
+            f"{int(acts.sum())} turns has no component {missing[0]}: it has {', '.join(sorted(have)) or 'none'}. Use "
+            "an environment whose steps give rewards, or a verifier that gives turn_0, turn_1, ... for each turn, or "
+            "set algo.turn_rewards to false"
         )
     return tuple(
         TrainTurn(start=turn.start, state=_state(trajectory, turn), reward=(reward or 0.0) * wanted)

@@ -167,6 +167,11 @@ def test_a_template_that_cannot_carry_what_an_environment_says_is_named_with_the
             {},
             'history is "summarize" without context_tokens; expected the tokens that the prompt of a turn may',
         ),
+        (
+            Rules(history="summarize", context_tokens=100, max_turns=513),
+            {},
+            'history is "summarize", and max_turns is 513; expected at most 512',
+        ),
         (Rules(context_tokens=100), {}, 'context_tokens is 100, and history is "append".*; set history = "summarize"'),
         (
             Rules(history="summarize", context_tokens=100),

@@ -30,7 +30,7 @@ from env_service.rollouts.speech import last_object
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import FailedLease, FinishedLease
-from protocol.trajectories import Purpose, Trajectory
+from protocol.trajectories import SUMMARY_STATE, Purpose, Trajectory
 from tests.env_service.bench import Bench, MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import ScriptedRewards, eventually, lease, part
@@ -387,7 +387,7 @@ async def test_the_policy_sums_up_in_a_turn_of_its_own_and_goes_on_from_that(
     _, (trajectory,) = await rolled_out(chat_bench, chat_model, "one two stop", rules=rules)
 
     assert trajectory.completion_text == f"one\n\n{summaries.REQUEST.content}\n\ntwo\n\nturn 1\n\nstop"
-    assert [turn.state for turn in trajectory.turns] == ["0", summaries.STATE, "1"]
+    assert [turn.state for turn in trajectory.turns] == ["0", SUMMARY_STATE, "1"]
     assert [turn.reward for turn in trajectory.turns] == [0.5, 0.0, 1.0]
     assert trajectory.stop_reason == "stopped"
     assert trajectory.reward.components["steps"] == 2.0

@@ -31,7 +31,7 @@ from env_service.rollouts.environment_calls import EnvironmentCalls
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
-from protocol.trajectories import RewardRecord, Trajectory
+from protocol.trajectories import SUMMARY_STATE, RewardRecord, Trajectory
 from services.http.metrics import Metrics
 from tests.env_service.chat_models import PREFILLED, TEMPLATES, ends_of, make_model, model_with
 from tests.env_service.random_engine import RandomEngine, Shown
@@ -217,12 +217,12 @@ async def test_a_conversation_goes_on_from_what_the_policy_wrote_of_it(name: str
         assert isinstance(environment, Chatty)
         told = [message for message in environment.history if message.role == "assistant"]
         keys = [turn.state for turn in trajectory.turns]
-        assert len(told) == len(keys) - keys.count(summaries.STATE)
-        summed_up += keys.count(summaries.STATE)
+        assert len(told) == len(keys) - keys.count(SUMMARY_STATE)
+        summed_up += keys.count(SUMMARY_STATE)
         starts = (0, *trajectory.sequence_starts)
         for before, turn in pairwise(trajectory.turns):
             context = max(start for start in starts if start <= turn.start)
-            if before.start >= context and turn.state != summaries.STATE:
+            if before.start >= context and turn.state != SUMMARY_STATE:
                 assert turn.completion_start - context <= most
                 went_on += 1
 
@@ -241,7 +241,7 @@ async def test_what_is_behind_a_summary_is_the_opening_the_summary_and_what_came
         shown = list(world.engine.turns.values())
         keys = [turn.state for turn in recorded(conversation).turns]
         for place, key in enumerate(keys[:-1]):
-            if key != summaries.STATE:
+            if key != SUMMARY_STATE:
                 continue
             before, after = (
                 world.tokenization.decode([shown[at].prompt], special=True)[0] for at in (place, place + 1)

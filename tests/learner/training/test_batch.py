@@ -17,7 +17,7 @@ from learner.algorithms.presets.rae import RaeConfig
 from learner.leases.task_order import TaskOrder
 from learner.training.batch import ComponentMissing, LagBoundBroken, SeveralSequences, Teaching, flatten, sequences_of
 from learner.training.models import TokenScores, credit
-from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
+from protocol.trajectories import SUMMARY_STATE, RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from tests.learner.samples import INCARNATION, group, trajectory
 
 GRPO = GrpoConfig().preset()
@@ -219,6 +219,18 @@ def test_turns_have_the_rewards_that_the_environment_gave_them() -> None:
 
     with pytest.raises(ComponentMissing, match="have no rewards"):
         sequences_of([group(0, several_turns(rewards=(0.5, None, 1.5)))], version=4, max_lag=2, preset=gigpo)
+
+
+def test_a_summary_has_no_number_among_the_turns_that_a_verifier_rewards() -> None:
+    gigpo = GigpoConfig(turn_rewards=True).preset()
+    given = several_turns(rewards=(None, None, None))
+    summary = given.turns[1].model_copy(update={"state": SUMMARY_STATE})
+    told = RewardRecord(reward=3.0, verifier="test", components={"turn_0": 1.0, "turn_1": 2.0})
+    given = given.model_copy(update={"turns": (given.turns[0], summary, given.turns[2]), "reward": told})
+
+    (sequence,) = sequences_of([group(0, given)], version=4, max_lag=2, preset=gigpo)
+
+    assert [turn.reward for turn in sequence.turns] == [1.0, 0.0, 2.0]
 
 
 def test_gigpo_is_the_same_for_one_sequence_and_for_several() -> None:
