@@ -91,8 +91,10 @@ class Opponent:
             language=replace(
                 policy.language, tokenization=self.tokenization, bridges=self.bridges, stop_ids=frozenset()
             ),
-            # For evaluation: it may be sampled greedily.
-            request=policy.request.model_copy(update={"sampling": sampling, "purpose": "evaluate"}),
+            # For evaluation: it may be sampled greedily, and nobody replays its experts.
+            request=policy.request.model_copy(
+                update={"sampling": sampling, "purpose": "evaluate", "routed_experts": False}
+            ),
             sample=self.sample,
             progress=_SilentProgress(policy.progress),
         )

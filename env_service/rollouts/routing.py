@@ -17,6 +17,9 @@ MAX_GROUP_BYTES = 128 << 20
 class TokenRouting:
     """Rows of a context's tokens so far, in order. Of a token that is told twice the first row stays: with it the model
     sampled the token behind it, and what is told later was computed when the context was read in once more.
+
+    A part of given rows is copied: as a view it would keep all of them in memory, at each turn those of the whole
+    context.
     """
 
     pieces: list[tuple[int, ExpertRows]] = field(default_factory=list)
@@ -38,17 +41,21 @@ class TokenRouting:
                     f"{self.pieces[0][1].shape[1]} layers, {self.pieces[0][1].shape[2]} in each"
                 )
             if known < len(rows):
-                self.pieces.append((place + shift + known, rows[known:]))
+                self.pieces.append((place + shift + known, rows[known:].copy() if known else rows))
 
     def cut(self, end: int) -> None:
         """Forget what is known of tokens from `end` on."""
-        self.pieces = [(place, rows[: end - place]) for place, rows in self.pieces if place < end]
+        self.pieces = [(place, _first(rows, end - place)) for place, rows in self.pieces if place < end]
 
     def record(self, end: int) -> RoutedExperts | None:
         """As it goes to the learner, of tokens before `end`; None if nothing is known."""
         kept = TokenRouting(list(self.pieces))
         kept.cut(end)
         return RoutedExperts.of(kept.pieces) if kept.pieces else None
+
+
+def _first(rows: ExpertRows, count: int) -> ExpertRows:
+    return rows if count >= len(rows) else rows[:count].copy()
 
 
 def within_limits(trajectories: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:

@@ -1,5 +1,6 @@
 """Parameters of requests to vLLM, and its outputs as answers of ours."""
 
+import logging
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -14,7 +15,12 @@ from protocol.generation import GeneratePart, Sampling
 from protocol.routed_experts import RoutedExperts
 from protocol.trajectories import FinishReason, VersionSpan
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+MAX_PART_BYTES = 32 << 20
+"""Of a part's routed experts, packed: in base64 they are a third more, and a client takes a line of 64 MiB."""
 
 
 def sampling_params(
@@ -129,7 +135,6 @@ def generate_part(completion: CompletionOutput, *, instance: str, oldest_cache: 
     keys and values of its prompt are older than version `oldest_cache`, or than any of its tokens if that is empty.
     """
     spans = completion.weight_versions or ()
-    routed = None if completion.untold is None else completion.untold.take(completion.token_ids)
     return GeneratePart(
         index=completion.index,
         token_ids=tuple(completion.token_ids),
@@ -145,8 +150,25 @@ def generate_part(completion: CompletionOutput, *, instance: str, oldest_cache: 
             for span in spans
         ),
         finish_reason=_finish_reason(completion.finish_reason),
-        routed_experts=None if routed is None else RoutedExperts.of([routed]),
+        routed_experts=_routed_experts(completion),
     )
+
+
+def _routed_experts(completion: CompletionOutput) -> RoutedExperts | None:
+    """Those that a part tells. More than a client takes in a line are left out: it would refuse the part's tokens, too,
+    at every attempt.
+    """
+    routed = None if completion.untold is None else completion.untold.take(completion.token_ids)
+    if routed is None:
+        return None
+    told = RoutedExperts.of([routed])
+    if told.packed.nbytes <= MAX_PART_BYTES:
+        return told
+    logger.warning(
+        "the routed experts of %d tokens are %d MiB, and %d are the most that a part tells: the learner routes these "
+        "tokens itself", told.tokens, told.packed.nbytes >> 20, MAX_PART_BYTES >> 20,
+    )  # fmt: skip
+    return None
 
 
 def _sampled(logprobs: FlatLogprobs | list[float] | None) -> tuple[float, ...]:

@@ -264,7 +264,8 @@ async def test_a_frozen_player_is_asked_elsewhere_and_never_trained(
     frozen = opponent(other_model, "b", heard=heard)
     made = await chat_bench(lines, extra=[offered()], opponents={"countdown": frozen})
     progress = RolloutProgress()
-    outcome = await made.rollout.run(lease(environment="countdown"), progress)
+    asked = lease(environment="countdown").model_copy(update={"routed_experts": True})
+    outcome = await made.rollout.run(asked, progress)
 
     assert isinstance(outcome, FinishedLease)
     trajectories = outcome.group.trajectories
@@ -272,6 +273,7 @@ async def test_a_frozen_player_is_asked_elsewhere_and_never_trained(
     assert {index for index, _ in lines.prompts} == {0, 1, 4, 5}, "b's turns were asked of the policy"
     assert len(heard) == 4
     assert {(request.purpose, request.sampling.temperature) for request in heard} == {("evaluate", 0.0)}
+    assert not any(request.routed_experts for request in heard), "nobody learns from what it samples"
     texts = frozen.tokenization.decode([list(request.prompt_token_ids) for request in heard], special=True)
     assert all("you are b" in text and "<|im_start|>" not in text for text in texts), "in the opponent's own template"
     # The opponent is older than any of the policy's versions, and that is of no account.

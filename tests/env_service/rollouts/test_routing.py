@@ -168,6 +168,32 @@ def test_a_turn_of_which_nothing_is_told_leaves_a_gap() -> None:
     assert record.routed_experts.spans == ((0, 3),)
 
 
+def held_bytes(rows: np.ndarray) -> int:
+    """What stays in memory because of them."""
+    return rows.nbytes if rows.base is None else max(rows.nbytes, getattr(rows.base, "nbytes", 0))
+
+
+def test_what_is_kept_of_turns_holds_no_more_memory_than_its_own_rows() -> None:
+    """Forty turns, each of which tells all tokens so far again: two bytes of each token are kept, of 4 x 40 tokens."""
+    transcript = Transcript()
+    transcript.begin([1, 2])
+    for turn in range(40):
+        given = transcript.context
+        completion = said(sampled(given, told(part(0, [5, 6]), 0, len(given) + 1)))
+        transcript.sampled(completion, state="")
+        if turn < 39:
+            transcript.show([3, 4])
+    kept = [rows for _, rows in transcript._routing.pieces]
+    assert sum(map(held_bytes, kept)) == sum(rows.nbytes for rows in kept) == 2 * (4 * 40 - 1)
+
+
+def test_what_was_cut_off_holds_no_memory() -> None:
+    known = TokenRouting()
+    known.add(experts(0, 100).pieces())
+    known.cut(3)
+    assert [held_bytes(rows) for _, rows in known.pieces] == [2 * 3]
+
+
 def test_what_is_more_than_a_learner_takes_is_left_out_with_a_word(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,11 +1,13 @@
 """A worker's rows by hand: of prompts that lie in the cache, of what is computed again, in parts one after another."""
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from services.http.client import HttpClient
 from tests.generator.engine.test_packing import as_a_generator
 
 with as_a_generator():
@@ -13,6 +15,7 @@ with as_a_generator():
     from vllm.sampling_params import SamplingParams
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+    from generator.engine import answers
     from generator.engine.routed_experts import RoutedRows, UntoldRows
     from generator.weights import routing_capture
     from generator.weights.routing_capture import ASKED, NotCaptured, RoutingCapture
@@ -179,3 +182,28 @@ def test_a_part_tells_those_before_its_last_token() -> None:
         assert found is not None
         assert (found[0], found[1][:, 0, 0].tolist()) == (start, told)
     assert untold.take([54]) is None
+
+
+def completion_of(untold: UntoldRows, *token_ids: int) -> Any:
+    return SimpleNamespace(
+        index=0, token_ids=token_ids, logprobs=[-0.5] * len(token_ids), weight_versions=(), finish_reason=None,
+        untold=untold,
+    )  # fmt: skip
+
+
+def test_a_part_that_is_too_long_for_a_line_goes_without_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rows of a long prompt are left out, and those of the tokens behind it are told."""
+    longest_line = inspect.signature(HttpClient).parameters["max_answer_bytes"].default
+    assert longest_line * 0.7 > answers.MAX_PART_BYTES * 4 / 3, "in base64, with room for tokens and spans"
+    monkeypatch.setattr(answers, "MAX_PART_BYTES", 100)
+    untold = UntoldRows(2000)
+    untold.add(rows(*np.random.default_rng(0).integers(0, 250, 2001)))
+    first = answers.generate_part(completion_of(untold, 50, 51), instance="i", oldest_cache="")
+    assert (first.token_ids, first.routed_experts) == ((50, 51), None)
+    assert "the learner routes these tokens itself" in caplog.text
+    untold.add(rows(7))
+    second = answers.generate_part(completion_of(untold, 52), instance="i", oldest_cache="")
+    assert second.routed_experts is not None
+    assert second.routed_experts.spans == ((2001, 2002),)
