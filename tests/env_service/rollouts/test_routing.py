@@ -169,7 +169,7 @@ def test_a_turn_of_which_nothing_is_told_leaves_a_gap() -> None:
 
 
 def held_bytes(rows: np.ndarray) -> int:
-    """What stays in memory because of them."""
+    """Bytes that stay in memory because of them."""
     return rows.nbytes if rows.base is None else max(rows.nbytes, getattr(rows.base, "nbytes", 0))
 
 
