@@ -155,8 +155,8 @@ def generate_part(completion: CompletionOutput, *, instance: str, oldest_cache: 
 
 
 def _routed_experts(completion: CompletionOutput) -> RoutedExperts | None:
-    """Those that a part tells. More than a client takes in a line are left out: it would refuse the part's tokens, too,
-    at every attempt.
+    """The rows that a part tells. More than a client takes in a line are left out: it would refuse the part's tokens,
+    too, at every attempt.
     """
     routed = None if completion.untold is None else completion.untold.take(completion.token_ids)
     if routed is None:
