@@ -166,7 +166,7 @@ class TenantMetrics:
         )
         gauge("tenant_completions", "Completions of a tenant that are being sampled.", lambda use: use.completions, sum)
         gauge(
-            "tenant_waiting_seconds", "How long the first of a tenant's operations has waited for its turn.",
+            "tenant_wait_age", "Seconds: how long the first of a tenant's operations has waited for its turn.",
             lambda use: use.waits_s, max,
         )  # fmt: skip
         count("tenant_rows", "Sequences of a tenant that were computed.", 0)

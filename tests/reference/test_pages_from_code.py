@@ -59,7 +59,9 @@ def test_every_metric_of_the_other_pages_is_one(processes: Mapping[str, Describe
 
 
 UNITS = ("seconds", "bytes", "nats", "versions", "ratio", "items", "reward")
-FROM_OUTSIDE = {"environment", "verifier", "teacher", "tracker", "generator_id", "endpoint", "outcome", "state"}
+FROM_OUTSIDE = {
+    "environment", "verifier", "teacher", "tracker", "generator_id", "endpoint", "outcome", "state", "tenant",
+}  # fmt: skip
 """Labels whose values come with settings, tasks, peers, or the books of a run."""
 
 
