@@ -185,9 +185,9 @@ class LearnerLink:
         return self._hello.model_copy(update={"run": self._run, "running": self._held(running)[:MAX_LEASES]})
 
     def _held(self, running: RunningLeases) -> tuple[RunningLease, ...]:
-        finished = self._outbox.held()
-        known = {key_of(lease) for lease in finished}
-        return (*finished, *(lease for lease in running.report_progress() if key_of(lease) not in known))
+        ended = self._outbox.held()
+        known = {key_of(lease) for lease in ended}
+        return (*ended, *(lease for lease in running.report_progress() if key_of(lease) not in known))
 
     def _silent_heartbeats(self) -> float:
         """Number of heartbeats since the learner last said something."""

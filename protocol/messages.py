@@ -66,10 +66,10 @@ OTHERS: frozenset[WaitsFor | None] = frozenset({"rewards", "host"})
 
 
 class RunningLease(WireModel):
-    """An attempt in progress, or finished and not acknowledged yet.
+    """An attempt in progress, or one whose group or failure is not acknowledged yet.
 
     `oldest_version` is that of the oldest token so far, None before the first. `waits_for` says for whom the rollout
-    waits, a finished one for the learner; the time of waiting for rewards, or for the host of its environment, is not
+    waits, one that has ended for the learner; the time of waiting for rewards, or for the host of its environment, is not
     held against it.
     """
 

@@ -65,12 +65,10 @@ class Outbox:
         self._entries.clear()
 
     def held(self) -> tuple[RunningLease, ...]:
-        """The finished groups, as a heartbeat speaks of them: an attempt is alive until its group is acknowledged."""
-        return tuple(
-            _as_running(entry.outcome.group)
-            for entry in self._entries.values()
-            if isinstance(entry.outcome, FinishedLease)
-        )
+        """The outcomes, as a heartbeat speaks of them: an attempt is alive until its group, or its failure, is
+        acknowledged; the learner would take it for lost, and charge that in place of what has failed.
+        """
+        return tuple(_as_running(entry.outcome) for entry in self._entries.values())
 
     def make_due(self, key: LeaseKey | None = None) -> None:
         """Have one outcome, or all of them, sent again at the next opportunity, as after a new Welcome."""
@@ -100,14 +98,19 @@ def _as_failed(group: TrajectoryGroup, error: ProtocolError) -> FailedLease:
     )
 
 
-def _as_running(group: TrajectoryGroup) -> RunningLease:
-    spans = (span for trajectory in group.trajectories for span in trajectory.version_spans)
-    oldest = min((PolicyVersion.parse(span.version) for span in spans), key=lambda v: v.number, default=None)
+def _as_running(outcome: Outcome) -> RunningLease:
+    key = key_of(outcome)
     return RunningLease(
-        incarnation=group.incarnation,
-        lease_id=group.lease_id,
-        attempt=group.attempt,
-        purpose=group.purpose,
-        oldest_version=None if oldest is None else str(oldest),
+        incarnation=key.incarnation,
+        lease_id=key.lease_id,
+        attempt=key.attempt,
+        purpose=key.purpose,
+        oldest_version=_oldest_version(outcome.group) if isinstance(outcome, FinishedLease) else None,
         waits_for="learner",
     )
+
+
+def _oldest_version(group: TrajectoryGroup) -> str | None:
+    spans = (span for trajectory in group.trajectories for span in trajectory.version_spans)
+    oldest = min((PolicyVersion.parse(span.version) for span in spans), key=lambda v: v.number, default=None)
+    return None if oldest is None else str(oldest)

@@ -3,7 +3,8 @@
     granted by this life ───────────────▶ the ledger knows it by the number on the wire
     of a former life, still at work ────▶ adopted: the ledger gives it a number of this life
     of a former life, finished ─────────▶ under the number it was adopted with; else readmitted without one
-    of a former life, failed or unwanted▶ nobody waits for it: acknowledged, cancelled
+    of a former life, failed ───────────▶ charged if it was adopted; else nobody waits for it: acknowledged
+    of a former life, unwanted ─────────▶ nobody waits for it: cancelled
 
 A version of a former life counts if `belongs` says that its policy is an ancestor of the present one.
 """

@@ -154,7 +154,7 @@ class Ledger:
         """Extends the deadlines of the attempts that `holder` reports. Returns those that it should cancel.
 
         running: (lease id, attempt) -> the oldest version that any of the group's tokens was or will be sampled under,
-            None if that is not known yet. An attempt is reported until its group is acknowledged; one that is not
+            None if that is not known yet. An attempt is reported until its outcome is acknowledged; one that is not
             reported (its grant was lost, say) expires, or ends with a list that lacks it (`unlisted`).
         excused: those that wait for something that is not theirs: the time since they were last heard of is not counted
             against them, up to `longest_wait_s` in all, and neither is any in which no generator serves.

@@ -364,6 +364,28 @@ async def test_the_hello_to_a_restarted_learner_names_what_runs_and_what_has_fin
         )
 
 
+async def test_a_failure_that_is_not_acknowledged_is_named_at_a_hello_and_afterwards_no_more() -> None:
+    """Else the learner takes the lease for one whose grant was lost, and the failure comes too late to be charged."""
+    async with conversing(resend_s=60) as talk:
+        await talk.learner.welcome()
+        await talk.learner.grant(lease(5))
+        await talk.rollouts.next_started()
+        failed = FailedLease(incarnation=1, lease_id=5, attempt=0, purpose="train", data_fault=True, reason="odd")
+        await talk.rollouts.finish(failed)
+        await talk.learner.expect(FailedLease)
+        await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
+        hello = await talk.learner.expect(Hello)
+        assert hello.running == (
+            RunningLease(incarnation=1, lease_id=5, attempt=0, purpose="train", waits_for="learner"),
+        )
+        await talk.learner.welcome()
+        assert await talk.learner.expect(FailedLease) == failed
+        await talk.learner.say(acknowledged(lease(5)))
+        await talk.link.wait_for(lambda: len(talk.outbox) == 0)
+        await talk.learner.expect(Heartbeat)
+        assert (await talk.learner.expect(Heartbeat)).running == ()
+
+
 async def test_a_learner_that_refuses_whatever_a_stranger_says_hears_a_hello() -> None:
     """It is not silent, so that silence does not tell that it has been started anew."""
     async with conversing() as talk:
