@@ -2,7 +2,8 @@
 
     Hello ─────▶ is it of the same model and data? ─▶ Welcome, Fleet, then as at a heartbeat; what it was granted and
                  does not list goes to others; then grants; else Refused
-    Heartbeat ─▶ deadlines move, attempts of former lives are adopted; what nobody wants ─▶ Cancelled
+    Heartbeat ─▶ deadlines move, attempts of former lives are adopted; what nobody wants ─▶ Cancelled; some time after a
+                 repeated Hello, what it was granted and does not list goes to others
     Finished ──▶ proven? admissible ─▶ accept, or fail ▶ Acknowledged, then grants
     Failed ────▶ fail ──────────────────────────────▶ Acknowledged, then grants
     Goodbye ───▶ its leases go to others
@@ -131,6 +132,7 @@ class EnvServiceConversation:
         match message:
             case Heartbeat():
                 await self._hear(holder, message.running)
+                await self._compare_again(holder, message.running)
                 if message.fleet is not None:
                     await self._env_services.tell_fleet_again(holder, heard=message.fleet)
             case FinishedLease():
@@ -181,8 +183,10 @@ class EnvServiceConversation:
         await self._flow.grant_all()
 
     def _end_unlisted(self, holder: ConnectedEnvService, running: Sequence[RunningLease]) -> None:
-        """Has granted again what nobody runs: after a cut of the link a grant is lost, and nobody would say so."""
-        if len(running) == MAX_LEASES:  # a hello lists no more
+        """Has training leases granted again that nobody runs: after a cut of the link a grant is lost, and nobody would
+        say so. Those of evaluations are left to their expiry.
+        """
+        if len(running) == MAX_LEASES:  # one message lists no more
             return
         training = [lease for lease in running if lease.purpose == "train"]
         ended = self._incarnations.unlisted(
@@ -193,6 +197,21 @@ class EnvServiceConversation:
                 "env_service %s lacks %d leases that it was granted: they go to others", holder.name, len(ended)
             )
             self._flow.forget(ended, why="expired")
+
+    async def _compare_again(self, holder: ConnectedEnvService, running: Sequence[RunningLease]) -> None:
+        """Ends what a hello could not: a grant just before it may have been on its way, and one that was made after a
+        welcome that was lost, too, is of a run that the hello does not name. Several hellos that were sent one after
+        the other to a learner that was away look alike, so a hello alone does not tell that the welcome was lost.
+        """
+        if holder.greeted_again is None:
+            return
+        if max(len(running), len(holder.running)) >= MAX_LEASES:  # this may be a part of what it runs
+            holder.greeted_again = None
+        elif self._clock() > holder.greeted_again + ON_ITS_WAY_S:
+            holder.greeted_again = None
+            self._end_unlisted(holder, running)
+            self._flow.wake()
+            await self._flow.grant_all()
 
     async def _replace(self, former: ConnectedEnvService) -> None:
         """Another process has the name of an env_service that is gone."""

@@ -37,7 +37,8 @@ _MAX_QUIET_S = 5.0
 @dataclass
 class ConnectedEnvService:
     """An env_service under its socket's address. `running` are its training leases, `evaluated_last` tells that its
-    last grant was of an evaluation.
+    last grant was of an evaluation. It said hello again at `greeted_again`, in seconds, and what it lists since then
+    has not been compared with what it was granted; None if it has, or need not be.
     """
 
     peer: str
@@ -45,6 +46,7 @@ class ConnectedEnvService:
     last_seen: float
     running: set[AttemptId] = field(default_factory=set)
     evaluated_last: bool = False
+    greeted_again: float | None = None
 
     @property
     def name(self) -> str:
@@ -143,7 +145,9 @@ class EnvServices:
         known = self._by_name.get(hello.env_id)
         if known is not None:
             self._names.pop(known.peer, None)
-        holder = ConnectedEnvService(peer=peer, hello=hello, last_seen=now, running=known.running if known else set())
+        holder = ConnectedEnvService(peer=peer, hello=hello, last_seen=now)
+        if known is not None:
+            holder.running, holder.greeted_again = known.running, now
         self._by_name[hello.env_id] = holder
         self._names[peer] = hello.env_id
         self._may_have_room[hello.env_id] = None
@@ -160,6 +164,8 @@ class EnvServices:
         """The learner did nothing for so long, and heard nothing either."""
         for holder in self._by_name.values():
             holder.last_seen += seconds
+            if holder.greeted_again is not None:
+                holder.greeted_again += seconds
 
     def release(self, ended: Iterable[EndedAttempt]) -> None:
         """These attempts are over. Those that nobody runs any more may still be in somebody's books."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from env_service.leases.outbox import Outbox
 from learner.evaluation.config import EvaluationConfig
 from learner.journal.checkpoints import VersionScore
 from learner.journal.journal import LoggedBatch, LoggedFilter, LoggedGroup
@@ -374,6 +375,78 @@ async def test_leases_that_were_granted_just_now_may_be_on_their_way_when_a_hell
         await env.leases(2)
         ours.clock.now = 1.0
         await env.enter(capacity=2)
+        await env.finish(group(0), group(1))
+        assert ours.left_out["expired"] == 0
+
+
+async def test_a_failure_that_waits_to_be_sent_at_a_hello_is_charged_as_what_it_is(tmp_path: Path) -> None:
+    """Of two leases that an env_service does not run any more, one has failed, and the grant of the other was lost."""
+    async with learner(tmp_path) as ours, ours.env("a") as env:
+        await env.enter(capacity=2)
+        await env.leases(2)
+        outbox = Outbox(resend_s=1.0)
+        outbox.add(failed(0, reason="bad task"))
+        ours.clock.now = 3.0
+        await env.enter(capacity=2, running=outbox.held())
+        assert [(lease.lease_id, lease.attempt) for lease in await env.leases(1)] == [(1, 1)]
+        assert LEDGER.data_retries == 0
+        await env.send(failed(0, reason="bad task"))
+        await env.next(OutcomeReceipt)
+        assert [(letter["lease_id"], letter["data_fault"]) for letter in letters(ours)] == [(0, True)]
+        assert ours.left_out["expired"] == 1
+        assert [lease.lease_id for lease in await env.leases(1)] == [2], "its place is free"
+
+
+async def greet(env: ScriptedEnv, *, capacity: int = 2) -> None:
+    """Says hello as one that no learner has welcomed yet, and waits for the whole welcome."""
+    await env.send(env.hello(capacity=capacity, run=""))
+    await env.next(Welcome)
+    await env.next(Fleet)
+
+
+async def test_a_grant_that_was_lost_together_with_the_first_welcome_is_granted_again(tmp_path: Path) -> None:
+    """The env_service says hello again within the time in which a grant may be on its way, and knows no run yet."""
+    async with learner(tmp_path) as ours, ours.env("a") as env:
+        await greet(env)
+        await env.leases(2)
+        ours.clock.now = 1.0
+        await greet(env)
+        ours.clock.now = 3.5
+        await env.send(Heartbeat(running=()))
+        assert {(lease.lease_id, lease.attempt) for lease in await env.leases(2)} == {(0, 1), (1, 1)}
+        assert ours.left_out["expired"] == 2
+        ours.clock.now = 7.0
+        await env.send(Heartbeat(running=(), fleet=0))
+        await env.next(Fleet)
+        assert ours.left_out["expired"] == 2, "it has been compared: what is not listed now has its time-out"
+
+
+async def test_hellos_that_queued_up_before_the_first_welcome_take_no_leases_away(tmp_path: Path) -> None:
+    """The learner comes to the second one late; the first heartbeat was sent before the grant arrived."""
+    async with learner(tmp_path) as ours, ours.env("a") as env:
+        await greet(env)
+        await env.leases(2)
+        ours.clock.now = 10.0
+        await greet(env)
+        await env.send(Heartbeat(running=(), fleet=0))
+        await env.next(Fleet)
+        ours.clock.now = 13.0
+        await env.send(Heartbeat(running=(*running(0).running, *running(1).running), fleet=0))
+        await env.next(Fleet)
+        await env.finish(group(0), group(1))
+        assert ours.left_out["expired"] == 0
+
+
+async def test_a_list_that_may_be_a_part_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learner.leases.conversation.MAX_LEASES", 2)
+    async with learner(tmp_path) as ours, ours.env("a") as env:
+        await greet(env, capacity=3)
+        await env.leases(3)
+        ours.clock.now = 1.0
+        await greet(env, capacity=3)
+        ours.clock.now = 4.0
+        await env.send(Heartbeat(running=running(2).running, fleet=0))
+        await env.next(Fleet)
         await env.finish(group(0), group(1))
         assert ours.left_out["expired"] == 0
 
