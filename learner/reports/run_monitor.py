@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from learner.weights.fleet import FleetMembers
 from protocol.messages import StatusNote
 from protocol.status import Status
+from services.config.devices import has_whole_machine
 from services.diagnosis.asked import AskedProcess, Condition, Target
 from services.diagnosis.asking import ask
 from services.diagnosis.culprits import diagnose
@@ -44,7 +45,8 @@ class GeneratorsLoad:
     """Sums over all generators: sequences that run, of `limit` at most, and tokens a second; of `busy` the mean.
 
     `cores` are those that all processes of a kind had at work then, on `hosts` machines, as far as they tell;
-    `machine_cores` those that anybody had at work on the learner's machine since the load before.
+    `machine_cores` those that anybody had at work on the learner's machine since the load before; None in a container
+    with a part of its cores, as what is at work on the others takes none of these.
     """
 
     generators: int
@@ -139,6 +141,8 @@ class RunMonitor:
 
     def _machine_cores(self) -> float | None:
         now, cpu_s = self._clock(), machine_cpu_s()
+        if cpu_s is not None and not has_whole_machine():
+            cpu_s = None
         before, self._machine = self._machine, None if cpu_s is None else (now, cpu_s)
         if before is None or cpu_s is None or now <= before[0]:
             return None

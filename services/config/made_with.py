@@ -27,6 +27,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+from services.config.devices import usable_cores
 from services.process import WrongSettings
 
 logger = logging.getLogger(__name__)
@@ -251,8 +252,8 @@ def _replace(folder: Path, made: Mapping[str, Any]) -> None:
 
 
 def here() -> dict[str, Any]:
-    """This machine, and the versions of what is installed on it."""
-    host = {"name": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()}
+    """This machine, with the cores of it that this process may use, and the versions of what is installed on it."""
+    host = {"name": socket.gethostname(), "system": platform.platform(), "cores": usable_cores()}
     return {"versions": _versions(), "host": host}
 
 

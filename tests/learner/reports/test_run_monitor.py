@@ -164,9 +164,13 @@ async def test_a_generator_that_took_its_leave_and_one_whose_work_others_do_are_
         }
 
 
-async def test_the_cores_that_a_machine_uses_are_told_between_two_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("has_all", "expected"), [(True, [None, 1.5, None, None]), (False, [None] * 4)])
+async def test_the_cores_that_a_machine_uses_are_told_between_two_loads_of_one_that_has_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, has_all: bool, expected: list[float | None]
+) -> None:
     watched, used_s = WatchedFleet(), iter([100.0, 130.0, None, 150.0])
     monkeypatch.setattr(run_monitor, "machine_cpu_s", lambda: next(used_s))
+    monkeypatch.setattr(run_monitor, "has_whole_machine", lambda: has_all)
     told = list[float | None]()
     async with generator(GENERATOR) as url:
         watched.join(url)
@@ -176,7 +180,7 @@ async def test_the_cores_that_a_machine_uses_are_told_between_two_loads(monkeypa
             assert found is not None
             told.append(found.machine_cores)
             watched.clock.now += 20.0
-    assert told == [None, 1.5, None, None], "30 s of cores in 20 s; nobody tells; no load before"
+    assert told == expected, "30 s of cores in 20 s; nobody tells; no load before"
 
 
 async def test_the_load_of_all_generators_is_told_together() -> None:

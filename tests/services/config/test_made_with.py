@@ -43,7 +43,13 @@ def test_the_record_holds_defaults_versions_and_the_command_and_no_secret(tmp_pa
     assert "very-secret" not in text
     assert {"headway", "python", "torch"} <= record["versions"].keys()
     assert record["command"]
-    assert record["host"]["cores"] >= 1
+    assert record["host"]["cores"] > 0
+
+
+def test_the_cores_of_the_record_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {5})
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert 0 < made_with.here()["host"]["cores"] <= 1
 
 
 @pytest.mark.parametrize(
