@@ -10,6 +10,7 @@ from pydantic import Field
 from protocol.model import WireModel
 
 Place = Literal["memory", "disk", "unloaded"]
+MAX_WAITS_FOR_CHARS = 200
 
 
 class TenantStatus(WireModel):
@@ -43,7 +44,7 @@ class TenantRunStatus(WireModel):
     steps: int = Field(ge=0)
     queued: int = Field(ge=0)
     completions: int = Field(ge=0)
-    waits_for: str = Field(max_length=200)
+    waits_for: str = Field(max_length=MAX_WAITS_FOR_CHARS)
     since_s: float = Field(ge=0)
     place: Place
     rows_per_s: float = Field(ge=0)

@@ -2,9 +2,10 @@
 of the journal, would grow with every one that a client has ever made.
 
 A loss goes when its session has been silent for long, or when its tenant has made many others that were used later; but
-never while an operation that a start would do again needs it.
+never while an operation that a start would do again needs it. One that is being dropped is there for nobody any more.
 """
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterator, Set
 
@@ -23,24 +24,46 @@ class CustomLosses:
         self._log, self._models, self._most = log, models, most
         self._uses: dict[str, dict[str, int]] = {}
         """By loss, the one made or used last at the end: the last operation of each model that uses it."""
+        self._dropping: set[str] = set()
+        self._lock = threading.Lock()
+        """Held while it is decided whether a loss is used or dropped."""
 
     def made(self, loss_id: str) -> None:
         """A client has made the loss, and will use it."""
         self._uses[loss_id] = self._uses.pop(loss_id, {})
 
-    def used(self, loss_id: str, model_id: str, seq_id: int) -> None:
-        """An operation uses the loss; it may not be in the journal yet. May be called from any thread."""
-        uses = self._uses.pop(loss_id, {})
-        uses[model_id] = max(seq_id, uses.get(model_id, seq_id))
-        self._uses[loss_id] = uses
+    def used(self, loss_id: str, model_id: str, seq_id: int) -> bool:
+        """An operation uses the loss, if that is still there; False if it is not. May be called from any thread.
+
+        The operation may not be in the journal yet; its model counts it as `accepting` from before this call on.
+        """
+        with self._lock:
+            if loss_id in self._dropping or loss_id not in self._log.catalog.losses:
+                return False
+            uses = self._uses.pop(loss_id, {})
+            uses[model_id] = max(seq_id, uses.get(model_id, seq_id))
+            self._uses[loss_id] = uses
+            return True
 
     async def drop(self, silent: Set[str]) -> None:
         """Drop those of sessions that were `silent` for long, and what a tenant has too many. Raises OSError."""
         entries = [*self._too_many(), *(each for each in self._entries() if each.session_id in silent)]
         for entry in {each.loss_id: each for each in entries}.values():
-            if self._is_free(entry.loss_id):
+            if not self._begin_to_drop(entry.loss_id):
+                continue
+            try:
                 await self._log.entry(entry.model_copy(update={"dropped": True}))
-                self._uses.pop(entry.loss_id, None)
+            except OSError:
+                self._dropping.discard(entry.loss_id)
+                raise
+            self._uses.pop(entry.loss_id, None)
+            self._dropping.discard(entry.loss_id)
+
+    def _begin_to_drop(self, loss_id: str) -> bool:
+        with self._lock:
+            if free := self._is_free(loss_id):
+                self._dropping.add(loss_id)
+            return free
 
     def _entries(self) -> list[LossEntry]:
         return list(self._log.catalog.losses.values())

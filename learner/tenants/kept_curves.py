@@ -30,6 +30,7 @@ class KeptCurves:
     def __init__(self, folder: Path, records: RunRecords, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._records, self._clock = folder, records, clock
         self._written_at = clock()
+        self._writing: asyncio.Task[None] | None = None
 
     def read(self) -> None:
         """Take up what former lives left. A file that cannot be read is no reason not to start."""
@@ -50,15 +51,28 @@ class KeptCurves:
             setattr(record, name, total)
 
     async def write(self, *, now: bool = False) -> None:
-        """Write what has changed, if that is due, and remove files of runs that are kept no more. Raises OSError."""
+        """Write what has changed, if that is due, and remove files of runs that are kept no more. Raises OSError, and
+        then has all of it to write at the next call.
+        """
+        while self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing])  # one whose caller was cancelled goes on
         if not now and self._clock() - self._written_at < _EVERY_S:
             return
-        self._written_at = self._clock()
-        changed, self._records.changed = self._records.changed, set()
+        self._writing = asyncio.create_task(self._write())
+        await asyncio.shield(self._writing)
+
+    async def _write(self) -> None:
+        before, self._written_at = self._written_at, self._clock()
         runs = self._records.runs
-        told = {_path(self._folder, each): _told(each, runs[each]) for each in changed if each in runs}
+        changed, self._records.changed = self._records.changed & runs.keys(), set()
+        told = {_path(self._folder, each): _told(each, runs[each]) for each in changed}
         kept = {_path(self._folder, each) for each in runs}
-        await asyncio.to_thread(self._put, told, kept)
+        try:
+            await asyncio.to_thread(self._put, told, kept)
+        except OSError:
+            self._records.changed |= changed
+            self._written_at = before
+            raise
 
     def _put(self, told: dict[Path, dict[str, Any]], kept: set[Path]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

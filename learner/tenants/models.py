@@ -19,9 +19,9 @@ class TrainingModel:
     """A training model. `next_seq`: the operation whose turn is next to come; `early`: those that came before it.
 
     `ready` are operations in turn, `done_seq` is the last one that was done, `snapshot_seq` the last one in the
-    snapshot on the disk; -1 is none. `resident`: the trainer holds its adapter. `accepting` counts operations that may
-    be in the journal, and are not in its queue yet. `waits_since`: the time from which on what it has in its queue has
-    waited, None if that is nothing; it begins anew with each turn of it.
+    snapshot on the disk; -1 is none. `resident`: the trainer holds its adapter. `accepting` counts operations that are
+    read or may be in the journal, and are not in its queue yet. `waits_since`: the time from which on what it has in
+    its queue has waited, None if that is nothing; it begins anew with each turn of it.
     """
 
     entry: ModelEntry

@@ -206,10 +206,12 @@ class TenantService:
         return request_id
 
     async def _accept(self, tenant: Tenant, logged: LoggedOperation, future: ResultFuture) -> None:
-        logged, work = await self._off_loop(len(logged.body), lambda: self._reader.accept(logged, owner=tenant.name))
         model = self.models.by_id[logged.model_id]
-        model.accepting += 1
+        model.accepting += 1  # before it is read: what it needs must stay from there on
         try:
+            logged, work = await self._off_loop(
+                len(logged.body), lambda: self._reader.accept(logged, owner=tenant.name)
+            )
             await self._durably(self.log.operation(logged), undo=future.request_id)
             self._enqueue(logged, work, future)
         finally:

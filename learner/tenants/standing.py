@@ -18,10 +18,11 @@ from learner.tenants.service import TenantService
 from learner.tenants.work import Operation
 from learner.training.client_operations import ForwardBackward
 from protocol.status import PeerStatus
-from protocol.tenants import CallAtWork, Place, TenantRunStatus, TenantsStatus, TenantStatus
+from protocol.tenants import MAX_WAITS_FOR_CHARS, CallAtWork, Place, TenantRunStatus, TenantsStatus, TenantStatus
 
 MOST_LISTED = 64
 _MOST_NAMES = 3
+_BEHIND = "its turn, behind "
 _TITLE_CHARS = 80
 _OTHER = "another tenant"
 
@@ -121,8 +122,7 @@ class TenantsStanding:
         if turn is not None and model.entry.model_id in self._owners:
             return "the trainer, which has it in hand", self._now - turn.began
         if model.ready:
-            behind = self._named(self._owners.values())
-            return f"its turn, behind {behind}" if behind else "its turn", models.waited_s(model)
+            return self._behind(self._owners.values()), models.waited_s(model)
         if model.early:
             return f"operation {model.next_seq}, which its client has not sent", models.waited_s(model)
         if samples.completions:
@@ -131,10 +131,13 @@ class TenantsStanding:
             return "its client", models.idle_s(model)
         return "nobody: its client is gone", models.idle_s(model)
 
-    def _named(self, owners: Collection[str]) -> str:
+    def _behind(self, owners: Collection[str]) -> str:
+        """Says behind whom, with as many names as there is room for: one at least, since none is over 64 characters."""
         names = sorted({each if self._sees(each) else _OTHER for each in owners})
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        return ", ".join(names[:_MOST_NAMES]) + more
+        if not names:
+            return "its turn"
+        texts = (_BEHIND + _enumerated(names, most) for most in range(_MOST_NAMES, 0, -1))
+        return next(text for text in texts if len(text) <= MAX_WAITS_FOR_CHARS)
 
     def _tenants(self) -> list[TenantStatus]:
         runs: dict[str, int] = {}
@@ -194,6 +197,11 @@ class TenantsStanding:
 
 def _or_never(ages: Iterable[float]) -> tuple[float, ...]:
     return (*ages, float("inf"))
+
+
+def _enumerated(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _rows(operation: Operation) -> int:

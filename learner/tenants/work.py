@@ -135,8 +135,9 @@ class SampledVersions(Protocol):
 
 
 class WorkReader:
-    """Parses operations. `parse_graph` makes the graph of a custom loss, `loss_used` is told which operation uses it;
-    `check` is the trainer's, `check_claims` and `sampled_versions` those of the sampled sequences.
+    """Parses operations. `parse_graph` makes the graph of a custom loss, `loss_used` is told which operation uses it,
+    and says if it is still there; `check` is the trainer's, `check_claims` and `sampled_versions` those of the sampled
+    sequences.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class WorkReader:
         *,
         losses: Mapping[str, LossEntry],
         parse_graph: Callable[[LossEntry], "LossGraph"],
-        loss_used: Callable[[str, str, int], None],
+        loss_used: Callable[[str, str, int], bool],
         check: Callable[[ForwardBackward], None],
         check_claims: CheckClaims,
         sampled_versions: SampledVersions,
@@ -218,11 +219,10 @@ class WorkReader:
             return None
         loss_id = str(body.config.get("loss_id", ""))
         loss = self._losses.get(loss_id)
-        if loss is None or loss.owner != owner:
+        if loss is None or loss.owner != owner or not self._loss_used(loss_id, body.model_id, body.seq_id):
             raise TinkerWireError(
                 f"loss_fn_config.loss_id: no custom loss {loss_id!r}; make it with create_custom_loss"
             )
-        self._loss_used(loss_id, body.model_id, body.seq_id)
         return self._parse_graph(loss)
 
 

@@ -1,17 +1,23 @@
 """Custom losses in the catalog: bounded, and there for as long as an operation may have to be done again."""
 
+import asyncio
+import errno
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from learner.tenants import service
 from learner.tenants.catalog import LossEntry, ModelEntry
 from learner.tenants.custom_losses import CustomLosses
 from learner.tenants.models import TrainingModels
 from learner.tenants.operations import OperationLog
 from learner.training.client_operations import AdapterShape
 from protocol.tinker.bodies import CreateCustomLoss
+from protocol.tinker.messages import MESSAGES
+from tests.learner.tenants.service_client import forward_backward, served
 
 
 def loss(name: str, *, owner: str = "a", session: str = "s", created_at: float = 0.0) -> LossEntry:
@@ -77,3 +83,64 @@ async def test_of_too_many_those_that_were_used_first_go_and_others_tenants_keep
     await kept.losses.drop(set())
 
     assert kept.names == ["two", "four", "theirs"], "one and three were neither made nor used of late"
+
+
+async def test_a_loss_that_is_being_dropped_is_there_for_no_operation(kept: Kept, tmp_path: Path) -> None:
+    await kept.log.entry(loss("old", session="gone"))
+    dropping = asyncio.create_task(kept.losses.drop({"gone"}))
+    await asyncio.sleep(0)
+    assert kept.names == ["old"], "it is not on the disk yet"
+    kept.model.accepting = 1
+
+    assert kept.losses.used("old", "m", 1) is False
+    await dropping
+    assert kept.losses.used("old", "m", 1) is False
+    assert kept.names == []
+
+
+async def test_a_loss_whose_drop_the_disk_refused_is_there_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    await kept.log.entry(loss("old", session="gone"))
+
+    def full(parts: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(kept.log, "_append_synced", full)
+    with pytest.raises(OSError, match="no room"):
+        await kept.losses.drop({"gone"})
+    assert kept.losses.used("old", "m", 1) is True
+
+
+def by_custom_loss(model_id: str, seq_id: int, loss_id: str) -> bytes:
+    request = MESSAGES["ForwardBackwardRequest"].FromString(forward_backward(model_id, seq_id))
+    request.loss_fn = "custom"
+    request.loss_fn_config_v2["loss_id"].text = loss_id
+    return bytes(request.SerializeToString())
+
+
+async def test_a_loss_is_not_dropped_while_an_operation_that_uses_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_OFF_LOOP_BYTES", 0)  # all bodies are read in a thread
+    entered, go_on = threading.Event(), threading.Event()
+
+    def parse(body: CreateCustomLoss) -> str:
+        entered.set()
+        assert go_on.wait(60)
+        return body.name
+
+    async with served(tmp_path) as parts:
+        client = parts.client("a")
+        model_id = await client.model()
+        monkeypatch.setattr(parts.service, "_parse_graph", parse)
+        await parts.service.log.entry(loss("l", session="gone"))
+        headers = {"Content-Type": "application/x-protobuf"}
+        content = by_custom_loss(model_id, 1, "l")
+        sent = asyncio.create_task(client.http.post("/forward_backward", content=content, headers=headers))
+        try:
+            assert await asyncio.to_thread(entered.wait, 60)
+            await parts.service._losses.drop({"gone"})
+        finally:
+            go_on.set()
+        await client.result((await sent).json())
+
+        assert list(parts.service.log.catalog.losses) == ["l"]

@@ -1,5 +1,6 @@
 """Curves of runs on the disk: the same after a start, nothing twice, and no obstacle to it."""
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -54,6 +55,52 @@ async def test_only_what_changed_is_written_and_what_is_kept_no_more_is_removed(
     assert len(list((tmp_path / "curves").iterdir())) == 2
 
 
+async def test_what_the_disk_refused_is_written_at_the_next_call(tmp_path: Path) -> None:
+    clock, records, folder = ByHand(), RunRecords(), tmp_path / "curves"
+    files = KeptCurves(folder, records, clock=clock)
+    trained(records, "one", (1, {}))
+    folder.touch()  # no folder can be made in its place
+    clock.now += 61
+    with pytest.raises(OSError, match="curves"):
+        await files.write()
+    folder.unlink()
+    await files.write()
+    assert len(list(folder.iterdir())) == 1
+    assert records.changed == set()
+
+
+async def test_runs_that_are_kept_no_more_are_not_remembered_while_the_disk_refuses(tmp_path: Path) -> None:
+    records, folder = RunRecords(most=2), tmp_path / "curves"
+    files = KeptCurves(folder, records)
+    folder.touch()
+    for number in range(9):
+        trained(records, f"m{number}", (1, {}))
+        with pytest.raises(OSError, match="curves"):
+            await files.write(now=True)
+    assert records.changed == {"m7", "m8"}
+
+
+async def test_a_write_whose_caller_was_cancelled_ends_before_the_next_one_and_what_it_failed_at_is_in_that(
+    tmp_path: Path,
+) -> None:
+    records, folder = RunRecords(), tmp_path / "curves"
+    files = KeptCurves(folder, records)
+    trained(records, "one", (1, {}))
+    folder.touch()
+    sweep = asyncio.create_task(files.write(now=True))
+    while records.changed:  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0)
+    sweep.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sweep
+    with pytest.raises(OSError, match="curves"):
+        await files.write(now=True)
+    folder.unlink()
+    await files.write(now=True)
+
+    assert len(list(folder.iterdir())) == 1
+
+
 async def test_a_damaged_file_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     records = RunRecords()
     for name in ("one", "two", "three", "four"):
@@ -76,6 +123,15 @@ def test_columns_of_other_lengths_are_no_curve() -> None:
     state = RunCurve().state()
     with pytest.raises(ValueError, match="not of one length"):
         RunCurve.of({**state, "times": [1.0]})
+
+
+def test_a_file_of_a_former_release_has_its_newest_steps_one_by_one() -> None:
+    state = {"width": 3, "steps": [3], "times": [3.0], "columns": {"loss": [9.0]}}
+    curve = RunCurve.of({**state, "open": [[4, 4.0, {"loss": 2.0}], [5, 5.0, {"loss": 4.0, "late": 1.0}]]})
+
+    assert curve.columns() == {"step": [3, 5], "unix_s": [3.0, 5.0], "loss": [9.0, 3.0]}
+    curve.add(6, 6.0, {"loss": 9.0, "late": 2.0})
+    assert curve.columns() == {"step": [3, 6], "unix_s": [3.0, 6.0], "loss": [9.0, 5.0], "late": [None, 1.5]}
 
 
 async def losses_of(client: Client, model_id: str, steps: range) -> None:

@@ -1,6 +1,8 @@
 """Records of what runs and tenants have done: sums, rates and curves by hand, in bounded room."""
 
 import itertools
+import json
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -135,3 +137,28 @@ def test_the_room_of_a_curve_does_not_depend_on_its_steps(steps: int) -> None:
     for step in range(steps):
         curve.add(step, 0.0, {"loss": 1.0})
     assert len(curve.columns()["loss"]) <= 17
+
+
+def test_the_room_of_a_curve_does_not_depend_on_how_many_names_its_steps_have() -> None:
+    curve, largest = RunCurve(most=2), 0
+    for step in range(1000):
+        curve.add(step, 0.0, {f"n{(step * 20 + number) % 5000}": 1.0 for number in range(20)} | {"x" * 65: 1.0})
+        largest = max(largest, len(json.dumps(curve.state())))
+
+    assert curve.names == tuple(f"n{number}" for number in range(MOST_NUMBERS))
+    assert largest < 100 * MOST_NUMBERS
+
+
+def test_the_newest_steps_have_the_mean_of_those_that_have_a_number() -> None:
+    curve = RunCurve(most=2)
+    for step in range(4):
+        curve.add(step, float(step), {"loss": 1.0})
+    curve.add(4, 4.0, {"loss": 2.0})
+    curve.add(5, 5.0, {})
+    curve.add(6, 6.0, {"loss": math.nan})
+    newest = curve.columns()["loss"][-1]
+    curve.add(7, 7.0, {"loss": 6.0})
+
+    assert newest == 2.0
+    assert curve.columns()["step"][-1] == 7
+    assert curve.columns()["loss"][-1] == 2.5, "of two points (1 and 4) of four steps each"

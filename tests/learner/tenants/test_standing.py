@@ -3,15 +3,18 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from learner.tenants.run_records import shown_name
 from learner.tenants.standing import TenantsStanding
+from learner.training.client_operations import AdamStep
 from protocol.status import PeerStatus
 from protocol.tenants import TenantRunStatus
 from tests.learner.tenants.service_client import Served, served
+from tests.learner.tenants.test_run_records import operation
 
 GENERATOR = PeerStatus(name="g", kind="generator", url="http://g", last_heard_s=3.0, state="answers")
 
@@ -147,3 +150,28 @@ async def test_what_is_listed_is_bounded_and_the_busiest_come_first(tmp_path: Pa
         found = TenantsStanding(parts.service).status()
         assert (len(found.runs), found.run_count) == (64, 70)
         assert found.runs[0].name == shown_name("a", models[3])
+
+
+@pytest.mark.parametrize(
+    ("names", "behind"),
+    [
+        (["c", "a", "b", "d", "e"], "a, b, c and 2 more"),
+        (["z" * 64, "x" * 64, "y" * 64], f"{'x' * 64}, {'y' * 64} and 1 more"),
+        ([f"{number:064}" for number in range(1000)], f"{0:064}, {1:064} and 998 more"),
+    ],
+)
+async def test_names_of_any_length_fit_into_the_status(tmp_path: Path, names: list[str], behind: str) -> None:
+    async with served(tmp_path) as parts:
+        service = parts.service
+        model_id = await parts.client("b").model()
+        entry = service.models.by_id[model_id].entry
+        for name in names:
+            service.models.add_model(entry.model_copy(update={"owner": name, "model_id": f"of {name}"}), covered=None)
+        service.records.begin([operation(f"of {name}", AdamStep(f"of {name}")) for name in names])
+        waiting = operation(model_id, AdamStep(model_id))
+        service.models.enqueue(replace(waiting, seq_id=1))
+
+        assert waits(parts, model_id) == f"its turn, behind {behind}"
+        assert len(TenantsStanding(service).status().model_dump_json()) > 0
+        service.models.take([service.models.by_id[model_id].ready[0]])
+        service.records.end()
