@@ -234,6 +234,7 @@ class Serving:
                     n=request.n,
                     sampling=request.sampling,
                     routed_experts=request.routed_experts,
+                    routed_experts_from=request.routed_experts_from,
                 )
                 async with aclosing(parts):
                     async for some in parts:

@@ -59,7 +59,7 @@ class Sampling(WireModel):
 
 class GenerateRequest(WireModel):
     """Tokens in: `n` completions of one prompt. `routed_experts` asks for the experts of its tokens, where the
-    generator can tell them.
+    generator can tell them: of those from the prompt's token `routed_experts_from` on, as of others they are known.
     """
 
     request_id: str = Field(min_length=1, max_length=256)
@@ -68,6 +68,7 @@ class GenerateRequest(WireModel):
     purpose: Purpose = "train"
     sampling: Sampling
     routed_experts: bool = Field(default=False, exclude_if=lambda asked: not asked)
+    routed_experts_from: int = Field(default=0, ge=0, le=1 << 21, exclude_if=lambda first: not first)
 
 
 class GeneratePart(WireModel):

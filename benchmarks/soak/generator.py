@@ -133,7 +133,7 @@ def install() -> None:
         adapter_answer=None,
         adapter_sampling_params=None,
         generate_part=lambda part, *, instance, oldest_cache: part.signed(instance, oldest_cache=oldest_cache),
-        sampling_params=lambda routed_experts=False, **given: ours.TorchParams(**given),
+        sampling_params=lambda routed_experts=False, routed_experts_from=0, **given: ours.TorchParams(**given),
         scoring_params=lambda top=0: ours.TorchParams(),
         scored_sequence=ours.scored_sequence,
     )

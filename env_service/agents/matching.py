@@ -19,6 +19,7 @@ from env_service.environments.interface import Tool
 from env_service.environments.tokenization import ChatTemplateError
 from env_service.rollouts.completions import Completion
 from env_service.rollouts.conversation import Nonsense
+from env_service.rollouts.routing import TokenRouting
 from env_service.rollouts.speech import Language, Transcript
 from services.user_code import checked_number
 
@@ -58,6 +59,12 @@ class Branch:
             rows += [each.completion.token_ids if each.completion else (), each.given]
             each = each.parent
         return tuple(token for row in reversed(rows) for token in row)
+
+    @property
+    def routed(self) -> int:
+        """Place in `context` behind the last token whose routed experts its ancestors' completions hold."""
+        before = self.parent.completion if self.parent else None
+        return before.routing.end if before else 0
 
     def deliver(self) -> None:
         """The agent has it, and so it has those before."""
@@ -167,6 +174,8 @@ class RecordedTurns:
         for path in self._paths():
             first = path[0]
             found.begin([*(first.parent.context if first.parent else ()), *first.given])
+            for routing in _routings(first.parent):
+                found.know(routing)
             for number, branch in enumerate(path):
                 if number:
                     found.show(branch.given)
@@ -205,6 +214,15 @@ class RecordedTurns:
         for turn in self.turns:
             found += [each.text for each in turn.said] + ([_shown(turn.reply)] if turn.reply else [])
         return found
+
+
+def _routings(branch: Branch | None) -> Sequence[TokenRouting]:
+    """Of a turn and its ancestors, the first one's first: each has the rows that those before it lack."""
+    found: list[TokenRouting] = []
+    while branch is not None:
+        found += [branch.completion.routing] if branch.completion else []
+        branch = branch.parent
+    return found[::-1]
 
 
 def _following(

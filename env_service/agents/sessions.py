@@ -343,6 +343,7 @@ class AgentSession:
                     "request_id": f"{self.speaker.request.request_id}/{self.index}.{answering.id.rpartition('-')[2]}",
                     "prompt_token_ids": prompt,
                     "sampling": sampling,
+                    "routed_experts_from": answering.branch.routed,
                 }
             )
             with self.speaker.progress.waiting_for("generators"):

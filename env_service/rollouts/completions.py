@@ -53,7 +53,8 @@ class Completion:
     `end_of` tells where it ends besides where the generator does; `done` is set when it has ended. `asked_at` and
     `ended_at` are seconds of the monotonic clock. After each part, `on_growth` is called. `prefers` is the generator
     that holds what it goes on from; of those that wait for one, the lowest `rank` goes first. `routing` counts from the
-    first of the `prompt_tokens` that its first request gave, and ends before its last token.
+    first of the `prompt_tokens` that its first request gave, begins where that asked for it, and ends before its last
+    token.
     """
 
     index: int
@@ -231,6 +232,7 @@ class CompletionPiece:
         """The request for this piece of `whole`."""
         for completion in self.completions:
             completion.prompt_tokens = len(whole.prompt_token_ids)
+            completion.routing.start = whole.routed_experts_from
             completion.begin_request()
         first = self.completions[0]
         prefix = first.token_ids
@@ -239,6 +241,7 @@ class CompletionPiece:
                 "prompt_token_ids": (*whole.prompt_token_ids, *prefix),
                 "n": len(self.completions),
                 "sampling": _sampling(whole.sampling, index=first.index, prefix=len(prefix)),
+                "routed_experts_from": min(completion.routing.end for completion in self.completions),
             }
         )
 

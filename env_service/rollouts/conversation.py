@@ -284,6 +284,7 @@ class Conversation:
                 "request_id": f"{request.request_id}/{self.index}.{turn}",
                 "prompt_token_ids": self.speech.transcript.context,
                 "sampling": self._sampling(request.sampling, turn),
+                "routed_experts_from": self.speech.transcript.routed,
             }
         )
 

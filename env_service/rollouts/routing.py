@@ -16,18 +16,20 @@ MAX_GROUP_BYTES = 128 << 20
 @dataclass
 class TokenRouting:
     """Rows of a context's tokens so far, in order. Of a token that is told twice the first row stays: with it the model
-    sampled the token behind it, and what is told later was computed when the context was read in once more.
+    sampled the token behind it, and what is told later was computed when the context was read in once more. Those of
+    tokens before `start` are somebody else's, and are not taken.
 
     A part of given rows is copied: as a view it would keep all of them in memory, at each turn those of the whole
     context.
     """
 
     pieces: list[tuple[int, ExpertRows]] = field(default_factory=list)
+    start: int = 0
 
     @property
     def end(self) -> int:
-        """Place behind the last token that has a row."""
-        return self.pieces[-1][0] + len(self.pieces[-1][1]) if self.pieces else 0
+        """Place behind the last token that has a row, or `start`."""
+        return self.pieces[-1][0] + len(self.pieces[-1][1]) if self.pieces else self.start
 
     def add(self, pieces: Iterable[tuple[int, ExpertRows]], *, shift: int = 0) -> None:
         """Take rows, each piece with the place of its first token, `shift` places later. Raises ValueError for those of

@@ -125,7 +125,16 @@ class Transcript:
     @property
     def context(self) -> tuple[int, ...]:
         """The next context of the policy: the tokens from the last start on."""
-        return tuple(self.token_ids[self._starts[-1] if self._starts else 0 :])
+        return tuple(self.token_ids[self._begun :])
+
+    @property
+    def routed(self) -> int:
+        """Place in `context` behind the last token whose routed experts are known."""
+        return max(0, self._routing.end - self._begun)
+
+    @property
+    def _begun(self) -> int:
+        return self._starts[-1] if self._starts else 0
 
     @property
     def turns(self) -> int:
@@ -153,12 +162,16 @@ class Transcript:
         self.token_ids += token_ids
         self._logprobs += [0.0] * len(token_ids)
 
+    def know(self, routing: TokenRouting) -> None:
+        """Take routed experts of the context's tokens. Raises ValueError for those of another model."""
+        self._routing.add(routing.pieces, shift=self._begun)
+
     def sampled(self, completion: Completion, *, state: str) -> None:
         """Append a turn. `state` is a key of what the policy was given in it."""
         assert completion.finish_reason is not None, "an unfinished completion"
-        start, begun = len(self.token_ids), self._starts[-1] if self._starts else 0
+        start, begun = len(self.token_ids), self._begun
         if completion.prompt_tokens == start - begun:  # an empty opening is asked for with a token in its place
-            self._routing.add(completion.routing.pieces, shift=begun)
+            self.know(completion.routing)
         self.token_ids += completion.token_ids
         self._logprobs += completion.behavior_logprobs
         self._spans += [span.moved(start) for span in completion.version_spans]

@@ -9,7 +9,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from generator.engine.records import ScoredSequence
-from generator.weights.routing_capture import ASKED
+from generator.weights.routing_capture import ASKED, FROM
 from protocol.adapters import AdapterSampleAnswer, AdapterSampleRequest, AdapterSequence, AdapterSpan, LikeliestTokens
 from protocol.generation import GeneratePart, Sampling
 from protocol.routed_experts import RoutedExperts
@@ -24,10 +24,10 @@ MAX_PART_BYTES = 32 << 20
 
 
 def sampling_params(
-    *, n: int, sampling: Sampling, stream_interval: int, routed_experts: bool = False
+    *, n: int, sampling: Sampling, stream_interval: int, routed_experts: bool = False, routed_experts_from: int = 0
 ) -> SamplingParams:
     """Parameters of a request of `n` completions, whose logprobs are of the distribution that `sampling` makes, and
-    whose tokens' experts are told if `routed_experts` asks for them.
+    whose tokens' experts are told from the token `routed_experts_from` on if `routed_experts` asks for them.
 
     With `n` completions and a seed, the completion of index i draws with seed + i.
     """
@@ -49,7 +49,7 @@ def sampling_params(
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         stream_interval=stream_interval,
-        extra_args=dict(ASKED) if routed_experts else None,
+        extra_args={**ASKED, FROM: routed_experts_from} if routed_experts else None,
         skip_clone=True,
     )
 

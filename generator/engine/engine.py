@@ -239,14 +239,15 @@ class Engine:
         sampling: Sampling,
         cache_salt: str = "",
         routed_experts: bool = False,
+        routed_experts_from: int = 0,
     ) -> AsyncGenerator[tuple[GeneratePart, ...], None]:
         """Sample n completions of one prompt; parts that come together are yielded together. Closing it aborts the
         request.
 
         The prefix cache is always salted with the version; `cache_salt` is added to it. `routed_experts` asks for those
-        of its tokens, which are told if this engine can. Raises RequestUnfit,
-        RequestUntimely and EngineGone. A request that is handed back ends with a part of reason "abort" for
-        each completion.
+        of its tokens from the token `routed_experts_from` on, which are told if this engine can. Raises RequestUnfit,
+        RequestUntimely and EngineGone. A request that is handed back ends with a part of reason "abort" for each
+        completion.
         """
         prompt = {"type": "token", "prompt_token_ids": list(prompt_token_ids), "cache_salt": cache_salt}
         try:
@@ -256,6 +257,7 @@ class Engine:
                     sampling=sampling,
                     stream_interval=self._options.stream_interval,
                     routed_experts=routed_experts and self._tells_experts,
+                    routed_experts_from=routed_experts_from,
                 )
                 async for output in self._llm.generate(prompt, params, request_id):
                     cache = self._oldest_cache(prompt)

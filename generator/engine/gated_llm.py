@@ -78,7 +78,7 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
         state = self.request_states[request.request_id]
         state.__class__ = SpannedRequestState
         if asks_for_experts(request.sampling_params):
-            state.untold = UntoldRows(state.prompt_len)
+            state.untold = UntoldRows.of_request(request.sampling_params, prompt=state.prompt_len)
         if self.packed and wants_sampled_only(request.sampling_params):
             # They were gathered on their way: all that comes makes a part, but for a token alone.
             state.stream_interval = min(state.stream_interval, 2)

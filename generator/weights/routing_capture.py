@@ -22,11 +22,19 @@ logger = logging.getLogger(__name__)
 
 ASKED = {"headway_routed_experts": True}
 """Extra arguments of a request that wants the experts of its tokens."""
+FROM = "headway_routed_experts_from"
+"""The extra argument that names the first token of which it wants them."""
 
 
 def asks_for_experts(params: SamplingParams | None) -> bool:
     """True if a request wants the experts of its tokens."""
     return params is not None and params.extra_args is not None and ASKED.items() <= params.extra_args.items()
+
+
+def first_wanted(params: SamplingParams | None) -> int:
+    """The first token whose experts a request wants, if it asks for any."""
+    first = (params.extra_args or {}).get(FROM, 0) if params is not None else 0
+    return first if isinstance(first, int) else 0
 
 
 class NotCaptured(ValueError):

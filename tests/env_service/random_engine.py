@@ -4,8 +4,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from env_service.rollouts.completions import Completion, CompletionPiece, rest_of
 from protocol.generation import GeneratePart, GenerateRequest
+from protocol.routed_experts import RoutedExperts
 from protocol.trajectories import VersionSpan
 
 
@@ -22,7 +25,8 @@ class Shown:
 @dataclass
 class RandomEngine:
     """Samples ids below `tokens`. A turn ends with one of `stops`, or at its limit; some are handed from generator to
-    generator in the middle, under newer weights. `turns` are by the name of the request.
+    generator in the middle, under newer weights. `turns` are by the name of the request. Each token is sent to the
+    expert of its id.
     """
 
     chance: random.Random
@@ -63,6 +67,7 @@ class RandomEngine:
                 behavior_logprobs=tuple(logprobs),
                 version_spans=spans,
                 finish_reason=reason or "abort",  # type: ignore[arg-type]
+                routed_experts=_told(asked, fresh) if asked.routed_experts else None,
             ),
             generator_id=f"g{self.chance.randrange(3)}",
         )
@@ -70,3 +75,9 @@ class RandomEngine:
         shown.sampled += fresh[:kept]
         shown.logprobs += logprobs[:kept]
         shown.versions += [self.version] * kept
+
+
+def _told(asked: GenerateRequest, fresh: Sequence[int]) -> RoutedExperts:
+    first = asked.routed_experts_from
+    ids = np.array([*asked.prompt_token_ids, *fresh][first:-1], dtype=np.uint16)
+    return RoutedExperts.of([(first, ids[:, None, None])])

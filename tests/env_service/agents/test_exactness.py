@@ -51,7 +51,9 @@ def session_of(folder: Path, name: str, chance: random.Random) -> tuple[AgentSes
     speaker = Speaker(
         offered=OfferedEnvironment(name="agent", tasks=None, start=None),  # type: ignore[arg-type]
         language=language,
-        request=GenerateRequest(request_id="r", prompt_token_ids=(0,), sampling=Sampling(max_tokens=8)),
+        request=GenerateRequest(
+            request_id="r", prompt_token_ids=(0,), sampling=Sampling(max_tokens=8), routed_experts=True
+        ),
         sample=engine.sample,
         calls=EnvironmentCalls(timeout_s=5),
         progress=RolloutProgress(),
@@ -120,6 +122,22 @@ async def test_every_sequence_is_what_the_engine_was_shown_and_sampled(name: str
     check_recorded(session, engine)
 
 
+def check_experts(session: AgentSession, trajectory: Trajectory, starts: Sequence[int]) -> None:
+    """All tokens of a sequence but the last have the expert of their id, and each turn holds what its parent lacks."""
+    told = trajectory.routed_experts
+    assert told is not None
+    places = np.concatenate([np.arange(*span) for span in told.spans])
+    ends = [*starts[1:], len(trajectory.token_ids)]
+    assert places.tolist() == [place for place in range(ends[-1]) if place + 1 not in ends]
+    assert told.rows()[:, 0, 0].tolist() == trajectory.token_ids[places].tolist()
+    for turn in session.recorded.turns:
+        assert turn.completion is not None
+        ((place, rows), *more) = turn.completion.routing.pieces
+        before = turn.parent.completion if turn.parent else None
+        assert place == (before.routing.end if before else 0)
+        assert place + len(rows) + sum(len(one) for _, one in more) == len(turn.context) - 1
+
+
 def check_recorded(session: AgentSession, engine: RandomEngine) -> None:
     """Each sequence has what the engine was shown and sampled, position by position."""
     trajectory = recorded(session)
@@ -140,4 +158,5 @@ def check_recorded(session: AgentSession, engine: RandomEngine) -> None:
         shown.remove((prompt, sampled, trajectory.behavior_logprobs[spot].tolist(), versions[spot].tolist()))
         trained[spot] += 1
     assert not shown
+    check_experts(session, trajectory, starts)
     assert trained.tolist() == trajectory.loss_mask.tolist()

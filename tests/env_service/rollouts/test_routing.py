@@ -3,6 +3,7 @@ experts i and i + 1 of its only layer, plus 100 where another generator computed
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from protocol.routed_experts import RoutedExperts
 from protocol.trajectories import RewardRecord, Trajectory
 from tests.env_service.bench import MakeBench
 from tests.env_service.peers import END, lease, part
+from tests.env_service.rollouts.test_conversation import TrajectoryWords, offered
 from tests.learner.samples import trajectory
 
 REWARD = RewardRecord(reward=1.0, verifier="test")
@@ -69,6 +71,7 @@ def test_what_goes_on_elsewhere_has_the_rows_with_which_each_token_was_sampled()
     asked = piece.begin(request(1, 2, 3))
     assert asked.prompt_token_ids == (1, 2, 3, 5, 6)
     assert asked.routed_experts
+    assert asked.routed_experts_from == 4
     piece.take(told(part(0, [7, END]), 0, 6, plus=100), generator_id="g1")
     assert first_experts(completion.routing.record(7)) == [0, 1, 2, 3, 104, 105]
 
@@ -202,6 +205,32 @@ def test_what_is_more_than_a_learner_takes_is_left_out_with_a_word(
     monkeypatch.setattr(routing, "MAX_GROUP_BYTES", 1)
     assert [one.routed_experts for one in within_limits((each, each))] == [None, None]
     assert "the learner routes its tokens itself" in caplog.text
+
+
+async def test_a_turn_asks_for_no_more_than_is_unknown(chat_bench: MakeBench, chat_model: Path) -> None:
+    """The last token of a turn and what was said behind it come with the next one."""
+    words = TrajectoryWords(chat_model, "one two stop")
+
+    def script(asked: GenerateRequest) -> Sequence[GeneratePart]:
+        (one,) = words(asked)
+        return [told(one, asked.routed_experts_from, len(asked.prompt_token_ids) + len(one.token_ids) - 1)]
+
+    made = await chat_bench(script, extra=[offered()])
+    granted = lease(environment="counting", group_size=1).model_copy(update={"routed_experts": True})
+    (found,) = (await made.finished(granted)).group.trajectories
+    assert first_experts(found.routed_experts) == list(range(len(found.token_ids) - 1))
+    asked_from = [each.routed_experts_from for each in made.generators[0].requests]
+    assert asked_from == [0, *(turn.end - 1 for turn in found.turns[:-1])]
+
+
+def test_what_was_not_asked_for_is_not_kept() -> None:
+    """A generator that tells all tokens again."""
+    completion = Completion(0)
+    piece = CompletionPiece((completion,))
+    piece.begin(request(1, 2, 3).model_copy(update={"routed_experts_from": 2}))
+    piece.take(told(part(0, [5, END]), 0, 4), generator_id="g0")
+    assert [(place, held_bytes(rows)) for place, rows in completion.routing.pieces] == [(2, 4)]
+    assert completion.routing.end == 4
 
 
 @pytest.mark.parametrize("asks", [True, False])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.generation import Sampling
 from services.http.client import HttpClient
 from tests.generator.engine.test_packing import as_a_generator
 
@@ -207,3 +208,22 @@ def test_a_part_that_is_too_long_for_a_line_goes_without_them(
     second = answers.generate_part(completion_of(untold, 52), instance="i", oldest_cache="")
     assert second.routed_experts is not None
     assert second.routed_experts.spans == ((2001, 2002),)
+
+
+def test_rows_before_the_first_that_is_wanted_stay_behind() -> None:
+    """Of a prompt of four the tokens from 3 on are wanted; the engine computes two, then the others."""
+    params = answers.sampling_params(
+        n=1, sampling=Sampling(max_tokens=4), stream_interval=1, routed_experts=True, routed_experts_from=3
+    )
+    waiting, sent = RoutedRows(), output("a", ended=True)
+    waiting.added(SimpleNamespace(request_id="a", sampling_params=params))
+    waiting.note({"a": rows(0, 1)})
+    waiting.note({"a": rows(2, 3, 4)})
+    waiting.attach([sent])
+    assert sent.routed_experts.tolist() == rows(3, 4).tolist()
+    assert len(waiting) == 0
+    untold = UntoldRows.of_request(params, prompt=4)
+    untold.add(sent.routed_experts)
+    found = untold.take([50, 51])
+    assert found is not None
+    assert (found[0], found[1][:, 0, 0].tolist()) == (3, [3, 4])
