@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--scenario", action="append", choices=[*SCENARIOS, *_OTHERS], help="default: all of them")
     parser.add_argument("--seed", type=int, default=0, help="of every choice that is left to chance")
     parser.add_argument("--faults", type=int, default=30, help="of the random run")
-    parser.add_argument("--kills", type=int, default=20, help="of the run with clients of the Tinker API")
+    parser.add_argument("--kills", type=int, default=20, help="of the Tinker API's run; 0: two clients undisturbed")
     parser.add_argument("--model", type=Path, default=ROOT / "models/addition", help="the demo's model")
     parser.add_argument("--folder", type=Path, help="for the runs' files; a temporary one if left out")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of chaos.jsonl and chaos.md")

@@ -25,6 +25,8 @@ WITHIN = 1e-6
 """Of a loss, or of a nat for each of its tokens if that is more: a replay may pack other rows together, and sums are
 then rounded in another way.
 """
+KILLS = 20
+"""Two undisturbed clients do as many steps as one that is killed so often."""
 END_S = 3600.0
 UP_S = 240.0
 
@@ -38,7 +40,7 @@ def tinker_run(*, folder: Path, kills: int, seed: int, say: Callable[[str], None
         return outcome
     make_tiny_model(folder / NAME)
     with _serving(folder) as (launcher, serve, told):
-        words = (told["TINKER_BASE_URL"], NAME, str(STEPS_PER_KILL * kills))
+        words = (told["TINKER_BASE_URL"], NAME, str(STEPS_PER_KILL * (kills or KILLS)))
         with client("history.py", told, *words) as running:
             quiet = answer_of(running, timeout_s=END_S)
         say(f"a client has done {words[2]} steps undisturbed")
