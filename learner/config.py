@@ -583,6 +583,11 @@ class LearnerConfig(ProcessConfig):
                 "lag.measure_every is set and max_lag is 0: all groups have lag 0, and there is nothing to compare "
                 "with. Raise max_lag, or leave measure_every out"
             )
+        if self.groups_per_step == 1:
+            raise ValueError(
+                "lag.measure_every is set and groups_per_step is 1: the noise of a gradient is told by what two groups "
+                "of one lag have in common. Raise groups_per_step to 2 or more, or leave measure_every out"
+            )
         if self.training.zero_stage == 3:
             raise ValueError(
                 "lag.measure_every is set and training.zero_stage is 3: a gradient beside that of training needs each "

@@ -3,15 +3,16 @@
     served? ─▶ batch ─▶ groups of the newest version, waited for ─┬▶ units ─▶ sketches ─▶ moments by bucket of lag
                   └▶ of its own groups some of each lag ──────────┘
 
-The groups of the newest version are leases like all others: they are trained in their own turn, later. They are those
-that were granted first since this version is served, whether they are long or short.
+The groups of the newest version are leases like all others: they are trained in their own turn, later, or with the
+batch itself if they were short enough to be in it. They are those that were granted first since this version is served,
+whether they are long or short. Under a bound of 0 they are the batch.
 
 The groups of a bucket are shared out to a few units, of each of which one gradient is computed and sketched: what units
 have in common tells as much as what groups have, and eight sketches cost less than a hundred.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from learner.leases.intake import TakenBatch
@@ -38,8 +39,8 @@ class MeasurementPlan:
         return self.every is not None and version > 0 and (version + 1) % self.every == 0
 
     def select(self, batch: TakenBatch, newest: Sequence[TrajectoryGroup]) -> "ComparedGroups":
-        """The groups that take part: of each bucket the first ones. Those of the batch that have lag 0 take none: to be
-        in it already they had to be short.
+        """The groups that take part: of each bucket the first ones. `newest` are those of lag 0; others of the batch
+        that have it take no part: to be in it already they had to be short.
         """
         lagging = [(group, bucket_of(lag)) for group, lag in zip(batch.groups, batch.lags, strict=True) if lag > 0]
         room: dict[int, int] = {}
@@ -57,6 +58,11 @@ class ComparedGroups:
 
     groups: tuple[TrajectoryGroup, ...]
     buckets: tuple[int, ...]
+
+    def only(self, places: Collection[int]) -> "ComparedGroups":
+        """The groups at these places, in this order."""
+        groups, buckets = self.groups, self.buckets
+        return ComparedGroups(groups=tuple(groups[at] for at in places), buckets=tuple(buckets[at] for at in places))
 
     @property
     def fresh(self) -> int:

@@ -23,7 +23,7 @@ from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, VersionScore
 from learner.lag_measurements import ComparedGroups, MeasurementPlan
-from learner.leases.intake import EndedEarly, Intake, TakenBatch
+from learner.leases.intake import EndedEarly, Intake, NewestGroups, TakenBatch
 from learner.page.store import TrajectoryStore
 from learner.page.taken import SequencePlace, TakenStep
 from learner.recovery import LoggedStep
@@ -32,7 +32,7 @@ from learner.reports.status import LearnerMetrics
 from learner.reports.tally import StepRecord, Timing, step_record
 from learner.snapshots import Snapshots
 from learner.teachers.config import index_of
-from learner.teachers.teachers import Teachers
+from learner.teachers.teachers import GroupLogprobs, Teachers
 from learner.training.batch import Teaching, TrainSequence, sequences_of
 from learner.training.config import LoraConfig
 from learner.training.guard import Guard, GuardChange
@@ -211,9 +211,9 @@ class OnlineTraining:
         served_s = time.monotonic() - start
         batch = self._call(self._intake.take())
         taken = time.monotonic()
-        sequences = self._sequences(batch, max_lag=self._config.max_lag)
         lag_bound = self._guard.max_lag
-        reading, by_gradient = self._compare(batch, served_s=served_s) if measures else (None, None)
+        reading, by_gradient, compared_s = self._compare(batch, served_s=served_s) if measures else (None, None, 0.0)
+        sequences = self._sequences(batch, max_lag=self._config.max_lag)
         step_metrics = self._train(batch, sequences)
         change = self._guard.observe(step_metrics, lag=max(batch.lags))
         self._call(self._intake.trained(self._version, max_lag=self._guard.max_lag))
@@ -225,7 +225,6 @@ class OnlineTraining:
         assert self._began is not None
         time_s = self._before_s + copied - self._began
         before_s, self._computed_s = self._computed_s, time.thread_time()
-        compared_s = 0.0 if reading is None else reading.wait_s - served_s
         timing = Timing(
             time_s=time_s,
             wait_s=taken - start + compared_s,
@@ -268,32 +267,36 @@ class OnlineTraining:
             return False
         return True
 
-    def _compare(self, batch: TakenBatch, *, served_s: float) -> tuple[LagReading | None, GuardChange | None]:
+    def _compare(self, batch: TakenBatch, *, served_s: float) -> tuple[LagReading | None, GuardChange | None, float]:
         """Compares gradients by lag, by the weights before the step; nothing that trains is touched by that.
 
-        `served_s` seconds were waited for generators already.
+        `served_s` seconds were waited for generators already. Gives those that were waited for groups, whatever came of
+        it.
         """
         plan = self._measurements
         assert plan is not None, "asked for by the caller"
         began = time.monotonic()
-        newest = self._call(self._intake.newest(version=self._version, groups=plan.groups, timeout_s=plan.timeout_s))
-        compared, waited = plan.select(batch, newest), time.monotonic()
+        newest = self._call(self._intake.newest(batch, groups=plan.groups, timeout_s=plan.timeout_s))
+        compared, told, waited = plan.select(batch, newest.groups), None, time.monotonic()
+        if self._config.teachers:
+            glanced = self._call(self._teachers.glance(compared.groups, batch=batch.groups))
+            compared, told = compared.only(glanced), list(glanced.values())
         moments: Moments = {}
         if compared.fresh > 1:
             chosen = TakenBatch(version=batch.version, groups=compared.groups, lags=())
-            sequences = self._sequences(chosen, max_lag=self._config.max_lag)
+            sequences = self._sequences(chosen, max_lag=self._config.max_lag, told=told)
             unit_of = compared.units
             units = [unit_of[one.origin.group] for one in sequences if one.origin is not None]
             sketches = self._trainer.sketches(sequences, units=units, parts=compared.unit_buckets)
             moments = moments_of(sketches, compared.unit_buckets, sizes=compared.sizes)
         if not moments:
-            logger.warning(
-                "gradients are not compared by lag before step %d: %s", batch.version + 1, _why_not(compared, plan)
-            )
-            return None, None
-        return self._guard.compare(
+            why = _why_not(compared, newest)
+            logger.warning("gradients are not compared by lag before step %d: %s", batch.version + 1, why)
+            return None, None, waited - began
+        reading, change = self._guard.compare(
             moments, version=batch.version, wait_s=served_s + waited - began, pass_s=time.monotonic() - waited
         )
+        return reading, change, waited - began
 
     def _take_up_bound(self) -> None:
         bound = self._guard.max_lag
@@ -362,19 +365,23 @@ class OnlineTraining:
             ", ".join(sorted({one.verifier for one in rewards})),
         )
 
-    def _sequences(self, batch: TakenBatch, *, max_lag: int) -> list[TrainSequence]:
+    def _sequences(
+        self, batch: TakenBatch, *, max_lag: int, told: Sequence[GroupLogprobs | None] | None = None
+    ) -> list[TrainSequence]:
+        """`told` is what teachers say of each group; None: they are asked."""
         assert batch.version == self._version, f"a batch of version {batch.version} at version {self._version}"
         return sequences_of(
             batch.groups,
             version=batch.version,
             max_lag=max_lag,
             preset=self._trainer.preset,
-            teaching=self._teaching(batch) if self._config.teachers else None,
+            teaching=self._teaching(batch, told) if self._config.teachers else None,
         )
 
-    def _teaching(self, batch: TakenBatch) -> list[Teaching]:
+    def _teaching(self, batch: TakenBatch, told: Sequence[GroupLogprobs | None] | None) -> list[Teaching]:
         """Teacher of each group: its logprobs from behind a URL, or the model of the ranks that is asked."""
-        told = self._call(self._teachers.of_batch(batch.groups))
+        if told is None:
+            told = self._call(self._teachers.of_batch(batch.groups))
         return [
             Teaching(index=index_of(self._config.teachers, group.environment), logprobs=logprobs)
             for group, logprobs in zip(batch.groups, told, strict=True)
@@ -490,13 +497,10 @@ class OnlineTraining:
             raise
 
 
-def _why_not(compared: ComparedGroups, plan: MeasurementPlan) -> str:
+def _why_not(compared: ComparedGroups, newest: NewestGroups) -> str:
     if compared.fresh > 1:
         return "the gradient of lag 0 is 0, or not finite"
-    return (
-        f"{compared.fresh} groups of lag 0 were there after {plan.timeout_s:g} s, expected 2 at least; "
-        "learner.lag.straggler_timeout_s is that time"
-    )
+    return f"{compared.fresh} groups of lag 0 were there, expected 2 at least: {newest.why}"
 
 
 def _places(sequences: Sequence[TrainSequence]) -> list[SequencePlace]:

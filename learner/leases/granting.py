@@ -116,7 +116,11 @@ class Granting:
         """True if anybody with room would be granted something."""
         if self.order is None or self._ledger.served is None:
             return False
-        return self._evaluator.has_waiting or min(self._still_needed(), self._ledger.places()) > 0
+        return self._evaluator.has_waiting or self.may_train()
+
+    def may_train(self) -> bool:
+        """True if anybody with room would be granted a lease for training."""
+        return self.order is not None and min(self._still_needed(), self._ledger.places()) > 0
 
     def room_of(self, holder: ConnectedEnvService) -> int:
         """For how many more leases an env_service has room."""

@@ -68,6 +68,14 @@ class TakenBatch:
         return max(max_lag, *self.lags)
 
 
+@dataclass(frozen=True)
+class NewestGroups:
+    """Groups of the newest version, in the order in which their leases were granted. `why`: no more are there."""
+
+    groups: tuple[TrajectoryGroup, ...]
+    why: str
+
+
 class EndedEarly(Exception):
     """A wait that was cut off, since the run is to end."""
 
@@ -137,31 +145,44 @@ class Intake:
         times = self._flow.granting.diary.taken(decision.lease_ids)
         return TakenBatch(version=decision.version, groups=groups, lags=decision.lags, times=times)
 
-    async def newest(self, *, version: int, groups: int, timeout_s: float) -> tuple[TrajectoryGroup, ...]:
-        """The first groups whose leases were granted while `version` was served; they stay where they are, to be
-        trained in their turn. To be asked while the learner holds that version, so that all of their tokens are of it.
+    async def newest(self, batch: TakenBatch, *, groups: int, timeout_s: float) -> NewestGroups:
+        """The first groups whose leases were granted while the version of `batch` was served, those that are in it
+        among them. The others stay where they are, to be trained in their turn. To be asked while the learner holds
+        that version, so that all of their tokens are of it.
 
         None of them is chosen for being finished early: empty if one is not there after `timeout_s` seconds, or if the
-        run is to end. Fewer than `groups` are given if no more were granted in that time.
+        run is to end. Fewer than `groups` are given if no more were granted in that time, or no more may be.
         """
-        flow, newest = self._flow, self._flow.granting.newest
+        flow, newest, version = self._flow, self._flow.granting.newest, batch.version
         running = partial(newest.run, version=version, groups=groups, runs=self._ledger.runs)
+
+        def pending() -> bool:
+            return running() or (len(newest.of(version)) < groups and flow.granting.may_train())
+
         whom = f"groups of version {version}, to compare gradients by lag"
         with (
             self._waits.wait(whom, quiet_s=QUIET_S, remedy=_FEW_GROUPS, blocks_readiness=False),
             suppress(TimeoutError),
         ):
             async with asyncio.timeout(timeout_s):
-                while running() or len(newest.of(version)) < groups:
+                while pending():
                     flow.woken.clear()
                     if self._ending or flow.failure is not None:
-                        return ()
+                        return NewestGroups((), "the run is to end")
                     await flow.woken.wait()
+        why = "no more may be granted, or what was granted came to nothing"
+        if pending():
+            why = f"the others were not there after learner.lag.straggler_timeout_s, {timeout_s:g} s"
         if running():
-            return ()
-        chosen = [(each, flow.buffer.get(each.lease_id)) for each in newest.of(version)[:groups]]
-        found = [group for each, group in chosen if group is not None and flow.incarnations.attempt_of(group) == each]
-        return tuple(group for group in found if oldest_of(group) == version)
+            return NewestGroups((), why)
+        taken = {group.lease_id: group for group in batch.groups}
+        chosen = [(each, taken.get(each.lease_id) or flow.buffer.get(each.lease_id)) for each in newest.of(version)]
+        found = [
+            group
+            for each, group in chosen[:groups]
+            if group is not None and flow.incarnations.attempt_of(group) == each and oldest_of(group) == version
+        ]
+        return NewestGroups(tuple(found), why)
 
     def end(self) -> None:
         """Decides no further batch. One that is decided already goes to the trainer: no checkpoint may come before it,

@@ -332,19 +332,41 @@ class Teachers:
         if teacher is None:
             return None
         self.prefetch(group)
+        fetch = self._fetches[_key(group)]
         try:
-            result = await self._awaited(self._fetches[_key(group)], teacher)
+            await self._wait_for(fetch, teacher)
         finally:
             self.forget(group)
-        if isinstance(result, TeacherFailed):
-            raise result
-        return result
+        return _logprobs_of(fetch)
 
     async def of_batch(self, groups: Sequence[TrajectoryGroup]) -> list[GroupLogprobs | None]:
         """`logprobs` of each group, in order; all are asked for at once."""
         for group in groups:
             self.prefetch(group)
         return [await self.logprobs(group) for group in groups]
+
+    async def glance(
+        self, groups: Sequence[TrajectoryGroup], *, batch: Sequence[TrajectoryGroup]
+    ) -> dict[int, GroupLogprobs | None]:
+        """As `logprobs`, by place in `groups`, before their own step, for which what is kept stays.
+
+        They are of `batch`, which is trained next and asked for if nobody did, or accepted and wait for their turn: one
+        of these that is forgotten, before this or meanwhile, has no entry.
+        """
+        for group in batch:
+            self.prefetch(group)
+        found: dict[int, GroupLogprobs | None] = {}
+        for place, group in enumerate(groups):
+            teacher = self._teacher(group)
+            if isinstance(teacher, TeacherFailed):
+                raise teacher
+            if teacher is None:
+                found[place] = None
+            elif fetch := self._fetches.get(_key(group)):
+                await self._wait_for(fetch, teacher)
+                if not fetch.cancelled():
+                    found[place] = _logprobs_of(fetch)
+        return found
 
     def peers(self) -> tuple[PeerStatus, ...]:
         """The generators of teachers, for `/v1/status`."""
@@ -364,9 +386,8 @@ class Teachers:
             )
         return self._remote.get(config.name)
 
-    async def _awaited(
-        self, fetch: "asyncio.Task[GroupLogprobs | TeacherFailed]", teacher: RemoteTeacher
-    ) -> GroupLogprobs | TeacherFailed:
+    async def _wait_for(self, fetch: "asyncio.Task[GroupLogprobs | TeacherFailed]", teacher: RemoteTeacher) -> None:
+        """Until the fetch has ended, or was cancelled."""
         loop = asyncio.get_running_loop()
         began, most_s = loop.time(), teacher.config.wait_s
         remedy = f"see that it runs and answers at its url; after wait_s of the teacher, {most_s:g} s, training ends"
@@ -374,13 +395,19 @@ class Teachers:
             while not fetch.done():
                 left_s = max(began, teacher.answered_at) + most_s - loop.time()
                 if left_s <= 0:
-                    return TeacherFailed(
+                    raise TeacherFailed(
                         f"{teacher} has given no answer for {most_s:g} s, last: {teacher.last_problem}. Start it, or "
                         "raise wait_s of the teacher"
                     )
                 await asyncio.wait({fetch}, timeout=left_s)
         self._metrics.waited(teacher.config.name, loop.time() - began)
-        return fetch.result()
+
+
+def _logprobs_of(fetch: "asyncio.Task[GroupLogprobs | TeacherFailed]") -> GroupLogprobs:
+    result = fetch.result()
+    if isinstance(result, TeacherFailed):
+        raise result
+    return result
 
 
 async def _fetched(teacher: RemoteTeacher, group: TrajectoryGroup) -> GroupLogprobs | TeacherFailed:

@@ -144,6 +144,42 @@ async def test_a_group_that_was_dropped_is_forgotten() -> None:
     assert len(scripted.requests) == 2
 
 
+async def test_a_glance_keeps_what_is_there_for_the_groups_own_step() -> None:
+    """Lease 1 is of the batch, and was asked for by nobody; 2 and 3 wait for theirs, and 3 was dropped."""
+    scripted = ScriptedTeacher()
+    groups = [group(number, trajectory(0, token_id=number)) for number in (1, 2, 3)]
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        ours.prefetch(groups[1])
+        found = await ours.glance(groups, batch=groups[:1])
+        assert {at: one[0].tolist() for at, one in found.items() if one} == {
+            0: [0, 0, logprob(1, 2)], 1: [0, 0, logprob(2, 2)]
+        }  # fmt: skip
+        again = await ours.of_batch(groups[:2])
+        assert [one[0].tolist() for one in again if one] == [[0, 0, logprob(1, 2)], [0, 0, logprob(2, 2)]]
+    assert len(scripted.requests) == 2
+
+
+async def test_a_group_that_is_dropped_during_a_glance_is_left_out_of_it() -> None:
+    scripted = ScriptedTeacher(hold=asyncio.Event())
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        ours.prefetch(group(2))
+        glance = asyncio.create_task(ours.glance([group(2), group(1)], batch=[group(1)]))
+        await until(lambda: scripted.under_way == 2)
+        ours.forget(group(2))
+        assert scripted.hold is not None
+        scripted.hold.set()
+        assert list(await glance) == [1]
+
+
+async def test_a_glance_at_what_a_teacher_refuses_raises_and_a_teacher_in_a_folder_is_asked_nothing() -> None:
+    scripted = ScriptedTeacher(script=lambda _: 422)
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        with pytest.raises(TeacherFailed, match="teacher t refuses"):
+            await ours.glance([group(1)], batch=[group(1)])
+    async with teachers({"name": "t", "path": "model"}) as ours:
+        assert await ours.glance([group(1), group(2)], batch=[group(1)]) == {0: None, 1: None}
+
+
 async def test_one_groups_refusal_leaves_other_groups_alone() -> None:
     scripted = ScriptedTeacher(script=lambda number: 422 if number == 0 else None)
     async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
