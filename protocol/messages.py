@@ -69,8 +69,8 @@ class RunningLease(WireModel):
     """An attempt in progress, or one whose group or failure is not acknowledged yet.
 
     `oldest_version` is that of the oldest token so far, None before the first. `waits_for` says for whom the rollout
-    waits, one that has ended for the learner; the time of waiting for rewards, or for the host of its environment, is not
-    held against it.
+    waits, one that has ended for the learner; the time of waiting for rewards, or for the host of its environment, is
+    not held against it.
     """
 
     incarnation: int = Field(ge=1)
