@@ -216,7 +216,7 @@ async def test_a_batch_that_is_being_written_when_the_end_comes_is_trained(
         training = cast("Any", OnlineTraining.__new__(OnlineTraining))
         vars(training).update(
             _intake=ours.intake, _loop=asyncio.get_running_loop(), _awaited=None, _interrupted=False, _ending=False,
-            _config=SimpleNamespace(max_lag=1), _sequences=take, _measurements=None,
+            _config=SimpleNamespace(max_lag=1), _sequences=take, _measurements=None, _guard=SimpleNamespace(max_lag=1),
         )  # fmt: skip
         step = asyncio.create_task(asyncio.to_thread(training._step))
         assert await asyncio.to_thread(begun.wait, 30)
