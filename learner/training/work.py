@@ -11,7 +11,8 @@ from torch import nn
 
 from learner.training.shards import whole_shape, whole_size
 
-_FULL = "full_attention"
+_FULL = ("full_attention", "attention", "hybrid")
+"""Kinds of layers that see all keys, some beside a recurrent state."""
 
 
 def even_position(model: nn.Module) -> float:
@@ -25,7 +26,7 @@ def even_position(model: nn.Module) -> float:
     )
     kinds = getattr(config, "layer_types", None)
     if kinds:
-        full = sum(kind == _FULL for kind in kinds)
+        full = sum(kind in _FULL for kind in kinds)
     else:
         full = 0 if getattr(config, "sliding_window", None) and hasattr(type(config), "sliding_window") else layers
     width = getattr(config, "head_dim", None) or (int(config.hidden_size) // heads if heads else 0)

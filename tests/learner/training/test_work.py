@@ -53,6 +53,13 @@ def test_layers_of_a_window_do_not_count_and_experts_do_by_the_share_that_a_toke
     assert math.isfinite(even_position(mixed))
 
 
+@pytest.mark.parametrize("name", ["falcon-h1", "gpt2", "lfm2", "mamba2", "llama4"])
+def test_every_kind_of_model_has_a_place_or_none(name: str, tmp_path: Path) -> None:
+    even = even_position(load_causal_lm(write_tiny_model(name, tmp_path / "model"), dtype=torch.float32))
+    assert even > 0
+    assert math.isinf(even) == (name == "mamba2")
+
+
 def test_work_grows_with_the_keys_that_a_token_sees() -> None:
     assert work_of(10, 10, even=math.inf) == 10
     assert work_of(10, 10, even=5) == 20  # five keys in the mean
