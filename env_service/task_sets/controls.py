@@ -13,6 +13,8 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from services.python_syntax import expression_of, module_of
+
 _ADDED = 3
 _ALTERED = 12
 _WORDS = (
@@ -49,7 +51,7 @@ class ControlledFile:
 def with_controls(text: str, chance: random.Random, *, altered: Collection[str] = ()) -> ControlledFile:
     """A file of tests in Python with controls, some of them made of the tests that are named, where they can be."""
     try:
-        tree = ast.parse(text)
+        tree = module_of(text)
     except (SyntaxError, ValueError):  # of another Python, perhaps
         tree = ast.Module([], [])
     taken = {node.name for node in ast.walk(tree) if isinstance(node, _Function)}
@@ -74,7 +76,7 @@ def with_controls(text: str, chance: random.Random, *, altered: Collection[str] 
 
 def names_of_tests(text: str) -> tuple[str, ...]:
     """Names of the tests in a file, as pytest finds them: `Class::test` of those in a class. Raises SyntaxError."""
-    tree = ast.parse(text)
+    tree = module_of(text)
     classes = {
         f"{node.name}::"
         for node in tree.body
@@ -144,8 +146,8 @@ class _ExpectedValues(ast.NodeTransformer):
         try:
             value = ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            return ast.parse(_NOTHING, mode="eval").body
-        return ast.parse(repr(_another(value, self._chance)), mode="eval").body
+            return expression_of(_NOTHING)
+        return expression_of(repr(_another(value, self._chance)))
 
 
 def _has_a_call(node: ast.expr) -> bool:

@@ -22,6 +22,8 @@ from learner.training.self_check import Compute, gap_between, slope_gap_between
 # With and without gradient, adapters and their absence, kinds of layers, and rows of one token make a variant each;
 # beyond torch's own eight a layer would run as it is written, and only torch's log would say so.
 _MOST_VARIANTS = 64
+# Of the environment: torch would run the layers as they are written, and say nothing.
+_TURNED_OFF_BY = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 
 
 def check_compilable(model: nn.Module, path: Path, *, packed: bool, experts: bool, device: torch.device) -> None:
@@ -30,6 +32,7 @@ def check_compilable(model: nn.Module, path: Path, *, packed: bool, experts: boo
     """
     compiler = _compiler_for(device)
     lacking = last_rank(shutil.which(compiler) is None)
+    turned_off = last_rank(any(os.environ.get(name) == "1" for name in _TURNED_OFF_BY))
     what = None
     if experts:
         what = f"{type(model).__name__} has experts, whose tokens change with every batch: expected a model without"
@@ -40,6 +43,9 @@ def check_compilable(model: nn.Module, path: Path, *, packed: bool, experts: boo
     elif lacking is not None:
         where = "here" if shutil.which(compiler) is None else f"where rank {lacking} is"
         what = f"torch compiles kernels by {compiler}, which is not {where}: expected it in PATH. Install it"
+    elif turned_off is not None:
+        names = " or ".join(_TURNED_OFF_BY)
+        what = f"rank {turned_off} has {names} set to 1, by which torch compiles nothing: expected neither. Unset it"
     if what is not None:
         raise ValueError(f"{path}: learner.training.compile is true, and {what}. Or leave training.compile out.")
 

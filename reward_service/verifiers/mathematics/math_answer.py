@@ -18,8 +18,6 @@ How much Python code of math-verify runs is bounded by counting calls: unlike a 
 machine.
 """
 
-import gc
-import inspect
 import logging
 import re
 import sys
@@ -50,10 +48,6 @@ from reward_service.verifiers.mathematics.quantities import QuantityRules
 from reward_service.verifiers.mathematics.reading import read
 from reward_service.verifiers.mathematics.tokens import tokenise
 
-# So many calls more are granted until one comes from no generator.
-_MORE = 10_000
-
-_CALLED_BACK = ("weakref", "_weakrefset")
 # Units are our own matter: it would strip the s of 5s, be that a variable or not.
 _NORMALISATION = replace(LatexExtractionConfig().normalization_config, units=False)
 _EXTRACTION = (
@@ -75,46 +69,33 @@ class TooManyCalls(BaseException):
 def at_most_calls(limit: int) -> Iterator[None]:
     """Raises TooManyCalls out of the code within it, soon after `limit` calls of Python functions.
 
-    At its next call, but for those whose exceptions Python drops: the code would go on, and nobody would count it.
+    At its next call, or at one of those after it: Python drops what is raised in a function that it calls by itself,
+    such as a finaliser or the callback of a weak reference. It tells of that, and the next call raises again.
     One C function that takes for ever is not stopped. No debugger or measurement of coverage can run at the same time.
     """
-    body = sys._getframe(2)
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
         # A trace function hears of calls of Python functions alone, unlike a profile function: that is cheaper.
         nonlocal calls
         calls += 1
-        if calls > limit and _is_heard(frame, body, in_generators=calls > limit + _MORE):
+        if calls > limit and frame.f_code is not dropped.__code__:
             raise TooManyCalls(f"more than {limit} calls")
 
-    before = sys.gettrace()
+    def dropped(told: "sys.UnraisableHookArgs", /) -> None:
+        sys.settrace(None)
+        if not isinstance(told.exc_value, TooManyCalls):
+            told_before(told)
+        sys.settrace(count)  # Python takes a trace function away that raised
+
+    before, told_before = sys.gettrace(), sys.unraisablehook
+    sys.unraisablehook = dropped
     sys.settrace(count)
     try:
         yield
     finally:
         sys.settrace(before)
-
-
-def _is_heard(frame: FrameType, body: FrameType, *, in_generators: bool) -> bool:
-    """True if an exception from the call that begins reaches `body`.
-
-    What the interpreter calls by itself loses it: callbacks of the garbage collector and of weak references,
-    finalisers, and generators that are closed since nobody needs them any more. These look like all generators, which
-    may be around most of the work: so calls of functions by generators are heard if `in_generators` says so.
-    """
-    if frame.f_code.co_flags & inspect.CO_GENERATOR:
-        return False
-    collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
-    inner: FrameType | None = frame
-    while inner is not None and inner is not body:
-        code = inner.f_code
-        if code in collecting or code.co_name == "__del__" or inner.f_globals.get("__name__") in _CALLED_BACK:
-            return False
-        if code.co_flags & inspect.CO_GENERATOR and not in_generators:
-            return False
-        inner = inner.f_back
-    return True
+        sys.unraisablehook = told_before
 
 
 # It warns once that its own timeout is off. The worker's deadline replaces that: an alarm cannot interrupt C code.

@@ -24,9 +24,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _torchs_own_linear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed replaces it for good in a process that has had a model under ZeRO-3; such a one compiles nothing."""
+def _of_a_learner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left of a model under ZeRO-3, for which DeepSpeed replaces a function, and of an eager generator."""
     monkeypatch.setattr(nn.functional, "linear", torch._C._nn.linear)
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
 
 
 def trained(path: Path, commands: CommandChannel, *, algo: str = "grpo", **changes: object) -> dict[str, torch.Tensor]:
@@ -123,6 +124,15 @@ def test_a_machine_without_a_compiler_is_told(
     model = load_causal_lm(tied_llama, dtype=torch.float32)
     with pytest.raises(ValueError, match=rf"compiles kernels by {missing}, which is not here: expected it in PATH"):
         check_compilable(model, tied_llama, packed=True, experts=False, device=torch.device(device))
+
+
+@pytest.mark.parametrize("name", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
+def test_an_environment_in_which_torch_compiles_nothing_is_told(
+    tied_llama: Path, commands: CommandChannel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ValueError, match=rf"rank 0 has .*{name}.* set to 1, by which torch compiles nothing"):
+        trained(tied_llama, commands, compile=True)
 
 
 def test_a_compiler_of_ones_own_is_the_first_word_of_its_variable(

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -109,6 +110,13 @@ def _forgotten() -> None:
     assert not reference.alive
 
 
+def _unreferenced() -> None:
+    held = _Finalised()
+    reference = weakref.ref(held, lambda _: _nothing())
+    del held
+    assert reference() is None
+
+
 def _closed() -> None:
     def numbers() -> Iterator[int]:
         try:
@@ -119,7 +127,7 @@ def _closed() -> None:
     next(numbers())
 
 
-@pytest.mark.parametrize("dropping", [_collected, _finalised, _forgotten, _closed])
+@pytest.mark.parametrize("dropping", [_collected, _finalised, _forgotten, _unreferenced, _closed])
 @pytest.mark.parametrize("before", range(8))
 def test_code_is_stopped_also_where_an_exception_would_be_dropped(dropping: Callable[[], None], before: int) -> None:
     """The limit is reached at each of the first calls, one of which Python makes itself."""
@@ -136,6 +144,30 @@ def _limited(dropping: Callable[[], None], *, before: int) -> None:
         dropping()
         for _ in range(10_000):
             _nothing()
+
+
+def test_another_exception_that_is_dropped_is_told_of_as_ever() -> None:
+    told: list[object] = []
+
+    def hear(args: "sys.UnraisableHookArgs") -> None:
+        _nothing()
+        told.append(args.exc_value)
+
+    class Broken:
+        def __del__(self) -> None:
+            raise ValueError("of its own")
+
+    before, sys.unraisablehook = sys.unraisablehook, hear
+    try:
+        for limit in range(6):
+            with pytest.raises(TooManyCalls), at_most_calls(limit):
+                Broken()
+                for _ in range(10_000):
+                    _nothing()
+        assert sys.unraisablehook is hear
+    finally:
+        sys.unraisablehook = before
+    assert {str(error) for error in told} == {"of its own"}
 
 
 def test_code_that_is_all_in_a_generator_is_stopped_too() -> None:
