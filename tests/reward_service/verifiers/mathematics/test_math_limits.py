@@ -157,13 +157,14 @@ def test_another_exception_that_is_dropped_is_told_of_as_ever() -> None:
         def __del__(self) -> None:
             raise ValueError("of its own")
 
+    def breaking() -> None:
+        Broken()
+
     before, sys.unraisablehook = sys.unraisablehook, hear
     try:
         for limit in range(6):
-            with pytest.raises(TooManyCalls), at_most_calls(limit):
-                Broken()
-                for _ in range(10_000):
-                    _nothing()
+            with pytest.raises(TooManyCalls):
+                _limited(breaking, before=limit)
         assert sys.unraisablehook is hear
     finally:
         sys.unraisablehook = before
