@@ -220,8 +220,9 @@ class StubTenantClient:
         draw = dice.random()
         if draw < notes.habits.odd:
             return [model.load(f"tinker://{model.model_id}/weights/{new}"), model.save(new)]
-        if draw < 2 * notes.habits.odd and model.states:
-            name = dice.choice(sorted(model.states))
+        free = sorted(name for name, each in model.states.items() if each.path not in self._awaited_elsewhere(model))
+        if draw < 2 * notes.habits.odd and free:
+            name = dice.choice(free)
             return [model.save(name), model.save(name, overwrite=True)]
         if draw < 0.6 and saved:
             return [model.load(dice.choice(saved), optimizer=dice.random() < 0.7)]
@@ -230,7 +231,9 @@ class StubTenantClient:
     def _rewritten(self, model: TwinModel) -> list[PlannedOperation]:
         """A load of what is overwritten after it, or of what is not there yet: a replay would find something else."""
         notes = self._notes
-        saved = [name for name, each in model.states.items() if each.by.done and not each.by.lost]
+        awaited = self._awaited_elsewhere(model)
+        known = (name for name, each in model.states.items() if each.by.done and not each.by.lost)
+        saved = [name for name in known if model.states[name].path not in awaited]
         if not saved or self._dice.random() < 0.3:
             notes.made += 1
             name = f"s{notes.made}"
@@ -239,6 +242,13 @@ class StubTenantClient:
         load = model.load(model.states[name])
         step = model.step(learning_rate=0.1, beta1=0.5)
         return [load, *self._passes(model), step, model.save(name, overwrite=True)]
+
+    def _awaited_elsewhere(self, model: TwinModel) -> set[str]:
+        """Paths that other models are about to load. What is written there meanwhile may come first: no order holds
+        between operations of two models.
+        """
+        others = (each for twin in self._notes.models if twin is not model for each in twin.operations)
+        return {each.body["path"] for each in others if isinstance(each.body, dict) and each.loads and not each.done}
 
     async def _make_model(self) -> None:
         notes, dice = self._notes, self._dice

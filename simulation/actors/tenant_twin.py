@@ -73,6 +73,11 @@ class PlannedOperation:
     """The learner's disk refused what it had to write."""
 
     @property
+    def loads(self) -> bool:
+        """True if it takes the state of a checkpoint."""
+        return self.kind == LOAD_WEIGHTS
+
+    @property
     def request_id(self) -> str:
         """The name of its future."""
         return f"{self.model_id}:{self.seq_id}"
