@@ -216,6 +216,25 @@ def vespo(
     return PolicyLoss(losses=-weight * advantages * finite(policy_logprobs), clipped=None)
 
 
+def sequence_reinforce(
+    *,
+    policy_logprobs: Tensor,
+    behavior_logprobs: Tensor,
+    advantages: Tensor,
+    sequences: Tensor,
+    count: int,
+    cap: float | None,
+) -> PolicyLoss:
+    """-sg(min(W, cap)) A policy, W the ratio of the probabilities of the whole trajectory, as in `vespo`.
+
+    `sequences` [N] int64 numbers the `count` trajectories, each whole. Without a cap it is the unbiased estimate of the
+    policy gradient, whatever policy sampled. Source: importance sampling by sequences, as in arXiv 2602.17616.
+    """
+    gaps = log_gap(numerator=policy_logprobs, denominator=behavior_logprobs).detach()
+    weight = capped(torch.exp(bounded(sequence_sums(values=gaps, sequences=sequences, count=count))), cap)[sequences]
+    return PolicyLoss(losses=-weight * advantages * finite(policy_logprobs), clipped=None)
+
+
 def kimi(*, policy_logprobs: Tensor, proximal_logprobs: Tensor, advantages: Tensor, tau: float) -> PolicyLoss:
     """-A policy + tau/2 (policy - proximal)^2, an online mirror descent step. Source: Kimi k1.5 (arXiv 2501.12599)."""
     gap = log_gap(numerator=policy_logprobs, denominator=proximal_logprobs)

@@ -86,8 +86,9 @@ class Advantages:
 
     `kept` [M] bool is false for tokens that leave numerator and denominator of the loss; None keeps all. `pulled` [M]
     bool marks tokens for a loss that treats some unlike others, None for one that does not. The weights of a correction
-    are multiplied by `correction_scale`. `entropy_coefficient` is the entropy's in this step's loss, None where the
-    settings say it. `carried` goes to the next step; None leaves it as it was.
+    are multiplied by `correction_scale`, and the learning rate of the step's updates by `step_scale`.
+    `entropy_coefficient` is the entropy's in this step's loss, None where the settings say it. `carried` goes to the
+    next step; None leaves it as it was.
     """
 
     advantages: Tensor
@@ -95,6 +96,7 @@ class Advantages:
     kept: Tensor | None = None
     pulled: Tensor | None = None
     correction_scale: float = 1.0
+    step_scale: float = 1.0
     entropy_coefficient: float | None = None
     means: Mapping[str, float] = field(default_factory=dict)
     carried: CarriedState | None = None

@@ -467,6 +467,17 @@ def self_normalising_scale(corrected: TokenCorrections) -> float:
     return float(corrected.kept.sum()) / total if total > 0 else 1.0
 
 
+def effective_share(log_ratios: Tensor) -> float:
+    """(sum W)^2 / (n sum W^2) of the n ratios W, whose logs are given, in (0, 1]; 1 of none.
+
+    The share of so many equal ones that would estimate a mean as well. Source: Kong (1992), as in arXiv 2602.17616.
+    """
+    if not len(log_ratios):
+        return 1.0
+    log_share = 2.0 * torch.logsumexp(log_ratios, dim=0) - torch.logsumexp(2.0 * log_ratios, dim=0)
+    return min(float(torch.exp(log_share)) / len(log_ratios), 1.0)
+
+
 def interpolated_proximal(*, behavior_logprobs: Tensor, policy_logprobs: Tensor, lags: Tensor) -> Tensor:
     """alpha behavior + (1 - alpha) sg(policy), alpha = 1/(lag + 1): a proximal policy without a forward pass.
 

@@ -96,6 +96,7 @@ class Credit:
     means: dict[str, float]
     carried: CarriedState
     correction_scale: float = 1.0
+    step_scale: float = 1.0
     pulled: Tensor | None = None
     entropy_coefficient: float | None = None
 
@@ -170,6 +171,7 @@ def credit(batch: FlatBatch, scores: TokenScores, *, preset: Preset, carried: Ca
         means=dict(made.means),
         carried=carried if made.carried is None else made.carried,
         correction_scale=made.correction_scale,
+        step_scale=made.step_scale,
         entropy_coefficient=made.entropy_coefficient,
         pulled=None if made.pulled is None else _spread(made.pulled, trained, tokens=tokens) > 0,
     )

@@ -254,10 +254,9 @@ class TrainingStep:
         moves = self._moves(data)
         rows = [_row(cut, part, packed, moves=moves) for part, packed in zip(slices, whole, strict=True)]
         scoring_s = time.perf_counter() - started
-        frozen = self._models.critic is not None and freezes_policy(self._config, first_update=first_update)
         rows *= self._config.epochs_per_step
         numbers = range(first_update, first_update + len(rows))
-        rates = [0.0 if frozen else learning_rate(self._config.optimizer, update=number) for number in numbers]
+        rates = self._rates(numbers, scale=data.credit.step_scale)
         updates: list[_Update] = []
         for row, rate, number in zip(rows, rates, numbers, strict=True):
             known = updates[(number - first_update) % len(slices)].idle if len(updates) >= len(slices) else None
@@ -432,6 +431,12 @@ class TrainingStep:
                 self._preset.weights, trained_lengths=lengths[part], trajectories=trajectories[part]
             )
         return weights
+
+    def _rates(self, numbers: range, *, scale: float) -> list[float]:
+        """The learning rates of a step's updates, times the algorithm's scale; 0 where the critic alone learns."""
+        frozen = self._models.critic is not None and freezes_policy(self._config, first_update=numbers[0])
+        rates = (learning_rate(self._config.optimizer, update=number) for number in numbers)
+        return [0.0 if frozen else scale * rate for rate in rates]
 
     def _passes(self, slices: Sequence[NDArray[np.int64]]) -> Passes:
         """With several updates in an epoch the first one moves the policy away from where the step began."""

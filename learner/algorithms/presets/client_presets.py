@@ -33,6 +33,7 @@ _REFUSED_PRESETS = {
     "hgpo": _ADVANTAGES_OF_GROUPS,
     "clip_cov": "looks at all tokens of a step, which your loop knows: set some advantages to 0, and ask for grpo",
     "kl_cov": "looks at all tokens of a step, which your loop knows: write a custom loss",
+    "vcpo": "takes smaller steps by what its trajectories weigh, which your loop does: write a custom loss",
     "gvpo": "is a likelihood with weights of a group, which your loop computes: ask for cross_entropy with weights",
     "luspo": "is gspo, summed over tokens: a sum is what each call computes, so ask for gspo",
     "rloo": _ADVANTAGES_OF_GROUPS,

@@ -33,6 +33,7 @@ _NAMES = (
     "dro",
     "dppo",
     "vespo",
+    "vcpo",
     "reinforce",
     "opo",
     "rae",

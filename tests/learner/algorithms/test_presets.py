@@ -144,6 +144,7 @@ STREAMED = [
     ("dppo", {}),
     ("dppo", {"divergence": "kl"}),
     ("vespo", {}),
+    ("vcpo", {}),
     ("opo", {}),
     ("otb", {}),
     ("rae", {}),

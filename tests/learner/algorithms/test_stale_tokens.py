@@ -156,6 +156,7 @@ def test_rloos_sequence_clip_is_of_the_product_over_the_trajectory() -> None:
         ({"type": "gspo", "proximal": "behavior"}, True),
         ({"type": "cispo"}, True),
         ({"type": "vespo"}, True),
+        ({"type": "vcpo"}, True),
         ({"type": "opo"}, True),
         ({"type": "otb"}, True),
         ({"type": "rae"}, True),

@@ -100,6 +100,7 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "kl_cov", "covariance_share": 0.1}, grouped, {"updates_per_step": 2}),
     ({"type": "luspo"}, grouped, {"updates_per_step": 2}),
     ({"type": "vespo"}, grouped, {"updates_per_step": 2}),
+    ({"type": "vcpo"}, grouped, {"updates_per_step": 2}),
     ({"type": "dppo", "divergence": "kl"}, grouped, {"updates_per_step": 2}),
     ({"type": "opo"}, grouped, {}),
     ({"type": "gvpo"}, grouped, {}),
@@ -212,6 +213,18 @@ def test_the_critic_learns_alone_while_it_warms_up_and_comes_back_from_a_checkpo
         repeated = again.train_step(batch, version=2)
     assert repeated.loss == pytest.approx(third.loss, abs=1e-6)
     assert repeated.means == pytest.approx(third.means, abs=1e-6)
+
+
+@pytest.mark.parametrize(("rule", "power"), [("sqrt", 0.5), ("linear", 1.0)])
+def test_a_step_of_vcpo_is_as_large_as_its_trajectories_count(
+    tied_llama: Path, commands: CommandChannel, rule: str, power: float
+) -> None:
+    """The learning rate is scaled, not the gradient, of which Adam would notice nothing."""
+    with trainer(tied_llama, commands, {"type": "vcpo", "step_scale": rule}) as made:
+        step = made.train_step(grouped(16), version=0)
+    share = step.means["effective_trajectory_share"]
+    assert 0 < share < 0.99
+    assert step.learning_rate == pytest.approx(CONFIG.optimizer.learning_rate * share**power)
 
 
 CARRIED = {
