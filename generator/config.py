@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, JsonValue, SecretStr, field_validator, model_validator
 
 from generator.engine.options import extra_fault
-from protocol.fleet import Backend, positions, quantization
+from protocol.fleet import Backend, Channel, positions, quantization
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import WrittenPath
@@ -106,6 +106,11 @@ class JoinConfig(ConfigModel):
     )
     token: Annotated[SecretStr | None, EqualTo("learner", "http.token")] = Field(
         None, description="bearer token of the learner"
+    )
+    channel: Channel = Field(
+        "latest",
+        description="versions that it holds: latest, each new one, for rollouts; released, for users "
+        "(learner.release); canary, for some users: a candidate on trial, and the released one while there is none",
     )
     url: str | None = Field(None, description="address under which others reach this generator, if not its own")
     backend: Annotated[Backend, EqualTo("learner", "weights.backend")] = Field(

@@ -363,6 +363,7 @@ def _announcement(config: GeneratorConfig, *, listener: Listener, instance: str)
         fingerprints=fingerprint_directory(config.model, config.run.chat_template, config.run.chat_template_kwargs),
         world_size=config.engine.tensor_parallel_size,
         backend=config.join.backend,
+        channel=config.join.channel,
         staging=config.staging == "staging",
         max_model_len=config.context_tokens,
         serving_version=None,

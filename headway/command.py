@@ -5,6 +5,9 @@
     headway check RUN.toml   reads it as the processes would, and starts nothing
     headway doctor RUN.toml  asks the processes how they are; before a start, looks at the machine
     headway status RUN.toml  shows what they do, live
+    headway releases RUN.toml            shows the versions that users got, and what became of each candidate
+    headway rollback RUN.toml VERSION    gives users a former version again
+    headway promote RUN.toml [VERSION]   lets promotions go on after that
     headway report RUN ...   writes one HTML file of one run or of several
     headway view RUN ...     serves the page of runs from their files
     headway diff RUN RUN     shows in which settings and versions two runs differ
@@ -258,8 +261,27 @@ def _run_plan(words: Sequence[str]) -> int:
     return plan_run(words)
 
 
+def _run_releases(path: Path, words: Sequence[str]) -> int:
+    from headway.releases_command import show_releases  # deferred: no other command needs it
+
+    return show_releases(path, words)
+
+
+def _run_rollback(path: Path, words: Sequence[str]) -> int:
+    from headway.releases_command import roll_back
+
+    return roll_back(path, words)
+
+
+def _run_promote(path: Path, words: Sequence[str]) -> int:
+    from headway.releases_command import promote
+
+    return promote(path, words)
+
+
 _COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
     "up": _run_up, "check": _run_check, "doctor": _run_doctor, "eval": _run_eval, "status": _run_status,
+    "releases": _run_releases, "rollback": _run_rollback, "promote": _run_promote,
 }  # fmt: skip
 
 

@@ -38,6 +38,15 @@ _USAGES: Mapping[str, str] = {
     "status": """\
        headway status RUN.toml|FOLDER [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
 """,
+    "releases": """\
+       headway releases RUN.toml [--PROCESS.OPTION VALUE ...]
+""",
+    "rollback": """\
+       headway rollback RUN.toml VERSION [--reason TEXT] [--PROCESS.OPTION VALUE ...]
+""",
+    "promote": """\
+       headway promote RUN.toml [VERSION] [--PROCESS.OPTION VALUE ...]
+""",
     "report": """\
        headway report RUN [RUN ...] [--output FILE]
 """,
@@ -109,6 +118,16 @@ serve   serve training loops of others by the Tinker API, at port 7300 or anothe
     "status": """\
 status  show what the processes do: version, rate, waits, last events; live in a terminal until Ctrl-C, else once; of
         a server that headway serve has started by its FOLDER, runs/serve, also its tenants and their training runs
+""",
+    "releases": """\
+releases  show which version users get, which ones they got before, and what became of each candidate
+""",
+    "rollback": """\
+rollback  give users VERSION again, such as 1.40 or 40, which was released before: its files are compared with their
+        hashes, and each generator proves what it loads; promotions are held from then on
+""",
+    "promote": """\
+promote let promotions go on after a rollback; with VERSION, release the candidate that is on trial with users
 """,
     "report": """\
 report  write curves, balance, settings, environment and samples of runs, by their folders, into one HTML file

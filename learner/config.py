@@ -12,6 +12,7 @@ from learner.algorithms.presets.grpo import GrpoConfig
 from learner.algorithms.presets.pass_at_k import PassAtKConfig
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.evaluation.config import EvaluationConfig, TrackersConfig
+from learner.releases.config import ReleaseConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.tenants.config import TinkerConfig
 from learner.training.config import GuardConfig, LoraConfig, TrainingConfig
@@ -28,7 +29,8 @@ from services.zmq.keys import KeyFile
 FROM_FILES = ("sft", "rm", "dpo", "distill")
 """The algorithms that learn from examples in files, and sample nothing."""
 _OF_SAMPLING = (
-    "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "trust", "evaluation", "http",
+    "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "trust", "evaluation", "release",
+    "http",
     "checkpoint.journal", "checkpoint.journal_mb", "checkpoint.whole_journal", "checkpoint.keep_best",
     "checkpoint.best_by", "samples", "verdict", "training.router.replay",
 )  # fmt: skip
@@ -487,6 +489,7 @@ class LearnerConfig(ProcessConfig):
     weights: WeightsConfig = WeightsConfig()
     trust: TrustConfig = TrustConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    release: ReleaseConfig = ReleaseConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     samples: SamplesConfig = SamplesConfig()
     verdict: VerdictConfig = VerdictConfig()

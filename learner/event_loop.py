@@ -34,6 +34,9 @@ from learner.page.routes import RunPage, ShownRun, shown_machines, shown_process
 from learner.page.store import TrajectoryStore
 from learner.page.what_if_routes import WhatIfSettings
 from learner.recovery import RecoveryPoint
+from learner.releases.making import make_releases
+from learner.releases.releases import Releases
+from learner.releases.routes import FleetsByChannel, ShelvesByVersion, add_release_routes
 from learner.reports.run_monitor import RunMonitor
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics, LearnerStatus
@@ -279,6 +282,7 @@ class EventLoopParts:
         self.trust = self._make_trust()
         self.idle = IdleWatch(fleet=self.fleet, client=client)
         self.publisher = self._make_publisher(client, incarnation)
+        self.releases = self._make_releases(client, incarnation)
         self.dead_letters = DeadLetters(
             config.run.folder / DEAD_LETTERS,
             largest_share=config.leases.max_dead_letter_share,
@@ -341,7 +345,23 @@ class EventLoopParts:
         if quarantined:
             self.fleet.quarantine(found.name, found.instance, reason=found.text)
 
-    def _make_fleet(self, incarnation: int) -> FleetMembers:
+    def _make_releases(self, client: HttpClient, incarnation: int) -> Releases | None:
+        config = self.config
+        if not config.release.enabled or config.evaluation.only:
+            return None
+        return make_releases(
+            config.release,
+            run=config.run.folder,
+            success=config.evaluation.success_reward,
+            secret_key_file=config.leases.secret_key_file,
+            may_write=self.records.may_write,
+            make_fleet=lambda changed: self._make_fleet(incarnation, changed=changed),
+            client=client,
+            options=publisher_options(config, incarnation),
+            metrics=self.registry,
+        )
+
+    def _make_fleet(self, incarnation: int, *, changed: Callable[[], None] | None = None) -> FleetMembers:
         return FleetMembers(
             fingerprints=fingerprint_directory(
                 self.config.model, self.config.run.chat_template, self.config.run.chat_template_kwargs
@@ -349,7 +369,7 @@ class EventLoopParts:
             incarnation=incarnation,
             announce_every_s=self.config.weights.announce_every_s,
             silence_s=self.config.weights.silence_s,
-            changed=self._fleet_stirred.set,
+            changed=changed or self._fleet_stirred.set,
             url_fault=TrustedUrls(
                 hosts=self.config.weights.generator_hosts, by_certificate=self.config.http.tls_ca_file is not None
             ).fault,
@@ -394,6 +414,7 @@ class EventLoopParts:
             teachers=self.teachers.peers,
             distrusted=lambda: () if self.trust is None else self.trust.notes,
             min_cosine=self.config.lag.min_cosine,
+            released=tuple if self.releases is None else self.releases.notes,
         )
 
     def loops(self, listener: Listener, stop: Stop) -> dict[str, Coroutine[object, object, None]]:
@@ -414,7 +435,11 @@ class EventLoopParts:
         page.add_routes(app)
         asks = "" if http.token is None else ", and asks for http.token"
         logger.info("the run's page is at %s/%s", listener.url, asks)
-        add_routes(app, fleet=self.fleet, shelf=self.shelf)
+        releases = self.releases
+        shelves = (self.shelf, *(() if releases is None else releases.shelves))
+        add_routes(app, fleet=FleetsByChannel(self.fleet, releases), shelf=ShelvesByVersion(shelves))
+        if releases is not None:
+            add_release_routes(app, releases=releases)
         own = add_status_route(
             app, service="learner", version=version("headway"), waits=self.waits, failures=self.failures,
             stopping=lambda: stop.requested, provider=self.status.report,
@@ -433,6 +458,7 @@ class EventLoopParts:
             "fleet_watch": self._watch_fleet(),
             "silence": self._drop_silent(),
             "idle": self.idle.run(),
+            **({} if releases is None else {"releases": releases.run()}),
         }
 
     def _make_monitor(self, own: Callable[[], Status], url: str) -> RunMonitor:

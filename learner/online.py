@@ -27,6 +27,7 @@ from learner.leases.intake import EndedEarly, Intake, NewestGroups, TakenBatch
 from learner.page.store import TrajectoryStore
 from learner.page.taken import SequencePlace, TakenStep
 from learner.recovery import LoggedStep
+from learner.releases.releases import Releases
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics
 from learner.reports.tally import StepRecord, Timing, step_record
@@ -42,6 +43,7 @@ from learner.training.trainer import NotFinite, Trainer, stop_after_skips
 from learner.trust.watch import TrustWatch
 from learner.weights.fleet import IdleWatch
 from learner.weights.probe import Prober
+from learner.weights.published import PackedWeights
 from learner.weights.publisher import Publisher
 from services.config import made_with
 from services.tracing import lease_ended, lease_trace
@@ -59,7 +61,7 @@ class OnlineTraining:
     `replay` are the batches of the log that are newer than the checkpoint: trained again, in order, without generators.
     They were taken under the bound of their time, so the guard follows them, and its bound holds from there on.
     `sent_alone` are the adapters, if generators are sent nothing else. `trust` tests generators by what is trained.
-    `measurements` are those of gradients by lag.
+    `measurements` are those of gradients by lag. `releases` judge candidates by their evaluation.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class OnlineTraining:
         sent_alone: LoraConfig | None = None,
         trust: TrustWatch | None = None,
         measurements: MeasurementPlan | None = None,
+        releases: Releases | None = None,
     ) -> None:
         self._config = config
         self._trainer = trainer
@@ -102,9 +105,8 @@ class OnlineTraining:
             failed=self._no_checkpoint,
         )
         self._guard = guard
-        self._samples = samples
-        self._trust = trust
-        self._measurements = measurements
+        self._samples, self._trust = samples, trust
+        self._measurements, self._releases = measurements, releases
         self._version = self._kept_version = first_version
         self._replay = replay
         self._loop = loop
@@ -218,7 +220,7 @@ class OnlineTraining:
         change = self._guard.observe(step_metrics, lag=max(batch.lags))
         self._call(self._intake.trained(self._version, max_lag=self._guard.max_lag))
         trained = time.monotonic()
-        self._publish()
+        self._publish(hold=self._is_candidate())
         copied = time.monotonic()
         self._keep(batch, sequences)  # now that nobody waits for this thread
         self._test_generators(batch, sequences)
@@ -387,8 +389,15 @@ class OnlineTraining:
             for group, logprobs in zip(batch.groups, told, strict=True)
         ]
 
-    def _publish(self) -> None:
-        self._publisher.offer(self._snapshots.take(version=self._version, probe=self._prober.probe()))
+    def _publish(self, *, hold: bool = False) -> None:
+        self._publisher.offer(self._snapshots.take(version=self._version, probe=self._prober.probe()), hold=hold)
+
+    def _is_candidate(self) -> bool:
+        """True for a version that is evaluated beside training to be released, to which generators are held for that.
+        The last one is evaluated anyway.
+        """
+        releases = self._releases
+        return releases is not None and self._version < self._config.steps and releases.is_candidate(self._version)
 
     async def _last_publish(self) -> None:
         """Generators outlive the learner: they are left with its last version, if they take it in time."""
@@ -397,6 +406,8 @@ class OnlineTraining:
                 await self._publisher.wait_until_served(self._version)
         except TimeoutError:
             logger.warning("not all generators took the last version %d within %g s", self._version, _LAST_PUBLISH_S)
+        if self._releases is not None:
+            await self._releases.last_put()
 
     def _after_step(self) -> None:
         config = self._config
@@ -405,8 +416,13 @@ class OnlineTraining:
             self._checkpoint()
         self._writer.settle(wait=False)
         evaluation = config.evaluation
-        if evaluation.tasks and self._version % evaluation.every_steps == 0 and self._version < config.steps:
-            work = self._evaluate_beside(evaluation.tasks, self._version)
+        is_due = evaluation.tasks and self._version % evaluation.every_steps == 0 and self._version < config.steps
+        if (is_candidate := self._is_candidate()) or is_due:
+            work = (
+                self._evaluate_candidate(self._version)
+                if is_candidate
+                else self._evaluate_beside(evaluation.tasks, self._version)
+            )
             self._underway = [each for each in self._underway if not each.done() or each.exception() is not None]
             self._underway.append(asyncio.run_coroutine_threadsafe(work, self._loop))
             self._forget_ended()
@@ -442,15 +458,40 @@ class OnlineTraining:
         )
 
     def _evaluate_and_wait(self) -> None:
-        if self._config.evaluation.final_tasks:
-            evaluation = self._call(self._evaluate(self._config.evaluation.final_tasks, self._version), may_end=True)
+        tasks, releases = self._config.evaluation.final_tasks, self._releases
+        if releases is not None:
+            tasks = max(tasks, self._config.release.tasks)
+        if tasks:
+            evaluation = self._call(self._evaluate(tasks, self._version), may_end=True)
             if evaluation is not None:
                 self._records.evaluation(evaluation.result)
                 self._credit(evaluation)
+            if evaluation is not None and releases is not None:
+                self._call(self._judge(releases, evaluation))
 
     async def _evaluate(self, tasks: int, version: int) -> Evaluation | None:
         await self._publisher.wait_until_served(version)
         return await self._intake.evaluated(tasks=tasks, version=version)
+
+    async def _evaluate_candidate(self, version: int) -> None:
+        """All of the answers are of this version: no newer one is published until the last of them is there."""
+        releases = self._releases
+        assert releases is not None, "asked for by the caller"
+        try:
+            await self._publisher.wait_until_served(version)
+            evaluation = await self._intake.evaluated(tasks=self._config.release.tasks, version=version, beside=True)
+            packed = self._publisher.newest
+        finally:
+            self._publisher.let_go(version)
+        if evaluation is not None:
+            self._records.evaluation(evaluation.result)
+            await asyncio.to_thread(self._credit, evaluation)
+            await self._judge(releases, evaluation, packed)
+
+    async def _judge(self, releases: Releases, evaluation: Evaluation, packed: PackedWeights | None = None) -> None:
+        packed = packed or self._publisher.newest
+        if packed is not None and packed.version.number == evaluation.result.version:
+            await releases.judge(evaluation, packed)
 
     async def _evaluate_beside(self, tasks: int, version: int) -> None:
         evaluation = await self._intake.evaluated(tasks=tasks, version=version, beside=True)

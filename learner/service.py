@@ -190,6 +190,7 @@ async def _train(parts: EventLoopParts, trainer: Trainer, thread: TrainerThread,
         ),
         samples=parts.samples,
         trust=parts.trust,
+        releases=parts.releases,
         guard=Guard(
             config.guard,
             max_lag=config.max_lag,

@@ -21,6 +21,10 @@ from protocol.model import VersionText, WireModel
 Digest = str
 ProbeText = Annotated[tuple[int, ...], Field(min_length=2, max_length=4096)]
 Backend = Literal["gloo", "nccl"]
+Channel = Literal["latest", "released", "canary"]
+"""Versions that a generator holds: the newest, for rollouts; the released one, for users; or a candidate that some
+users try before it is released, and the released one while there is none.
+"""
 Condition = Literal["able", "stalled", "leaving"]
 """Of a generator: `able` takes weights and requests, the engine of a `stalled` one does not answer, and a `leaving` one
 lets its requests end.
@@ -84,6 +88,7 @@ class Announcement(WireModel):
     instance: str = Field(default="", max_length=64)
     started_at: float = Field(default=0.0, ge=0)
     condition: Condition = "able"
+    channel: Channel = Field(default="latest", exclude_if=lambda channel: channel == "latest")
     kind: str = Field(default="", max_length=256)
     dtype: str = Field(default="", max_length=32)
     staging: bool = True

@@ -20,6 +20,8 @@ from generator.engine.records import EngineCounters
 from generator.routes import add_token_routes
 from generator.routes import add_weight_routes as add_sync_routes
 from generator.serving import GeneratorMetrics
+from learner.releases.metrics import ReleaseMetrics
+from learner.releases.routes import add_release_routes
 from learner.reports.status import LearnerMetrics
 from learner.teachers.teachers import TeacherMetrics
 from learner.tenants.load import NO_LOAD, TenantMetrics
@@ -129,10 +131,12 @@ def described() -> Mapping[str, Described]:
 def _learner() -> Described:
     metrics = _Noted("learner")
     LearnerMetrics(metrics)
+    ReleaseMetrics(metrics)
     TeacherMetrics(metrics)
     TenantMetrics(metrics, read=lambda: NO_LOAD)
     app = _app("learner", metrics)
     add_learner_routes(app, fleet=_ABSENT, shelf=_ABSENT)
+    add_release_routes(app, releases=_ABSENT)
     add_adapter_routes(app, _ABSENT)
     return _finished("learner", app, metrics)
 

@@ -386,7 +386,7 @@ class LearnerStatus:
     """Reads ledger, fleet and env_services; `total_steps` is the run's end, `folder` the run's. `clock` is theirs.
 
     `distrusted` says in words which generators are not believed; `min_cosine` is the least cosine of old gradients to
-    new ones that is not spoken of.
+    new ones that is not spoken of. `released` says what users get, and who holds it.
     """
 
     def __init__(
@@ -404,6 +404,7 @@ class LearnerStatus:
         teachers: Callable[[], tuple[PeerStatus, ...]] = tuple,
         distrusted: Callable[[], tuple[str, ...]] = tuple,
         min_cosine: float = 0.8,
+        released: Callable[[], tuple[str, ...]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -418,6 +419,7 @@ class LearnerStatus:
         self._teachers = teachers
         self._distrusted = distrusted
         self._min_cosine = min_cosine
+        self._released = released
         self._clock = clock
         self._served = False
         self.load = LoadWindow(self._look, limit=lambda: None, clock=clock)
@@ -446,7 +448,7 @@ class LearnerStatus:
             ),
             disks=(disk,),
             problems=problems,
-            notes=(*self._distrusted(), *self._guarded(), *self._by_lag()),
+            notes=(*self._distrusted(), *self._guarded(), *self._by_lag(), *self._released()),
         )
 
     def _look(self) -> LoadSample:

@@ -10,19 +10,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import torch
 import xxhash
 from fastapi import Depends, FastAPI, Query, Response
 
-from learner.weights.fleet import FleetMembers, JoinRefused
+from learner.weights.fleet import JoinRefused
 from learner.weights.probe import Probe
 from learner.weights.process_group import Bucket, LaidOut, NamedTensors, in_thread
 from protocol.fleet import (
     CHUNK_HASH_HEADER,
     SLOWEST_BYTES_PER_S,
     Announcement,
+    AnnouncementAnswer,
     Backend,
     LowRank,
     PullPlan,
@@ -274,7 +275,27 @@ class PublishedWeights:
         }
 
 
-def add_routes(app: FastAPI, *, fleet: FleetMembers, shelf: PublishedWeights) -> None:
+class TakesGenerators(Protocol):
+    """A fleet, or several of which an announcement names one."""
+
+    def announce(self, announcement: Announcement, *, now: float) -> AnnouncementAnswer:
+        """Takes a generator in, or notes that it is still there. Raises JoinRefused."""
+        ...
+
+
+class GivesWeights(Protocol):
+    """Published weights, of one shelf or of several."""
+
+    def plan(self, version: str, form: WeightForm = "whole") -> PullPlan:
+        """The plan of a download. Raises VersionNotPublished."""
+        ...
+
+    def chunk(self, version: str, *, index: int, offset: int, length: int, form: WeightForm = "whole") -> bytes:
+        """A part of a bucket. Raises VersionNotPublished."""
+        ...
+
+
+def add_routes(app: FastAPI, *, fleet: TakesGenerators, shelf: GivesWeights) -> None:
     """`POST /v1/generators`, which refuses with 409 a generator that does not fit the run; the published weights."""
 
     @app.post("/v1/generators")
@@ -288,7 +309,7 @@ def add_routes(app: FastAPI, *, fleet: FleetMembers, shelf: PublishedWeights) ->
     add_weight_routes(app, shelf=shelf)
 
 
-def add_weight_routes(app: FastAPI, *, shelf: PublishedWeights) -> None:
+def add_weight_routes(app: FastAPI, *, shelf: GivesWeights) -> None:
     """`GET /v1/weights/{version}/plan`, and the chunks of its buckets; 404 for what is not kept."""
 
     @app.get("/v1/weights/{version}/plan")

@@ -83,6 +83,9 @@ class Publisher:
         self._threads = DaemonThreads(name="weight-plane")
         self._packer = Packer(incarnation=options.incarnation, threads=self._threads)
         self._offered: Snapshot | None = None
+        self._held_at: int | None = None
+        self._later: Snapshot | None = None
+        """Offered since a version is held; it is published when that is let go."""
         self._broadcast: PackedWeights | None = None
         self._rounds_rest = False
         self._reported = -1
@@ -96,13 +99,31 @@ class Publisher:
         self._rest: asyncio.TimerHandle | None = None
         """Holds no version: it would keep all that are published within its second."""
 
-    def offer(self, snapshot: Snapshot) -> None:
-        """Publish these weights next; returns at once."""
-        self._loop.call_soon_threadsafe(self._take_offer, snapshot)
+    def offer(self, snapshot: Snapshot, *, hold: bool = False) -> None:
+        """Publish these weights next; returns at once. With `hold` no newer ones are published until `let_go`."""
+        self._loop.call_soon_threadsafe(self._take_offer, snapshot, hold)
 
-    def _take_offer(self, snapshot: Snapshot) -> None:
+    def _take_offer(self, snapshot: Snapshot, hold: bool = False) -> None:
+        if self._held_at is not None and snapshot.version > self._held_at:
+            self._later = snapshot
+            return
         self._offered = snapshot
         self._offer_came.set()
+        if hold:
+            self._held_at = snapshot.version
+
+    def let_go(self, version: int) -> None:
+        """Newer versions are published again, if it is this one that was held."""
+        if self._held_at == version:
+            self._held_at = None
+            if self._later is not None:
+                later, self._later = self._later, None
+                self._take_offer(later)
+
+    @property
+    def newest(self) -> PackedWeights | None:
+        """The newest version that is ready to be sent."""
+        return self._shelf.newest
 
     def fleet_changed(self) -> None:
         """Somebody came, went, or serves another version."""

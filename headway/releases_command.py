@@ -1,0 +1,169 @@
+"""`headway releases`, `headway rollback` and `headway promote`: what users get, the way back, and a word by hand.
+
+They ask the run's learner. While none lives, they read and change the run's folder themselves, under its lock: what is
+released then is served from the learner's next start on.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headway.columns import in_columns
+from headway.doctor.asking import targets_of
+from headway.own_options import own_options, split_options
+from headway.run_configs import load_separately
+from protocol.releases import Promote, ReleaseStatus, RollBack
+from services.config.models import ProcessConfig
+from services.config.sources import ConfigError
+from services.diagnosis.asked import Target
+from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceUnreachable
+from services.http.tls import client_tls
+from services.run_lock import FolderTaken, RunLock
+
+_LEARNER = "learner"
+_WAIT_S = 60.0
+_SLACK_S = 30.0
+
+
+def show_releases(path: Path, words: Sequence[str]) -> int:
+    """Prints what is released, what was, and what became of each candidate. Raises ConfigError."""
+    from learner.releases.history import read_rows, state_of  # deferred: the learner's packages load for seconds
+    from learner.releases.kept_weights import FOLDER
+
+    config, _ = _learner_of(path, words)
+    folder = config.run.folder / FOLDER
+    rows = read_rows(folder)
+    if not rows:
+        raise ConfigError([f"{folder} holds no releases; a run with learner.release.enabled = true writes them"])
+    state = state_of(rows)
+    lines = [("version", "event", "when", "why")]
+    for row in rows:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"]))
+        why = row.get("text") or f"by generator {row.get('generator')}, checksum {row.get('fingerprint')}"
+        lines.append((row["version"], row["event"].replace("_", " "), when, why))
+    kept = f"to go back to: {', '.join(each for each in state.former if (folder / each).is_dir()) or 'none'}"
+    held = f"\npromotions are held until `headway promote`: {state.held}" if state.held else ""
+    trial = f"\non trial with users: {state.trial}" if state.trial else ""
+    sys.stdout.write(f"released: {state.released or 'nothing'}; {kept}{trial}{held}\n\n")
+    sys.stdout.writelines(f"{line}\n" for line in in_columns(lines))
+    return 0
+
+
+def roll_back(path: Path, words: Sequence[str]) -> int:
+    """Releases a former version again; 0 once every generator of it has proven it. Raises ConfigError."""
+    own, rest = own_options(words, {"--reason": True})
+    version, rest = _version_in(rest, command="rollback")
+    if version is None:
+        raise ConfigError(["command line: headway rollback needs a version: headway rollback RUN.toml 1.40"])
+    config, target = _learner_of(path, rest)
+    body = RollBack(version=version, reason=own.get("--reason", [""])[-1], wait_s=_WAIT_S)
+    status = _asked(target, "rollback", body)
+    if status is None:
+        return _in_folder(config, lambda releases: releases.roll_back(version, reason=body.reason, wait_s=0))
+    return _told(status, f"rolled back to version {status.released}")
+
+
+def promote(path: Path, words: Sequence[str]) -> int:
+    """Lets promotions go on after a rollback, or releases the candidate on trial. Raises ConfigError."""
+    version, rest = _version_in(words, command="promote")
+    config, target = _learner_of(path, rest)
+    status = _asked(target, "promote", Promote(version=version, wait_s=_WAIT_S))
+    if status is None:
+        return _in_folder(config, lambda releases: releases.promote(version, wait_s=0))
+    return _told(status, "promotions go on" if version is None else f"version {status.released} is released")
+
+
+def _version_in(words: Sequence[str], *, command: str) -> tuple[str | None, list[str]]:
+    """The version that is named first, if there is one, and the other words. Raises ConfigError."""
+    if not words or words[0].startswith("--"):
+        return None, list(words)
+    version, *rest = words
+    parts = version.split(".")
+    if len(parts) > 2 or not all(part.isdecimal() and len(part) < 10 for part in parts):
+        raise ConfigError([f"command line: headway {command}: got {version!r}, expected a version such as 1.40 or 40"])
+    return version, rest
+
+
+def _learner_of(path: Path, words: Sequence[str]) -> tuple[Any, Target]:
+    configs: Mapping[str, ProcessConfig] = load_separately(path, split_options(words))
+    if _LEARNER not in configs:
+        raise ConfigError([f"{path}: no table [learner]; releases are those of a learner's run"])
+    target = next(each for each in targets_of(configs) if each.kind == _LEARNER)
+    return configs[_LEARNER], target
+
+
+def _asked(target: Target, what: str, body: RollBack | Promote) -> ReleaseStatus | None:
+    """The learner's answer; None if there is no learner. Raises ConfigError for a refusal."""
+
+    async def ask() -> ReleaseStatus:
+        async with HttpClient(token=target.token, tls=client_tls(target.tls)) as client:
+            url = f"{target.url}/v1/releases/{what}"
+            return await client.post(url, body, ReleaseStatus, deadline_s=body.wait_s + _SLACK_S)
+
+    try:
+        return asyncio.run(ask())
+    except ServiceUnreachable:
+        return None
+    except ServiceRefused as error:
+        raise ConfigError([_explained(error, target)]) from error
+    except ServiceError as error:
+        raise ConfigError([f"the learner at {target.url} did not answer: {error}"]) from error
+
+
+def _explained(error: ServiceRefused, target: Target) -> str:
+    if error.kind == "unknown_route":
+        return f"the learner at {target.url} releases nothing: set learner.release.enabled = true and resume its run"
+    return error.message
+
+
+def _told(status: ReleaseStatus, done: str) -> int:
+    """Prints who has proven what; 1 if a generator of the released version has not yet."""
+    lines = [f"{done}; its files agree with their hashes, digest {status.digest}"]
+    late = False
+    for one in status.generators:
+        if one.serving_version == status.released:
+            first = "the same as when it was proven first" if one.same_as_first else "the first of its kind"
+            lines.append(f"generator {one.generator_id} serves it, checksum {one.fingerprint}, {first}")
+        elif one.channel == "released":
+            late = True
+            lines.append(f"generator {one.generator_id} does not serve it yet: it serves {one.serving_version}")
+    if not any(one.channel == "released" for one in status.generators):
+        lines.append("no generator has join.channel = released: nobody serves it")
+    if status.held:
+        lines.append(f"promotions are held until `headway promote`: {status.held}")
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    return 1 if late else 0
+
+
+def _in_folder(config: Any, change: Callable[[Any], Awaitable[ReleaseStatus]]) -> int:
+    """Changes the releases of a run that nobody runs. Raises ConfigError if somebody does after all."""
+    from learner.releases.making import releases_without_learner  # deferred: the learner's packages load for seconds
+    from services.http.refusals import RequestRefused
+
+    async def changed() -> ReleaseStatus:
+        with await RunLock.held(config.run.folder) as lock:
+            releases = releases_without_learner(
+                config.release,
+                run=config.run.folder,
+                secret_key_file=config.leases.secret_key_file,
+                may_write=lock.check,
+            )
+            return await change(releases)
+
+    if not (config.run.folder / "releases").is_dir():
+        raise ConfigError([f"no learner answers, and {config.run.folder} holds no releases"])
+    try:
+        status = asyncio.run(changed())
+    except FolderTaken as error:
+        raise ConfigError([f"the learner does not answer, and has the folder of its run: {error}"]) from error
+    except RequestRefused as error:
+        raise ConfigError([error.problem.message]) from error
+    held = f"promotions are held until `headway promote`: {status.held}\n" if status.held else ""
+    sys.stdout.write(
+        f"version {status.released} is released, its files agree with their hashes, digest {status.digest}\n"
+        f"no learner runs: it is served from the learner's next start on\n{held}"
+    )
+    return 0

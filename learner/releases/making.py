@@ -1,0 +1,92 @@
+"""Makes the releases of a run: beside its learner; or, where none lives, for a change by hand."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from learner.journal.manifest import Signer
+from learner.releases.channel import ReleaseChannel
+from learner.releases.config import ReleaseConfig
+from learner.releases.history import ReleaseHistory
+from learner.releases.kept_weights import KeptWeights
+from learner.releases.metrics import ReleaseMetrics
+from learner.releases.releases import Releases, ignored
+from learner.weights.fleet import FleetMembers
+from learner.weights.published import PublisherOptions
+from protocol.fleet import Channel, Fingerprints
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
+
+_NO_GENERATORS = PublisherOptions(
+    incarnation=1,
+    backend="gloo",
+    host="127.0.0.1",
+    bucket_timeout_s=1.0,
+    meet_timeout_s=1.0,
+    commit_timeout_s=1.0,
+    pull_timeout_s=1.0,
+    probe_tolerance=None,
+)
+
+
+def make_releases(
+    config: ReleaseConfig,
+    *,
+    run: Path,
+    success: float,
+    secret_key_file: Path | None,
+    may_write: Callable[[], None],
+    make_fleet: Callable[[Callable[[], None]], FleetMembers],
+    client: HttpClient,
+    options: PublisherOptions,
+    metrics: Metrics | None = None,
+) -> Releases:
+    """The releases in a run's folder. `make_fleet` makes the fleet of a channel, which tells of its changes."""
+    weights = KeptWeights(run, signer=Signer.read(secret_key_file), may_write=may_write)
+    history = ReleaseHistory(weights.folder, may_write=may_write)
+    made: list[Releases] = []
+    counts = None if metrics is None else ReleaseMetrics(metrics, released=lambda: history.state.released)
+
+    def channel(name: Channel) -> ReleaseChannel:
+        return ReleaseChannel(
+            name,
+            make_fleet=make_fleet,
+            client=client,
+            options=options,
+            first_proofs=history.fingerprints(),
+            proven=lambda *proof: made[0].proven(*proof),
+        )
+
+    made.append(
+        Releases(
+            config=config,
+            success=success,
+            history=history,
+            weights=weights,
+            released=channel("released"),
+            canary=channel("canary"),
+            noted=ignored if counts is None else counts.noted,
+        )
+    )
+    return made[0]
+
+
+def releases_without_learner(
+    config: ReleaseConfig, *, run: Path, secret_key_file: Path | None, may_write: Callable[[], None]
+) -> Releases:
+    """The releases of a run that nobody runs. The caller has the run's folder."""
+    return make_releases(
+        config,
+        run=run,
+        success=1.0,
+        secret_key_file=secret_key_file,
+        may_write=may_write,
+        make_fleet=lambda changed: FleetMembers(
+            fingerprints=Fingerprints(model="", tokenizer="", chat_template=""),
+            incarnation=1,
+            announce_every_s=1.0,
+            silence_s=1.0,
+            changed=changed,
+        ),
+        client=HttpClient(),
+        options=_NO_GENERATORS,
+    )
