@@ -112,6 +112,11 @@ class JoinConfig(ConfigModel):
         description="versions that it holds: latest, each new one, for rollouts; released, for users "
         "(learner.release); canary, for some users: a candidate on trial, and the released one while there is none",
     )
+    feedback: bool = Field(
+        False,
+        description="tell the learner what is answered on the OpenAI routes, prompt and text, so that users can rate "
+        "it by POST /v1/feedback; not with channel latest",
+    )
     url: str | None = Field(None, description="address under which others reach this generator, if not its own")
     backend: Annotated[Backend, EqualTo("learner", "weights.backend")] = Field(
         "gloo", description="collective of weight broadcasts: gloo on CPUs, nccl on GPUs"
@@ -179,6 +184,20 @@ class GeneratorConfig(ProcessConfig):
             raise ValueError(
                 f"adapters.slots: {self.adapters.slots} adapters on weights that the learner at {self.join.learner} "
                 "changes; expected a base model that stays. Set join.learner to none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _users_have_a_channel(self) -> Self:
+        if self.join.learner is None and self.join.channel != "latest":
+            raise ValueError(
+                f"join.channel is {self.join.channel} and join.learner is none: nobody sends it versions; set the "
+                "learner's address, or leave join.channel out"
+            )
+        if self.join.feedback and (self.join.channel == "latest" or not self.openai):
+            raise ValueError(
+                f"join.feedback is true, join.channel {self.join.channel} and openai {str(self.openai).lower()}: users "
+                "ask on the OpenAI routes of channel released or canary; set both, or leave join.feedback out"
             )
         return self
 

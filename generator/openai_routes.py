@@ -43,13 +43,14 @@ async def mount_openai_routes(
     reasoning_parser: str | None = None,
     chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, JsonValue] | None = None,
+    around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> None:
     """Serve `prefix`/v1/models, /v1/completions and /v1/chat/completions in `app`.
 
     The engine must have been started with its tokenizer. `check_ready` raises RequestRefused when no request is taken;
     `occupied` is entered while one that is taken is answered.
     `chat_template` is Jinja text; the model's own if none. `chat_template_kwargs` are what it is told in requests that
-    say nothing else.
+    say nothing else. `around` makes what stands between the routes and their callers.
     """
 
     openai = counted_app(check_ready=check_ready, occupied=occupied)
@@ -59,7 +60,7 @@ async def mount_openai_routes(
         openai.include_router(router)
     init_exception_handler(openai)
     await asyncio.to_thread(renderer.warmup)
-    app.mount(prefix, openai)
+    app.mount(prefix, around(openai))
 
 
 def counted_app(*, check_ready: Callable[[], None], occupied: Callable[[], AbstractContextManager[None]]) -> FastAPI:

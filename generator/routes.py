@@ -9,13 +9,16 @@ from fastapi import Depends, FastAPI, Request, Response
 from starlette.routing import Route
 
 from generator.adapter_sampling import AdapterSampling
+from generator.feedback import relayed
 from generator.logprobs import LogprobScoring
 from generator.serving import Serving
 from generator.weight_sync import WeightSync
 from protocol.adapters import AdapterSampleRequest, OfferedAdapter
+from protocol.feedback import Feedback
 from protocol.fleet import Commit, JoinGroup, Prepare, Pull, Reprobe
 from protocol.generation import GenerateRequest, LogprobsRequest
 from services.http.bodies import json_answer, json_body, streamed_answer
+from services.http.client import HttpClient
 from services.http.refusals import RequestRefused
 
 T = TypeVar("T")
@@ -58,6 +61,15 @@ def add_adapter_routes(app: FastAPI, *, sampling: AdapterSampling) -> None:
     async def offer(body: Annotated[OfferedAdapter, Depends(json_body(OfferedAdapter))]) -> Response:
         """Take the new version of an adapter in the place of a former one, if this generator holds one."""
         return json_answer(await sampling.offer(body))
+
+
+def add_feedback_route(app: FastAPI, *, learner: str, client: HttpClient) -> None:
+    """`POST /v1/feedback`."""
+
+    @app.post("/v1/feedback")
+    async def feedback(body: Annotated[Feedback, Depends(json_body(Feedback))]) -> Response:
+        """Pass a user's reward for an answer on to the learner; kept once the learner says so."""
+        return json_answer(await relayed(body, learner=learner, client=client))
 
 
 def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:

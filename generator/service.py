@@ -21,9 +21,16 @@ from generator.announcer import announce, announce_leave
 from generator.config import GeneratorConfig
 from generator.engine.engine import Engine
 from generator.engine.options import EngineOptions, in_settings
+from generator.feedback import RateableAnswers, ServedLine
 from generator.logprobs import LogprobScoring
 from generator.openai_routes import mount_openai_routes
-from generator.routes import add_adapter_routes, add_token_routes, add_weight_routes, refused_while_starting
+from generator.routes import (
+    add_adapter_routes,
+    add_feedback_route,
+    add_token_routes,
+    add_weight_routes,
+    refused_while_starting,
+)
 from generator.serving import GeneratorMetrics, Serving
 from generator.weight_sync import Puller, WeightSync
 from protocol.fleet import PROBE_TIMEOUT_S, Announcement, fingerprint_directory, vocabulary_size, with_size
@@ -191,7 +198,8 @@ async def _serving_with_routes(
     status.serving = serving
     scoring = _scoring(config, engine=engine, serving=serving, metrics=metrics, announcement=announcement)
     sync = _weight_sync(config, engine=engine, serving=serving, metrics=metrics, client=client)
-    await _add_routes(app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync)
+    line = _served_line(app, stack, config=config, client=client, registry=registry)
+    await _add_routes(app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync, line=line)
     await _add_adapters(
         app, stack, config=config, engine=engine, serving=serving, metrics=metrics, registry=registry,
         name=announcement.generator_id,
@@ -313,6 +321,20 @@ def _weight_sync(
     )
 
 
+def _served_line(
+    app: FastAPI, stack: AsyncExitStack, *, config: GeneratorConfig, client: HttpClient, registry: Metrics
+) -> ServedLine | None:
+    """Answers of users on their way to the learner, for as long as the stack is open; None if they are not told of."""
+    learner = config.join.learner
+    if learner is None or not config.join.feedback:
+        return None
+    add_feedback_route(app, learner=learner, client=client)
+    line = ServedLine(learner=learner, client=client, metrics=registry)
+    telling = asyncio.create_task(line.run(), name="served answers")
+    stack.callback(telling.cancel)
+    return line
+
+
 async def _add_routes(
     app: FastAPI,
     *,
@@ -321,6 +343,7 @@ async def _add_routes(
     serving: Serving,
     scoring: LogprobScoring,
     sync: WeightSync | None,
+    line: ServedLine | None = None,
 ) -> None:
     add_token_routes(app, serving=serving, scoring=scoring)
     if sync is not None:
@@ -336,6 +359,9 @@ async def _add_routes(
             reasoning_parser=config.reasoning_parser,
             chat_template=config.run.template_text or None,
             chat_template_kwargs=config.run.chat_template_kwargs,
+            around=lambda openai: (
+                openai if line is None else RateableAnswers(openai, version=lambda: serving.version, told=line.put)
+            ),
         )
 
 

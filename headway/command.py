@@ -8,6 +8,7 @@
     headway releases RUN.toml            shows the versions that users got, and what became of each candidate
     headway rollback RUN.toml VERSION    gives users a former version again
     headway promote RUN.toml [VERSION]   lets promotions go on after that
+    headway feedback RUN.toml FILE       writes answers that users have rated, for training
     headway report RUN ...   writes one HTML file of one run or of several
     headway view RUN ...     serves the page of runs from their files
     headway diff RUN RUN     shows in which settings and versions two runs differ
@@ -279,9 +280,16 @@ def _run_promote(path: Path, words: Sequence[str]) -> int:
     return promote(path, words)
 
 
+def _run_feedback(path: Path, words: Sequence[str]) -> int:
+    from headway.releases_command import take_feedback
+
+    return take_feedback(path, words)
+
+
 _COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
     "up": _run_up, "check": _run_check, "doctor": _run_doctor, "eval": _run_eval, "status": _run_status,
     "releases": _run_releases, "rollback": _run_rollback, "promote": _run_promote,
+    "feedback": _run_feedback,
 }  # fmt: skip
 
 

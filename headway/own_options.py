@@ -47,6 +47,9 @@ _USAGES: Mapping[str, str] = {
     "promote": """\
        headway promote RUN.toml [VERSION] [--PROCESS.OPTION VALUE ...]
 """,
+    "feedback": """\
+       headway feedback RUN.toml FILE [--PROCESS.OPTION VALUE ...]
+""",
     "report": """\
        headway report RUN [RUN ...] [--output FILE]
 """,
@@ -128,6 +131,9 @@ rollback  give users VERSION again, such as 1.40 or 40, which was released befor
 """,
     "promote": """\
 promote let promotions go on after a rollback; with VERSION, release the candidate that is on trial with users
+""",
+    "feedback": """\
+feedback  write the answers that users have rated and that no such file has yet to FILE, a line each, for training
 """,
     "report": """\
 report  write curves, balance, settings, environment and samples of runs, by their folders, into one HTML file

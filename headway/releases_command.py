@@ -1,4 +1,4 @@
-"""`headway releases`, `headway rollback` and `headway promote`: what users get, the way back, and a word by hand.
+"""`headway releases`, `rollback`, `promote`, `feedback`: what users get, the way back, a word by hand, what users said.
 
 They ask the run's learner. While none lives, they read and change the run's folder themselves, under its lock: what is
 released then is served from the learner's next start on.
@@ -59,7 +59,7 @@ def roll_back(path: Path, words: Sequence[str]) -> int:
     if version is None:
         raise ConfigError(["command line: headway rollback needs a version: headway rollback RUN.toml 1.40"])
     config, target = _learner_of(path, rest)
-    body = RollBack(version=version, reason=own.get("--reason", [""])[-1], wait_s=_WAIT_S)
+    body = RollBack(version=version, reason=own.get("--reason", [""])[-1], wait_s=_WAIT_S, run=_name_of(config))
     status = _asked(target, "rollback", body)
     if status is None:
         return _in_folder(config, lambda releases: releases.roll_back(version, reason=body.reason, wait_s=0))
@@ -70,10 +70,36 @@ def promote(path: Path, words: Sequence[str]) -> int:
     """Lets promotions go on after a rollback, or releases the candidate on trial. Raises ConfigError."""
     version, rest = _version_in(words, command="promote")
     config, target = _learner_of(path, rest)
-    status = _asked(target, "promote", Promote(version=version, wait_s=_WAIT_S))
+    status = _asked(target, "promote", Promote(version=version, wait_s=_WAIT_S, run=_name_of(config)))
     if status is None:
         return _in_folder(config, lambda releases: releases.promote(version, wait_s=0))
     return _told(status, "promotions go on" if version is None else f"version {status.released} is released")
+
+
+def take_feedback(path: Path, words: Sequence[str]) -> int:
+    """Writes answers that users rated to a file, each into one file of all that are written so. Raises ConfigError."""
+    from learner.releases.kept_weights import FOLDER  # deferred: the learner's packages load for seconds
+    from learner.releases.taking import NothingRated, take
+
+    if not words or words[0].startswith("--"):
+        raise ConfigError(["command line: headway feedback needs a file: headway feedback RUN.toml rated.jsonl"])
+    output, *rest = words
+    config, _ = _learner_of(path, rest)
+    folder = config.run.folder / FOLDER
+    if not folder.is_dir():
+        raise ConfigError([f"{folder} is missing: a run with learner.release.enabled = true has it"])
+    try:
+        count, finished = take(folder, Path(output))
+    except NothingRated as error:
+        sys.stdout.write(f"{error}\n")
+        return 1
+    except OSError as error:
+        raise ConfigError([f"cannot write {output}: {error}"]) from error
+    sys.stdout.writelines(f"{each}: finished; its writing had been cut off\n" for each in finished)
+    sys.stdout.write(
+        f"{output}: {count} rated answers, for `learner --algo dpo --algo.loss kto --data.path {output}`\n"
+    )
+    return 0
 
 
 def _version_in(words: Sequence[str], *, command: str) -> tuple[str | None, list[str]]:
@@ -93,6 +119,12 @@ def _learner_of(path: Path, words: Sequence[str]) -> tuple[Any, Target]:
         raise ConfigError([f"{path}: no table [learner]; releases are those of a learner's run"])
     target = next(each for each in targets_of(configs) if each.kind == _LEARNER)
     return configs[_LEARNER], target
+
+
+def _name_of(config: Any) -> str:
+    """The name that a run got at its start, so that no other run is changed; empty if its folder is not here."""
+    path = config.run.folder / "run_name"
+    return str(path.read_text(encoding="utf-8").strip()) if path.exists() else ""
 
 
 def _asked(target: Target, what: str, body: RollBack | Promote) -> ReleaseStatus | None:

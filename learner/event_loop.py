@@ -34,9 +34,10 @@ from learner.page.routes import RunPage, ShownRun, shown_machines, shown_process
 from learner.page.store import TrajectoryStore
 from learner.page.what_if_routes import WhatIfSettings
 from learner.recovery import RecoveryPoint
-from learner.releases.making import make_releases
+from learner.releases.making import make_feedback, make_releases
+from learner.releases.metrics import ReleaseMetrics
 from learner.releases.releases import Releases
-from learner.releases.routes import FleetsByChannel, ShelvesByVersion, add_release_routes
+from learner.releases.routes import FleetsByChannel, ShelvesByVersion, add_feedback_routes, add_release_routes
 from learner.reports.run_monitor import RunMonitor
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics, LearnerStatus
@@ -349,6 +350,7 @@ class EventLoopParts:
         config = self.config
         if not config.release.enabled or config.evaluation.only:
             return None
+        self.release_metrics = ReleaseMetrics(self.registry)
         return make_releases(
             config.release,
             run=config.run.folder,
@@ -358,7 +360,7 @@ class EventLoopParts:
             make_fleet=lambda changed: self._make_fleet(incarnation, changed=changed),
             client=client,
             options=publisher_options(config, incarnation),
-            metrics=self.registry,
+            metrics=self.release_metrics,
         )
 
     def _make_fleet(self, incarnation: int, *, changed: Callable[[], None] | None = None) -> FleetMembers:
@@ -440,6 +442,10 @@ class EventLoopParts:
         add_routes(app, fleet=FleetsByChannel(self.fleet, releases), shelf=ShelvesByVersion(shelves))
         if releases is not None:
             add_release_routes(app, releases=releases)
+            store = make_feedback(
+                self.config.release, releases=releases, run=run.folder, may_write=self.records.may_write
+            )
+            add_feedback_routes(app, store=store, counted=self.release_metrics.rated)
         own = add_status_route(
             app, service="learner", version=version("headway"), waits=self.waits, failures=self.failures,
             stopping=lambda: stop.requested, provider=self.status.report,

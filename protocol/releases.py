@@ -12,19 +12,23 @@ ReleaseName = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9
 
 
 class RollBack(WireModel):
-    """`POST /v1/releases/rollback`: release a version again that was released before, and hold promotions."""
+    """`POST /v1/releases/rollback`: release a version again that was released before, and hold promotions. `run` is
+    the content of `run_name` in the folder of the run that is meant; empty if the caller does not know it.
+    """
 
     version: ReleaseName
     reason: str = Field(default="", max_length=1000)
+    run: str = Field(default="", max_length=256)
     wait_s: float = Field(default=60.0, ge=0, le=600)
 
 
 class Promote(WireModel):
     """`POST /v1/releases/promote`: let promotions go on after a rollback; with a version, release the candidate that is
-    on trial with users now.
+    on trial with users now. `run` is as in RollBack.
     """
 
     version: ReleaseName | None = None
+    run: str = Field(default="", max_length=256)
     wait_s: float = Field(default=60.0, ge=0, le=600)
 
 

@@ -17,11 +17,12 @@ from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.pool import RuntimePool
 from generator.engine.records import EngineCounters
-from generator.routes import add_token_routes
+from generator.feedback import ServedLine
+from generator.routes import add_feedback_route, add_token_routes
 from generator.routes import add_weight_routes as add_sync_routes
 from generator.serving import GeneratorMetrics
 from learner.releases.metrics import ReleaseMetrics
-from learner.releases.routes import add_release_routes
+from learner.releases.routes import add_feedback_routes, add_release_routes
 from learner.reports.status import LearnerMetrics
 from learner.teachers.teachers import TeacherMetrics
 from learner.tenants.load import NO_LOAD, TenantMetrics
@@ -137,6 +138,7 @@ def _learner() -> Described:
     app = _app("learner", metrics)
     add_learner_routes(app, fleet=_ABSENT, shelf=_ABSENT)
     add_release_routes(app, releases=_ABSENT)
+    add_feedback_routes(app, store=_ABSENT, counted=_ABSENT)
     add_adapter_routes(app, _ABSENT)
     return _finished("learner", app, metrics)
 
@@ -146,9 +148,11 @@ def _generator() -> Described:
     engine: Any = SimpleNamespace(counters=lambda: _STILL)
     GeneratorMetrics(metrics, engine=engine)
     GpuMetrics(metrics)
+    ServedLine(learner="", client=_ABSENT, metrics=metrics)
     app = _app("generator", metrics)
     add_token_routes(app, serving=_ABSENT, scoring=_ABSENT)
     add_sync_routes(app, sync=_ABSENT)
+    add_feedback_route(app, learner=_ABSENT, client=_ABSENT)
     return _finished("generator", app, metrics)
 
 

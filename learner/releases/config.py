@@ -20,12 +20,12 @@ class ReleaseConfig(ConfigModel):
         description="steps between candidates; generators stay at a candidate while it is evaluated on held-out tasks, "
         "so that all answers are its own, and training goes on as far as max_lag lets it",
     )
-    tasks: int = Field(200, ge=10, description="held-out tasks in the evaluation of a candidate")
+    tasks: int = Field(500, ge=10, description="held-out tasks in the evaluation of a candidate")
     metric: Literal["accuracy", "reward"] = Field(
         "accuracy", description="what must be better: the share of solved samples of each task, or its mean reward"
     )
     standard_errors: float = Field(
-        2.0,
+        3.0,
         gt=0,
         le=10,
         description="a candidate is released if it is better than the released version by so many standard errors of "
@@ -48,6 +48,12 @@ class ReleaseConfig(ConfigModel):
     )
     keep: int = Field(
         3, ge=1, description="how many of the versions that were released before the present one are kept to go back to"
+    )
+
+    feedback_mb: int = Field(
+        256,
+        ge=1,
+        description="room on the disk, in MiB, for answers to users that may still be rated; the oldest go first",
     )
 
     @model_validator(mode="after")

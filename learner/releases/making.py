@@ -6,15 +6,15 @@ from pathlib import Path
 from learner.journal.manifest import Signer
 from learner.releases.channel import ReleaseChannel
 from learner.releases.config import ReleaseConfig
+from learner.releases.feedback import FeedbackStore
 from learner.releases.history import ReleaseHistory
-from learner.releases.kept_weights import KeptWeights
+from learner.releases.kept_weights import FOLDER, KeptWeights
 from learner.releases.metrics import ReleaseMetrics
 from learner.releases.releases import Releases, ignored
 from learner.weights.fleet import FleetMembers
 from learner.weights.published import PublisherOptions
 from protocol.fleet import Channel, Fingerprints
 from services.http.client import HttpClient
-from services.http.metrics import Metrics
 
 _NO_GENERATORS = PublisherOptions(
     incarnation=1,
@@ -38,13 +38,14 @@ def make_releases(
     make_fleet: Callable[[Callable[[], None]], FleetMembers],
     client: HttpClient,
     options: PublisherOptions,
-    metrics: Metrics | None = None,
+    metrics: ReleaseMetrics | None = None,
 ) -> Releases:
     """The releases in a run's folder. `make_fleet` makes the fleet of a channel, which tells of its changes."""
     weights = KeptWeights(run, signer=Signer.read(secret_key_file), may_write=may_write)
     history = ReleaseHistory(weights.folder, may_write=may_write)
     made: list[Releases] = []
-    counts = None if metrics is None else ReleaseMetrics(metrics, released=lambda: history.state.released)
+    if metrics is not None:
+        metrics.released(lambda: history.state.released)
 
     def channel(name: Channel) -> ReleaseChannel:
         return ReleaseChannel(
@@ -64,10 +65,19 @@ def make_releases(
             weights=weights,
             released=channel("released"),
             canary=channel("canary"),
-            noted=ignored if counts is None else counts.noted,
+            noted=ignored if metrics is None else metrics.noted,
         )
     )
     return made[0]
+
+
+def make_feedback(
+    config: ReleaseConfig, *, releases: Releases, run: Path, may_write: Callable[[], None]
+) -> FeedbackStore:
+    """The answers and rewards of a run's users, by which its trials are decided."""
+    store = FeedbackStore(run / FOLDER, room_bytes=config.feedback_mb << 20, may_write=may_write)
+    releases.rewards = store.rewards
+    return store
 
 
 def releases_without_learner(

@@ -132,7 +132,7 @@ class Releases:
                 await self._release(version, text=text)
 
     async def _judged(self, evaluation: Evaluation, packed: PackedWeights, scores: TaskScores) -> tuple[str, str]:
-        """Why it is not released, or nothing; and why it is."""
+        """The reason why it is not released, or nothing; and the one why it is."""
         state, result = self._history.state, evaluation.result
         number = packed.version.number
         if (result.oldest_version, result.newest_version) != (number, number):
@@ -189,6 +189,15 @@ class Releases:
         state = self._history.state
         wanted = (state.released, state.trial, *state.former[-self._config.keep :])
         return {version for version in wanted if version is not None}
+
+    def check_run(self, name: str) -> None:
+        """Raises RequestRefused for a change that is meant for another run, by the name in that one's folder."""
+        path = self._weights.folder.parent / "run_name"
+        if name and path.exists() and path.read_text(encoding="utf-8").strip() != name:
+            raise RequestRefused(
+                409, "another_run", f"the learner that answers runs {path.parent}, and another run is meant: name the "
+                "right file, or stop this learner",
+            )  # fmt: skip
 
     async def roll_back(self, name: str, *, reason: str, wait_s: float) -> ReleaseStatus:
         """Releases a former version again, whose files are compared with their hashes first. Raises RequestRefused."""
@@ -318,7 +327,7 @@ class Releases:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """What is released, by whom it is served, and what is tried or held, in words."""
+        """Words on the released version, who serves it, and what is tried or held."""
         state = self._history.state
         if state.released is None:
             return ("nothing is released yet: the first evaluated version will be",)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headway import checking, evaluation_command, serve_command, starting
+from headway import checking, evaluation_command, releases_command, serve_command, starting
 from headway import command as umbrella
 from headway.doctor import before
 from headway.own_options import usage
@@ -25,6 +25,7 @@ COMMANDS_OF = ("headway", "learner", "env-service", "make", "python")
 ELSEWHERE: Mapping[str, str] = {
     "curl": "tests/docs/test_rewards.py sends these bodies",
     "learner replay": "tests/e2e/test_learners_come_and_go.py replays a run, tests/learner/test_what_if.py with --set",
+    "generator": "it serves until a signal; tests/e2e/test_releases.py starts one for users",
     "env-service play": "it asks a person; tests/env_service/test_workbench.py answers",
     "env-service try": "it wants a generator; tests/env_service/test_workbench.py has one",
     "env-service tasks": "tests/env_service/task_sets/test_mining.py makes tasks of a small repository",
@@ -49,7 +50,13 @@ ELSEWHERE: Mapping[str, str] = {
 """Commands that are not run here, by their beginning, and who runs them or why nobody does."""
 PROSE = ("─", "◀", "▼", "held-out accuracy", "FAULT")
 """Blocks with one of these hold no commands."""
-COMPLAINTS = {"export": "is no folder; expected that of a run"}
+COMPLAINTS = {
+    "export": "is no folder; expected that of a run",
+    "releases": "holds no releases",
+    "rollback": "holds no releases",
+    "promote": "holds no releases",
+    "feedback": "is missing: a run with learner.release.enabled",
+}
 """Commands that want what only a run leaves: their options are read before that is said."""
 
 
@@ -99,6 +106,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(starting, "examined_apart", lambda configs: None)
     monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.good(what, host))
     monkeypatch.setattr(evaluation_command, "to_be_started", list)
+    monkeypatch.setattr(releases_command, "_asked", lambda *_: None)
     Started.commands.clear()
     return tmp_path
 

@@ -29,7 +29,7 @@ from tests.learner.generators import FINGERPRINTS, ScriptedGenerator
 from tests.learner.weights.publishing import OPTIONS, adapter, base_weights, snapshot
 
 TASKS = 20
-CONFIG = ReleaseConfig(enabled=True, every_steps=10, tasks=TASKS)
+CONFIG = ReleaseConfig(enabled=True, every_steps=10, tasks=TASKS, standard_errors=2.0)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,90 @@
+"""Takes rated answers out of a run for training, each into one file, however often and wherever it is killed.
+
+A row says which stretch of `feedback.jsonl` goes into which file, and is on the disk before the file is begun. So a
+kill between the two leaves a file that the next call makes, from the same stretch, before it takes more.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from learner.journal.files import AppendFile, end_of_lines, sync_folder
+from learner.releases.feedback import FILE
+
+TAKEN = "feedback_taken.jsonl"
+
+
+@dataclass(frozen=True)
+class TakenStretch:
+    """Bytes `start` to `end` of the rated answers, which are in `path` and in no other file."""
+
+    start: int
+    end: int
+    path: Path
+
+
+class NothingRated(LookupError):
+    """There is no rated answer that no file has; the text says so."""
+
+
+def take(folder: Path, output: Path) -> tuple[int, list[Path]]:
+    """Writes the rated answers that no file has yet to `output`: how many, and files of before that were finished.
+
+    Raises NothingRated, FileExistsError if there is such a file, and OSError.
+    """
+    output = output.absolute()
+    with _alone(folder):
+        stretches = taken(folder)
+        finished = [each.path for each in stretches[-1:] if not each.path.exists() and _write(folder, each)]
+        if output.exists() and output not in finished:
+            raise FileExistsError(f"{output} is there already: name another file")
+        start, end = (stretches[-1].end if stretches else 0), end_of_lines(folder / FILE)
+        if output in finished:
+            return _count(output), finished
+        if end <= start:
+            raise NothingRated(f"no answer was rated since the last file was taken; {folder / FILE} has {end} bytes")
+        stretch = TakenStretch(start, end, output)
+        with closing(AppendFile(folder / TAKEN, end=end_of_lines(folder / TAKEN))) as file:
+            file.append((json.dumps({"start": start, "end": end, "path": str(output)}) + "\n").encode())
+            file.sync()
+        sync_folder(folder)
+        _write(folder, stretch)
+        return _count(output), finished
+
+
+def taken(folder: Path) -> list[TakenStretch]:
+    """The stretches that were taken so far."""
+    path, found = folder / TAKEN, []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):
+                row = json.loads(line)
+                found.append(TakenStretch(row["start"], row["end"], Path(row["path"])))
+    return found
+
+
+def _write(folder: Path, stretch: TakenStretch) -> bool:
+    draft = stretch.path.with_name(f"{stretch.path.name}.new")
+    with (folder / FILE).open("rb") as source, draft.open("wb") as target:
+        source.seek(stretch.start)
+        target.write(source.read(stretch.end - stretch.start))
+        target.flush()
+        os.fsync(target.fileno())
+    draft.replace(stretch.path)
+    sync_folder(stretch.path.parent)
+    return True
+
+
+def _count(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / f"{TAKEN}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

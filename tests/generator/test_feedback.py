@@ -1,0 +1,92 @@
+"""Answers that may be rated: their id, key, text and version; streamed ones, too; and a learner that is away."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from generator.feedback import RateableAnswers, ServedLine
+from protocol.feedback import KEY_HEADER, ServedCompletion
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
+
+
+def openai_like() -> FastAPI:
+    """Answers as vLLM's routes do: ids are made of the request's."""
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Any:
+        body, name = await request.json(), f"chatcmpl-{request.headers['x-request-id']}"
+        if body.get("refused"):
+            return JSONResponse({"error": "no"}, 400)
+        if not body.get("stream"):
+            return {"id": name, "choices": [{"index": 0, "message": {"role": "assistant", "content": "four"}}]}
+
+        async def parts() -> AsyncIterator[str]:
+            for index, text in ((0, "fo"), (1, "fi"), (0, "ur"), (1, "ve")):
+                part = {"id": name, "choices": [{"index": index, "delta": {"content": text}}]}
+                yield f"data: {json.dumps(part)}\n\n"
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(parts(), media_type="text/event-stream")
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, str]:
+        return {}
+
+    return app
+
+
+async def asked(**more: object) -> tuple[httpx.Response, list[ServedCompletion]]:
+    told: list[ServedCompletion] = []
+    versions = iter(("1.10", "1.20"))
+    app = RateableAnswers(openai_like(), version=lambda: next(versions), told=told.append)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
+        body = {"messages": [{"role": "user", "content": "2+2="}], **more}
+        answer = await client.post("/v1/chat/completions", json=body, headers={"x-request-id": "chosen-by-the-user"})
+        if more.get("models"):
+            answer = await client.get("/v1/models")
+        return answer, told
+
+
+async def test_the_learner_is_told_of_text_and_version_and_never_of_the_key() -> None:
+    answer, (told,) = await asked()
+    assert told.id == answer.json()["id"]
+    assert "chosen-by-the-user" not in told.id
+    assert told.key_hash == hashlib.sha256(answer.headers[KEY_HEADER].encode()).hexdigest()
+    assert (told.version, told.until, told.choices) == ("1.10", "1.20", ("four",))
+    assert told.prompt == [{"role": "user", "content": "2+2="}]
+
+
+async def test_a_streamed_answer_is_put_together_by_choice() -> None:
+    answer, (told,) = await asked(stream=True)
+    assert "data: [DONE]" in answer.text
+    assert KEY_HEADER in answer.headers
+    assert told.choices == ("four", "five")
+
+
+async def test_a_refused_request_has_no_key_and_is_not_told_of() -> None:
+    answer, told = await asked(refused=True)
+    assert answer.status_code == 400
+    assert KEY_HEADER not in answer.headers
+    assert told == []
+
+
+async def test_a_line_to_a_learner_that_is_away_keeps_the_newest_answers() -> None:
+    async with HttpClient() as client:
+        line = ServedLine(learner="http://127.0.0.1:9", client=client, metrics=Metrics("generator"))
+        running = asyncio.create_task(line.run())
+        _, (told,) = await asked()
+        for number in range(600):
+            line.put(told.model_copy(update={"id": f"chatcmpl-{number}"}))
+        await asyncio.sleep(0)
+        assert len(line._waiting) == 512
+        assert line._waiting[-1].id == "chatcmpl-599"
+        running.cancel()
+        await asyncio.wait([running])

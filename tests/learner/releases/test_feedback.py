@@ -1,0 +1,157 @@
+"""Late rewards: each once, over restarts, by who was answered; and taken out for training, each into one file."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from learner.releases import taking
+from learner.releases.feedback import FILE, FeedbackStore, key_hash, rows_in
+from learner.releases.taking import NothingRated, take
+from protocol.feedback import Feedback, ServedCompletion
+from services.http.refusals import RequestRefused
+
+KEY = "k" * 32
+ROOM = 1 << 20
+
+
+def answer(name: str, *, version: str = "1.10", until: str | None = None, at: float = 100.0) -> ServedCompletion:
+    return ServedCompletion(
+        id=name, key_hash=key_hash(KEY), version=version, until=until or version, served_at=at,
+        prompt=[{"role": "user", "content": "2+2="}], choices=("4", "5"),
+    )  # fmt: skip
+
+
+def rate(store: FeedbackStore, name: str, reward: float = 1.0, *, key: str = KEY, choice: int = 0) -> str:
+    return store.rate(Feedback(id=name, key=key, reward=reward, choice=choice)).outcome
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FeedbackStore:
+    return FeedbackStore(tmp_path, room_bytes=ROOM)
+
+
+def test_a_reward_days_later_and_after_restarts_is_kept_once_with_its_version(tmp_path: Path) -> None:
+    FeedbackStore(tmp_path, room_bytes=ROOM).served(answer("chatcmpl-1"))
+    assert rate(FeedbackStore(tmp_path, room_bytes=ROOM), "chatcmpl-1") == "kept"
+    again = FeedbackStore(tmp_path, room_bytes=ROOM)
+    assert rate(again, "chatcmpl-1") == "repeated"
+    again.served(answer("chatcmpl-1", version="1.20"))
+    (row,) = rows_in(tmp_path / FILE)
+    assert (row["version"], row["prompt"][0]["content"], row["completion"], row["label"]) == ("1.10", "2+2=", "4", True)
+    assert again.rewards("1.10", 0.0) == [1.0]
+
+
+def test_the_choices_of_an_answer_are_rated_apart(store: FeedbackStore, tmp_path: Path) -> None:
+    store.served(answer("chatcmpl-1"))
+    assert (rate(store, "chatcmpl-1"), rate(store, "chatcmpl-1", 0.0, choice=1)) == ("kept", "kept")
+    assert [(row["completion"], row["label"]) for row in rows_in(tmp_path / FILE)] == [("4", True), ("5", False)]
+
+
+def test_what_is_forged_unknown_or_contradicts_itself_is_refused_by_name(store: FeedbackStore, tmp_path: Path) -> None:
+    store.served(answer("chatcmpl-1"))
+    rate(store, "chatcmpl-1", 1.0)
+    for name, key, reward, choice, kind in (
+        ("chatcmpl-2", KEY, 1.0, 0, "unknown_completion"),
+        ("chatcmpl-1", "x" * 32, 1.0, 0, "wrong_key"),
+        ("chatcmpl-1", KEY, 0.0, 0, "rated_already"),
+        ("chatcmpl-1", KEY, 1.0, 2, "no_such_choice"),
+    ):
+        with pytest.raises(RequestRefused) as refusal:
+            rate(store, name, reward, key=key, choice=choice)
+        assert refusal.value.problem.kind == kind
+    assert len(list(rows_in(tmp_path / FILE))) == 1
+
+
+def test_answers_beyond_the_room_are_forgotten_the_oldest_first_and_their_rewards_stay(tmp_path: Path) -> None:
+    store = FeedbackStore(tmp_path, room_bytes=16 * 600)
+    for number in range(200):
+        store.served(answer(f"chatcmpl-{number}"))
+        if number == 0:
+            rate(store, "chatcmpl-0")
+    assert sum(path.stat().st_size for path in tmp_path.glob("served-*")) <= 17 * 600
+    assert rate(store, "chatcmpl-199") == "kept"
+    with pytest.raises(RequestRefused, match="it was never answered here, or so long ago"):
+        rate(store, "chatcmpl-0")
+    assert len(list(rows_in(tmp_path / FILE))) == 2
+    assert rate(FeedbackStore(tmp_path, room_bytes=16 * 600), "chatcmpl-199") == "repeated"
+
+
+def test_rewards_of_a_trial_are_those_of_its_time_and_of_one_version_alone(store: FeedbackStore) -> None:
+    for name, until, at in (("before", "1.10", 50.0), ("mixed-one", "1.20", 150.0), ("within", "1.10", 150.0)):
+        store.served(answer(f"chatcmpl-{name}", until=until, at=at))
+        rate(store, f"chatcmpl-{name}", 0.5)
+    assert store.rewards("1.10", 100.0) == [0.5]
+    assert store.rewards("1.20", 100.0) == []
+
+
+def test_each_rated_answer_is_taken_into_one_file(store: FeedbackStore, tmp_path: Path) -> None:
+    for number in range(5):
+        store.served(answer(f"chatcmpl-{number}"))
+    for number in range(3):
+        rate(store, f"chatcmpl-{number}")
+    assert take(tmp_path, tmp_path / "one.jsonl") == (3, [])
+    with pytest.raises(NothingRated):
+        take(tmp_path, tmp_path / "two.jsonl")
+    rate(store, "chatcmpl-4")
+    with pytest.raises(FileExistsError):
+        take(tmp_path, tmp_path / "one.jsonl")
+    assert take(tmp_path, tmp_path / "two.jsonl") == (1, [])
+    lines = [line for name in ("one", "two") for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+    taken = [json.loads(line)["id"] for line in lines]
+    assert taken == [f"chatcmpl-{number}" for number in (0, 1, 2, 4)]
+
+
+def test_a_kill_while_a_file_is_taken_leaves_it_to_the_next_call(
+    store: FeedbackStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.served(answer("chatcmpl-1"))
+    store.served(answer("chatcmpl-2"))
+    rate(store, "chatcmpl-1")
+    write = taking._write
+    monkeypatch.setattr(taking, "_write", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        take(tmp_path, tmp_path / "one.jsonl")
+    monkeypatch.setattr(taking, "_write", write)
+    rate(store, "chatcmpl-2")
+    assert take(tmp_path, tmp_path / "two.jsonl") == (1, [tmp_path / "one.jsonl"])
+    rows = [json.loads((tmp_path / f"{name}.jsonl").read_text())["id"] for name in ("one", "two")]
+    assert rows == ["chatcmpl-1", "chatcmpl-2"]
+
+
+RATING = """
+    import os, signal, sys
+    from pathlib import Path
+    from learner.journal import files
+    from learner.releases.feedback import FeedbackStore
+    from protocol.feedback import Feedback
+    steps = {"append": "pwrite", "sync": "fdatasync", "folder": "fsync"}
+    def dying(name):
+        real = getattr(os, name)
+        def call(*given):
+            if sys.argv[3] == "after":
+                real(*given)
+            os.kill(os.getpid(), signal.SIGKILL)
+        setattr(files.os, name, call)
+    store = FeedbackStore(Path(sys.argv[1]), room_bytes=1 << 20)
+    dying(steps[sys.argv[2]])
+    store.rate(Feedback(id="chatcmpl-1", key="k" * 32, reward=1.0))
+"""
+
+
+@pytest.mark.parametrize("step", ["append", "sync", "folder"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_at_any_step_of_a_reward_leaves_it_once_when_it_is_told_again(
+    tmp_path: Path, step: str, when: str
+) -> None:
+    FeedbackStore(tmp_path, room_bytes=ROOM).served(answer("chatcmpl-1"))
+    words = [sys.executable, "-c", textwrap.dedent(RATING), str(tmp_path), step, when]
+    ended = subprocess.run(words, check=False, env={**os.environ, "PYTHONPATH": str(Path.cwd())}, timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+    assert rate(FeedbackStore(tmp_path, room_bytes=ROOM), "chatcmpl-1") in ("kept", "repeated")
+    assert len(list(rows_in(tmp_path / FILE))) == 1
