@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -23,6 +24,9 @@ from services.logs import configure_logging
 from services.nccl import keep_to_interface_of
 from services.own_imports import own_imports
 from services.process import START_AGAIN, WRONG_SETTINGS, WrongSettings, leave, run_process
+
+if TYPE_CHECKING:
+    from learner.training.ranks import Ranks
 
 _RESTARTS = "HEADWAY_RANK_RESTARTS"
 _STABLE_S = 60.0
@@ -45,13 +49,12 @@ def main() -> None:
     _tune_environment(config, replays=again is not None)
     if "RANK" in os.environ:
         with own_imports("learner"):
-            from learner.trainer_thread import follow
             from learner.training.ranks import ranks_from_environment, say_begun
 
         ranks = ranks_from_environment(os.environ)
         assert ranks is not None, "torchrun sets WORLD_SIZE beside RANK"
         if not ranks.leads:
-            leave(follow(config, ranks, in_turn=() if again is None else again.in_turn))
+            leave(_follow(config, ranks, in_turn=() if again is None else again.in_turn))
         say_begun(ranks)
     if again is not None:
         leave(_replay(again))
@@ -69,6 +72,16 @@ def main() -> None:
     if code == START_AGAIN and "RANK" not in os.environ:
         start_again(config, lived_s=time.monotonic() - began)
     leave(code)
+
+
+def _follow(config: LearnerConfig, ranks: "Ranks", *, in_turn: tuple[LearnerConfig, ...]) -> int:
+    with own_imports("learner"):
+        if config.tinker.enabled:
+            from learner.tenant_ranks import follow_tenants
+
+            return follow_tenants(config, ranks)
+        from learner.trainer_thread import follow
+    return follow(config, ranks, in_turn=in_turn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,9 +190,11 @@ def start_again(config: LearnerConfig, *, lived_s: float) -> None:
     in_row = 0 if lived_s >= _STABLE_S else int(os.environ.get(_RESTARTS, "0"))
     if in_row >= config.rank_restarts or not config.checkpoint.journal:
         return
-    logging.getLogger("learner").warning("starting again with --resume (%d of %d)", in_row + 1, config.rank_restarts)
+    how = "" if config.tinker.enabled else " with --resume"
+    logging.getLogger("learner").warning("starting again%s (%d of %d)", how, in_row + 1, config.rank_restarts)
     os.environ[_RESTARTS] = str(in_row + 1)
-    resumed = [] if config.resume or config.evaluation.only else ["--resume", "true"]
+    goes_on = config.resume or config.evaluation.only or config.tinker.enabled
+    resumed = [] if goes_on else ["--resume", "true"]
     logging.shutdown()
     sys.stdout.flush()
     for descriptor in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():

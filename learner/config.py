@@ -35,10 +35,14 @@ _OF_SAMPLING = (
     "checkpoint.best_by", "samples", "verdict", "training.router.replay",
 )  # fmt: skip
 _USED_BY_TENANTS = {
-    "": {"run", "log", "devices", "http", "model", "threads", "training", "weights", "tinker"},
-    "training.": {"dtype", "logprob_chunk_tokens", "logprob_chunk_vocabulary"},
+    "": {
+        "run", "log", "devices", "http", "model", "ranks", "rank_restarts", "threads", "training", "weights", "tinker",
+    },
+    "training.": {
+        "dtype", "logprob_chunk_tokens", "logprob_chunk_vocabulary", "collective_timeout_s", "rank_silence_s",
+    },
     "weights.": {"generator_token"},
-}
+}  # fmt: skip
 """Settings that serve the Tinker API, by group; the others are of a run."""
 _OF_LOGPROBS = (
     "training.temperature", "training.logprob_chunk_tokens", "training.logprob_chunk_vocabulary",

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
 import xxhash
 from fastapi import FastAPI
 
@@ -25,7 +25,9 @@ from learner.config import LearnerConfig
 from learner.journal.files import write_atomically
 from learner.page.files import PAGE_PATHS
 from learner.page.tenants_page import ServedProcesses, TenantsPage
+from learner.rank_group import RankGroup
 from learner.reports.served_monitor import ServedMonitor
+from learner.tenant_ranks import open_on_all
 from learner.tenants.fleet_sampler import FleetSampler, SamplingLimits
 from learner.tenants.keys import TenantKeys, make_keys_file
 from learner.tenants.listings import TenantListings
@@ -36,8 +38,8 @@ from learner.tenants.served_adapters import ServedAdapters, add_adapter_routes
 from learner.tenants.service import ServedBase, TenantService, TenantSettings
 from learner.tenants.standing import TenantsStanding
 from learner.tenants.stopping import PollsUntilStop
+from learner.training.adapter_ranks import RankedAdapters
 from learner.training.adapter_trainer import AdapterTrainer
-from learner.training.logprobs import Chunking
 from protocol.status import ProgressStatus, QueueStatus, Readiness, Report, Status
 from protocol.tinker.bodies import CreateCustomLoss
 from services.diagnosis.asked import Target
@@ -79,7 +81,9 @@ async def serve_tinker(config: LearnerConfig, stop: Stop) -> None:
         failures = stack.enter_context(recent_failures())
         keys_file = config.tinker.keys_path(config.run.folder)
         make_keys_file(keys_file)
-        parts = await _parts(config, stack, keys=TenantKeys.read(keys_file))
+        keys = TenantKeys.read(keys_file)
+        group = stack.enter_context(RankGroup(config, argv=sys.argv, stop=stop))
+        parts = await _parts(config, stack, group, keys=keys)
         waits = Waiting()
         app = _app(config, parts, readiness=waits.readiness)
         own = add_status_route(
@@ -91,15 +95,16 @@ async def serve_tinker(config: LearnerConfig, stop: Stop) -> None:
         logger.info("serving %s with the Tinker API; its keys are in %s", parts.service.base.name, keys_file)
         polls = PollsUntilStop(app, stop=stop, prefix=f"{PREFIX_PATH}/retrieve_future")
         await run_loops(
-            http=serve_http(polls, listener), tenants=parts.service.run(), monitor=monitor.run(), run_lock=lock.watch()
-        )
+            http=serve_http(polls, listener), tenants=group.watch.during(parts.service.run()), monitor=monitor.run(),
+            run_lock=lock.watch(),
+        )  # fmt: skip
 
 
-async def _parts(config: LearnerConfig, stack: AsyncExitStack, *, keys: TenantKeys) -> _ServerParts:
+async def _parts(config: LearnerConfig, stack: AsyncExitStack, group: RankGroup, *, keys: TenantKeys) -> _ServerParts:
     settings = config.tinker
     name = _name_for_clients(config)
     _check_base(config.run.folder / FOLDER, model=config.model)
-    trainer = await asyncio.to_thread(_open_trainer, config, name)
+    trainer = await group.watch.during(asyncio.to_thread(open_on_all, config, group, name=name))
     client = HttpClient(
         token=config.weights.generator_token, tls=client_tls(config.http.tls), max_answer_bytes=_MAX_ANSWER_BYTES
     )
@@ -205,21 +210,7 @@ def _sampled_digest(model: Path) -> str:
     return str(digest.hexdigest())
 
 
-def _open_trainer(config: LearnerConfig, name: str) -> AdapterTrainer:
-    training = config.training
-    try:
-        return AdapterTrainer.open(
-            config.model,
-            name=name,
-            dtype=training.dtype,
-            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-            chunking=Chunking(tokens=training.logprob_chunk_tokens, vocabulary=training.logprob_chunk_vocabulary),
-        )
-    except (ValueError, FileNotFoundError) as error:
-        raise WrongSettings(f"[learner] model: {error}") from error
-
-
-def _base(config: LearnerConfig, trainer: AdapterTrainer) -> ServedBase:
+def _base(config: LearnerConfig, trainer: AdapterTrainer | RankedAdapters) -> ServedBase:
     kind = json.loads((config.model / "config.json").read_bytes()).get("model_type", "")
     most = min(trainer.base.context_length, config.tinker.context_tokens or trainer.base.context_length)
     return ServedBase(trainer.base.name, most, str(kind))

@@ -107,13 +107,16 @@ class _Node:
 
 @dataclass(frozen=True)
 class LossGraph:
-    """A checked graph: what it calls is allowed, and each node refers to earlier ones."""
+    """A checked graph: what it calls is allowed, and each node refers to earlier ones. `source` is what `parse` made it
+    of, without the inputs: they are its own.
+    """
 
     name: str
     inputs: tuple[GraphInput, ...]
     nodes: tuple[_Node, ...]
     loss: str
     metrics: Mapping[str, str]
+    source: Mapping[str, object]
 
     @classmethod
     def parse(cls, *, name: str, inputs: Sequence[object], graph: Mapping[str, object]) -> LossGraph:
@@ -168,7 +171,9 @@ class _Parser:
             raise GraphError("the last node is no output: expected the loss and its metrics")
         parsed = tuple(self._node(node) for node in nodes[:-1])
         loss, metrics = self._output(nodes[-1])
-        return LossGraph(name=self._name, inputs=self._inputs, nodes=parsed, loss=loss, metrics=metrics)
+        return LossGraph(
+            name=self._name, inputs=self._inputs, nodes=parsed, loss=loss, metrics=metrics, source=self._graph
+        )
 
     @staticmethod
     def _input(given: object) -> GraphInput:

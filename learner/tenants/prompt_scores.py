@@ -28,6 +28,7 @@ from protocol.tinker.sampling import NO_TARGET, SampleRequest
 from protocol.tinker.tensors import TinkerWireError
 
 if TYPE_CHECKING:
+    from learner.training.adapter_ranks import RankedAdapters
     from learner.training.adapter_trainer import AdapterTrainer
 
 _UNCHANGED = AdapterShape(rank=1, seed=0, mlp=False, unembed=False)
@@ -55,7 +56,7 @@ class PromptScores:
     One prompt at a time waits for the trainer: many would keep training from its turns.
     """
 
-    def __init__(self, trainer: "AdapterTrainer", *, between_turns: BetweenTurns) -> None:
+    def __init__(self, trainer: "AdapterTrainer | RankedAdapters", *, between_turns: BetweenTurns) -> None:
         self._trainer, self._between_turns = trainer, between_turns
         self._one_at_a_time = asyncio.Lock()
 

@@ -23,6 +23,7 @@ from learner.training.client_operations import (
 )
 from protocol.tinker.bodies import LoadWeights, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler
 from protocol.tinker.training import write_forward_backward
+from services.process import StartAgain
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,8 @@ class TrainerTurns:
                 self._trainer.create(entry.model_id, entry.shape)
             else:
                 self._trainer.restore(entry.model_id, entry.shape, self._snapshots.state(entry.model_id))
+        except StartAgain:
+            raise
         except Exception as error:
             logger.exception("%s cannot be loaded", entry.model_id)
             return f"the model cannot be loaded: {error}"
@@ -145,6 +148,8 @@ class TrainerTurns:
         passes = [work for work in works if isinstance(work, ForwardBackward)]
         try:
             results = self._trainer.run_round(passes)
+        except StartAgain:
+            raise  # the next life does them
         except Exception as error:  # noqa: BLE001 - one client's operation must end neither others' nor the process
             if len(operations) > 1:
                 return [outcome for operation in operations for outcome in self._passes([operation])]
@@ -159,6 +164,8 @@ class TrainerTurns:
             return OperationOutcome(
                 operation, failure, needs_snapshot=not isinstance(operation.work, _JUDGED_BY_THEMSELVES)
             )
+        except StartAgain:
+            raise
         except Exception as error:  # noqa: BLE001 - it is in the journal: it would end each life after this one, too
             return _fault(operation, error)
 

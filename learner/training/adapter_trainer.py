@@ -6,12 +6,17 @@
 
 Gradients of a round are added to what the adapters have accumulated once all of it has succeeded. An operation that
 fails adds nothing, and the others come out as if it had never been there.
+
+Where several ranks are in a group, each has all adapters, and all do the same calls. The rows of a round are split, and
+what they give is summed before anything is changed: all ranks go on with the same numbers, or have the same error.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,12 +43,14 @@ from learner.training.client_operations import (
     OperationFault,
     OperationResult,
 )
-from learner.training.client_rows import ClientRow, rows_of
+from learner.training.client_rows import ClientRow, RankShare, rows_of
 from learner.training.config import Dtype
 from learner.training.layouts import takes_packed_rows
 from learner.training.logprobs import Chunking
 from learner.training.peft_names import peft_names
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm, torch_dtype
+from learner.training.ranks import rank, rank_count
+from learner.training.round_sums import share_logprobs, share_tallies, summed_gradients
 from learner.training.self_check import check_policy
 
 logger = logging.getLogger(__name__)
@@ -56,6 +63,7 @@ _MICROBATCH_TOKENS_ELSEWHERE = 16384
 _UNBOUNDED_CONTEXT = 1 << 20
 _STEPS = "steps"
 _SEEDS = 1 << 63
+_SEED_BITS = 63
 _SUMS = ("gradient", "mean", "square")
 
 
@@ -126,6 +134,10 @@ class AdapterTrainer:
     def base(self) -> BaseDescription:
         """The base model."""
         return self._base
+
+    def seeded(self, shape: AdapterShape) -> AdapterShape:
+        """The shape with a seed of its own if it has none."""
+        return shape if shape.seed is not None else replace(shape, seed=secrets.randbits(_SEED_BITS))
 
     def create(self, model_id: str, shape: AdapterShape) -> None:
         """A new training model. Raises OperationError for a shape that the base model cannot have."""
@@ -293,20 +305,38 @@ class AdapterTrainer:
     def _run(self, operations: Sequence[ForwardBackward]) -> list[OperationResult | OperationError | None]:
         tallies = [OperationTally(operation) for operation in operations]
         gathered: dict[str, Tensor] = {}
-        rows = rows_of(
-            operations, adapters=self._adapters, max_tokens=self._microbatch_tokens, device=self._model.device
-        )
-        for row in rows:
-            try:
-                self._pass(row, tallies, gathered)
-            except (RuntimeError, ValueError, ArithmeticError) as error:
-                fault = error if isinstance(error, OperationError) else OperationFault(f"the learner failed: {error}")
-                raise _RoundFailure(fault) from error
+        fault = share_tallies(tallies, self._own_rows(operations, tallies, gathered))
+        if fault is not None:
+            raise _RoundFailure(fault) from fault.__cause__
         if any(tally.error is not None for tally in tallies):
             return [tally.error for tally in tallies]
-        for model_id, gradient in gathered.items():
+        share_logprobs(tallies)
+        trained = [each.model_id for each in operations if each.data and not each.forward_only]
+        for model_id, gradient in summed_gradients(gathered, self._adapters, trained).items():
             self._states[model_id].add(gradient)
         return [tally.result() for tally in tallies]
+
+    def _own_rows(
+        self, operations: Sequence[ForwardBackward], tallies: Sequence[OperationTally], gathered: dict[str, Tensor]
+    ) -> OperationError | None:
+        """Does this rank's rows. Returns an error if they cannot be done together with each other."""
+        rows = rows_of(
+            operations,
+            adapters=self._adapters,
+            max_tokens=self._microbatch_tokens,
+            device=self._model.device,
+            share=RankShare(rank(), rank_count()),
+        )
+        try:
+            for row in rows:
+                self._pass(row, tallies, gathered)
+        except OperationError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for this one's word
+            fault = OperationFault(f"the learner failed: {error}")
+            fault.__cause__ = error
+            return fault
+        return None
 
     def _pass(self, row: ClientRow, tallies: Sequence[OperationTally], gathered: dict[str, Tensor]) -> None:
         """Runs a row through the model, and back unless an operation has failed. Raises OperationError for logprobs or

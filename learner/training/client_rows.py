@@ -19,6 +19,9 @@ from learner.training.client_checks import TARGETS
 from learner.training.client_operations import ForwardBackward
 from learner.training.packing import PackedRow
 
+_WORK_WITH_GRADIENT = 3
+"""Passes that a token costs that goes back, too."""
+
 
 @dataclass(frozen=True)
 class PlacedDatum:
@@ -48,6 +51,14 @@ class ClientRow:
 
 
 @dataclass(frozen=True)
+class RankShare:
+    """Rank number `rank` of `count`."""
+
+    rank: int
+    count: int
+
+
+@dataclass(frozen=True)
 class _Entry:
     operation: int
     number: int
@@ -62,10 +73,12 @@ def rows_of(
     adapters: Mapping[str, ClientAdapter],
     max_tokens: int,
     device: torch.device,
+    share: RankShare | None = None,
 ) -> Iterator[ClientRow]:
     """The operations' data in rows of at most `max_tokens`; a longer sequence has a row to itself.
 
-    Data that need no gradient have rows of their own. The order is by adapter, then by length.
+    Data that need no gradient have rows of their own. The order is by adapter, then by length. With a `share` they are
+    those of one rank: about as much work as any other has, of as few adapters as may be.
     """
     order = {model_id: place for place, model_id in enumerate(dict.fromkeys(each.model_id for each in operations))}
     entries = [
@@ -74,6 +87,8 @@ def rows_of(
         for number, datum in enumerate(operation.data)
     ]
     entries.sort(key=lambda entry: (entry.forward_only, order[entry.model_id], entry.length))
+    if share is not None:
+        entries = _of_rank(entries, share)
     row: list[_Entry] = []
     used = 0
     for entry in entries:
@@ -84,6 +99,14 @@ def rows_of(
         used += entry.length
     if row:
         yield _packed(row, operations, adapters, device)
+
+
+def _of_rank(entries: Sequence[_Entry], share: RankShare) -> list[_Entry]:
+    """Those whose middle lies in the rank's part of all the work, in which they stand one after another."""
+    work = np.array([entry.length * (1 if entry.forward_only else _WORK_WITH_GRADIENT) for entry in entries])
+    middles = np.cumsum(work) - work / 2
+    ranks = (middles * share.count / max(1, work.sum())).astype(int)
+    return [entry for entry, rank in zip(entries, ranks, strict=True) if rank == share.rank]
 
 
 def _packed(

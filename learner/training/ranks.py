@@ -26,16 +26,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import nn
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from learner.training.batch import ARRAY_TYPES, FlatBatch
 from services.nccl import interface_of
 from services.network import LOOPBACK, local_address
-from services.process import parent_death_signal
+from services.process import StartAgain, parent_death_signal
 
 Action = Literal[
-    "train_step", "outputs", "reference", "host_copy", "probe", "sketches", "save", "begin_save", "load", "stop"
-]
+    "train_step", "outputs", "reference", "host_copy", "probe", "sketches", "save", "begin_save", "load", "stop",
+    "create_adapter", "remove_adapter", "restore_adapter", "step_adapter", "client_round",
+]  # fmt: skip
 STORE_POLL = timedelta(seconds=20)
 """Longest single wait at the ranks' store, which says nothing of a rank that is late."""
 _BEGINS_WITHIN = timedelta(seconds=120)
@@ -146,9 +148,25 @@ def die_with_parent() -> None:
         raise SystemExit("the learner's rank 0 has ended")
 
 
+def is_of_ranks(error: BaseException) -> bool:
+    """True if an error is one of a collective among ranks, or of their store, or was raised from one.
+
+    gloo's have no type of their own.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_of_ranks, error.exceptions))
+    if isinstance(error, StartAgain) and error.__cause__ is not None:
+        return is_of_ranks(error.__cause__)
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(name in text for name in ("gloo", "nccl", "processgroup"))
+    )
+
+
 @dataclass(frozen=True)
 class RankCommand:
-    """A call of rank 0 to the others to join in. `path` for save and load, `version` for a training step.
+    """A call of rank 0 to the others to join in. `path` for save and load, `version` for a training step, `arguments`
+    in JSON for what is done with adapters of clients.
 
     `is_over` is for a stop: False if rank 0 ends and will be started again, and the other ranks are to be so, too.
     """
@@ -156,6 +174,7 @@ class RankCommand:
     action: Action
     version: int = 0
     path: str = ""
+    arguments: str = ""
     is_over: bool = True
 
 
@@ -347,14 +366,32 @@ def _broadcast(values: NDArray[Scalar] | None, size: int, dtype: np.dtype[Scalar
     return buffer
 
 
+def share_bytes(content: bytes | None) -> bytes:
+    """Rank 0 gives its bytes, the others None; everybody returns them. All ranks must call it."""
+    if dist.get_world_size() == 1:
+        assert content is not None, "rank 0 has the bytes"
+        return content
+    given = None if content is None else np.frombuffer(bytearray(content), dtype=np.uint8)
+    size = _broadcast(None if given is None else np.array([len(given)], dtype=np.int64), 1, np.dtype("int64"))
+    return _broadcast(given, int(size[0]), np.dtype("uint8")).tobytes()
+
+
 def share_text(text: str | None) -> str:
     """Rank 0 gives its text, the others None; everybody returns it. All ranks must call it."""
-    if dist.get_world_size() == 1:
-        assert text is not None, "rank 0 has the text"
-        return text
-    given = None if text is None else np.frombuffer(bytearray(text, "utf-8"), dtype=np.uint8)
-    size = _broadcast(None if given is None else np.array([len(given)], dtype=np.int64), 1, np.dtype("int64"))
-    return _broadcast(given, int(size[0]), np.dtype("uint8")).tobytes().decode("utf-8")
+    return share_bytes(None if text is None else text.encode()).decode()
+
+
+def texts_of_ranks(text: str) -> list[str]:
+    """The texts of all ranks in their order, the same on all. All ranks must call it."""
+    if rank_count() == 1:
+        return [text]
+    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(rank_count())]
+    dist.all_gather(sizes, torch.tensor([len(own)]))
+    longest = max(int(size) for size in sizes)
+    found = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(found, nn.functional.pad(own, (0, longest - len(own))))
+    return [each[: int(size)].numpy().tobytes().decode() for each, size in zip(found, sizes, strict=True)]
 
 
 def rank() -> int:

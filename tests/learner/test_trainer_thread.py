@@ -13,7 +13,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 from transformers import PreTrainedTokenizerFast
 
-import learner.trainer_thread as thread_module
+import learner.rank_group as group_module
 from learner.config import LearnerConfig
 from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe, follow
 from learner.training.ranks import CommandChannel, Ranks
@@ -138,8 +138,8 @@ def test_ranks_of_other_hosts_are_started_again_unless_the_run_is_over(
         """Leaves out the meeting alone: no collective is needed for an end."""
         return CommandChannel(CommandChannel(store, ranks=ranks).another_store(), ranks=ranks)
 
-    monkeypatch.setattr(thread_module, "_meet", met)
-    monkeypatch.setattr(thread_module, "_share_folder", lambda *_: False)
+    monkeypatch.setattr(group_module, "_meet", met)
+    monkeypatch.setattr(group_module, "_share_folder", lambda *_: False)
     config = LearnerConfig(model=small_model(tmp_path / "model"))
 
     with ThreadPoolExecutor() as pool:

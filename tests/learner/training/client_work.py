@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from learner.training.adapter_ranks import RankedAdapters
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.client_operations import AdapterShape, ClientDatum, ForwardBackward
 from tests.learner.algorithms.preset_totals import preset_total
@@ -66,7 +67,7 @@ def shape_of(number: int) -> AdapterShape:
     )
 
 
-def with_models(trainer: AdapterTrainer, count: int) -> list[str]:
+def with_models(trainer: AdapterTrainer | RankedAdapters, count: int) -> list[str]:
     """New training models whose `up` is no longer 0, so that every factor has a gradient."""
     names = [f"model-{number}" for number in range(count)]
     for number, name in enumerate(names):

@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from learner.trainer_thread import Pulse, RankLost, RankWatch
+from learner.rank_group import Pulse, RankLost, RankWatch
 from learner.training.ranks import CommandChannel, Followers, RankCommand, Ranks, start_followers
 from services.process import START_AGAIN
 from tests.process_ends import all_end
