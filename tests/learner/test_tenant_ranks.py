@@ -28,7 +28,7 @@ def test_a_client_hears_of_two_ranks_what_one_says_though_one_of_them_is_killed(
     sdk_python()
     make_tiny_model(tmp_path / NAME)
     token = tmp_path / "token"
-    token.write_text("of the generators")
+    token.write_text("of-the-generators")
     token.chmod(0o600)
     (port,) = free_ports(1)
     learner = launcher(
