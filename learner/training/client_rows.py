@@ -102,7 +102,7 @@ def rows_of(
 
 
 def _of_rank(entries: Sequence[_Entry], share: RankShare) -> list[_Entry]:
-    """Those whose middle lies in the rank's part of all the work, in which they stand one after another."""
+    """Entries whose middle lies in the rank's part of all the work, in which they stand one after another."""
     work = np.array([entry.length * (1 if entry.forward_only else _WORK_WITH_GRADIENT) for entry in entries])
     middles = np.cumsum(work) - work / 2
     ranks = (middles * share.count / max(1, work.sum())).astype(int)
