@@ -561,7 +561,7 @@ def _trace_step(batch: TakenBatch, *, seconds: float) -> None:
             trace,
             step=batch.version + 1,
             lag=lag,
-            tokens=sum(int(one.loss_mask.sum()) for one in group.trajectories),
+            tokens=sum(one.sampled_tokens for one in group.trajectories),
             reward_mean=statistics.fmean(one.reward.reward or 0.0 for one in group.trajectories),
         )
         end(at="step", began_ns=time.time_ns() - int(1e9 * seconds))

@@ -149,6 +149,17 @@ class RewardRecord(WireModel):
         return self
 
 
+class Fork(WireModel):
+    """A place in which a conversation went on in several ways, of which this trajectory is number `branch`.
+
+    The tokens before `at`, which is where a turn ends, were sampled once for all ways of this fork. At 0 the policy had
+    said nothing yet: there `branch` tells apart the beginnings of the group.
+    """
+
+    at: int = Field(ge=0)
+    branch: int = Field(ge=0, lt=4096)
+
+
 CutOff = Literal["turn_limit", "token_budget", "time_limit", "invalid_actions"]
 CUT_OFF: frozenset[str] = frozenset(get_args(CutOff))
 """Reasons for the end of a conversation that its environment would have gone on with."""
@@ -171,6 +182,9 @@ class Trajectory(WireModel):
     trajectory of one turn. `player` is whose part the policy played, where there are several: a game gives a trajectory
     for each player that the policy is, and only those of the same player are compared. `routed_experts` are those that
     its tokens were sent to, where they were asked for and are known.
+
+    `forks` is its way through the tree of a group that branches, the first of them at 0; empty where nothing does. Two
+    trajectories share what is before the first fork in which their branches differ.
     """
 
     token_ids: Int32Row
@@ -184,9 +198,12 @@ class Trajectory(WireModel):
     stop_reason: str = Field(default="", max_length=MAX_STOP_REASON_CHARS, exclude_if=lambda reason: not reason)
     player: str = Field(default="", max_length=MAX_PLAYER_CHARS, exclude_if=lambda player: not player)
     routed_experts: RoutedExperts | None = Field(default=None, exclude_if=lambda told: told is None)
+    forks: tuple[Fork, ...] = Field(default=(), max_length=1024, exclude_if=lambda forks: not forks)
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Self:
+        if self.forks:
+            self._check_forks()
         if info.context is TOGETHER:
             return self
         length = self.token_ids.shape[0]
@@ -214,6 +231,11 @@ class Trajectory(WireModel):
             return False
         return True
 
+    def _check_forks(self) -> None:
+        places, ends = [fork.at for fork in self.forks], {turn.end for turn in self.turns}
+        if places[0] != 0 or places != sorted(set(places)) or not ends.issuperset(places[1:]):
+            raise ValueError(f"forks at tokens {places}: expected 0, and then rising ends of turns")
+
     def _check_starts(self, length: int) -> None:
         starts = (0, *self.sequence_starts)
         if any(later <= earlier for earlier, later in pairwise((*starts, length))):
@@ -236,6 +258,23 @@ class Trajectory(WireModel):
             raise ValueError("a sampled token has no version stamp")
         if not np.isfinite(self.behavior_logprobs).all():
             raise ValueError("behavior_logprobs holds a value that is not finite")
+
+    @property
+    def own_start(self) -> int:
+        """Place of the first token that is not also counted as another branch's: what is before a fork is of the branch
+        0 that goes on from it.
+        """
+        return max((fork.at for fork in self.forks if fork.branch), default=0)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that were sampled for it, those before a fork in branch 0 alone."""
+        return int(self.loss_mask[self.own_start :].sum())
+
+    @property
+    def own_turns(self) -> tuple[Turn, ...]:
+        """Turns that were sampled for it, those before a fork in branch 0 alone."""
+        return tuple(turn for turn in self.turns if turn.end > self.own_start)
 
     def token_versions(self) -> npt.NDArray[np.int32]:
         """Policy version number of each sampled token, [T]; −1 where the policy did not sample."""

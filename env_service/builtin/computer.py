@@ -100,9 +100,7 @@ class ComputerEnvironment:
         """Raises RuntimeLost and RuntimesBusy."""
         self._task = ComputerTask.model_validate(task.data)
         self._runtime = await opened(self._task, image=self._options.image)
-        toolbox = ComputerToolbox(self._runtime, self._options.tools)
-        characters, role = self._options.result_characters, self._options.result_role
-        self._tools = CalledTools([toolbox], role=role, characters=characters, in_turn=True)
+        self._tools = self._called_tools(self._runtime)
         system = (ChatMessage("system", self._options.system_prompt),) if self._options.system_prompt else ()
         return Opening((*system, ChatMessage("user", self._task.prompt)), tools=await self._tools.offered())
 
@@ -117,6 +115,25 @@ class ComputerEnvironment:
             return await self._judged(step)
         except RuntimeEnded:
             return Step(stop="computer_ended", metrics={"passed_checks": 0.0})
+
+    async def fork(self) -> "ComputerEnvironment":
+        """One with a computer that has the files of this one's, and none of its processes. Raises RuntimeLost,
+        RuntimesBusy, and RuntimeEnded of a computer that was ended from inside.
+        """
+        assert self._runtime is not None
+        snapshot = await self._runtime.snapshot()
+        forked = ComputerEnvironment(self._options)
+        forked._task = self._task
+        forked._runtime = await runtimes().start(snapshot.image, snapshot=snapshot)
+        forked._tools = self._called_tools(forked._runtime)
+        await forked._tools.offered()
+        return forked
+
+    def _called_tools(self, runtime: Runtime) -> CalledTools:
+        toolbox = ComputerToolbox(runtime, self._options.tools)
+        return CalledTools(
+            [toolbox], role=self._options.result_role, characters=self._options.result_characters, in_turn=True
+        )
 
     async def close(self) -> None:
         """Ends the runtime."""

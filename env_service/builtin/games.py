@@ -4,11 +4,12 @@ A game is a set of pure functions over an immutable state: the same start, moves
 state can be a key. What the policy sees and says is text of a few tokens.
 """
 
+import copy
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from random import Random
 from string import ascii_letters, digits
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, Self, TypeVar
 from zlib import crc32
 
 from pydantic import Field, JsonValue
@@ -206,6 +207,10 @@ class GameEnvironment(Generic[StateT]):
             return Step(stop="won" if success else "lost", reward=success + cost, state=self._key(), metrics=metrics)
         text = self._shown() if self._options.whole_state else self._game.news(before, move, self._state)
         return Step(self._message(text), reward=cost, state=self._key(), metrics=metrics)
+
+    def fork(self) -> Self:
+        """Another game that stands where this one does; states are not changed by moves, but made anew."""
+        return copy.copy(self)
 
     def scripted(self, chance: Random, *, noise: float = 0.0) -> str:
         """The move of the game's own player; with probability `noise` any legal move instead."""

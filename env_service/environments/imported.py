@@ -79,8 +79,11 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
     """The environment of an entry. Raises EnvironmentFault."""
     made = class_at(entry)
     arguments = _options(made, entry)
-    declared = _declared(_example(made, arguments, entry), entry)
+    example = _example(made, arguments, entry)
+    declared = _declared(example, entry)
     _check_opponent(declared.players, entry)
+    rules = declared.rules.model_copy(update={key: getattr(entry.rules, key) for key in entry.rules.model_fields_set})
+    _check_branches(rules, declared.players, example, entry)
     if is_agent(made) and entry.rules.redundant:
         raise EnvironmentFault(
             f"{_named(entry)}: rules.redundant is {entry.rules.redundant}, and it is an agent, whose trajectories are "
@@ -90,9 +93,7 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
         name=entry.name,
         tasks=_tasks(made, arguments, entry),
         start=typing.cast("Callable[[], Environment]", partial(made, *arguments)),
-        rules=declared.rules.model_copy(
-            update={key: getattr(entry.rules, key) for key in entry.rules.model_fields_set}
-        ),
+        rules=rules,
         roles=("user",) if is_agent(made) else declared.roles,
         metrics=declared.metrics,
         agent=typing.cast("Callable[[], Agent]", partial(made, *arguments)) if is_agent(made) else None,
@@ -122,6 +123,37 @@ def _check_opponent(players: tuple[str, ...], entry: ClassTasks) -> None:
         raise EnvironmentFault(
             f"{_named(entry)}: opponent.plays is {', '.join(entry.opponent.plays)}; expected some, not all, of "
             f"{', '.join(players)}"
+        )
+
+
+def _check_branches(rules: Rules, players: tuple[str, ...], example: Environment | Agent, entry: ClassTasks) -> None:
+    """Raises EnvironmentFault for rules of branches that do nothing here, or that the class cannot follow."""
+    place, after = f"{_named(entry)}: rules", list(rules.branch_after)
+    if not after:
+        if "branch_width" in entry.rules.model_fields_set:
+            raise EnvironmentFault(
+                f"{place}: branch_width is {rules.branch_width}, and branch_after is not set: no conversation "
+                "branches; set branch_after to the turns after which it does, or leave branch_width out"
+            )
+        return
+    said = f"{place}: branch_after is {after}, and "
+    if is_agent(type(example)) or players:
+        kind = "a game of several players" if players else "an agent, whose code has no second instance"
+        raise EnvironmentFault(f"{said}this is {kind}; expected a class with reset, step and fork, or no branch_after")
+    if not callable(getattr(example, "fork", None)):
+        raise EnvironmentFault(
+            f"{said}the class has no method fork; expected one that returns a second instance that stands where this "
+            "one does: `def fork(self): return copy.deepcopy(self)` where all is in the instance"
+        )
+    if after[-1] >= rules.max_turns:
+        raise EnvironmentFault(
+            f"{said}max_turns is {rules.max_turns}: nothing comes after turn {after[-1]}; raise max_turns, or branch "
+            "earlier"
+        )
+    if rules.redundant:
+        raise EnvironmentFault(
+            f"{said}redundant is {rules.redundant}: the branches that finish first would make the group, without those "
+            "that they are compared with; leave one of them out"
         )
 
 

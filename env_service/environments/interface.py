@@ -56,6 +56,10 @@ An environment of one's own is a class, named by its import path in the config f
   its group as a failure of infrastructure, and a group that has too few left for that is rolled out again.
   `EnvironmentFull` from `reset` says that somebody is there who has no place: it is tried some times, then elsewhere.
 
+- `fork()`, if there is one, returns a second instance that stands where this one does: neither sees what the other does
+  from there on. It may be a coroutine; `copy.deepcopy(self)` will do for what is all in the instance, chance included.
+  With `branch_after` of its rules a training group begins with fewer conversations, and they branch: see branching.py.
+
 A class with `run(task, client)` instead of `reset` and `step` is an agent: it talks to the policy by itself, as a
 client of OpenAI's API at `client.base_url`, and says at the end what that was worth.
 
@@ -259,6 +263,12 @@ class Environment(Protocol):
     def reset(self, task: Task, seed: int) -> Prompt | Opening | Awaitable[Prompt | Opening]: ...
 
     def step(self, action: Action) -> Step | Awaitable[Step]: ...
+
+
+class CanFork(Environment, Protocol):
+    """An environment of which there can be a second instance that stands where it does: see the top of this file."""
+
+    def fork(self) -> Environment | Awaitable[Environment]: ...
 
 
 @dataclass(frozen=True)

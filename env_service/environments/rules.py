@@ -1,8 +1,8 @@
 """Settings of an environment's conversations: how many turns and tokens, how actions are read."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.config.models import ConfigModel
 
@@ -40,6 +40,19 @@ class Rules(ConfigModel):
         description="extra trajectories of a training group; the first to finish make the group, and these are "
         "mostly the short ones",
     )
+    branch_after: tuple[Annotated[int, Field(ge=1, le=1023)], ...] = Field(
+        (),
+        max_length=8,
+        description="after these turns a conversation of a training group goes on in several ways, which share what "
+        "was before; the environment needs a method `fork`",
+    )
+    branch_width: int = Field(
+        2,
+        ge=2,
+        le=64,
+        description="with `branch_after`: ways in which a conversation goes on; a group begins with as few as give its "
+        "`group_size` in the end",
+    )
     stop: tuple[StopText, ...] = Field(
         (), max_length=16, description="texts that end a turn; their tokens stay, and are trained on"
     )
@@ -70,3 +83,9 @@ class Rules(ConfigModel):
     conversation_timeout_s: float | None = Field(
         None, gt=0, description="longest time of a conversation, with all sampling, after which it is cut off"
     )
+
+    @model_validator(mode="after")
+    def _branch_after_rises(self) -> Self:
+        if list(self.branch_after) != sorted(set(self.branch_after)):
+            raise ValueError(f"branch_after is {list(self.branch_after)}: expected rising numbers of turns")
+        return self

@@ -142,6 +142,12 @@ class Hosting:
     def offered(self, entry: ClassTasks) -> OfferedEnvironment:
         """The environment of an entry that is isolated. Raises EnvironmentFault."""
         described = description_of_entry(entry)
+        if described.rules.branch_after:
+            raise EnvironmentFault(
+                f"environment {entry.name} ({entry.path}): rules: branch_after is {list(described.rules.branch_after)} "
+                f'and isolation "{entry.isolation}": an environment in another process cannot be forked; set isolation '
+                'to "none", or leave branch_after out'
+            )
         pool = self._pool_of(entry)
         timeout_s = self._environment_timeout_s
         limits = CallLimits(

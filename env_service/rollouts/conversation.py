@@ -14,7 +14,7 @@ import math
 import traceback
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import Any, TypeVar
@@ -38,12 +38,14 @@ from env_service.environments.interface import (
     text_of,
 )
 from env_service.environments.tokenization import ChatTemplateError, characters_of
+from env_service.rollouts.branching import ForkEnvironment, firsts, shares
 from env_service.rollouts.completions import Completion, RolloutProgress
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls
+from env_service.rollouts.generation import beside_each_other
 from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics, in_whole_characters
 from env_service.rollouts.speech import Language, Speech, Transcript
 from protocol.generation import GenerateRequest, Sampling
-from protocol.trajectories import CutOff
+from protocol.trajectories import CutOff, Fork
 from services.user_code import checked_number, number_of
 
 logger = logging.getLogger(__name__)
@@ -125,6 +127,7 @@ class Speaker:
     calls: EnvironmentCalls
     progress: RolloutProgress
     metrics: RolloutMetrics
+    fork: ForkEnvironment | None = None
 
 
 def first_request(speaker: Speaker) -> GenerateRequest:
@@ -152,6 +155,8 @@ def first_request(speaker: Speaker) -> GenerateRequest:
 class Conversation:
     """The `index`-th of its lease. When it is over, `stop_reason`, `verification` and `fault` say how. `player` is the
     policy's part in a game of several, which then leads the conversation.
+
+    It becomes as many as `leaves` where it branches, the next ones by number; `forks` is its way so far.
     """
 
     index: int
@@ -163,21 +168,36 @@ class Conversation:
     fault: Fault | None = None
     over: bool = False
     invalid_actions: int = 0
+    leaves: int = 1
+    forks: tuple[Fork, ...] = ()
+    inherited_invalid: int = 0
+    """Invalid actions of its beginning that another branch counts."""
+    _ends_at: float | None = None
     _metrics: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    _branches: "list[Conversation]" = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.speech = Speech(self.speaker.language)
         self._rules = self.speaker.language.rules
 
     async def hold(self, first: Completion | None = None) -> None:
-        """Talk until it is over. `first` is the first turn, if somebody samples it already.
+        """Talk until it is over, and until all that branch off from it are. `first` is the first turn, if somebody
+        samples it already.
 
         Raises RolloutFailure when a turn cannot be sampled.
         """
+        await self._talk_in_time(first)
+        if not self.over and self._is_at_a_fork:
+            branches = await self._branch_off()
+            await beside_each_other(each.hold() for each in (self, *branches))
+
+    async def _talk_in_time(self, first: Completion | None) -> None:
         if self._rules.conversation_timeout_s is None:
             await self._talk(first)
             return
-        limit = asyncio.timeout(self._rules.conversation_timeout_s)
+        if self._ends_at is None:  # of a branch it counts from its beginning on
+            self._ends_at = asyncio.get_running_loop().time() + self._rules.conversation_timeout_s
+        limit = asyncio.timeout_at(self._ends_at)
         try:
             async with limit:
                 await self._talk(first)
@@ -203,8 +223,10 @@ class Conversation:
 
     @property
     def trained(self) -> "Iterator[Conversation]":
-        """Itself: there is no other player."""
-        return iter((self,))
+        """Itself, as there is no other player, and what has branched off."""
+        yield self
+        for branch in self._branches:
+            yield from branch.trained
 
     @property
     def given(self) -> float | None:
@@ -256,6 +278,50 @@ class Conversation:
             if step is not None:
                 self._account(step, action)
                 self._go_on(step)
+            if self._is_at_a_fork:
+                return
+
+    @property
+    def _is_at_a_fork(self) -> bool:
+        """True if its next turn is one of several, and it has not branched here yet."""
+        here = self.speech.actions in self._rules.branch_after and self.speech.transcript.sampled_end
+        return not self.over and self.leaves > 1 and bool(here) and all(fork.at != here for fork in self.forks)
+
+    async def _branch_off(self) -> "Sequence[Conversation]":
+        """The other branches from here on, while it goes on as the first one. Where its environment cannot be forked a
+        branch is spoilt, and this one goes on.
+        """
+        of_each = shares(self.leaves, self._rules.branch_width)
+        at = self.speech.transcript.sampled_end
+        made = [
+            replace(
+                self,
+                index=self.index + first,
+                leaves=leaves,
+                forks=(*self.forks, Fork(at=at, branch=branch)),
+                inherited_invalid=self.invalid_actions,
+                _metrics=defaultdict(list, {name: list(values) for name, values in self._metrics.items()}),
+                _branches=[],
+            )
+            for branch, (first, leaves) in enumerate(zip(firsts(of_each), of_each, strict=True))
+        ][1:]
+        for each in made:
+            each.speech = self.speech.copy()
+            await each.take_fork_of(self)
+        self.leaves, self.forks = of_each[0], (*self.forks, Fork(at=at, branch=0))
+        self._branches += made
+        return [each for each in made if not each.over]
+
+    async def take_fork_of(self, other: "Conversation") -> None:
+        """Goes on with a fork of the other one's environment; it is at fault where there is none."""
+        fork = self.speaker.fork
+        assert fork is not None, "environments that branch are forked"
+        try:
+            with self.speaker.progress.waiting_for("environment"):
+                self.environment = await fork(other.environment)
+            self.speaker.metrics.forked.labels(environment=self.name).inc()
+        except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever it raises becomes a record
+            self.blame(fault_of_step(error, self.name, at=" in its fork"))
 
     async def sampled(self, first: Completion | None) -> Completion | None:
         """The next turn; None if there is no room for it at the generators."""

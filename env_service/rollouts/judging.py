@@ -217,6 +217,7 @@ class Judging:
             # A verifier alone gives none to turns, and what it says of them may stand in its components.
             turn_rewards=(judged is None and conversation.given is None) or transcript.has_rewards,
             player=_player(conversation),
+            forks=conversation.forks if isinstance(conversation, Conversation) else (),
         )
 
     def _count_turnless(self, conversations: Iterable[JudgedConversation]) -> None:
@@ -228,8 +229,11 @@ class Judging:
 
     def _count(self, conversation: JudgedConversation, record: RewardRecord) -> None:
         environment = conversation.name
-        if conversation.invalid_actions:
-            self._metrics.invalid_actions.labels(environment=environment).inc(conversation.invalid_actions)
+        invalid = conversation.invalid_actions
+        if isinstance(conversation, Conversation):
+            invalid -= conversation.inherited_invalid
+        if invalid:
+            self._metrics.invalid_actions.labels(environment=environment).inc(invalid)
         if conversation.stop_reason:
             reason = conversation.stop_reason if conversation.stop_reason in CUT_OFF else "ended"
             self._metrics.stops.labels(environment=environment, reason=reason).inc()

@@ -120,6 +120,9 @@ class RolloutMetrics:
             "Requests of agents that wanted other sampling than the run's, and got the run's (other_sampling).",
             labels=("environment", "field"),
         )
+        self.forked = metrics.counter(
+            "forked_environments", "Forks of environments, one for each branch but the first.", labels=("environment",)
+        )
         self.faults = metrics.counter(
             "environment_faults", "Trajectories that their environment spoilt.", labels=("environment", "kind")
         )
@@ -199,6 +202,7 @@ class RolloutMetrics:
             self.redundant,
             self.redundant_tokens,
             self.overflows,
+            self.forked,
         ):
             counter.labels(environment=environment)
         for kind in _FAULTS:

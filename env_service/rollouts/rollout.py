@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Protocol, TypeVar, cast
@@ -24,6 +24,7 @@ from typing import Protocol, TypeVar, cast
 from env_service.environments.bridges import Bridges
 from env_service.environments.interface import (
     Agent,
+    CanFork,
     Environment,
     EnvironmentFailed,
     EnvironmentUnavailable,
@@ -35,10 +36,12 @@ from env_service.environments.interface import (
     text_of,
 )
 from env_service.environments.tokenization import Tokenization, characters_of
+from env_service.rollouts.branching import beginnings, firsts
 from env_service.rollouts.completions import RolloutProgress, continues
 from env_service.rollouts.conversation import (
     LET_OUT,
     Conversation,
+    Nonsense,
     Speaker,
     as_opening,
     blame_unless_over,
@@ -61,7 +64,7 @@ from env_service.rollouts.routing import within_limits
 from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
 from protocol.messages import FailedLease, FinishedLease, Lease
-from protocol.trajectories import Trajectory, TrajectoryGroup, group_of
+from protocol.trajectories import Fork, Trajectory, TrajectoryGroup, group_of
 from services.http.backoff import Backoff
 from services.tracing import span
 from services.user_code import is_being_cancelled
@@ -204,6 +207,7 @@ class Rollout:
         try:
             prompt_text, language = self._language(lease, opened)
             speaker = self._speaker(lease, opened.offered, language, progress)
+            speaker = replace(speaker, fork=partial(self._fork, opened))
             conversations = await self._held(lease, opened, speaker)
             return prompt_text, await self._judging.trajectories(
                 conversations, prompt=text_of(opened.opening.prompt), progress=progress
@@ -256,8 +260,8 @@ class Rollout:
     async def _open(self, lease: Lease, progress: RolloutProgress) -> _OpenEnvironments:
         offered = self._offered(lease)
         task = await self._task(lease, offered, progress)
-        redundant = offered.rules.redundant if lease.purpose == "train" else 0
-        environments = await self._made(offered, offered.start, lease.group_size + redundant)
+        count = len(_beginnings(lease, offered)) + _redundant(lease, offered)
+        environments = await self._made(offered, offered.start, count)
         try:
             return await self._opened(offered, environments, task, lease.seed)
         except BaseException:
@@ -304,6 +308,26 @@ class Rollout:
         if again.first != opened.first:
             raise DataFailure(_OPENS_DIFFERENTLY)
         return cast("SeveralPlayers", fresh)
+
+    async def _fork(self, opened: _OpenEnvironments, environment: Environment) -> Environment:
+        """A second instance that stands where this one does, closed with the others. Raises Nonsense, and what it
+        raises.
+        """
+        offered, given = opened.offered, cast("CanFork", environment)
+        forked = await self._calls.one(
+            given.fork,
+            what="the environment's fork",
+            timeout_s=offered.rules.step_timeout_s,
+            at_once=offered.at_once,
+            own_loop=offered.own_loop,
+        )
+        if forked is environment or not callable(getattr(forked, "step", None)):
+            got = "itself" if forked is environment else type(forked).__name__
+            raise Nonsense(
+                f"the environment's fork returned {got}, expected another instance of {type(given).__name__}"
+            )
+        opened.environments.append(forked)
+        return forked
 
     async def _close(self, environments: Sequence[Environment | Agent], offered: OfferedEnvironment) -> None:
         """Call `close` of those that have it; what that raises is logged, and changes nothing."""
@@ -379,8 +403,9 @@ class Rollout:
     async def _held(self, lease: Lease, opened: _OpenEnvironments, speaker: Speaker) -> Sequence[Conversation]:
         """The conversations of the policy, when all are over."""
         if opened.first is None:
-            conversations = [Conversation(index, each, speaker) for index, each in enumerate(opened.environments)]
-            return [side for each in await self._kept(lease, conversations) for side in each.trained]
+            kept = await self._kept(lease, opened.offered, _conversations(lease, opened, speaker))
+            sides = (side for each in kept for side in each.trained)
+            return sorted(sides, key=lambda side: side.index) if opened.offered.rules.branch_after else [*sides]
         opponent = self._opponents.get(opened.offered.name)
         players = opened.offered.players
         table = Table(
@@ -394,11 +419,12 @@ class Rollout:
             draws=opponent.draws if opponent else 1,
         )
         games = [Match(index, cast("SeveralPlayers", each), table) for index, each in enumerate(opened.environments)]
-        return sides_of_the_policy([game for game in await self._kept(lease, games) if isinstance(game, Match)])
+        kept = await self._kept(lease, opened.offered, games)
+        return sides_of_the_policy([game for game in kept if isinstance(game, Match)])
 
-    async def _kept(self, lease: Lease, members: Sequence[_Held]) -> Sequence[_Held]:
+    async def _kept(self, lease: Lease, offered: OfferedEnvironment, members: Sequence[_Held]) -> Sequence[_Held]:
         """The members that make the group, when they are over."""
-        if len(members) == lease.group_size:
+        if not _redundant(lease, offered):
             await _hold_all(members)
             blame_unless_over(side for member in members for side in member.trained)
             return members
@@ -412,8 +438,8 @@ class Rollout:
 
     def _count(self, lease: Lease, trajectories: Sequence[Trajectory], *, seconds: float) -> None:
         self._metrics.groups.labels(environment=lease.environment).inc()
-        self._metrics.tokens.inc(sum(int(trajectory.loss_mask.sum()) for trajectory in trajectories))
-        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+        self._metrics.tokens.inc(sum(trajectory.sampled_tokens for trajectory in trajectories))
+        turns = [turn for trajectory in trajectories for turn in trajectory.own_turns]
         self._metrics.turns.labels(environment=lease.environment).inc(len(turns))
         self._metrics.continued.inc(sum(len(turn.generator_ids) > 1 for turn in turns))
         self._metrics.rollout_s.observe(seconds)
@@ -425,6 +451,26 @@ class Rollout:
         return FailedLease(
             **which, data_fault=data_fault, reason=in_whole_characters(reason)[:_REASON_LENGTH], task=task
         )
+
+
+def _redundant(lease: Lease, offered: OfferedEnvironment) -> int:
+    """Conversations that are begun beyond the group's size."""
+    return offered.rules.redundant if lease.purpose == "train" else 0
+
+
+def _beginnings(lease: Lease, offered: OfferedEnvironment) -> Sequence[int]:
+    return beginnings(offered.rules, group_size=lease.group_size, purpose=lease.purpose)
+
+
+def _conversations(lease: Lease, opened: _OpenEnvironments, speaker: Speaker) -> Sequence[Conversation]:
+    """Of the environments that were opened, each with its place in the group's tree if it has one."""
+    leaves = _beginnings(lease, opened.offered)
+    if len(leaves) == lease.group_size:
+        return [Conversation(index, each, speaker) for index, each in enumerate(opened.environments)]
+    return [
+        Conversation(first, each, speaker, leaves=count, forks=(Fork(at=0, branch=number),))
+        for number, (first, count, each) in enumerate(zip(firsts(leaves), leaves, opened.environments, strict=True))
+    ]
 
 
 def _sampling(lease: Lease, *, turn_tokens: int | None) -> Sampling:

@@ -11,6 +11,7 @@ summary), the prompt is rendered anew from the messages and begins a sequence of
 The text means to the environment what its rules say: actions have several forms.
 """
 
+import copy
 import hashlib
 import json
 import re
@@ -142,6 +143,23 @@ class Transcript:
         return len(self._turns)
 
     @property
+    def sampled_end(self) -> int:
+        """Place behind the last sampled token; 0 before the first turn."""
+        return self._turns[-1].end if self._turns else 0
+
+    def copy(self) -> "Transcript":
+        """The same so far; what is appended to one of them is not in the other."""
+        return replace(
+            self,
+            token_ids=list(self.token_ids),
+            _logprobs=list(self._logprobs),
+            _spans=list(self._spans),
+            _starts=list(self._starts),
+            _turns=[replace(turn) for turn in self._turns],
+            _routing=replace(self._routing, pieces=list(self._routing.pieces)),
+        )
+
+    @property
     def sampled_by(self) -> str:
         """The generator that sampled last, and holds the conversation so far; empty before the first turn."""
         return self._turns[-1].generator_ids[-1] if self._turns and self._turns[-1].generator_ids else ""
@@ -175,7 +193,7 @@ class Transcript:
         self.token_ids += completion.token_ids
         self._logprobs += completion.behavior_logprobs
         self._spans += [span.moved(start) for span in completion.version_spans]
-        given = max(self._turns[-1].end if self._turns else 0, begun)
+        given = max(self.sampled_end, begun)
         self._turns.append(
             _Exchange(
                 given,
@@ -328,6 +346,13 @@ class Speech:
         self.transcript.begin(self.language.opening_ids)
         self._messages += [] if isinstance(opening.prompt, str) else opening.prompt
         self._state = opening.state
+
+    def copy(self) -> "Speech":
+        """The same so far, with a transcript of its own; both may go on."""
+        copied = copy.copy(self)
+        copied.transcript = self.transcript.copy()
+        copied._messages, copied._texts = list(self._messages), list(self._texts)
+        return copied
 
     @property
     def room(self) -> int | None:

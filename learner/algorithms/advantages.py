@@ -116,17 +116,20 @@ def group(*, rewards: Tensor, groups: Tensor, scale: AdvantageScale) -> Tensor:
     of a group changes nothing under `std` and `none`. Sources: arXiv 2402.03300 (std), 2503.20783 (none), 2508.08221
     (batch), 2602.02710 (mean, which supposes rewards that are not negative).
     """
+    return _centred(rewards, Grouping.of(groups)) / divisors(rewards=rewards, groups=groups, scale=scale)
+
+
+def divisors(*, rewards: Tensor, groups: Tensor, scale: AdvantageScale) -> Tensor:
+    """What the centred rewards of each trajectory's group are divided by, see `group`; infinite where that leaves 0."""
     grouping = Grouping.of(groups)
-    centred = _centred(rewards, grouping)
     if scale == "none":
-        return centred
+        return torch.ones_like(rewards)
     if scale == "std":
-        return centred / (grouping.deviations(rewards) + EPSILON)
+        return grouping.deviations(rewards) + EPSILON
     if scale == "batch":
-        everyone = Grouping.of(torch.zeros_like(groups))
-        return centred / (everyone.deviations(rewards) + EPSILON)
+        return Grouping.of(torch.zeros_like(groups)).deviations(rewards) + EPSILON
     means = grouping.means(rewards)
-    return torch.where(means > EPSILON, centred / (means.clamp(min=0.0) + EPSILON), 0.0)
+    return torch.where(means > EPSILON, means.clamp(min=0.0) + EPSILON, torch.inf)
 
 
 def leave_one_out(*, rewards: Tensor, groups: Tensor) -> Tensor:

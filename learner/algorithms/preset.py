@@ -53,9 +53,10 @@ class ScoredBatch:
     each trajectory is one;
     `turns` int64, its turn, of which there are T over all sequences; `token_ids` and `lags` int64; `behavior_logprobs`,
     and what the preset's passes gave, None where it asked for none. `turn_states` int64 [T]: equal states have equal
-    numbers; `turn_rewards` [T]. `roles` int64 [S]: equal for the trajectories of one player of one environment, None if
-    all are. `mismatched` bool [S] are those that are only measured: a prompt with the completion of another one.
-    `carried` is what the step before left.
+    numbers; `turn_rewards` [T]; `turn_branches` int64 [T]: equal for turns that several trajectories share, and for
+    those of a trajectory between two forks, None if nothing branches. `roles` int64 [S]: equal for the trajectories of
+    one player of one environment, None if all are. `mismatched` bool [S] are those that are only
+    measured: a prompt with the completion of another one. `carried` is what the step before left.
     """
 
     rewards: Tensor
@@ -74,6 +75,7 @@ class ScoredBatch:
     values: Tensor | None = None
     logit_norms: Tensor | None = None
     turn_rewards: Tensor | None = None
+    turn_branches: Tensor | None = None
     roles: Tensor | None = None
     mismatched: Tensor | None = None
     contexts: Tensor | None = None

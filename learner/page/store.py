@@ -420,6 +420,7 @@ def _facts(trajectory: Trajectory, own: Columns) -> dict[str, Any]:
         "turns": [turn.model_dump(mode="json", exclude_none=True) for turn in trajectory.turns],
         "sequence_starts": list(trajectory.sequence_starts),
         "player": trajectory.player,
+        "forks": [[fork.at, fork.branch] for fork in trajectory.forks],
         "advantage": _mean_advantage(own),
     }
 

@@ -112,7 +112,7 @@ def step_record(
         lease_ids=tuple(group.lease_id for group in groups),
         groups=len(groups),
         trajectories=len(trajectories),
-        sampled_tokens=int(lengths.sum()),
+        sampled_tokens=sum(t.sampled_tokens for t in trajectories),
         reward_mean=float(rewards.mean()),
         reward_std=float(rewards.std()),
         solved_share=float((rewards >= success_reward).mean()),

@@ -36,6 +36,7 @@ ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
             "teachers",
             "turns",
             "turn_states",
+            "turn_branches",
             "routing_shape",
         ),
         "uint8": ("routed_experts",),
@@ -63,12 +64,14 @@ class Origin:
 class TrainTurn:
     """The policy's turn from token `start` on; `state` tells what it was given: equal for equal states of a task.
 
-    `reward` is the turn's own, a part of the trajectory's.
+    `reward` is the turn's own, a part of the trajectory's. `branch`: equal for the turns of a step that were sampled
+    once, for all trajectories that share them, and for those of a trajectory between two forks.
     """
 
     start: int
     state: int
     reward: float = 0.0
+    branch: int = 0
 
 
 @dataclass(frozen=True)
@@ -182,9 +185,9 @@ class FlatBatch:
     [S]: `lengths` int64; `mixed_versions`, `truncated`, `labels` and `mismatched` bool; `rewards` and `margins`
     float64; `trajectories` (ascending from 0), `groups`, `roles`, `pairs` and `teachers` int64;
     `components` float64 [S x C], flat. [N]: as in `TrainSequence`;
-    `turns` int64, the number of the token's turn in the step, of which there are T; [T]: `turn_states` int64 and
-    `turn_rewards` float64. What nobody gave is empty; of `teacher_logprobs` that some sequences have, those of the
-    others are 0, and `teachers` is -1 for who has them.
+    `turns` int64, the number of the token's turn in the step, of which there are T; [T]: `turn_states` and
+    `turn_branches` int64, and `turn_rewards` float64. What nobody gave is empty; of `teacher_logprobs` that some
+    sequences have, those of the others are 0, and `teachers` is -1 for who has them.
     `candidate_ids` and `candidate_logprobs` are [N x C], flat. `routed` bool [N] says which tokens' experts are known;
     `routed_experts` are their bytes, flat, and `routing_shape` how many layers there are, experts of a token in each,
     and bytes of each number: see `routing`.
@@ -209,6 +212,7 @@ class FlatBatch:
     lags: NDArray[np.int32]
     turns: NDArray[np.int64]
     turn_states: NDArray[np.int64]
+    turn_branches: NDArray[np.int64]
     turn_rewards: NDArray[np.float64]
     teacher_logprobs: NDArray[np.float32]
     reference_logprobs: NDArray[np.float32]
@@ -275,6 +279,7 @@ def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
         lags=np.concatenate([sequence.lags for sequence in sequences]).astype(np.int32, copy=False),
         turns=turns,
         turn_states=np.array([turn.state for s in sequences for turn in _turns_of(s)], dtype=np.int64),
+        turn_branches=np.array([turn.branch for s in sequences for turn in _turns_of(s)], dtype=np.int64),
         turn_rewards=np.array([turn.reward for s in sequences for turn in _turns_of(s)], dtype=np.float64),
         teacher_logprobs=_told(sequences),
         reference_logprobs=_known([sequence.reference_logprobs for sequence in sequences]),
@@ -388,7 +393,11 @@ def sequences_of(
         for sequence in _split(
             replace(
                 _sequence(groups[number].trajectories[index], version=version, max_lag=max_lag),
-                turns=_trajectory_turns(groups[number].trajectories[index], preset, groups[number].environment),
+                turns=_in_branches(
+                    _trajectory_turns(groups[number].trajectories[index], preset, groups[number].environment),
+                    groups[number].trajectories[index],
+                    place=(label, index),
+                ),
                 components=_components(groups[number].trajectories[index], preset, groups[number].environment),
                 group=label,
                 role=_role(groups[number].trajectories[index], groups[number].environment),
@@ -490,6 +499,25 @@ def _trajectory_turns(trajectory: Trajectory, preset: Preset, environment: str) 
         TrainTurn(start=turn.start, state=_state(trajectory, turn), reward=(reward or 0.0) * wanted)
         for turn, reward in zip(trajectory.turns, rewards, strict=True)
     )
+
+
+def _in_branches(
+    turns: Sequence[TrainTurn], trajectory: Trajectory, *, place: tuple[int, int]
+) -> tuple[TrainTurn, ...]:
+    """The turns with their branches: in a tree the way up to each of them, else the trajectory's own `place`."""
+    if not trajectory.forks:
+        return tuple(replace(turn, branch=_number_of(f"trajectory {place}")) for turn in turns)
+    group, _ = place
+    # A turn's tokens begin where the one before it ends, hence behind the forks there.
+    ways = [[fork.branch for fork in trajectory.forks if fork.at <= turn.start] for turn in trajectory.turns]
+    return tuple(
+        replace(turn, branch=_number_of(f"branch {group} {way}")) for turn, way in zip(turns, ways, strict=True)
+    )
+
+
+def _number_of(text: str) -> int:
+    digest: int = xxhash.xxh3_64_intdigest(text.encode())
+    return digest - (1 << 63)
 
 
 def _sequence(trajectory: Trajectory, *, version: int, max_lag: int) -> TrainSequence:

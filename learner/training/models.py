@@ -198,6 +198,7 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
         token_ids=torch.from_numpy(batch.token_ids[places]).long(),
         turns=torch.from_numpy(batch.turns[places]),
         turn_states=torch.from_numpy(batch.turn_states),
+        turn_branches=torch.from_numpy(batch.turn_branches),
         turn_rewards=torch.from_numpy(batch.turn_rewards),
         lags=torch.from_numpy(batch.lags[places]).long(),
         behavior_logprobs=torch.from_numpy(batch.behavior_logprobs[places]).double(),

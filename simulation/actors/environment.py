@@ -3,6 +3,7 @@ its turns earn follow from the task and from the policy's words, so that a traje
 """
 
 import asyncio
+import copy
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ class EnvironmentScript:
     """The word that ends a turn, if there is one."""
     most_invalid: int | None = None
     """Invalid actions of a conversation, after which it is cut off."""
+    branch_after: tuple[int, ...] = ()
+    """Turns after which conversations of a training group go on in two ways."""
     uniform: float = 0.1
     """Share of the tasks of which all rewards are equal."""
     computed_s: Mapping[str, float] = field(default_factory=dict)
@@ -60,6 +63,7 @@ class EnvironmentScript:
             conversation_timeout_s=self.conversation_s,
             stop=(self.stop,) if self.stop else (),
             max_invalid=self.most_invalid,
+            branch_after=self.branch_after,
         )
 
     def wanted_turns(self, task: int) -> int:
@@ -137,6 +141,12 @@ class ScriptedEnvironment:
         """The task's prompt."""
         self._task = task
         return task.prompt
+
+    async def fork(self) -> "ScriptedEnvironment":
+        """Another one that stands where this one does, after a while."""
+        forked = copy.copy(self)
+        await asyncio.sleep(active().random.random() * self._script.slow_s)
+        return forked
 
     async def step(self, action: Action) -> Step:
         """The end of the conversation, if it comes, or how it goes on."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +137,30 @@ class ScriptedTrainer:
         self.coming, self.bound = tuple(group.lease_id for group in groups), bound
         for group in groups:
             self._check_size(len(group.trajectories), lease=group.lease_id)
+            self._check_tree(group.trajectories, lease=group.lease_id)
             for trajectory in group.trajectories:
                 self._check_conversation(trajectory, task=group.task_index)
                 self._check_reward(trajectory, task=group.task_index)
 
     def _check_size(self, found: int, *, lease: int) -> None:
-        """Only a time limit takes members: those that had no turn until then."""
+        """Only a time limit takes members, those that had no turn until then; and an end before a fork."""
         wanted, limited = self._trainers.group_size, self._environment.conversation_s is not None
+        limited = limited or bool(self._environment.branch_after)
         if found > wanted or (found < wanted and not limited):
             self._trainers.broken("groups", f"the group of lease {lease} has {found} trajectories instead of {wanted}")
+
+    def _check_tree(self, trajectories: Sequence[Any], *, lease: int) -> None:
+        """Branches share all that is before the fork at which they part, its versions too, and no two are one."""
+        branches = bool(self._environment.branch_after)
+        for one in trajectories:
+            if bool(one.forks) != branches:
+                self._trainers.broken("trees", f"a trajectory of lease {lease} has the forks {one.forks}")
+        for one, other in combinations(trajectories, 2) if branches else ():
+            at = _parting(one, other)
+            if at is None:
+                self._trainers.broken("trees", f"two of lease {lease} went one way: {one.forks} and {other.forks}")
+            elif _until(one, at) != _until(other, at):
+                self._trainers.broken("trees", f"two branches of lease {lease} have other tokens before {at}")
 
     def _check_conversation(self, trajectory: Any, *, task: int) -> None:
         """Everything said stands behind the words to which it was said, and nothing else does."""
@@ -285,6 +301,22 @@ class OpenTrainer:
 
     def close(self) -> None:
         """See there."""
+
+
+def _parting(one: Any, other: Any) -> int | None:
+    """The token before which two branches are one; None if they never part, or part at two places."""
+    for ours, theirs in zip(one.forks, other.forks, strict=False):
+        if ours.at != theirs.at:
+            return None
+        if ours.branch != theirs.branch:
+            return int(ours.at)
+    return None
+
+
+def _until(one: Any, at: int) -> Any:
+    """Tokens, logprobs and versions before a place."""
+    spans = [(span.version, span.start, span.end, span.cache) for span in one.version_spans if span.start < at]
+    return one.token_ids[:at].tolist(), one.behavior_logprobs[:at].tolist(), spans
 
 
 def _compute(seconds: float) -> None:

@@ -364,6 +364,7 @@ class TaskShape:
     stop: str = ""
     most_invalid: int | None = None
     levels: int = 1
+    branch_after: tuple[int, ...] = ()
 
     @property
     def usual_turns(self) -> float:
@@ -489,6 +490,11 @@ def _shaped(scenario: Scenario) -> Scenario:
         levels=dice.choice((1, 1, 1, 3)),
     )
     settings = scenario.settings
+    dice_of_trees = random.Random(f"trees of {scenario.seed}")
+    if turns > 1 and dice_of_trees.random() < 0.4:
+        # Two beginnings at least, since a conversation that is over before it branches is one of two members.
+        shape = replace(shape, branch_after=dice_of_trees.choice(((1,), (1,), (2,) if turns > 2 else (1,))))
+        settings = replace(settings, group_size=4)
     if shape.levels > 1:
         curriculum = {"start": dice.choice((0, 1)), "window": 2, "raise_at": 0.6, "lower_at": 0.4}
         settings = replace(settings, curriculum=curriculum, success_reward=0.5)
@@ -692,7 +698,7 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
 
 def _simpler_shapes(scenario: Scenario) -> Iterator[Scenario]:
     simple = TaskShape()
-    for name in ("turns", "tokens", "patience", "stop", "most_invalid"):
+    for name in ("branch_after", "turns", "tokens", "patience", "stop", "most_invalid"):
         if getattr(scenario.shape, name) != getattr(simple, name):
             yield replace(scenario, shape=replace(scenario.shape, **{name: getattr(simple, name)}))
     if scenario.shape.levels > 1:

@@ -105,6 +105,59 @@ def test_a_trajectory_that_is_not_what_was_said_is_seen(promise: str) -> None:
     assert said.startswith(f"{promise}: "), said
 
 
+BRANCHES = """
+from simulation.checking.scenario import ScheduledFault
+shape = TaskShape(turns=4, branch_after=(2,))
+scenario = replace(
+    scenario, shape=shape, redundant=0, settings=replace(settings, group_size=4),
+    faults=tuple(ScheduledFault(at, "kill", name) for at, name in ((9.0, "gen-0"), (14.0, "env-0"), (19.0, "learner"))),
+)
+def count(self, trajectory, *, task):
+    seen.update([len(trajectory.forks), len(trajectory.version_spans) > 2 and "old beginnings"])
+    checked(self, trajectory, task=task)
+trainer.ScriptedTrainer._check_conversation = count
+"""
+
+
+def test_branches_share_their_beginnings_whoever_dies() -> None:
+    said = _run(
+        f"""{BRANCHES}
+result = simulate(scenario)
+assert result.violation is None, result.violation
+print([each for each in (1, 2, "old beginnings") if not seen[each]], seen[0])
+"""
+    )
+    assert said == "[] 0"
+
+
+def test_branches_that_are_one_are_seen() -> None:
+    said = _run(
+        f"""{BRANCHES}
+from env_service.rollouts import conversation
+real = conversation.Fork
+conversation.Fork = lambda at, branch: real(at=at, branch=0)
+print(simulate(scenario).violation)
+"""
+    )
+    assert said.startswith("trees: two of lease "), said
+
+
+def test_branches_that_have_other_beginnings_are_seen() -> None:
+    said = _run(
+        f"""{BRANCHES}
+from env_service.rollouts.speech import Transcript
+real = Transcript.copy
+def copied(self):
+    made = real(self)
+    made._spans = [span.model_copy(update={{"cache": "1.0"}}) for span in made._spans]
+    return made
+Transcript.copy = copied
+print(simulate(scenario).violation)
+"""
+    )
+    assert said.startswith("trees: two branches of lease "), said
+
+
 def test_a_lease_that_is_another_task_after_a_resume_is_seen() -> None:
     said = _run(
         """

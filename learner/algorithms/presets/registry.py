@@ -44,6 +44,7 @@ _NAMES = (
     "ppo",
     "gigpo",
     "hgpo",
+    "treerl",
     "online_dpo",
     "best_of_k",
     "opd",

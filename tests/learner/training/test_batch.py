@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from learner.algorithms.knobs import Aggregation
@@ -14,10 +15,11 @@ from learner.algorithms.presets.gigpo import GigpoConfig
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.algorithms.presets.online_dpo import OnlineDpoConfig
 from learner.algorithms.presets.rae import RaeConfig
+from learner.algorithms.presets.treerl import TreerlConfig
 from learner.leases.task_order import TaskOrder
 from learner.training.batch import ComponentMissing, LagBoundBroken, SeveralSequences, Teaching, flatten, sequences_of
 from learner.training.models import TokenScores, credit
-from protocol.trajectories import SUMMARY_STATE, RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
+from protocol.trajectories import SUMMARY_STATE, Fork, RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from tests.learner.samples import INCARNATION, group, trajectory
 
 GRPO = GrpoConfig().preset()
@@ -192,6 +194,52 @@ def test_a_trajectory_of_several_contexts_becomes_sequences_that_share_its_rewar
     batch = flatten(sequences)
     assert (batch.trajectories.tolist(), batch.firsts.tolist()) == ([0, 0, 0, 1], [0, 3])
     assert sum(int(sequence.loss_mask.sum()) for sequence in sequences) == 6
+
+
+def in_a_tree(*ways: tuple[int, ...], rewards: tuple[float, ...]) -> TrajectoryGroup:
+    """Three turns each, forked at the opening and behind the first turn; what is sampled behind a fork differs."""
+    members = []
+    for number, (way, reward) in enumerate(zip(ways, rewards, strict=True)):
+        one = several_turns()
+        forks = tuple(Fork(at=3 * depth, branch=branch) for depth, branch in enumerate(way))
+        tokens = one.token_ids.copy()
+        tokens[2] += 20 * way[0]
+        tokens[5:] += 100 * number
+        members.append(one.model_copy(update={"forks": forks, "token_ids": tokens, "reward": told(reward)}))
+    return group(0, *members)
+
+
+def test_turns_before_a_fork_are_of_one_branch_in_all_trajectories_that_share_them() -> None:
+    tree = in_a_tree((0, 0), (0, 1), (1, 0), (1,), rewards=(1.0, 0.0, 1.0, 1.0))
+    sequences = sequences_of([tree, tree], version=4, max_lag=2, preset=GRPO)
+    ways = [[turn.branch for turn in sequence.turns] for sequence in sequences]
+    assert all(second == third for _, second, third in ways[:3]), "nothing forks behind the second turn"
+    assert ways[0][0] == ways[1][0] != ways[0][1] != ways[1][1]
+    assert ways[2][0] == ways[3][0] == ways[3][1] == ways[3][2] != ways[2][1]
+    assert not {each for way in ways[:4] for each in way} & {each for way in ways[4:] for each in way}, "another group"
+    assert [sequence.lags[2] for sequence in sequences[:4]] == [2] * 4, "a beginning is as old in each of its branches"
+
+
+def test_the_tree_of_a_group_reaches_the_advantages_of_its_tokens() -> None:
+    # As in the docs: beginnings of 1, 0 and of 1, 1; of the others of a group that does not branch, 2 and 0.
+    tree = in_a_tree((0, 0), (0, 1), (1, 0), (1, 1), rewards=(1.0, 0.0, 1.0, 1.0))
+    plain = group(1, *(several_turns().model_copy(update={"reward": told(reward)}) for reward in (2.0, 0.0)))
+    preset = TreerlConfig(leaf_power=0.0).preset()
+    batch = flatten(sequences_of([tree, plain], version=4, max_lag=2, preset=preset))
+    made = credit(batch, TokenScores(None, None, None, None), preset=preset, carried=CarriedState())
+    found = made.advantages[torch.from_numpy(batch.loss_mask)].reshape(6, 3).tolist()
+    assert found == [
+        [-0.5, 0.75, 0.75],
+        [-0.5, -1.25, -1.25],
+        [0.5, 0.25, 0.25],
+        [0.5, 0.25, 0.25],
+        [2.0, 2.0, 2.0],
+        [-2.0, -2.0, -2.0],
+    ]
+
+
+def told(reward: float) -> RewardRecord:
+    return RewardRecord(reward=reward, verifier="test")
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence_mean", "sequence_sum", "constant"])
