@@ -212,8 +212,22 @@ class AgentSession:
         posted = partial(at_home, home, lambda: asyncio.shield(self.posted))
         offer = partial(at_home, home, self.offer)
         return AgentClient(
-            base_url=f"{self.url}/v1", key=self.key, model=self.model, seed=seed, posted=posted, offer=offer
+            base_url=f"{self.url}/v1",
+            key=self.key,
+            model=self.model,
+            seed=seed,
+            posted=posted,
+            offer=offer,
+            room=self.room,
         )
+
+    def room(self) -> int:
+        """Tokens that may still come behind the newest turn: of the budget, or of the model's context."""
+        language, turns = self.speaker.language, self.recorded.turns
+        most = language.tokenization.context_tokens
+        budget = language.rules.trajectory_tokens
+        used = len(turns[-1].context) if turns else 0
+        return max(0, (most if budget is None else min(budget, most)) - used)
 
     def post(self, result: AgentResult) -> None:
         """Take the agent's word. Raises CallRefused if it has said one before."""

@@ -231,19 +231,21 @@ def _check_summaries(environment: OfferedEnvironment) -> None:
     """Raises EnvironmentFault for rules of which one does nothing without the other, or that do nothing here."""
     rules, place = environment.rules, f"environment {environment.name}: rules"
     if rules.history != "summarize":
-        if rules.context_tokens is not None:
+        if rules.context_tokens is not None and not environment.makes_room:
             raise EnvironmentFault(
                 f'{place}: context_tokens is {rules.context_tokens}, and history is "{rules.history}": it bounds a '
                 'context that the policy sums up; set history = "summarize", or leave it out'
             )
-        return
-    if environment.agent is not None or environment.players:
+        if not environment.makes_room:
+            return
+    elif environment.agent is not None or environment.players:
         kind = "an agent, which tells its own history" if environment.agent is not None else "a game of several players"
         raise EnvironmentFault(f'{place}: history is "summarize", and this is {kind}; expected "append" or "split"')
+    why = 'history is "summarize"' if rules.history == "summarize" else "on_full may have the policy sum up"
     if rules.max_turns > _MOST_SUMMED_UP:
         raise EnvironmentFault(
-            f'{place}: history is "summarize", and max_turns is {rules.max_turns}; expected at most {_MOST_SUMMED_UP}, '
-            "since a trajectory has 1024 turns at most, summaries among them"
+            f"{place}: {why}, and max_turns is {rules.max_turns}; expected at most {_MOST_SUMMED_UP}, since a "
+            "trajectory has 1024 turns at most, summaries among them"
         )
     if rules.context_tokens is None:
         raise EnvironmentFault(

@@ -84,6 +84,7 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
     _check_opponent(declared.players, entry)
     rules = declared.rules.model_copy(update={key: getattr(entry.rules, key) for key in entry.rules.model_fields_set})
     _check_branches(rules, declared.players, example, entry)
+    _check_room(rules, declared.players, example, entry)
     if is_agent(made) and entry.rules.redundant:
         raise EnvironmentFault(
             f"{_named(entry)}: rules.redundant is {entry.rules.redundant}, and it is an agent, whose trajectories are "
@@ -99,6 +100,7 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
         agent=typing.cast("Callable[[], Agent]", partial(made, *arguments)) if is_agent(made) else None,
         players=declared.players,
         own_loop=made.__module__.partition(".")[0] != _OURS,
+        makes_room=callable(getattr(example, "on_full", None)),
         template_arguments=entry.chat_template_kwargs,
     )
 
@@ -154,6 +156,21 @@ def _check_branches(rules: Rules, players: tuple[str, ...], example: Environment
         raise EnvironmentFault(
             f"{said}redundant is {rules.redundant}: the branches that finish first would make the group, without those "
             "that they are compared with; leave one of them out"
+        )
+
+
+def _check_room(rules: Rules, players: tuple[str, ...], example: Environment | Agent, entry: ClassTasks) -> None:
+    """Raises EnvironmentFault for an `on_full` that would never be asked."""
+    if not callable(getattr(example, "on_full", None)):
+        return
+    if is_agent(type(example)) or players:
+        kind = "a game of several players" if players else "an agent, which is told its room by client.room()"
+        raise EnvironmentFault(f"{_named(entry)}: the class has a method on_full, and is {kind}; leave it out")
+    if rules.context_tokens is None or rules.history == "split":
+        raise EnvironmentFault(
+            f"{_named(entry)}: the class has a method on_full, which is asked before a prompt gets longer than "
+            f'context_tokens; expected rules with context_tokens and history "append" or "summarize", got '
+            f'{rules.context_tokens} and "{rules.history}"'
         )
 
 

@@ -60,6 +60,9 @@ An environment of one's own is a class, named by its import path in the config f
   from there on. It may be a coroutine; `copy.deepcopy(self)` will do for what is all in the instance, chance included.
   With `branch_after` of its rules a training group begins with fewer conversations, and they branch: see branching.py.
 
+- `on_full(full)`, if there is one, is asked before the prompt of a turn gets longer than the rules' `context_tokens`:
+  see FullContext. It may be a coroutine.
+
 A class with `run(task, client)` instead of `reset` and `step` is an agent: it talks to the policy by itself, as a
 client of OpenAI's API at `client.base_url`, and says at the end what that was worth.
 
@@ -265,6 +268,50 @@ class Environment(Protocol):
     def step(self, action: Action) -> Step | Awaitable[Step]: ...
 
 
+@dataclass(frozen=True)
+class FullContext:
+    """Told to `on_full`: with `observation`, which the policy was not shown yet, its prompt would have `tokens`, and
+    the rules let it have `context_tokens`.
+
+    `messages` are those of the context so far, the policy's among them; none where the conversation is plain text. The
+    answer is one of:
+
+    - `Shortened`: the conversation goes on from these messages, in a new context that sees nothing else;
+    - `Summarize`: the policy sums up first, in a turn of its own, as with `history = "summarize"`;
+    - `Step`: an end, such as a verification of what there is, or another observation, one that fits;
+    - None: it declines. With `history = "summarize"` the policy then sums up, else the conversation is cut off, as
+      `token_budget`.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    observation: Prompt
+    tokens: int
+    context_tokens: int
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """Messages, or plain text, from which a conversation goes on: all that the policy sees of what was before."""
+
+    prompt: Prompt
+
+
+@dataclass(frozen=True)
+class Summarize:
+    """Has the policy sum up what happened, asked for by `request`; empty for the usual words."""
+
+    request: str = ""
+
+
+OnFull = Shortened | Summarize | Step | None
+
+
+class MakesRoom(Environment, Protocol):
+    """An environment that is asked what to do before the policy's context is full."""
+
+    def on_full(self, full: FullContext) -> OnFull | Awaitable[OnFull]: ...
+
+
 class CanFork(Environment, Protocol):
     """An environment of which there can be a second instance that stands where it does: see the top of this file."""
 
@@ -293,7 +340,9 @@ class AgentClient:
     `anthropic_url` is for clients of Anthropic's API, with the same key.
 
     `posted` resolves to the result that somebody posts to the session, at `<base_url>/../reward`; `offer` lets an agent
-    from outside have it, and returns when one has. `seed` is the lease's.
+    from outside have it, and returns when one has. `seed` is the lease's. `room` gives the tokens that may still come
+    behind the newest turn, in what is asked and its answer together: an agent shortens its history, or ends, before a
+    request is refused with `context_length_exceeded`.
     """
 
     base_url: str
@@ -302,6 +351,7 @@ class AgentClient:
     seed: int
     posted: Callable[[], Awaitable[AgentResult]]
     offer: Callable[[], Awaitable[None]]
+    room: Callable[[], int] = field(default=lambda: 0, repr=False)
 
     @property
     def anthropic_url(self) -> str:
@@ -377,9 +427,10 @@ class OfferedEnvironment:
     `players`, what `start` makes is a `SeveralPlayers`. With `parts` it consists of others, and these tell which of
     them has a task, and as which of its own; training tasks are in `levels` of equal size, the easiest first. What
     `start` makes is called `at_once`, on the event loop, if its code is known to take microseconds; else in a thread.
-    `tasks_at_once` says the same of the source of its tasks. Coroutines of an environment or agent with `own_loop`,
-    which may block, run in the users' event loop, those of others in the process's. `template_arguments` are what the
-    chat template is told in its conversations, over what it is told in the run's.
+    `tasks_at_once` says the same of the source of its tasks. `makes_room`: it has `on_full`. Coroutines of an
+    environment or agent with `own_loop`, which may block, run in the users' event loop, those of others in the
+    process's. `template_arguments` are what the chat template is told in its conversations, over what it is told in
+    the run's.
     """
 
     name: str
@@ -394,6 +445,7 @@ class OfferedEnvironment:
     at_once: bool = False
     tasks_at_once: bool = False
     own_loop: bool = False
+    makes_room: bool = False
     parts: Callable[[Purpose, int], tuple["OfferedEnvironment", int]] | None = None
     template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
 

@@ -63,7 +63,10 @@ class Rules(ConfigModel):
         "longer than `context_tokens` the policy is asked for a summary, a turn of its own, and goes on from that",
     )
     context_tokens: int | None = Field(
-        None, ge=16, description="with `history = summarize`: tokens that the prompt of a turn may have"
+        None,
+        ge=16,
+        description="with `history = summarize`, or an environment that has `on_full`: tokens that the prompt of a "
+        "turn may have",
     )
     action: ActionForm = "text"
     tool_format: ToolFormat | Literal["auto"] = Field(

@@ -148,6 +148,11 @@ class Hosting:
                 f'and isolation "{entry.isolation}": an environment in another process cannot be forked; set isolation '
                 'to "none", or leave branch_after out'
             )
+        if described.makes_room:
+            raise EnvironmentFault(
+                f"environment {entry.name} ({entry.path}): the class has a method on_full, and isolation is "
+                f'"{entry.isolation}": one in another process cannot be asked; set isolation to "none", or leave it out'
+            )
         pool = self._pool_of(entry)
         timeout_s = self._environment_timeout_s
         limits = CallLimits(

@@ -69,7 +69,7 @@ class HostCall(WireModel):
 
 class Description(WireModel):
     """An environment's description of itself. `own_tasks`: they are asked for; else they are numbered, each with a
-    seed.
+    seed. `makes_room`: it has `on_full`.
     """
 
     rules: Rules
@@ -78,6 +78,7 @@ class Description(WireModel):
     train_tasks: int
     evaluation_tasks: int
     own_tasks: bool
+    makes_room: bool = False
 
 
 class HostedFault(WireModel):
@@ -222,6 +223,7 @@ def description_of(offered: OfferedEnvironment, *, own_tasks: bool) -> Descripti
         train_tasks=offered.tasks.train_tasks,
         evaluation_tasks=offered.tasks.evaluation_tasks,
         own_tasks=own_tasks,
+        makes_room=offered.makes_room,
     )
 
 

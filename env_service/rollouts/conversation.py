@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -27,11 +27,16 @@ from env_service.environments.interface import (
     Environment,
     EnvironmentFailed,
     EnvironmentUnavailable,
+    FullContext,
+    MakesRoom,
     OfferedEnvironment,
+    OnFull,
     Opening,
     Prompt,
     Round,
+    Shortened,
     Step,
+    Summarize,
     Tool,
     TurnOf,
     Verification,
@@ -73,6 +78,12 @@ _FIELDS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
 }
 _MAPPINGS = ("metrics", "rewards")
 """Fields of which the values are looked at as numbers."""
+_WAYS_OUT: Mapping[type, str] = {
+    Shortened: "shortened",
+    Summarize: "summary",
+    Step: "step",
+    type(None): "declined",
+}
 _SHOWN_CHARS = 200
 _SEEDS = 1 << 63
 _TURN_STRIDE = 0xD1B54A32D192ED03 % _SEEDS
@@ -277,7 +288,7 @@ class Conversation:
             step = await self._step(action)
             if step is not None:
                 self._account(step, action)
-                self._go_on(step)
+                await self._go_on(step)
             if self._is_at_a_fork:
                 return
 
@@ -404,15 +415,48 @@ class Conversation:
         self.speech.transcript.earn(-invalid * self._rules.invalid_penalty)
         self.invalid_actions += invalid
 
-    def _go_on(self, step: Step) -> None:
+    async def _go_on(self, step: Step) -> None:
         if step.ends:
-            self.stop_reason, self.verification, self.over = step.stop, step.verification, True
+            self._end(step)
         elif self.speech.actions >= self._rules.max_turns:
             self.cut_off("turn_limit")
         elif self.has_erred_enough:
             self.cut_off("invalid_actions")
+        elif self.speaker.offered.makes_room and (tokens := self.speech.tokens_beyond(step.observation)) is not None:
+            await self._make_room(step, tokens)
         else:
             self.say(step.observation, state=step.state)
+
+    def _end(self, step: Step) -> None:
+        self.stop_reason, self.verification, self.over = step.stop, step.verification, True
+
+    async def _make_room(self, step: Step, tokens: int) -> None:
+        """Go on as the environment wants it, or end, before the prompt of the next turn has so many tokens."""
+        speech, most = self.speech, self._rules.context_tokens
+        assert most is not None, "only a bounded context is full"
+        full = FullContext(speech.messages, step.observation, tokens=tokens, context_tokens=most)
+        ask = cast("MakesRoom", self.environment).on_full
+        found = await self.answer(partial(ask, full), lambda given: _WayOut(checked_way_out(given, speech)))
+        if found is None:
+            return
+        self.speaker.metrics.full.labels(environment=self.name, answer=_WAYS_OUT[type(found.way)]).inc()
+        match found.way:
+            case Shortened(prompt):
+                self._shown(lambda: speech.go_on_from(prompt, state=step.state) or self.cut_off("token_budget"))
+            case Summarize(request):
+                self._shown(partial(speech.ask_for_summary, step.observation, state=step.state, request=request))
+            case Step() as other:
+                self.earn(other.reward, metrics=other.metrics)
+                if other.ends:
+                    self._end(other)
+                elif speech.tokens_beyond(other.observation) is None:
+                    self.say(other.observation, state=other.state)
+                else:
+                    self.cut_off("token_budget")
+            case None if self._rules.history == "summarize":
+                self.say(step.observation, state=step.state)
+            case None:
+                self.cut_off("token_budget")
 
     def say(self, observation: Prompt, *, state: str) -> None:
         """Show the policy what comes behind its last turn, if there is room for another one."""
@@ -422,7 +466,7 @@ class Conversation:
             return
         self._shown(partial(self.speech.say, observation, state=state))
 
-    def _shown(self, show: Callable[[], None]) -> None:
+    def _shown(self, show: Callable[[], object]) -> None:
         """Has `show` put the prompt of the next turn behind what there is."""
         try:
             show()
@@ -466,6 +510,36 @@ def checked(step: object, *, plain: bool) -> Step:
     check_fields(step, "state", "stop", "verification", "metrics")
     check_numbers((("reward", step.reward), *step.metrics.items()))
     return step
+
+
+@dataclass(frozen=True)
+class _WayOut:
+    """The answer of `on_full`, which may be None."""
+
+    way: OnFull
+
+
+def checked_way_out(given: object, speech: Speech) -> OnFull:
+    """The answer of `on_full`, if it is one. Raises Nonsense."""
+    plain = speech.language.is_plain
+    match given:
+        case None:
+            return None
+        case Step():
+            return checked(given, plain=plain)
+        case Shortened(prompt=prompt):
+            if not prompt:
+                raise Nonsense("the environment's on_full returned Shortened without a message, expected some")
+            check_said(prompt, plain=plain, field="Shortened.prompt")
+            return given
+        case Summarize(request):
+            if plain or not _crosses(_TEXT[0], request):
+                got = "plain text" if plain else f"the request {_sendable(request)}"
+                raise Nonsense(f"the environment's on_full returned Summarize with {got}, expected messages and text")
+            return given
+    raise Nonsense(
+        f"the environment's on_full returned {type(given).__name__}, expected Shortened, Summarize, a Step or None"
+    )
 
 
 def check_fields(given: Opening | Step | TurnOf | Round, *names: str) -> None:

@@ -120,6 +120,11 @@ class RolloutMetrics:
             "Requests of agents that wanted other sampling than the run's, and got the run's (other_sampling).",
             labels=("environment", "field"),
         )
+        self.full = metrics.counter(
+            "full_contexts",
+            "Contexts that were about to be full, by what on_full answered: shortened, summary, step, declined.",
+            labels=("environment", "answer"),
+        )
         self.forked = metrics.counter(
             "forked_environments", "Forks of environments, one for each branch but the first.", labels=("environment",)
         )

@@ -413,9 +413,8 @@ class Speech:
             self._state = state
             self._texts.append(observation)
             self.transcript.show(self.language.tokenization.encode_after("", observation))
-        elif self._is_too_long_with(observation):
-            self._held_back = (observation, state)
-            self._show((summaries.REQUEST,), state=SUMMARY_STATE)
+        elif self.language.rules.history == "summarize" and self.tokens_beyond(observation) is not None:
+            self.ask_for_summary(observation, state=state)
         else:
             self._show(observation, state=state)
 
@@ -429,15 +428,49 @@ class Speech:
         else:
             self.transcript.show(following)
 
-    def _is_too_long_with(self, observation: tuple[ChatMessage, ...]) -> bool:
-        """True if the policy is to sum up first: not before it had a turn in this context."""
+    def ask_for_summary(self, observation: Prompt, *, state: str, request: str = "") -> None:
+        """Hold back what the environment says, and ask the policy for a summary, by the words of `request` if it has
+        any. Raises ChatTemplateError.
+        """
+        assert not isinstance(observation, str), "plain text is never summed up"
+        self._held_back = (observation, state)
+        asked = ChatMessage("user", request) if request else summaries.REQUEST
+        self._show((asked,), state=SUMMARY_STATE)
+
+    def tokens_beyond(self, observation: Prompt) -> int | None:
+        """Tokens of the next prompt if that were said, if they are more than a context may have; None before the policy
+        had a turn in this one.
+        """
         most = self.language.rules.context_tokens
-        if self.language.rules.history != "summarize" or most is None or self.transcript.turns == self._begun:
-            return False
-        following = self._following(observation)
+        if most is None or self.transcript.turns == self._begun:
+            return None
+        following = None if isinstance(observation, str) else self._following(observation)
         if following is None:
             following = self.language.tokenization.encode_after("", text_of(observation))
-        return len(self.transcript.context) + len(following) > most
+        tokens = len(self.transcript.context) + len(following)
+        return tokens if tokens > most else None
+
+    @property
+    def messages(self) -> tuple[ChatMessage, ...]:
+        """Those of the present context; none in plain text."""
+        return () if self.language.is_plain else tuple(self._messages)
+
+    def go_on_from(self, prompt: Prompt, *, state: str) -> bool:
+        """Begin a new context with this prompt; False, and nothing else, if that is longer than one may be. Raises
+        ChatTemplateError.
+        """
+        language, most = self.language, self.language.rules.context_tokens
+        _, ids = language.tokenization.encode(prompt, tools=language.opening.tools, now=language.now)
+        if most is not None and len(ids) > most:
+            return False
+        self._texts.append(text_of(prompt))
+        self._messages, self._state, self._begun = (
+            [] if isinstance(prompt, str) else [*prompt],
+            state,
+            self.transcript.turns,
+        )
+        self.transcript.begin(ids)
+        return True
 
     def take_summary(self, completion: Completion) -> None:
         """Take a finished summary down, and go on from it with what was held back. Raises ChatTemplateError."""

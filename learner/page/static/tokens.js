@@ -74,6 +74,23 @@ function turnOf(one) { // the turn of each token, by its place in the whole conv
   };
 }
 
+// The place up to which another trajectory of the group shows the same tokens: they were sampled once, before a fork
+// from which this one is not the first way. The server tells forks as [place, way]; older runs have none.
+export function shownElsewhere(one, found) {
+  const forks = one.facts.forks ?? [];
+  const at = forks.findLastIndex(([place, way]) => place > 0 && way > 0);
+  if (at < 0) return { end: 0, other: null };
+  const begins = (ways) => forks.slice(0, at).every(([place, way], i) => ways[i]?.[0] === place && ways[i][1] === way);
+  const other = found.trajectories.find((each) => {
+    const ways = each.facts.forks ?? [];
+    return each !== one && begins(ways) && ways[at]?.[0] === forks[at][0] && ways[at][1] === 0;
+  });
+  return other ? { end: forks[at][0], other } : { end: 0, other: null };
+}
+
+// 2.1: the first way of the second beginning.
+export const wayOf = (one) => (one.facts.forks ?? []).map(([, way]) => way + 1).join(".");
+
 export function legend(name, most) {
   const coloring = COLORINGS[name], format = (v) => number((coloring.shown ?? ((x) => x))(v));
   const sample = (kind, text) =>
@@ -130,7 +147,11 @@ export function strip(one, found, name, most) {
       runs.push(run.element);
     }
   };
-  for (let i = 0; i < t.pieces.length; i++) {
+  const { end, other } = shownElsewhere(one, found), skipped = Math.min(t.pieces.length, Math.max(0, end - first));
+  if (skipped) {
+    box.append(el("span", { class: "soft" }, `… ${number(skipped)} tokens as in way ${wayOf(other)} … `));
+  }
+  for (let i = skipped; i < t.pieces.length; i++) {
     const kind = shade(coloring.of(t, i, found.step, turn(first + i)), most, coloring, t.mask[i] === 1);
     if (run?.kind !== kind) {
       flush();
@@ -176,18 +197,19 @@ export function strip(one, found, name, most) {
 }
 
 function byKeyboard(box, runs, pieces, tell) { // a cursor that goes from token to token while the tokens have the focus
-  let at = -1, inside = null;
+  const least = Number(runs[0]?.dataset.from ?? 0);
+  let at = least - 1, inside = null;
   const text = (from, to) => clean(pieces.slice(from, to).join(""));
   const leave = () => {
     if (inside) inside.textContent = text(Number(inside.dataset.from), Number(inside.dataset.to));
     inside = null;
   };
   box.addEventListener("keydown", (event) => {
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: pieces.length - 1 }[event.key];
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: least, End: pieces.length - 1 }[event.key];
     if (to == null || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     leave();
-    at = Math.max(0, Math.min(pieces.length - 1, to));
+    at = Math.max(least, Math.min(pieces.length - 1, to));
     inside = runs.find((each) => Number(each.dataset.to) > at);
     if (!inside) return;
     const cursor = el("span", { class: "cursor" }, text(at, at + 1));

@@ -3,7 +3,7 @@
 import { address, ask, el, NeedsToken, number, seconds } from "./dom.js";
 import { lanes } from "./lanes.js";
 import { sameTask } from "./same_task.js";
-import { clean, COLORINGS, legend, scaleOf, strip } from "./tokens.js";
+import { COLORINGS, clean, legend, scaleOf, strip, wayOf } from "./tokens.js";
 
 const FILTERS = [
   ["words", "Words", "search", "text"],
@@ -699,6 +699,7 @@ export class Viewer {
       versions.length > 1 ? `versions ${versions.join(", ")}` : `version ${versions[0] ?? "–"}`,
       advantage == null ? null : `advantage ${number(advantage)}`,
       turns.length > 1 ? `${turns.length} turns` : null,
+      wayOf(one) ? `way ${wayOf(one)}` : null,
       player || null,
     ];
     const more = Object.entries(reward).filter(([name, value]) =>
