@@ -54,6 +54,10 @@ USED_HERE = (
 )
 OF_AN_EXAMPLE = {
     ("docs/environments.md", "class Guess"): ("own_environment/guess.py", "tests/docs/test_environments.py"),
+    ("docs/environments-how-to.md", "class Chain"): (
+        "branches/chain.py",
+        "tests/env_service/rollouts/test_branching.py",
+    ),
     ("docs/environments.md", "AsyncOpenAI"): ("own_agent/adder.py", "tests/docs/test_own_agent.py"),
 }
 """Blocks that are files of examples, and who runs these."""
@@ -64,6 +68,10 @@ ELSEWHERE = {
         "docs/environments-how-to.md",
         "def solve_one",
     ): "tests/docs/test_own_agent.py asks an env_service for a task with it",
+    (
+        "docs/environments-how-to.md",
+        "class Desk",
+    ): "a sketch: tests/env_service/rollouts/test_full_contexts.py gives each of its answers",
     (
         "docs/tinker.md",
         "tinker.ServiceClient()",

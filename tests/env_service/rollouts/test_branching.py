@@ -5,7 +5,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from env_service.environments.imported import EnvironmentFault
 from env_service.environments.imported import offered as offered_class
 from env_service.environments.interface import (
     Action,
+    CanFork,
     ChatMessage,
     Environment,
     EnvironmentUnavailable,
@@ -295,6 +296,30 @@ def test_branches_that_cannot_be_are_refused_by_name(name: str, rules: dict[str,
     entry = ClassTasks.model_validate({"name": "mine", "source": f"{__name__}:{name}", "rules": rules})
     with pytest.raises(EnvironmentFault, match=said):
         offered_class(entry)
+
+
+def test_the_example_goes_on_from_where_it_was_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "examples" / "branches"))
+    entry = ClassTasks.model_validate({"name": "chain", "source": "chain:Chain", "rules": {"branch_after": [1]}})
+    one = cast("CanFork", offered_class(entry).start())
+    first = one.reset(Task(seed=5), seed=0)
+    assert isinstance(first, Opening)
+    assert isinstance(first.prompt, str)
+    sums = [int(part) for part in first.prompt.removesuffix("=").split("+")]
+    second = one.step(Action(f"{sum(sums):03}"))
+    other = cast("CanFork", one.fork())
+    assert isinstance(second, Step)
+    said = str(second.observation)
+    results = []
+    for each, wrong in ((one, 0), (other, 1)):
+        left, right = map(int, said.removesuffix("=").split("+"))
+        third = each.step(Action(f"{left + right + wrong:03}"))
+        assert isinstance(third, Step)
+        left, right = map(int, str(third.observation).removesuffix("=").split("+"))
+        last = each.step(Action(f"{left + right:03}"))
+        assert isinstance(last, Step)
+        results.append((last.reward, last.stop))
+    assert results == [(1.0, "done"), (0.0, "done")]
 
 
 def test_places_of_branches_rise() -> None:

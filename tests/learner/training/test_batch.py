@@ -226,7 +226,7 @@ def test_the_tree_of_a_group_reaches_the_advantages_of_its_tokens() -> None:
     plain = group(1, *(several_turns().model_copy(update={"reward": told(reward)}) for reward in (2.0, 0.0)))
     preset = TreerlConfig(leaf_power=0.0).preset()
     batch = flatten(sequences_of([tree, plain], version=4, max_lag=2, preset=preset))
-    made = credit(batch, TokenScores(None, None, None, None), preset=preset, carried=CarriedState())
+    made = credit(batch, TokenScores(), preset=preset, carried=CarriedState())
     found = made.advantages[torch.from_numpy(batch.loss_mask)].reshape(6, 3).tolist()
     assert found == [
         [-0.5, 0.75, 0.75],
