@@ -270,8 +270,8 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class FullContext:
-    """Told to `on_full`: with `observation`, which the policy was not shown yet, its prompt would have `tokens`, and
-    the rules let it have `context_tokens`.
+    """Told to `on_full`: with `observation`, which the policy was not shown yet, its prompt would have `tokens`, or
+    more where that is very long, and the rules let it have `context_tokens`.
 
     `messages` are those of the context so far, the policy's among them; none where the conversation is plain text. The
     answer is one of:

@@ -442,7 +442,7 @@ class Conversation:
         self.speaker.metrics.full.labels(environment=self.name, answer=_WAYS_OUT[type(found.way)]).inc()
         match found.way:
             case Shortened(prompt):
-                self._shown(lambda: speech.go_on_from(prompt, state=step.state) or self.cut_off("token_budget"))
+                self._shown(partial(self._go_on_from, prompt, state=step.state))
             case Summarize(request):
                 self._shown(partial(speech.ask_for_summary, step.observation, state=step.state, request=request))
             case Step() as other:
@@ -458,6 +458,10 @@ class Conversation:
             case None:
                 self.cut_off("token_budget")
 
+    def _go_on_from(self, prompt: Prompt, *, state: str) -> None:
+        if not self.speech.go_on_from(prompt, state=state):
+            self.cut_off("token_budget")
+
     def say(self, observation: Prompt, *, state: str) -> None:
         """Show the policy what comes behind its last turn, if there is room for another one."""
         if self.speech.overflows(observation):
@@ -466,7 +470,7 @@ class Conversation:
             return
         self._shown(partial(self.speech.say, observation, state=state))
 
-    def _shown(self, show: Callable[[], object]) -> None:
+    def _shown(self, show: Callable[[], None]) -> None:
         """Has `show` put the prompt of the next turn behind what there is."""
         try:
             show()

@@ -439,11 +439,13 @@ class Speech:
 
     def tokens_beyond(self, observation: Prompt) -> int | None:
         """Tokens of the next prompt if that were said, if they are more than a context may have; None before the policy
-        had a turn in this one.
+        had a turn in this one. A text that alone is too long is not counted to its end.
         """
         most = self.language.rules.context_tokens
         if most is None or self.transcript.turns == self._begun:
             return None
+        if self.language.tokenization.beginning_beyond(observation, most) is not None:
+            return len(self.transcript.context) + most + 1
         following = None if isinstance(observation, str) else self._following(observation)
         if following is None:
             following = self.language.tokenization.encode_after("", text_of(observation))
@@ -460,6 +462,8 @@ class Speech:
         ChatTemplateError.
         """
         language, most = self.language, self.language.rules.context_tokens
+        if most is not None and language.tokenization.beginning_beyond(prompt, most) is not None:
+            return False
         _, ids = language.tokenization.encode(prompt, tools=language.opening.tools, now=language.now)
         if most is not None and len(ids) > most:
             return False

@@ -1,4 +1,4 @@
-"""A chain of sums: each adds to what the policy said before, and only the last answer counts."""
+"""A chain of sums: each adds to what the policy said before."""
 
 import copy
 import random
@@ -9,21 +9,26 @@ from env_service.environments.rules import Rules
 
 
 class Chain:
-    """Three sums of two digits. An early mistake spoils all that comes after it, and no reward says where it was."""
+    """Three sums of two digits, each worth 1 if it is right."""
 
     rules = Rules(max_turns=3, turn_tokens=5)
     roles = ()  # it says plain text
 
     def reset(self, task: Task, seed: int) -> Opening:
         first, *self._rest = random.Random(task.seed).choices(range(34), k=4)
-        self._total = sum((first, *self._rest))
-        return Opening(f"{first:02}+{self._rest.pop(0):02}=")
+        return Opening(self._ask(first))
 
     def step(self, action: Action) -> Step:
         said = int(action.text) if action.text.isdecimal() else 0
+        reward = float(said == self._due)
         if not self._rest:
-            return Step(reward=float(said == self._total), stop="done")
-        return Step(f"{said % 100:02}+{self._rest.pop(0):02}=", invalid=not action.text.isdecimal())
+            return Step(reward=reward, stop="done")
+        return Step(self._ask(said % 100), reward=reward)
+
+    def _ask(self, left: int) -> str:
+        right = self._rest.pop(0)
+        self._due = left + right
+        return f"{left:02}+{right:02}="
 
     def fork(self) -> Self:
         """All that it is stands in the instance."""

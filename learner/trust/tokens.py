@@ -104,7 +104,8 @@ def step_tokens(
         rows = _stamps(trajectory, found, start=start, length=length, version=version)
         rows |= {"ours": of_us, "theirs": of_them, "entropies": entropies[at : at + length]}
         rows |= {"groups": np.full(length, group), "texts": np.full(length, (group << 20) + number)}
-        kept = known & (rows["processes"] != _NOBODY)
+        # What several branches share was sampled once, and is evidence once.
+        kept = known & (rows["processes"] != _NOBODY) & (np.arange(start, stop) >= trajectory.own_start)
         parts.append({name: row[kept].astype(np.float64) for name, row in rows.items()})
         at += length
     whole = [text for place, logprob in said.items() if (text := _whole(groups, place, logprob, found)) is not None]
@@ -129,7 +130,7 @@ def _whole(
 ) -> WholeText | None:
     trajectory = groups[place[0]].trajectories[place[1]]
     numbers = {found.number(span, trajectory) for span in trajectory.version_spans}
-    if len(numbers) != 1 or _NOBODY in numbers:
+    if len(numbers) != 1 or _NOBODY in numbers or trajectory.forks:  # branches are alike more often than by chance
         return None
     first = int(trajectory.loss_mask.argmax())
     return WholeText(

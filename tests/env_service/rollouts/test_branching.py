@@ -309,6 +309,7 @@ def test_the_example_goes_on_from_where_it_was_forked(monkeypatch: pytest.Monkey
     second = one.step(Action(f"{sum(sums):03}"))
     other = cast("CanFork", one.fork())
     assert isinstance(second, Step)
+    assert second.reward == 1.0
     said = str(second.observation)
     results = []
     for each, wrong in ((one, 0), (other, 1)):
@@ -318,8 +319,8 @@ def test_the_example_goes_on_from_where_it_was_forked(monkeypatch: pytest.Monkey
         left, right = map(int, str(third.observation).removesuffix("=").split("+"))
         last = each.step(Action(f"{left + right:03}"))
         assert isinstance(last, Step)
-        results.append((last.reward, last.stop))
-    assert results == [(1.0, "done"), (0.0, "done")]
+        results.append((third.reward, last.reward, last.stop))
+    assert results == [(1.0, 1.0, "done"), (0.0, 1.0, "done")]
 
 
 def test_places_of_branches_rise() -> None:
