@@ -276,8 +276,8 @@ class FullContext:
     `messages` are those of the context so far, the policy's among them; none where the conversation is plain text. The
     answer is one of:
 
-    - `Shortened`: the conversation goes on from these messages, in a new context that sees nothing else;
-    - `Summarize`: the policy sums up first, in a turn of its own, as with `history = "summarize"`;
+    - `ShorterContext`: the conversation goes on from these messages, in a new context that sees nothing else;
+    - `SummaryRequest`: the policy sums up first, in a turn of its own, as with `history = "summarize"`;
     - `Step`: an end, such as a verification of what there is, or another observation, one that fits;
     - None: it declines. With `history = "summarize"` the policy then sums up, else the conversation is cut off, as
       `token_budget`.
@@ -290,29 +290,29 @@ class FullContext:
 
 
 @dataclass(frozen=True)
-class Shortened:
+class ShorterContext:
     """Messages, or plain text, from which a conversation goes on: all that the policy sees of what was before."""
 
     prompt: Prompt
 
 
 @dataclass(frozen=True)
-class Summarize:
+class SummaryRequest:
     """Has the policy sum up what happened, asked for by `request`; empty for the usual words."""
 
     request: str = ""
 
 
-OnFull = Shortened | Summarize | Step | None
+OnFull = ShorterContext | SummaryRequest | Step | None
 
 
-class MakesRoom(Environment, Protocol):
+class RoomMaker(Environment, Protocol):
     """An environment that is asked what to do before the policy's context is full."""
 
     def on_full(self, full: FullContext) -> OnFull | Awaitable[OnFull]: ...
 
 
-class CanFork(Environment, Protocol):
+class ForkableEnvironment(Environment, Protocol):
     """An environment of which there can be a second instance that stands where it does: see the top of this file."""
 
     def fork(self) -> Environment | Awaitable[Environment]: ...

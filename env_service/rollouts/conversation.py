@@ -28,15 +28,15 @@ from env_service.environments.interface import (
     EnvironmentFailed,
     EnvironmentUnavailable,
     FullContext,
-    MakesRoom,
     OfferedEnvironment,
     OnFull,
     Opening,
     Prompt,
+    RoomMaker,
     Round,
-    Shortened,
+    ShorterContext,
     Step,
-    Summarize,
+    SummaryRequest,
     Tool,
     TurnOf,
     Verification,
@@ -79,8 +79,8 @@ _FIELDS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
 _MAPPINGS = ("metrics", "rewards")
 """Fields of which the values are looked at as numbers."""
 _WAYS_OUT: Mapping[type, str] = {
-    Shortened: "shortened",
-    Summarize: "summary",
+    ShorterContext: "shortened",
+    SummaryRequest: "summary",
     Step: "step",
     type(None): "declined",
 }
@@ -435,15 +435,15 @@ class Conversation:
         speech, most = self.speech, self._rules.context_tokens
         assert most is not None, "only a bounded context is full"
         full = FullContext(speech.messages, step.observation, tokens=tokens, context_tokens=most)
-        ask = cast("MakesRoom", self.environment).on_full
+        ask = cast("RoomMaker", self.environment).on_full
         found = await self.answer(partial(ask, full), lambda given: _WayOut(checked_way_out(given, speech)))
         if found is None:
             return
         self.speaker.metrics.full.labels(environment=self.name, answer=_WAYS_OUT[type(found.way)]).inc()
         match found.way:
-            case Shortened(prompt):
+            case ShorterContext(prompt):
                 self._shown(partial(self._go_on_from, prompt, state=step.state))
-            case Summarize(request):
+            case SummaryRequest(request):
                 self._shown(partial(speech.ask_for_summary, step.observation, state=step.state, request=request))
             case Step() as other:
                 self.earn(other.reward, metrics=other.metrics)
@@ -531,18 +531,21 @@ def checked_way_out(given: object, speech: Speech) -> OnFull:
             return None
         case Step():
             return checked(given, plain=plain)
-        case Shortened(prompt=prompt):
+        case ShorterContext(prompt=prompt):
             if not prompt:
-                raise Nonsense("the environment's on_full returned Shortened without a message, expected some")
-            check_said(prompt, plain=plain, field="Shortened.prompt")
+                raise Nonsense("the environment's on_full returned ShorterContext without a message, expected some")
+            check_said(prompt, plain=plain, field="ShorterContext.prompt")
             return given
-        case Summarize(request):
+        case SummaryRequest(request):
             if plain or not _crosses(_TEXT[0], request):
                 got = "plain text" if plain else f"the request {_sendable(request)}"
-                raise Nonsense(f"the environment's on_full returned Summarize with {got}, expected messages and text")
+                raise Nonsense(
+                    f"the environment's on_full returned SummaryRequest with {got}, expected messages and text"
+                )
             return given
     raise Nonsense(
-        f"the environment's on_full returned {type(given).__name__}, expected Shortened, Summarize, a Step or None"
+        f"the environment's on_full returned {type(given).__name__}, expected a ShorterContext, a SummaryRequest, a Step "
+        "or None"
     )
 
 

@@ -24,10 +24,10 @@ from typing import Protocol, TypeVar, cast
 from env_service.environments.bridges import Bridges
 from env_service.environments.interface import (
     Agent,
-    CanFork,
     Environment,
     EnvironmentFailed,
     EnvironmentUnavailable,
+    ForkableEnvironment,
     OfferedEnvironment,
     Opening,
     SeveralPlayers,
@@ -313,7 +313,7 @@ class Rollout:
         """A second instance that stands where this one does, closed with the others. Raises Nonsense, and what it
         raises.
         """
-        offered, given = opened.offered, cast("CanFork", environment)
+        offered, given = opened.offered, cast("ForkableEnvironment", environment)
         forked = await self._calls.one(
             given.fork,
             what="the environment's fork",

@@ -13,10 +13,10 @@ from env_service.environments.imported import EnvironmentFault
 from env_service.environments.imported import offered as offered_class
 from env_service.environments.interface import (
     Action,
-    CanFork,
     ChatMessage,
     Environment,
     EnvironmentUnavailable,
+    ForkableEnvironment,
     OfferedEnvironment,
     Opening,
     Step,
@@ -301,13 +301,13 @@ def test_branches_that_cannot_be_are_refused_by_name(name: str, rules: dict[str,
 def test_the_example_goes_on_from_where_it_was_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "examples" / "branches"))
     entry = ClassTasks.model_validate({"name": "chain", "source": "chain:Chain", "rules": {"branch_after": [1]}})
-    one = cast("CanFork", offered_class(entry).start())
+    one = cast("ForkableEnvironment", offered_class(entry).start())
     first = one.reset(Task(seed=5), seed=0)
     assert isinstance(first, Opening)
     assert isinstance(first.prompt, str)
     sums = [int(part) for part in first.prompt.removesuffix("=").split("+")]
     second = one.step(Action(f"{sum(sums):03}"))
-    other = cast("CanFork", one.fork())
+    other = cast("ForkableEnvironment", one.fork())
     assert isinstance(second, Step)
     assert second.reward == 1.0
     said = str(second.observation)

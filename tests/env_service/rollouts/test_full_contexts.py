@@ -15,9 +15,9 @@ from env_service.environments.interface import (
     OfferedEnvironment,
     OnFull,
     Opening,
-    Shortened,
+    ShorterContext,
     Step,
-    Summarize,
+    SummaryRequest,
     Task,
     Verification,
 )
@@ -87,7 +87,7 @@ def shown(*messages: tuple[str, str]) -> str:
 async def test_a_conversation_goes_on_from_what_its_environment_has_left_of_it(
     chat_bench: MakeBench, chat_model: Path
 ) -> None:
-    made, trajectory = await talked(chat_bench, chat_model, Shortened(user("you said one and two")))
+    made, trajectory = await talked(chat_bench, chat_model, ShorterContext(user("you said one and two")))
 
     full, again = Talking.told  # the second context is full after one turn
     assert [message.content for message in full.messages] == ["go", "one", "on", "two"]
@@ -101,7 +101,9 @@ async def test_a_conversation_goes_on_from_what_its_environment_has_left_of_it(
 
 
 async def test_the_policy_sums_up_in_the_words_of_its_environment(chat_bench: MakeBench, chat_model: Path) -> None:
-    made, trajectory = await talked(chat_bench, chat_model, Summarize("Say it shorter."), said="one two short stop")
+    made, trajectory = await talked(
+        chat_bench, chat_model, SummaryRequest("Say it shorter."), said="one two short stop"
+    )
     assert prompts(made, chat_model)[2].endswith(shown(("user", "Say it shorter.")))
     assert [turn.state for turn in trajectory.turns] == ["", "1", SUMMARY_STATE, "2"]
     assert trajectory.stop_reason == "stopped"
@@ -114,7 +116,7 @@ async def test_the_policy_sums_up_in_the_words_of_its_environment(chat_bench: Ma
         (Step(verification=Verification("exact_match", {"answer": "two"}), reward=0.25), {}, "", 2.25),
         (Step(user("shorter"), reward=1.0), {"max_turns": 5}, "stopped", 4.5),
         (Step(user(LONG)), {}, "token_budget", 1.0),
-        (Shortened(user(LONG * 2)), {}, "token_budget", 1.0),
+        (ShorterContext(user(LONG * 2)), {}, "token_budget", 1.0),
         (None, {}, "token_budget", 1.0),
         (None, {"history": "summarize"}, "stopped", 2.0),
     ],
@@ -135,9 +137,9 @@ async def test_an_environment_ends_says_something_else_or_declines(
     ("answer", "kind", "said"),
     [
         (ValueError("a bug of mine"), "raised", "ValueError: a bug of mine"),
-        ("shorter", "nonsense", "on_full returned str, expected Shortened, Summarize, a Step or None"),
-        (Shortened(()), "nonsense", "Shortened without a message"),
-        (Shortened("plain text"), "nonsense", "opened with messages and went on with plain text"),
+        ("shorter", "nonsense", "on_full returned str, expected a ShorterContext, a SummaryRequest, a Step or None"),
+        (ShorterContext(()), "nonsense", "ShorterContext without a message"),
+        (ShorterContext("plain text"), "nonsense", "opened with messages and went on with plain text"),
     ],
 )
 async def test_an_answer_that_is_none_is_the_fault_of_the_environment(
@@ -161,7 +163,7 @@ class Split(Talking):
     rules = Rules(context_tokens=64, history="split")
 
 
-class Bounded(Talking):
+class BoundedTalk(Talking):
     rules = Rules(context_tokens=64)
 
 
@@ -173,4 +175,4 @@ def test_one_that_would_never_be_asked_is_refused(name: str) -> None:
 
 
 def test_one_that_can_be_asked_is_known() -> None:
-    assert offered_class(ClassTasks.model_validate({"name": "mine", "source": f"{__name__}:Bounded"})).makes_room
+    assert offered_class(ClassTasks.model_validate({"name": "mine", "source": f"{__name__}:BoundedTalk"})).makes_room
