@@ -544,8 +544,8 @@ def checked_way_out(given: object, speech: Speech) -> OnFull:
                 )
             return given
     raise Nonsense(
-        f"the environment's on_full returned {type(given).__name__}, expected a ShorterContext, a SummaryRequest, a Step "
-        "or None"
+        f"the environment's on_full returned {type(given).__name__}, expected a ShorterContext, a SummaryRequest, a "
+        "Step or None"
     )
 
 
