@@ -65,7 +65,8 @@ class TrainTurn:
     """The policy's turn from token `start` on; `state` tells what it was given: equal for equal states of a task.
 
     `reward` is the turn's own, a part of the trajectory's. `branch`: equal for the turns of a step that were sampled
-    once, for all trajectories that share them, and for those of a trajectory between two forks.
+    once, for all trajectories that share them, and for those of a trajectory between two forks; 0 in one that shares
+    nothing.
     """
 
     start: int
@@ -279,7 +280,7 @@ def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
         lags=np.concatenate([sequence.lags for sequence in sequences]).astype(np.int32, copy=False),
         turns=turns,
         turn_states=np.array([turn.state for s in sequences for turn in _turns_of(s)], dtype=np.int64),
-        turn_branches=np.array([turn.branch for s in sequences for turn in _turns_of(s)], dtype=np.int64),
+        turn_branches=_turn_branches(sequences),
         turn_rewards=np.array([turn.reward for s in sequences for turn in _turns_of(s)], dtype=np.float64),
         teacher_logprobs=_told(sequences),
         reference_logprobs=_known([sequence.reference_logprobs for sequence in sequences]),
@@ -307,6 +308,13 @@ def _flat_routing(sequences: Sequence[TrainSequence]) -> dict[str, Any]:
         "routed_experts": np.concatenate(parts).reshape(-1).view(np.uint8),
         "routing_shape": np.array(shape, dtype=np.int64),
     }
+
+
+def _turn_branches(sequences: Sequence[TrainSequence]) -> NDArray[np.int64]:
+    """Of a trajectory that shares nothing a number that no other one has, [T]."""
+    numbers = np.cumsum([not sequence.continues for sequence in sequences]).tolist()
+    told = zip(sequences, numbers, strict=True)
+    return np.array([turn.branch or -number for s, number in told for turn in _turns_of(s)], dtype=np.int64)
 
 
 def _turns_of(sequence: TrainSequence) -> tuple[TrainTurn, ...]:
@@ -396,7 +404,7 @@ def sequences_of(
                 turns=_in_branches(
                     _trajectory_turns(groups[number].trajectories[index], preset, groups[number].environment),
                     groups[number].trajectories[index],
-                    place=(label, index),
+                    group=label,
                 ),
                 components=_components(groups[number].trajectories[index], preset, groups[number].environment),
                 group=label,
@@ -501,13 +509,12 @@ def _trajectory_turns(trajectory: Trajectory, preset: Preset, environment: str) 
     )
 
 
-def _in_branches(
-    turns: Sequence[TrainTurn], trajectory: Trajectory, *, place: tuple[int, int]
-) -> tuple[TrainTurn, ...]:
-    """The turns with their branches: in a tree the way up to each of them, else the trajectory's own `place`."""
+def _in_branches(turns: Sequence[TrainTurn], trajectory: Trajectory, *, group: int) -> tuple[TrainTurn, ...]:
+    """The turns of a trajectory with their branches, numbered by the way up to each of them; of its `group` in the
+    step.
+    """
     if not trajectory.forks:
-        return tuple(replace(turn, branch=_number_of(f"trajectory {place}")) for turn in turns)
-    group, _ = place
+        return tuple(turns)
     # A turn's tokens begin where the one before it ends, hence behind the forks there.
     ways = [[fork.branch for fork in trajectory.forks if fork.at <= turn.start] for turn in trajectory.turns]
     return tuple(

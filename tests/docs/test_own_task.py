@@ -48,8 +48,8 @@ def test_the_readme_counts_the_algorithms_right() -> None:
     variants = set(schema_of(LearnerConfig).choices["algo"].variants)
 
     assert learn_from_files < variants
-    assert len(variants - learn_from_files - {"custom"}) == 32
-    assert re.search(r"\bthirty-two\s+that sample\b", README)
+    assert len(variants - learn_from_files - {"custom"}) == 33
+    assert re.search(r"\bthirty-three\s+that sample\b", README)
 
 
 @pytest.mark.parametrize("process", MODELS)

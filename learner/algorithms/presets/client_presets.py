@@ -31,6 +31,7 @@ _REFUSED_PRESETS = {
     "gdpo": _ADVANTAGES_OF_GROUPS,
     "gigpo": _ADVANTAGES_OF_GROUPS,
     "hgpo": _ADVANTAGES_OF_GROUPS,
+    "treerl": _ADVANTAGES_OF_GROUPS,
     "clip_cov": "looks at all tokens of a step, which your loop knows: set some advantages to 0, and ask for grpo",
     "kl_cov": "looks at all tokens of a step, which your loop knows: write a custom loss",
     "vcpo": "takes smaller steps by what its trajectories weigh, which your loop does: write a custom loss",

@@ -158,6 +158,7 @@ STREAMED = [
     ("ppo", {"kl_coefficient": 0.01, "kl_control": "adaptive", "length_adaptive_alpha": 0.05}),
     ("gigpo", {}),
     ("hgpo", {}),
+    ("treerl", {}),
     ("online_dpo", {}),
     ("best_of_k", {}),
     ("opd", {}),

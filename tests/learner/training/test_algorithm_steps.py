@@ -126,6 +126,7 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "reinforce_pp", "kl_coefficient": 0.1}, grouped, {}),
     ({"type": "gigpo"}, grouped, {}),
     ({"type": "hgpo"}, grouped, {}),
+    ({"type": "treerl"}, grouped, {}),
     ({"type": "ppo", "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
     ({"type": "ppo"}, grouped, {"updates_per_step": 2, "critic": HEAD}),
     ({"type": "opd"}, grouped, {}),
