@@ -120,14 +120,6 @@ class RolloutMetrics:
             "Requests of agents that wanted other sampling than the run's, and got the run's (other_sampling).",
             labels=("environment", "field"),
         )
-        self.full = metrics.counter(
-            "full_contexts",
-            "Contexts that were about to be full, by what on_full answered: shortened, summary, step, declined.",
-            labels=("environment", "answer"),
-        )
-        self.forked = metrics.counter(
-            "forked_environments", "Forks of environments, one for each branch but the first.", labels=("environment",)
-        )
         self.faults = metrics.counter(
             "environment_faults", "Trajectories that their environment spoilt.", labels=("environment", "kind")
         )
@@ -152,8 +144,20 @@ class RolloutMetrics:
         self.redundant_tokens = metrics.counter(
             "redundant_tokens", "Tokens of redundant trajectories when they were broken off.", labels=("environment",)
         )
+        self._measure_ways(metrics)
         self._measure_rewards(metrics)
         self._measure_work(metrics)
+
+    def _measure_ways(self, metrics: Metrics) -> None:
+        """Measures how conversations go on: in a shorter context, or in several branches."""
+        self.full = metrics.counter(
+            "full_contexts",
+            "Contexts that were about to be full, by what on_full answered: shortened, summary, step, declined.",
+            labels=("environment", "answer"),
+        )
+        self.forked = metrics.counter(
+            "forked_environments", "Forks of environments, one for each branch but the first.", labels=("environment",)
+        )
 
     def _measure_rewards(self, metrics: Metrics) -> None:
         self._verifiers: set[str] = set()
