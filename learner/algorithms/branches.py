@@ -70,7 +70,7 @@ def by_branch(
     """
     acted, of_token = torch.unique(turns, return_inverse=True)
     owners = torch.zeros_like(acted).scatter_(0, of_token, sequences).tolist()
-    trees: dict[int, _Node] = {number: _Node() for number in groups.unique().tolist()}
+    trees: dict[int, _Node] = {number: _Node() for number in set(groups.tolist())}
     ends = [trees[number] for number in groups.tolist()]
     nodes: list[_Node] = []
     names: list[int | None] = [None] * len(ends)
@@ -95,7 +95,7 @@ def _gain(node: _Node, *, whole_tree: float, leaf_power: float) -> float:
         tree = tree.parent
     assert node.parent is not None, "a token is sampled behind what all have been given"
     gain = node.value - node.parent.value + whole_tree * (node.value - tree.value)
-    return gain / node.leaves**leaf_power
+    return gain / math.pow(node.leaves, leaf_power)
 
 
 def _weights(ends: Sequence[_Node], trees: Iterable[_Node]) -> list[float]:
