@@ -37,7 +37,7 @@ def advantages(
         whole_tree=whole_tree,
         leaf_power=leaf_power,
     )
-    return [part.tolist() for part in found.split(lengths)]
+    return [part.tolist() for part in torch.split(found, lengths)]
 
 
 # Two beginnings, 1 and 2, that branch once: V(1) = 1/2, V(2) = 1, and of the tree 3/4.
@@ -139,7 +139,7 @@ def test_copies_of_what_is_shared_add_up_to_an_unbiased_gradient() -> None:
         for stem in range(2):
             one = int(chance.random() < first)
             for branch in range(2 if one else 1):  # after a 0 it is over
-                way = (one, int(chance.random() < second)) if one else (one,)
+                way: tuple[int, ...] = (one, int(chance.random() < second)) if one else (one,)
                 leaves.append(Leaf(worth[way], (stem, 10 + 2 * stem + branch)[: len(way)], group=tree))
                 ways.append(way)
     sizes = Counter(leaf.group for leaf in leaves)
