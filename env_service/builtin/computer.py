@@ -117,7 +117,7 @@ class ComputerEnvironment:
             return Step(stop="computer_ended", metrics={"passed_checks": 0.0})
 
     async def fork(self) -> "ComputerEnvironment":
-        """One with a computer that has the files of this one's, and none of its processes. Raises RuntimeLost,
+        """Another one, whose computer has the files of this one's, and none of its processes. Raises RuntimeLost,
         RuntimesBusy, and RuntimeEnded of a computer that was ended from inside.
         """
         assert self._runtime is not None

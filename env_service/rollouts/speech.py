@@ -454,7 +454,7 @@ class Speech:
 
     @property
     def messages(self) -> tuple[ChatMessage, ...]:
-        """Those of the present context; none in plain text."""
+        """Messages of the present context; none in plain text."""
         return () if self.language.is_plain else tuple(self._messages)
 
     def go_on_from(self, prompt: Prompt, *, state: str) -> bool:

@@ -120,7 +120,7 @@ def group(*, rewards: Tensor, groups: Tensor, scale: AdvantageScale) -> Tensor:
 
 
 def divisors(*, rewards: Tensor, groups: Tensor, scale: AdvantageScale) -> Tensor:
-    """What the centred rewards of each trajectory's group are divided by, see `group`; infinite where that leaves 0."""
+    """Divisors of the centred rewards of each trajectory's group, see `group`; infinite where that leaves 0. [S]."""
     grouping = Grouping.of(groups)
     if scale == "none":
         return torch.ones_like(rewards)

@@ -70,7 +70,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scores = folder / "models" / "helpful" / "config.json"
     kind = {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
     scores.write_text(json.dumps({**json.loads(scores.read_text()), **kind}))
-    for example in ("own_task", "own_environment", "own_agent"):
+    for example in ("own_task", "own_environment", "own_agent", "branches"):
         for file in (ROOT / "examples" / example).glob("*.*"):
             shutil.copy(file, folder / file.name)
     (folder / "examples").symlink_to(ROOT / "examples")

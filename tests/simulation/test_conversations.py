@@ -113,7 +113,7 @@ scenario = replace(
     faults=tuple(ScheduledFault(at, "kill", name) for at, name in ((9.0, "gen-0"), (14.0, "env-0"), (19.0, "learner"))),
 )
 def count(self, trajectory, *, task):
-    seen.update([len(trajectory.forks), len(trajectory.version_spans) > 2 and "old beginnings"])
+    seen.update([len(trajectory.forks), "old beginnings" if len(trajectory.version_spans) > 2 else ""])
     checked(self, trajectory, task=task)
 trainer.ScriptedTrainer._check_conversation = count
 """
