@@ -21,7 +21,6 @@ MAX_SEQUENCES = 256
 """Of all generators of a run."""
 _LOOK_S = 0.5
 _END_S = 60.0
-_LOAD_FILE = "load.txt"
 _LAST_LINES = 30
 
 
@@ -118,7 +117,6 @@ def recorded(run: PlannedRun, folder: Path) -> Path:
         log = path.with_suffix(".learner.log").read_text(encoding="utf-8", errors="replace")
         last = "\n".join(log.splitlines()[-_LAST_LINES:])
         raise SystemExit(f"the learner of {path} ended with {learner.returncode}:\n{last}")
-    (found / _LOAD_FILE).write_text(f"{os.getloadavg()[0]:.1f}\n", encoding="utf-8")
     sys.stderr.write(f"{run.name}: {time.monotonic() - began:.0f} s\n")
     return found
 
@@ -143,9 +141,3 @@ def _process(name: str, *more: str, config: Path) -> Iterator["subprocess.Popen[
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def load_of(folder: Path) -> str:
-    """The machine's load in the last minute of the run, where it was noted."""
-    path = folder / _LOAD_FILE
-    return path.read_text(encoding="utf-8").strip() if path.exists() else "unknown"

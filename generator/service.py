@@ -79,6 +79,7 @@ class GeneratorStatus:
             progress=ProgressStatus(unit="tokens", done=state.tokens_generated),
             load=self.load.status(),
             usage=self.load.usage,
+            step_costs=self.serving.step_costs,
             peers=self._peers(),
             queues=(QueueStatus(name="requests", depth=state.running, limit=self._most_requests),),
             problems=() if self.serving.engine_is_alive else ("the engine's process has died: restart this generator",),

@@ -9,6 +9,7 @@ from typing import get_args
 
 from generator.engine.engine import Engine, EngineGone
 from generator.engine.refusals import RequestUnfit, RequestUntimely
+from protocol.costs import CostSums
 from protocol.fleet import CommitResult, Condition
 from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
 from protocol.trajectories import FinishReason
@@ -137,6 +138,11 @@ class Serving:
         self._version = version
         self._version_changed.set()
         self._news.set()
+
+    @property
+    def step_costs(self) -> CostSums | None:
+        """Costs of the engine's steps so far; None if they are not counted."""
+        return self._engine.step_costs
 
     @property
     def condition(self) -> Condition:

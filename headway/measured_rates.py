@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.fitted_costs import fitted_costs
+from headway.recorded_texts import GroupTexts, LearningPasses, group_texts
 from headway.recorded_turns import SampledTurns, computed_share, engine_curve, sampled_turns, scoring_times
 from headway.report import ReportedRun, read_run
-from headway.shared_machine import SharedMachine, shared_machine
+from headway.shared_machine import SharedMachine, cost_sums, engine_costs, shared_machine
 from learner.reports.history import is_number
 from services.config.sources import ConfigError
 
@@ -38,19 +40,41 @@ Steps = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
+class LearnedCosts:
+    """Computed seconds of a training step beside what all steps have in common: of each pass, of each token of a pass,
+    and of each trajectory outside of passes. A step had `passes`, as `counted` beside the `texts` of the run.
+    """
+
+    pass_s: float
+    token_s: float
+    trajectory_s: float
+    passes: float
+    counted: LearningPasses
+    texts: GroupTexts
+
+    def of_step(self, texts: GroupTexts, *, groups: int, group_size: int) -> float:
+        """Seconds of a step with groups of these texts."""
+        tokens = self.counted.tokens(texts, groups=groups, group_size=group_size)
+        return self.passes * self.pass_s + tokens * self.token_s + groups * group_size * self.trajectory_s
+
+
+@dataclass(frozen=True)
 class MeasuredRates:
     """Rates of a run with the same model on the same devices; None where it does not tell.
 
-    An engine's step with n sequences takes `token_s` + n * `sequence_s`. `step_s`: of each training step, whatever its
-    tokens: optimizer, weight copy, records; `train_s`: rank-seconds per token beside, prompts of `prompt` tokens
-    included, or per sampled one where that is None. `publish_s`, `pause_s`: means per publish. `reward_s`: of a group.
+    An engine's step with n sequences takes `token_s` + n * `sequence_s`, and `begin_s` for each that begins in it.
+    `step_s`: of each training step, whatever its tokens: optimizer, weight copy, records; `train_s`: rank-seconds per
+    token beside, prompts of `prompt` tokens included, or per sampled one where that is None. `publish_s`, `pause_s`:
+    means per publish. `reward_s`: of a group.
 
-    With a `machine`, whose cores all processes shared, those of engines and of training are computed seconds.
+    With a `machine`, whose cores all processes shared, those of engines and of training are computed seconds; what is
+    `learned` then stands for `train_s`, if the records tell it.
     """
 
     run: str
     token_s: float | None = None
     sequence_s: float | None = None
+    begin_s: float = 0.0
     train_s: float | None = None
     publish_s: float | None = None
     pause_s: float | None = None
@@ -59,6 +83,7 @@ class MeasuredRates:
     reward_s: float | None = None
     machine: SharedMachine | None = None
     optimizer: str = "adamw"
+    learned: LearnedCosts | None = None
 
 
 def warm(records: Sequence[T]) -> Sequence[T]:
@@ -78,7 +103,12 @@ def measured_rates(folder: Path, *, on_cores: bool = False) -> MeasuredRates:
         expected = "expected a run that has trained some, such as runs/addition"
         raise ConfigError([f"{folder} holds no step that sampled tokens: {expected}"])
     machine = shared_machine(run, steps, paused=_paused_share(run, steps)) if on_cores else None
-    token_s, sequence_s, machine = _sampling(run, folder, steps, machine)
+    costs = None if machine is None else engine_costs(run, steps)
+    if costs is None:
+        token_s, sequence_s, machine = _sampling(run, folder, steps, machine)
+        begin_s = 0.0
+    else:
+        token_s, sequence_s, begin_s = fitted_costs(costs)
     step_s, train_s = _training(run, steps, machine)
     publishes = warm(_with_numbers(run.publishes, "total_s", "pause_s"))
     scoring = scoring_times(folder, after_step=int(steps[0].get("step", 1)) - 1)
@@ -86,6 +116,7 @@ def measured_rates(folder: Path, *, on_cores: bool = False) -> MeasuredRates:
         run=run.name,
         token_s=token_s,
         sequence_s=sequence_s,
+        begin_s=begin_s,
         train_s=train_s,
         publish_s=statistics.fmean(publish["total_s"] for publish in publishes) if publishes else None,
         pause_s=statistics.fmean(publish["pause_s"] for publish in publishes) if publishes else None,
@@ -94,7 +125,29 @@ def measured_rates(folder: Path, *, on_cores: bool = False) -> MeasuredRates:
         reward_s=None if not scoring.size else _reward_s(scoring, waits_for_cores=machine is not None),
         machine=machine,
         optimizer=str(run.made.get("settings", {}).get("training.optimizer.type", "adamw")),
+        learned=None if machine is None else _learned(run, folder, steps, step_s=step_s, trainer_s=machine.trainer_s),
     )
+
+
+def _learned(run: ReportedRun, folder: Path, steps: Steps, *, step_s: float, trainer_s: float) -> LearnedCosts | None:
+    """Costs of passes, fitted over all of them; the rest of what the trainer's thread computed is the trajectories'."""
+    sums = [costs for step in steps if (costs := cost_sums(step.get("pass_costs"))) is not None]
+    texts = group_texts(folder, after_step=int(steps[0].get("step", 1)) - 1)
+    if len(sums) < len(steps) or texts is None:
+        return None
+    total = sum(sums[1:], start=sums[0])
+    pass_s, token_s = fitted_costs(total)
+    passes, tokens = (total.products[0][index] / len(steps) for index in range(2))
+    beside_s = trainer_s - step_s - passes * pass_s - tokens * token_s
+    settings = run.made.get("settings", {})
+    return LearnedCosts(
+        pass_s=pass_s, token_s=token_s, passes=passes, texts=texts,
+        trajectory_s=max(0.0, beside_s) / statistics.fmean(step["trajectories"] for step in steps),
+        counted=LearningPasses(
+            updates=int(_number(settings, "training.updates_per_step", 1)),
+            epochs=int(_number(settings, "training.epochs_per_step", 1)),
+        ),
+    )  # fmt: skip
 
 
 def _sampling(

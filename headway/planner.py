@@ -22,6 +22,7 @@ from typing import Any
 from headway.measured_rates import MeasuredRates, measured_rates, warm
 from headway.model_shape import Shape, shape_of
 from headway.own_options import own_options
+from headway.recorded_texts import GroupTexts, group_texts
 from headway.report import read_run
 from headway.shared_machine import BEFORE_ENGINE, GROUP_AS_COMPLETIONS, SharedMachine
 from services.config.options import nearest
@@ -102,7 +103,8 @@ DEVICES: Mapping[str, Device] = {
 class Plan:
     """A plan's question. Times in seconds; lengths in tokens; `price` for a device and an hour; `network` in Gb/s.
 
-    `reference` and `critic`: there is such a model, of the policy's size, beside it on the learner's devices.
+    `texts`: those of the run that lengths are of, if it kept them. `reference` and `critic`: there is such a model, of
+    the policy's size, beside it on the learner's devices.
     """
 
     shape: Shape
@@ -125,6 +127,7 @@ class Plan:
     critic: bool = False
     optimizer: str = "adamw"
     measured: MeasuredRates | None = None
+    texts: GroupTexts | None = None
 
     @property
     def length(self) -> float:
@@ -172,7 +175,7 @@ class DeviceSplit:
 
     def sampling(self, plan: Plan) -> float:
         """Tokens a second of all generators while each has all the sequences that it has room for."""
-        return self.engines * self.at_once / (self.token_s + self.sequence_s * self.at_once)
+        return self.engines * self.at_once / (self.token_s + _of_sequence(plan, self.sequence_s) * self.at_once)
 
     def training(self, plan: Plan) -> float:
         """Sampled tokens a second that the learner can train on."""
@@ -185,7 +188,7 @@ class DeviceSplit:
             return math.inf
         at_once = min(self.at_once, (plan.in_flight or self.at_once) * plan.group_size / self.engines)
         around_s = machine.of_group(plan.group_size) * (machine.before_s + sum(machine.others_s.values()))
-        sampled_s = plan.length * (self.token_s / max(1.0, at_once) + self.sequence_s)
+        sampled_s = plan.length * (self.token_s / max(1.0, at_once) + _of_sequence(plan, self.sequence_s))
         completion_s = around_s + sampled_s + self.train_s / (plan.groups * plan.group_size)
         return machine.cores * plan.length / completion_s
 
@@ -207,6 +210,11 @@ class Forecast:
     lag_max: int
     hours: float
     cost: float
+
+
+def _of_sequence(plan: Plan, sequence_s: float) -> float:
+    """Seconds that a sequence adds to a step, with those of its beginning shared out to its tokens."""
+    return sequence_s + (0.0 if plan.measured is None else plan.measured.begin_s) / plan.length
 
 
 def generator_bytes(plan: Plan, devices: int, at_once: int) -> float:
@@ -293,6 +301,10 @@ def train_seconds(plan: Plan, devices: int) -> float:
     sequences = plan.groups * plan.group_size
     tokens = sequences * (plan.prompt + plan.length)
     known = plan.measured
+    if known is not None and known.learned is not None:
+        texts = plan.texts or known.learned.texts
+        learned_s = known.learned.of_step(texts, groups=plan.groups, group_size=plan.group_size)
+        return known.step_s + learned_s / devices
     if known is not None and known.train_s is not None:
         measured = tokens if known.prompt is not None else sequences * plan.length
         return known.step_s + measured * known.train_s / devices
@@ -374,6 +386,7 @@ def rehearsal_of(plan: Plan, split: DeviceSplit) -> dict[str, Any]:
         },
         "train_s": [split.train_s / faster], "lengths": lengths, "token_s": split.token_s * scale / faster,
         "sequence_s": split.sequence_s * scale / faster, "at_once": split.at_once,
+        "begin_s": 0.0 if plan.measured is None else plan.measured.begin_s / faster,
         "environment_s": plan.environment_s / faster, "reward_s": plan.reward_s / faster,
         "load_s": split.pause_s / faster, "score_s": max(0.0, beside_s / faster - _SIMULATED_PUBLISH_S),
         "link_s": _LINK_S / faster, **_on_cores(plan, faster),
@@ -465,7 +478,8 @@ def plan_of(given: Mapping[str, str]) -> Plan:
         wanted.setdefault("reward_s", known.reward_s)
     return Plan(
         shape=_shape(given), device=device, lengths=_lengths(given), reference="--reference" in given,
-        critic="--critic" in given, optimizer=_optimizer(given, known), measured=known, **wanted,
+        critic="--critic" in given, optimizer=_optimizer(given, known), measured=known,
+        texts=group_texts(Path(given["--run"])) if "--run" in given else None, **wanted,
     )  # fmt: skip
 
 
@@ -601,6 +615,7 @@ def assumed(plan: Plan, split: DeviceSplit) -> list[str]:
         *([idle] if split.idle_devices else []),
         *_assumed_rates(plan),
         *([] if machine is None else [_assumed_of(machine)]),
+        *_assumed_of_texts(plan),
         f"beside the policy the learner has {' and '.join(beside) or 'neither a reference nor a critic'}",
         f"a trainer keeps {own}, and has microbatches of {_MICROBATCH_TOKENS} tokens",
         f"{_USABLE:.0%} of a device's memory can be used, of which {_RESERVED_GB:g} GB are reserved",
@@ -639,8 +654,27 @@ def _assumed_rates(plan: Plan) -> list[str]:
 
 
 def _assumed_of(machine: SharedMachine) -> str:
+    before = f"{BEFORE_ENGINE:.0%} of a generator's work is before its engine, and " * (not machine.engine_is_told)
     return (
-        f"all processes share {machine.cores:.3g} cores, and others use as many as beside the run; "
-        f"{BEFORE_ENGINE:.0%} of a generator's work is before its engine, and outside of model and engine a group "
-        f"costs as much as {GROUP_AS_COMPLETIONS:g} completions, whatever their length"
+        f"all processes share {machine.cores:.3g} cores, and others use as many as beside the run; {before}outside of "
+        f"model and engine a group costs as much as {GROUP_AS_COMPLETIONS:g} completions, whatever their length"
     )
+
+
+def _assumed_of_texts(plan: Plan) -> list[str]:
+    """The terms by which sampling and training on shared cores are taken apart, if the run told them."""
+    known, lines = plan.measured, list[str]()
+    if known is not None and known.begin_s > 0:
+        lines.append(
+            f"a sequence that begins takes {1e3 * known.begin_s:.2g} ms of its engine, with a prompt as long as those "
+            f"of {known.run}"
+        )
+    if known is not None and known.learned is not None:
+        texts = plan.texts or known.learned.texts
+        size = "as recorded" if texts.size == plan.group_size else f"from groups of {texts.size}"
+        lines.append(
+            f"a step has {known.learned.passes:.3g} passes, each over {texts.tokens_of(plan.group_size):.3g} tokens "
+            f"of a group, and {texts.alike_of(plan.group_size):.0%} of the groups have equal rewards and are not "
+            f"trained on: {size}, each doubling of a group changing both alike"
+        )
+    return lines

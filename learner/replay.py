@@ -39,7 +39,7 @@ from services.run_lock import holder_of
 
 logger = logging.getLogger(__name__)
 
-_TIMES = ("forward_backward_s", "optimizer_s")
+_TIMES = ("forward_backward_s", "optimizer_s", "pass_costs")
 _SAID_EVERY = 50
 Weights = Mapping[str, torch.Tensor]
 

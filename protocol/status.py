@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
+from protocol.costs import CostSums
 from protocol.model import VersionText, WireModel
 from protocol.tenants import TenantsStatus
 
@@ -98,11 +99,13 @@ class GpuStatus(WireModel):
 
 
 class UsageStatus(WireModel):
-    """Use of its machine by a process and its children: cores at work in the last seconds, and memory, in which what
-    several of them share counts for each.
+    """Use of its machine by a process and its children: cores at work in the last seconds, of `usable_cores` that it
+    may keep busy with whoever shares them, CPU seconds so far, and memory, in which what several share counts for each.
     """
 
     cores: float = Field(ge=0)
+    usable_cores: float | None = Field(default=None, gt=0, exclude_if=lambda cores: cores is None)
+    cpu_s: float | None = Field(default=None, ge=0, exclude_if=lambda seconds: seconds is None)
     memory_bytes: int = Field(ge=0)
     gpus: tuple[GpuStatus, ...] = ()
 
@@ -120,6 +123,7 @@ class Report(WireModel):
 
     `problems` are what the process knows to be wrong with itself: with one of them, nobody else is to blame. `notes`
     are worth knowing, and nothing wrong. `tenants` are those of a learner that serves training loops of others.
+    `step_costs` are CPU seconds of a generator's engine so far, over its steps: by 1, sequences, and those that began.
     """
 
     id: str
@@ -134,6 +138,7 @@ class Report(WireModel):
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = Field(default=(), exclude_if=lambda notes: not notes)
     tenants: TenantsStatus | None = Field(default=None, exclude_if=lambda tenants: tenants is None)
+    step_costs: CostSums | None = Field(default=None, exclude_if=lambda costs: costs is None)
 
 
 class Status(Report):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.status import GpuStatus, LoadStatus, UsageStatus, WaitingItems
+from services.config.devices import usable_cores
 from services.gpus import GpuWatch
 from services.local_processes import usage_of
 
@@ -75,7 +76,9 @@ class LoadWindow:
         if self._measured is not None and now > self._measured[0]:
             since, before_s = self._measured
             cores = max(0.0, (cpu_s - before_s) / (now - since))  # children that ended take their seconds with them
-            self.usage = UsageStatus(cores=cores, memory_bytes=memory_bytes, gpus=gpus)
+            self.usage = UsageStatus(
+                cores=cores, usable_cores=usable_cores(), cpu_s=cpu_s, memory_bytes=memory_bytes, gpus=gpus
+            )
         self._measured = now, cpu_s
 
     def restart(self) -> None:

@@ -42,6 +42,7 @@ from generator.engine.refusals import engine_refusals
 from generator.engine.socket_folder import make_socket_folder, remove_socket_folder
 from generator.weights.plan import POLICY_ADAPTER, LoadReport, WeightSyncError, check_plan
 from protocol.adapters import AdapterSampleRequest
+from protocol.costs import CostSums
 from protocol.fleet import SLOWEST_BYTES_PER_S, JoinGroup, Prepare, with_size
 from protocol.generation import GeneratePart, Sampling
 from services.process import NeverServed
@@ -141,6 +142,8 @@ class Engine:
         self._base_bytes = 0
         self._commit_task: asyncio.Future[CommitReport] | None = None
         self._tells_experts = False
+        self.step_costs: CostSums | None = None
+        """CPU of the engine's steps up to the last `ping`: of each step, of its sequences, and of those that began."""
 
     @classmethod
     async def start(cls, *, options: EngineOptions) -> "Engine":
@@ -365,7 +368,7 @@ class Engine:
     async def ping(self) -> None:
         """Returns when the engine's process has answered, however long that takes. Raises EngineGone."""
         try:
-            await self._llm.get_weight_version()
+            self.step_costs = await self._llm.step_costs()
         except EngineDeadError as error:
             raise self.death() from error
 

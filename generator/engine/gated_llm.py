@@ -23,6 +23,7 @@ from generator.engine.records import EngineCounters
 from generator.engine.routed_experts import UntoldRows
 from generator.weights.routing_capture import asks_for_experts
 from protocol.adapters import AdapterSpan
+from protocol.costs import CostSums
 
 ARRIVE_S = 0.02
 """From the engine's answer until those that wait for tokens have those that came before it."""
@@ -255,6 +256,13 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
     def counters(self) -> EngineCounters:
         counters: EngineCounters = self.output_processor.counters()
         return counters
+
+    async def step_costs(self) -> CostSums | None:
+        """What the engine's steps have cost so far; None where its scheduler does not count them."""
+        if not self.output_processor.packed:
+            await self.get_weight_version()
+            return None
+        return CostSums.model_validate_json(await self.engine_core.call_utility_async("headway_step_costs"))
 
     async def idle(self) -> None:
         """Return as soon as no request is in flight."""

@@ -33,10 +33,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import LogprobsLists
 
 from generator.engine.adapter_stamps import AdapterStamps, tell_schedulers_of_adapters
 from generator.engine.routed_experts import RoutedRows
+from services.costs import CostTally
 
 logger = logging.getLogger(__name__)
 
@@ -240,14 +242,20 @@ class _Packing:
         self._at_once = False
         self._stamps = AdapterStamps()
         self._routed = RoutedRows()
+        self.costs = CostTally(3)
+        """Of steps, by what each holds: itself, its sequences, and those of them that begin."""
         tell_schedulers_of_adapters()
+        tell_step_costs()
 
     def adapter_loaded(self, request: LoRARequest) -> None:
         """The engine tells of it."""
         self._stamps.loaded(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self.costs.turn()
         step = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if step.num_scheduled_tokens:
+            self.costs.hold(1, len(step.num_scheduled_tokens), len(step.scheduled_new_reqs))
         self._stamps.planned(step)
         return step
 
@@ -261,6 +269,7 @@ class _Packing:
     def set_pause_state(self, pause_state: PauseState) -> None:
         """While it is paused, nothing is held; to resume one that is not paused has it hold nothing from now on."""
         self._at_once = pause_state != PauseState.UNPAUSED or self.pause_state == PauseState.UNPAUSED
+        self.costs.drop()  # weights are loaded now, or were
         super().set_pause_state(pause_state)  # type: ignore[misc]
 
     def has_requests(self) -> bool:
@@ -288,6 +297,11 @@ class _Packing:
         if len(self._routed) > 2 * len(self.requests) + 256:
             self._routed.keep(self.requests)
         return answers
+
+
+def tell_step_costs() -> None:
+    """Has vLLM's engine answer a call for what its steps have cost so far, as JSON of CostSums."""
+    EngineCore.headway_step_costs = lambda engine: engine.scheduler.costs.sums().model_dump_json()
 
 
 class PackingScheduler(_Packing, Scheduler):  # type: ignore[misc]

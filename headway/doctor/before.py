@@ -25,7 +25,7 @@ from headway.doctor.trained_weights import adapter_count, parameter_count
 from protocol.fleet import model_bytes
 from protocol.model import PROTOCOL_VERSION
 from services.config.agreements import FieldPlace, ModelFolder, Reaches, disagreements, listened_on, places_of
-from services.config.devices import visible
+from services.config.devices import usable_cores, visible
 from services.config.models import ProcessConfig
 from services.local_processes import is_here, listener_of
 from services.secret_files import SecretFileError, check_only_ours
@@ -290,7 +290,8 @@ async def examine(configs: Configs) -> list[Finding]:
 def device_problems(configs: Configs) -> Iterator[str]:
     """Problems of this machine's GPUs and cores: what is wanted, and cannot be had."""
     gpus = visible(os.environ)
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    usable = usable_cores()
+    cores = max(1, int(usable))
     for name, config in configs.items():
         if config.collective == "nccl" and not gpus:
             key = "weights.backend" if name == "learner" else "join.backend"
@@ -301,8 +302,8 @@ def device_problems(configs: Configs) -> Iterator[str]:
         if not gpus and config.gpus_wanted > cores:
             key = "ranks" if name == "learner" else "engine.tensor_parallel_size"
             yield (
-                f"[{name}] {key} is {config.gpus_wanted}, and without a GPU each takes a core, of which this machine "
-                f"has {cores}: lower it to {cores} at most"
+                f"[{name}] {key} is {config.gpus_wanted}, and without a GPU each takes a core, of which there are "
+                f"{usable:g} here, by the affinity and the container's quota: lower it to {cores} at most"
             )
 
 

@@ -11,14 +11,14 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
 from learner.weights.fleet import FleetMembers
 from protocol.messages import StatusNote
-from protocol.status import Status
+from protocol.status import Status, UsageStatus
 from services.config.devices import has_whole_machine
 from services.diagnosis.asked import AskedProcess, Condition, Target
 from services.diagnosis.asking import ask
@@ -44,9 +44,11 @@ class _LostGenerator:
 class GeneratorsLoad:
     """Sums over all generators: sequences that run, of `limit` at most, and tokens a second; of `busy` the mean.
 
-    `cores` are those that all processes of a kind had at work then, on `hosts` machines, as far as they tell;
+    `cores` are those that all processes of a kind had at work then, on `hosts` machines, as far as they tell, and
+    `cpu_s` what these have computed so far;
     `machine_cores` those that anybody had at work on the learner's machine since the load before; None in a container
-    with a part of its cores, as what is at work on the others takes none of these.
+    with a part of its cores, as what is at work on the others takes none of these. `step_costs` are CPU seconds of all
+    engines so far (CostSums), by 1, sequences, and those that began, over their steps; None if one does not count them.
     """
 
     generators: int
@@ -55,8 +57,16 @@ class GeneratorsLoad:
     tokens_per_s: float
     busy: float
     cores: Mapping[str, float] = field(default_factory=dict)
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
     hosts: int = 0
     machine_cores: float | None = None
+    step_costs: Mapping[str, object] | None = None
+
+
+def _all_steps(generators: Sequence[Status]) -> dict[str, object] | None:
+    costs = [status.step_costs for status in generators]
+    known = [each for each in costs if each is not None]
+    return sum(known[1:], start=known[0]).model_dump() if known and len(known) == len(costs) else None
 
 
 class RunMonitor:
@@ -134,9 +144,11 @@ class RunMonitor:
             limit=sum(load.limit or 0 for load in loads),
             tokens_per_s=round(sum(load.per_s for load in loads), 3),
             busy=round(sum(load.busy_share for load in loads) / len(loads), 4),
-            cores=self._cores(),
+            cores=self._used(lambda usage: usage.cores),
+            cpu_s=self._used(lambda usage: usage.cpu_s),
             hosts=len({proc.status.host for proc in self.procs if proc.status is not None}),
             machine_cores=self._machine_cores(),
+            step_costs=_all_steps([status for status in statuses if status is not None]),
         )
 
     def _machine_cores(self) -> float | None:
@@ -148,11 +160,13 @@ class RunMonitor:
             return None
         return round(max(0.0, (cpu_s - before[1]) / (now - before[0])), 4)
 
-    def _cores(self) -> dict[str, float]:
+    def _used(self, part: Callable[[UsageStatus], float | None]) -> dict[str, float]:
+        """By kind of process, of those that tell."""
         found: defaultdict[str, float] = defaultdict(float)
         for proc in self.procs:
-            if proc.status is not None and proc.status.usage is not None:
-                found[proc.kind] += proc.status.usage.cores
+            usage = None if proc.status is None else proc.status.usage
+            if usage is not None and (value := part(usage)) is not None:
+                found[proc.kind] += value
         return {kind: round(cores, 4) for kind, cores in sorted(found.items())}
 
     def _judge(self, found: RunVerdict) -> None:

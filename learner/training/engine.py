@@ -10,6 +10,7 @@ import contextlib
 import io
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +24,14 @@ from learner.training.deepspeed_setup import CHECKPOINT_TAG, deepspeed, quiet_de
 from learner.training.deferred import DeferredFiles, Writes
 from learner.training.finite import all_finite
 from learner.training.muon import is_of_muon, muon_of
+from learner.training.packing import PackedRow
 from learner.training.ranks import raise_on_all
 from learner.training.repartition import layout_now, take_up
 from learner.training.saved_parts import layout_of
 from learner.training.saved_states import optimizer_saved_in, refuse_foreign_pickles
 from learner.training.sharded_load import Shard
 from learner.training.shards import own_part
+from services.costs import CostTally
 from services.process import WrongSettings
 
 Output_co = TypeVar("Output_co", covariant=True)
@@ -232,6 +235,9 @@ class TrainingEngine(Generic[Output_co]):
         self.skipped = 0
         """Updates that were left out because their gradient was not finite; the same on every rank."""
         self.skipped_in_row = 0
+        self.costs = CostTally(2)
+        """Of forward passes, by 1 and by the tokens of each; a backward pass is as much as two."""
+        self._tokens = 0
 
     @property
     def model(self) -> nn.Module:
@@ -250,7 +256,11 @@ class TrainingEngine(Generic[Output_co]):
         dropping = torch.is_grad_enabled()
         for module in self._drops:
             module.train(dropping)
-        return cast(Output_co, self._engine(*inputs))
+        began = time.thread_time()
+        output = cast(Output_co, self._engine(*inputs))
+        self._tokens = next((len(each.token_ids) for each in inputs if isinstance(each, PackedRow)), 0)
+        self.costs.add(time.thread_time() - began, 1, self._tokens)
+        return output
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Adds the gradient of `loss`. `last`: no other microbatch follows before `update`.
@@ -258,8 +268,12 @@ class TrainingEngine(Generic[Output_co]):
         Gradients travel between ranks at the last one (ZeRO 0 and 1), or at each one (2 and 3, which keep only a
         shard).
         """
+        began = time.thread_time()
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * self._ranks, scale_wrt_gas=False)
+        each_s = (time.thread_time() - began) / 2  # as much as two forward passes
+        for _ in range(2):
+            self.costs.add(each_s, 1, self._tokens)
 
     @property
     def trained_sizes(self) -> list[int]:

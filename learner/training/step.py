@@ -87,7 +87,8 @@ class StepMetrics(TokenMeans, RoutingMetrics):
 
     `grad_norm`: before clipping, the mean over the updates. `learning_rate`: of the last update. `microbatches`: those
     learned from, of all ranks. `skipped_updates`: of policy and critic, left out since their gradient was not finite;
-    `skipped_in_row`: how many of the newest ones, over steps. The times are this rank's, in seconds.
+    `skipped_in_row`: how many of the newest ones, over steps. The times are this rank's, in seconds. `pass_costs`: CPU
+    seconds of the passes through what is trained (CostSums), by forward passes and their tokens; backward counts twice.
     """
 
     grad_norm: float
@@ -101,6 +102,7 @@ class StepMetrics(TokenMeans, RoutingMetrics):
     optimizer_s: float
     skipped_updates: int = 0
     skipped_in_row: int = 0
+    pass_costs: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True)
@@ -301,6 +303,7 @@ class TrainingStep:
             optimizer_s=sum(update.optimizer_s for update in updates),
             skipped_updates=self._models.skipped - skipped_before,
             skipped_in_row=self._models.skipped_in_row,
+            pass_costs=self._engine.costs.taken().model_dump(),
         )
 
     def sketches(self, batch: FlatBatch, *, units: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -7,7 +7,8 @@
       ├ generators are full, and more requests wait ──────────────▶ max_num_seqs
       ├ the lag bound leaves no room for leases ──────────────────▶ max_lag
       └ generators work all the time ─────────────────────────────▶ more generators
-    the learner hardly waits, generators do ──────────────────────▶ more ranks, or fewer generators
+    the learner hardly waits, generators do ──────────────────────▶ more ranks, or fewer generators; nothing, where both
+                                                                    share cores that are all at work
 
 All of it from the loads of the last seconds; without the learner's load there is none.
 """
@@ -26,7 +27,10 @@ _MOST = 0.5
 _FULL = 0.85
 _NEARLY_EMPTY = 0.25
 _BUSY = 0.7
-_IDLE = 0.7
+_IDLE = 0.55
+"""Share of their time from which on generators are idle: fewer would do, or the learner could have some of theirs."""
+_AT_WORK = 0.85
+"""Share of the cores from which on none is left over: what idle generators do not use, the trainer has."""
 _SHORT_S = 0.5
 _SHORTEST_S = 6.0
 """Before, a load tells more of the start than of the run."""
@@ -95,7 +99,8 @@ def bottleneck_of(statuses: Sequence[Status]) -> Bottleneck | None:
     if long_learner is None or long_generators is None or at_evaluation + learner.waiting("others") >= _HARDLY_WAITS:
         return None
     trains_only = max(waits, 1 - long_learner) <= _HARDLY_WAITS
-    if trains_only and 1 - max(generators.busy, long_generators) >= _IDLE:
+    idle = 1 - max(generators.busy, long_generators) >= _IDLE
+    if trains_only and idle and not shares_full_cores(statuses):
         return _of_training(long_learner, long_generators, count=len(generators.loads))
     return None
 
@@ -228,6 +233,17 @@ def _of_generators(generators: _Side, *, waits: float) -> Bottleneck | None:
         f"{generators.running:.0f} of {generators.limit} sequences",
         remedy=f"add generators, up to {enough} in all, or take faster ones",
     )
+
+
+def shares_full_cores(statuses: Sequence[Status]) -> bool:
+    """True if learner and generators compute on the cores of one machine, and these are all at work for the run."""
+    usages = [status.usage for status in statuses if status.usage is not None]
+    sides = [status for status in statuses if status.service in ("learner", "generator")]
+    if len({status.host for status in sides}) != 1 or any(usage.gpus for usage in usages):
+        return False
+    here = [status.usage for status in statuses if status.usage is not None and status.host == sides[0].host]
+    usable = max((usage.usable_cores or 0.0 for usage in here), default=0.0)
+    return usable > 0 and sum(usage.cores for usage in here) >= _AT_WORK * usable
 
 
 def _of_training(learner_busy: float, generators_busy: float, *, count: int) -> Bottleneck:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from protocol.status import Status
 from services.diagnosis.asked import AskedProcess
-from services.diagnosis.bounds import Bottleneck, bottleneck_of
+from services.diagnosis.bounds import Bottleneck, bottleneck_of, shares_full_cores
 from services.diagnosis.culprits import Diagnosis
 from services.diagnosis.pace import is_done, standing_s
 from services.diagnosis.tenants import judge_tenants
@@ -126,4 +126,5 @@ def _healthy(statuses: Sequence[Status], learner: Status | None) -> str:
         return "Healthy"
     loads = [status.load.busy_share for status in statuses if status.service == "generator" and status.load]
     told = f"Healthy: the learner trains {learner.load.busy_share:.0%} of the time"
-    return told + (f", generators work {sum(loads) / len(loads):.0%} of theirs" if loads else "")
+    told += f", generators work {sum(loads) / len(loads):.0%} of theirs" if loads else ""
+    return told + (", and the cores that they share are all at work" if shares_full_cores(statuses) else "")

@@ -112,6 +112,10 @@ class EngineScript:
     token_s: float = 0.05
     sequence_s: float = 0.0
     """Time that each sequence which is sampled at once adds to that of a token."""
+    begin_s: float = 0.0
+    """Time that a sequence which begins adds to a step, for its prompt: all that run wait for it."""
+    begun_s: float = 0.0
+    """Of all that have begun so far."""
     lengths: tuple[int, ...] = ()
     """Completions have one of these; one to six tokens if there are none."""
     at_once: int = 0
@@ -149,6 +153,7 @@ class EngineScript:
         finally:
             self._line.remove(turn)
         self._run(count)
+        self.begun_s += count * self.begin_s
         self.hang(self.hanging)
 
     def leave(self, count: int) -> None:
@@ -166,6 +171,13 @@ class EngineScript:
     async def work(self, seconds: float) -> None:
         """Returns when the engine has sampled for so long."""
         await (active().part(Cores).computed(seconds) if self.core else asyncio.sleep(seconds))
+
+    async def catch_up(self, since_s: float) -> float:
+        """Returns when the prompts of those are computed that began since `begun_s` was this; its value then."""
+        while self.begun_s > since_s:
+            due_s, since_s = self.begun_s - since_s, self.begun_s
+            await self.work(due_s)
+        return since_s
 
     async def receive(self, completions: int) -> None:
         """Returns when the process before the engine has read a request."""
@@ -268,6 +280,7 @@ class Worker:
         going = range(len(lengths))
         counted = running.n
         await self._script.enter(counted)
+        begun_s = self._script.begun_s - counted * self._script.begin_s
         try:
             while any(at[index] < lengths[index] for index in going) or not any(lengths):
                 left = [lengths[index] - at[index] for index in going]
@@ -275,6 +288,7 @@ class Worker:
                 self._script.leave(counted - unfinished)
                 counted = unfinished
                 await self._script.work(self._script.pause_s(left) * (0.5 + random.random()))
+                begun_s = await self._script.catch_up(begun_s)
                 await self._turn_or_abort(running)
                 if running.aborted:
                     yield [

@@ -502,6 +502,7 @@ class Rehearsal:
     lengths: tuple[int, ...]
     token_s: float
     sequence_s: float
+    begin_s: float = 0.0
     at_once: int = 0
     environment_s: float = 0.0
     reward_s: float = 0.05
@@ -530,6 +531,7 @@ def rehearse(rehearsal: Rehearsal) -> list[dict[str, Any]]:
             script.core, script.request_s = f"engine {number}" if rehearsal.cores else "", rehearsal.request_s
             script.start_s, script.load_s, script.lengths = 0.1, rehearsal.load_s, rehearsal.lengths
             script.token_s, script.sequence_s = rehearsal.token_s, rehearsal.sequence_s
+            script.begin_s = rehearsal.begin_s
             script.at_once, script.score_s = rehearsal.at_once, rehearsal.score_s
         for rewards in stage.rewards:
             rewards.latency_s, rewards.uniform = rehearsal.reward_s, 0.0

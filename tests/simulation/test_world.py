@@ -316,3 +316,32 @@ def test_an_engine_with_several_requests_is_one_thread_beside_a_trainer(world: W
     finally:
         World.active = None
     assert done == {"a": pytest.approx(2.0), "b": pytest.approx(2.0), "trainer": pytest.approx(3.0)}
+
+
+def test_all_that_run_in_an_engine_wait_for_the_prompts_of_those_that_begin(world: World) -> None:
+    """A sequence's prompt takes 0.5 s. One of 1 s is alone for 1.5 s; beside one that begins 0.9 s later it takes 2 s.
+    That one waits for its own prompt alone, and takes 1.5 s.
+    """
+    World.active = world
+    try:
+        process, done = _process(world, "one"), dict[str, float]()
+        script = EngineScript(begin_s=0.5)
+
+        async def request(name: str, at_s: float) -> None:
+            await asyncio.sleep(at_s)
+            await script.enter(1)
+            begun_s = script.begun_s - script.begin_s
+            await script.work(1.0)
+            await script.catch_up(begun_s)
+            script.leave(1)
+            done[name] = world.now
+
+        async def all_three() -> None:
+            await request("alone", 0.0)
+            await asyncio.gather(request("first", 0.0), request("second", 0.9))
+
+        process.start(lambda stop: all_three())
+        world.run(until=lambda: len(done) == 3)
+    finally:
+        World.active = None
+    assert done == {"alone": pytest.approx(1.5), "first": pytest.approx(3.5), "second": pytest.approx(3.9)}

@@ -52,6 +52,20 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+def test_cores_are_those_that_the_container_gives(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    """Two ranks have room on 2.5 cores, three have not, however many the machine has."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("services.config.devices._quota", lambda cgroups: 2.5)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    for ranks, problems in ((2, 0), (3, 1)):
+        config = LearnerConfig.model_validate(
+            {"run": {"name": "r"}, "model": str(model), "steps": 1, "ranks": ranks, "weights": {"backend": "gloo"}}
+        )
+        found = list(before.device_problems({"learner": config}))
+        assert len(found) == problems, found
+    assert "which there are 2.5 here, by the affinity and the container's quota: lower it to 2 at most" in found[0]
+
+
 def test_a_port_that_is_taken_is_an_error_that_names_its_holder() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -10,6 +10,7 @@ from aiohttp import web
 from learner.reports import run_monitor
 from learner.reports.run_monitor import GeneratorsLoad, RunMonitor
 from learner.weights.fleet import FleetMembers
+from protocol.costs import CostSums
 from protocol.messages import StatusNote
 from protocol.model import PolicyVersion
 from protocol.status import AskedPeer, EventStatus, Status, UsageStatus
@@ -186,7 +187,10 @@ async def test_the_cores_that_a_machine_uses_are_told_between_two_loads_of_one_t
 async def test_the_load_of_all_generators_is_told_together() -> None:
     watched = WatchedFleet()
     assert watched.monitor.generators_load() is None
-    first = GENERATOR.model_copy(update={"usage": UsageStatus(cores=0.5, memory_bytes=1)})
+    costs = CostSums(products=((1, 2, 0), (2, 4, 0), (0, 0, 0)), seconds=(0.5, 1.0, 0.0))
+    first = GENERATOR.model_copy(
+        update={"usage": UsageStatus(cores=0.5, cpu_s=30.0, memory_bytes=1), "step_costs": costs}
+    )
     other = first.model_copy(update={"pid": 2, "load": load(busy=0.5, per_s=3, running=10, limit=64)})
     watched.own = watched.own.model_copy(update={"usage": UsageStatus(cores=0.75, memory_bytes=1), "host": "elsewhere"})
     async with generator(first) as one, generator(other) as two:
@@ -201,5 +205,7 @@ async def test_the_load_of_all_generators_is_told_together() -> None:
         tokens_per_s=4.0,
         busy=0.7,
         cores={"generator": 1.0, "learner": 0.75},
+        cpu_s={"generator": 60.0},
+        step_costs=(costs + costs).model_dump(),
         hosts=2,
     )

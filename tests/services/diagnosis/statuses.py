@@ -9,6 +9,7 @@ from protocol.status import (
     ProgressStatus,
     QueueStatus,
     Status,
+    UsageStatus,
     WaitingItems,
     WaitStatus,
 )
@@ -35,6 +36,8 @@ def status(
     name: str = "",
     load: LoadStatus | None = None,
     progress: ProgressStatus | None = None,
+    usage: UsageStatus | None = None,
+    host: str = "here",
 ) -> Status:
     """Waits are whom, seconds, and whether they block readiness, which they do if that is left out."""
     return Status(
@@ -45,7 +48,8 @@ def status(
         version="0.1.0",
         protocol_version=protocol_version,
         pid=PORTS[kind],
-        host="here",
+        host=host,
+        usage=usage,
         uptime_s=100.0,
         stopping=False,
         waits=tuple(WaitStatus(whom=w[0], since_s=w[1], blocks_readiness=w[2] if len(w) > 2 else True) for w in waits),

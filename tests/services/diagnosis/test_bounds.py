@@ -2,10 +2,11 @@
 
 import pytest
 
-from protocol.status import LoadStatus, QueueStatus, Status
-from services.diagnosis.bounds import Bottleneck, bottleneck_of
+from protocol.status import GpuStatus, LoadStatus, QueueStatus, Status, UsageStatus
+from services.diagnosis.bounds import Bottleneck, bottleneck_of, shares_full_cores
 from tests.services.diagnosis.statuses import load, status
 
+GPU = GpuStatus(index=0, busy_share=0.5, memory_bytes=1, total_bytes=2)
 BUSY = load(busy=0.95, per_s=900, running=40, limit=64)
 
 
@@ -32,7 +33,7 @@ def cause(learner: LoadStatus, *generators: LoadStatus, env: LoadStatus | None =
 
 
 @pytest.mark.parametrize(
-    ("learner_busy", "generators_busy"), [(0.64, 0.9), (0.96, 0.5), (0.9, 0.4), (0.55, 0.6), (0.35, 0.95)]
+    ("learner_busy", "generators_busy"), [(0.64, 0.9), (0.96, 0.5), (0.85, 0.4), (0.55, 0.6), (0.35, 0.95)]
 )
 def test_a_run_whose_sides_are_about_even_has_none(learner_busy: float, generators_busy: float) -> None:
     generator = load(busy=generators_busy, per_s=900, running=20, limit=256)
@@ -131,6 +132,36 @@ def test_a_learner_that_never_waits_beside_idle_generators() -> None:
     assert found.what == "Training bounds: the learner trains 99% of the time, generators are idle 90%"
     assert found.remedy.endswith("or take 1 instead of 4 generators")
     assert cause(load(busy=0.99, evaluation=1.0), idle) == "", "it does not train while it waits for an evaluation"
+
+
+IDLE_60 = load(busy=0.4, per_s=900, running=4, limit=64)
+
+
+@pytest.mark.parametrize(
+    ("cores", "usable", "gpus", "host", "found"),
+    [
+        ((1.0, 0.45, 0.3, 0.05), 2.0, (), "here", ""),
+        ((1.0, 0.4, 0.2, 0.05), 2.0, (), "here", "training"),
+        ((1.0, 0.45, 0.3, 0.05), 8.0, (), "here", "training"),
+        ((1.0, 0.45, 0.3, 0.05), 2.0, (GPU,), "here", "training"),
+        ((1.0, 0.45, 0.3, 0.05), 2.0, (), "elsewhere", "training"),
+        ((1.0, 0.45, 0.3, 0.05), None, (), "here", "training"),
+    ],
+)
+def test_idle_generators_leave_their_cores_to_the_learner_only_where_both_share_them(
+    cores: tuple[float, ...], usable: float | None, gpus: tuple[GpuStatus, ...], host: str, found: str
+) -> None:
+    """Of two cores 1.8 at work are all, 1.65 are not. GPUs, and other machines, are idle for nobody's good."""
+    used = [UsageStatus(cores=each, usable_cores=usable, memory_bytes=1, gpus=gpus) for each in cores]
+    given = [
+        status("learner", load=load(busy=0.97), usage=used[0]),
+        status("generator", load=IDLE_60, usage=used[1], host=host),
+        status("env-service", load=load(running=8, limit=64), usage=used[2]),
+        status("reward-service", usage=used[3]),
+    ]
+    said = bottleneck_of(given)
+    assert ("" if said is None else said.cause) == found
+    assert shares_full_cores(given) is (found == "")
 
 
 @pytest.mark.parametrize("share", [None, 0.6])
