@@ -112,12 +112,7 @@ def compared(run: PlannedRun, folder: Path, foretold: Forecast) -> Compared:
 
 def table(found: Sequence[Compared], known: MeasuredRates, command: str) -> str:
     """In Markdown."""
-    rows = "\n".join(
-        f"| {one.run.name} ({one.run.what}) | {one.steps} | {one.others:.2f} | {one.rate:.0f} | "
-        f"{one.foretold_rate:.0f} | {one.ratio:.2f} | {'yes' if one.rate_holds else 'no'} | {one.lag:.2f} | {one.foretold_lag:.2f} | "
-        f"{'yes' if one.lag_holds else 'no'} | {1e3 * one.train_s:.0f} | {1e3 * one.foretold_train_s:.0f} |"
-        for one in found
-    )
+    rows = "\n".join(map(_row, found))
     rates, all_lags = sum(one.rate_holds for one in found), sum(one.lag_holds for one in found)
     return f"""# What the planner foretells, and what was
 
@@ -135,6 +130,16 @@ ms.
 
 {measured_text(known)}
 """
+
+
+def _row(one: Compared) -> str:
+    cells = (
+        f"{one.run.name} ({one.run.what})", one.steps, f"{one.others:.2f}", f"{one.rate:.0f}",
+        f"{one.foretold_rate:.0f}", f"{one.ratio:.2f}", "yes" if one.rate_holds else "no", f"{one.lag:.2f}",
+        f"{one.foretold_lag:.2f}", "yes" if one.lag_holds else "no", f"{1e3 * one.train_s:.0f}",
+        f"{1e3 * one.foretold_train_s:.0f}",
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def measured_text(known: MeasuredRates) -> str:

@@ -15,6 +15,8 @@ from headway.model_shape import Shape
 from headway.planner import DEVICES, DeviceSplit, Plan, assumed, rehearsal_of, splits, train_seconds
 from headway.recorded_turns import SampledTurns, computed_share, engine_curve, sampled_turns, scoring_times
 from headway.shared_machine import GROUP_AS_COMPLETIONS
+from services.costs import CostTally
+from tests.headway.test_recorded_texts import keep as keep_texts
 
 TINY = Shape(parameters=6e5, layers=3, hidden=128, kv_width=128, vocabulary=15)
 CORES = {"learner": 0.7, "generator": 0.8, "env-service": 0.2, "reward-service": 0.1}
@@ -189,6 +191,84 @@ def test_several_machines_and_records_without_cores_are_not_shared(tmp_path: Pat
         assert found.machine is None
         assert found.step_s == pytest.approx(0.6)
     assert measured_rates(write(tmp_path / "devices", load())).machine is None, "engines have devices of their own"
+
+
+def counted(load_line: dict[str, Any], *, steps: int, at_unix_s: float, cpu_s: float) -> dict[str, Any]:
+    """A load of engines whose steps took 6 ms, 0.1 ms for each sequence, and 0.3 ms for each that began: every other
+    step has 30 sequences of which 10 begin, the others 10 of which none does. All of the run computed `cpu_s`.
+    """
+    tally = CostTally(3)
+    for number in range(steps):
+        held = (1, 10, 0) if number % 2 else (1, 30, 10)
+        tally.add(0.006 + 0.0001 * held[1] + 0.0003 * held[2], *held)
+    used = {
+        "learner": 0.3 * cpu_s,
+        "generator": 0.5 * cpu_s,
+        "env-service": 0.15 * cpu_s,
+        "reward-service": 0.05 * cpu_s,
+    }
+    return {**load_line, "unix_s": at_unix_s, "cpu_s": used, "step_costs": json.loads(tally.sums().model_dump_json())}
+
+
+def test_engines_that_count_what_their_steps_hold_say_what_each_of_it_costs(tmp_path: Path) -> None:
+    """From 1006 to 1016, in which a step of 40 completions takes 2 s: 200 steps of 9.5 ms on average are 0.19 cores."""
+    loads = [
+        counted(load(), steps=100, at_unix_s=1002.0, cpu_s=1.0),
+        counted(load(), steps=200, at_unix_s=1006.0, cpu_s=20.0),
+        counted(load(), steps=400, at_unix_s=1016.0, cpu_s=36.0),
+    ]
+    found = measured_rates(write(tmp_path / "run", *loads), on_cores=True)
+
+    assert (found.token_s, found.sequence_s, found.begin_s) == pytest.approx((0.006, 0.0001, 0.0003))
+    machine = found.machine
+    assert machine is not None
+    assert machine.engine_is_told
+    assert machine.engine_s == pytest.approx(0.19 * 2.0 / 40)
+    # Of all 1.6 cores generators have half, and what is not of the engines' steps comes before them.
+    assert machine.before_s == pytest.approx((0.8 - 0.19) * 2.0 / 40)
+    assert machine.others_s["env-service"] == pytest.approx(0.15 * 1.6 * 2.0 / 40)
+    plan = Plan(shape=TINY, device=DEVICES["CPU"], devices=2, lengths=(4,), measured=found)
+    said = " ".join(assumed(plan, _one(plan)))
+    assert "a sequence that begins takes 0.3 ms of its engine" in said
+    assert "is before its engine" not in said, "it is measured"
+
+
+def test_engines_that_were_started_anew_meanwhile_tell_nothing_of_their_steps(tmp_path: Path) -> None:
+    loads = [counted(load(), steps=n, at_unix_s=at, cpu_s=at) for n, at in ((400, 1006.0), (200, 1016.0))]
+    found = measured_rates(write(tmp_path / "run", *loads), on_cores=True)
+    assert found.begin_s == 0.0
+    assert found.machine is not None
+    assert not found.machine.engine_is_told
+
+
+def test_a_step_is_its_passes_their_tokens_and_the_rest_of_what_its_trajectories_cost(tmp_path: Path) -> None:
+    """Each step has 12 passes: 8 of 25 tokens and 4 of 100, which take 10 ms and 0.2 ms a token: 0.12 + 0.12 s. Of 1 s
+    that the trainer's thread computes, 0.375 s are whatever the tokens, as above; 0.385 s are left to 40 trajectories.
+    """
+    tally = CostTally(2)
+    for tokens in (25,) * 8 + (100,) * 4:
+        tally.add(0.01 + 0.0002 * tokens, 1, tokens)
+    costs = json.loads(tally.sums().model_dump_json())
+    run = write(tmp_path / "run", load())
+    lines = [{**step(number), "pass_costs": costs} for number in range(1, 9)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, load()]))
+    texts = ((1, 2, 5, 6), 1.0), ((1, 2, 5, 6), 1.0), ((1, 2, 7, 8), 0.0), ((1, 2, 5, 9), 0.0)
+    keep_texts(run, [texts] * 20)
+
+    found = measured_rates(run, on_cores=True).learned
+
+    assert found is not None
+    assert (found.pass_s, found.token_s, found.passes) == pytest.approx((0.01, 0.0002, 12))
+    assert found.trajectory_s == pytest.approx((1.0 - 0.6 / 1.6 - 0.24) / 40)
+    assert found.texts.tokens == 4
+    known = measured_rates(run, on_cores=True)
+    plan = Plan(
+        shape=TINY, device=DEVICES["CPU"], devices=2, lengths=(4,), prompt=6, groups=10, group_size=4, measured=known
+    )
+    # Settings are not known: one update in one epoch, with three passes of each of 40 tokens.
+    assert train_seconds(plan, 1) == pytest.approx(0.375 + 0.12 + 120 * 0.0002 + 0.385)
+    said = " ".join(assumed(plan, _one(plan)))
+    assert "each over 4 tokens of a group, and 0% of the groups have equal rewards" in said
 
 
 def test_engines_with_no_turns_kept_compute_as_their_loads_say(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generator.engine.options import EngineOptions, prepare_environment
+from protocol.costs import CostSums
 from protocol.generation import Sampling
+from services.costs import CostTally
 
 
 @contextmanager
@@ -38,6 +40,7 @@ with as_a_generator():
     from vllm.sampling_params import RequestOutputKind, SamplingParams
     from vllm.v1.core.sched.interface import PauseState
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+    from vllm.v1.engine.core import EngineCore
     from vllm.v1.metrics.stats import PrefillStats
     from vllm.v1.outputs import LogprobsLists
 
@@ -192,6 +195,12 @@ class Sampling1:
     def update_from_output(self, scheduled: int | None, sampled: Any) -> dict[int, EngineCoreOutputs]:
         return {} if scheduled is None else {0: EngineCoreOutputs(outputs=step({"r": scheduled}))}
 
+    def schedule(self, sequences: int, begun: int) -> Any:
+        """A step that holds so many sequences, of which so many begin."""
+        return SimpleNamespace(
+            num_scheduled_tokens={str(number): 1 for number in range(sequences)}, scheduled_new_reqs=[object()] * begun
+        )
+
 
 class Scheduler1(packing._Packing, Sampling1):
     """It, with packed outputs."""
@@ -221,6 +230,20 @@ def test_an_engine_that_is_resumed_without_a_pause_holds_nothing() -> None:
     scheduler.set_pause_state(PauseState.UNPAUSED)
     assert stepped(scheduler, 2) == [[1, 2]]
     assert stepped(scheduler, 3) == [[3]]
+
+
+def test_steps_are_counted_with_what_they_hold_but_for_those_in_which_weights_are_loaded() -> None:
+    scheduler, at = Scheduler1(), iter([0.0, 2.0, 5.0, 9.0, 9.5])
+    scheduler.costs = CostTally(3, clock=lambda: next(at))
+    scheduler.schedule(4, 4)  # 2 s
+    scheduler.schedule(3, 0)  # 3 s
+    scheduler.schedule(3, 1)  # 4 s, with a load
+    scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    scheduler.schedule(0, 0)
+    scheduler.schedule(2, 0)
+    told = CostSums.model_validate_json(EngineCore.headway_step_costs(SimpleNamespace(scheduler=scheduler)))
+    assert told.products[0] == (2, 7, 4)
+    assert told.seconds == (5.0, 2 * 4 + 3 * 3, 8.0)
 
 
 @pytest.mark.parametrize("token_ids", [[], [0], [5, 7]])
