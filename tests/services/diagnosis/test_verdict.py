@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.status import EventStatus, ProgressStatus, Status
+from protocol.status import EventStatus, ProgressStatus, Status, UsageStatus
 from services.diagnosis.asked import AskedProcess, Condition
 from services.diagnosis.culprits import diagnose
 from services.diagnosis.pace import standing_s
@@ -31,6 +31,20 @@ def test_a_healthy_run_tells_what_its_sides_do() -> None:
     assert (found.state, found.text) == (
         "healthy", "Healthy: the learner trains 70% of the time, generators work 90% of theirs",
     )  # fmt: skip
+
+
+def test_a_healthy_run_on_shared_cores_tells_that_these_are_all_at_work() -> None:
+    """The learner trains 97 % of the time beside generators that idle 60 %: what they leave, the trainer has."""
+    used = UsageStatus(cores=0.9, usable_cores=2.0, memory_bytes=1)
+    learns = learner(busy=0.97).model_copy(update={"usage": used})
+    samples = status("generator", load=load(busy=0.4, per_s=900, running=4, limit=64), usage=used)
+
+    assert judged(well(learns), well(samples)).text == (
+        "Healthy: the learner trains 97% of the time, generators work 40% of theirs, and the cores that they share are "
+        "all at work"
+    )
+    apart = samples.model_copy(update={"host": "elsewhere"})
+    assert judged(well(learns), well(apart)).cause == "training"
 
 
 def test_a_stopped_generator_is_named_with_the_way_to_let_it_go_on() -> None:
