@@ -41,11 +41,11 @@ class GroupTexts:
 
     def tokens_of(self, size: float) -> float:
         """Tokens of a group of another size that a pass computes."""
-        return self.tokens * self.tokens_doubled ** math.log2(size / self.size)
+        return self.tokens * math.pow(self.tokens_doubled, math.log2(size / self.size))
 
     def alike_of(self, size: float) -> float:
         """Share of the groups of another size whose rewards are all equal."""
-        return min(1.0, self.alike * self.alike_doubled ** math.log2(size / self.size))
+        return min(1.0, self.alike * math.pow(self.alike_doubled, math.log2(size / self.size)))
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class LearningPasses:
         epoch if its group is trained on, else once. An update is never left without anything to train on.
         """
         alike = texts.alike_of(group_size)
-        idle = alike - alike ** max(1.0, groups / self.updates)
+        idle = alike - math.pow(alike, max(1.0, groups / self.updates))
         each = (1 if self.updates > 1 else 0) + idle + 3 * self.epochs * (1 - idle)
         return groups * texts.tokens_of(group_size) * each
 

@@ -106,8 +106,8 @@ def cost_sums(written: object) -> CostSums | None:
 
 
 def engine_costs(run: ReportedRun, steps: Sequence[Mapping[str, Any]]) -> CostSums | None:
-    """Of the engines' steps, from the last load before these steps to the last one; None if the records lack them, or
-    an engine was started anew meanwhile.
+    """Of the engines' steps, from the first load of these steps to the last one; None if the records lack them, or an
+    engine was started anew meanwhile.
     """
     told = _told_costs(run, steps)
     if len(told) < 2:
@@ -118,14 +118,14 @@ def engine_costs(run: ReportedRun, steps: Sequence[Mapping[str, Any]]) -> CostSu
 
 
 def _told_costs(run: ReportedRun, steps: Sequence[Mapping[str, Any]]) -> list[tuple[float, CostSums]]:
-    """When the loads were, from the last one before these steps on, and what they told."""
+    """When the loads of these steps were, or all if these are too few, and what they told."""
     told = [
         (float(load["unix_s"]), costs)
         for load in run.loads
         if is_number(load.get("unix_s")) and (costs := cost_sums(load.get("step_costs"))) is not None
     ]
-    before = sum(at < steps[0].get("unix_s", 0.0) for at, _ in told)
-    return told[max(0, before - 1) :]
+    later = [(at, costs) for at, costs in told if at >= steps[0].get("unix_s", 0.0)]
+    return later if len(later) > 1 else told
 
 
 def _engine_cores(run: ReportedRun, steps: Sequence[Mapping[str, Any]]) -> float | None:

@@ -42,7 +42,7 @@ def keep(folder: Path, groups: Sequence[Sequence[tuple[Text, float]]]) -> Path:
 def test_what_texts_begin_with_alike_counts_once(tmp_path: Path) -> None:
     found = group_texts(keep(tmp_path, [FOUR, ALIKE] * 20))
     assert found is not None
-    assert (found.size, found.tokens, found.alike) == (4, pytest.approx((4 + 1) / 2), 0.5)
+    assert (found.size, found.tokens, found.alike) == pytest.approx((4, (4 + 1) / 2, 0.5))
     # Halves of the first: 3 and 4 tokens, one of the two with equal rewards and the other, too; of the second 1 token.
     assert found.tokens_doubled == pytest.approx(2.5 / ((3.5 + 1) / 2))
     assert found.alike_doubled == pytest.approx(0.5 / 1.0)
@@ -58,7 +58,7 @@ def test_each_doubling_of_a_group_changes_alike() -> None:
     texts = GroupTexts(size=4, tokens=10.0, alike=0.2, tokens_doubled=1.2, alike_doubled=0.5)
     assert texts.tokens_of(8) == pytest.approx(12.0)
     assert texts.tokens_of(2) == pytest.approx(10 / 1.2)
-    assert (texts.alike_of(8), texts.alike_of(2)) == (pytest.approx(0.1), pytest.approx(0.4))
+    assert (texts.alike_of(8), texts.alike_of(2)) == pytest.approx((0.1, 0.4))
     assert texts.alike_of(1) == pytest.approx(0.8)
     assert GroupTexts(size=4, tokens=10.0, alike=0.6, alike_doubled=0.5).alike_of(2) == 1.0
 
