@@ -211,7 +211,7 @@ def counted(load_line: dict[str, Any], *, steps: int, at_unix_s: float, cpu_s: f
 
 
 def test_engines_that_count_what_their_steps_hold_say_what_each_of_it_costs(tmp_path: Path) -> None:
-    """From 1006 to 1016, in which a step of 40 completions takes 2 s: 200 steps of 9.05 ms on average are 0.181 cores."""
+    """From 1006 to 1016, in which a step of 40 completions takes 2 s: 200 steps of 9.05 ms each are 0.181 cores."""
     loads = [
         counted(load(), steps=100, at_unix_s=1002.0, cpu_s=1.0),
         counted(load(), steps=200, at_unix_s=1006.0, cpu_s=20.0),
