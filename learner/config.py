@@ -19,10 +19,11 @@ from learner.training.config import GuardConfig, LoraConfig, TrainingConfig
 from learner.trust.config import TrustConfig
 from protocol.fleet import Backend, fingerprint_directory, quantization
 from services.config.agreements import EqualTo, Listens, ModelFolder
-from services.config.devices import cores, is_worth_threads
+from services.config.devices import is_worth_threads
 from services.config.made_with import settings_of
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import WrittenPath
+from services.cores import cores
 from services.network import check_key_settings, is_loopback, is_wildcard
 from services.zmq.keys import KeyFile
 

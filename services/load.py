@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.status import GpuStatus, LoadStatus, UsageStatus, WaitingItems
-from services.config.devices import usable_cores
+from services.cores import usable_cores
 from services.gpus import GpuWatch
 from services.local_processes import usage_of
 

@@ -258,7 +258,7 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
         return counters
 
     async def step_costs(self) -> CostSums | None:
-        """What the engine's steps have cost so far; None where its scheduler does not count them."""
+        """CPU of the engine's steps so far; None where its scheduler does not count them."""
         if not self.output_processor.packed:
             await self.get_weight_version()
             return None

@@ -25,8 +25,9 @@ from headway.doctor.trained_weights import adapter_count, parameter_count
 from protocol.fleet import model_bytes
 from protocol.model import PROTOCOL_VERSION
 from services.config.agreements import FieldPlace, ModelFolder, Reaches, disagreements, listened_on, places_of
-from services.config.devices import usable_cores, visible
+from services.config.devices import visible
 from services.config.models import ProcessConfig
+from services.cores import usable_cores
 from services.local_processes import is_here, listener_of
 from services.secret_files import SecretFileError, check_only_ours
 

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from learner.weights.fleet import FleetMembers
 from protocol.messages import StatusNote
 from protocol.status import Status, UsageStatus
-from services.config.devices import has_whole_machine
+from services.cores import has_whole_machine
 from services.diagnosis.asked import AskedProcess, Condition, Target
 from services.diagnosis.asking import ask
 from services.diagnosis.culprits import diagnose

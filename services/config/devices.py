@@ -1,7 +1,6 @@
-"""GPUs of a process, chosen from those that it sees, and its number of cores, before torch is imported."""
+"""GPUs of a process, chosen from those that it sees, before torch is imported."""
 
 import os
-import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from services.config.sources import ConfigError
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CHOSEN = "DEVICES_CHOSEN_BY"
 _DRIVER = Path("/proc/driver/nvidia/gpus")
-_CGROUPS = Path("/sys/fs/cgroup")
 _WIDTH_FOR_THREADS = 256
 
 
@@ -36,44 +34,6 @@ def visible(environ: Mapping[str, str], *, driver: Path = _DRIVER) -> list[str]:
         # CUDA itself takes nothing from the first one on that does not exist.
         return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
     return [str(number) for number in range(len(list(driver.iterdir())))] if driver.is_dir() else []
-
-
-def cores(*, cgroups: Path = _CGROUPS) -> int:
-    """Whole number of `usable_cores`, at least one."""
-    return max(1, round(usable_cores(cgroups=cgroups)))
-
-
-def usable_cores(*, cgroups: Path = _CGROUPS) -> float:
-    """Cores that this process may keep busy: of its affinity, and by the quota of its container, which may be a part
-    of a core. `cgroups` is the mount of cgroups(7) of version 2, or the folder of those of version 1.
-    """
-    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else _all_cores()
-    quota = _quota(cgroups)
-    return count if quota is None or quota >= count else quota
-
-
-def has_whole_machine(*, cgroups: Path = _CGROUPS) -> bool:
-    """True if this process may keep all cores of its machine busy."""
-    return usable_cores(cgroups=cgroups) >= _all_cores()
-
-
-def _all_cores() -> int:
-    return os.cpu_count() or 1
-
-
-def _quota(cgroups: Path) -> float | None:
-    try:
-        limit, period = (cgroups / "cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        try:
-            limit, period = ((cgroups / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        except OSError:
-            return None
-    try:
-        quota = int(limit) / int(period)
-    except (ValueError, ZeroDivisionError):  # "max"
-        return None
-    return quota if quota > 0 else None  # version 1 says -1 where there is none
 
 
 def is_worth_threads(model: Path) -> bool:

@@ -27,7 +27,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from services.config.devices import usable_cores
+from services.cores import usable_cores
 from services.process import WrongSettings
 
 logger = logging.getLogger(__name__)

@@ -55,7 +55,7 @@ def model(tmp_path: Path) -> Path:
 def test_cores_are_those_that_the_container_gives(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     """Two ranks have room on 2.5 cores, three have not, however many the machine has."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("services.config.devices._quota", lambda cgroups: 2.5)
+    monkeypatch.setattr("services.cores._quota", lambda cgroups: 2.5)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     for ranks, problems in ((2, 0), (3, 1)):
         config = LearnerConfig.model_validate(
