@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, JsonValue, SecretStr, field_validator, model_validator
 
 from generator.engine.options import extra_fault
-from protocol.fleet import Backend, Channel, positions, quantization
+from protocol.fleet import Backend, Channel, WeightWay, positions, quantization
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import WrittenPath
@@ -124,6 +124,22 @@ class JoinConfig(ConfigModel):
     download_folder: Annotated[Path | None, WrittenPath()] = Field(
         None, description="where downloaded weights lie until they are loaded; the system's temporary folder if none"
     )
+    weights: WeightWay = Field(
+        "broadcast",
+        description="way in which new weights come: broadcast to all generators at once, or pull, a download of what "
+        "each version has changed, for generators on a slow link or in another data centre",
+    )
+    relays: tuple[str, ...] = Field(
+        (),
+        description="addresses of copies of the learner's tree of weights, for weights = pull: of `headway relay`, or "
+        "of any web server that has one; the learner is asked for what none of them has",
+    )
+    relay_token: SecretStr | None = Field(None, description="bearer token of the relays")
+    relay_patience_s: float = Field(
+        5.0,
+        ge=0,
+        description="how long relays that fail, or have not got a version yet, are asked before the learner is",
+    )
     pause_ttl_s: float = Field(60.0, gt=0, description="longest pause for a commit; the old weights serve on after it")
 
     @field_validator("learner", mode="before")
@@ -131,6 +147,15 @@ class JoinConfig(ConfigModel):
     def _none_in_toml(cls, value: object) -> object:
         """TOML has no word for nothing."""
         return None if value == "none" else value
+
+    @model_validator(mode="after")
+    def _relays_are_pulled_from(self) -> Self:
+        if self.relays and self.weights != "pull":
+            raise ValueError(
+                f"join.relays has {len(self.relays)} addresses, and nothing is pulled from them with join.weights = "
+                f"{self.weights}: set join.weights to pull, or leave join.relays out"
+            )
+        return self
 
 
 class AdapterConfig(ConfigModel):

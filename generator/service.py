@@ -8,10 +8,12 @@ engine, so that health and readiness can be asked for while it starts.
 import asyncio
 import logging
 import socket
+import tempfile
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from importlib.metadata import version
+from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -33,9 +35,11 @@ from generator.routes import (
 )
 from generator.serving import GeneratorMetrics, Serving
 from generator.weight_sync import Puller, WeightSync
+from generator.weights.tree_download import TreeDownloads, TreeSources
 from protocol.fleet import PROBE_TIMEOUT_S, Announcement, fingerprint_directory, vocabulary_size, with_size
 from protocol.model import PROTOCOL_VERSION
 from protocol.status import PeerStatus, ProgressStatus, QueueStatus, Report
+from protocol.weight_tree import TREE_ROUTE
 from services.http.app import create_app
 from services.http.client import HttpClient
 from services.http.gpu_metrics import GpuMetrics
@@ -198,7 +202,7 @@ async def _serving_with_routes(
     serving = _serving(config, engine=engine, metrics=metrics, name=announcement.generator_id)
     status.serving = serving
     scoring = _scoring(config, engine=engine, serving=serving, metrics=metrics, announcement=announcement)
-    sync = _weight_sync(config, engine=engine, serving=serving, metrics=metrics, client=client)
+    sync = await _weight_sync(stack, config, engine=engine, serving=serving, metrics=metrics, client=client)
     line = _served_line(app, stack, config=config, client=client, registry=registry)
     await _add_routes(app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync, line=line)
     await _add_adapters(
@@ -303,8 +307,14 @@ async def _add_adapters(
     add_adapter_routes(app, sampling=sampling)
 
 
-def _weight_sync(
-    config: GeneratorConfig, *, engine: Engine, serving: Serving, metrics: GeneratorMetrics, client: HttpClient
+async def _weight_sync(
+    stack: AsyncExitStack,
+    config: GeneratorConfig,
+    *,
+    engine: Engine,
+    serving: Serving,
+    metrics: GeneratorMetrics,
+    client: HttpClient,
 ) -> WeightSync | None:
     """None for a generator that serves alone: nobody changes its weights."""
     learner = config.join.learner
@@ -319,6 +329,7 @@ def _weight_sync(
         puller=puller,
         folder=folder,
         probe_s=with_size(PROBE_TIMEOUT_S, config.model),
+        tree=await _tree_downloads(stack, config, puller=puller, metrics=metrics, client=client),
     )
 
 
@@ -334,6 +345,25 @@ def _served_line(
     telling = asyncio.create_task(line.run(), name="served answers")
     stack.callback(telling.cancel)
     return line
+
+
+async def _tree_downloads(
+    stack: AsyncExitStack, config: GeneratorConfig, *, puller: Puller, metrics: GeneratorMetrics, client: HttpClient
+) -> TreeDownloads | None:
+    """None for a generator that does not pull. What it holds is deleted with the `stack`."""
+    join = config.join
+    if join.weights != "pull":
+        return None
+    # Of its own: the learner's token is nobody else's.
+    relay_client = await stack.enter_async_context(HttpClient(token=join.relay_token, tls=client_tls(config.http.tls)))
+    sources = TreeSources(
+        relays=join.relays, relay_client=relay_client, learner=f"{puller.learner}{TREE_ROUTE}", client=client,
+        patience_s=join.relay_patience_s, received=metrics.pulled,
+    )  # fmt: skip
+    held = stack.enter_context(
+        tempfile.TemporaryDirectory(prefix="headway-held-", dir=join.download_folder, ignore_cleanup_errors=True)
+    )
+    return TreeDownloads(sources=sources, folder=Path(held), dense=puller.bucket, healed=metrics.healed)
 
 
 async def _add_routes(
@@ -392,6 +422,8 @@ def _announcement(config: GeneratorConfig, *, listener: Listener, instance: str)
         backend=config.join.backend,
         channel=config.join.channel,
         staging=config.staging == "staging",
+        weights=config.join.weights,
+        relayed=bool(config.join.relays),
         max_model_len=config.context_tokens,
         serving_version=None,
     )

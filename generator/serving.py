@@ -43,6 +43,15 @@ class GeneratorMetrics:
             labels=("step",),
             known=one_label("group", "prepare", "pull", "commit", "probe"),
         )
+        self._pulled = metrics.counter(
+            "pulled_bytes",
+            "Bytes of the learner's tree of weights that came, by source.",
+            labels=("source",),
+            known=one_label("learner", "relay"),
+        )
+        self._healed = metrics.counter(
+            "healed_buckets", "Buckets that the tree of weights did not yield, brought whole."
+        )
         self._version = metrics.gauge("policy_version", "Number of the policy version served; -1 before the first.")
         self._pause = metrics.histogram(
             "commit_pause_seconds", "How long no token was sampled for a commit.", buckets=_SECONDS
@@ -96,6 +105,14 @@ class GeneratorMetrics:
         self._version.set(number)
         self._pause.observe(committed.pause_s)
         self._load.observe(committed.load_s)
+
+    def pulled(self, source: str, nbytes: int) -> None:
+        """Notes what came of the tree of weights from `learner` or `relay`."""
+        self._pulled.labels(source=source).inc(nbytes)
+
+    def healed(self) -> None:
+        """Notes a bucket that was brought whole."""
+        self._healed.inc()
 
     def sync_failed(self, step: str) -> None:
         """Notes a weight sync that failed at `step`."""

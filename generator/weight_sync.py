@@ -19,6 +19,7 @@ from generator.engine.gated_llm import HandedBack
 from generator.engine.refusals import RequestUntimely
 from generator.serving import GeneratorMetrics, Serving
 from generator.weights.plan import WeightSyncError
+from generator.weights.tree_download import ObjectMissing, TreeDownloads
 from protocol.fleet import (
     CHUNK_HASH_HEADER,
     PROBE_TIMEOUT_S,
@@ -71,6 +72,15 @@ class Puller:
             place = f"{url}/buckets/{index}?form={form}"
             await self._bucket(place, path, nbytes=bucket.nbytes, chunk_bytes=plan.chunk_bytes)
         return Prepare(version=version, epoch=PULLED_EPOCH, buckets=plan.buckets, adapter=plan.adapter), paths
+
+    async def bucket(self, version: str, index: int, path: str, nbytes: int) -> None:
+        """Writes one bucket of a version of whole weights to a file. Raises WeightSyncError, OSError."""
+        url = f"{self.learner}/v1/weights/{version}"
+        try:
+            plan = await self._client.get(f"{url}/plan?form=whole", PullPlan, deadline_s=CHUNK_TIMEOUT_S, retries=3)
+        except ServiceError as error:
+            raise WeightSyncError(f"the learner gave no plan of version {version}: {error}") from error
+        await self._bucket(f"{url}/buckets/{index}?form=whole", path, nbytes=nbytes, chunk_bytes=plan.chunk_bytes)
 
     async def _bucket(self, url: str, path: str, *, nbytes: int, chunk_bytes: int) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
@@ -126,8 +136,10 @@ class WeightSync:
         puller: Puller,
         folder: Path | None,
         probe_s: float = PROBE_TIMEOUT_S,
+        tree: TreeDownloads | None = None,
     ) -> None:
         self._probe_s = probe_s
+        self._tree = tree
         self._probes = 0
         self._engine = engine
         self._serving = serving
@@ -186,7 +198,7 @@ class WeightSync:
         began = time.monotonic()
         try:
             async with asyncio.timeout(request.deadline_s):
-                await self._download(request.version, form=request.form)
+                received = await self._download(request)
         except WeightSyncError as error:
             raise self._failed("pull", error) from error
         except OSError as error:  # a TimeoutError is one
@@ -196,12 +208,22 @@ class WeightSync:
             kind = PULL_TOOK_TOO_LONG if isinstance(error, TimeoutError) else "pull_failed"
             raise self._failed("pull", failure, kind=kind) from error
         self._epoch, self._staged = PULLED_EPOCH, request.version
-        return PrepareResult(version=request.version, receive_s=time.monotonic() - began)
+        return PrepareResult(version=request.version, receive_s=time.monotonic() - began, received_bytes=received)
 
-    async def _download(self, version: str, *, form: WeightForm) -> None:
+    async def _download(self, request: Pull) -> int | None:
+        """Bytes that came, where they are counted."""
+        if request.manifest is not None and self._tree is not None:
+            try:
+                plan, paths, received = await self._tree.download(request.version, request.manifest)
+            except ObjectMissing as error:
+                logger.warning("version %s is downloaded whole: %s", request.version, error)
+            else:
+                await self._engine.stage_files(plan, paths=paths)
+                return received
         with tempfile.TemporaryDirectory(prefix="headway-pull-", dir=self._folder) as folder:
-            plan, paths = await self._puller.download(version, Path(folder), form=form)
+            plan, paths = await self._puller.download(request.version, Path(folder), form=request.form)
             await self._engine.stage_files(plan, paths=paths)
+        return None
 
     async def commit(self, request: Commit) -> CommitResult:
         """Loads what is staged and serves it; then the logprobs of the probe. Raises RequestRefused."""

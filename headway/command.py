@@ -18,6 +18,7 @@
     headway fetch NAME ...   downloads models or data sets from the hub
     headway export RUN       writes a checkpoint as a Hugging Face folder
     headway keys FOLDER      makes the keys and tokens with which processes on several machines trust each other
+    headway relay            keeps a copy of a learner's weights near generators that pull them
     headway data convert     makes tasks of the rows of published data sets
 
 Nothing that it does is needed when the processes are deployed one by one.
@@ -293,6 +294,12 @@ _COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
 }  # fmt: skip
 
 
+def _run_relay(words: Sequence[str]) -> int:
+    from headway.relay_command import run_relay  # deferred for the same reason as the doctor
+
+    return run_relay(words)
+
+
 def _run_serve(words: Sequence[str]) -> int:
     from headway.serve_command import serve  # deferred for the same reason as the doctor
 
@@ -315,6 +322,7 @@ _OTHERS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "fetch": fetch,
     "export": export_checkpoint,
     "keys": make_keys,
+    "relay": _run_relay,
     "data": _run_data,
 }
 

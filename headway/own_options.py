@@ -73,6 +73,11 @@ _USAGES: Mapping[str, str] = {
     "export": """\
        headway export RUN|CHECKPOINT --to FOLDER [--merged] [--model FOLDER]
 """,
+    "relay": """\
+       headway relay (--from LEARNER | --from-relay RELAY) --folder FOLDER [--source-token-file FILE] [--gb N]
+                     [--port N] [--host HOST --token-file FILE] [--tls-cert-file FILE --tls-key-file FILE]
+                     [--tls-ca-file FILE] [--tls-client-ca-file FILE]
+""",
     "--version": """\
        headway --version
 """,
@@ -165,6 +170,11 @@ keys    make keys and tokens for processes on several machines, and print the se
         env-services that are new, adds theirs to what is in FOLDER; with the hosts of the machines, also makes a CA and
         certificates for HTTPS, or renews those that are there; --force replaces all that is there, as after a leak:
         env-services that are not named lose their keys, and with --host the CA is a new one
+""",
+    "relay": """\
+relay   keep a copy of a learner's weights in FOLDER, of at most N GB (64), near generators that pull them
+        (generator.join.relays), at port 7330 or another one; from the learner at its HTTP address, or from another
+        relay, so that a slow link carries them once
 """,
     "data": """\
 data    make tasks for the verifier code of rows of HumanEval(+), MBPP(+), APPS, TACO or LiveCodeBench, in JSONL or

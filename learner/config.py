@@ -325,6 +325,12 @@ class WeightsConfig(ConfigModel):
     parallel_pulls: int = Field(
         4, ge=1, description="downloads of generators at once; the others wait, or are taken by the next broadcast"
     )
+    anchor_every: int = Field(
+        50,
+        ge=1,
+        description="versions after which generators that pull (generator.join.weights) find the weights as they are "
+        "again, and between which what has changed; only late comers download the former",
+    )
     announce_every_s: float = Field(2.0, gt=0, description="how often a generator announces itself, in seconds")
     silence_s: float = Field(15.0, gt=0, description="a generator silent for so long leaves the fleet")
     probe_tokens: int = Field(

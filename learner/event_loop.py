@@ -49,6 +49,7 @@ from learner.weights.fleet import FleetMembers, IdleWatch, TrustedUrls
 from learner.weights.proofs import TOLERANCES
 from learner.weights.published import JoinReport, PublishedWeights, PublisherOptions, PublishReport, add_routes
 from learner.weights.publisher import Publisher
+from learner.weights.tree import TREE_FOLDER, add_tree_routes
 from learner.what_if_form import checked, form_of
 from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size, with_size
 from protocol.generation import Sampling
@@ -112,6 +113,8 @@ def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptio
         pull_timeout_s=weights.pull_timeout_s,
         parallel_pulls=weights.parallel_pulls,
         slowest_pull_bytes_per_s=weights.pull_mb_per_s * 1e6,
+        anchor_every=weights.anchor_every,
+        most_behind=max(1, config.max_lag // 2),
         probe_tolerance=weights.probe_tolerance,
         dtype=training.publish_dtype,
         as_computed=training.dtype == training.publish_dtype and not merged,
@@ -313,6 +316,8 @@ class EventLoopParts:
             waits=self.waits,
             published=self._published,
             joined=self._joined,
+            tree_folder=self.config.run.folder / TREE_FOLDER,
+            grown=self.metrics.grown,
         )
 
     def _make_samples(self) -> TrajectoryStore | None:
@@ -446,6 +451,7 @@ class EventLoopParts:
                 self.config.release, releases=releases, run=run.folder, may_write=self.records.may_write
             )
             add_feedback_routes(app, store=store, counted=self.release_metrics.rated)
+        add_tree_routes(app, folder=run.folder / TREE_FOLDER)
         own = add_status_route(
             app, service="learner", version=version("headway"), waits=self.waits, failures=self.failures,
             stopping=lambda: stop.requested, provider=self.status.report,

@@ -1,7 +1,8 @@
 """HTTP bodies by which a generator joins the learner's fleet and takes new weights; fingerprints of what it serves.
 
 New weights come in one of two ways, and both end with `Commit`: a broadcast to all that serve (`JoinGroup`, `Prepare`),
-or a download by one that has to catch up (`Pull`, then `PullPlan` and the chunks of each bucket, from the learner).
+or a download by one that has to catch up (`Pull`, then `PullPlan` and the chunks of each bucket, from the learner), or
+that always pulls (`Pull` with the name of a manifest: see `protocol.weight_tree`).
 
 By fingerprints of a model's directory processes check that they mean the same tokens. The tokenizer's is over its
 files, the chat template's over the template's text and what it is told in the whole run, the model's over the parts of
@@ -25,6 +26,8 @@ Channel = Literal["latest", "released", "canary"]
 """Versions that a generator holds: the newest, for rollouts; the released one, for users; or a candidate that some
 users try before it is released, and the released one while there is none.
 """
+WeightWay = Literal["broadcast", "pull"]
+"""Way in which a generator gets each version: with the others, or by a download of what has changed."""
 Condition = Literal["able", "stalled", "leaving"]
 """Of a generator: `able` takes weights and requests, the engine of a `stalled` one does not answer, and a `leaving` one
 lets its requests end.
@@ -82,6 +85,9 @@ class Announcement(WireModel):
     parameters of equal checksum. `serving_version` is None while it serves no whole weights, or is not `able`.
     `dtype` is that of its weights and activations. One without `staging` has no room for new weights beside the old: it
     receives a broadcast within its commit, which therefore has to be asked for while the broadcast is sent.
+
+    One whose `weights` are a `pull` takes part in no broadcast. If it is `relayed`, it pulls from others than the
+    learner as far as they have what it needs.
     """
 
     generator_id: str = Field(min_length=1, max_length=256)
@@ -92,6 +98,8 @@ class Announcement(WireModel):
     kind: str = Field(default="", max_length=256)
     dtype: str = Field(default="", max_length=32)
     staging: bool = True
+    weights: WeightWay = Field(default="broadcast", exclude_if=lambda way: way == "broadcast")
+    relayed: bool = Field(default=False, exclude_if=lambda relayed: not relayed)
     url: str = Field(min_length=1, max_length=2048)
     protocol_version: int
     fingerprints: Fingerprints
@@ -180,20 +188,24 @@ class Prepare(WireModel):
 
 
 class PrepareResult(WireModel):
-    """All buckets arrived and their hashes agree."""
+    """All buckets arrived and their hashes agree. `received_bytes` is told by one that pulled from a tree."""
 
     version: VersionText
     receive_s: float = Field(ge=0)
+    received_bytes: int | None = Field(default=None, ge=0, exclude_if=lambda nbytes: nbytes is None)
 
 
 class Pull(WireModel):
     """`POST /v1/weights/pull`: download this version from the learner of the announcements, and stage it, within
     `deadline_s`. Answered with PrepareResult; the commit that follows names the epoch `PULLED_EPOCH`.
+
+    With a `manifest`, which is the name of one, it is made of the tree of published weights.
     """
 
     version: VersionText
     deadline_s: float = Field(gt=0)
     form: WeightForm = Field(default="whole", exclude_if=lambda form: form == "whole")
+    manifest: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", exclude_if=lambda name: name is None)
 
 
 class PullPlan(WireModel):

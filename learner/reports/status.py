@@ -24,6 +24,7 @@ from learner.training.lag_gradients import LagReading
 from learner.training.step import StepMetrics
 from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.published import PublishReport
+from learner.weights.tree import DeltaReport
 from protocol.model import PolicyVersion
 from protocol.status import DiskStatus, EventStatus, PeerStatus, ProgressStatus, QueueStatus, Report
 from services.http.gpu_metrics import GpuMetrics
@@ -172,6 +173,12 @@ class LearnerMetrics:
             "publish_pause_seconds", "Longest pause of a generator in a publish.", buckets=_SECONDS
         )
         self._sent = metrics.gauge("publish_bytes", "Bytes that each generator received in the newest publish.")
+        self._changes = metrics.gauge(
+            "changes_bytes", "Bytes of what the newest version has changed, as generators that pull download it."
+        )
+        self._changed = metrics.gauge(
+            "changed_weights_ratio", "Share of the weights that the newest version has changed, if a generator pulls."
+        )
         self._gap = metrics.gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
         self._joins = metrics.counter("joins", "Generators that caught up by a download.")
         self._generators = metrics.gauge(
@@ -288,6 +295,12 @@ class LearnerMetrics:
         self._pause.observe(report.pause_s)
         self._sent.set(report.sent_bytes)
         self._gap.set(report.probe_gap)
+
+    def grown(self, report: DeltaReport) -> None:
+        """Notes a version that was written for generators that pull."""
+        if report.changes_bytes:
+            self._changes.set(report.changes_bytes)
+            self._changed.set(report.changed_share)
 
     def joined(self) -> None:
         """Notes a generator that caught up by a download."""

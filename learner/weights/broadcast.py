@@ -139,13 +139,14 @@ class WeightBroadcast:
         """Members that are within a round, or still commit what one brought them."""
 
     def takes(self, member: FleetMember) -> bool:
-        """True if a member is broadcast to. Not while it catches up, nor after failures in a row."""
+        """True if a member is broadcast to. Not while it catches up, nor after failures in a row, nor if it pulls."""
         failures = self._failures.get(_process(member)) or 0
-        return member.able and member.serving is not None and failures < _FAILURES_TO_LEAVE
+        return member.able and not member.pulls and member.serving is not None and failures < _FAILURES_TO_LEAVE
 
     def takes_joiner(self, member: FleetMember) -> bool:
         """True if one that waits for its download may be broadcast to instead. A failure would cost the others time."""
-        return member.able and member not in self.busy and not self._failures.get(_process(member))
+        is_free = member.able and not member.pulls and member not in self.busy
+        return is_free and not self._failures.get(_process(member))
 
     async def run(self, members: Sequence[FleetMember], packed: PackedWeights) -> RoundResult:
         """Brings `packed` to as many of `members` as take it."""

@@ -4,8 +4,9 @@
        └────── taken by the next broadcast, which brings one version to all of them at once
 
 So many download at once as do it in time: one fewer half of them after a download that took too long, one more after
-each that did not. A deadline grows with the bytes, and doubles for who has missed it. Being slow together is no fault:
-only what fails by itself is counted, and failures in a row expel a generator, by name, where another one serves.
+each that did not. Those that pull from relays are not counted. A deadline grows with the bytes, and doubles for who has
+missed it. Being slow together is no fault: only what fails by itself is counted, and failures in a row expel a
+generator, by name, where another one serves.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.proofs import Commits, Proof
 from learner.weights.provenance import InstanceMemory
 from learner.weights.published import PackedWeights, PublishedWeights, PublisherOptions
+from learner.weights.tree import WeightTree
 from protocol.fleet import PULL_TOOK_TOO_LONG, PULLED_EPOCH, PrepareResult, Pull
 from services.http.client import ServiceError, ServiceFailed, ServiceRefused, ServiceTimeout, ServiceUnreachable
 
@@ -31,12 +33,16 @@ _MAX_DOUBLINGS = 3
 
 @dataclass(frozen=True)
 class CaughtUpMember:
-    """A member that serves what it downloaded, and where the seconds went."""
+    """A member that serves what it downloaded, where the seconds went, and how many bytes came. One that pulls may have
+    served the version before until then.
+    """
 
     proof: Proof
     packed: PackedWeights
     pull_s: float
     commit_s: float
+    received_bytes: int
+    served_before: bool
 
 
 @dataclass
@@ -60,9 +66,11 @@ class CatchUps:
         tasks: asyncio.TaskGroup,
         joined: Callable[[CaughtUpMember], None],
         ended: Callable[[], None],
+        tree: WeightTree | None = None,
     ) -> None:
         self._fleet = fleet
         self._shelf = shelf
+        self._tree = tree
         self._commits = commits
         self._options = options
         self._tasks = tasks
@@ -103,13 +111,29 @@ class CatchUps:
         for member in members:
             self._waiting.pop(member, None)
 
+    def newest_for(self, member: FleetMember) -> PackedWeights | None:
+        """The version that a member is to have: for those that pull it is the newest that the tree has.
+
+        Adapters are small as they are, and not in the tree.
+        """
+        newest = self._shelf.newest
+        if not member.pulls or self._tree is None or self._tree.is_broken or newest is None or newest.adapter:
+            return newest
+        return self._tree.newest
+
     def _start_next(self) -> None:
-        while self._waiting and len(self._downloading) < self._at_once and self._shelf.newest is not None:
-            member = next(iter(self._waiting))
+        for member in tuple(self._waiting):
+            packed = self.newest_for(member)
+            if packed is None or not self._has_room_for(member):
+                continue
             del self._waiting[member]
             if self._fleet.holds(member):
-                work = self._join(member, self._shelf.newest)
+                work = self._join(member, packed)
                 self._downloading[member] = self._tasks.create_task(work, name=f"join {member.generator_id}")
+
+    def _has_room_for(self, member: FleetMember) -> bool:
+        counted = sum(not other.announcement.relayed for other in self._downloading)
+        return member.announcement.relayed or counted < self._at_once
 
     async def _join(self, member: FleetMember, packed: PackedWeights) -> None:
         alone = self._at_once == 1
@@ -140,13 +164,20 @@ class CatchUps:
         start = time.monotonic()
         deadline_s = self._deadline_s(member, packed)
         member.form = packed.form_for([member.base])
-        body = Pull(version=str(packed.version), deadline_s=deadline_s, form=member.form)
-        await self._commits.ask(member, "pull", body, PrepareResult, deadline_s=deadline_s + _GRACE_S)
+        manifest = None if self._tree is None or not member.pulls else self._tree.manifest(packed)
+        body = Pull(version=str(packed.version), deadline_s=deadline_s, form=member.form, manifest=manifest)
+        came = await self._commits.ask(member, "pull", body, PrepareResult, deadline_s=deadline_s + _GRACE_S)
         pulled = time.monotonic()
         proof = await self._commits.commit(member, packed, epoch=PULLED_EPOCH)
         ended = time.monotonic()
+        served_before = member.pulls and member.serving is not None
         if self._commits.accept([proof], packed):
-            self._joined(CaughtUpMember(proof=proof, packed=packed, pull_s=pulled - start, commit_s=ended - pulled))
+            received = packed.nbytes(member.form) if came.received_bytes is None else came.received_bytes
+            took = CaughtUpMember(
+                proof=proof, packed=packed, pull_s=pulled - start, commit_s=ended - pulled, received_bytes=received,
+                served_before=served_before,
+            )  # fmt: skip
+            self._joined(took)
 
     def _deadline_s(self, member: FleetMember, packed: PackedWeights) -> float:
         """Enough for a slow link that is shared by all that may download at once."""

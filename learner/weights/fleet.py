@@ -73,6 +73,11 @@ class FleetMember:
         """True if it can take weights now."""
         return self.announcement.condition == "able" and self.doubted is None
 
+    @property
+    def pulls(self) -> bool:
+        """True if it takes part in no broadcast, and gets each version by a download of its own."""
+        return self.announcement.weights == "pull"
+
 
 @dataclass
 class FleetMembers:

@@ -116,6 +116,10 @@ class PublisherOptions:
     """Before the second try of a download; twice as long each time."""
     pull_attempts: int = 5
     """Failures in a row after which a generator is expelled."""
+    anchor_every: int = 50
+    """Versions after which the tree for those that pull has the weights as they are again."""
+    most_behind: int = 1
+    """Versions that one which pulls may be behind the newest before others do without it."""
 
 
 class VersionNotPublished(LookupError):
@@ -232,6 +236,7 @@ class PublishedWeights:
     def lent(self, packed: PackedWeights) -> Iterator[None]:
         """Keeps a version while the body runs."""
         version = str(packed.version)
+        self._kept.setdefault(version, packed)
         self._pulled[version] += 1
         try:
             yield

@@ -1,12 +1,14 @@
 """Weight sync, the learner's side: the newest weights to every generator, two-phase, while training goes on.
 
     trainer thread ──offer()──▶ hash ──▶ shelf ──┬─ rounds ─▶ those that serve: broadcast, one version at a time
-                                                 └─ joins ──▶ those that do not: a few downloads, beside the rounds
+                                                 ├─ joins ──▶ those that do not: a few downloads, beside the rounds
+                                                 └─ tree ──▶ joins ──▶ those that pull: what has changed
 
 | loop   | waits for                            | and then                                                           |
 |--------|--------------------------------------|--------------------------------------------------------------------|
 | hash   | an offer                             | hashes the newest, bucket by bucket; offers made meanwhile coalesce |
 | rounds | a packed version                     | broadcasts the newest to all that serve, or wait for a download    |
+| tree   | a packed version, one that pulls     | writes what has changed in it, for those that pull                  |
 | joins  | a change of the fleet, a round's end | begins downloads for those that have to catch up, and waits for none |
 | doubts | a change of the fleet                | ends the run if all generators are doubted, and stay so            |
 
@@ -14,7 +16,9 @@ Every wait but those in the table has a deadline; none of them is the trainer's.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from learner.weights.broadcast import RoundResult, WeightBroadcast
 from learner.weights.catch_up import CatchUps, CaughtUpMember
@@ -29,10 +33,14 @@ from learner.weights.published import (
     PublishReport,
     Snapshot,
 )
+from learner.weights.tree import DeltaReport, WeightTree
 from services.http.client import HttpClient
 from services.http.waiting import QUIET_S, Waiting
 from services.process import DaemonThreads
 
+logger = logging.getLogger(__name__)
+
+_TREE_RETRY_S = 5.0
 _ROUNDS_REST_S = 1.0
 _NONE_SERVES = (
     "one loads its model first, which takes minutes if that is large; its own log says how far it is, and `headway "
@@ -66,6 +74,8 @@ class Publisher:
         waits: Waiting,
         published: Callable[[PublishReport], None],
         joined: Callable[[JoinReport], None],
+        tree_folder: Path | None = None,
+        grown: Callable[[DeltaReport], None] = lambda report: None,
     ) -> None:
         self._fleet = fleet
         self._options = options
@@ -81,6 +91,12 @@ class Publisher:
         )
         self._commits = Commits(fleet=fleet, client=client, proofs=proofs, timeout_s=options.commit_timeout_s)
         self._threads = DaemonThreads(name="weight-plane")
+        self._grown = grown
+        self._tree = (
+            None
+            if tree_folder is None
+            else WeightTree(tree_folder, anchor_every=options.anchor_every, threads=self._threads)
+        )
         self._packer = Packer(incarnation=options.incarnation, threads=self._threads)
         self._offered: Snapshot | None = None
         self._held_at: int | None = None
@@ -93,6 +109,7 @@ class Publisher:
         self._offer_came = asyncio.Event()
         self._round_due = asyncio.Event()
         self._joins_due = asyncio.Event()
+        self._tree_due = asyncio.Event()
         self._progress = asyncio.Event()
         self._doubts_due = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -146,16 +163,19 @@ class Publisher:
             )
             joins = CatchUps(
                 fleet=self._fleet, shelf=self._shelf, commits=self._commits, options=self._options, tasks=tasks,
-                joined=self._caught_up, ended=self._wake,
+                joined=self._caught_up, ended=self._wake, tree=self._tree,
             )  # fmt: skip
             tasks.create_task(self._pack(), name="pack")
             tasks.create_task(self._run_rounds(rounds, joins), name="rounds")
             tasks.create_task(self._run_joins(rounds, joins), name="joins")
             tasks.create_task(self._watch_doubts(), name="doubts")
+            if self._tree is not None:
+                tasks.create_task(self._grow(self._tree), name="tree")
 
     def _wake(self) -> None:
         self._round_due.set()
         self._joins_due.set()
+        self._tree_due.set()
 
     async def _pack(self) -> None:
         while True:
@@ -166,6 +186,46 @@ class Publisher:
             packed = await self._packer.pack(snapshot)
             self._shelf.put(packed)
             self._wake()
+
+    async def _grow(self, tree: WeightTree) -> None:
+        """Only while somebody pulls: it reads all weights of two versions."""
+        while True:
+            await self._tree_due.wait()
+            self._tree_due.clear()
+            newest = self._shelf.newest
+            if newest is None or newest is tree.newest or not any(member.pulls for member in self._fleet.members()):
+                continue
+            self._suspend_late()
+            if newest.adapter is not None:
+                continue
+            try:
+                self._grown(await tree.add(newest))
+            except OSError as error:
+                logger.error(
+                    "version %s was not written for generators that pull, which download it whole: %s; they pull what "
+                    "changes again once there is room in %s", newest.version, error, tree.folder,
+                )  # fmt: skip
+                self._joins_due.set()
+                await asyncio.sleep(_TREE_RETRY_S)
+            self._wake()
+
+    def _suspend_late(self) -> None:
+        """Those that pull and are further behind than the bound on the lag has room for serve nothing until they have
+        caught up, if others do: leases are granted by the oldest version that is served.
+        """
+        newest = self._shelf.newest
+        if newest is None:
+            return
+        oldest = newest.version.number - self._options.most_behind
+        serving = [member for member in self._fleet.members() if member.serving is not None]
+        late = [member for member in serving if member.pulls and member.serving and member.serving.number < oldest]
+        if len(late) < len(serving):
+            for member in late:
+                logger.warning(
+                    "generator %s pulls too slowly: it serves version %s, the newest is %s, and gets no requests until "
+                    "it has caught up", member.generator_id, member.serving, newest.version,
+                )  # fmt: skip
+                self._fleet.suspend(member)
 
     async def _run_rounds(self, rounds: WeightBroadcast, joins: CatchUps) -> None:
         try:
@@ -207,7 +267,11 @@ class Publisher:
         while True:
             await self._joins_due.wait()
             self._joins_due.clear()
-            behind = [m for m in self._fleet.members() if m not in rounds.busy and self._has_to_catch_up(m, rounds)]
+            behind = [
+                member
+                for member in self._fleet.members()
+                if member not in rounds.busy and self._has_to_catch_up(member, rounds, joins)
+            ]
             rounds.part_with(behind)
             joins.begin(behind)
             if self._may_begin_with(joins.waiting):
@@ -230,9 +294,9 @@ class Publisher:
         self._rounds_rest = True
         self._wake()
 
-    def _has_to_catch_up(self, member: FleetMember, rounds: WeightBroadcast) -> bool:
+    def _has_to_catch_up(self, member: FleetMember, rounds: WeightBroadcast, joins: CatchUps) -> bool:
         """It serves nothing; or it is behind, and no round will bring it the newest version."""
-        newest = self._shelf.newest
+        newest = joins.newest_for(member)
         if newest is None or not member.able or member.serving == newest.version:
             return False
         return member.serving is None or self._rounds_rest or not rounds.takes(member)
@@ -267,9 +331,11 @@ class Publisher:
     def _caught_up(self, joined: CaughtUpMember) -> None:
         """A version that no round brings to anybody is published by the first download."""
         proof = joined.proof
-        self._joined(_join_of(proof, joined.packed, seconds=joined.pull_s + joined.commit_s))
+        if not joined.served_before:
+            self._joined(_join_of(proof, joined.packed, seconds=joined.pull_s + joined.commit_s))
         report = _publish_of(joined)
-        if all(member.serving is None or member is proof.member for member in self._fleet.members()):
+        others = [member for member in self._fleet.members() if member is not proof.member]
+        if all(member.serving is None or member.pulls for member in others):
             self._say_published(report)
         else:
             self._unreported = report
@@ -293,5 +359,5 @@ def _publish_of(joined: CaughtUpMember) -> PublishReport:
         commit_s=joined.commit_s,
         pause_s=joined.proof.answer.pause_s,
         probe_gap=joined.proof.gap.mean,
-        sent_bytes=joined.packed.nbytes(joined.proof.form),
+        sent_bytes=joined.received_bytes,
     )

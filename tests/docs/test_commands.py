@@ -30,6 +30,7 @@ ELSEWHERE: Mapping[str, str] = {
     "env-service try": "it wants a generator; tests/env_service/test_workbench.py has one",
     "env-service tasks": "tests/env_service/task_sets/test_mining.py makes tasks of a small repository",
     "env-service host": "it serves until a signal; tests/env_service/hosting starts it",
+    "headway relay": "it serves until a signal; tests/headway/test_relay.py has its routes",
     "reward-service": "it serves until a signal; tests/e2e/test_serve.py starts it beside the example",
     "env-service runtime": "it fetches packages; tests/env_service/runtimes/test_building.py builds images",
     "python -m simulation": "tests/simulation runs it",

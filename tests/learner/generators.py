@@ -35,6 +35,7 @@ from protocol.fleet import (
     Reprobe,
     ReprobeResult,
     WeightForm,
+    WeightWay,
     is_factor,
 )
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
@@ -176,6 +177,10 @@ class ScriptedGenerator:
     refuses: Callable[[str], bool] = lambda _: False
     stalls: Callable[[str], bool] = lambda _: False
     workers: int = 1
+    weights_way: WeightWay = "broadcast"
+    relayed: bool = False
+    manifests: list[str | None] = field(default_factory=list)
+    """Of each pull."""
     stale_checksum: str = ""
     says: Callable[[int], NDArray[np.float64]] | None = None
     dies_in_prepare: Callable[[Prepare], bool] = lambda _: False
@@ -208,7 +213,7 @@ class ScriptedGenerator:
             instance=self.instance,
             condition=self.condition,
             world_size=self.workers,
-        )
+        ).model_copy(update={"weights": self.weights_way, "relayed": self.relayed})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["ScriptedGenerator"]:
@@ -274,6 +279,7 @@ class ScriptedGenerator:
         async def pull(body: Annotated[Pull, Depends(json_body(Pull))]) -> Response:
             self.pulls.append(body.version)
             self.limits.append(body.deadline_s)
+            self.manifests.append(body.manifest)
             await self._scripted("pull")
             with self.link.used():
                 await self.link.check()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -20,6 +21,7 @@ from learner.weights.published import (
     add_weight_routes,
 )
 from learner.weights.publisher import Publisher
+from learner.weights.tree import DeltaReport, add_tree_routes
 from protocol.status import Readiness
 from services.http.app import create_app
 from services.http.client import HttpClient
@@ -75,11 +77,13 @@ class PublishingLearner:
     options: PublisherOptions
     client: HttpClient
     silence_s: float = 60.0
+    tree_folder: Path | None = None
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
     shelf: PublishedWeights = field(default_factory=PublishedWeights)
     url: str = ""
     reports: list[PublishReport] = field(default_factory=list)
     joined: list[JoinReport] = field(default_factory=list)
+    grown: list[DeltaReport] = field(default_factory=list)
     history: list[dict[str, str]] = field(default_factory=list)
     publishing: "asyncio.Future[None]" = field(default_factory=asyncio.Future)
 
@@ -99,6 +103,8 @@ class PublishingLearner:
             waits=Waiting(),
             published=self._published,
             joined=self._joined,
+            tree_folder=self.tree_folder,
+            grown=self.grown.append,
         )
 
     def _changed(self) -> None:
@@ -141,9 +147,11 @@ class PublishingLearner:
 
 
 @asynccontextmanager
-async def learner(options: PublisherOptions = OPTIONS, *, silence_s: float = 60.0) -> AsyncIterator[PublishingLearner]:
+async def learner(
+    options: PublisherOptions = OPTIONS, *, silence_s: float = 60.0, tree_folder: Path | None = None
+) -> AsyncIterator[PublishingLearner]:
     async with HttpClient() as client:
-        made = PublishingLearner(options=options, client=client, silence_s=silence_s)
+        made = PublishingLearner(options=options, client=client, silence_s=silence_s, tree_folder=tree_folder)
         app = create_app(
             service="learner",
             version="1",
@@ -152,6 +160,8 @@ async def learner(options: PublisherOptions = OPTIONS, *, silence_s: float = 60.
             metrics=Metrics("learner"),
         )
         add_weight_routes(app, shelf=made.shelf)
+        if tree_folder is not None:
+            add_tree_routes(app, folder=tree_folder)
         with Listener(host="127.0.0.1", port=0) as listener:
             made.url = listener.url
             http = asyncio.create_task(serve_http(app, listener, finish_s=0))
