@@ -328,8 +328,8 @@ async def learner_role(*, host: str, parameters: int, share: float, folder: str)
             if asked["do"] == "publish":
                 moved = torch.rand(parameters, generator=random) < share
                 weights.view(torch.int16).add_(moved.to(torch.int16))
-                rows = weights.view(-1, 1 << 10).split(1 << 13)
-                named = [(f"layer.{index}", part) for index, part in enumerate(rows)]
+                parts = range(0, parameters, 1 << 23)
+                named = [(f"layer.{index}", weights[at : at + (1 << 23)]) for index, at in enumerate(parts)]
                 buckets = lay_out(named, bucket_bytes=64 << 20)
                 packed = await packer.pack(Snapshot(number, buckets=buckets, probe=Probe(texts=(), logprobs=())))
                 shelf.put(packed)
@@ -395,7 +395,7 @@ def play(role: str, told: dict[str, Any]) -> None:
 
         sys.argv = ["headway", "relay", *told["words"]]
         headway()
-    asyncio.run({"learner": learner_role, "generator": generator_role}[role](**told))
+    asyncio.run(learner_role(**told) if role == "learner" else generator_role(**told))
 
 
 class _MeasuredLink:

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
-_OBJECT_TIMEOUT_S = 5.0
+_OBJECT_TIMEOUT_S = 15.0
 _SLOWEST_BYTES_PER_S = 100e3
 _AT_ONCE = 4
 _PAUSE_S = 0.3

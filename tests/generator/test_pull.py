@@ -24,7 +24,7 @@ async def test_an_engine_that_pulls_proves_each_version_and_requests_go_on_over_
         served(rig, ours, held=held) as generator,
     ):
         generator.join(ours)
-        running: asyncio.Task[list[VersionSpan]] | None = None
+        running: list[asyncio.Task[list[VersionSpan]]] = []
         for version in range(4):
             rig.policy.change(seed=20 + version)
             ours.publisher.offer(snapshot_of(rig.policy, version=version))
@@ -32,9 +32,9 @@ async def test_an_engine_that_pulls_proves_each_version_and_requests_go_on_over_
             await ours.until(lambda at=version: ours.reports[-1].version == at)  # type: ignore[misc]
             assert ours.reports[-1].probe_gap < 1e-4
             assert max(largest_gap(rig, each) for each in await sample(rig)) < TOLERANCE
-            if running is None:
-                running = asyncio.create_task(_spans_of_a_long_one(rig))
-        versions = [span.version for span in await running]
+            if not running:
+                running.append(asyncio.create_task(_spans_of_a_long_one(rig)))
+        versions = [span.version for span in await running[0]]
         assert versions[0] == "1.0"
         assert len(versions) > 1, "it ran over an update"
         assert [report.anchor_bytes > 0 for report in ours.grown] == [True, False, False, False]
