@@ -1,4 +1,4 @@
-"""What a version changes in the weights, and how long it takes to serve it over a slow link: whole, and its changes.
+"""Changes of the weights from version to version, and the time to serve them over a slow link, or the whole weights.
 
     python -m benchmarks.weight_deltas changes [--versions 40] [--rates 1e-6 1e-5 1e-4 5e-4] [--check 200]
     python -m benchmarks.weight_deltas link [--parameters 30000000] [--share 0.02] [--loss 0 10] [--generators 3]
@@ -50,7 +50,7 @@ MBIT = 100
 _XDP, _BPF_PROG_LOAD, _BPF_LINK_CREATE, _BPF = 37, 5, 28, 321
 
 
-class FolderClient(HttpClient):
+class TreeFolderClient(HttpClient):
     """Reads a tree's objects from its folder, in place of a connection."""
 
     def __init__(self, folder: Path) -> None:
@@ -87,7 +87,7 @@ class FollowedTree:
         tree = WeightTree(folder / "tree", anchor_every=anchor_every, threads=DaemonThreads(name="benchmark"))
         held = folder / "held"
         held.mkdir()
-        client = FolderClient(tree.folder)
+        client = TreeFolderClient(tree.folder)
         sources = TreeSources(relays=(), relay_client=client, learner="http://l", client=client, patience_s=0.0)
         return cls(tree, TreeDownloads(sources=sources, folder=held, dense=_no_whole_bucket))
 

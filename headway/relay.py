@@ -120,7 +120,7 @@ class ObjectCache:
         return None
 
     async def newest(self) -> bytes:
-        """What the source calls the newest version; while it does not answer, what it said last."""
+        """The newest version by the source's word, or its last word while it does not answer."""
         try:
             self._newest, _ = await self._client.download(f"{self._source}/{NEWEST_FILE}", deadline_s=_DEADLINE_S)
         except ServiceError as error:
@@ -150,7 +150,7 @@ class ObjectCache:
         raise RequestRefused(502, "damaged", f"object {name} arrived damaged {_TRIES} times from {self._source}")
 
     def _keep(self, name: str, content: bytes) -> None:
-        """One that there is no room for is handed out all the same."""
+        """Keeps an object, if there is room; without room it is handed out all the same."""
         beside = self._folder / f".{name}"
         try:
             beside.write_bytes(content)

@@ -67,8 +67,8 @@ class TreePart(WireModel):
     raw_bytes: int = Field(ge=1)
 
 
-class Manifest(WireModel):
-    """How a version is made: of its base and `parts`, or of `whole`; one of these may be missing.
+class VersionManifest(WireModel):
+    """The making of a version: of its base and `parts`, or of `whole`; one of these may be missing.
 
     `hashes` are those of its buckets (`BucketSpec.xxh3`).
     """

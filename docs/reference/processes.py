@@ -28,6 +28,7 @@ from learner.teachers.teachers import TeacherMetrics
 from learner.tenants.load import NO_LOAD, TenantMetrics
 from learner.tenants.served_adapters import add_adapter_routes
 from learner.weights.published import add_routes as add_learner_routes
+from learner.weights.tree import add_tree_routes
 from protocol.status import Kind, Readiness, Report
 from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
@@ -137,6 +138,7 @@ def _learner() -> Described:
     TenantMetrics(metrics, read=lambda: NO_LOAD)
     app = _app("learner", metrics)
     add_learner_routes(app, fleet=_ABSENT, shelf=_ABSENT)
+    add_tree_routes(app, folder=_ABSENT)
     add_release_routes(app, releases=_ABSENT)
     add_feedback_routes(app, store=_ABSENT, counted=_ABSENT)
     add_adapter_routes(app, _ABSENT)

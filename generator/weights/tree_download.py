@@ -29,7 +29,7 @@ from pydantic import BaseModel, ValidationError
 from generator.weights.plan import WeightSyncError
 from protocol.fleet import PULLED_EPOCH, BucketSpec, Prepare
 from protocol.weight_deltas import Bytes, DeltaDamaged, apply_frames
-from protocol.weight_tree import OBJECTS, Manifest, TreeLayout, TreePart, name_of, parts_bytes
+from protocol.weight_tree import OBJECTS, VersionManifest, TreeLayout, TreePart, name_of, parts_bytes
 from services.http.client import HttpClient, ServiceError, ServiceRefused
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class _HeldWeights:
     """Verified weights in files, one for each bucket, and the manifest that they are of."""
 
     name: str
-    manifest: Manifest
+    manifest: VersionManifest
     folder: Path
 
     def path(self, index: int) -> Path:
@@ -155,10 +155,10 @@ class _HeldWeights:
 
 @dataclass(frozen=True)
 class _Chain:
-    """What is to be applied, in order: the whole weights of an anchor, if there is one; the changes of the steps."""
+    """Work to be applied in order: the whole weights of an anchor, if there is one; the changes of the steps."""
 
-    steps: tuple[Manifest, ...]
-    anchor: Manifest | None = None
+    steps: tuple[VersionManifest, ...]
+    anchor: VersionManifest | None = None
 
     @property
     def from_held(self) -> bool:
@@ -240,7 +240,7 @@ class TreeDownloads:
 
     async def _chain(self, made: _HeldWeights) -> _Chain:
         """The way to a version that has the fewest bytes: from what is held, or from the last anchor."""
-        steps: list[Manifest] = []
+        steps: list[VersionManifest] = []
         name, step = made.name, made.manifest
         from_anchor: _Chain | None = None
         while not self._holds(name, step):
@@ -263,13 +263,13 @@ class TreeDownloads:
             raise ObjectMissing(f"version {made.manifest.version} leads back to no anchor, nor to what is held")
         return from_anchor
 
-    def _is_nearer(self, anchor: _Chain, steps: Sequence[Manifest]) -> bool:
+    def _is_nearer(self, anchor: _Chain, steps: Sequence[VersionManifest]) -> bool:
         """True if there is no way from what is held that has fewer bytes."""
         assert anchor.anchor is not None, "one from an anchor"
         whole = parts_bytes(anchor.anchor.whole) + sum(parts_bytes(step.parts) for step in anchor.steps)
         return self._held is None or sum(parts_bytes(step.parts) for step in steps) > whole
 
-    async def _former(self, name: str, *, layout: str) -> Manifest | None:
+    async def _former(self, name: str, *, layout: str) -> VersionManifest | None:
         """None where the tree has it not any more, or weights were laid out otherwise in it."""
         try:
             found = await self._manifest(name)
@@ -277,7 +277,7 @@ class TreeDownloads:
             return None
         return found if found.layout == layout else None
 
-    def _holds(self, name: str, manifest: Manifest) -> bool:
+    def _holds(self, name: str, manifest: VersionManifest) -> bool:
         """True also for equal weights of another life of the learner."""
         held = self._held
         if held is None:
@@ -313,7 +313,7 @@ class TreeDownloads:
                 task.cancel()
             await asyncio.gather(*coming, return_exceptions=True)
 
-    async def _specs(self, manifest: Manifest) -> tuple[BucketSpec, ...]:
+    async def _specs(self, manifest: VersionManifest) -> tuple[BucketSpec, ...]:
         layout = self._layouts.get(manifest.layout)
         if layout is None:
             layout = _parsed(await self._sources.fetch(manifest.layout), TreeLayout, manifest.layout)
@@ -323,8 +323,8 @@ class TreeDownloads:
         except ValueError as error:
             raise WeightSyncError(f"version {manifest.version} has hashes of another layout: {error}") from error
 
-    async def _manifest(self, name: str) -> Manifest:
-        return _parsed(await self._sources.fetch(name), Manifest, name)
+    async def _manifest(self, name: str) -> VersionManifest:
+        return _parsed(await self._sources.fetch(name), VersionManifest, name)
 
 
 def _parsed(content: bytes, model: type[M], name: str) -> M:

@@ -210,8 +210,8 @@ class Publisher:
             self._wake()
 
     def _suspend_late(self) -> None:
-        """Those that pull and are further behind than the bound on the lag has room for serve nothing until they have
-        caught up, if others do: leases are granted by the oldest version that is served.
+        """Takes members that pull, and are further behind than the bound on the lag has room for, out of service until
+        they have caught up, if others serve: leases are granted by the oldest version that is served.
         """
         newest = self._shelf.newest
         if newest is None:

@@ -31,7 +31,7 @@ from protocol.weight_tree import (
     OBJECTS,
     TREE_ROUTE,
     LayoutBucket,
-    Manifest,
+    VersionManifest,
     ManifestRef,
     ObjectName,
     TreeLayout,
@@ -160,7 +160,7 @@ class WeightTree:
         changes = _Contents() if base is None else self._contents(packed, base.packed)
         is_anchor = base is None or self._is_anchor_due()
         whole = self._contents(packed, None) if is_anchor else _Contents()
-        manifest = Manifest(
+        manifest = VersionManifest(
             version=str(packed.version),
             layout=self._put(layout.model_dump_json().encode()),
             hashes=tuple(bucket.spec.xxh3 for bucket in packed.buckets),

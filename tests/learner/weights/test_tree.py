@@ -13,7 +13,7 @@ from generator.weights.tree_download import TreeDownloads, TreeSources
 from learner.weights.process_group import lay_out
 from learner.weights.published import PackedWeights, Packer, Snapshot
 from learner.weights.tree import WeightTree
-from protocol.weight_tree import OBJECTS, Manifest
+from protocol.weight_tree import OBJECTS, VersionManifest
 from services.http.client import HttpClient, ServiceRefused
 from services.process import DaemonThreads
 from tests.learner.generators import ScriptedGenerator
@@ -162,7 +162,7 @@ async def test_where_the_changes_are_longer_than_an_anchor_the_anchor_is_taken(t
     before = len(seldom.client.asked)
     await seldom.pull(packed)
     manifests = [
-        Manifest.model_validate_json(tree.file(name).read_bytes())
+        VersionManifest.model_validate_json(tree.file(name).read_bytes())
         for name in seldom.client.asked[before:]
         if tree.file(name).exists() and tree.file(name).read_bytes().startswith(b'{"version"')
     ]
@@ -175,7 +175,7 @@ async def test_a_damaged_or_a_lost_object_is_made_good_by_the_learners_own_bucke
     await ours.pull(await grown(tree, weights, 0))
     for version, damage in enumerate((_flipped, _cut, _lost), 1):
         packed = await grown(tree, weights, version)
-        manifest = Manifest.model_validate_json(tree.file(str(tree.manifest(packed))).read_bytes())
+        manifest = VersionManifest.model_validate_json(tree.file(str(tree.manifest(packed))).read_bytes())
         victim = manifest.parts[0].name
         ours.client.damage = lambda name, content, at=victim, how=damage: how(content) if name == at else content  # type: ignore[misc]
         ours.dense = []
