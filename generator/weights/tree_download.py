@@ -29,7 +29,7 @@ from pydantic import BaseModel, ValidationError
 from generator.weights.plan import WeightSyncError
 from protocol.fleet import PULLED_EPOCH, BucketSpec, Prepare
 from protocol.weight_deltas import Bytes, DeltaDamaged, apply_frames
-from protocol.weight_tree import OBJECTS, VersionManifest, TreeLayout, TreePart, name_of, parts_bytes
+from protocol.weight_tree import OBJECTS, TreeLayout, TreePart, VersionManifest, name_of, parts_bytes
 from services.http.client import HttpClient, ServiceError, ServiceRefused
 
 logger = logging.getLogger(__name__)

@@ -31,11 +31,11 @@ from protocol.weight_tree import (
     OBJECTS,
     TREE_ROUTE,
     LayoutBucket,
-    VersionManifest,
     ManifestRef,
     ObjectName,
     TreeLayout,
     TreePart,
+    VersionManifest,
     name_of,
     parts_bytes,
 )
