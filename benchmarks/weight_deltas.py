@@ -4,9 +4,10 @@
     python -m benchmarks.weight_deltas link [--parameters 30000000] [--share 0.02] [--loss 0 10] [--generators 3]
 
 `changes` trains models/addition by GRPO as `benchmarks.lag_cost` does (the real trainer, a plain sampler of the same
-weights in place of vLLM and the services; 256 completions a step in groups of 4, four updates a step, constant learning
-rate after five of warm-up), computing in bfloat16 with float32 masters. After each step the weights are published to
-the real tree, pulled from it by the generator's own code, and compared with the weights as they are, bit by bit.
+weights in place of vLLM and the services; 256 completions a step in groups of 4, by four updates: two in each of two
+passes), at a constant learning rate after five updates of warm-up, in bfloat16 with float32 masters. Before each step
+the weights are published to the real tree, pulled from it by the generator's own code, and compared with the weights as
+they are, bit by bit.
 
 `link` needs root. Learner, relay and generators are in network namespaces of their own, with a bridge between: the
 learner's uplink has 100 Mbit/s (a token bucket of the kernel), and every link drops so many of a thousand packets at
@@ -102,11 +103,11 @@ class FollowedTree:
         return report
 
 
-async def changes_of_a_training(rate: float, *, versions: int, folder: Path) -> list["DeltaReport"]:
+async def changes_of_a_training(rate: float, *, versions: int, updates: int, folder: Path) -> list["DeltaReport"]:
     """Trains so many steps at a learning rate, and publishes each; all are compared bit by bit."""
     import torch
 
-    from benchmarks.lag_cost import DEMO, EPOCHS, GROUP_SIZE, MODEL, UPDATES, PlainSampler
+    from benchmarks.lag_cost import DEMO, GROUP_SIZE, MODEL, PlainSampler
     from learner.algorithms.presets.grpo import GrpoConfig
     from learner.training.config import OptimizerConfig, TrainingConfig
     from learner.training.ranks import Ranks, open_process_group
@@ -119,7 +120,8 @@ async def changes_of_a_training(rate: float, *, versions: int, folder: Path) -> 
     ranks = Ranks()
     optimizer = OptimizerConfig(learning_rate=rate, schedule="constant", warmup_updates=5, beta2=0.999)
     training = TrainingConfig(
-        dtype="bfloat16", publish_dtype="bfloat16", updates_per_step=UPDATES, epochs_per_step=EPOCHS,
+        dtype="bfloat16", publish_dtype="bfloat16", updates_per_step=min(2, updates),
+        epochs_per_step=max(1, updates // 2),
         optimizer=optimizer,
     )  # fmt: skip
     trainer = Trainer(
@@ -152,6 +154,8 @@ def changes(given: argparse.Namespace) -> list[str]:
             str(rate),
             "--versions",
             str(count),
+            "--updates",
+            str(given.updates),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -506,6 +510,7 @@ def main() -> None:
     trained.add_argument("--rates", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4, 5e-4])
     trained.add_argument("--check", type=int, default=200)
     trained.add_argument("--check-rate", type=float, default=1e-5)
+    trained.add_argument("--updates", type=int, default=4, choices=(1, 2, 4), help="of a step")
     trained.add_argument("--one", type=float, help=argparse.SUPPRESS)
     link = kinds.add_parser("link")
     link.add_argument("--parameters", type=int, default=30 << 20)
@@ -520,7 +525,7 @@ def main() -> None:
         play(given.name, given.told)
     elif given.kind == "changes" and given.one is not None:
         with tempfile.TemporaryDirectory() as folder:
-            done = changes_of_a_training(given.one, versions=given.versions, folder=Path(folder))
+            done = changes_of_a_training(given.one, versions=given.versions, updates=given.updates, folder=Path(folder))
             print(json.dumps([vars(report) for report in asyncio.run(done)]))
     else:
         rows = over_link(given) if given.kind == "link" else changes(given)
