@@ -39,7 +39,7 @@ _USAGES: Mapping[str, str] = {
        headway status RUN.toml|FOLDER [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
 """,
     "releases": """\
-       headway releases RUN.toml [--PROCESS.OPTION VALUE ...]
+       headway releases RUN.toml [VERSION [--trajectories FILE]] [--PROCESS.OPTION VALUE ...]
 """,
     "rollback": """\
        headway rollback RUN.toml VERSION [--reason TEXT] [--PROCESS.OPTION VALUE ...]
@@ -128,7 +128,8 @@ status  show what the processes do: version, rate, waits, last events; live in a
         a server that headway serve has started by its FOLDER, runs/serve, also its tenants and their training runs
 """,
     "releases": """\
-releases  show which version users get, which ones they got before, and what became of each candidate
+releases  show which version users get, which ones they got before, and what became of each candidate; with VERSION,
+        what it came of: steps, leases, rewards, settings; with FILE, write its trajectories as far as they are kept
 """,
     "rollback": """\
 rollback  give users VERSION again, such as 1.40 or 40, which was released before: its files are compared with their

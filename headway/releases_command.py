@@ -5,6 +5,7 @@ released then is served from the learner's next start on.
 """
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,23 +34,88 @@ def show_releases(path: Path, words: Sequence[str]) -> int:
     from learner.releases.history import read_rows, state_of  # deferred: the learner's packages load for seconds
     from learner.releases.kept_weights import FOLDER
 
-    config, _ = _learner_of(path, words)
+    own, rest = own_options(words, {"--trajectories": True})
+    version, rest = _version_in(rest, command="releases")
+    config, _ = _learner_of(path, rest)
     folder = config.run.folder / FOLDER
     rows = read_rows(folder)
     if not rows:
         raise ConfigError([f"{folder} holds no releases; a run with learner.release.enabled = true writes them"])
+    if version is not None:
+        return _tell_origin(config, version, rows, own.get("--trajectories", [None])[-1])
     state = state_of(rows)
     lines = [("version", "event", "when", "why")]
     for row in rows:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"]))
-        why = row.get("text") or f"by generator {row.get('generator')}, checksum {row.get('fingerprint')}"
-        lines.append((row["version"], row["event"].replace("_", " "), when, why))
+        lines.append((row["version"], row["event"].replace("_", " "), when, _why(row)))
     kept = f"to go back to: {', '.join(each for each in state.former if (folder / each).is_dir()) or 'none'}"
     held = f"\npromotions are held until `headway promote`: {state.held}" if state.held else ""
     trial = f"\non trial with users: {state.trial}" if state.trial else ""
     sys.stdout.write(f"released: {state.released or 'nothing'}; {kept}{trial}{held}\n\n")
     sys.stdout.writelines(f"{line}\n" for line in in_columns(lines))
     return 0
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    return str(row.get("text") or f"by generator {row.get('generator')}, checksum {row.get('fingerprint')}")
+
+
+def _tell_origin(config: Any, name: str, rows: Sequence[Mapping[str, Any]], output: str | None) -> int:
+    """Prints what a version came of; with a file, writes its trajectories there. Raises ConfigError."""
+    from learner.release_origin import origin_of
+    from learner.releases.kept_weights import FOLDER, KeptWeights, ReleaseDamaged
+    from protocol.model import PolicyVersion
+
+    run = config.run.folder
+    known = dict.fromkeys(row["version"] for row in rows if row["version"])
+    found = [each for each in known if name in (each, each.partition(".")[2])]
+    if len(found) != 1:
+        raise ConfigError([f"{run / FOLDER} knows {len(found) or 'no'} versions called {name}: {', '.join(known)}"])
+    version, origin = found[0], origin_of(run, PolicyVersion.parse(found[0]))
+    lines = [f"version {version}"]
+    lines += [f"  {row['event'].replace('_', ' ')}: {_why(row)}" for row in rows if row["version"] == version]
+    try:
+        record = KeptWeights(run).record(version)
+        lines += [f"  digest {record.digest}", *(f"  {key}: {value}" for key, value in record.made.items())]
+    except ReleaseDamaged:
+        lines.append("  its weights are not kept")
+    lines += _origin_lines(origin)
+    if output is not None:
+        path = Path(output)
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in origin.trajectories())
+        lines.append(f"  its trajectories in the journal are in {path}")
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    return 0
+
+
+def _origin_lines(origin: Any) -> list[str]:
+    steps = list(origin.steps.values())
+    if not steps:
+        return ["  trained for no step: the initial model"]
+    first, last = steps[0]["step"], steps[-1]["step"]
+    rewards = ", ".join(f"{each['reward_mean']:.3f}" for each in (steps[0], steps[len(steps) // 2], steps[-1]))
+    lines = [
+        f"  steps {first} to {last}: {sum(each['groups'] for each in steps):,} groups, "
+        f"{sum(each['trajectories'] for each in steps):,} trajectories, "
+        f"{sum(each['sampled_tokens'] for each in steps):,} tokens; mean reward at first, halfway and last: {rewards}",
+        f"  leases of the last step: {', '.join(map(str, steps[-1]['lease_ids'][:8]))} ...; largest lag "
+        f"{max(each['lag_max'] for each in steps)}; which leases each step had is in metrics.jsonl",
+    ]
+    if origin.missing:
+        lines.append(f"  of {len(origin.missing)} steps nothing is known, such as {origin.missing[0]}")
+    if origin.logged:
+        lines.append(
+            f"  the journal has the trajectories of steps {origin.logged[0].version + 1} to "
+            f"{origin.logged[-1].version + 1}, by the same leases; checkpoint.whole_journal keeps those of all"
+        )
+    else:
+        lines.append("  the journal has none of its trajectories any more; checkpoint.whole_journal keeps those of all")
+    if origin.disagree:
+        lines.append(
+            f"  steps {', '.join(map(str, origin.disagree[:8]))} are others in the journal: they were lost since"
+        )
+    return lines
 
 
 def roll_back(path: Path, words: Sequence[str]) -> int:

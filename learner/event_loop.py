@@ -366,6 +366,7 @@ class EventLoopParts:
             client=client,
             options=publisher_options(config, incarnation),
             metrics=self.release_metrics,
+            settings=config.made_with(),
         )
 
     def _make_fleet(self, incarnation: int, *, changed: Callable[[], None] | None = None) -> FleetMembers:

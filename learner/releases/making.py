@@ -1,6 +1,8 @@
 """Makes the releases of a run: beside its learner; or, where none lives, for a change by hand."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 
 from learner.journal.manifest import Signer
@@ -39,11 +41,15 @@ def make_releases(
     client: HttpClient,
     options: PublisherOptions,
     metrics: ReleaseMetrics | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> Releases:
-    """The releases in a run's folder. `make_fleet` makes the fleet of a channel, which tells of its changes."""
+    """The releases in a run's folder. `make_fleet` makes the fleet of a channel, which tells of its changes. `settings`
+    are those of this start, by which what is kept from now on is made.
+    """
     weights = KeptWeights(run, signer=Signer.read(secret_key_file), may_write=may_write)
     history = ReleaseHistory(weights.folder, may_write=may_write)
     made: list[Releases] = []
+    given = {} if settings is None else _made_by(settings)
     if metrics is not None:
         metrics.released(lambda: history.state.released)
 
@@ -65,10 +71,18 @@ def make_releases(
             weights=weights,
             released=channel("released"),
             canary=channel("canary"),
+            made=lambda _: given,
             noted=ignored if metrics is None else metrics.noted,
         )
     )
     return made[0]
+
+
+def _made_by(settings: Mapping[str, object]) -> Mapping[str, object]:
+    """Names of the model and of all settings, which `made_with.json` in the run's folder has in words."""
+    digest = sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+    names = ("model", "model_fingerprint", "algo.type", "seed", "max_lag")
+    return {**{name: settings[name] for name in names if name in settings}, "settings_sha256": digest}
 
 
 def make_feedback(

@@ -94,7 +94,8 @@ class NothingToTrain:
     def host_copy(self, *, bucket_bytes: int) -> SimpleNamespace:
         return SimpleNamespace(buckets=())
 
-    def offer(self, snapshot: Snapshot) -> None:
+    def offer(self, snapshot: Snapshot, *, hold: bool = False) -> None:
+        assert not hold, "no release is wanted"
         self.offered.append(snapshot)
 
     def export(self, folder: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.evaluation.results import Evaluation, Sample, TaskSamples, result_of
 from learner.releases.config import ReleaseConfig
 from learner.releases.history import FILE, ReleaseHistory
 from learner.releases.kept_weights import KeptWeights
@@ -26,27 +25,15 @@ from services.http.refusals import RequestRefused
 from services.http.server import Listener, serve_http
 from services.process import DaemonThreads
 from tests.learner.generators import FINGERPRINTS, ScriptedGenerator
+from tests.learner.releases.evaluations import TASKS, evaluation
 from tests.learner.weights.publishing import OPTIONS, adapter, base_weights, snapshot
 
-TASKS = 20
 CONFIG = ReleaseConfig(enabled=True, every_steps=10, tasks=TASKS, standard_errors=2.0)
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def evaluation(version: int, *, solved: int, sampled_by: tuple[int, int] | None = None) -> Evaluation:
-    """Of `TASKS` tasks the first `solved` ones are."""
-    tasks = [
-        TaskSamples(task, "q", (Sample("a", float(task < solved), None, 1, False),), verifier="v")
-        for task in range(TASKS)
-    ]
-    result = result_of(
-        tasks, version=version, failed=0, sampled_by=sampled_by or (version, version), success=1.0, ks=(1,)
-    )
-    return Evaluation(environment="e", result=result, tasks=tuple(tasks))
 
 
 async def packed(version: int | Snapshot, *, incarnation: int = 1) -> PackedWeights:

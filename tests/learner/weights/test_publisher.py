@@ -253,3 +253,20 @@ async def test_a_stop_does_not_wait_for_a_meeting() -> None:
         a.hold["group"] = asyncio.Event()
         ours.publisher.offer(snapshot(1))
         await ours.until(lambda: ours.shelf.newest is not None and ours.shelf.newest.version.number == 1)
+
+
+async def test_a_version_that_is_held_is_served_until_it_is_let_go_and_then_the_newest_follows() -> None:
+    async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner() as ours:
+        ours.join(a)
+        ours.publisher.offer(snapshot(1), hold=True)
+        for version in (2, 3):
+            ours.publisher.offer(snapshot(version))
+        await ours.until_served(a=1)
+        ours.join(b)
+        await ours.until_served(a=1, b=1)
+        ours.publisher.let_go(0)
+        assert ours.publisher.newest is not None
+        assert ours.publisher.newest.version.number == 1
+        ours.publisher.let_go(1)
+        await ours.until_served(a=3, b=3)
+        assert a.versions == ["1.1", "1.3"]
