@@ -14,6 +14,7 @@ PROMETHEUS := build/prometheus/usr/bin
 export PATH := $(CURDIR)/$(PROMETHEUS):$(PATH)
 ADDITION := models/addition/.complete
 MAZE := models/maze/.complete
+SWE := models/swe/.complete
 TINKER_SDK := build/tinker-sdk/.complete
 TINKER_COOKBOOK := build/tinker-cookbook/.complete
 SMOLLM2 := models/smollm2-135m/.complete
@@ -126,6 +127,12 @@ demo: $(INSTALLED) $(ADDITION) ## train a tiny model to add two-digit numbers (m
 demo-agent: $(INSTALLED) $(MAZE) ## train a tiny model to walk through mazes, in several turns (minutes, two CPU cores)
 	$(BIN)/headway up examples/maze/run.toml
 
+.PHONY: demo-swe
+demo-swe: $(INSTALLED) $(SWE) ## train a tiny model to repair small Python modules by a shell, each on a computer of its own (minutes, two CPU cores)
+	$(BIN)/headway up examples/swe/run.toml
+	echo "demo-swe: the conversations, turn by turn, with what the terminal said: $(BIN)/headway view examples/swe/runs/swe"
+	echo "demo-swe: then open http://127.0.0.1:7390/#/trajectories"
+
 .PHONY: demo-smollm2
 demo-smollm2: $(INSTALLED) $(SMOLLM2) ## train SmolLM2-135M-Instruct on a reasoning-gym task (some ten minutes, two CPU cores)
 	$(BIN)/headway up examples/smollm2/run.toml
@@ -149,6 +156,12 @@ $(MAZE): examples/maze/make_model.py examples/maze/sft.toml | $(INSTALLED)
 	@echo "demo: making a tiny model and warming it up on a player who errs"
 	$(QUIET) $(BIN)/python -m examples.maze.make_model examples/maze/run.toml models/maze-init
 	$(QUIET) $(BIN)/learner --config examples/maze/sft.toml
+	touch $@
+
+$(SWE): examples/swe/make_model.py examples/swe/player.py examples/swe/repairs.py examples/swe/sft.toml | $(INSTALLED)
+	@echo "demo-swe: making tasks and a tiny model, and warming it up on an agent who errs"
+	$(QUIET) $(BIN)/python -m examples.swe.make_model
+	$(QUIET) $(BIN)/learner --config examples/swe/sft.toml
 	touch $@
 
 $(RLHF): examples/rlhf/make_data.py examples/rlhf/language.py examples/rlhf/sft.toml examples/rlhf/rm.toml | $(INSTALLED)
@@ -287,7 +300,7 @@ lock: ## make the lock files anew (needs uv, and UV_FIND_LINKS or an index with 
 
 .PHONY: clean
 clean: ## remove .venv, the demos' models and all caches; runs stay
-	rm -rf $(VENV) models/addition-init models/addition models/maze-init models/maze models/smollm2-135m models/rlhf* build *.egg-info
+	rm -rf $(VENV) models/addition-init models/addition models/maze-init models/maze models/swe-init models/swe models/smollm2-135m models/rlhf* build *.egg-info
 	rm -rf site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.swe.repairs import repair_of, task_of
 from headway import checking
 from headway import command as umbrella
 from headway.doctor import before
@@ -43,6 +44,11 @@ def test_the_run_of_each_example_passes_its_check(
         (tmp_path / "models" / "rlhf-init").mkdir()
         for name in ("tasks.jsonl", "held_out.jsonl"):
             (tmp_path / "models" / "rlhf-init" / name).write_text('{"prompt": "abc", "verifier": "reward_model"}\n')
+    if run.parent.name == "swe":  # examples/swe/make_model.py does
+        (tmp_path / "models" / "swe-init").mkdir()
+        for name, held_out in (("train", False), ("held_out", True)):
+            line = json.dumps(task_of(repair_of(0, held_out=held_out)))
+            (tmp_path / "models" / "swe-init" / f"{name}.jsonl").write_text(f"{line}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(run.parent))
     monkeypatch.setattr(before, "_MEMINFO", tmp_path / "meminfo")
