@@ -1,10 +1,11 @@
 """Repairs on computers of their own, learned by RL: the run of `make demo-swe`, from several seeds.
 
-    .venv/bin/python -m benchmarks.repairs [--seeds 1] [--report]
+    .venv/bin/python -m benchmarks.repairs [--seeds 1] [--report | --of FOLDER]
 
 Each seed is a whole run of `examples/swe/run.toml`, in which only `run.seed` differs, from the model that `make
 demo-swe` warmed up (which is made if it is not there). Results go to benchmarks/results/repairs.{json,md,png}; runs
-that were measured before stay in them until they are made again.
+that were measured before stay in them until they are made again. `--of` takes a run that is there, of seed 0, also one
+that was stopped early.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.machine import described_machine
-from benchmarks.whole_runs import RunFiles, run_headway
+from benchmarks.whole_runs import RunFiles, files_of, run_headway
 from learner.evaluation.results import wilson_interval
 
 CONFIG = Path("examples/swe/run.toml")
@@ -69,21 +70,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1, help="runs; default: %(default)s")
     parser.add_argument("--report", action="store_true", help="only rewrite the table and the curves")
+    parser.add_argument("--of", type=Path, help="folder of a run that was made before")
     given = parser.parse_args()
     store = RESULTS / "repairs.json"
     runs = {run.seed: run for run in read_runs(store)}
-    if not given.report:
+    if given.of is not None:
+        runs[0] = run_of(0, files_of(given.of))
+        _write(store, runs)
+    elif not given.report:
         subprocess.run(["make", "models/swe/.complete"], check=True)
         for seed in range(given.seeds):
             with tempfile.TemporaryDirectory() as folder:
                 found = run_headway(CONFIG, folder=Path(folder), options={"run.seed": seed})
             runs[seed] = run_of(seed, found)
-            store.write_text(json.dumps([asdict(run) for run in runs.values()]) + "\n", encoding="utf-8")
+            _write(store, runs)
     ordered = [runs[seed] for seed in sorted(runs)]
     (RESULTS / "repairs.md").write_text(table(ordered), encoding="utf-8")
     _draw(ordered)
     print(table(ordered))
     return int(any((run.doubled_after_s or WITHIN_S + 1) > WITHIN_S for run in ordered))
+
+
+def _write(store: Path, runs: Mapping[int, RepairRun]) -> None:
+    store.write_text(json.dumps([asdict(run) for run in runs.values()]) + "\n", encoding="utf-8")
 
 
 def read_runs(store: Path) -> list[RepairRun]:

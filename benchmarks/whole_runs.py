@@ -33,8 +33,13 @@ def run_headway(config: Path, *, folder: Path, options: Mapping[str, object]) ->
         raise SystemExit(
             f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
         )
-    lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
+    return files_of(folder / "run")
+
+
+def files_of(run: Path) -> RunFiles:
+    """The files of a run that has ended."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     return RunFiles(summary=summary, entries=[json.loads(line) for line in lines])
 
 

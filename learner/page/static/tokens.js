@@ -137,7 +137,7 @@ export function strip(one, found, name, most) {
       "aria-label": `${number(t.pieces.length)} tokens: the arrow keys go from one to the next`,
     }),
     told = el("p", { class: "told", "aria-live": "off" }, "\u00a0");
-  const runs = [];
+  const runs = [], several = one.facts.turns.length > 1;
   /** @type {{ kind: string, text: string, from: number, element: HTMLElement } | null} */
   let run = null;
   const flush = () => {
@@ -155,6 +155,8 @@ export function strip(one, found, name, most) {
     const kind = shade(coloring.of(t, i, found.step, turn(first + i)), most, coloring, t.mask[i] === 1);
     if (run?.kind !== kind) {
       flush();
+      // What was said to the policy, such as a terminal's text, stands on lines of its own.
+      if (run && several && (run.kind === "masked") !== (kind === "masked")) box.append(el("br"));
       run = { kind, text: "", from: i, element: el("span", { class: `t ${kind}` }) };
       run.element.dataset.from = String(i);
     }
