@@ -25,19 +25,20 @@ RESULTS = Path(__file__).with_name("results")
 TIMES = 2.0
 """Factor by which the policy is meant to repair more than the warm start does."""
 WITHIN_S = 1200.0
+_BY_STEP = ("successes", "counts")
 
 
 @dataclass(frozen=True)
 class RepairRun:
-    """Numbers of a finished run. `successes` are held-out shares by step, of `tasks` tasks at the ends and `fewer` in
-    between; lists are by step: seconds since the start, mean reward, turns, and lag.
+    """Numbers of a run that has ended. `successes` are held-out shares by step, and `counts` of how many tasks; lists
+    are by step: seconds since the start, mean reward, turns, and lag. `note` is for readers.
     """
 
     seed: int
     machine: str
-    tasks: int
-    fewer: int
+    note: str
     successes: dict[int, float]
+    counts: dict[int, int]
     seconds: list[float]
     rewards: list[float]
     turns: list[float]
@@ -71,11 +72,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="runs; default: %(default)s")
     parser.add_argument("--report", action="store_true", help="only rewrite the table and the curves")
     parser.add_argument("--of", type=Path, help="folder of a run that was made before")
+    parser.add_argument("--note", default="", help="what is to be known of that run")
     given = parser.parse_args()
     store = RESULTS / "repairs.json"
     runs = {run.seed: run for run in read_runs(store)}
     if given.of is not None:
-        runs[0] = run_of(0, files_of(given.of))
+        runs[0] = run_of(0, files_of(given.of), note=given.note)
         _write(store, runs)
     elif not given.report:
         subprocess.run(["make", "models/swe/.complete"], check=True)
@@ -98,23 +100,21 @@ def _write(store: Path, runs: Mapping[int, RepairRun]) -> None:
 def read_runs(store: Path) -> list[RepairRun]:
     """The runs that were measured before."""
     known = json.loads(store.read_text(encoding="utf-8")) if store.exists() else []
-    return [RepairRun(**{**each, "successes": _by_step(each["successes"])}) for each in known]
+    return [
+        RepairRun(**{**each, **{key: {int(step): of for step, of in each[key].items()} for key in _BY_STEP}})
+        for each in known
+    ]
 
 
-def _by_step(found: Mapping[str, float]) -> dict[int, float]:
-    return {int(step): share for step, share in found.items()}
-
-
-def run_of(seed: int, found: RunFiles) -> RepairRun:
+def run_of(seed: int, found: RunFiles, *, note: str = "") -> RepairRun:
     """The numbers of what a run left."""
     steps, evaluations = found.of_kind("step"), found.of_kind("evaluation")
-    counts = [entry["tasks"] for entry in evaluations]
     return RepairRun(
         seed=seed,
         machine=described_machine(),
-        tasks=max(counts),
-        fewer=min(counts),
+        note=note,
         successes={entry["version"]: entry["accuracy"] for entry in evaluations},
+        counts={entry["version"]: entry["tasks"] for entry in evaluations},
         seconds=[entry["time_s"] for entry in steps],
         rewards=[entry["reward_mean"] for entry in steps],
         turns=[entry["reward_by_component"]["turns"] for entry in steps],
@@ -126,28 +126,29 @@ def run_of(seed: int, found: RunFiles) -> RepairRun:
 def table(runs: Sequence[RepairRun]) -> str:
     """The results as Markdown."""
     rows = [
-        f"| {run.seed} | {_share(run.before, run.tasks)} | **{_share(run.after, run.tasks)}** "
+        f"| {run.seed} | {_share(run, 0)} | **{_share(run, max(run.successes))}** | {max(run.successes)} "
         f"| {run.after / run.before if run.before else float('inf'):.1f} | {len(run.seconds)} | {run.trajectories:,} "
         f"| {run.seconds[-1]:.0f} "
         f"| {'not reached' if run.doubled_after_s is None else f'{run.doubled_after_s:.0f}'} "
         f"| {_ends(run.turns)} | {sum(run.lags) / len(run.lags):.1f} |"
         for run in runs
     ]
-    machines = [f"- seed {run.seed}: {run.machine}." for run in runs]
+    machines = [f"- seed {run.seed}: {run.machine}. {run.note}".strip() for run in runs]
     return "\n".join(
         [
             "# Repairs on computers of their own, learned by RL",
             "",
-            "`python -m benchmarks.repairs`: whole runs of `examples/swe/run.toml`, as `make demo-swe` makes them. A",
-            "Llama of 0.7M parameters, which an agent that errs warmed up, repairs small Python modules by shell",
-            "commands. Each conversation has a runtime of bubblewrap of its own, and is judged in another one by calls",
-            f"that it never saw. Held-out success is on {runs[0].tasks} unseen tasks at the ends of a run and",
-            f"{runs[0].fewer} in between, sampled at temperature 1, with 95 % intervals; seconds are of training, with",
-            "its evaluations; other work ran on the machine meanwhile. Wanted: twice the success",
+            "`python -m benchmarks.repairs`: whole runs of `examples/swe/run.toml`, as `make demo-swe` makes them.",
+            "A Llama of 0.7M parameters, which an agent that errs warmed up, repairs small Python modules by shell",
+            "commands. Each conversation has a runtime of bubblewrap of its own, and is judged in another one by",
+            "calls that it never saw. Held-out success is sampled at temperature 1, on tasks that neither the",
+            "training nor the warm start has seen, with 95 % intervals; seconds are of training, with its",
+            "evaluations; other work ran on the machine meanwhile. `step`: that of the last evaluation. Wanted: twice",
+            "the success",
             f"within {WITHIN_S:.0f} s.",
             "",
-            "| seed | before | after | times | steps | conversations | seconds | twice after, s | turns | mean lag |",
-            "|---|---|---|---|---|---|---|---|---|---|",
+            "| seed | before | after | step | times | steps | conversations | seconds | twice after, s | turns | lag |",
+            "|---|---|---|---|---|---|---|---|---|---|---|",
             *rows,
             "",
             *machines,
@@ -158,9 +159,9 @@ def table(runs: Sequence[RepairRun]) -> str:
     )
 
 
-def _share(share: float, count: int) -> str:
-    low, high = wilson_interval(share=share, count=count)
-    return f"{share:.3f} ({low:.3f} to {high:.3f})"
+def _share(run: RepairRun, step: int) -> str:
+    low, high = wilson_interval(share=run.successes[step], count=run.counts[step])
+    return f"{run.successes[step]:.3f} ({low:.3f} to {high:.3f}; {run.counts[step]} tasks)"
 
 
 def _ends(values: Sequence[float]) -> str:
