@@ -610,6 +610,17 @@ class LearnerConfig(ProcessConfig):
         return self
 
     @model_validator(mode="after")
+    def _rows_are_shared_evenly(self) -> Self:
+        shared = self.training.sequence_parallel
+        # Of ranks that torchrun starts the config does not know.
+        if self.ranks > 1 and self.ranks % shared:
+            raise ValueError(
+                f"training.sequence_parallel is {shared} and ranks is {self.ranks}: rows are shared by groups of "
+                f"{shared} ranks: expected ranks to be a multiple of it. Change one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _data_where_needed(self) -> Self:
         if self.algo.learns_from_files and self.data.path is None:
             raise ValueError(

@@ -309,7 +309,28 @@ def device_problems(configs: Configs) -> Iterator[str]:
 
 
 def shape_problems(configs: Configs) -> Iterator[str]:
-    """Problems of the model's shape: what is wanted, and cannot be had, whatever the machine."""
+    """Problems of the models' shapes: what is wanted, and cannot be had, whatever the machine."""
+    yield from _shape_problems_of_learner(configs)
+    yield from _shape_problems_of_generator(configs)
+
+
+def _shape_problems_of_learner(configs: Configs) -> Iterator[str]:
+    from learner.config import LearnerConfig
+    from protocol.fleet import attention_heads
+
+    learner = configs.get("learner")
+    if learner is None:
+        return
+    assert isinstance(learner, LearnerConfig)
+    heads, ranks = attention_heads(learner.model), learner.training.sequence_parallel
+    if heads is not None and heads % ranks:
+        yield (
+            f"[learner] training.sequence_parallel is {ranks}, and the model in {learner.model} has {heads} attention "
+            f"heads, which ranks share evenly: expected a divisor of {heads}"
+        )
+
+
+def _shape_problems_of_generator(configs: Configs) -> Iterator[str]:
     from generator.config import GeneratorConfig
     from protocol.fleet import attention_heads, positions
 

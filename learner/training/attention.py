@@ -26,6 +26,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from learner.training import varlen
+from learner.training.sequence_groups import HeadExchange
 
 Kernel = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Causal attention of query [S, H, L, D] over key and value [S, K, L, D], H a multiple of K, scores multiplied by the
@@ -380,6 +381,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packed_index: PackedIndex,
+    head_exchange: HeadExchange | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -391,7 +393,8 @@ def packed_attention(
     """Causal attention within each sequence of a packed row, in the form that transformers calls.
 
     query [1, H, T, D], key and value [1, K, T, D]; returns [1, T, H, D]. `packed_index` reaches it through the model's
-    keyword arguments. Dropout is refused, and every other argument that may change the result is a ValueError.
+    keyword arguments, and so does `head_exchange` where ranks share the row: T is then the number of this one's tokens.
+    Dropout is refused, and every other argument that may change the result is a ValueError.
     """
     assert attention_mask is None, "a packed row has no mask"
     assert dropout == 0.0, "attention dropout in training is not supported"
@@ -399,18 +402,25 @@ def packed_attention(
     _refuse_others(module, {**others, "is_causal": None if causal else False})
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if head_exchange is not None:
+        head_exchange.check(query.shape[1], layer=type(module).__name__)
+        query, key, value = map(head_exchange.to_heads, (query, key, value))
+        s_aux = None if s_aux is None else head_exchange.own_heads(s_aux)
     rules = ScoreRules(window=_window_of(module, sliding_window), softcap=softcap, sinks=s_aux)
-    kernel, spans = _kernel_of_rows(query, value, index=packed_index, rules=rules), packed_index.spans
+    attended = _attended(query, key, value, index=packed_index, scaling=scaling, rules=rules)
+    return (attended if head_exchange is None else head_exchange.to_tokens(attended))[None], None
+
+
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, *, index: PackedIndex, scaling: float, rules: ScoreRules
+) -> Tensor:
+    """query [T, H, D], key and value [T, K, D] of a whole row, to [T, H, D]."""
+    kernel, spans = _kernel_of_rows(query, value, index=index, rules=rules), index.spans
     if kernel is not None and spans is not None:
-        attended = varlen.attend_spans(
-            query, key, value, kernel=kernel, spans=spans, scaling=scaling, window=rules.window
-        )
-        return attended[None], None
-    parts = [_attend(query, key, value, bucket=bucket, scaling=scaling, rules=rules) for bucket in packed_index.buckets]
+        return varlen.attend_spans(query, key, value, kernel=kernel, spans=spans, scaling=scaling, window=rules.window)
+    parts = [_attend(query, key, value, bucket=bucket, scaling=scaling, rules=rules) for bucket in index.buckets]
     attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if packed_index.order is not None:
-        attended = attended.index_select(0, packed_index.order)
-    return attended[None], None
+    return attended if index.order is None else attended.index_select(0, index.order)
 
 
 def _kernel_of_rows(

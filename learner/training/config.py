@@ -237,12 +237,30 @@ class TrainingConfig(BaseModel):
     )
     temperature: float = Field(1.0, gt=0, description="Logits are divided by it, as in sampling.")
     microbatch_tokens: int = Field(16384, gt=0, description="Most tokens in one forward pass of one rank.")
+    sequence_parallel: int = Field(
+        1,
+        ge=1,
+        description="Ranks that share each row of sequences (DeepSpeed-Ulysses): each computes a part of its tokens, "
+        "and within attention a part of the heads. A divisor of the ranks and of the model's attention heads. For "
+        "sequences whose activations are too large for a rank.",
+    )
     updates_per_step: int = Field(1, ge=1, description="Optimizer updates that a step's batch is cut into.")
     epochs_per_step: int = Field(
         1, ge=1, description="Times that a step's batch is gone through, each in updates_per_step updates."
     )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass to save memory."
+    )
+    recompute_attention: bool = Field(
+        True,
+        description="With gradient_checkpointing: recompute attention, too. Otherwise its results are kept (selective "
+        "checkpointing), which saves its forward pass, most of a long sequence's, for as much memory as a layer's "
+        "inputs take.",
+    )
+    offload_activations: bool = Field(
+        False,
+        description="With gradient_checkpointing: keep the layers' inputs in host memory until the backward pass. "
+        "Without a GPU they are there anyway.",
     )
     compile: bool = Field(
         False,
@@ -302,6 +320,17 @@ class TrainingConfig(BaseModel):
                 "optimizer.type is muon and lora.rank is above 0: muon makes the update of a weight orthogonal, and an "
                 "adapter is two factors, whose product's update would not be: expected adamw. Set optimizer.type to "
                 "adamw, or lora.rank to 0."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _activations_that_are_recomputed(self) -> TrainingConfig:
+        given = None if self.recompute_attention else "recompute_attention is false"
+        given = "offload_activations is true" if self.offload_activations else given
+        if given and not self.gradient_checkpointing:
+            raise ValueError(
+                f"{given} and gradient_checkpointing is false, so all activations of layers are kept, on the device. "
+                f"Set gradient_checkpointing to true, or leave {given.partition(' ')[0]} out."
             )
         return self
 

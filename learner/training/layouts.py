@@ -18,6 +18,7 @@ from learner.training.attention import ATTENTION_NAME, LengthBucket, PackedIndex
 from learner.training.packing import PackedRow
 from learner.training.router_replay import GivenExperts, RouterReplay
 from learner.training.routing import ExpertWatch, RoutingSums
+from learner.training.sequence_groups import HeadExchange
 
 
 def takes_packed_rows(model: nn.Module) -> bool:
@@ -26,20 +27,29 @@ def takes_packed_rows(model: nn.Module) -> bool:
 
 
 def last_states(
-    model: nn.Module, row: PackedRow, *, watch: ExpertWatch | None = None, replay: RouterReplay | None = None
+    model: nn.Module,
+    row: PackedRow,
+    *,
+    watch: ExpertWatch | None = None,
+    replay: RouterReplay | None = None,
+    exchange: HeadExchange | None = None,
 ) -> tuple[Tensor, RoutingSums | None]:
     """The last hidden states [T, H] of the row's T tokens, in the row's order, whichever layout the model takes; and
     the sums that `watch` made of its routers, None without `watch`, or where a layer's experts were given no choice.
-    With `replay` routers take the experts that the row has, if it has any.
+    With `replay` routers take the experts that the row has, if it has any. With `exchange` the row is this rank's part
+    of one that ranks share, and the model takes packed rows.
     """
     decoder = _decoder_of(model)
     if takes_packed_rows(model):
-        named = {"position_ids": row.positions[None], "packed_index": row.index}
+        named: dict[str, object] = {"position_ids": row.positions[None], "packed_index": row.index}
+        if exchange is not None:
+            named["head_exchange"] = exchange
         given = None if replay is None else row.routing
         hidden, routing = _run(
             decoder, row.token_ids[None], watch=watch, replay=replay, given=given, counts=row.counts, **named
         )
         return hidden[0], routing
+    assert exchange is None, "rectangles are of whole rows"
     states, sums = [], []
     for bucket in _rectangles(model, row.index):
         rows = row.token_ids.index_select(0, bucket.rectangle).view(bucket.sequences, bucket.longest)

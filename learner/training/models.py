@@ -28,11 +28,13 @@ from learner.training.engine import TrainingEngine, sharder
 from learner.training.layouts import takes_packed_rows
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
-from learner.training.policy import LogprobSettings, PolicyModel, checkpoint_gradients, load_causal_lm, torch_dtype
+from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm, torch_dtype
 from learner.training.ranks import summed_over_ranks
+from learner.training.recomputing import recompute_layers
 from learner.training.reference import FrozenPolicy, Reference, open_reference
 from learner.training.router_replay import RouterReplay
 from learner.training.routing import ExpertWatch, RoutingSums
+from learner.training.row_parts import check_shareable
 from learner.training.score_model import (
     Critic,
     CriticHead,
@@ -42,6 +44,7 @@ from learner.training.score_model import (
     value_metrics,
 )
 from learner.training.self_check import check_policy, check_scores, gap_between
+from learner.training.sequence_groups import ALONE, SequenceGroup
 from learner.training.sharded_load import Shard
 
 logger = logging.getLogger(__name__)
@@ -109,8 +112,16 @@ class Credit:
         return np.logical_or.reduceat((self.kept & (self.advantages != 0)).numpy(), batch.starts)
 
 
-def score(batch: FlatBatch, microbatches: Sequence[Microbatch], *, scorers: Scorers, passes: Passes) -> TokenScores:
-    """Runs the passes on this rank's microbatches and shares them. All ranks must call it.
+def score(
+    batch: FlatBatch,
+    microbatches: Sequence[Microbatch],
+    *,
+    scorers: Scorers,
+    passes: Passes,
+    group: SequenceGroup = ALONE,
+) -> TokenScores:
+    """Runs the passes on this rank's microbatches, which the ranks of `group` have alike, and shares them. All ranks
+    must call it.
 
     Logprobs that came with the batch are taken as they are; those of a teacher may have come for some sequences alone.
     """
@@ -121,7 +132,7 @@ def score(batch: FlatBatch, microbatches: Sequence[Microbatch], *, scorers: Scor
         if not wanted:
             return None
         assert scorer is not None, "a pass without a model to run it"
-        return _everywhere(microbatches, scorer, tokens=len(batch.token_ids))
+        return _everywhere(microbatches, scorer, group=group, tokens=len(batch.token_ids))
 
     def taught() -> Tensor | None:
         known, asked = batch.teacher_logprobs, batch.teachers >= 0
@@ -134,7 +145,9 @@ def score(batch: FlatBatch, microbatches: Sequence[Microbatch], *, scorers: Scor
     proximal, norms = None, None
     if passes.logit_norms:
         assert scorers.proximal_with_norms is not None, "a pass without a model to run it"
-        proximal, norms = _everywhere(microbatches, scorers.proximal_with_norms, tokens=len(batch.token_ids), each=2)
+        proximal, norms = _everywhere(
+            microbatches, scorers.proximal_with_norms, group=group, tokens=len(batch.token_ids), each=2
+        )
     return TokenScores(
         proximal_logprobs=run(passes.proximal, scorers.proximal) if proximal is None else proximal,
         logit_norms=norms,
@@ -144,13 +157,15 @@ def score(batch: FlatBatch, microbatches: Sequence[Microbatch], *, scorers: Scor
     )
 
 
-def _everywhere(microbatches: Sequence[Microbatch], scorer: Score, *, tokens: int, each: int = 1) -> Tensor:
+def _everywhere(
+    microbatches: Sequence[Microbatch], scorer: Score, *, group: SequenceGroup, tokens: int, each: int = 1
+) -> Tensor:
     """A number for each token, [N], or with `each` so many, [each, N]."""
     values = torch.zeros(tokens) if each == 1 else torch.zeros(each, tokens)
     with torch.no_grad():
         for microbatch in microbatches:
             values[..., microbatch.places] = scorer(microbatch).float().cpu()
-    return summed_over_ranks(values)
+    return summed_over_ranks(group.once(values))
 
 
 def credit(batch: FlatBatch, scores: TokenScores, *, preset: Preset, carried: CarriedState) -> Credit:
@@ -292,9 +307,15 @@ class TokenValues:
     advantages: NDArray[np.float32]
 
 
-def token_values(batch: FlatBatch, made: Credit, parts: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> TokenValues:
+def token_values(
+    batch: FlatBatch,
+    made: Credit,
+    parts: Sequence[tuple[Tensor, Tensor, Tensor | None]],
+    *,
+    group: SequenceGroup = ALONE,
+) -> TokenValues:
     """Of this rank's microbatches their places, logprobs and entropies. Every rank must call it: each token is in the
-    microbatches of one of them.
+    microbatches of one of them, or of one `group`.
     """
     trained = torch.from_numpy(batch.loss_mask)
     found = torch.zeros(3, len(trained))
@@ -302,7 +323,7 @@ def token_values(batch: FlatBatch, made: Credit, parts: Sequence[tuple[Tensor, T
         found[0, places] = logprobs.float().cpu()
         found[1, places] = torch.nan if entropy is None else entropy.float().cpu()
         found[2, places] = 1.0
-    logprobs, entropies, seen = summed_over_ranks(found)
+    logprobs, entropies, seen = summed_over_ranks(group.once(found))
     unknown = ~trained | (seen == 0)
     return TokenValues(
         learner_logprobs=logprobs.masked_fill(unknown, torch.nan).numpy(),
@@ -324,6 +345,8 @@ class Models:
     reference: Reference | None
     teachers: LocalTeachers
     critic: Critic | CriticHead | None
+    group: SequenceGroup = ALONE
+    """The ranks that share this one's rows."""
 
     @property
     def scorers(self) -> Scorers:
@@ -385,6 +408,7 @@ class Models:
         for other in (self.reference, self.critic):
             if other is not None:
                 other.close()
+        self.group.close()
 
 
 class LocalTeachers:
@@ -421,17 +445,21 @@ def open_models(
     """Loads what the preset needs onto `device`; with ZeRO-3 no rank holds a whole model. The process group must be
     open.
     """
-    shard = sharder(config)
+    shard, group = (
+        sharder(config),
+        SequenceGroup.opened(config.sequence_parallel, timeout_s=config.collective_timeout_s),
+    )
     if preset.trains_scores:
-        scores = new_score_model(path, config=config, shard=shard)
+        scores = new_score_model(path, config=config, shard=shard, group=group)
         scores.watch = _watch_of(scores.classifier, path, config=config)
         engine: TrainingEngine[Output] = TrainingEngine(scores, config=config, device=device)
         gap = check_scores(scores, path, compute=lambda microbatch: engine.forward(microbatch)[0])
         if config.compile:
             _compile(scores.classifier, path, engine=engine, allowed=gap.allowed)
-        return Models(trained=scores, engine=engine, reference=None, teachers=LocalTeachers(()), critic=None)
+        none = LocalTeachers(())
+        return Models(trained=scores, engine=engine, reference=None, teachers=none, critic=None, group=group)
     entropy = (config.report_entropy, preset.entropy_gradient)
-    policy = new_policy(path, config=config, entropy=entropy, adapted=config.lora.enabled, shard=shard)
+    policy = new_policy(path, config=config, entropy=entropy, adapted=config.lora.enabled, shard=shard, group=group)
     policy.watch = _watch_of(policy.causal_lm, path, config=config)
     if preset.passes.values and config.critic.kind == "head":
         policy.settings = replace(policy.settings, with_states=True)
@@ -443,7 +471,7 @@ def open_models(
         _compile(policy.causal_lm, path, engine=engine, allowed=gap.allowed)
 
     def frozen(folder: Path) -> FrozenPolicy:
-        model = new_policy(folder, config=config, entropy=(False, False), adapted=False, shard=shard)
+        model = new_policy(folder, config=config, entropy=(False, False), adapted=False, shard=shard, group=group)
         found = FrozenPolicy(model, config=config, device=device)
         if folder != path:
             check_policy(model, folder, compute=found.logprobs)
@@ -459,6 +487,7 @@ def open_models(
         critic=_critic(path, policy, engine, config=config, preset=preset, device=device)
         if preset.passes.values
         else None,
+        group=group,
     )
 
 
@@ -481,7 +510,7 @@ def _critic(
     device: torch.device,
 ) -> Critic | CriticHead:
     if config.critic.kind == "model":
-        critic = Critic(path, config=config, device=device, value_clip=preset.value_clip)
+        critic = Critic(path, config=config, device=device, value_clip=preset.value_clip, group=policy.group)
         scores = critic.engine.model
         assert isinstance(scores, ScoreModel), "what a critic's engine trains"
         source = config.critic.model or path
@@ -495,31 +524,49 @@ def _critic(
         assert found is not None, "the policy was told to give its states"
         return found
 
-    return CriticHead(width=policy.width, states=states, config=config, device=device, value_clip=preset.value_clip)
+    return CriticHead(
+        width=policy.width,
+        states=states,
+        config=config,
+        device=device,
+        value_clip=preset.value_clip,
+        group=policy.group,
+    )
 
 
-def new_score_model(path: Path, *, config: TrainingConfig, shard: Shard | None = None) -> ScoreModel:
-    """The reward model that the folder `path` begins, with adapters if `config` has them; in parts with `shard`."""
+def new_score_model(
+    path: Path, *, config: TrainingConfig, shard: Shard | None = None, group: SequenceGroup = ALONE
+) -> ScoreModel:
+    """The reward model that the folder `path` begins, with adapters if `config` has them; in parts with `shard`. The
+    ranks of `group` share its rows.
+    """
     scores = load_score_model(path, dtype=torch_dtype(config.dtype), head_seed=config.head_seed, shard=shard)
     if config.lora.enabled:
         add_adapters(scores.classifier, config.lora, sharded=config.zero_stage == 3)
         scores.head.requires_grad_(True)
-    if config.gradient_checkpointing:
-        checkpoint_gradients(scores.classifier)
+    check_shareable(scores.classifier, path, group)
+    recompute_layers(scores.classifier, config)
+    scores.group = group
     return scores
 
 
 def new_policy(
-    path: Path, *, config: TrainingConfig, entropy: tuple[bool, bool], adapted: bool, shard: Shard | None = None
+    path: Path,
+    *,
+    config: TrainingConfig,
+    entropy: tuple[bool, bool],
+    adapted: bool,
+    shard: Shard | None = None,
+    group: SequenceGroup = ALONE,
 ) -> PolicyModel:
     """The policy that the folder `path` begins; with `shard` in parts, and all ranks must call it. `entropy`: whether
-    it gives entropies, and these a gradient.
+    it gives entropies, and these a gradient. The ranks of `group` share its rows.
     """
     causal_lm = load_causal_lm(path, dtype=torch_dtype(config.dtype), shard=shard)
     if adapted:
         add_adapters(causal_lm, config.lora, sharded=config.zero_stage == 3)
-    if config.gradient_checkpointing:
-        checkpoint_gradients(causal_lm)
+    check_shareable(causal_lm, path, group)
+    recompute_layers(causal_lm, config)
     settings = LogprobSettings(
         temperature=config.temperature,
         chunking=Chunking(tokens=config.logprob_chunk_tokens, vocabulary=config.logprob_chunk_vocabulary),
@@ -527,7 +574,9 @@ def new_policy(
         entropy_gradient=entropy[1],
         float32_head=config.head_dtype == "float32",
     )
-    return PolicyModel(causal_lm, settings=settings)
+    policy = PolicyModel(causal_lm, settings=settings)
+    policy.group = group
+    return policy
 
 
 def _watch_of(model: nn.Module, path: Path, *, config: TrainingConfig) -> ExpertWatch | None:

@@ -36,6 +36,8 @@ from learner.training.packing import Microbatch
 from learner.training.peft_names import peft_names
 from learner.training.router_replay import RouterReplay
 from learner.training.routing import ExpertWatch, RoutingSums
+from learner.training.row_parts import RowPart, part_of
+from learner.training.sequence_groups import ALONE
 from learner.training.sharded_load import ModelClass, Shard, load_shards
 from learner.training.shards import whole_size
 from learner.training.varlen import gather_summing
@@ -56,17 +58,17 @@ TOKENIZER_FILES = (
 
 
 def predicting_states(
-    model: nn.Module, microbatch: Microbatch, *, watch: ExpertWatch | None = None, replay: RouterReplay | None = None
+    model: nn.Module, part: RowPart, *, watch: ExpertWatch | None = None, replay: RouterReplay | None = None
 ) -> tuple[Tensor, RoutingSums | None]:
-    """The last hidden states [N, H] from which the microbatch's N targets are predicted; one if there is no target. And
+    """The last hidden states [n, H] from which the part's n targets are predicted; one if there is no target. And
     what `watch` saw of the routers, which `replay` has take the experts that the engine chose.
 
     A row that trains nothing predicts from one token all the same, and its caller drops the result: every rank has to
     run the same modules in the same order, forward and backward, or the collectives of sharded parameters come apart.
     """
-    hidden, routing = last_states(model, microbatch, watch=watch, replay=replay)
+    hidden, routing = last_states(model, part.row, watch=watch, replay=replay, exchange=part.exchange)
     # A token that sequences share may predict one for each of them.
-    states = gather_summing(hidden, microbatch.rows) if len(microbatch.rows) else hidden[:1]
+    states = gather_summing(hidden, part.rows) if len(part.rows) else hidden[:1]
     return states, routing
 
 
@@ -111,6 +113,8 @@ class PolicyModel(nn.Module):
         """Set where somebody wants to know how a mixture of experts routes."""
         self.replay: RouterReplay | None = None
         """Set where its routers take the engine's experts."""
+        self.group = ALONE
+        """Set where ranks share rows."""
         linear = _call(causal_lm, "get_output_embeddings")
         assert isinstance(linear, nn.Linear), f"an output projection of an unknown kind: {type(linear).__name__}"
         rules = replace(_rules_of(causal_lm), unrounded=settings.float32_head)
@@ -160,32 +164,31 @@ class PolicyModel(nn.Module):
         """
         if self.settings.own_logits:
             return self._own_logprobs(microbatch), None, None, None, None
-        candidates = microbatch.candidates
-        states, routing = predicting_states(self.causal_lm, microbatch, watch=self.watch, replay=self.replay)
-        count = len(microbatch.targets)
+        part = part_of(self.causal_lm, microbatch, self.group)
+        states, routing = predicting_states(self.causal_lm, part, watch=self.watch, replay=self.replay)
         if self.settings.with_norms:
             logprobs, norms = self._head()(
                 states,
-                one_at_least(microbatch.targets),
+                one_at_least(part.targets),
                 temperature=self.settings.temperature,
                 chunking=self.settings.chunking,
                 with_norms=True,
             )
-            return logprobs[:count], norms[:count], None, None, routing
+            return part.whole(logprobs), part.whole(norms), None, None, routing
         logprobs, entropy, of_candidates = self._head()(
             states,
-            one_at_least(microbatch.targets),
-            candidates=None if candidates is None else one_at_least(candidates),
+            one_at_least(part.targets),
+            candidates=None if part.candidates is None else one_at_least(part.candidates),
             temperature=self.settings.temperature,
             chunking=self.settings.chunking,
             with_entropy=self.settings.with_entropy,
             entropy_gradient=self.settings.entropy_gradient,
         )
         return (
-            logprobs[:count],
-            None if entropy is None else entropy[:count],
-            None if of_candidates is None else of_candidates[:count],
-            states[:count] if self.settings.with_states else None,
+            part.whole(logprobs),
+            None if entropy is None else part.whole(entropy),
+            None if of_candidates is None else part.whole(of_candidates),
+            part.whole(states) if self.settings.with_states else None,
             routing,
         )
 
@@ -200,16 +203,15 @@ class PolicyModel(nn.Module):
 
         A smaller vocabulary is there whole.
         """
-        head = self._head()
+        head, part = self._head(), part_of(self.causal_lm, microbatch, self.group)
         with torch.no_grad():
             token_ids, logprobs = head(
-                predicting_states(self.causal_lm, microbatch)[0],
+                predicting_states(self.causal_lm, part)[0],
                 top=min(count, head.out_features),
                 temperature=self.settings.temperature,
                 chunking=self.settings.chunking,
             )
-        targets = len(microbatch.targets)
-        return TopTokens(token_ids=token_ids[:targets], logprobs=logprobs[:targets])
+            return TopTokens(token_ids=part.whole(token_ids), logprobs=part.whole(logprobs))
 
     def _head(self) -> LogprobHead:
         head = _call(self.causal_lm, "get_output_embeddings")
@@ -295,13 +297,6 @@ def _load(
     )
     assert isinstance(model, nn.Module), "transformers returned something else than a module"
     return model, report["missing_keys"]
-
-
-def checkpoint_gradients(model: nn.Module) -> None:
-    """Has a model of transformers compute its layers once more in the backward pass instead of keeping their states."""
-    enable = model.gradient_checkpointing_enable
-    assert callable(enable), "a transformers model"
-    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.training.ranks import summed_over_ranks
+from learner.training.sequence_groups import ALONE, SequenceGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +38,10 @@ class TokenPulls:
 class PullSums:
     """Collects the pulls of a step on this rank, while its updates are computed. It changes no number of theirs."""
 
-    def __init__(self, tokens: int, *, ranks: int) -> None:
-        """Of a batch of so many tokens, N, which so many ranks share."""
+    def __init__(self, tokens: int, *, ranks: int, group: SequenceGroup = ALONE) -> None:
+        """Of a batch of so many tokens, N, which so many ranks share; those of `group` have the same ones."""
         self._pulls = torch.zeros(tokens)
-        self._ranks = ranks
+        self._ranks, self._group = ranks, group
 
     def watch(self, logprobs: Tensor, places: Tensor) -> None:
         """Notes the gradient that will reach `logprobs` [n], which are those of the tokens at `places` [n]."""
@@ -59,9 +60,8 @@ class PullSums:
         counts = torch.zeros(len(self._pulls))
         for places, held in marks:
             counts[places] += held.float().cpu()
-        pulls, counts, has_clip = summed_over_ranks(
-            torch.stack([self._pulls, counts, torch.full_like(counts, float(bool(marks)))])
-        )
+        found = torch.stack([self._pulls, counts, torch.full_like(counts, float(bool(marks)))])
+        pulls, counts, has_clip = summed_over_ranks(self._group.once(found))
         return TokenPulls(
             pulls=pulls.numpy(),
             clipped=counts.numpy() if bool(has_clip.any()) else None,

@@ -38,14 +38,16 @@ from learner.training.packing import Microbatch
 from learner.training.policy import (
     TextFiles,
     WeightSnapshot,
-    checkpoint_gradients,
     load_decoder,
     predicting_states,
     torch_dtype,
     write_model_directory,
 )
 from learner.training.ranks import summed_over_ranks
+from learner.training.recomputing import recompute_layers
 from learner.training.routing import ExpertWatch, RoutingSums
+from learner.training.row_parts import check_shareable, part_of
+from learner.training.sequence_groups import ALONE, SequenceGroup
 from learner.training.sharded_load import Shard
 
 Outputs = TypeVar("Outputs")
@@ -91,6 +93,8 @@ class ScoreModel(nn.Module):
         setattr(classifier, HEAD, ScoreHead.sharing(linear))
         self.watch: ExpertWatch | None = None
         """Set where somebody wants to know how a mixture of experts routes."""
+        self.group = ALONE
+        """Set where ranks share rows."""
 
     @property
     def head(self) -> ScoreHead:
@@ -103,9 +107,10 @@ class ScoreModel(nn.Module):
         """The score [N], float32, of the state from which each of the microbatch's targets is predicted, and what
         `watch` saw of the routers.
         """
-        states, routing = predicting_states(self.classifier, microbatch, watch=self.watch)
+        part = part_of(self.classifier, microbatch, self.group)
+        states, routing = predicting_states(self.classifier, part, watch=self.watch)
         scores: Tensor = _directions(states) if self.probed else self.head(states)
-        return scores[: len(microbatch.rows), 0], None, None, None, routing
+        return part.whole(scores[:, 0]), None, None, None, routing
 
 
 def _directions(states: Tensor) -> Tensor:
@@ -273,8 +278,9 @@ class _ValueModel(Generic[Outputs]):
 
     engine: TrainingEngine[Outputs]
 
-    def __init__(self, *, config: TrainingConfig, value_clip: float | None) -> None:
+    def __init__(self, *, config: TrainingConfig, value_clip: float | None, group: SequenceGroup) -> None:
         self._config = config.critic
+        self._group = group
         self._clip = value_clip
 
     def save(self, directory: Path, *, later: DeferredFiles | None = None) -> None:
@@ -305,11 +311,20 @@ class _ValueModel(Generic[Outputs]):
 class Critic(_ValueModel[tuple[Tensor, None, None, None, RoutingSums | None]]):
     """All ranks must call each method at the same time."""
 
-    def __init__(self, path: Path, *, config: TrainingConfig, device: torch.device, value_clip: float | None) -> None:
-        super().__init__(config=config, value_clip=value_clip)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        config: TrainingConfig,
+        device: torch.device,
+        value_clip: float | None,
+        group: SequenceGroup = ALONE,
+    ) -> None:
+        super().__init__(config=config, value_clip=value_clip, group=group)
         model = load_score_model(config.critic.model or path, dtype=torch_dtype(config.dtype), shard=sharder(config))
-        if config.gradient_checkpointing:
-            checkpoint_gradients(model.classifier)
+        check_shareable(model.classifier, config.critic.model or path, group)
+        recompute_layers(model.classifier, config)
+        model.group = group
         self.engine = TrainingEngine(model, config=config, device=device, optimizer=config.critic.optimizer)
 
     def values(self, microbatch: Microbatch) -> Tensor:
@@ -324,7 +339,7 @@ class Critic(_ValueModel[tuple[Tensor, None, None, None, RoutingSums | None]]):
             self.engine.backward(loss, last=index == len(microbatches))
             total += loss.detach().double().cpu()
         self.engine.update(learning_rate=learning_rate(self._config.optimizer, update=number))
-        return float(summed_over_ranks(total))
+        return float(summed_over_ranks(self._group.once(total)))
 
 
 def value_metrics(*, values: Tensor, returns: Tensor) -> dict[str, float]:
@@ -353,8 +368,9 @@ class CriticHead(_ValueModel[Tensor]):
         config: TrainingConfig,
         device: torch.device,
         value_clip: float | None,
+        group: SequenceGroup = ALONE,
     ) -> None:
-        super().__init__(config=config, value_clip=value_clip)
+        super().__init__(config=config, value_clip=value_clip, group=group)
         head = ScoreHead(width, 1, bias=False, dtype=torch_dtype(config.dtype))
         torch.nn.init.zeros_(head.weight)
         self._states = states
@@ -374,19 +390,20 @@ class CriticHead(_ValueModel[Tensor]):
         below = states.detach().requires_grad_(self._config.trunk_gradient > 0)
         values = self.engine.forward(below)[:, 0]
         loss = self._loss_of(values, microbatch, targets)
-        self.engine.backward(loss, last=last)
+        # All ranks that share the row have its states, and each the whole gradient of the head.
+        self.engine.backward(loss / self._group.size, last=last)
         self._loss += loss.detach().double().cpu()
         if below.grad is None:
             return states.new_zeros(())
         # `backward` multiplies by the number of ranks, which the engine's own averaging undoes for parameters alone.
-        downwards = below.grad / torch.distributed.get_world_size()
+        downwards = below.grad * (self._group.size / torch.distributed.get_world_size())
         return self._config.trunk_gradient * (states * downwards).sum()
 
     def update(self, *, number: int) -> float:
         """Moves the head; `number` counts updates, for the schedule. Returns the loss over all ranks."""
         self.engine.update(learning_rate=learning_rate(self._config.optimizer, update=number))
         loss, self._loss = self._loss, torch.zeros((), dtype=torch.float64)
-        return float(summed_over_ranks(loss))
+        return float(summed_over_ranks(self._group.once(loss)))
 
     def discard_gradients(self) -> None:
         """Forgets gradients of an update that is abandoned."""

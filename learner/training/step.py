@@ -50,6 +50,7 @@ from learner.training.pulls import PullSums, TokenPulls
 from learner.training.ranks import Ranks, any_rank, summed_over_ranks
 from learner.training.routing import RoutingMetrics, RoutingSums, routing_metrics, total
 from learner.training.score_model import Critic, CriticHead, freezes_policy
+from learner.training.sequence_groups import ALONE, SequenceGroup
 from learner.training.sketches import SKETCH_SIZE, GradientSketch
 from learner.training.work import even_position
 
@@ -120,10 +121,16 @@ class MicrobatchRecord:
 
 
 def token_means(
-    records: Sequence[MicrobatchRecord], *, updates: int, samples_policy: bool, ratio_moves: bool
+    records: Sequence[MicrobatchRecord],
+    *,
+    updates: int,
+    samples_policy: bool,
+    ratio_moves: bool,
+    group: SequenceGroup = ALONE,
 ) -> TokenMeans:
-    """Means over the trained tokens of all ranks. Every rank must call it."""
+    """Means over the trained tokens of all ranks, of which those of `group` have the same. Every rank must call it."""
     sums, largest = _rank_sums(records)
+    sums = group.once(sums)
     if torch.distributed.get_world_size() > 1:
         torch.distributed.all_reduce(sums)
         torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
@@ -140,17 +147,17 @@ def token_means(
         effective_sample_share=ratio * ratio / (tokens * squared) if samples_policy and squared else None,
         clip_fraction=clipped / tokens if ratio_moves and first.clipped is not None else None,
         correction_fraction=None if first.corrected is None else corrected / tokens,
-        means=_named_means(records),
+        means=_named_means(records, group),
     )
 
 
-def _named_means(records: Sequence[MicrobatchRecord]) -> dict[str, float]:
+def _named_means(records: Sequence[MicrobatchRecord], group: SequenceGroup) -> dict[str, float]:
     names = sorted(records[0].means)
     if not names:
         return {}
     rows = [[total for name in names for total in (r.means[name].total, r.means[name].count)] for r in records]
     sums = torch.stack([torch.stack([value.detach().double() for value in row]) for row in rows]).sum(dim=0)
-    totals = summed_over_ranks(sums).reshape(-1, 2).tolist()
+    totals = summed_over_ranks(group.once(sums)).reshape(-1, 2).tolist()
     return {name: total / count if count else 0.0 for name, (total, count) in zip(names, totals, strict=True)}
 
 
@@ -195,6 +202,14 @@ class _Row:
 
 
 @dataclass(frozen=True)
+class _RowShare:
+    """Share `number` of an update's rows, cut into `of` shares: one for each rank, or each group that shares rows."""
+
+    number: int
+    of: int
+
+
+@dataclass(frozen=True)
 class _Update:
     """An update's work on this rank. `records` are of all its microbatches, those of the `idle` ones included."""
 
@@ -225,6 +240,8 @@ class TrainingStep:
         self._preset = preset
         self._config = config
         self._ranks = ranks
+        self._group = models.group
+        self._rows = _RowShare(ranks.rank // models.group.size, of=ranks.count // models.group.size)
         trained = models.trained
         self._even = even_position(trained.causal_lm if isinstance(trained, PolicyModel) else trained.classifier)
         self._should_stop = should_stop
@@ -248,7 +265,9 @@ class TrainingStep:
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
         """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped."""
         started, skipped_before = time.perf_counter(), self._models.skipped
-        self._pull_sums = PullSums(len(batch.token_ids), ranks=self._ranks.count) if self.keeps_pulls else None
+        self._pull_sums = None
+        if self.keeps_pulls:
+            self._pull_sums = PullSums(len(batch.token_ids), ranks=self._ranks.count, group=self._group)
         slices = slices_of(batch, updates=self._config.updates_per_step)
         cut = partial(self._microbatches, batch, shared_prefixes(batch))
         whole, measured = [cut(part) for part in slices], cut(np.flatnonzero(batch.mismatched))
@@ -274,6 +293,7 @@ class TrainingStep:
             updates=len(updates),
             samples_policy=self._preset.samples_policy,
             ratio_moves=len(updates) > 1 or self._preset.moves_at_once,
+            group=self._group,
         )
         seen = [record.routing for update in updates for record in update.records if record.routing is not None]
         if self.keeps_tokens:
@@ -281,7 +301,7 @@ class TrainingStep:
             # Of the first epoch, in which most is still as the step found it.
             records = [record for update in updates[: len(slices)] for record in update.records]
             parts = [(record.microbatch.places, record.proximal_logprobs, record.entropy) for record in records]
-            self.tokens = token_values(data.batch, data.credit, parts)
+            self.tokens = token_values(data.batch, data.credit, parts, group=self._group)
             self.tokens_s = time.thread_time() - began
         if self._pull_sums is not None:
             records = [record for update in updates for record in update.records]
@@ -297,7 +317,7 @@ class TrainingStep:
             tokens=int(batch.lengths.sum()),
             trained_tokens=int(data.credit.kept.sum()),
             sequences=sum(map(len, slices)),
-            microbatches=sum(len(row.learned) for row in rows) * self._ranks.count,
+            microbatches=sum(len(row.learned) for row in rows) * self._rows.of,
             updates=len(updates),
             forward_backward_s=scoring_s + sum(update.forward_backward_s for update in updates),
             optimizer_s=sum(update.optimizer_s for update in updates),
@@ -314,9 +334,9 @@ class TrainingStep:
         the algorithm, no gradient and no random number is touched. Raises TrainingStopped.
         """
         sequences_of_unit = [np.flatnonzero(units == unit) for unit in range(len(parts))]
-        shares = shared_out([int(batch.lengths[each].sum()) for each in sequences_of_unit], ranks=self._ranks.count)
-        own, prefixes, alone = shares[self._ranks.rank], shared_prefixes(batch), replace(self._ranks, rank=0, count=1)
-        work = {unit: self._microbatches(batch, prefixes, sequences_of_unit[unit], ranks=alone) for unit in own}
+        shares = shared_out([int(batch.lengths[each].sum()) for each in sequences_of_unit], ranks=self._rows.of)
+        own, prefixes, all_of_it = shares[self._rows.number], shared_prefixes(batch), _RowShare(0, of=1)
+        work = {unit: self._microbatches(batch, prefixes, sequences_of_unit[unit], share=all_of_it) for unit in own}
         slices = [np.flatnonzero(parts[units] == part) for part in np.unique(parts)]
         with torch.random.fork_rng(devices=[self._ranks.device] if self._ranks.device.type == "cuda" else []):
             whole = [*chain.from_iterable(work.values())]
@@ -330,6 +350,7 @@ class TrainingStep:
                 unit = own[number] if number < len(own) else None
                 if unit is not None and moves[sequences_of_unit[unit]].any():
                     found[unit] = sum((self._sketch(data, one) for one in work[unit]), start=found[unit])
+        # Of ranks that share a row each has a part of its gradient, and a sketch of a sum is the sum of the sketches.
         return summed_over_ranks(found).numpy()
 
     def _sketch(self, data: StepData, microbatch: Microbatch) -> Tensor:
@@ -350,7 +371,7 @@ class TrainingStep:
         """The output of the trained model, or of the reference, at each trained token [N], 0 elsewhere. No gradient."""
         microbatches = self._microbatches(batch, shared_prefixes(batch), np.arange(len(batch.lengths)))
         passes = Passes(reference=True) if reference else Passes(proximal=True)
-        scores = score(batch, microbatches, scorers=self._models.scorers, passes=passes)
+        scores = score(batch, microbatches, scorers=self._models.scorers, passes=passes, group=self._group)
         found = scores.reference_logprobs if reference else scores.proximal_logprobs
         assert found is not None, "the pass was asked for"
         return found.numpy()
@@ -383,21 +404,21 @@ class TrainingStep:
         return data.credit.moves(data.batch)
 
     def _microbatches(
-        self, batch: FlatBatch, prefixes: Prefixes, sequences: NDArray[np.int64], *, ranks: Ranks | None = None
+        self, batch: FlatBatch, prefixes: Prefixes, sequences: NDArray[np.int64], *, share: _RowShare | None = None
     ) -> list[Microbatch]:
-        """This rank's share of an update; none of no sequences. `ranks` are those that share it, if not all do."""
-        ranks = ranks or self._ranks
+        """This rank's share of an update, or another `share`; none of no sequences."""
+        share = share or self._rows
         if not len(sequences):
             return []
         shares = plan(
             batch.lengths[sequences],
             sharing=prefixes.sharing.of(sequences),
             pairs=batch.pairs[sequences],
-            ranks=ranks.count,
-            microbatch_tokens=self._config.microbatch_tokens,
+            ranks=share.of,
+            microbatch_tokens=self._config.microbatch_tokens * self._group.size,
             even=self._even,
         )
-        rows = (sequences[row] for row in shares[ranks.rank])
+        rows = (sequences[row] for row in shares[share.number])
         return [pack(batch, row, prefixes=prefixes).to(self._ranks.device) for row in rows]
 
     def _data(
@@ -409,7 +430,7 @@ class TrainingStep:
         passes: Passes,
     ) -> StepData:
         """The passes, the advantages, and the weights, which count an update's kept tokens on all ranks."""
-        scores = score(batch, microbatches, scorers=self._models.scorers, passes=passes)
+        scores = score(batch, microbatches, scorers=self._models.scorers, passes=passes, group=self._group)
         made = credit(batch, scores, preset=self._preset, carried=self.carried)
         lengths = made.kept_lengths(batch)
         good = None

@@ -1,4 +1,4 @@
-"""Two ranks of a script: it starts itself once more, and both meet in a process group."""
+"""Ranks of a script: it starts itself more than once, and all meet in a process group."""
 
 import os
 import sys
@@ -21,14 +21,21 @@ from learner.training.ranks import (
 @contextmanager
 def two_ranks() -> Iterator[tuple[Ranks, CommandChannel]]:
     """This process's rank and its commands; at the end rank 1 must have ended well."""
+    with some_ranks(2) as found:
+        yield found
+
+
+@contextmanager
+def some_ranks(count: int) -> Iterator[tuple[Ranks, CommandChannel]]:
+    """As `two_ranks`, of so many."""
     die_with_parent()
     torch.set_num_threads(1)
     ranks, followers = ranks_from_environment(os.environ), None
     if ranks is None:
-        followers = start_followers([sys.executable, *sys.argv], count=2)
+        followers = start_followers([sys.executable, *sys.argv], count=count)
         ranks = followers.ranks
     yield ranks, open_process_group(ranks, timeout_s=100, listener=followers.listener if followers else None)
     close_process_group()
     if followers is not None:
         followers.close(timeout_s=60)
-        assert followers.failed() is None, "rank 1 failed"
+        assert followers.failed() is None, "a rank failed"

@@ -16,10 +16,12 @@ from learner.algorithms.presets.grpo import GrpoConfig
 from learner.config import LearnerConfig
 from learner.training.adapters import expert_parameters
 from learner.training.batch import SequenceRouting, TrainSequence, flatten
+from learner.training.config import TrainingConfig
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch, pack, shared_prefixes
-from learner.training.policy import LogprobSettings, PolicyModel, checkpoint_gradients, load_causal_lm
+from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
 from learner.training.ranks import CommandChannel, Ranks
+from learner.training.recomputing import recompute_layers
 from learner.training.router_replay import GivenExperts, RouterReplay
 from learner.training.routing import ExpertWatch
 from learner.training.trainer import Trainer
@@ -158,7 +160,7 @@ def test_layers_that_are_computed_once_more_take_the_same_experts(name: str, tmp
     for recomputed in (False, True):
         policy = policy_of(path)
         if recomputed:
-            checkpoint_gradients(policy.causal_lm)
+            recompute_layers(policy.causal_lm, TrainingConfig(gradient_checkpointing=True))
         loss = policy(row_of(sequences))[0].sum()
         logprobs_of(policy, [replace(each, routing=None) for each in sequences])
         loss.backward()

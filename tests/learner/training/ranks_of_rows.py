@@ -1,0 +1,122 @@
+"""Algorithms on ranks that share rows: `ranks_of_rows.py OUT COUNT TEACHER [NUMBER...]`.
+
+Runs those of CASES with these numbers, each of which names its model; rank 0 writes what it saw below OUT, `seen_of`
+gives what is expected of one rank. Without RANK in the environment it is rank 0, which starts the others, COUNT in all.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+from safetensors.torch import save_file
+from torch import Tensor
+
+from learner.algorithms.presets.registry import AlgorithmConfig
+from learner.training.batch import TrainSequence
+from learner.training.config import TrainingConfig
+from learner.training.ranks import CommandChannel, Ranks
+from learner.training.trainer import Trainer
+from tests.learner.training.rank_processes import some_ranks
+from tests.learner.training.tiny_model import branched
+from tests.learner.training.two_ranks_of_algorithms import grouped, half_mismatched, paired
+
+ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
+CRITIC = {"critic": {"optimizer": {"learning_rate": 1e-2, "epsilon": 1e-4}}}
+TRAINING: dict[str, object] = {"optimizer": {"learning_rate": 1e-2, "epsilon": 1e-4}, "microbatch_tokens": 40}
+
+
+def scored(count: int) -> list[TrainSequence]:
+    """Pairs of which one token, the last, is marked: the model's score is that of the token before it."""
+    return [
+        replace(
+            sequence,
+            loss_mask=np.arange(len(sequence.token_ids)) == len(sequence.token_ids) - 1,
+            behavior_logprobs=np.zeros(len(sequence.token_ids), dtype=np.float32),
+            lags=np.zeros(len(sequence.token_ids), dtype=np.int32),
+        )
+        for sequence in paired(count)
+    ]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two steps of `algo`, by ranks that share rows by `shared`, as `training` says it."""
+
+    algo: Mapping[str, object]
+    sequences: Callable[[int], list[TrainSequence]] = grouped
+    training: Mapping[str, object] = field(default_factory=dict)
+    shared: int = 2
+    teaches: bool = False
+
+
+HEAD = {"kind": "head", "trunk_gradient": 0.5, "optimizer": TRAINING["optimizer"]}
+KEPT = {"gradient_checkpointing": True, "recompute_attention": False}
+CASES = (
+    Case({"type": "grpo"}),
+    Case({"type": "ppo", "kl_coefficient": 0.1}, training={"zero_stage": 2, "updates_per_step": 2, **CRITIC}),
+    Case({"type": "ppo", "entropy_coefficient": 0.05}, training={"zero_stage": 1, "critic": HEAD}),
+    Case({"type": "gspo"}, training={"zero_stage": 3, "lora": {"rank": 4}, "offload_activations": True, **KEPT}),
+    Case({"type": "reinforce_pp", "kl_coefficient": 0.1}, training={"zero_stage": 3, "reference": {"mode": "ema"}}),
+    Case({"type": "dpo", "sft_weight": 0.1}, paired, {"gradient_checkpointing": True}),
+    Case({"type": "dpo", "loss": "kto"}, half_mismatched),
+    Case({"type": "rm", "center_coefficient": 0.01}, scored),
+    Case({"type": "distill", "teacher_tokens": 5}, grouped, teaches=True),
+    Case({"type": "opd"}, grouped, {"zero_stage": 3}, teaches=True),
+    Case({"type": "otb"}, grouped),
+    Case({"type": "grpo"}, training={"updates_per_step": 2, "epochs_per_step": 2}, shared=4),
+    Case({"type": "ppo"}, training={"zero_stage": 2, "updates_per_step": 2, "critic": HEAD}, shared=2),
+    Case({"type": "dpo"}, paired, {"zero_stage": 3, "lora": {"rank": 4}}, shared=4),
+)
+OF_TWO, OF_FOUR = range(11), range(11, len(CASES))
+
+
+def seen_of(trainer: Trainer, case: Case) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """Losses, norms and means of each step, and the weights at the end."""
+    steps = [trainer.train_step(branched(case.sequences(16)), version=version) for version in range(2)]
+    weights = {tensor.name: tensor.value for tensor in trainer.host_copy().tensors}
+    named = [
+        {"loss": step.loss, "grad_norm": step.grad_norm, "entropy": step.entropy or 0.0, **step.means} for step in steps
+    ]
+    return named, weights
+
+
+def opened(model: Path, case: Case, *, ranks: Ranks, commands: CommandChannel, shared: int, teacher: Path) -> Trainer:
+    config = {**TRAINING, **case.training, "sequence_parallel": shared}
+    if shared == 1:
+        plain = {"zero_stage": 0, "gradient_checkpointing": False, "recompute_attention": True}
+        config |= {**plain, "offload_activations": False}
+    torch.manual_seed(5)
+    return Trainer(
+        model,
+        algorithm=ADAPTER.validate_python(case.algo),
+        config=TrainingConfig.model_validate(config),
+        ranks=ranks,
+        commands=commands,
+        teachers=[teacher] if case.teaches else [],
+    )
+
+
+def main() -> None:
+    model, out, count, teacher, *numbers = sys.argv[1:]
+    with some_ranks(int(count)) as (ranks, commands):
+        for number in map(int, numbers):
+            case = CASES[number]
+            trainer = opened(
+                Path(model), case, ranks=ranks, commands=commands, shared=case.shared, teacher=Path(teacher)
+            )
+            if ranks.leads:
+                steps, weights = seen_of(trainer, case)
+                (Path(out) / f"{number}.json").write_text(json.dumps(steps))
+                save_file(weights, Path(out) / f"{number}.safetensors")
+                trainer.close()
+            else:
+                trainer.follow()
+
+
+if __name__ == "__main__":
+    main()
