@@ -64,13 +64,13 @@ _LINK_S = 0.0002
 _WORDS = (
     "model parameters active layers hidden kv-width vocabulary device memory-gb tflops bandwidth link devices lengths "
     "run prompt groups group-size steps max-lag at-once in-flight environment-s reward-s price generator-devices "
-    "network calibrate optimizer"
+    "network calibrate optimizer sequence-parallel"
 )
 _FLAGS = ("reference", "critic", "json")
 _OPTIONS: Mapping[str, bool] = {f"--{word}": True for word in _WORDS.split()} | {f"--{word}": False for word in _FLAGS}
 _COUNTS: Mapping[str, int] = {
     "--devices": 1, "--prompt": 0, "--groups": 1, "--group-size": 1, "--steps": 1, "--max-lag": 0, "--at-once": 1,
-    "--in-flight": 1, "--generator-devices": 1,
+    "--in-flight": 1, "--generator-devices": 1, "--sequence-parallel": 1,
 }  # fmt: skip
 OPTIMIZERS = ("adamw", "muon")
 _AMOUNTS = ("--environment-s", "--reward-s", "--price", "--network")
@@ -126,6 +126,7 @@ class Plan:
     reference: bool = False
     critic: bool = False
     optimizer: str = "adamw"
+    sequence_parallel: int = 1
     measured: MeasuredRates | None = None
     texts: GroupTexts | None = None
 
@@ -243,8 +244,8 @@ def _longest(plan: Plan) -> int:
 
 
 def learner_bytes(plan: Plan, devices: int) -> float:
-    """Of one rank: its part of weights and optimizer, and a microbatch's activations (checkpointed) and logits; those
-    of a critic as of the policy, and of a reference the weights.
+    """Of one rank: its part of weights and optimizer, and a microbatch's activations (checkpointed) and logits, or its
+    part of the longest sequence's; those of a critic as of the policy, and of a reference the weights.
     """
     width = plan.device.number_bytes
     each = 2 if plan.critic else 1
@@ -254,8 +255,9 @@ def learner_bytes(plan: Plan, devices: int) -> float:
     else:
         trained = each * (width + _STATE_BYTES) * plan.shape.parameters / devices
     shared = trained + (width * plan.shape.parameters if plan.reference else 0) / devices
-    tokens = max(_MICROBATCH_TOKENS, _longest(plan))
-    own = tokens * (2 * width * plan.shape.layers * plan.shape.hidden + 4 * plan.shape.vocabulary)
+    tokens = max(_MICROBATCH_TOKENS, math.ceil(_longest(plan) / plan.sequence_parallel))
+    own = tokens * 2 * width * plan.shape.layers * plan.shape.hidden
+    own += _MICROBATCH_TOKENS * 4 * plan.shape.vocabulary  # however long it is: they are made in chunks
     return shared + own + _RESERVED_GB * 1e9
 
 
@@ -310,7 +312,15 @@ def train_seconds(plan: Plan, devices: int) -> float:
         return known.step_s + measured * known.train_s / devices
     forward = 2 * plan.shape.computed + 2 * plan.shape.layers * plan.shape.hidden * plan.trained_context
     forwards = _FORWARDS * (2 if plan.critic else 1) + (1 if plan.reference else 0)
-    return tokens * forwards * forward / (devices * plan.device.tflops * 1e12 * SHARES["training"])
+    computed_s = forwards * forward / (plan.device.tflops * 1e12 * SHARES["training"])
+    return tokens * (computed_s + forwards * _exchange_seconds(plan)) / devices
+
+
+def _exchange_seconds(plan: Plan) -> float:
+    """Of a token in one pass between ranks that share rows: queries, keys and values there, and results back."""
+    width = 2 * plan.shape.hidden + 2 * plan.shape.kv_width
+    sent = plan.shape.layers * width * plan.device.number_bytes * (1 - 1 / plan.sequence_parallel)
+    return sent / (plan.device.link_gb_s * 1e9)
 
 
 def publish_seconds(plan: Plan) -> tuple[float, float]:
@@ -339,9 +349,14 @@ def splits(plan: Plan) -> list[DeviceSplit]:
         for engine, at_once in fit.items()
         for devices in ([plan.generator_devices] if plan.generator_devices else range(engine, plan.devices, engine))
         if learner_bytes(plan, plan.devices - devices) <= room
+        and (plan.devices - devices) % plan.sequence_parallel == 0
     ]
+    left = plan.devices - (plan.generator_devices or min(fit))
+    if not made and left < plan.sequence_parallel:
+        expected = f"expected at most the learner's devices, {left} of --devices {plan.devices}"
+        raise ConfigError([f"headway plan: --sequence-parallel: got {plan.sequence_parallel}, {expected}"])
     if not made:
-        least = learner_bytes(plan, plan.devices - (plan.generator_devices or min(fit))) / 1e9
+        least = learner_bytes(plan, left) / 1e9
         raise ConfigError([_too_small("the learner", least, plan, "more or larger devices")])
     return sorted(made, key=lambda split: -split.bound(plan))
 
@@ -617,13 +632,17 @@ def assumed(plan: Plan, split: DeviceSplit) -> list[str]:
         *([] if machine is None else [_assumed_of(machine)]),
         *_assumed_of_texts(plan),
         f"beside the policy the learner has {' and '.join(beside) or 'neither a reference nor a critic'}",
-        f"a trainer keeps {own}, and has microbatches of {_MICROBATCH_TOKENS} tokens",
+        f"a trainer keeps {own}, and has microbatches of {_MICROBATCH_TOKENS} tokens{_sharing_of_rows(plan)}",
         f"{_USABLE:.0%} of a device's memory can be used, of which {_RESERVED_GB:g} GB are reserved",
         f"sequences take {plan.context:,.0f} tokens of cache on average, {split.at_once} at once on an engine",
         f"a step of the environment takes {plan.environment_s:g} s, a reward {plan.reward_s:.3g} s",
         "no guard lowers max_lag; no evaluations, checkpoints or restarts"
         + ("; sides do not share a machine" if machine is None else ""),
     ]
+
+
+def _sharing_of_rows(plan: Plan) -> str:
+    return f", of which {plan.sequence_parallel} ranks share each" if plan.sequence_parallel > 1 else ""
 
 
 def _assumed_rates(plan: Plan) -> list[str]:

@@ -46,6 +46,21 @@ def test_memory_is_of_weights_cache_and_optimizer() -> None:
     assert learner_bytes(PLAN, 1) - learner_bytes(PLAN, 2) == pytest.approx(18 * 5e8 / 2)
 
 
+def test_ranks_that_share_rows_share_the_longest_sequence_and_send_each_other_heads() -> None:
+    long = replace(PLAN, lengths=(100_000,))
+    shared = replace(long, sequence_parallel=4)
+    rows = [max(8192, (PLAN.prompt + 100_000) / ranks) for ranks in (1, 4)]
+    of_a_token = 2 * 2 * PLAN.shape.layers * PLAN.shape.hidden
+    assert learner_bytes(long, 4) - learner_bytes(shared, 4) == pytest.approx((rows[0] - rows[1]) * of_a_token)
+    assert learner_bytes(replace(PLAN, sequence_parallel=4), 4) == learner_bytes(PLAN, 4)
+    assert train_seconds(shared, 4) > train_seconds(long, 4)
+    assert {split.learner_devices % 2 for split in splits(replace(PLAN, sequence_parallel=2))} == {0}
+    with pytest.raises(
+        ConfigError, match="--sequence-parallel: got 9, expected at most the learner's devices, 3 of --devices 4"
+    ):
+        splits(replace(PLAN, sequence_parallel=9))
+
+
 def test_a_reference_takes_its_weights_and_a_forward_a_critic_as_much_as_the_policy() -> None:
     reference, critic = replace(PLAN, reference=True), replace(PLAN, critic=True)
     assert learner_bytes(reference, 2) - learner_bytes(PLAN, 2) == pytest.approx(2 * 5e8 / 2)
