@@ -297,12 +297,8 @@ class TrainingStep:
         )
         seen = [record.routing for update in updates for record in update.records if record.routing is not None]
         if self.keeps_tokens:
-            began = time.thread_time()
             # Of the first epoch, in which most is still as the step found it.
-            records = [record for update in updates[: len(slices)] for record in update.records]
-            parts = [(record.microbatch.places, record.proximal_logprobs, record.entropy) for record in records]
-            self.tokens = token_values(data.batch, data.credit, parts, group=self._group)
-            self.tokens_s = time.thread_time() - began
+            self._keep_tokens(data, updates[: len(slices)])
         if self._pull_sums is not None:
             records = [record for update in updates for record in update.records]
             clipped = [(record.microbatch.places, record.clipped) for record in records]
@@ -325,6 +321,13 @@ class TrainingStep:
             skipped_in_row=self._models.skipped_in_row,
             pass_costs=self._engine.costs.taken().model_dump(),
         )
+
+    def _keep_tokens(self, data: StepData, updates: Sequence[_Update]) -> None:
+        began = time.thread_time()
+        records = [record for update in updates for record in update.records]
+        parts = [(record.microbatch.places, record.proximal_logprobs, record.entropy) for record in records]
+        self.tokens = token_values(data.batch, data.credit, parts, group=self._group)
+        self.tokens_s = time.thread_time() - began
 
     def sketches(self, batch: FlatBatch, *, units: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sketch of each unit's share in the gradient of its part, [U, D]; the same on every rank, which all must call.

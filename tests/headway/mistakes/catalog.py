@@ -453,6 +453,7 @@ MISTAKES = (
     ),
     _learner("a GPU that is not there", "devices = [0]", "devices", "0 GPUs"),
     _learner("more ranks than cores", "ranks = 64", "ranks is 64", "2"),
+    _learner("ranks that do not share heads evenly", "training.sequence_parallel = 3", "is 3", "4 attention heads"),
     Mistake(
         "workers that do not share evenly",
         change={"kv_cache_gb": "tensor_parallel_size = 3, kv_cache_gb"},

@@ -43,3 +43,11 @@ def test_offloading_needs_a_stage_that_can(offload: str, stage: int, dtype: str)
 def test_bfloat16_offloads_its_optimizer_at_any_stage() -> None:
     # It trains with stage 1 at least.
     assert TrainingConfig(offload="optimizer", dtype="bfloat16").offload == "optimizer"
+
+
+@pytest.mark.parametrize("setting", [{"recompute_attention": False}, {"offload_activations": True}])
+def test_what_is_said_of_recomputed_layers_needs_some(setting: dict[str, object]) -> None:
+    name, value = next(iter(setting.items()))
+    with pytest.raises(ValidationError, match=rf"{name} is {str(value).lower()} and gradient_checkpointing is false"):
+        TrainingConfig.model_validate(setting)
+    assert TrainingConfig.model_validate({**setting, "gradient_checkpointing": True}).gradient_checkpointing
