@@ -336,6 +336,11 @@ class TrainingConfig(BaseModel):
 
     @model_validator(mode="after")
     def _a_stage_that_compiles(self) -> TrainingConfig:
+        if self.compile and not self.recompute_attention:
+            raise ValueError(
+                "compile is true and recompute_attention is false: what attention gives is told apart between kernels "
+                "that torch runs one by one: expected recompute_attention true. Leave one of them out."
+            )
         if self.compile and self.zero_stage == 3:
             raise ValueError(
                 "compile is true and zero_stage is 3: a layer's parameters come and go between its kernels, which are "

@@ -11,14 +11,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    SelectiveCheckpointContext,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 from learner.training.config import TrainingConfig
 
@@ -39,7 +36,7 @@ def recompute_layers(model: nn.Module, config: TrainingConfig) -> None:
         return
     enable: Any = model.gradient_checkpointing_enable
     enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    settings = {} if config.recompute_attention else {"context_fn": _keeping_attention}
+    settings: dict[str, Any] = {} if config.recompute_attention else {"context_fn": _keeping_attention}
     recomputed: Callable[..., Any] = partial(checkpoint, use_reentrant=False, **settings)
     function = partial(_on_host, recomputed) if config.offload_activations else recomputed
     for layer in model.modules():
@@ -53,10 +50,47 @@ def _on_host(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any
         return function(*arguments, **named)
 
 
-def _keeping_attention() -> Any:
-    return create_selective_checkpoint_contexts(_kept)
+def _keeping_attention() -> tuple[_KernelsKept, _KernelsGiven]:
+    """Contexts of a layer's first pass and of those that compute it once more."""
+    results: list[Any] = []
+    return _KernelsKept(results), _KernelsGiven(results)
 
 
-def _kept(_: SelectiveCheckpointContext, operator: Any, *__: object, **___: object) -> CheckpointPolicy:
-    kept = operator.name().partition(".")[0] in _KERNELS
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+# Torch's own contexts of this kind count all operators, and find others where ZeRO-3 gathers weights in between.
+class _KernelsKept(TorchDispatchMode):
+    """Keeps what attention's kernels give."""
+
+    def __init__(self, results: list[Any]) -> None:
+        super().__init__()
+        self._results = results
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if _is_kernel(func):
+            self._results.append(tree_map_only(Tensor, Tensor.detach, found))
+        return found
+
+
+class _KernelsGiven(TorchDispatchMode):
+    """Gives it again, in the same order, once; behind that the kernels compute."""
+
+    def __init__(self, results: list[Any]) -> None:
+        super().__init__()
+        self._results = results
+        self._next = 0
+
+    def __enter__(self) -> Any:
+        self._next = 0
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_kernel(func):
+            number, self._next = self._next, self._next + 1
+            kept, self._results[number] = self._results[number], None
+            if kept is not None:
+                return kept
+        return func(*args, **(kwargs or {}))
+
+
+def _is_kernel(operator: Any) -> bool:
+    return operator.name().partition(".")[0] in _KERNELS
