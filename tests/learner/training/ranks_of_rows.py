@@ -52,6 +52,8 @@ class Case:
     training: Mapping[str, object] = field(default_factory=dict)
     shared: int = 2
     teaches: bool = False
+    model: str = ""
+    """Of `tiny_models`, in a folder of this name beside the results; the given one if there is none."""
 
 
 HEAD = {"kind": "head", "trunk_gradient": 0.5, "optimizer": TRAINING["optimizer"]}
@@ -71,8 +73,12 @@ CASES = (
     Case({"type": "grpo"}, training={"updates_per_step": 2, "epochs_per_step": 2}, shared=4),
     Case({"type": "ppo"}, training={"zero_stage": 2, "updates_per_step": 2, "critic": HEAD}, shared=2),
     Case({"type": "dpo"}, paired, {"zero_stage": 3, "lora": {"rank": 4}}, shared=4),
+    Case({"type": "grpo"}, model="gemma3"),
+    Case({"type": "grpo"}, model="gpt-oss"),
+    Case({"type": "grpo"}, model="deepseek v3"),
+    Case({"type": "grpo"}, training={"router": {"aux_loss_coef": 0.01}}, model="qwen3 moe"),
 )
-OF_TWO, OF_FOUR = range(11), range(11, len(CASES))
+OF_TWO, OF_FOUR, OF_MODELS = range(11), range(11, 14), range(14, len(CASES))
 
 
 def seen_of(trainer: Trainer, case: Case) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
@@ -106,9 +112,8 @@ def main() -> None:
     with some_ranks(int(count)) as (ranks, commands):
         for number in map(int, numbers):
             case = CASES[number]
-            trainer = opened(
-                Path(model), case, ranks=ranks, commands=commands, shared=case.shared, teacher=Path(teacher)
-            )
+            path = Path(out) / case.model if case.model else Path(model)
+            trainer = opened(path, case, ranks=ranks, commands=commands, shared=case.shared, teacher=Path(teacher))
             if ranks.leads:
                 steps, weights = seen_of(trainer, case)
                 (Path(out) / f"{number}.json").write_text(json.dumps(steps))
