@@ -57,11 +57,11 @@ def _keeping_attention() -> tuple[_KernelsKept, _KernelsGiven]:
 
 
 # Torch's own contexts of this kind count all operators, and find others where ZeRO-3 gathers weights in between.
-class _KernelsKept(TorchDispatchMode):
+class _KernelsKept(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps what attention's kernels give."""
 
     def __init__(self, results: list[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._results = results
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -71,17 +71,17 @@ class _KernelsKept(TorchDispatchMode):
         return found
 
 
-class _KernelsGiven(TorchDispatchMode):
+class _KernelsGiven(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives it again, in the same order, once; behind that the kernels compute."""
 
     def __init__(self, results: list[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._results = results
         self._next = 0
 
     def __enter__(self) -> Any:
         self._next = 0
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _is_kernel(func):
