@@ -44,7 +44,7 @@ def scored(count: int) -> list[TrainSequence]:
 
 
 @dataclass(frozen=True)
-class Case:
+class SharedRows:
     """Two steps of `algo`, by ranks that share rows by `shared`, as `training` says it."""
 
     algo: Mapping[str, object]
@@ -59,30 +59,32 @@ class Case:
 HEAD = {"kind": "head", "trunk_gradient": 0.5, "optimizer": TRAINING["optimizer"]}
 KEPT = {"gradient_checkpointing": True, "recompute_attention": False}
 CASES = (
-    Case({"type": "grpo"}),
-    Case({"type": "ppo", "kl_coefficient": 0.1}, training={"zero_stage": 2, "updates_per_step": 2, **CRITIC}),
-    Case({"type": "ppo", "entropy_coefficient": 0.05}, training={"zero_stage": 1, "critic": HEAD}),
-    Case({"type": "gspo"}, training={"zero_stage": 3, "lora": {"rank": 4}, "offload_activations": True, **KEPT}),
-    Case({"type": "reinforce_pp", "kl_coefficient": 0.1}, training={"zero_stage": 3, "reference": {"mode": "ema"}}),
-    Case({"type": "dpo", "sft_weight": 0.1}, paired, {"gradient_checkpointing": True}),
-    Case({"type": "dpo", "loss": "kto"}, half_mismatched),
-    Case({"type": "rm", "center_coefficient": 0.01}, scored),
-    Case({"type": "distill", "teacher_tokens": 5}, grouped, teaches=True),
-    Case({"type": "opd"}, grouped, {"zero_stage": 3}, teaches=True),
-    Case({"type": "otb"}, grouped),
-    Case({"type": "grpo"}, training={"updates_per_step": 2, "epochs_per_step": 2}, shared=4),
-    Case({"type": "ppo"}, training={"zero_stage": 2, "updates_per_step": 2, "critic": HEAD}, shared=2),
-    Case({"type": "dpo"}, paired, {"zero_stage": 3, "lora": {"rank": 4}}, shared=4),
-    Case({"type": "grpo"}, model="gemma3"),
-    Case({"type": "grpo"}, model="gpt-oss"),
-    Case({"type": "grpo"}, model="deepseek v3"),
-    Case({"type": "grpo"}, training={"router": {"aux_loss_coef": 0.01}}, model="qwen3 moe"),
+    SharedRows({"type": "grpo"}),
+    SharedRows({"type": "ppo", "kl_coefficient": 0.1}, training={"zero_stage": 2, "updates_per_step": 2, **CRITIC}),
+    SharedRows({"type": "ppo", "entropy_coefficient": 0.05}, training={"zero_stage": 1, "critic": HEAD}),
+    SharedRows({"type": "gspo"}, training={"zero_stage": 3, "lora": {"rank": 4}, "offload_activations": True, **KEPT}),
+    SharedRows(
+        {"type": "reinforce_pp", "kl_coefficient": 0.1}, training={"zero_stage": 3, "reference": {"mode": "ema"}}
+    ),
+    SharedRows({"type": "dpo", "sft_weight": 0.1}, paired, {"gradient_checkpointing": True}),
+    SharedRows({"type": "dpo", "loss": "kto"}, half_mismatched),
+    SharedRows({"type": "rm", "center_coefficient": 0.01}, scored),
+    SharedRows({"type": "distill", "teacher_tokens": 5}, grouped, teaches=True),
+    SharedRows({"type": "opd"}, grouped, {"zero_stage": 3}, teaches=True),
+    SharedRows({"type": "otb"}, grouped),
+    SharedRows({"type": "grpo"}, training={"updates_per_step": 2, "epochs_per_step": 2}, shared=4),
+    SharedRows({"type": "ppo"}, training={"zero_stage": 2, "updates_per_step": 2, "critic": HEAD}, shared=2),
+    SharedRows({"type": "dpo"}, paired, {"zero_stage": 3, "lora": {"rank": 4}}, shared=4),
+    SharedRows({"type": "grpo"}, model="gemma3"),
+    SharedRows({"type": "grpo"}, model="gpt-oss"),
+    SharedRows({"type": "grpo"}, model="deepseek v3"),
+    SharedRows({"type": "grpo"}, training={"router": {"aux_loss_coef": 0.01}}, model="qwen3 moe"),
 )
 OF_TWO, OF_FOUR = (0, 1, 2, 3, 7, 9), (11, 13)
 """Those that are tests; the others are run by hand."""
 
 
-def seen_of(trainer: Trainer, case: Case) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+def seen_of(trainer: Trainer, case: SharedRows) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     """Losses, norms and means of each step, and the weights at the end."""
     steps = [trainer.train_step(branched(case.sequences(16)), version=version) for version in range(2)]
     weights = {tensor.name: tensor.value for tensor in trainer.host_copy().tensors}
@@ -92,7 +94,9 @@ def seen_of(trainer: Trainer, case: Case) -> tuple[list[dict[str, float]], dict[
     return named, weights
 
 
-def opened(model: Path, case: Case, *, ranks: Ranks, commands: CommandChannel, shared: int, teacher: Path) -> Trainer:
+def opened(
+    model: Path, case: SharedRows, *, ranks: Ranks, commands: CommandChannel, shared: int, teacher: Path
+) -> Trainer:
     config = {**TRAINING, **case.training, "sequence_parallel": shared}
     if shared == 1:
         plain = {"zero_stage": 0, "gradient_checkpointing": False, "recompute_attention": True}
