@@ -81,7 +81,7 @@ CASES = (
     SharedRows({"type": "grpo"}, training={"router": {"aux_loss_coef": 0.01}}, model="qwen3 moe"),
 )
 OF_TWO, OF_FOUR = (0, 1, 2, 3, 7, 9), (11, 13)
-"""Those that are tests; the others are run by hand."""
+"""Numbers of the cases that are tests; the others are run by hand."""
 
 
 def seen_of(trainer: Trainer, case: SharedRows) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
