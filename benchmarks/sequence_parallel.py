@@ -10,7 +10,6 @@ Results go to benchmarks/results/sequence_parallel.md.
 """
 
 import argparse
-import gc
 import json
 import os
 import subprocess
@@ -67,11 +66,14 @@ def main() -> None:
     """Runs all cases, prints and writes the table; with --folder it is a rank of some of them."""
     arguments = _arguments()
     if arguments.folder:
-        _rank(Path(arguments.folder), count=arguments.ranks[0], tokens=arguments.tokens)
+        _rank(arguments.way, Path(arguments.folder), count=arguments.ranks[0], tokens=arguments.tokens)
         return
     with tempfile.TemporaryDirectory() as folder:
         _write_model(Path(folder), layers=arguments.layers, tokens=arguments.tokens)
-        found = {ranks: _measured(ranks, folder, tokens=arguments.tokens) for ranks in arguments.ranks}
+        found = {
+            ranks: {way: _measured(ranks, way, folder, tokens=arguments.tokens) for way in WAYS}
+            for ranks in arguments.ranks
+        }
     report = _report(found, tokens=arguments.tokens, layers=arguments.layers)
     print(report)
     (RESULTS / "sequence_parallel.md").write_text(report, encoding="utf-8")
@@ -83,6 +85,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -100,14 +103,15 @@ def _write_model(folder: Path, *, layers: int, tokens: int) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def _measured(ranks: int, folder: str, *, tokens: int) -> dict[str, Passed]:
-    options = ["--ranks", str(ranks), "--tokens", str(tokens), "--folder", folder]
+def _measured(ranks: int, way: str, folder: str, *, tokens: int) -> Passed:
+    """In processes of its own: what others have freed would be there already."""
+    options = ["--ranks", str(ranks), "--tokens", str(tokens), "--folder", folder, "--way", way]
     argv = [sys.executable, "-m", "benchmarks.sequence_parallel", *options]
     ended = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
-    return {way: Passed(**each) for way, each in json.loads(ended.stdout.splitlines()[-1]).items()}
+    return Passed(**json.loads(ended.stdout.splitlines()[-1]))
 
 
-def _rank(folder: Path, *, count: int, tokens: int) -> None:
+def _rank(way: str, folder: Path, *, count: int, tokens: int) -> None:
     die_with_parent()
     keep_freed_memory()
     torch.set_num_threads(1)
@@ -117,15 +121,11 @@ def _rank(folder: Path, *, count: int, tokens: int) -> None:
         ranks = followers.ranks
     open_process_group(ranks, timeout_s=600, listener=followers.listener if followers else None)
     group = SequenceGroup.opened(count, timeout_s=600)
-    found = {}
-    for way, changes in WAYS.items():
-        config = TrainingConfig.model_validate({"sequence_parallel": count, **changes})
-        policy = new_policy(folder, config=config, entropy=(False, False), adapted=False, group=group)
-        found[way] = vars(_passed(policy, tokens=tokens))
-        del policy
-        gc.collect()
+    config = TrainingConfig.model_validate({"sequence_parallel": count, **WAYS[way]})
+    policy = new_policy(folder, config=config, entropy=(False, False), adapted=False, group=group)
+    found = _passed(policy, tokens=tokens)
     if ranks.leads:
-        print(json.dumps(found))
+        print(json.dumps(vars(found)))
     close_process_group()
     if followers is not None:
         followers.close(timeout_s=60)
