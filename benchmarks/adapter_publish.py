@@ -34,6 +34,7 @@ from learner.training.policy import WeightPart, WeightSnapshot, host_copy, load_
 from learner.weights.probe import Probe
 from learner.weights.process_group import BroadcastGroup, Meeting, Rooms, in_thread
 from learner.weights.published import BaseWeights, Packer, Snapshot
+from learner.weights.senders import own_buckets
 from protocol.fleet import JoinGroup, Prepare
 from protocol.generation import Sampling
 from services.network import LOOPBACK
@@ -122,7 +123,7 @@ class AdapterWay:
         copy = self._copy("adapter" if self.is_alone else "merged")
         packed = await self._packer.pack(Snapshot(version, copy.buckets, Probe(), base=self._base))
         packed_at = time.perf_counter()
-        buckets = packed.in_form(packed.form_for([self._held]))
+        buckets = own_buckets(packed.in_form(packed.form_for([self._held])))
         plan = Prepare(
             version=str(packed.version), epoch=1, buckets=tuple(each.spec for each in buckets), adapter=packed.adapter
         )

@@ -42,6 +42,7 @@ from learner.training.policy import host_copy
 from learner.weights.probe import Probe
 from learner.weights.process_group import Meeting, MeetingPlace, Rooms
 from learner.weights.published import PackedWeights, Packer, Snapshot
+from learner.weights.senders import own_buckets
 from protocol.fleet import JoinGroup, Prepare
 from services.network import LOOPBACK
 from services.process import DaemonThreads
@@ -173,7 +174,7 @@ class ProcessPair:
                 self.took[name].append(seconds)
 
     def _raw(self, packed: PackedWeights) -> float:
-        buffers = [bucket.data for bucket in packed.buckets]
+        buffers = [bucket.data for bucket in own_buckets(packed.buckets)]
         sizes = [buffer.numel() for buffer in buffers]
         self._child.tell(do="room_for_raw", size=max(sizes))
         self._child.heard()
@@ -204,7 +205,7 @@ class ProcessPair:
         plan = Prepare(version=str(self.packed.version), epoch=1, buckets=specs)
         sending = time.perf_counter()
         self._child.tell(do="stage", plan=plan.model_dump_json())
-        self._group.send(self.packed.buckets, timeout_s=TIMEOUT_S)
+        self._group.send(own_buckets(self.packed.buckets), timeout_s=TIMEOUT_S)
         self._child.heard()
         sent = time.perf_counter()
         self._child.tell(do="load")

@@ -303,6 +303,11 @@ class WeightsConfig(ConfigModel):
         description="what generators are sent of a run with training.lora: each version's adapter alone, and its base "
         "weights once; or the model with the adapter merged, as of models that cannot be sent otherwise",
     )
+    senders: Literal["all ranks", "rank 0"] = Field(
+        "all ranks",
+        description="of several ranks, each copies, hashes and sends its share of the weights, so that none holds the "
+        "whole model; or rank 0 sends all, where generators reach no other host of the learner",
+    )
     bucket_mb: int = Field(64, ge=1, le=2048, description="size of one broadcast, in MiB")
     bucket_timeout_s: float = Field(10.0, gt=0, description="longest wait for one bucket, in seconds")
     meet_timeout_s: float = Field(10.0, gt=0, description="longest wait for all generators to meet, in seconds")

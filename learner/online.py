@@ -31,7 +31,7 @@ from learner.releases.releases import Releases
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics
 from learner.reports.tally import StepRecord, Timing, step_record
-from learner.snapshots import Snapshots
+from learner.snapshots import snapshots_of
 from learner.teachers.config import index_of
 from learner.teachers.teachers import GroupLogprobs, Teachers
 from learner.training.batch import Teaching, TrainSequence, sequences_of
@@ -113,7 +113,7 @@ class OnlineTraining:
         self._prober = Prober(
             first=first_probe, tokens=config.weights.probe_tokens, logprobs=self._trainer.probe_logprobs
         )
-        self._snapshots = Snapshots(trainer, bucket_bytes=config.weights.bucket_mb << 20, lora=sent_alone)
+        self._snapshots = snapshots_of(trainer, config.weights, lora=sent_alone)
         self._began: float | None = None
         self._before_s = 0.0
         self._underway: list[Future[None]] = []

@@ -2,6 +2,7 @@
 
 import logging
 
+from learner.config import WeightsConfig
 from learner.training.config import LoraConfig
 from learner.training.trainer import Trainer
 from learner.weights.probe import Probe
@@ -10,10 +11,19 @@ from learner.weights.published import BaseWeights, Snapshot
 logger = logging.getLogger(__name__)
 
 
-class Snapshots:
-    """Made in the trainer's thread, of buckets of about `bucket_bytes`; of adapters alone if `lora` is given."""
+def snapshots_of(trainer: Trainer, weights: WeightsConfig, *, lora: LoraConfig | None) -> "Snapshots":
+    """Snapshots as a run's settings have them."""
+    shared = weights.senders == "all ranks"
+    return Snapshots(trainer, bucket_bytes=weights.bucket_mb << 20, lora=lora, shared=shared)
 
-    def __init__(self, trainer: Trainer, *, bucket_bytes: int, lora: LoraConfig | None) -> None:
+
+class Snapshots:
+    """Made in the trainer's thread, of buckets of about `bucket_bytes`; of adapters alone if `lora` is given. With
+    `shared` each rank keeps and sends some of the weights.
+    """
+
+    def __init__(self, trainer: Trainer, *, bucket_bytes: int, lora: LoraConfig | None, shared: bool = False) -> None:
+        self._shared = shared
         self._trainer = trainer
         self._bucket_bytes = bucket_bytes
         self._lora = lora
@@ -24,8 +34,8 @@ class Snapshots:
         if self._lora is not None and self._base is None:
             self._base = self._copied_base(self._lora)
         if self._base is None:
-            copy = self._trainer.host_copy(bucket_bytes=self._bucket_bytes)
-            return Snapshot(version=version, buckets=copy.buckets, probe=probe)
+            copy = self._trainer.host_copy(bucket_bytes=self._bucket_bytes, shared=self._shared)
+            return Snapshot(version=version, buckets=copy.buckets, probe=probe, shares=copy.shares)
         copy = self._trainer.host_copy(bucket_bytes=self._bucket_bytes, part="adapter")
         return Snapshot(version=version, buckets=copy.buckets, probe=probe, base=self._base)
 
@@ -36,5 +46,5 @@ class Snapshots:
             logger.info("generators are sent the model with its adapters merged: %s", why)
             self._lora = None
             return None
-        base = self._trainer.host_copy(bucket_bytes=self._bucket_bytes, part="base")
-        return BaseWeights(buckets=base.buckets, rank=lora.rank, alpha=lora.alpha)
+        base = self._trainer.host_copy(bucket_bytes=self._bucket_bytes, part="base", shared=self._shared)
+        return BaseWeights(buckets=base.buckets, rank=lora.rank, alpha=lora.alpha, shares=base.shares)

@@ -117,7 +117,11 @@ class AnnouncementAnswer(WireModel):
 
 
 class JoinGroup(WireModel):
-    """`POST /v1/weights/group`: meet the learner (rank 0) in a process group for weight broadcasts."""
+    """`POST /v1/weights/group`: meet the learner (rank 0) in a process group for weight broadcasts.
+
+    A learner of several ranks may have several `senders`: each is rank 0 of a group of its own with all workers, which
+    meets at the same store under the name of `group_name`.
+    """
 
     epoch: int = Field(ge=1)
     backend: Backend
@@ -127,6 +131,7 @@ class JoinGroup(WireModel):
     world_size: int = Field(ge=2)
     meet_timeout_s: float = Field(default=10.0, gt=0)
     bucket_timeout_s: float = Field(gt=0)
+    senders: int = Field(default=1, ge=1, exclude_if=lambda senders: senders == 1)
 
 
 class JoinedGroup(WireModel):
@@ -145,11 +150,16 @@ class TensorSpec(WireModel):
 
 
 class BucketSpec(WireModel):
-    """A broadcast: `nbytes` bytes whose xxh3 hash is `xxh3` (hexadecimal)."""
+    """A broadcast: `nbytes` bytes whose xxh3 hash is `xxh3` (hexadecimal), in the group of `sender`.
+
+    Buckets of one sender are sent in the order of the plan. Who takes part in several groups in one thread receives in
+    the order of the plan, too: the senders take turns in it.
+    """
 
     nbytes: int = Field(ge=1)
     xxh3: Digest
     tensors: tuple[TensorSpec, ...] = Field(min_length=1)
+    sender: int = Field(default=0, ge=0, exclude_if=lambda sender: sender == 0)
 
 
 WeightForm = Literal["whole", "based", "alone"]
@@ -260,6 +270,11 @@ class ReprobeResult(WireModel):
 
     version: VersionText
     probe_logprobs: tuple[float, ...]
+
+
+def group_name(epoch: int, sender: int = 0) -> str:
+    """The name under which the members of a sender's group find each other in the store of their meeting."""
+    return f"headway-{epoch}-{sender}" if sender else f"headway-{epoch}"
 
 
 def is_factor(name: str) -> bool:

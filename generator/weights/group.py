@@ -6,13 +6,15 @@ of ours has to be thrown away after any failure. It is pinned to the local addre
 
 import datetime
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from generator.weights.plan import WeightSyncError
-from protocol.fleet import MEETING_BYTES, JoinGroup
+from protocol.fleet import MEETING_BYTES, JoinGroup, group_name
 from services.collective_errors import in_plain_words
 from services.nccl import environment_of_nccl, failure_of
 from services.network import local_address, wait_for_listener
@@ -23,10 +25,11 @@ NCCL_POLL_S = 0.001
 
 
 class BroadcastRank:
-    """A rank of the group. The constructor returns when all ranks have joined, or raises WeightSyncError."""
+    """A rank of a sender's group. The constructor returns when all ranks have joined, or raises WeightSyncError."""
 
-    def __init__(self, *, spec: JoinGroup, worker_rank: int, device: torch.device) -> None:
+    def __init__(self, *, spec: JoinGroup, worker_rank: int, device: torch.device, sender: int = 0) -> None:
         self._spec = spec
+        self._sender = sender
         self.device = device if spec.backend == "nccl" else torch.device("cpu")
         """Device on which the group receives: gloo's is host memory, whatever the worker computes on."""
         self._timeout = datetime.timedelta(seconds=spec.bucket_timeout_s)
@@ -59,7 +62,7 @@ class BroadcastRank:
         spec = self._spec
         wait_for_listener(host=spec.host, port=spec.port, timeout_s=spec.meet_timeout_s)
         store = c10d.TCPStore(spec.host, spec.port, spec.world_size, is_master=False, timeout=self._meet_timeout)
-        prefixed = c10d.PrefixStore(f"headway-{spec.epoch}", store)
+        prefixed = c10d.PrefixStore(group_name(spec.epoch, self._sender), store)
         if spec.backend == "nccl":
             options = c10d.ProcessGroupNCCL.Options()
             options._timeout = self._meet_timeout
@@ -95,3 +98,33 @@ class BroadcastRank:
             self._group.abort()
             raise RuntimeError(failure)
         work.synchronize()
+
+
+class BroadcastRanks:
+    """A worker's ranks in the groups of all senders. Over gloo these are received from at once, each in a thread;
+    over NCCL in one thread, since two communicators that run at the same time on one GPU, begun in another order on
+    another, wait for each other for ever.
+    """
+
+    def __init__(self, *, spec: JoinGroup, worker_rank: int, device: torch.device) -> None:
+        def join(sender: int) -> BroadcastRank:
+            return BroadcastRank(spec=spec, worker_rank=worker_rank, device=device, sender=sender)
+
+        self.at_once = spec.backend != "nccl"
+        """True if a thread may receive from each sender."""
+        if spec.senders == 1 or not self.at_once:
+            self._ranks: Sequence[BroadcastRank] = [join(sender) for sender in range(spec.senders)]
+        else:
+            with ThreadPoolExecutor(spec.senders, thread_name_prefix="headway-join") as threads:
+                self._ranks = list(threads.map(join, range(spec.senders)))
+
+    @property
+    def device(self) -> torch.device:
+        """As of a `BroadcastRank`."""
+        return self._ranks[0].device
+
+    def receive(self, *, buffer: torch.Tensor, index: int, sender: int) -> None:
+        """Fills `buffer` from a sender. Raises WeightSyncError after the timeout, or for one that there is not."""
+        if sender >= len(self._ranks):
+            raise WeightSyncError(f"bucket {index} is of sender {sender}, and this worker met {len(self._ranks)}")
+        self._ranks[sender].receive(buffer=buffer, index=index)

@@ -33,7 +33,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS, materialize_layer
 
-from generator.weights.group import BroadcastRank
+from generator.weights.group import BroadcastRanks
 from generator.weights.held_base import HeldBase, check_factors, view_of
 from generator.weights.plan import WeightSyncError
 from generator.weights.policy_adapter import PolicyAdapter
@@ -70,7 +70,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
     ) -> None:
         super().__init__(config, vllm_config, device, model)
         self._threads = DaemonThreads(name="headway-weights")
-        self._group: BroadcastRank | None = None
+        self._group: BroadcastRanks | None = None
         self._operation: Future[None] | None = None
         self._plan: Prepare | None = None
         self._staged: list[torch.Tensor] | None = None
@@ -308,29 +308,42 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
 
         self._threads.start(target)
 
-    def _joined(self) -> BroadcastRank:
+    def _joined(self) -> BroadcastRanks:
         if self._group is None:
             raise WeightSyncError("this worker is in no group: the last one failed or was abandoned; join a new one")
         return self._group
 
     def _join(self, operation: Future[None], spec: JoinGroup) -> None:
-        group = BroadcastRank(spec=spec, worker_rank=self.parallel_config.rank, device=self.device)
+        group = BroadcastRanks(spec=spec, worker_rank=self.parallel_config.rank, device=self.device)
         if self._operation is operation:
             self._group = group
 
-    def _receive_all(self, group: BroadcastRank, plan: Prepare) -> None:
+    def _receive_all(self, group: BroadcastRanks, plan: Prepare) -> None:
+        staged: dict[int, torch.Tensor] = {}
+        places = list(enumerate(plan.buckets))
+        senders = sorted({bucket.sender for bucket in plan.buckets})
+        if len(senders) == 1 or not group.at_once:
+            self._receive_in_order(group, places, staged)
+        else:
+            with ThreadPoolExecutor(len(senders), thread_name_prefix="headway-receive") as threads:
+                shares = [[place for place in places if place[1].sender == sender] for sender in senders]
+                for done in [threads.submit(self._receive_in_order, group, share, staged) for share in shares]:
+                    done.result()
+        self._all_are_here(plan, [staged[index] for index, _ in places], from_files=False)
+
+    def _receive_in_order(
+        self, group: BroadcastRanks, places: Sequence[tuple[int, BucketSpec]], staged: dict[int, torch.Tensor]
+    ) -> None:
         """Each bucket is verified beside the arrival of the next one: the sender would wait for it."""
-        staged: list[torch.Tensor] = []
         with ThreadPoolExecutor(1, thread_name_prefix="headway-verify") as beside:
             checked: Future[None] | None = None
-            for index, bucket in enumerate(plan.buckets):
-                staged.append(self._to_host(group=group, bucket=bucket, index=index))
+            for index, bucket in places:
+                staged[index] = self._to_host(group=group, bucket=bucket, index=index)
                 if checked is not None:
                     checked.result()
-                checked = beside.submit(_verify, staged[-1], bucket=bucket, index=index)
+                checked = beside.submit(_verify, staged[index], bucket=bucket, index=index)
             if checked is not None:
                 checked.result()
-        self._all_are_here(plan, staged, from_files=False)
 
     def _read_all(self, plan: Prepare, paths: Sequence[str]) -> None:
         if len(paths) != len(plan.buckets):
@@ -361,24 +374,24 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
                 self._held.keep(plan.adapter.base, [each for each in received if not _has_factors(each[0])])
         return list(self._held.merged(_factors(received), plan.adapter, room=self._buffer))
 
-    def _receive(self, *, group: BroadcastRank, bucket: BucketSpec, index: int) -> torch.Tensor:
+    def _receive(self, *, group: BroadcastRanks, bucket: BucketSpec, index: int) -> torch.Tensor:
         """The bucket where the group puts it, for a load at once."""
         buffer = torch.empty(bucket.nbytes, dtype=torch.uint8, device=group.device)
-        group.receive(buffer=buffer, index=index)
+        group.receive(buffer=buffer, index=index, sender=bucket.sender)
         _verify(buffer, bucket=bucket, index=index)
         return buffer
 
-    def _to_host(self, *, group: BroadcastRank, bucket: BucketSpec, index: int) -> torch.Tensor:
+    def _to_host(self, *, group: BroadcastRanks, bucket: BucketSpec, index: int) -> torch.Tensor:
         """The bucket in host memory, not yet verified. Beside weights and cache a GPU has no room for a whole model.
 
         A loader copies to the device what this worker holds of each tensor, and no more.
         """
         host = self._buffer(bucket.nbytes)
         if group.device.type == "cpu":
-            group.receive(buffer=host, index=index)
+            group.receive(buffer=host, index=index, sender=bucket.sender)
         else:
             landed = torch.empty(bucket.nbytes, dtype=torch.uint8, device=group.device)
-            group.receive(buffer=landed, index=index)
+            group.receive(buffer=landed, index=index, sender=bucket.sender)
             host.copy_(landed)
         return host
 

@@ -24,6 +24,7 @@ from learner.journal.manifest import Signer, manifest_fault, write_manifest
 from learner.weights.probe import Probe
 from learner.weights.process_group import Bucket
 from learner.weights.published import PackedWeights
+from learner.weights.senders import own_buckets
 from protocol.fleet import BucketSpec, LowRank
 from protocol.model import PolicyVersion
 
@@ -77,7 +78,8 @@ class KeptWeights:
         self._may_write = may_write
 
     def write(self, packed: PackedWeights, *, scores: TaskScores, made: Mapping[str, Any]) -> ReleaseRecord:
-        """Keeps a version. Raises OSError, and then there is no such release."""
+        """Keeps a version, all of which rank 0 has. Raises OSError, and then there is no such release."""
+        assert not packed.links, "brought here by the caller"
         self._may_write()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove_drafts()
@@ -96,9 +98,9 @@ class KeptWeights:
         )
         try:
             draft.mkdir()
-            for index, bucket in enumerate(packed.buckets):
+            for index, bucket in enumerate(own_buckets(packed.buckets)):
                 _write(draft / f"{index}.bucket", bucket)
-            for bucket in packed.base:
+            for bucket in own_buckets(packed.base):
                 self._link_or_write(draft / f"base-{bucket.spec.xxh3}.bucket", bucket)
             (draft / _RECORD).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
             write_manifest(draft, version=packed.version.number, journal="", signer=self._signer)

@@ -23,6 +23,7 @@ from learner.releases.kept_weights import KeptWeights, ReleaseDamaged, TaskScore
 from learner.weights.published import PackedWeights, PublishedWeights
 from protocol.model import PolicyVersion
 from protocol.releases import ReleaseHolder, ReleaseStatus
+from services.http.client import ServiceError
 from services.http.refusals import RequestRefused
 
 logger = logging.getLogger(__name__)
@@ -119,10 +120,11 @@ class Releases:
                 await self._refuse(version, why_not)
                 return
             try:
+                whole = await packed.brought_here()
                 await asyncio.to_thread(
-                    self._weights.write, packed, scores=scores, made=self._made(packed.version.number)
+                    self._weights.write, whole, scores=scores, made=self._made(packed.version.number)
                 )
-            except OSError as error:
+            except (OSError, ServiceError) as error:
                 await self._refuse(version, f"it cannot be kept: {error}")
                 return
             if self._config.canary_rewards and not self.wants_first:

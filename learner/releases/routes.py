@@ -49,9 +49,9 @@ class ShelvesByVersion:
         """Raises VersionNotPublished."""
         return self._shelf(version, form).plan(version, form)
 
-    def chunk(self, version: str, *, index: int, offset: int, length: int, form: WeightForm = "whole") -> bytes:
-        """Raises VersionNotPublished."""
-        return self._shelf(version, form).chunk(version, index=index, offset=offset, length=length, form=form)
+    async def chunk(self, version: str, *, index: int, offset: int, length: int, form: WeightForm = "whole") -> bytes:
+        """Raises VersionNotPublished, and ServiceError if another rank does not hand it out."""
+        return await self._shelf(version, form).chunk(version, index=index, offset=offset, length=length, form=form)
 
     def _shelf(self, version: str, form: WeightForm) -> PublishedWeights:
         for shelf in self._shelves:

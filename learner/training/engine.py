@@ -359,6 +359,18 @@ class TrainingEngine(Generic[Output_co]):
         assert weight is not None, "the optimizer has every parameter that is trained"
         return weight
 
+    def own_master(self, parameter: nn.Parameter) -> Tensor:
+        """This rank's part of the master weight of a parameter in parts, flat; of one that is not trained, of itself.
+
+        Padding may follow it.
+        """
+        assert self._stage == 3, "only then are parameters in parts"
+        if not parameter.requires_grad:
+            return own_part(parameter)
+        weight: Tensor | None = deepspeed.utils.safe_get_local_fp32_param(parameter)
+        assert weight is not None, "the optimizer has every parameter that is trained"
+        return weight.detach().reshape(-1)
+
     def has_finite_weights(self) -> bool:
         """True if this rank's part of the weights is finite."""
         return all(all_finite(own_part(parameter)) for parameter in self._model.parameters())

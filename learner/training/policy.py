@@ -42,6 +42,7 @@ from learner.training.sharded_load import ModelClass, Shard, load_shards
 from learner.training.shards import whole_size
 from learner.training.varlen import gather_summing
 from learner.weights.process_group import BucketWriter, LaidOut, Rooms
+from learner.weights.senders import RankShare
 
 WeightPart = Literal["merged", "base", "adapter"]
 # Parameters are gathered in groups of about this size, so that ZeRO-3 never has the whole model on one device.
@@ -321,6 +322,8 @@ class WeightSnapshot:
     tensors: tuple[NamedTensor, ...]
     buckets: tuple[LaidOut, ...] = ()
     not_finite: tuple[str, ...] | None = None
+    shares: tuple[RankShare, ...] = ()
+    """Of a copy that ranks share: those that others keep."""
 
     @property
     def bytes(self) -> int:
@@ -377,12 +380,15 @@ def host_copy(
     bucket_bytes: int = 0,
     rooms: Rooms | None = None,
     part: WeightPart = "merged",
+    owned: Iterator[WholeWeight] | None = None,
+    buffers: bool = True,
 ) -> WeightSnapshot:
     """The weights as of now, as `dtype`: the optimizer's own for float32, the model's for the model's type.
 
     Adapters are merged, in float32; or it is the weights without them, or their factors in float32, by peft's names.
     They lie in buckets of about `bucket_bytes`, in `rooms`; 0: each in memory of its own. All ranks must call it; those
-    with `keep` false return no tensors, and spend no memory.
+    with `keep` false return no tensors, and spend no memory. Where ranks share a copy, `owned` are this rank's weights,
+    and `buffers` tells that it keeps those.
 
     What comes from another device than the CPU is rounded there, and looked through for numbers that are not finite: at
     hundreds of times the speed of a thread of the CPU, which would read all of it once more.
@@ -403,7 +409,7 @@ def host_copy(
         wrong.extend([stored[0][0]] if elsewhere and not all_finite(value) else [])
         copies.extend(NamedTensor(each, writer.add(each, part, dtype=dtype)) for each, part in stored)
 
-    for weight in whole_weights(engine, dtype=wanted, part=part):
+    for weight in whole_weights(engine, dtype=wanted, part=part) if owned is None else owned:
         if keep and part == "adapter":
             for name, factor in weight.factors():
                 # In whatever type weights are sent: who merges it then comes to the same weights as the learner.
@@ -411,7 +417,7 @@ def host_copy(
         elif keep:
             copy(weight.name, weight.value(), wanted)
     on_device = on_device and part != "adapter"
-    for name, buffer in _stored_buffers(engine.model) if keep and part != "adapter" else ():
+    for name, buffer in _stored_buffers(engine.model) if keep and buffers and part != "adapter" else ():
         copy(name, buffer, buffer.dtype)  # as the model keeps it: a router's bias has more digits than the weights
     return WeightSnapshot(
         tensors=tuple(copies), buckets=writer.buckets(), not_finite=tuple(wrong) if on_device else None
@@ -442,7 +448,7 @@ def whole_weights(engine: WholeModel, *, dtype: torch.dtype, part: WeightPart = 
     Precise enough for `dtype`, but not converted to it. Each is valid until the next one is asked for. All ranks must
     iterate, and to the end.
     """
-    for bucket in _buckets(engine.model, part):
+    for bucket in weight_groups(engine.model, part):
         with engine.gathered([parameter for weight in bucket for parameter in _of_part(weight, part)]):
             for weight in bucket:
                 yield _whole(engine, replace(weight, adapter=None) if part == "base" else weight, dtype)
@@ -468,7 +474,8 @@ def _whole(engine: WholeModel, weight: MergedWeight, dtype: torch.dtype) -> Whol
     return WholeWeight(name=weight.name, base=base)
 
 
-def _buckets(model: nn.Module, part: WeightPart) -> Iterator[list[MergedWeight]]:
+def weight_groups(model: nn.Module, part: WeightPart) -> Iterator[list[MergedWeight]]:
+    """The weights of the model in its order, in groups of about `GATHER_BYTES`."""
     bucket: list[MergedWeight] = []
     size = 0
     for weight in merged_weights(model):

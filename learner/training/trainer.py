@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,15 +46,22 @@ from learner.training.policy import (
     TextFiles,
     WeightPart,
     WeightSnapshot,
-    host_copy,
     write_model_directory,
 )
 from learner.training.pulls import TokenPulls
-from learner.training.ranks import CommandChannel, RankCommand, Ranks, any_rank, raise_on_all, share_batch
+from learner.training.ranks import (
+    CommandChannel,
+    RankCommand,
+    Ranks,
+    any_rank,
+    last_rank,
+    raise_on_all,
+    share_batch,
+)
 from learner.training.score_model import save_score_model
 from learner.training.shards import whole_size
+from learner.training.shared_copies import CopyOrder, SharedCopies
 from learner.training.step import StepMetrics, TrainingStep, TrainingStopped
-from learner.weights.process_group import Rooms
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +100,24 @@ def check_snapshot(snapshot: WeightSnapshot) -> WeightSnapshot:
             "from another model"
         )
     return snapshot
+
+
+def check_shares(share: WeightSnapshot) -> None:
+    """Raises NotFinite, on every rank, if a weight of any rank's share is not finite. All ranks must call it."""
+    error: NotFinite | None = None
+    try:
+        check_snapshot(share)
+    except NotFinite as found:
+        error = found
+    wrong = last_rank(error is not None)
+    if error is not None:
+        raise error
+    if wrong is not None:
+        raise NotFinite(
+            f"a weight that the learner's rank {wrong} would publish is not finite: nothing is published or written; "
+            "its own log names the weight. Resume from an earlier checkpoint, with a lower learning rate, or start "
+            "from another model"
+        )
 
 
 def check_probe(logprobs: list[float]) -> list[float]:
@@ -226,7 +251,6 @@ class Trainer:
         self._preset: Preset = algorithm.preset()
         self._config = config
         self._ranks = ranks
-        self._rooms = Rooms()
         self._commands = commands
         self._updates = 0
         self._saves = 0
@@ -235,6 +259,7 @@ class Trainer:
         self._models = open_models(
             model_path, config=config, preset=self._preset, teachers=teachers, device=ranks.device
         )
+        self._copies = SharedCopies(self._models.engine, dtype=config.publish_dtype, ranks=ranks, commands=commands)
         self._step = TrainingStep(
             self._models,
             preset=self._preset,
@@ -298,23 +323,16 @@ class Trainer:
         self._tell(RankCommand(action="train_step", version=version))
         return self._train_step(flatten(sequences))
 
-    def host_copy(self, *, bucket_bytes: int = 0, part: WeightPart = "merged") -> WeightSnapshot:
-        """The weights as of now in `publish_dtype`, on rank 0's CPU. Later steps do not change the copy.
+    def host_copy(self, *, bucket_bytes: int = 0, part: WeightPart = "merged", shared: bool = False) -> WeightSnapshot:
+        """The weights as of now in `publish_dtype`, on rank 0's CPU, or `shared`: some of them on that of each rank,
+        which sends them itself. Later steps do not change the copy.
 
         They lie in buckets of about `bucket_bytes`; 0: each in memory of its own. `part` is as in the function of this
         name. Raises NotFinite for weights that are not finite.
         """
-        self._tell(RankCommand(action="host_copy", path=part))
-        rooms = self._rooms if bucket_bytes and part != "base" else None  # a base is copied once
-        copy = host_copy(
-            self._models.engine,
-            dtype=self._config.publish_dtype,
-            keep=self._ranks.leads,
-            bucket_bytes=bucket_bytes,
-            rooms=rooms,
-            part=part,
-        )
-        return check_snapshot(copy)
+        order = self._copies.order(bucket_bytes=bucket_bytes, part=part, shared=shared)
+        self._tell(RankCommand(action="host_copy", path=order.to_text()))
+        return self._host_copy(order)
 
     @property
     def why_merged(self) -> str:
@@ -396,19 +414,20 @@ class Trainer:
                 logger.info("rank %d left a step that was stopped", self._ranks.rank)
             except (OSError, NotFinite) as error:  # rank 0 has one, too, and says what follows from it
                 logger.warning("rank %d: %s of %s: %s", self._ranks.rank, command.action, command.path, error)
+        self._copies.close()
         self._models.close()
 
     def close(self) -> None:
         """Ends the other ranks' `follow`, and releases the model. The process group stays open."""
         self._commands.stop()
+        self._copies.close()
         self._models.close()
 
     def _obey(self, command: RankCommand) -> None:
         if command.action == "train_step":
             self._train_step(None)
         elif command.action == "host_copy":
-            part = cast("WeightPart", command.path)
-            host_copy(self._models.engine, dtype=self._config.publish_dtype, keep=False, part=part)
+            self._host_copy(CopyOrder.from_text(command.path))
         elif command.action in ("outputs", "reference"):
             self._step.outputs(share_batch(None), reference=command.action == "reference")
         elif command.action == "sketches":
@@ -421,6 +440,14 @@ class Trainer:
             self._begin_save(Path(command.path))
         elif command.action == "load":
             self._load(Path(command.path))
+
+    def _host_copy(self, order: CopyOrder) -> WeightSnapshot:
+        copy = self._copies.take(order)
+        if order.shared:
+            check_shares(copy)
+        else:
+            check_snapshot(copy)
+        return self._copies.with_shares(order, copy)
 
     def _reached(self, place: str) -> None:
         self._commands.place = f"{self._commands.place.partition(',')[0]}, {place}"

@@ -26,7 +26,6 @@ from urllib.parse import urlsplit
 
 from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.process_group import (
-    BroadcastGroup,
     Meeting,
     MeetingPlace,
     ProcessGroupError,
@@ -36,6 +35,7 @@ from learner.weights.process_group import (
 from learner.weights.proofs import Commits, Proof
 from learner.weights.provenance import InstanceMemory
 from learner.weights.published import PackedWeights, PublisherOptions
+from learner.weights.senders import MeetingTerms, SenderLink, SenderLost, SendingGroups, together
 from protocol.fleet import JoinedGroup, JoinGroup, Prepare, PrepareResult
 from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachable
 from services.network import LOOPBACK, address_towards
@@ -84,16 +84,20 @@ class _MemberRequests:
         if self._first_to_fail is None and not answer.cancelled() and answer.exception() is not None:
             self._first_to_fail = member
 
-    def sorted_out(self, *, whole: bool) -> _CollectiveResult:
+    def sorted_out(self, *, whole: bool, blameless: bool = False) -> _CollectiveResult:
         """Sorts the members by blame. `whole` tells that a member that answered well has all that it needs.
 
-        If nobody is silent and all fail, the first has failed by itself, and the others for want of it.
+        If nobody is silent and all fail, the first has failed by itself, and the others for want of it. They may be
+        `blameless`, since a rank of the learner is lost: who waits for it is not silent.
         """
         well: list[FleetMember] = []
+        waiting: list[FleetMember] = []
         refused: dict[FleetMember, str] = {}
         silent: dict[FleetMember, str] = {}
         for member, answer in self.answers.items():
-            if not answer.done() or answer.cancelled():
+            if blameless and (not answer.done() or answer.cancelled()):
+                waiting.append(member)
+            elif not answer.done() or answer.cancelled():
                 silent[member] = f"{member.url} did not answer in time"
             elif (error := answer.exception()) is None:
                 well.append(member)
@@ -103,10 +107,10 @@ class _MemberRequests:
                 refused[member] = str(error)
             else:
                 raise error
-        guilty = set() if silent else set(refused) if well else {self._first_to_fail}
+        guilty = set() if silent or blameless else set(refused) if well else {self._first_to_fail}
         return _CollectiveResult(
             through={member: _proof_in(self.answers[member].result()) for member in well} if whole else {},
-            victims=[*([] if whole else well), *(member for member in refused if member not in guilty)],
+            victims=[*([] if whole else well), *waiting, *(member for member in refused if member not in guilty)],
             failed={member: why for member, why in refused.items() if member in guilty},
             silent=silent,
         )
@@ -131,7 +135,7 @@ class WeightBroadcast:
         self._threads = threads
         self._epoch = 0
         self._place: MeetingPlace | None = None
-        self._group: BroadcastGroup | None = None
+        self._group: SendingGroups | None = None
         self._group_members: tuple[FleetMember, ...] = ()
         self._failures: InstanceMemory[int] = InstanceMemory()
         self._late: set[FleetMember] = set()
@@ -186,7 +190,7 @@ class WeightBroadcast:
 
     async def _broadcast(self, members: Sequence[FleetMember], packed: PackedWeights) -> _CollectiveResult:
         if self._group is None or not self._is_group_of(members):
-            met = await self._meet(members)
+            met = await self._meet(members, packed.links)
             if self._group is None:
                 return met
         return await self._prepare(self._group, members, packed)
@@ -195,13 +199,15 @@ class WeightBroadcast:
         """By identity: a generator that was started afresh is another member under the same name."""
         return len(members) == len(self._group_members) and all(map(operator.is_, members, self._group_members))
 
-    async def _meet(self, members: Sequence[FleetMember]) -> _CollectiveResult:
-        """Builds the process group of exactly these members, or tells who was in the way."""
+    async def _meet(self, members: Sequence[FleetMember], links: Sequence[SenderLink]) -> _CollectiveResult:
+        """Builds the process groups of exactly these members, one for each rank that sends, or tells who was in the
+        way.
+        """
         self.close()
         self._epoch += 1
         options = self._options
         world_size = 1 + sum(member.announcement.world_size for member in members)
-        host = options.host if options.host != "auto" else await self._address_towards(members)
+        host = options.host if options.host != "auto" else await self._address_towards(members, links)
         meeting = Meeting(
             host=host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s,
             place=self._kept_place(host) if options.port else None,
@@ -209,22 +215,33 @@ class WeightBroadcast:
         logger.info("opening the weight broadcast group with %s (group %d)", _names(members), self._epoch)
         asked = _MemberRequests(
             {
-                member: self._invite(member, meeting, rank_offset)
+                member: self._invite(member, meeting, rank_offset, senders=1 + len(links))
                 for member, rank_offset in zip(members, _rank_offsets(members), strict=True)
             }
         )
         group = await collective_beside(
-            lambda: meeting.join(backend=options.backend), asked.answers.values(),
-            answer_s=options.meet_timeout_s, grace_s=_GRACE_S, threads=self._threads,
-        )  # fmt: skip
-        reached = asked.sorted_out(whole=False)
-        if not isinstance(group, BroadcastGroup):
+            self._join(meeting, links), asked.answers.values(), answer_s=options.meet_timeout_s, grace_s=_GRACE_S
+        )
+        reached = asked.sorted_out(whole=False, blameless=isinstance(group, SenderLost))
+        if not isinstance(group, SendingGroups):
             _raise_unless_expected(group)
+            if isinstance(group, SenderLost):
+                logger.warning("the broadcast group %d is not made: %s", self._epoch, group)
         elif reached.failed or reached.silent:
             self._threads.start(group.close)
         else:
             self._group, self._group_members = group, tuple(members)
         return reached
+
+    async def _join(self, meeting: Meeting, links: Sequence[SenderLink]) -> SendingGroups:
+        options = self._options
+        asked = MeetingTerms(
+            host=meeting.host, port=meeting.port, epoch=meeting.epoch, world_size=meeting.world_size,
+            backend=options.backend, timeout_s=options.meet_timeout_s,
+        )  # fmt: skip
+        own = in_thread(lambda: meeting.join(backend=options.backend), threads=self._threads)
+        group, *_ = await together([own, *(link.meet(asked) for link in links)])
+        return SendingGroups(own=group, epoch=meeting.epoch)
 
     def _kept_place(self, host: str) -> MeetingPlace:
         """At a port that is configured all epochs meet: the group before may not have let go of it yet."""
@@ -233,9 +250,10 @@ class WeightBroadcast:
             self._place = MeetingPlace(host=host, port=options.port, timeout_s=options.meet_timeout_s)
         return self._place
 
-    async def _address_towards(self, members: Sequence[FleetMember]) -> str:
+    async def _address_towards(self, members: Sequence[FleetMember], links: Sequence[SenderLink]) -> str:
         """In a thread, and not for longer than the meeting: it may look names up."""
-        hosts = [urlsplit(member.url).hostname or LOOPBACK for member in members]
+        urls = [*(member.url for member in members), *(link.url for link in links)]
+        hosts = [urlsplit(url).hostname or LOOPBACK for url in urls]
         try:
             async with asyncio.timeout(self._options.meet_timeout_s):
                 return await in_thread(lambda: address_towards(hosts), threads=self._threads)
@@ -243,7 +261,7 @@ class WeightBroadcast:
             logger.warning("found no address of this machine that generators at %s reach: %s", ", ".join(hosts), error)
             return LOOPBACK
 
-    async def _invite(self, member: FleetMember, meeting: Meeting, rank_offset: int) -> object:
+    async def _invite(self, member: FleetMember, meeting: Meeting, rank_offset: int, *, senders: int) -> object:
         options = self._options
         body = JoinGroup(
             epoch=meeting.epoch,
@@ -254,12 +272,13 @@ class WeightBroadcast:
             world_size=meeting.world_size,
             meet_timeout_s=options.meet_timeout_s,
             bucket_timeout_s=options.bucket_timeout_s,
+            senders=senders,
         )
         deadline_s = 2 * options.meet_timeout_s + _GRACE_S
         return await self._commits.ask(member, "group", body, JoinedGroup, deadline_s=deadline_s)
 
     async def _prepare(
-        self, group: BroadcastGroup, members: Sequence[FleetMember], packed: PackedWeights
+        self, group: SendingGroups, members: Sequence[FleetMember], packed: PackedWeights
     ) -> _CollectiveResult:
         timeout_s = self._options.bucket_timeout_s
         form = packed.form_for(member.base for member in members)
@@ -278,16 +297,20 @@ class WeightBroadcast:
             }
         )
         staging = all(member.announcement.staging for member in members)
+        in_one_thread = not staging or self._options.backend == "nccl"
+        turn_s = timeout_s * (1 + len(packed.links)) if in_one_thread else timeout_s
         sent = await collective_beside(
-            lambda: group.send(buckets, timeout_s=timeout_s), asked.answers.values(),
+            group.send(buckets, timeout_s=turn_s, threads=self._threads), asked.answers.values(),
             answer_s=packed.merge_s + (timeout_s if staging else self._options.commit_timeout_s), grace_s=_GRACE_S,
-            threads=self._threads,
         )  # fmt: skip
         _raise_unless_expected(sent)
         if sent is not None:
-            logger.debug("broadcast group %d: version %s was not sent to all: %s", self._epoch, packed.version, sent)
+            level = logging.WARNING if isinstance(sent, SenderLost) else logging.DEBUG
+            logger.log(
+                level, "broadcast group %d: version %s was not sent to all: %s", self._epoch, packed.version, sent
+            )
             self.close()
-        return asked.sorted_out(whole=True)
+        return asked.sorted_out(whole=True, blameless=isinstance(sent, SenderLost))
 
     async def _ask_to_prepare(self, member: FleetMember, body: Prepare, *, deadline_s: float) -> object:
         return await self._commits.ask(member, "prepare", body, PrepareResult, deadline_s=deadline_s)

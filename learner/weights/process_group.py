@@ -14,7 +14,7 @@ import socket
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar, cast
@@ -25,10 +25,10 @@ import torch
 import xxhash
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
-from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorSpec
+from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorSpec, group_name
 from services.collective_errors import in_plain_words
 from services.nccl import environment_of_nccl, failure_of
-from services.network import BACKLOG
+from services.network import BACKLOG, local_address, wait_for_listener
 from services.process import DaemonThreads, WrongSettings
 
 _NCCL_POLL_S = 0.001
@@ -48,6 +48,10 @@ class Bucket:
     spec: BucketSpec
     data: torch.Tensor
 
+    async def read(self, offset: int, length: int) -> bytes:
+        """A part of the bytes."""
+        return self.data[offset : offset + length].numpy().tobytes()
+
 
 @dataclass(frozen=True)
 class LaidOut:
@@ -61,10 +65,11 @@ class LaidOut:
         for spec in self.tensors:
             yield spec.name, _place(self.data, spec)
 
-    def hashed(self) -> Bucket:
+    def hashed(self, *, sender: int = 0) -> Bucket:
         """The same bytes, with their hash."""
         digest = xxhash.xxh3_64_hexdigest(self.data.numpy().data)
-        return Bucket(spec=BucketSpec(nbytes=self.data.numel(), xxh3=digest, tensors=self.tensors), data=self.data)
+        spec = BucketSpec(nbytes=self.data.numel(), xxh3=digest, tensors=self.tensors, sender=sender)
+        return Bucket(spec=spec, data=self.data)
 
 
 class Rooms:
@@ -224,7 +229,7 @@ class Meeting:
 
     def join(self, *, backend: Backend) -> "BroadcastGroup":
         """Blocks until all members have come. Raises ProcessGroupError after the timeout."""
-        store = PrefixStore(f"headway-{self.epoch}", self._store)
+        store = PrefixStore(group_name(self.epoch), self._store)
         try:
             group = _process_group(store, backend, self.host, self.world_size, self._timeout)
         except (RuntimeError, ValueError) as error:
@@ -233,11 +238,44 @@ class Meeting:
                 f"came to {self.host}:{self.port}: {in_plain_words(error)}"
             )
             raise ProcessGroupError(message) from error
-        made = BroadcastGroup(group=group, device="cuda" if backend == "nccl" else "cpu", store=self._store)
-        if backend == "nccl":
-            with environment_of_nccl(timeout_s=self._timeout.total_seconds()):
-                made.meet(timeout_s=self._timeout.total_seconds())
-        return made
+        return _met(group, backend, self._store, self._timeout)
+
+
+@dataclass(frozen=True)
+class MeetingElsewhere:
+    """Meeting of one more `sender` of an epoch, another rank of the learner, with all generators: at rank 0's place."""
+
+    host: str
+    port: int
+    epoch: int
+    sender: int
+    world_size: int
+    timeout_s: float
+
+    def join(self, *, backend: Backend) -> "BroadcastGroup":
+        """Blocks until all members have come. Raises ProcessGroupError after the timeout."""
+        timeout = datetime.timedelta(seconds=self.timeout_s)
+        try:
+            wait_for_listener(host=self.host, port=self.port, timeout_s=self.timeout_s)
+            store = TCPStore(self.host, self.port, None, False, timeout, wait_for_workers=False)
+            own = local_address(host=self.host, port=self.port)
+            named = PrefixStore(group_name(self.epoch, self.sender), store)
+            group = _process_group(named, backend, own, self.world_size, timeout)
+        except (RuntimeError, ValueError, OSError) as error:
+            message = (
+                f"connection {self.epoch}: of the learner's rank {self.sender} and the generators, {self.world_size} "
+                f"processes, not all came to {self.host}:{self.port}: {in_plain_words(error)}"
+            )
+            raise ProcessGroupError(message) from error
+        return _met(group, backend, store, timeout)
+
+
+def _met(group: "_Broadcaster", backend: Backend, store: Store, timeout: datetime.timedelta) -> "BroadcastGroup":
+    made = BroadcastGroup(group=group, device="cuda" if backend == "nccl" else "cpu", store=store)
+    if backend == "nccl":
+        with environment_of_nccl(timeout_s=timeout.total_seconds()):
+            made.meet(timeout_s=timeout.total_seconds())
+    return made
 
 
 class _Broadcaster(Protocol):
@@ -352,19 +390,18 @@ async def in_thread(work: Callable[[], T], *, threads: DaemonThreads) -> T:
 
 
 async def collective_beside(
-    collective: Callable[[], T],
+    collective: Coroutine[Any, Any, T],
     asked: "Collection[asyncio.Future[object]]",
     *,
     answer_s: float,
     grace_s: float,
-    threads: DaemonThreads,
 ) -> T | Exception:
-    """The learner's part of a collective, in a thread, beside the members' requests; its result or its error.
+    """The learner's part of a collective, beside the members' requests; its result or its error.
 
     Returns when all have answered; or else `answer_s` seconds after the collective went through, and `grace_s` after it
     failed. A request that has no answer by then is cancelled.
     """
-    ours = asyncio.ensure_future(in_thread(collective, threads=threads))
+    ours = asyncio.ensure_future(collective)
     try:
         answers = asyncio.gather(*asked, return_exceptions=True)
         either: set[asyncio.Future[Any]] = {ours, answers}

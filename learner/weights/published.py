@@ -3,22 +3,29 @@
 Beside them the reports of what became of them, and the routes where generators announce themselves and download them.
 """
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Protocol
 
-import torch
 import xxhash
 from fastapi import Depends, FastAPI, Query, Response
 
+from learner.weights.digests import combined_digest, hashed
 from learner.weights.fleet import JoinRefused
 from learner.weights.probe import Probe
-from learner.weights.process_group import Bucket, LaidOut, NamedTensors, in_thread
+from learner.weights.process_group import LaidOut
+from learner.weights.senders import (
+    READ_BYTES,
+    AnyBucket,
+    RankShare,
+    SenderLink,
+    brought_here,
+    in_turns,
+    together,
+)
 from protocol.fleet import (
     CHUNK_HASH_HEADER,
     SLOWEST_BYTES_PER_S,
@@ -31,11 +38,11 @@ from protocol.fleet import (
 )
 from protocol.model import PolicyVersion
 from services.http.bodies import json_answer, json_body
+from services.http.client import HttpClient, ServiceError
 from services.http.refusals import RequestRefused
 from services.process import DaemonThreads
 
-CHUNK_BYTES = 4 << 20
-_DIGEST_ELEMENTS = 1 << 20
+CHUNK_BYTES = READ_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,19 +52,21 @@ class BaseWeights:
     buckets: Sequence[LaidOut]
     rank: int
     alpha: float
+    shares: Sequence[RankShare] = ()
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """Weights to be published, deduplicated by tie, where they will be sent from; and the learner's probe of them.
 
-    With a `base` they are the factors of an adapter to it.
+    With a `base` they are the factors of an adapter to it. `shares` are those parts that other ranks have.
     """
 
     version: int
     buckets: Sequence[LaidOut]
     probe: Probe
     base: BaseWeights | None = None
+    shares: Sequence[RankShare] = ()
 
 
 @dataclass(frozen=True)
@@ -134,19 +143,27 @@ class PackedWeights:
     """
 
     version: PolicyVersion
-    buckets: Sequence[Bucket]
+    buckets: Sequence[AnyBucket]
     digest: str
     probe: Probe
     adapter: LowRank | None = None
-    base: Sequence[Bucket] = ()
+    base: Sequence[AnyBucket] = ()
+    links: Sequence[SenderLink] = ()
+    """To the other ranks that have parts of it, in their order."""
 
-    def in_form(self, form: WeightForm) -> Sequence[Bucket]:
+    def in_form(self, form: WeightForm) -> Sequence[AnyBucket]:
         """The buckets to be sent."""
         return (*self.base, *self.buckets) if form == "based" else self.buckets
 
     def nbytes(self, form: WeightForm) -> int:
         """The bytes to be sent."""
         return sum(bucket.spec.nbytes for bucket in self.in_form(form))
+
+    async def brought_here(self) -> "PackedWeights":
+        """The same, all of it rank 0's own: for a disk. Raises ServiceError."""
+        if not self.links:
+            return self
+        return replace(self, buckets=await brought_here(self.buckets), base=await brought_here(self.base), links=())
 
     @property
     def merge_s(self) -> float:
@@ -160,62 +177,44 @@ class PackedWeights:
         return "alone" if all(base == self.adapter.base for base in held) else "based"
 
 
-def digest_of(tensors: NamedTensors) -> str:
-    """XXH3 over names and values at half precision, hexadecimal.
-
-    Versions of different digests have to be different in an engine of whatever type; a change that is finer may be lost
-    there in rounding.
-    """
-    digest = xxhash.xxh3_64()
-    _add_to_digest(digest, tensors)
-    return str(digest.hexdigest())
-
-
-def _add_to_digest(digest: xxhash.xxh3_64, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    for name, tensor in tensors:
-        digest.update(name.encode())
-        flat = tensor.detach().contiguous().view(-1)
-        for start in range(0, flat.numel(), _DIGEST_ELEMENTS):  # not all of it twice
-            part = flat[start : start + _DIGEST_ELEMENTS]
-            value = part.to(torch.bfloat16) if part.is_floating_point() else part
-            digest.update(value.view(torch.uint8).numpy().data)
-
-
 class Packer:
-    """Makes snapshots ready to be sent, hashing base weights once."""
+    """Makes snapshots ready to be sent, hashing base weights once. Without a `client` they are rank 0's alone."""
 
-    def __init__(self, *, incarnation: int, threads: DaemonThreads) -> None:
+    def __init__(self, *, incarnation: int, threads: DaemonThreads, client: HttpClient | None = None) -> None:
         self._incarnation = incarnation
         self._threads = threads
-        self._base: tuple[BaseWeights, Sequence[Bucket], LowRank] | None = None
+        self._client = client
+        self._base: tuple[BaseWeights, Sequence[AnyBucket], LowRank, Sequence[SenderLink]] | None = None
 
     async def pack(self, snapshot: Snapshot) -> PackedWeights:
-        """The snapshot's own buckets with their hashes, and its digest. Nothing is copied."""
-        buckets, digest = await self._hashed(snapshot.buckets)
+        """The snapshot's own buckets with their hashes, and its digest. Nothing is copied. Raises SenderLost."""
+        links = self._links(snapshot.shares)
+        buckets, digests = await self._hashed(snapshot.buckets, links)
         packed = PackedWeights(
-            version=PolicyVersion(self._incarnation, snapshot.version), buckets=buckets, digest=digest,
-            probe=snapshot.probe,
+            version=PolicyVersion(self._incarnation, snapshot.version), buckets=buckets,
+            digest=combined_digest(digests), probe=snapshot.probe, links=links,
         )  # fmt: skip
         if snapshot.base is None:
             return packed
         if self._base is None or self._base[0] is not snapshot.base:
-            base = snapshot.base
-            hashed, _ = await self._hashed(base.buckets)
-            known = xxhash.xxh3_64_hexdigest("".join(bucket.spec.xxh3 for bucket in hashed).encode())
-            self._base = base, hashed, LowRank(base=known, rank=base.rank, alpha=base.alpha)
-        return replace(packed, base=self._base[1], adapter=self._base[2])
+            base, links = snapshot.base, self._links(snapshot.base.shares)
+            made, _ = await self._hashed(base.buckets, links)
+            known = xxhash.xxh3_64_hexdigest("".join(bucket.spec.xxh3 for bucket in made).encode())
+            self._base = base, made, LowRank(base=known, rank=base.rank, alpha=base.alpha), links
+        return replace(packed, base=self._base[1], adapter=self._base[2], links=self._base[3])
 
-    async def _hashed(self, laid_outs: Sequence[LaidOut]) -> tuple[Sequence[Bucket], str]:
-        """Buckets and digest, made beside each other by two threads, since both let go of the GIL."""
-        digest = xxhash.xxh3_64()
-        buckets = []
-        for laid_out in laid_outs:
-            bucket, _ = await asyncio.gather(
-                in_thread(laid_out.hashed, threads=self._threads),
-                in_thread(partial(_add_to_digest, digest, laid_out.named()), threads=self._threads),
-            )
-            buckets.append(bucket)
-        return buckets, str(digest.hexdigest())
+    def _links(self, shares: Sequence[RankShare]) -> Sequence[SenderLink]:
+        assert not shares or self._client is not None, "other ranks are asked over HTTP"
+        return [SenderLink(share, self._client) for share in shares if self._client is not None]
+
+    async def _hashed(
+        self, laid_outs: Sequence[LaidOut], links: Sequence[SenderLink]
+    ) -> tuple[Sequence[AnyBucket], Mapping[str, str]]:
+        """Buckets of all ranks in the order of sending, and the digests of all tensors; each rank hashes its own."""
+        own = hashed(laid_outs, threads=self._threads)
+        shares = await together([own, *(link.hashed() for link in links)])
+        digests = {name: digest for _, share in shares for name, digest in share.items()}
+        return in_turns(buckets for buckets, _ in shares), digests
 
 
 class PublishedWeights:
@@ -250,8 +249,8 @@ class PublishedWeights:
         specs = tuple(bucket.spec for bucket in packed.in_form(form))
         return PullPlan(version=version, chunk_bytes=CHUNK_BYTES, buckets=specs, adapter=packed.adapter)
 
-    def chunk(self, version: str, *, index: int, offset: int, length: int, form: WeightForm = "whole") -> bytes:
-        """A part of a bucket. Raises VersionNotPublished."""
+    async def chunk(self, version: str, *, index: int, offset: int, length: int, form: WeightForm = "whole") -> bytes:
+        """A part of a bucket. Raises VersionNotPublished, and ServiceError if another rank does not hand it out."""
         buckets = self._find(version, form).in_form(form)
         if not 0 <= index < len(buckets):
             raise VersionNotPublished(f"version {version} has no bucket {index}; it has {len(buckets)}")
@@ -261,7 +260,7 @@ class PublishedWeights:
                 f"bucket {index} of version {version} has no {length} bytes at {offset}: it has {size}, and at most "
                 f"{CHUNK_BYTES} are served at once"
             )
-        return buckets[index].data[offset : offset + length].numpy().tobytes()
+        return await buckets[index].read(offset, length)
 
     def _find(self, version: str, form: WeightForm) -> PackedWeights:
         packed = self._kept.get(version)
@@ -295,8 +294,8 @@ class GivesWeights(Protocol):
         """The plan of a download. Raises VersionNotPublished."""
         ...
 
-    def chunk(self, version: str, *, index: int, offset: int, length: int, form: WeightForm = "whole") -> bytes:
-        """A part of a bucket. Raises VersionNotPublished."""
+    async def chunk(self, version: str, *, index: int, offset: int, length: int, form: WeightForm = "whole") -> bytes:
+        """A part of a bucket. Raises VersionNotPublished, and ServiceError if another rank does not hand it out."""
         ...
 
 
@@ -335,8 +334,10 @@ def add_weight_routes(app: FastAPI, *, shelf: GivesWeights) -> None:
     ) -> Response:
         """A part of a bucket: `length` bytes from `offset` on."""
         try:
-            data = shelf.chunk(version, index=index, offset=offset, length=length, form=form)
+            data = await shelf.chunk(version, index=index, offset=offset, length=length, form=form)
         except VersionNotPublished as error:
             raise RequestRefused(404, "not_kept", str(error)) from error
+        except ServiceError as error:
+            raise RequestRefused(503, "rank_silent", f"a rank of the learner does not hand it out: {error}") from error
         headers = {CHUNK_HASH_HEADER: xxhash.xxh3_64_hexdigest(data)}
         return Response(data, media_type="application/octet-stream", headers=headers)

@@ -33,8 +33,9 @@ from learner.weights.published import (
     PublishReport,
     Snapshot,
 )
+from learner.weights.senders import SenderLost
 from learner.weights.tree import DeltaReport, WeightTree
-from services.http.client import HttpClient
+from services.http.client import HttpClient, ServiceError
 from services.http.waiting import QUIET_S, Waiting
 from services.process import DaemonThreads
 
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _TREE_RETRY_S = 5.0
 _ROUNDS_REST_S = 1.0
+_SENDER_REST_S = 1.0
 _NONE_SERVES = (
     "one loads its model first, which takes minutes if that is large; its own log says how far it is, and `headway "
     "doctor RUN.toml` whether none runs"
@@ -97,7 +99,7 @@ class Publisher:
             if tree_folder is None
             else WeightTree(tree_folder, anchor_every=options.anchor_every, threads=self._threads)
         )
-        self._packer = Packer(incarnation=options.incarnation, threads=self._threads)
+        self._packer = Packer(incarnation=options.incarnation, threads=self._threads, client=client)
         self._offered: Snapshot | None = None
         self._held_at: int | None = None
         self._later: Snapshot | None = None
@@ -183,7 +185,16 @@ class Publisher:
             self._offer_came.clear()
             assert self._offered is not None, "an offer was announced"
             snapshot, self._offered = self._offered, None
-            packed = await self._packer.pack(snapshot)
+            try:
+                packed = await self._packer.pack(snapshot)
+            except SenderLost as error:  # whoever watches the ranks ends the learner, or it was only late
+                logger.warning("version %d is not published yet: %s", snapshot.version, error)
+                await asyncio.sleep(_SENDER_REST_S)
+                if self._offered is None:
+                    self._offered = snapshot
+                    self._offer_came.set()
+                continue
+            del snapshot
             self._shelf.put(packed)
             self._wake()
 
@@ -193,14 +204,15 @@ class Publisher:
             await self._tree_due.wait()
             self._tree_due.clear()
             newest = self._shelf.newest
-            if newest is None or newest is tree.newest or not any(member.pulls for member in self._fleet.members()):
+            written = newest is not None and tree.newest is not None and tree.newest.version == newest.version
+            if newest is None or written or not any(member.pulls for member in self._fleet.members()):
                 continue
             self._suspend_late()
             if newest.adapter is not None:
                 continue
             try:
-                self._grown(await tree.add(newest))
-            except OSError as error:
+                self._grown(await tree.add(await newest.brought_here()))
+            except (OSError, ServiceError) as error:
                 logger.error(
                     "version %s was not written for generators that pull, which download it whole: %s; they pull what "
                     "changes again once there is room in %s", newest.version, error, tree.folder,

@@ -24,6 +24,7 @@ from fastapi import Path as PathParameter
 
 from learner.weights.process_group import Bucket, in_thread
 from learner.weights.published import PackedWeights
+from learner.weights.senders import own_buckets
 from protocol.fleet import TensorSpec
 from protocol.weight_deltas import SLICE_BYTES, Bytes, EncodedSlice, encoded
 from protocol.weight_tree import (
@@ -195,10 +196,11 @@ class WeightTree:
 
     def _contents(self, packed: PackedWeights, base: PackedWeights | None) -> _Contents:
         contents = _Contents()
-        for index, bucket in enumerate(packed.buckets):
+        formers = () if base is None else own_buckets(base.buckets)
+        for index, bucket in enumerate(own_buckets(packed.buckets)):
             frames: list[bytes] = []
             raw_bytes = 0
-            former = None if base is None else base.buckets[index]
+            former = None if base is None else formers[index]
             for piece, nbytes, itemsize in _slices(bucket, former):
                 frames.append(piece.frame)
                 raw_bytes += nbytes

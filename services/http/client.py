@@ -235,14 +235,19 @@ class HttpClient:
             raise _error_of(url, answer.status, raw, answer.headers)
 
     async def download(
-        self, url: str, *, deadline_s: float, bytes_per_s: float | None = None
+        self,
+        url: str,
+        *,
+        deadline_s: float,
+        bytes_per_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[bytes, Mapping[str, str]]:
-        """Fetch bytes and the answer's headers, without a retry. Raises a ServiceError.
+        """Fetch bytes and the answer's headers, without a retry; `headers` as of `post`. Raises a ServiceError.
 
         With `bytes_per_s` the deadline is that of an empty answer: one whose headers tell its length has more time.
         """
         with self._naming(url):
-            async with asyncio.timeout(deadline_s) as limit, self._request("GET", url) as answer:
+            async with asyncio.timeout(deadline_s) as limit, self._request("GET", url, headers=headers) as answer:
                 if bytes_per_s is not None and answer.content_length is not None:
                     length = min(answer.content_length, self._max_answer_bytes)
                     limit.reschedule((limit.when() or 0.0) + length / bytes_per_s)

@@ -66,6 +66,7 @@ class StubSnapshot:
 
     tensors: tuple[StubTensor, ...]
     buckets: tuple[LaidOut, ...]
+    shares: tuple[()] = ()
 
 
 @dataclass
@@ -238,8 +239,9 @@ class ScriptedTrainer:
             if lease in trained:
                 self._trainers.broken("trained twice", f"lease {lease} is in the history of the weights already")
 
-    def host_copy(self, *, bucket_bytes: int = 0) -> StubSnapshot:
+    def host_copy(self, *, bucket_bytes: int = 0, shared: bool = False) -> StubSnapshot:
         """See Trainer."""
+        del shared  # it has one rank
         number = self._truth.number_of(self.history)
         tensors = tensors_of(self.history, number, finite=self.finite, size=self._script.body)
         writer = BucketWriter(bucket_bytes=bucket_bytes)

@@ -22,6 +22,7 @@ ALERT_S = 5.0
 """So much longer, and an alert that waits for five minutes fires in hurried time on a busy machine, too."""
 SERVES_WITHIN_S = 30.0
 LEARNER_KILLS = 20
+SENDER_KILLS = 5
 QUIET_S = 75.0
 
 
@@ -151,6 +152,21 @@ def ranks_hang(trial: Trial) -> None:
                 trial.complain(f"the learner did not ask for a new start: {process.text()[-600:]}")
             trial.revive()
         trial.recover(f"rank {rank} of two hangs for {HANG_S:g} s", since=struck)
+        for generator in ("g1", "g2"):
+            trial.serves(generator)
+
+
+def sender_killed(trial: Trial) -> None:
+    """SIGKILL of rank 1 while it sends its share, time and again; the last time a generator joins meanwhile."""
+    for number in range(SENDER_KILLS):
+        trial.expected.add(LEARNER)
+        struck = kill_learner_in_publish(trial.system, "g1", rank=1)
+        if number == SENDER_KILLS - 1:
+            trial.expected.add("g2")
+            trial.kill("g2")
+            trial.restart("g2")
+        trial.restart(LEARNER)
+        trial.recover("rank 1 is killed while it sends its share", since=struck)
         for generator in ("g1", "g2"):
             trial.serves(generator)
 
@@ -385,6 +401,7 @@ SCENARIOS: dict[str, ScenarioSetting] = {
     "generator-joins": ScenarioSetting(generator_joins, steps=800, first=("g1",)),
     "learner-killed": ScenarioSetting(learner_killed, steps=300, alerts={"ProcessDown", "StepsReplayed"}),
     "learner-killed-two-ranks": ScenarioSetting(learner_killed, steps=300, ranks=2),
+    "sender-killed": ScenarioSetting(sender_killed, steps=150, ranks=2, learner_words=("--training.zero-stage", "3")),
     "ranks-hang": ScenarioSetting(ranks_hang, steps=150, ranks=2),
     "full-disk-of-a-rank": ScenarioSetting(full_disk_of_a_rank, steps=60, generators=("g1",), ranks=2),
     "started-twice": ScenarioSetting(started_twice, steps=100, generators=("g1",)),

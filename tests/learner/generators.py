@@ -36,6 +36,7 @@ from protocol.fleet import (
     ReprobeResult,
     WeightForm,
     WeightWay,
+    group_name,
     is_factor,
 )
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
@@ -79,14 +80,32 @@ def announcement(
     )
 
 
-def gloo_group(*, host: str, port: int, epoch: int, rank: int, world_size: int, timeout_s: float) -> Any:
-    """Joins the learner's private process group, as a generator's worker does."""
+def gloo_group(
+    *, host: str, port: int, epoch: int, rank: int, world_size: int, timeout_s: float, sender: int = 0
+) -> Any:
+    """Joins a sender's private process group, as a generator's worker does."""
     timeout = datetime.timedelta(seconds=timeout_s)
     store = c10d.TCPStore(host, port, world_size, is_master=False, timeout=timeout)
     options = c10d.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=host)]
-    return c10d.ProcessGroupGloo(c10d.PrefixStore(f"headway-{epoch}", store), rank, world_size, options)
+    return c10d.ProcessGroupGloo(c10d.PrefixStore(group_name(epoch, sender), store), rank, world_size, options)
+
+
+def gloo_groups(body: JoinGroup, *, worker: int) -> list[Any]:
+    """A worker's groups, one for each sender."""
+    return [
+        gloo_group(
+            host=body.host,
+            port=body.port,
+            epoch=body.epoch,
+            rank=body.rank_offset + worker,
+            world_size=body.world_size,
+            timeout_s=body.meet_timeout_s,
+            sender=sender,
+        )
+        for sender in range(body.senders)
+    ]
 
 
 def receive_bucket(group: Any, spec: BucketSpec, *, timeout_s: float) -> dict[str, torch.Tensor]:
@@ -196,6 +215,8 @@ class ScriptedGenerator:
     commits: list[Commit] = field(default_factory=list)
     probed: list[str] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    received: dict[int, int] = field(default_factory=dict)
+    """Bytes that broadcasts have brought, by sender; of all workers together."""
     version: str | None = None
     _staged: dict[str, torch.Tensor] = field(default_factory=dict)
     _group: Any = None
@@ -254,18 +275,7 @@ class ScriptedGenerator:
             self.joins.append(body)
             try:
                 self._group = await asyncio.gather(
-                    *(
-                        asyncio.to_thread(
-                            gloo_group,
-                            host=body.host,
-                            port=body.port,
-                            epoch=body.epoch,
-                            rank=body.rank_offset + worker,
-                            world_size=body.world_size,
-                            timeout_s=body.meet_timeout_s,
-                        )
-                        for worker in range(self.workers)
-                    )
+                    *(asyncio.to_thread(gloo_groups, body, worker=worker) for worker in range(self.workers))
                 )
             except RuntimeError as error:
                 raise RequestRefused(409, "group_failed", str(error)) from error
@@ -356,7 +366,8 @@ class ScriptedGenerator:
     def _receive(self, body: Prepare, group: Any) -> dict[str, torch.Tensor]:
         staged: dict[str, torch.Tensor] = {}
         for bucket in body.buckets:
-            staged |= receive_bucket(group, bucket, timeout_s=self.joins[-1].bucket_timeout_s)
+            staged |= receive_bucket(group[bucket.sender], bucket, timeout_s=self.joins[-1].bucket_timeout_s)
+            self.received[bucket.sender] = self.received.get(bucket.sender, 0) + bucket.nbytes
         return staged
 
     def _probe(self, body: Commit | Reprobe) -> tuple[float, ...]:

@@ -91,11 +91,10 @@ class NothingToTrain:
     def probe_logprobs(self, texts: object) -> tuple[float, ...]:
         return (0.0,)
 
-    def host_copy(self, *, bucket_bytes: int) -> SimpleNamespace:
-        return SimpleNamespace(buckets=())
+    def host_copy(self, *, bucket_bytes: int, shared: bool) -> SimpleNamespace:
+        return SimpleNamespace(buckets=(), shares=())
 
     def offer(self, snapshot: Snapshot, *, hold: bool = False) -> None:
-        assert not hold, "no release is wanted"
         self.offered.append(snapshot)
 
     def export(self, folder: Path) -> None:
@@ -123,7 +122,7 @@ async def test_a_resumed_run_goes_on_with_the_bound_that_the_guard_had_lowered(t
         steps=7, max_lag=4, time_limit_s=None, exported_model=tmp_path,
         checkpoint=SimpleNamespace(every_steps=100, keep_best=0, beside_training=False),
         evaluation=SimpleNamespace(final_tasks=0),
-        weights=SimpleNamespace(probe_tokens=8, bucket_mb=1),
+        weights=SimpleNamespace(probe_tokens=8, bucket_mb=1, senders="all ranks"),
     )  # fmt: skip
     async with learner(tmp_path, ledger_config=wide) as ours:
         parts: Any = NothingToTrain()
@@ -172,7 +171,7 @@ async def test_a_run_that_ends_early_leaves_a_checkpoint_of_its_last_step(
         steps=steps, max_lag=1, time_limit_s=1e-9, exported_model=tmp_path,
         checkpoint=SimpleNamespace(every_steps=100, keep_best=0, beside_training=False),
         evaluation=SimpleNamespace(final_tasks=0),
-        weights=SimpleNamespace(probe_tokens=8, bucket_mb=1),
+        weights=SimpleNamespace(probe_tokens=8, bucket_mb=1, senders="all ranks"),
     )  # fmt: skip
     async with learner(tmp_path) as ours:
         parts: Any = Written()
@@ -235,7 +234,8 @@ def training_of(parts: Any, ours: Any, folder: Path, *, beside: bool = False, li
     config = SimpleNamespace(
         steps=9, max_lag=1, time_limit_s=limit_s, exported_model=folder,
         checkpoint=SimpleNamespace(every_steps=100, keep_best=0, beside_training=beside),
-        evaluation=SimpleNamespace(final_tasks=0), weights=SimpleNamespace(probe_tokens=8, bucket_mb=1),
+        evaluation=SimpleNamespace(final_tasks=0),
+        weights=SimpleNamespace(probe_tokens=8, bucket_mb=1, senders="all ranks"),
     )  # fmt: skip
     training = OnlineTraining(
         config=cast("Any", config), trainer=parts, intake=ours.intake, publisher=parts, records=parts, metrics=parts,

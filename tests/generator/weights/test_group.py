@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from generator.weights.group import BroadcastRank
+from generator.weights.group import BroadcastRank, BroadcastRanks
 from generator.weights.plan import WeightSyncError
-from learner.weights.process_group import Meeting, pack_buckets
+from learner.weights.process_group import Meeting, MeetingElsewhere, pack_buckets
 from protocol.fleet import JoinGroup
 from services.network import LOOPBACK
 
@@ -45,6 +45,35 @@ def test_it_takes_a_bucket_and_loads_no_vllm() -> None:
     assert torch.equal(buffer, bucket.data)
     asked = "import sys, generator.weights.group; sys.exit('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], check=False, timeout=60).returncode == 0
+
+
+def test_it_takes_from_two_senders_in_whatever_order_and_refuses_a_third() -> None:
+    meeting = Meeting(host=LOOPBACK, epoch=4, world_size=2, timeout_s=TIMEOUT_S)
+    other = MeetingElsewhere(
+        host=LOOPBACK, port=meeting.port, epoch=4, sender=1, world_size=2, timeout_s=TIMEOUT_S
+    )  # fmt: skip
+    spec = JoinGroup(
+        epoch=4, backend="gloo", host=LOOPBACK, port=meeting.port, rank_offset=1, world_size=2, senders=2,
+        meet_timeout_s=TIMEOUT_S, bucket_timeout_s=TIMEOUT_S,
+    )  # fmt: skip
+    buckets = [pack_buckets([("w", torch.arange(100.0) + sender)], bucket_bytes=1 << 20)[0] for sender in range(2)]
+    with ThreadPoolExecutor(4) as threads:
+        joining = threads.submit(BroadcastRanks, spec=spec, worker_rank=0, device=torch.device("cpu"))
+        second = threads.submit(other.join, backend="gloo")
+        with meeting.join(backend="gloo") as first, second.result(TIMEOUT_S) as second_group:
+            ranks = joining.result(TIMEOUT_S)
+            sent = [
+                threads.submit(group.send, [bucket], timeout_s=TIMEOUT_S)
+                for group, bucket in zip((first, second_group), buckets, strict=True)
+            ]
+            for sender in (1, 0):
+                buffer = torch.empty(buckets[sender].spec.nbytes, dtype=torch.uint8)
+                ranks.receive(buffer=buffer, index=sender, sender=sender)
+                assert torch.equal(buffer, buckets[sender].data)
+            for each in sent:
+                each.result(TIMEOUT_S)
+            with pytest.raises(WeightSyncError, match="bucket 5 is of sender 2, and this worker met 2"):
+                ranks.receive(buffer=buffer, index=5, sender=2)
 
 
 def test_it_keeps_its_deadline_where_nobody_listens() -> None:

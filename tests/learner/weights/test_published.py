@@ -9,6 +9,7 @@ import xxhash
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from learner.weights.digests import combined_digest, digest_of, tensor_digest
 from learner.weights.probe import Probe
 from learner.weights.process_group import lay_out, pack_buckets
 from learner.weights.published import (
@@ -19,8 +20,8 @@ from learner.weights.published import (
     Snapshot,
     VersionNotPublished,
     add_weight_routes,
-    digest_of,
 )
+from learner.weights.senders import own_buckets
 from protocol.fleet import CHUNK_HASH_HEADER, PullPlan
 from protocol.model import PolicyVersion
 from protocol.status import Readiness
@@ -78,15 +79,22 @@ def test_packing_hashes_the_buckets_of_the_host_copy_where_they_are() -> None:
 
     assert (str(packed.version), packed.digest) == ("2.5", digest)
     assert [bucket.spec for bucket in packed.buckets] == [bucket.spec for bucket in expected]
-    assert [bucket.data.data_ptr() for bucket in packed.buckets] == [
+    assert [bucket.data.data_ptr() for bucket in own_buckets(packed.buckets)] == [
         laid_out.data.data_ptr() for laid_out in snapshot.buckets
     ], "no second copy of the model is made"
 
 
 def test_a_digest_does_not_depend_on_the_parts_in_which_it_is_made() -> None:
     large = torch.arange((1 << 20) + 7, dtype=torch.float32)
-    expected = xxhash.xxh3_64(b"w" + large.to(torch.bfloat16).view(torch.uint8).numpy().tobytes())
-    assert digest_of([("w", large)]) == expected.hexdigest()
+    expected = xxhash.xxh3_64(large.to(torch.bfloat16).view(torch.uint8).numpy().tobytes())
+    assert tensor_digest(large) == expected.hexdigest()
+
+
+def test_a_digest_is_the_same_whoever_has_hashed_which_tensors_and_another_with_other_names() -> None:
+    tensors = [(name, torch.full((100,), float(number))) for number, name in enumerate("abc")]
+    assert digest_of(tensors) == digest_of(tensors[::-1]) == combined_digest({n: tensor_digest(t) for n, t in tensors})
+    swapped = [(name, tensor) for (name, _), (_, tensor) in zip(tensors, tensors[::-1], strict=True)]
+    assert digest_of(swapped) != digest_of(tensors)
 
 
 def test_chunks_make_up_the_bucket_and_carry_their_hash(shelf: PublishedWeights, client: TestClient) -> None:

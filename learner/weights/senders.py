@@ -1,0 +1,196 @@
+"""Other ranks' shares of a version, as rank 0 has them hashed, sent and read: whatever it publishes or is asked for.
+
+The order of buckets lets the ranks take turns, by the share of its own that each has sent.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from learner.weights.process_group import BroadcastGroup, Bucket, ProcessGroupError, in_thread
+from learner.weights.rank_sender import HashedCopy, SenderAnswer, SenderMeeting, SenderPlace, SendOrder
+from protocol.fleet import Backend, BucketSpec
+from services.http.client import HttpClient, R, ServiceError, ServiceRefused
+from services.process import DaemonThreads
+
+READ_BYTES = 4 << 20
+"""Most bytes that are read of another rank at once."""
+_ASK_S = 10.0
+_HASH_BYTES_PER_S = 1e8
+"""Least rate of hashing on a busy machine."""
+
+
+class SenderLost(ProcessGroupError):
+    """A rank of the learner does not do its part: no generator is to blame for that."""
+
+
+class CopyTicket:
+    """While it is alive the ranks keep the copy of its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@dataclass(frozen=True, eq=False)
+class RankShare:
+    """Share of a copy that another rank keeps: about `nbytes`, and the place of that rank's sender."""
+
+    rank: int
+    nbytes: int
+    place: SenderPlace
+    ticket: CopyTicket
+
+
+@dataclass(frozen=True)
+class MeetingTerms:
+    """Meeting of an epoch, as all senders are told of it."""
+
+    host: str
+    port: int
+    epoch: int
+    world_size: int
+    backend: Backend
+    timeout_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class SenderLink:
+    """Requests to the sender of a rank's share."""
+
+    share: RankShare
+    client: HttpClient = field(repr=False)
+
+    @property
+    def rank(self) -> int:
+        return self.share.rank
+
+    @property
+    def url(self) -> str:
+        return self.share.place.url
+
+    async def hashed(self) -> tuple[Sequence["RemoteBucket"], dict[str, str]]:
+        """Its buckets, and the digests of their tensors by name. Raises SenderLost."""
+        found = await self._ask("hash", SenderAnswer(), HashedCopy, deadline_s=hashing_s(self.share.nbytes))
+        return [RemoteBucket(spec, self, index) for index, spec in enumerate(found.buckets)], dict(found.digests)
+
+    async def meet(self, meeting: MeetingTerms) -> None:
+        """Returns when it has met all generators. Raises ProcessGroupError."""
+        body = SenderMeeting(**vars(meeting))
+        await self._post(f"{self.url}/v1/group", body, SenderAnswer, deadline_s=2 * meeting.timeout_s + _ASK_S)
+
+    async def send(self, buckets: Sequence["RemoteBucket"], *, epoch: int, timeout_s: float) -> None:
+        """Returns when all generators have taken these. Raises ProcessGroupError."""
+        body = SendOrder(epoch=epoch, buckets=tuple(bucket.index for bucket in buckets), timeout_s=timeout_s)
+        await self._ask("send", body, SenderAnswer, deadline_s=timeout_s * (len(buckets) + 1) + _ASK_S)
+
+    async def read(self, index: int, offset: int, length: int) -> bytes:
+        """A part of a bucket. Raises ServiceError."""
+        url = f"{self._copy}/buckets/{index}?offset={offset}&length={length}"
+        data, _ = await self.client.download(url, deadline_s=_ASK_S, headers=self._headers)
+        return data
+
+    @property
+    def _copy(self) -> str:
+        return f"{self.url}/v1/copies/{self.share.ticket.number}"
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.share.place.token}"}
+
+    async def _ask(self, what: str, body: Any, answer: type[R], *, deadline_s: float) -> R:
+        return await self._post(f"{self._copy}/{what}", body, answer, deadline_s=deadline_s)
+
+    async def _post(self, url: str, body: Any, answer: type[R], *, deadline_s: float) -> R:
+        try:
+            return await self.client.post(url, body, answer, deadline_s=deadline_s, headers=self._headers)
+        except ServiceRefused as error:
+            kind = ProcessGroupError if error.kind in ("group_failed", "send_failed") else SenderLost
+            raise kind(f"rank {self.rank}: {error.message}") from error
+        except ServiceError as error:
+            raise SenderLost(f"rank {self.rank} of the learner does not answer: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteBucket:
+    """A bucket whose bytes another rank has."""
+
+    spec: BucketSpec
+    link: SenderLink
+    index: int
+
+    async def read(self, offset: int, length: int) -> bytes:
+        """A part of the bytes. Raises ServiceError."""
+        return await self.link.read(self.index, offset, length)
+
+    async def brought_here(self) -> Bucket:
+        """The bucket as rank 0's own. Raises ServiceError."""
+        data = torch.empty(self.spec.nbytes, dtype=torch.uint8)
+        for offset in range(0, self.spec.nbytes, READ_BYTES):
+            part = await self.read(offset, min(READ_BYTES, self.spec.nbytes - offset))
+            data[offset : offset + len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+        return Bucket(spec=self.spec.model_copy(update={"sender": 0}), data=data)
+
+
+AnyBucket = Bucket | RemoteBucket
+
+
+async def brought_here(buckets: Iterable[AnyBucket]) -> Sequence[Bucket]:
+    """All of them as rank 0's own, in their order: for a disk. Raises ServiceError."""
+    return [bucket if isinstance(bucket, Bucket) else await bucket.brought_here() for bucket in buckets]
+
+
+def own_buckets(buckets: Iterable[AnyBucket]) -> Sequence[Bucket]:
+    """The buckets whose bytes rank 0 has itself."""
+    return [bucket for bucket in buckets if isinstance(bucket, Bucket)]
+
+
+def in_turns(shares: Iterable[Sequence[AnyBucket]]) -> Sequence[AnyBucket]:
+    """All buckets in an order in which each sender is as far with its own as the others are with theirs."""
+    placed = [
+        ((at + 1) / len(share), bucket.spec.sender, bucket) for share in shares for at, bucket in enumerate(share)
+    ]
+    return [bucket for _, _, bucket in sorted(placed, key=lambda each: each[:2])]
+
+
+@dataclass(frozen=True, eq=False)
+class SendingGroups:
+    """The groups of an epoch: rank 0's own, and those of other ranks with all generators."""
+
+    own: BroadcastGroup
+    epoch: int
+    links: Sequence[SenderLink] = ()
+
+    async def send(self, buckets: Sequence[AnyBucket], *, timeout_s: float, threads: DaemonThreads) -> None:
+        """Broadcasts them all, each by the rank that has it. Raises ProcessGroupError."""
+        mine = own_buckets(buckets)
+        theirs = [bucket for bucket in buckets if isinstance(bucket, RemoteBucket)]
+        works: list[Coroutine[Any, Any, None]] = [
+            in_thread(lambda: self.own.send(mine, timeout_s=timeout_s), threads=threads)
+        ]
+        links = {bucket.link for bucket in theirs}
+        assert len({link.rank for link in links}) == len(links), "a rank sends what one copy of it has"
+        for link in links:
+            share = [bucket for bucket in theirs if bucket.link is link]
+            works.append(link.send(share, epoch=self.epoch, timeout_s=timeout_s))
+        await together(works)
+
+    def close(self) -> None:
+        """Lets go of rank 0's; may block. The other ranks let go of theirs at the next meeting, or after a failure."""
+        self.own.close()
+
+
+async def together(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """The results of all. Raises the error of a sender that is lost, or else the first: others may follow from it."""
+    results = await asyncio.gather(*works, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if errors:
+        raise next((error for error in errors if isinstance(error, SenderLost)), errors[0])
+    return results
+
+
+def hashing_s(nbytes: int) -> float:
+    """Longest time in which a rank hashes so much."""
+    return _ASK_S + nbytes / _HASH_BYTES_PER_S
