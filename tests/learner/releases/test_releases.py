@@ -269,3 +269,18 @@ def test_a_generator_of_users_is_refused_by_a_learner_that_releases_nothing() ->
     with suppress(JoinRefused):
         FleetsByChannel(fleet, None).announce(announced, now=0.0)
     assert [member.generator_id for member in fleet.members()] == ["u"]
+
+
+async def test_a_later_life_knows_by_which_checksum_a_version_was_proven_first(tmp_path: Path) -> None:
+    async with ScriptedGenerator("u").running() as users:
+        async with releasing(tmp_path) as ours:
+            ours.join(users)
+            await ours.judge(0, solved=5)
+            await ours.until(lambda: bool(ours.releases.status().generators[0].same_as_first))
+        users.restart()
+        users.loads_wrong = True
+        async with releasing(tmp_path) as ours:
+            ours.join(users)
+            await ours.until(lambda: not ours.releases.status().generators)
+            with pytest.raises(JoinRefused, match=r"and was .* when that version was proven first"):
+                ours.join(users)
