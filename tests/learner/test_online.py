@@ -95,6 +95,7 @@ class NothingToTrain:
         return SimpleNamespace(buckets=(), shares=())
 
     def offer(self, snapshot: Snapshot, *, hold: bool = False) -> None:
+        assert not hold, "no release is wanted"
         self.offered.append(snapshot)
 
     def export(self, folder: Path) -> None:
