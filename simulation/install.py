@@ -280,7 +280,7 @@ def _take_hold_of_tenants() -> None:
     from simulation.actors.tenant_trainer import MarkedTrainer, TenantScript
 
     tinker: Any = importlib.import_module("learner.tinker")
-    _put(tinker, "_open_trainer", lambda *_: MarkedTrainer(active().part(TenantScript)))
+    _put(tinker, "open_on_all", lambda *_, **__: MarkedTrainer(active().part(TenantScript)))
     log: Any = importlib.import_module("learner.tenants.operations").OperationLog
     opened = log.__init__
     _put(
