@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +59,15 @@ class TreeFolderClient(HttpClient):
         self._folder = folder
 
     async def download(
-        self, url: str, *, deadline_s: float, bytes_per_s: float | None = None
-    ) -> tuple[bytes, dict[str, str]]:
+        self,
+        url: str,
+        *,
+        deadline_s: float,
+        bytes_per_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[bytes, Mapping[str, str]]:
         """Any object by the end of its URL."""
-        del deadline_s, bytes_per_s
+        del deadline_s, bytes_per_s, headers
         path = self._folder / OBJECTS / url.rsplit("/", 1)[1]
         if not path.exists():
             raise ServiceRefused(url, status=404, kind="not_kept", message="it is not there")
@@ -94,11 +99,14 @@ class FollowedTree:
 
     async def publish(self, packed: "PackedWeights") -> "DeltaReport":
         """Adds a version, pulls it, and fails unless every bit is that of the weights."""
+        from learner.weights.process_group import Bucket
+
         report = await self.tree.add(packed)
         name = self.tree.manifest(packed)
         assert name is not None, "it has just been added"
         _, paths, _ = await self.downloads.download(str(packed.version), name)
         for bucket, path in zip(packed.buckets, paths, strict=True):
+            assert isinstance(bucket, Bucket), "it is of one rank"
             assert np.array_equal(np.fromfile(path, np.uint8), bucket.data.numpy()), f"version {packed.version} differs"
         return report
 

@@ -1,7 +1,7 @@
 """The tree of weights: each version of it, by whatever way, is that which was packed, bit by bit; and who pulls it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from generator.weights.tree_download import TreeDownloads, TreeSources
-from learner.weights.process_group import lay_out
+from learner.weights.process_group import Bucket, lay_out
 from learner.weights.published import PackedWeights, Packer, Snapshot
 from learner.weights.tree import WeightTree
 from protocol.weight_tree import OBJECTS, VersionManifest
@@ -61,8 +61,13 @@ class FolderClient(HttpClient):
         self.damage: Callable[[str, bytes], bytes | None] = lambda name, content: content
 
     async def download(
-        self, url: str, *, deadline_s: float, bytes_per_s: float | None = None
-    ) -> tuple[bytes, dict[str, str]]:
+        self,
+        url: str,
+        *,
+        deadline_s: float,
+        bytes_per_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[bytes, Mapping[str, str]]:
         name = url.rsplit("/", 1)[1]
         self.asked.append(name)
         path = self.folder / OBJECTS / name
@@ -92,7 +97,9 @@ class PullingSide:
     async def _whole(self, version: str, index: int, path: str, nbytes: int) -> None:
         assert self.packed is not None
         self.dense.append(index)
-        self.packed.buckets[index].data.numpy().tofile(path)
+        bucket = self.packed.buckets[index]
+        assert isinstance(bucket, Bucket), "it is of one rank"
+        bucket.data.numpy().tofile(path)
 
     async def pull(self, packed: PackedWeights) -> int:
         """Downloads a version, and compares every bit. The bytes that came."""
@@ -102,6 +109,7 @@ class PullingSide:
         plan, paths, received = await self.downloads.download(str(packed.version), name)
         assert plan.buckets == tuple(bucket.spec for bucket in packed.buckets)
         for bucket, path in zip(packed.buckets, paths, strict=True):
+            assert isinstance(bucket, Bucket), "it is of one rank"
             assert np.array_equal(np.fromfile(path, np.uint8), bucket.data.numpy())
         return received
 
