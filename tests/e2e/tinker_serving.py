@@ -37,7 +37,12 @@ def started(launcher: Launcher, folder: Path, *more: str) -> tuple[Launched, dic
 def client(program: str, told: dict[str, str], *arguments: str) -> Iterator["subprocess.Popen[str]"]:
     command = [str(sdk_python()), "-W", "ignore", str(PROGRAMS / program), *arguments]
     with subprocess.Popen(
-        command, env={**os.environ, **told}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env={**os.environ, **told},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as running:
         try:
             yield running
