@@ -42,7 +42,7 @@ from learner.training.sharded_load import ModelClass, Shard, load_shards
 from learner.training.shards import whole_size
 from learner.training.varlen import gather_summing
 from learner.weights.process_group import BucketWriter, LaidOut, Rooms
-from learner.weights.senders import RankShare
+from learner.weights.senders import CopyShare
 
 WeightPart = Literal["merged", "base", "adapter"]
 # Parameters are gathered in groups of about this size, so that ZeRO-3 never has the whole model on one device.
@@ -322,7 +322,7 @@ class WeightSnapshot:
     tensors: tuple[NamedTensor, ...]
     buckets: tuple[LaidOut, ...] = ()
     not_finite: tuple[str, ...] | None = None
-    shares: tuple[RankShare, ...] = ()
+    shares: tuple[CopyShare, ...] = ()
     """Of a copy that ranks share: those that others keep."""
 
     @property

@@ -21,7 +21,7 @@ from learner.training.ranks import CommandChannel, Ranks
 from learner.training.shards import whole_size
 from learner.weights.process_group import Rooms
 from learner.weights.rank_sender import RankCopies, RankSender, SenderPlace, sender_place
-from learner.weights.senders import CopyTicket, RankShare
+from learner.weights.senders import CopyShare, CopyTicket
 from services.network import LOOPBACK, local_address
 
 
@@ -117,7 +117,7 @@ class SharedCopies:
         ticket = CopyTicket(order.number)
         self._tickets.add(ticket)
         shares = [
-            RankShare(rank=rank, nbytes=self._bytes_of(rank), place=self._place(rank), ticket=ticket)
+            CopyShare(rank=rank, nbytes=self._bytes_of(rank), place=self._place(rank), ticket=ticket)
             for rank in range(1, self._ranks.count)
         ]
         return replace(copy, shares=tuple(shares))

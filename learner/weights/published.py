@@ -20,7 +20,7 @@ from learner.weights.process_group import LaidOut
 from learner.weights.senders import (
     READ_BYTES,
     AnyBucket,
-    RankShare,
+    CopyShare,
     SenderLink,
     brought_here,
     in_turns,
@@ -52,7 +52,7 @@ class BaseWeights:
     buckets: Sequence[LaidOut]
     rank: int
     alpha: float
-    shares: Sequence[RankShare] = ()
+    shares: Sequence[CopyShare] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Snapshot:
     buckets: Sequence[LaidOut]
     probe: Probe
     base: BaseWeights | None = None
-    shares: Sequence[RankShare] = ()
+    shares: Sequence[CopyShare] = ()
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Packer:
             self._base = base, made, LowRank(base=known, rank=base.rank, alpha=base.alpha), links
         return replace(packed, base=self._base[1], adapter=self._base[2], links=self._base[3])
 
-    def _links(self, shares: Sequence[RankShare]) -> Sequence[SenderLink]:
+    def _links(self, shares: Sequence[CopyShare]) -> Sequence[SenderLink]:
         assert not shares or self._client is not None, "other ranks are asked over HTTP"
         return [SenderLink(share, self._client) for share in shares if self._client is not None]
 

@@ -35,7 +35,7 @@ class CopyTicket:
 
 
 @dataclass(frozen=True, eq=False)
-class RankShare:
+class CopyShare:
     """Share of a copy that another rank keeps: about `nbytes`, and the place of that rank's sender."""
 
     rank: int
@@ -60,7 +60,7 @@ class MeetingTerms:
 class SenderLink:
     """Requests to the sender of a rank's share."""
 
-    share: RankShare
+    share: CopyShare
     client: HttpClient = field(repr=False)
 
     @property

@@ -14,7 +14,7 @@ from learner.weights.probe import Probe
 from learner.weights.process_group import Bucket, lay_out
 from learner.weights.published import Packer, Snapshot
 from learner.weights.rank_sender import RankCopies, RankSender, sender_place
-from learner.weights.senders import CopyTicket, RankShare, SenderLost, in_turns
+from learner.weights.senders import CopyShare, CopyTicket, SenderLost, in_turns
 from services.http.client import HttpClient
 from services.process import DaemonThreads
 from tests.learner.generators import ScriptedGenerator, probe_logprobs
@@ -39,7 +39,7 @@ def shared(version: int, copies: RankCopies, sender: RankSender) -> Snapshot:
     first, *rest = tensors_of(version)
     rest.append(("large", torch.full((4000,), version, dtype=torch.int64)))
     copies.put(version, lay_out(rest, bucket_bytes=4096))
-    share = RankShare(rank=1, nbytes=32_000, place=sender.place, ticket=CopyTicket(version))
+    share = CopyShare(rank=1, nbytes=32_000, place=sender.place, ticket=CopyTicket(version))
     probe = Probe(texts=PROBE, logprobs=probe_logprobs(PROBE))
     return Snapshot(version=version, buckets=lay_out([first], bucket_bytes=4096), probe=probe, shares=[share])
 
