@@ -17,8 +17,8 @@ FILES = sorted(
 )
 PAGES = [path for path in FILES if path.suffix == ".md" and path.parent.name not in ("results", "reference")]
 PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway", "simulation")
-EXAMPLES = {"mine.py", "outside.py", "reward.py"}
-"""Files of the reader's."""
+EXAMPLES = {"mine.py", "outside.py", "reward.py", "farm.py", "shop.py", "test.py"}
+"""Files of the reader's, and of tasks."""
 
 
 def tails(path: PurePosixPath) -> Iterator[str]:
