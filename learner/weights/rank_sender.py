@@ -16,21 +16,14 @@ import threading
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 from importlib.metadata import version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, FastAPI, Query, Response
 from pydantic import SecretStr
 from torch._C._distributed_c10d import Store
 
 from learner.weights.digests import hashed
-from learner.weights.process_group import (
-    BroadcastGroup,
-    Bucket,
-    LaidOut,
-    MeetingElsewhere,
-    ProcessGroupError,
-    in_thread,
-)
+from learner.weights.process_group import Bucket, LaidOut, MeetingElsewhere, ProcessGroupError, in_thread
 from protocol.fleet import Backend, BucketSpec
 from protocol.model import WireModel
 from protocol.status import Readiness
@@ -40,6 +33,9 @@ from services.http.metrics import Metrics
 from services.http.refusals import RequestRefused
 from services.http.server import Listener, serve_http
 from services.process import DaemonThreads
+
+if TYPE_CHECKING:
+    from learner.weights.process_group import BroadcastGroup
 
 logger = logging.getLogger(__name__)
 

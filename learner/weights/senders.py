@@ -6,15 +6,18 @@ The order of buckets lets the ranks take turns, by the share of its own that eac
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from learner.weights.process_group import BroadcastGroup, Bucket, ProcessGroupError, in_thread
+from learner.weights.process_group import Bucket, ProcessGroupError, in_thread
 from learner.weights.rank_sender import HashedCopy, SenderAnswer, SenderMeeting, SenderPlace, SendOrder
 from protocol.fleet import Backend, BucketSpec
 from services.http.client import HttpClient, R, ServiceError, ServiceRefused
 from services.process import DaemonThreads
+
+if TYPE_CHECKING:
+    from learner.weights.process_group import BroadcastGroup
 
 READ_BYTES = 4 << 20
 """Most bytes that are read of another rank at once."""
@@ -159,7 +162,7 @@ def in_turns(shares: Iterable[Sequence[AnyBucket]]) -> Sequence[AnyBucket]:
 class SendingGroups:
     """The groups of an epoch: rank 0's own, and those of other ranks with all generators."""
 
-    own: BroadcastGroup
+    own: "BroadcastGroup"
     epoch: int
     links: Sequence[SenderLink] = ()
 

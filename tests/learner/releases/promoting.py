@@ -74,7 +74,7 @@ def promoted_and_killed(run: Path, number: int, *, before: bool) -> bool:
 
 
 def left(run: Path) -> dict[str, object]:
-    """What the next start finds, and whether it can promote a later candidate."""
+    """The next start: tells its findings, and promotes a later candidate if it can."""
     state, kept = ReleaseHistory(run / "releases").state, KeptWeights(run)
     assert state.released is not None
     try:
