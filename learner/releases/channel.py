@@ -57,6 +57,7 @@ class ReleaseChannel:
         )
         self._commits = Commits(fleet=self.fleet, client=client, proofs=proofs, timeout_s=options.commit_timeout_s)
         self._changes = asyncio.Condition()
+        self._joins: CatchUps | None = None
 
     def put(self, packed: PackedWeights) -> None:
         """Members hold this from now on, as soon as they have it."""
@@ -69,9 +70,11 @@ class ReleaseChannel:
         return None if self.shelf.newest is None else str(self.shelf.newest.version)
 
     def serving(self) -> list[FleetMember]:
-        """The members that are proven to serve it."""
-        newest = self.shelf.newest
-        return [] if newest is None else [one for one in self.fleet.members() if one.serving == newest.version]
+        """The members that are proven to serve it, but for those that are on the way to another version, which may be
+        in them already: their proof of it comes later.
+        """
+        newest, busy = self.shelf.newest, set() if self._joins is None else self._joins.busy
+        return [one for one in self.fleet.members() if newest and one.serving == newest.version and one not in busy]
 
     async def wait_until_served(self, version: str) -> None:
         """Returns when all members serve that version, at once if there are none, or when another one is put."""
@@ -83,7 +86,7 @@ class ReleaseChannel:
     async def run(self) -> None:
         """Until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            joins = CatchUps(
+            joins = self._joins = CatchUps(
                 fleet=self.fleet, shelf=self.shelf, commits=self._commits, options=self._options, tasks=tasks,
                 joined=self._joined, ended=self._stirred.set,
             )  # fmt: skip

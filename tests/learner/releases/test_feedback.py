@@ -18,6 +18,7 @@ from services.http.refusals import RequestRefused
 
 KEY = "k" * 32
 ROOM = 1 << 20
+ROOT = str(Path(__file__).parents[3])
 
 
 def answer(name: str, *, version: str = "1.10", until: str | None = None, at: float = 100.0) -> ServedCompletion:
@@ -130,28 +131,40 @@ RATING = """
     from learner.journal import files
     from learner.releases.feedback import FeedbackStore
     from protocol.feedback import Feedback
-    steps = {"append": "pwrite", "sync": "fdatasync", "folder": "fsync"}
-    def dying(name):
+    calls = {"append": "pwrite", "sync": "fdatasync", "folder": "fsync"}
+    def rate_and_die(folder):
+        when, step = folder.name.split("-")
+        name = calls[step]
         real = getattr(os, name)
         def call(*given):
-            if sys.argv[3] == "after":
+            if when == "after":
                 real(*given)
             os.kill(os.getpid(), signal.SIGKILL)
+        store = FeedbackStore(folder, room_bytes=1 << 20)
         setattr(files.os, name, call)
-    store = FeedbackStore(Path(sys.argv[1]), room_bytes=1 << 20)
-    dying(steps[sys.argv[2]])
-    store.rate(Feedback(id="chatcmpl-1", key="k" * 32, reward=1.0))
+        store.rate(Feedback(id="chatcmpl-1", key="k" * 32, reward=1.0))
+    for folder in map(Path, sys.argv[1:]):
+        child = os.fork()
+        if child == 0:
+            try:
+                rate_and_die(folder)
+            finally:
+                os._exit(0)
+        print(folder.name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.parametrize("step", ["append", "sync", "folder"])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_kill_at_any_step_of_a_reward_leaves_it_once_when_it_is_told_again(
-    tmp_path: Path, step: str, when: str
-) -> None:
-    FeedbackStore(tmp_path, room_bytes=ROOM).served(answer("chatcmpl-1"))
-    words = [sys.executable, "-c", textwrap.dedent(RATING), str(tmp_path), step, when]
-    ended = subprocess.run(words, check=False, env={**os.environ, "PYTHONPATH": str(Path.cwd())}, timeout=120)
-    assert ended.returncode == -signal.SIGKILL
-    assert rate(FeedbackStore(tmp_path, room_bytes=ROOM), "chatcmpl-1") in ("kept", "repeated")
-    assert len(list(rows_in(tmp_path / FILE))) == 1
+def test_a_kill_at_any_step_of_a_reward_leaves_it_once_when_it_is_told_again(tmp_path: Path) -> None:
+    """In one process that forks for each kill: its imports take longer than all of them."""
+    folders = [tmp_path / f"{when}-{step}" for when in ("before", "after") for step in ("append", "sync", "folder")]
+    for folder in folders:
+        folder.mkdir()
+        FeedbackStore(folder, room_bytes=ROOM).served(answer("chatcmpl-1"))
+    words = [sys.executable, "-c", textwrap.dedent(RATING), *map(str, folders)]
+    ended = subprocess.run(
+        words, check=True, env={**os.environ, "PYTHONPATH": ROOT}, timeout=120, capture_output=True, text=True
+    )
+    assert ended.stdout.splitlines() == [f"{folder.name} {-signal.SIGKILL}" for folder in folders]
+    for folder in folders:
+        assert rate(FeedbackStore(folder, room_bytes=ROOM), "chatcmpl-1") in ("kept", "repeated"), folder.name
+        assert len(list(rows_in(folder / FILE))) == 1, folder.name

@@ -142,6 +142,23 @@ async def test_a_rollback_gives_users_the_same_weights_by_every_hash_and_holds_p
         await ours.until(lambda: users.version == "1.30")
 
 
+async def test_a_rollback_is_done_when_a_generator_that_was_on_the_way_to_the_other_version_is_back(
+    tmp_path: Path,
+) -> None:
+    async with ScriptedGenerator("u").running() as users, releasing(tmp_path) as ours:
+        ours.join(users)
+        await ours.judge(0, solved=5)
+        await ours.until(lambda: bool(ours.releases.status().generators[0].same_as_first))
+        users.hold["commit"] = asyncio.Event()
+        await ours.judge(10, solved=19)
+        await ours.until(lambda: "1.10" in users.pulls)
+        back = asyncio.create_task(ours.releases.roll_back("0", reason="", wait_s=30))
+        await ours.until(lambda: ours.releases.status().released == "1.0")
+        users.hold.pop("commit").set()
+        (holder,) = (await back).generators
+        assert (users.versions, holder.serving_version) == (["1.0", "1.10", "1.0"], "1.0")
+
+
 async def test_a_generator_that_loads_something_else_on_the_way_back_is_expelled(tmp_path: Path) -> None:
     async with ScriptedGenerator("u").running() as users, releasing(tmp_path) as ours:
         ours.join(users)
