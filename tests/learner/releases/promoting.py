@@ -40,21 +40,17 @@ async def judge(run: Path, version: int, *, solved: int) -> None:
     await releases_in(run).judge(evaluation(version, solved=solved), await packed(version))
 
 
-def die_at(number: int, *, before: bool) -> None:
-    """Kills this process at its call of that number; 0 is the first one."""
+def die_before(number: int) -> None:
+    """Kills this process before its call of that number, which is after the one before; 0 is the first one."""
     count = 0
 
     def dying(real: Any) -> Any:
         def call(*given: Any, **named: Any) -> Any:
             nonlocal count
             is_due, count = count == number, count + 1
-            if is_due and before:
+            if is_due:
                 os.kill(os.getpid(), signal.SIGKILL)
-            try:
-                return real(*given, **named)
-            finally:
-                if is_due:
-                    os.kill(os.getpid(), signal.SIGKILL)
+            return real(*given, **named)
 
         return call
 
@@ -62,11 +58,11 @@ def die_at(number: int, *, before: bool) -> None:
         setattr(os, name, dying(getattr(os, name)))
 
 
-def promoted_and_killed(run: Path, number: int, *, before: bool) -> bool:
+def promoted_and_killed(run: Path, number: int) -> bool:
     """False if it came to its end: it makes fewer calls than that."""
     child = os.fork()
     if child == 0:
-        die_at(number, before=before)
+        die_before(number)
         asyncio.run(judge(run, 20, solved=18))
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -95,14 +91,13 @@ def main() -> None:
     for version, solved in ((0, 0), (10, 8)):
         asyncio.run(judge(whole, version, solved=solved))
     found = []
-    for before in (True, False):
-        number, killed = 0, True
-        while killed:
-            run = folder / f"{number}-{before}"
-            shutil.copytree(whole, run)
-            killed = promoted_and_killed(run, number, before=before)
-            found.append({"number": number, "before": before, "killed": killed, **left(run)})
-            number += 1
+    number, killed = 0, True
+    while killed:
+        run = folder / str(number)
+        shutil.copytree(whole, run)
+        killed = promoted_and_killed(run, number)
+        found.append({"number": number, "killed": killed, **left(run)})
+        number += 1
     print(json.dumps(found))
 
 
