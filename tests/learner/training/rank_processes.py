@@ -17,6 +17,9 @@ from learner.training.ranks import (
     start_followers,
 )
 
+_TO_MEET_S = 300
+"""Of four ranks on a machine that does twenty other things, the last one comes minutes after the first."""
+
 
 @contextmanager
 def two_ranks() -> Iterator[tuple[Ranks, CommandChannel]]:
@@ -34,7 +37,7 @@ def some_ranks(count: int) -> Iterator[tuple[Ranks, CommandChannel]]:
     if ranks is None:
         followers = start_followers([sys.executable, *sys.argv], count=count)
         ranks = followers.ranks
-    yield ranks, open_process_group(ranks, timeout_s=100, listener=followers.listener if followers else None)
+    yield ranks, open_process_group(ranks, timeout_s=_TO_MEET_S, listener=followers.listener if followers else None)
     close_process_group()
     if followers is not None:
         followers.close(timeout_s=60)
