@@ -11,7 +11,7 @@ from tests.generator.engine.test_engine import TOLERANCE
 from tests.generator.real_sync import served, snapshot_of
 from tests.learner.weights.publishing import learner
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_an_engine_that_pulls_proves_each_version_and_requests_go_on_over_the_updates(
@@ -25,7 +25,7 @@ async def test_an_engine_that_pulls_proves_each_version_and_requests_go_on_over_
     ):
         generator.join(ours)
         running: list[asyncio.Task[list[VersionSpan]]] = []
-        for version in range(4):
+        for version in range(3):
             rig.policy.change(seed=20 + version)
             ours.publisher.offer(snapshot_of(rig.policy, version=version))
             await ours.until_served(real=version)
@@ -37,7 +37,7 @@ async def test_an_engine_that_pulls_proves_each_version_and_requests_go_on_over_
         versions = [span.version for span in await running[0]]
         assert versions[0] == "1.0"
         assert len(versions) > 1, "it ran over an update"
-        assert [report.anchor_bytes > 0 for report in ours.grown] == [True, False, False, False]
+        assert [report.anchor_bytes > 0 for report in ours.grown] == [True, False, False]
         assert len(list(held.iterdir())) == 1, "of the version that is held"
 
 

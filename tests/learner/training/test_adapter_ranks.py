@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
 from learner.training.adapter_trainer import AdapterTrainer
@@ -17,6 +18,7 @@ TO, AFTER_STEPS_TO = 1e-6, 1e-5
 """Steps of AdamW make more of what gradients that are next to 0 differ by."""
 
 
+@pytest.mark.timeout(600)
 def test_two_ranks_tell_clients_and_make_of_models_what_one_does(tied_llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "seen.safetensors"
     command = [sys.executable, str(SCRIPT), str(tied_llama), str(out)]
