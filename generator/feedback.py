@@ -37,6 +37,8 @@ from services.http.refusals import RequestRefused
 
 logger = logging.getLogger(__name__)
 
+_ELSEWHERE = ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal", "audio")
+"""Parts into which a parser puts what was sampled, beside the content: the text alone was never sampled."""
 _ROUTES = ("/v1/chat/completions", "/v1/completions")
 _MAX_WAITING = 512
 _RETRY_S = 1.0
@@ -78,6 +80,9 @@ class ServedLine:
                     await self._client.post(self._url, answer, ServedAnswer, deadline_s=_DEADLINE_S)
                 except ServiceRefused as error:
                     logger.warning("the learner does not keep answer %s, which cannot be rated: %s", answer.id, error)
+                    self._done(answer, "refused")
+                except ValueError as error:  # nobody could ever read it: those behind it are not to wait for it
+                    logger.warning("answer %s cannot be told of, or be rated: %s", answer.id, error)
                     self._done(answer, "refused")
                 except ServiceError:
                     await asyncio.sleep(_RETRY_S)
@@ -122,6 +127,7 @@ class RateableAnswers:
         with contextlib.suppress(ValidationError, ValueError, KeyError, TypeError):
             answer = exchange.answer(until=self._version())
             if answer is not None:
+                answer.model_dump_json()  # raises for text that UTF-8 does not have, such as half of a pair
                 self._told(answer)
 
 
@@ -200,4 +206,9 @@ class _Exchange:
         return name, texts
 
     def _text(self, choice: dict[str, Any], within: str) -> str:
-        return str((choice[within].get("content") if self._is_chat else choice["text"]) or "")
+        """Raises ValueError for an answer of which the content is not all that was sampled."""
+        if not self._is_chat:
+            return str(choice["text"])
+        if cut := [name for name in _ELSEWHERE if choice[within].get(name)]:
+            raise ValueError(f"the answer has {' and '.join(cut)} beside its text")
+        return str(choice[within].get("content") or "")

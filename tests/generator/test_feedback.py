@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
@@ -23,14 +24,18 @@ def openai_like() -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Any:
         body, name = await request.json(), f"chatcmpl-{request.headers['x-request-id']}"
+        beside = body.get("beside", {})
         if body.get("refused"):
             return JSONResponse({"error": "no"}, 400)
         if not body.get("stream"):
-            return {"id": name, "choices": [{"index": 0, "message": {"role": "assistant", "content": "four"}}]}
+            return {
+                "id": name,
+                "choices": [{"index": 0, "message": {"role": "assistant", "content": "four", **beside}}],
+            }
 
         async def parts() -> AsyncIterator[str]:
             for index, text in ((0, "fo"), (1, "fi"), (0, "ur"), (1, "ve")):
-                part = {"id": name, "choices": [{"index": index, "delta": {"content": text}}]}
+                part = {"id": name, "choices": [{"index": index, "delta": {"content": text, **beside}}]}
                 yield f"data: {json.dumps(part)}\n\n"
             yield "data: [DONE]\n\n"
 
@@ -43,13 +48,42 @@ def openai_like() -> FastAPI:
     return app
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["tool_calls", "reasoning", "reasoning_content"])
+async def test_an_answer_of_which_a_part_is_not_in_its_text_cannot_be_rated(name: str, stream: bool) -> None:
+    """It would be trained as a completion that nobody sampled."""
+    _, told = await asked(stream=stream, beside={name: ["a call"]})
+    assert told == []
+    _, told = await asked(stream=stream, beside={name: []})
+    assert len(told) == 1
+
+
+async def test_text_that_no_json_can_hold_stops_no_other_answer() -> None:
+    _, told = await asked(messages=[{"role": "user", "content": "\ud800"}])
+    assert told == []
+    _, (well,) = await asked()
+    async with HttpClient() as client:
+        line = ServedLine(learner="http://127.0.0.1:9", client=client, metrics=Metrics("generator"))
+        line.put(well.model_copy(update={"prompt": "\ud800"}))
+        line.put(well)
+        running = asyncio.create_task(line.run())
+        async with asyncio.timeout(20):
+            while list(line._waiting) != [well]:
+                assert not running.done()
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+
+
 async def asked(**more: object) -> tuple[httpx.Response, list[ServedCompletion]]:
     told: list[ServedCompletion] = []
     versions = iter(("1.10", "1.20"))
     app = RateableAnswers(openai_like(), version=lambda: next(versions), told=told.append)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
         body = {"messages": [{"role": "user", "content": "2+2="}], **more}
-        answer = await client.post("/v1/chat/completions", json=body, headers={"x-request-id": "chosen-by-the-user"})
+        answer = await client.post(
+            "/v1/chat/completions", content=json.dumps(body), headers={"x-request-id": "chosen-by-the-user"}
+        )
         if more.get("models"):
             answer = await client.get("/v1/models")
         return answer, told
