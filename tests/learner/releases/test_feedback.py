@@ -125,6 +125,19 @@ def test_a_kill_while_a_file_is_taken_leaves_it_to_the_next_call(
     assert rows == ["chatcmpl-1", "chatcmpl-2"]
 
 
+def test_a_file_that_was_moved_or_deleted_is_not_written_a_second_time(store: FeedbackStore, tmp_path: Path) -> None:
+    store.served(answer("chatcmpl-1"))
+    store.served(answer("chatcmpl-2"))
+    rate(store, "chatcmpl-1")
+    take(tmp_path, tmp_path / "one.jsonl")
+    (tmp_path / "one.jsonl").rename(tmp_path / "moved.jsonl")
+    with pytest.raises(NothingRated):
+        take(tmp_path, tmp_path / "one.jsonl")
+    rate(store, "chatcmpl-2")
+    assert take(tmp_path, tmp_path / "one.jsonl") == (1, [])
+    assert "chatcmpl-2" in (tmp_path / "one.jsonl").read_text()
+
+
 RATING = """
     import os, signal, sys
     from pathlib import Path
