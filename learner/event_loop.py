@@ -114,7 +114,7 @@ def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptio
         parallel_pulls=weights.parallel_pulls,
         slowest_pull_bytes_per_s=weights.pull_mb_per_s * 1e6,
         anchor_every=weights.anchor_every,
-        most_behind=max(1, config.max_lag // 2),
+        most_behind=min(config.max_lag, max(1, config.max_lag // 2)),
         probe_tolerance=weights.probe_tolerance,
         dtype=training.publish_dtype,
         as_computed=training.dtype == training.publish_dtype and not merged,

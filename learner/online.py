@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LAST_PUBLISH_S = 30.0
+_CANDIDATE_S = 60.0
+"""Longest time until a candidate is served, beyond that of a download and a commit: training waits for it meanwhile."""
 
 
 class OnlineTraining:
@@ -478,7 +480,14 @@ class OnlineTraining:
         releases = self._releases
         assert releases is not None, "asked for by the caller"
         try:
-            await self._publisher.wait_until_served(version)
+            weights = self._config.weights
+            wait_s = weights.pull_timeout_s + (weights.commit_timeout_s or 0.0) + _CANDIDATE_S
+            if not await self._publisher.served_in_time(version, wait_s=wait_s):
+                logger.warning(
+                    "version %d is no candidate for a release: not all generators served it within %.0f s, and newer "
+                    "ones do not wait for it longer", version, wait_s,
+                )  # fmt: skip
+                return
             evaluation = await self._intake.evaluated(tasks=self._config.release.tasks, version=version, beside=True)
             packed = self._publisher.newest
         finally:

@@ -112,14 +112,21 @@ class CatchUps:
             self._waiting.pop(member, None)
 
     def newest_for(self, member: FleetMember) -> PackedWeights | None:
-        """The version that a member is to have: for those that pull it is the newest that the tree has.
+        """The version that a member is to have: for those that pull it is the newest that the tree has, or none yet
+        where that is too old, as after a time in which nobody pulled.
 
         Adapters are small as they are, and not in the tree.
         """
         newest = self._shelf.newest
         if not member.pulls or self._tree is None or self._tree.is_broken or newest is None or newest.adapter:
             return newest
-        return self._tree.newest
+        grown = self._tree.newest
+        return None if grown is None or self._is_too_old(grown) else grown
+
+    def _is_too_old(self, packed: PackedWeights) -> bool:
+        """Leases are granted by the oldest version that is served, so that one who serves it would stop the run."""
+        newest = self._shelf.newest
+        return newest is not None and packed.version.number < newest.version.number - self._options.most_behind
 
     def _start_next(self) -> None:
         for member in tuple(self._waiting):
@@ -168,6 +175,13 @@ class CatchUps:
         body = Pull(version=str(packed.version), deadline_s=deadline_s, form=member.form, manifest=manifest)
         came = await self._commits.ask(member, "pull", body, PrepareResult, deadline_s=deadline_s + _GRACE_S)
         pulled = time.monotonic()
+        if member.pulls and self._is_too_old(packed) and self._others_serve(member, since=packed.version.number + 1):
+            logger.warning(
+                "generator %s has pulled version %s, which is too old by now: it pulls again before it gets requests",
+                member.generator_id, packed.version,
+            )  # fmt: skip
+            self._fleet.suspend(member)
+            return
         proof = await self._commits.commit(member, packed, epoch=PULLED_EPOCH)
         ended = time.monotonic()
         served_before = member.pulls and member.serving is not None
@@ -213,9 +227,12 @@ class CatchUps:
             return 0.0
         return min(self._options.pull_backoff_s * 2.0 ** min(past.failures, 10), _MAX_REST_S)
 
-    def _others_serve(self, member: FleetMember) -> bool:
-        """Otherwise the fault may be one that all share, and the run has nobody to go on with."""
-        return any(other.serving is not None and other is not member for other in self._fleet.members())
+    def _others_serve(self, member: FleetMember, *, since: int = 0) -> bool:
+        """Others serve version `since` or a newer one. Otherwise the fault may be one that all share, and the run has
+        nobody to go on with.
+        """
+        others = [other.serving for other in self._fleet.members() if other is not member]
+        return any(serving is not None and serving.number >= since for serving in others)
 
 
 def _took_too_long(error: ServiceError) -> bool:

@@ -18,6 +18,7 @@ Every wait but those in the table has a deadline; none of them is the trainer's.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from learner.weights.broadcast import RoundResult, WeightBroadcast
@@ -157,6 +158,18 @@ class Publisher:
                 self._progress.clear()
                 await self._progress.wait()
 
+    async def served_in_time(self, version: int, *, wait_s: float) -> bool:
+        """Waits for `wait_s` until `version` is served, then does without those that pull and do not serve it yet.
+
+        False if it is not served even so: while it is held nothing newer is, and a generator that hangs would stop the
+        run.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self.wait_until_served(version)
+        self._suspend_late(version)
+        return self._fleet.served is not None and self._fleet.served >= version
+
     async def run(self) -> None:
         """Publishes until cancelled. Raises NoGeneratorIsRight."""
         async with asyncio.TaskGroup() as tasks:
@@ -204,10 +217,13 @@ class Publisher:
             await self._tree_due.wait()
             self._tree_due.clear()
             newest = self._shelf.newest
-            written = newest is not None and tree.newest is not None and tree.newest.version == newest.version
-            if newest is None or written or not any(member.pulls for member in self._fleet.members()):
+            if not any(member.pulls for member in self._fleet.members()):
+                tree.let_go()
                 continue
-            self._suspend_late()
+            written = newest is not None and tree.newest is not None and tree.newest.version == newest.version
+            if newest is None or written:
+                continue
+            self._suspend_late(newest.version.number - self._options.most_behind)
             if newest.adapter is not None:
                 continue
             try:
@@ -217,25 +233,22 @@ class Publisher:
                     "version %s was not written for generators that pull, which download it whole: %s; they pull what "
                     "changes again once there is room in %s", newest.version, error, tree.folder,
                 )  # fmt: skip
+                tree.is_broken = True
                 self._joins_due.set()
                 await asyncio.sleep(_TREE_RETRY_S)
             self._wake()
 
-    def _suspend_late(self) -> None:
-        """Takes members that pull, and are further behind than the bound on the lag has room for, out of service until
-        they have caught up, if others serve: leases are granted by the oldest version that is served.
+    def _suspend_late(self, oldest: int) -> None:
+        """Takes members that pull, and serve a version before that, out of service until they have caught up, if others
+        serve: leases are granted by the oldest version that is served.
         """
-        newest = self._shelf.newest
-        if newest is None:
-            return
-        oldest = newest.version.number - self._options.most_behind
         serving = [member for member in self._fleet.members() if member.serving is not None]
         late = [member for member in serving if member.pulls and member.serving and member.serving.number < oldest]
         if len(late) < len(serving):
             for member in late:
                 logger.warning(
-                    "generator %s pulls too slowly: it serves version %s, the newest is %s, and gets no requests until "
-                    "it has caught up", member.generator_id, member.serving, newest.version,
+                    "generator %s pulls too slowly: it serves version %s, and gets no requests until it has caught up "
+                    "with version %d at least", member.generator_id, member.serving, oldest,
                 )  # fmt: skip
                 self._fleet.suspend(member)
 

@@ -114,13 +114,14 @@ class WeightTree:
         self._threads = threads
         self._grown: list[_TreeVersion] = []
         self._is_ours = False
+        self._is_let_go = False
         self.is_broken = False
         """True while the last version could not be written."""
 
     @property
     def newest(self) -> PackedWeights | None:
-        """The version that was added last."""
-        return self._grown[-1].packed if self._grown else None
+        """The version that was added last; None if there is none whose numbers are held."""
+        return self._grown[-1].packed if self._grown and not self._is_let_go else None
 
     def manifest(self, packed: PackedWeights) -> str | None:
         """The name of a version's manifest; None if the tree has it not, or not any more."""
@@ -133,11 +134,17 @@ class WeightTree:
         except OSError:
             self.is_broken = True
             raise
-        self.is_broken = False
+        self.is_broken = self._is_let_go = False
         # Of former versions the numbers are not needed any more, and their room is the trainer's.
         self._grown = [*(_without_numbers(one) for one in self._kept(grown)), grown]
         await in_thread(self._clear, threads=self._threads)
         return grown.report
+
+    def let_go(self) -> None:
+        """Holds no version's numbers any more, as nobody pulls: the next version is an anchor."""
+        if self._grown:
+            self._grown[-1] = _without_numbers(self._grown[-1])
+            self._is_let_go = True
 
     def file(self, name: str) -> Path:
         """The file of an object, which may be there or not."""

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig, RolloutConfig
-from learner.event_loop import commit_limit_s, draws_of, group_filter, priors_of
+from learner.event_loop import commit_limit_s, draws_of, group_filter, priors_of, publisher_options
 from learner.leases.filters import GroupFilter
 from learner.leases.pass_rates import TaskCounts
 from learner.leases.task_draws import TaskPlaces
@@ -89,6 +89,12 @@ def test_settings_of_models_that_the_algorithm_has_are_taken() -> None:
         ({"type": "ppo"}, {"critic": {"warmup_steps": 1}}),
     ):
         LearnerConfig.model_validate({"model": "m", "algo": algo, "training": training})
+
+
+@pytest.mark.parametrize(("max_lag", "expected"), [(0, 0), (1, 1), (2, 1), (8, 4)])
+def test_one_that_pulls_is_never_further_behind_than_the_bound_on_the_lag(max_lag: int, expected: int) -> None:
+    config = LearnerConfig.model_validate({"model": "m", "max_lag": max_lag})
+    assert publisher_options(config, 1).most_behind == expected
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import torch
 from generator.weights.tree_download import TreeDownloads, TreeSources
 from learner.weights.process_group import Bucket, lay_out
 from learner.weights.published import PackedWeights, Packer, Snapshot
-from learner.weights.tree import WeightTree
+from learner.weights.tree import DeltaReport, WeightTree
 from protocol.weight_tree import OBJECTS, VersionManifest
-from services.http.client import HttpClient, ServiceRefused
+from services.http.client import HttpClient, ServiceRefused, ServiceUnreachable
 from services.process import DaemonThreads
 from tests.learner.generators import ScriptedGenerator
 from tests.learner.weights.publishing import OPTIONS, learner, snapshot
@@ -330,3 +330,92 @@ async def test_those_that_pull_from_relays_do_so_beside_each_other(tmp_path: Pat
         await ours.until(lambda: all(each.pulls for each in pulling))
         held.set()
         await ours.until_served(a=0, b=0, c=0)
+
+
+async def test_a_version_that_is_too_old_by_now_is_not_pulled_and_not_put_into_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases are granted by the oldest version that is served."""
+    gate, add = asyncio.Event(), WeightTree.add
+
+    async def slow(tree: WeightTree, packed: PackedWeights) -> DeltaReport:
+        if packed.version.number:
+            await gate.wait()
+        return await add(tree, packed)
+
+    monkeypatch.setattr(WeightTree, "add", slow)
+    pulling, other = ScriptedGenerator("a", weights_way="pull"), ScriptedGenerator("b")
+    options = replace(OPTIONS, most_behind=2)
+    async with pulling.running() as a, other.running() as b, learner(options, tree_folder=tmp_path / "tree") as ours:
+        ours.join(a, b)
+        await ours.publish(0, a, b)
+        for version in range(1, 6):
+            ours.publisher.offer(snapshot(version))
+            await ours.until(lambda at=version: ours.serving.get("b") == f"1.{at}")  # type: ignore[misc]
+        gate.set()
+        await ours.until_served(a=5, b=5)
+        assert a.pulls == ["1.0", "1.5"]
+
+
+async def test_what_has_become_too_old_while_it_was_pulled_is_not_served(tmp_path: Path) -> None:
+    pulling, other = ScriptedGenerator("a", weights_way="pull"), ScriptedGenerator("b")
+    options = replace(OPTIONS, most_behind=2)
+    async with pulling.running() as a, other.running() as b, learner(options, tree_folder=tmp_path / "tree") as ours:
+        ours.join(a, b)
+        await ours.publish(0, a, b)
+        a.hold["pull"] = asyncio.Event()
+        for version in range(1, 6):
+            ours.publisher.offer(snapshot(version))
+            await ours.until(lambda at=version: ours.serving.get("b") == f"1.{at}")  # type: ignore[misc]
+            await ours.until(lambda: len(a.pulls) == 2)
+        a.hold.pop("pull").set()
+        await ours.until_served(a=5, b=5)
+        assert a.versions == ["1.0", "1.5"]
+
+
+async def test_one_that_hangs_does_not_hold_up_a_version_that_is_held(tmp_path: Path) -> None:
+    pulling, other = ScriptedGenerator("a", weights_way="pull"), ScriptedGenerator("b")
+    async with pulling.running() as a, other.running() as b, learner(tree_folder=tmp_path / "tree") as ours:
+        ours.join(a)
+        await ours.publish(0, a)
+        a.hold["pull"] = asyncio.Event()
+        ours.publisher.offer(snapshot(1), hold=True)
+        assert not await ours.publisher.served_in_time(1, wait_s=0.1), "nobody else serves"
+        assert ours.serving == {"a": "1.0"}
+        ours.join(b)
+        await ours.until(lambda: ours.serving.get("b") == "1.1")
+        assert await ours.publisher.served_in_time(1, wait_s=0.1)
+        assert ours.serving == {"b": "1.1"}
+        a.hold.pop("pull").set()
+        await ours.until_served(a=1, b=1)
+
+
+async def test_while_nobody_pulls_no_version_is_held_in_memory_and_the_next_is_an_anchor(tmp_path: Path) -> None:
+    pulling, other = ScriptedGenerator("a", weights_way="pull"), ScriptedGenerator("b")
+    async with pulling.running() as a, other.running() as b, learner(tree_folder=tmp_path / "tree") as ours:
+        ours.join(a, b)
+        await ours.publish(0, a, b)
+        tree = ours.publisher._tree
+        assert tree is not None
+        assert tree.newest is not None
+        ours.fleet.lost("a")
+        await ours.until(lambda: tree.newest is None)
+        assert not any(version.packed.buckets for version in tree._grown)
+        await ours.publish(1, b)
+        ours.join(a)
+        await ours.until_served(a=1, b=1)
+        assert [bool(report.anchor_bytes) for report in ours.grown] == [True, True]
+
+
+async def test_where_a_rank_does_not_hand_out_its_part_whole_weights_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(packed: PackedWeights) -> PackedWeights:
+        raise ServiceUnreachable("http://rank", "it is gone", sent=False)
+
+    monkeypatch.setattr(PackedWeights, "brought_here", gone)
+    pulling = ScriptedGenerator("a", weights_way="pull")
+    async with pulling.running() as a, learner(tree_folder=tmp_path / "tree") as ours:
+        ours.join(a)
+        await ours.publish(0, a)
+        assert a.manifests == [None]
