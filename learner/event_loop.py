@@ -318,6 +318,7 @@ class EventLoopParts:
             joined=self._joined,
             tree_folder=self.config.run.folder / TREE_FOLDER,
             grown=self.metrics.grown,
+            may_write=self.records.may_write,
         )
 
     def _make_samples(self) -> TrajectoryStore | None:

@@ -79,6 +79,7 @@ class Publisher:
         joined: Callable[[JoinReport], None],
         tree_folder: Path | None = None,
         grown: Callable[[DeltaReport], None] = lambda report: None,
+        may_write: Callable[[], None] = lambda: None,
     ) -> None:
         self._fleet = fleet
         self._options = options
@@ -98,7 +99,7 @@ class Publisher:
         self._tree = (
             None
             if tree_folder is None
-            else WeightTree(tree_folder, anchor_every=options.anchor_every, threads=self._threads)
+            else WeightTree(tree_folder, anchor_every=options.anchor_every, threads=self._threads, may_write=may_write)
         )
         self._packer = Packer(incarnation=options.incarnation, threads=self._threads, client=client)
         self._offered: Snapshot | None = None

@@ -11,7 +11,7 @@ alone. Weights are read in a thread, beside broadcasts and training. See `protoc
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -106,10 +106,21 @@ def _file(path: Path) -> Response:
 
 
 class WeightTree:
-    """The tree of one start of the learner. One version at a time is added."""
+    """The tree of one start of the learner. One version at a time is added.
 
-    def __init__(self, folder: Path, *, anchor_every: int, threads: DaemonThreads) -> None:
+    `may_write` is called before anything is written or deleted, and raises once the folder is another process's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        anchor_every: int,
+        threads: DaemonThreads,
+        may_write: Callable[[], None] = lambda: None,
+    ) -> None:
         self.folder = folder
+        self._may_write = may_write
         self._anchor_every = anchor_every
         self._threads = threads
         self._grown: list[_TreeVersion] = []
@@ -128,7 +139,7 @@ class WeightTree:
         return next((one.ref.manifest for one in self._grown if one.packed.version == packed.version), None)
 
     async def add(self, packed: PackedWeights) -> DeltaReport:
-        """Writes a version. Raises OSError; the tree is then as it was."""
+        """Writes a version. Raises OSError; the tree is then as it was. And what `may_write` does."""
         try:
             grown = await in_thread(partial(self._write, packed), threads=self._threads)
         except OSError:
@@ -157,6 +168,7 @@ class WeightTree:
 
     def _write(self, packed: PackedWeights) -> _TreeVersion:
         began = time.monotonic()
+        self._may_write()
         if not self._is_ours:
             shutil.rmtree(self.folder, ignore_errors=True)
             (self.folder / OBJECTS).mkdir(parents=True)
@@ -176,6 +188,7 @@ class WeightTree:
             parts=tuple(changes.parts),
             whole=tuple(whole.parts),
         )
+        self._may_write()  # the work above takes long enough to lose the folder meanwhile
         ref = ManifestRef(version=manifest.version, manifest=self._put(manifest.model_dump_json().encode()))
         _replace(self.folder / NEWEST_FILE, ref.model_dump_json().encode())
         report = DeltaReport(
@@ -232,6 +245,7 @@ class WeightTree:
 
     def _clear(self) -> None:
         """Deletes what no version names that is kept."""
+        self._may_write()
         kept = frozenset[str]().union(*(one.objects for one in self._grown))
         for path in (self.folder / OBJECTS).iterdir():
             if path.name not in kept:

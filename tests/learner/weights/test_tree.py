@@ -242,6 +242,35 @@ async def test_another_layout_is_an_anchor(tmp_path: Path) -> None:
     assert not ours.dense
 
 
+async def test_a_folder_that_was_taken_over_is_left_to_its_new_owner(tmp_path: Path) -> None:
+    class Taken(Exception):
+        pass
+
+    weights, is_taken = MovingWeights(), False
+
+    def may_write() -> None:
+        if is_taken:
+            raise Taken
+
+    tree = WeightTree(tmp_path / "tree", anchor_every=1, threads=THREADS, may_write=may_write)
+    for version in range(3):
+        await grown(tree, weights, version)
+    is_taken = True
+    successor = tree_in(tmp_path)
+    packed = await grown(successor, weights, 3)
+    late = WeightTree(tmp_path / "tree", anchor_every=1, threads=THREADS, may_write=may_write)
+    for one in (tree, late):
+        with pytest.raises(Taken):
+            await grown(one, weights, 4)
+    assert len(list(tree.file("").iterdir())) == 2 + len(
+        {part.name for part in manifest_of(successor, packed).whole}
+    ), "manifest, layout and what they name"
+
+
+def manifest_of(tree: WeightTree, packed: PackedWeights) -> VersionManifest:
+    return VersionManifest.model_validate_json(tree.file(str(tree.manifest(packed))).read_bytes())
+
+
 # Who is sent what.
 
 
