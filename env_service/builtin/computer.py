@@ -3,8 +3,9 @@
     prompt, files ─▶ a runtime ─▶ calls of tools ─▶ … ─▶ submit ─▶ what is in /work ─▶ a fresh runtime ─▶ checks
 
 A check is a command and what it has to print. It runs in a runtime that the policy never had, over the files that it
-left in /work, with files of its own that it never saw; and what has to be printed is in no runtime at all: outputs are
-compared here. So nothing is to be found, and nothing that is changed (a program, a test, Python itself) judges.
+left in /work, bytecode of Python apart, with files of its own that it never saw; and what has to be printed is in no
+runtime at all: outputs are compared here. So nothing is to be found, and nothing that is changed (a program, a test,
+Python itself) judges.
 """
 
 from collections.abc import Mapping
@@ -20,8 +21,13 @@ from env_service.environments.rules import Rules
 from env_service.environments.task_files import TaskLists, tasks_of_files
 from env_service.runtimes.interface import Runtime, RuntimeCommand, RuntimeEnded, RuntimeFile, RuntimeRefused
 from env_service.runtimes.pool import runtimes
+from env_service.task_sets.carrying import is_bytecode
+from env_service.task_sets.judging import lay
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
+
+# What one check runs would be found by the next, over other files of the same second and size.
+_NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class ComputerOptions(ConfigModel):
@@ -180,7 +186,7 @@ async def passed_checks(
     name = task.image or image
     fresh = await (runtimes().start(name) if instead_of is None else runtimes().exchange(instead_of, name))
     try:
-        await fresh.copy_in({f"{WORK}/{path}": file for path, file in left.items()})
+        await fresh.copy_in({f"{WORK}/{path}": file for path, file in _judged_files(task, left).items()})
         return sum([await _passes(fresh, check) for check in task.checks]) / len(task.checks)
     except (RuntimeEnded, RuntimeRefused):  # by the code that is judged
         return 0.0
@@ -188,7 +194,13 @@ async def passed_checks(
         await fresh.stop()
 
 
+def _judged_files(task: ComputerTask, left: Mapping[str, RuntimeFile]) -> Mapping[str, RuntimeFile]:
+    """The files that were left, without bytecode that was made: it may say something else than its source."""
+    given = {path: text.encode() for path, text in task.files.items()}
+    return {path: file for path, file in left.items() if not is_bytecode(path, left) or file.content == given.get(path)}
+
+
 async def _passes(fresh: Runtime, check: OutputCheck) -> bool:
-    await fresh.copy_in({path: text.encode() for path, text in check.files.items()})
-    end = await fresh.exec(RuntimeCommand(argv=("/bin/sh", "-c", check.run)))
+    await lay(fresh, {path: RuntimeFile(text.encode()) for path, text in check.files.items()})
+    end = await fresh.exec(RuntimeCommand(argv=("/bin/sh", "-c", check.run), environment=_NO_BYTECODE))
     return not end.timed_out and end.stdout.decode(errors="replace").strip() == check.prints.strip()

@@ -1,13 +1,16 @@
 """Carrying an agent's work into a fresh computer: files alone, from the folders that count, and nothing that judges.
 
 A computer's files are taken as they differ from its image's. The fresh one begins as the agent's did, and gets those of
-the changes since then that are below carried folders; but for files that are guarded, and for links that lead away,
-such as to where the tests will be. What is left out is named, so that a task that needs it is understood.
+the changes since then that are below carried folders; but for files that are guarded, for links that lead away, such as
+to where the tests will be, and for bytecode: Python would run that in place of a source that says something else, where
+it says so or where both are of the same second and size. What is left out is named, so that a task that needs it is
+understood.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 
 from env_service.runtimes.interface import RuntimeSnapshot
 from env_service.runtimes.tree import FOLDER, LINK, TreeEntry
@@ -15,6 +18,7 @@ from env_service.runtimes.tree import FOLDER, LINK, TreeEntry
 # A link may lead to programs of the image, which no agent has changed there.
 _OF_THE_IMAGE = ("usr", "bin", "sbin", "lib", "lib64", "opt", "etc")
 _MOST_LINKS = 40
+_CACHE = "__pycache__"
 _NOISE = ("tmp", "var/tmp", "proc", "dev", "run")
 
 
@@ -45,7 +49,7 @@ def carried_work(
         place = next((each for each in places if path.startswith(f"{each}/")), None)
         if place is None:
             outside.add(path)
-        elif is_guarded(path.removeprefix(f"{place}/"), guarded, allowed):
+        elif is_bytecode(path, new) or is_guarded(path.removeprefix(f"{place}/"), guarded, allowed):
             kept_out.add(path)
         elif (entry := new.get(path)) is None:
             found.pop(path, None)
@@ -53,6 +57,7 @@ def carried_work(
             kept_out.add(path)
         else:
             found[path] = entry
+    _drop_bytecode(found, [path for path in changed if found.get(path) != old.get(path)])
     kept_out |= _make_folders(found, old)
     entries = tuple(found[path] for path in sorted(found, key=lambda path: path.split("/")))
     shown = {path for path in outside if not _is_noise(path, new.get(path), places)}
@@ -61,6 +66,24 @@ def carried_work(
         kept_out=_without_folders(kept_out, new),
         outside=_without_folders(shown, new),
     )
+
+
+def is_bytecode(path: str, paths: Container[str]) -> bool:
+    """True of what Python keeps of sources, and of what lies beside one of `paths` as older Pythons kept it."""
+    return _CACHE in path.split("/") or (path.endswith((".pyc", ".pyo")) and path[:-1] in paths)
+
+
+def bytecode_names(source: str) -> str:
+    """The beginning of the paths of all that Python, or pytest, keeps of a source; `.pyc` is the end of them."""
+    path = PurePosixPath(source)
+    return str(path.parent / _CACHE / f"{path.stem}.")
+
+
+def _drop_bytecode(found: dict[str, TreeEntry], sources: Sequence[str]) -> None:
+    """Leave out bytecode, from before the agent came, of sources that are others now."""
+    stale = tuple(bytecode_names(path) for path in sources if path.endswith(".py"))
+    for path in [path for path in found if stale and path.startswith(stale)]:
+        del found[path]
 
 
 def is_guarded(path: str, guarded: Sequence[str], allowed: Sequence[str] = ()) -> bool:
@@ -128,6 +151,6 @@ def _is_noise(path: str, entry: TreeEntry | None, places: Sequence[str]) -> bool
 
 def _without_folders(paths: set[str], entries: Mapping[str, TreeEntry]) -> tuple[str, ...]:
     """The paths in order; without folders of which something inside is named, and without what Python keeps."""
-    named = {path for path in paths if "__pycache__" not in path.split("/") and ".git" not in path.split("/")}
+    named = {path for path in paths if _CACHE not in path.split("/") and ".git" not in path.split("/")}
     parents = {"/".join(path.split("/")[:at]) for path in named for at in range(1, path.count("/") + 1)}
     return tuple(f"/{path}" for path in sorted(named - parents) if path in entries or path not in parents)

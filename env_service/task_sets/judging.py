@@ -26,7 +26,7 @@ from env_service.runtimes.interface import (
 )
 from env_service.runtimes.pool import runtimes
 from env_service.task_sets import inside
-from env_service.task_sets.carrying import CarriedWork, carried_work
+from env_service.task_sets.carrying import CarriedWork, bytecode_names, carried_work
 from env_service.task_sets.controls import ControlledFile, with_controls
 from env_service.task_sets.records import JudgedTask, NamedTests, ScriptTests
 
@@ -90,10 +90,14 @@ async def _fresh(task: JudgedTask, work: CarriedWork, instead_of: Runtime | None
 
 
 async def lay(runtime: Runtime, files: Mapping[str, RuntimeFile | None]) -> None:
-    """Write files by absolute path, in place of whatever is there; None takes one away. Raises RuntimeRefused."""
+    """Write files by absolute path, in place of whatever is there, and of bytecode of it; None takes one away. Raises
+    RuntimeRefused.
+    """
     # A link or a folder in the way of a file, or on the way to it, goes first.
-    for at in range(0, len(files), 200):
-        paths = [shlex.quote(path) for path in list(files)[at : at + 200]]
+    for at in range(0, len(files), 100):
+        some = list(files)[at : at + 100]
+        paths = [shlex.quote(path) for path in some]
+        paths += [f"{shlex.quote(bytecode_names(path))}*.pyc" for path in some if path.endswith(".py")]
         await runtime.exec(RuntimeCommand(argv=("/bin/sh", "-c", f"rm -rf -- {' '.join(paths)}"), cwd="/"))
     await runtime.copy_in({path: file for path, file in files.items() if file is not None})
 

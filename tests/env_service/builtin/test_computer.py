@@ -178,6 +178,59 @@ async def test_checks_run_in_a_computer_that_has_only_what_was_left_in_the_work_
     assert (await left(environment, "echo 1 > x; touch /etc/mark /tmp/mark")).reward == 1.0
 
 
+CALL = "python3 -c 'import sums; print(sums.double(21))'"
+SAME_SECOND = "touch -d @1000000000"
+WRONG, RIGHT = "def double(x):\n    return x + 3\n", "def double(x):\n    return x + x\n"
+
+
+async def ended(tmp_path: Path, line: str, *checks: OutputCheck, files: dict[str, str]) -> Step:
+    """The end of a task of one's own after a line of shell."""
+    task = ComputerTask(prompt="p", files=files, checks=checks)
+    (tmp_path / "tasks.jsonl").write_text(task.model_dump_json() + "\n")
+    options = ComputerOptions(train_file=tmp_path / "tasks.jsonl")
+    environment = ComputerEnvironment(options)
+    await environment.reset(ComputerEnvironment.tasks(options).task("train", 0), 0)
+    return await left(environment, line)
+
+
+@pytest.mark.parametrize("place", ["__pycache__", "lib/__pycache__", "cached"])
+async def test_bytecode_that_says_something_else_than_its_source_earns_nothing(tmp_path: Path, place: str) -> None:
+    folder = place.removesuffix("__pycache__").rstrip("/") if place != "cached" else "linked"
+    moved = "mv __pycache__ cached; ln -s cached __pycache__; cd ..; ln -s mine linked" if place == "cached" else ""
+    compiled = "python3 -m compileall -q --invalidation-mode unchecked-hash sums.py"
+    plant = f"mkdir -p mine {folder or '.'}; cd {'mine' if moved else folder or '.'}; printf '{RIGHT}' > sums.py; "
+    plant += f"{compiled}; printf '{WRONG}' > sums.py; {moved}"
+    check = OutputCheck(run=f"cd ./{folder}; {CALL}", prints="42")
+
+    assert (await ended(tmp_path, plant, check, files={"sums.py": WRONG})).reward == 0.0
+
+
+async def test_a_repair_of_the_same_second_and_size_as_the_fault_is_rewarded(tmp_path: Path) -> None:
+    line = f"{SAME_SECOND} sums.py; {CALL}; printf '{RIGHT}' > sums.py"
+    check = OutputCheck(run=f"{SAME_SECOND} sums.py; {CALL}", prints="42")
+
+    assert (await ended(tmp_path, line, check, files={"sums.py": WRONG})).reward == 1.0
+
+
+async def test_no_check_runs_the_files_of_the_one_before(tmp_path: Path) -> None:
+    run = f"cd /judge; {SAME_SECOND} asks.py; python3 -c 'import asks'"
+    checks = [OutputCheck(run=run, prints=said, files={"/judge/asks.py": f"print({said})\n"}) for said in "12"]
+    # The work itself keeps bytecode of what it is asked by, so that it is asked the same again.
+    keeps = "python3 -m compileall -q --invalidation-mode unchecked-hash asks.py"
+    kept = checks[0].model_copy(update={"run": f"{run}; {keeps}"})
+
+    assert (await ended(tmp_path, ":", *checks, files={})).reward == 1.0
+    assert (await ended(tmp_path, ":", kept, checks[1], files={})).reward == 1.0
+
+
+async def test_a_file_of_the_task_that_is_named_like_bytecode_stays_until_it_is_removed(tmp_path: Path) -> None:
+    check = OutputCheck(run="[ -e old/__pycache__/a.pyc ] || echo gone", prints="gone")
+    files = {"old/__pycache__/a.pyc": "junk", "old/a.py": ""}
+
+    assert (await ended(tmp_path, ":", check, files=files)).reward == 0.0
+    assert (await ended(tmp_path, "rm -r old/__pycache__", check, files=files)).reward == 1.0
+
+
 async def test_a_computer_that_dies_is_nobodys_fault_and_no_reward_of_nought() -> None:
     environment, _ = await opened("shell", 0)
     for keeper in keepers():

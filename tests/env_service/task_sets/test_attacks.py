@@ -1,10 +1,12 @@
 """No attack on tests is rewarded: what judges is never where the agent is, and what it leaves there does not judge."""
 
+from dataclasses import replace
+
 import pytest
 
 from env_service.runtimes.pool import RuntimePool
-from env_service.task_sets.records import JudgedTask
-from tests.env_service.task_sets.conftest import FIX, task, with_pytest, worked
+from env_service.task_sets.records import JudgedTask, SetupStep
+from tests.env_service.task_sets.conftest import FIX, RIGHT, SOURCE, task, with_pytest, worked
 
 pytestmark = pytest.mark.usefixtures("pool")
 
@@ -98,6 +100,31 @@ async def test_a_right_repair_is_rewarded(runner: str) -> None:
 
     assert verdict.said or runner == "plain"
     assert (verdict.reward, verdict.passed, verdict.tampered) == (1.0, 1.0, False)
+
+
+# Python takes such bytecode whatever its source says, as it does that of a source of the same second and size.
+COMPILE = "python3 -m compileall -q --invalidation-mode unchecked-hash ."
+
+
+async def test_bytecode_that_says_something_else_than_its_source_is_never_carried() -> None:
+    given = replace(task(), allowed=("__pycache__", "*.pyc"))
+
+    verdict = await worked(
+        given, f"cat > shop/sums.py <<'END'\n{RIGHT}END", COMPILE, f"cat > shop/sums.py <<'END'\n{SOURCE}END"
+    )
+
+    assert verdict.outcomes["tests/test_sums.py::test_half"] == "passed"
+    assert (verdict.reward, verdict.tampered) == (0.0, False)
+
+
+async def test_bytecode_from_before_the_agent_came_does_not_stand_for_its_repair_or_for_the_tests() -> None:
+    given = task()
+    compiled = SetupStep(run=("/bin/sh", "-c", COMPILE), cwd=given.setup.cwd)
+    given = replace(given, setup=replace(given.setup, steps=(*given.setup.steps, compiled)))
+
+    verdict = await worked(given, FIX)
+
+    assert (verdict.reward, verdict.tampered) == (1.0, False), verdict.said
 
 
 async def test_hidden_tests_are_nowhere_in_reach(pool: RuntimePool) -> None:

@@ -62,6 +62,31 @@ def test_what_is_guarded_stays_as_it_was() -> None:
     assert work.kept_out == ("/w/conftest.py", "/w/tests/conftest.py", "/w/tests/t.py", "/w/x.egg-info/PKG")
 
 
+def test_bytecode_of_sources_that_are_others_now_is_left_out() -> None:
+    kept = [folder("w/__pycache__"), file("w/__pycache__/b.cpython-311.pyc")]
+    stale = [file("w/__pycache__/a.cpython-311.opt-1.pyc"), file("w/__pycache__/a.cpython-311-pytest-8.pyc")]
+    before = [folder("w"), file("w/a.py"), file("w/b.py"), *kept, *stale]
+    planted = [
+        file("w/a.pyc"),
+        file("w/alone.pyc"),
+        folder("w/d"),
+        folder("w/d/__pycache__"),
+        file("w/d/__pycache__/a"),
+    ]
+
+    after = [*(each for each in before if each.path != "w/a.py"), file("w/a.py", b"new"), *planted]
+    work = carried(before, after, allowed=("__pycache__", "*.pyc"))
+
+    assert work.snapshot.entries == (
+        folder("w"),
+        *kept,
+        file("w/a.py", b"new"),
+        file("w/alone.pyc"),
+        file("w/b.py"),
+        folder("w/d"),
+    )
+
+
 def test_a_name_that_is_allowed_goes_over() -> None:
     assert carried(BEFORE, [*BEFORE, file("w/pyproject.toml")], allowed=("pyproject.toml",)).kept_out == ()
     assert carried(BEFORE, [*BEFORE, file("w/pyproject.toml")]).kept_out == ("/w/pyproject.toml",)
