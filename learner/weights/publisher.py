@@ -104,8 +104,8 @@ class Publisher:
         self._packer = Packer(incarnation=options.incarnation, threads=self._threads, client=client)
         self._offered: Snapshot | None = None
         self._held_at: int | None = None
-        self._later: Snapshot | None = None
-        """Offered since a version is held; it is published when that is let go."""
+        self._later: list[tuple[Snapshot, bool]] = []
+        """Offered since a version is held: those that are to be held in their turn, and the newest."""
         self._broadcast: PackedWeights | None = None
         self._rounds_rest = False
         self._reported = -1
@@ -126,7 +126,9 @@ class Publisher:
 
     def _take_offer(self, snapshot: Snapshot, hold: bool = False) -> None:
         if self._held_at is not None and snapshot.version > self._held_at:
-            self._later = snapshot
+            if self._later and not self._later[-1][1]:
+                self._later.pop()
+            self._later.append((snapshot, hold))
             return
         self._offered = snapshot
         self._offer_came.set()
@@ -134,12 +136,13 @@ class Publisher:
             self._held_at = snapshot.version
 
     def let_go(self, version: int) -> None:
-        """Newer versions are published again, if it is this one that was held."""
+        """Newer versions are published again, if it is this one that was held; before its turn it is not held."""
         if self._held_at == version:
-            self._held_at = None
-            if self._later is not None:
-                later, self._later = self._later, None
-                self._take_offer(later)
+            later, self._later, self._held_at = self._later, [], None
+            for snapshot, hold in later:
+                self._take_offer(snapshot, hold)
+        else:
+            self._later = [(one, hold and one.version != version) for one, hold in self._later]
 
     @property
     def newest(self) -> PackedWeights | None:

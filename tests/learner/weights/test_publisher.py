@@ -270,3 +270,17 @@ async def test_a_version_that_is_held_is_served_until_it_is_let_go_and_then_the_
         ours.publisher.let_go(1)
         await ours.until_served(a=3, b=3)
         assert a.versions == ["1.1", "1.3"]
+
+
+async def test_a_version_that_is_to_be_held_during_a_hold_is_held_in_its_turn() -> None:
+    async with ScriptedGenerator("a").running() as a, learner() as ours:
+        ours.join(a)
+        for version in (1, 2, 3, 4, 5, 6):
+            ours.publisher.offer(snapshot(version), hold=version in (1, 3, 5))
+        await ours.until_served(a=1)
+        ours.publisher.let_go(5)  # its evaluation came to nothing before its turn
+        ours.publisher.let_go(1)
+        await ours.until_served(a=3)
+        ours.publisher.let_go(3)
+        await ours.until_served(a=6)
+        assert a.versions == ["1.1", "1.3", "1.6"]
