@@ -20,7 +20,7 @@ from protocol.releases import Promote, ReleaseStatus, RollBack
 from services.config.models import ProcessConfig
 from services.config.sources import ConfigError
 from services.diagnosis.asked import Target
-from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceUnreachable
+from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceTimeout, ServiceUnreachable
 from services.http.tls import client_tls
 from services.run_lock import FolderTaken, RunLock
 
@@ -207,6 +207,14 @@ def _asked(target: Target, what: str, body: RollBack | Promote) -> ReleaseStatus
         return None
     except ServiceRefused as error:
         raise ConfigError([_explained(error, target)]) from error
+    except ServiceTimeout as error:
+        raise ConfigError(
+            [
+                f"the learner at {target.url} has not answered within {body.wait_s + _SLACK_S:g} s: {what} waits while "
+                "it writes or checks a release, and still happens after that. `headway releases RUN.toml` shows when; "
+                "asked for again it is refused if it is done already"
+            ]
+        ) from error
     except ServiceError as error:
         raise ConfigError([f"the learner at {target.url} did not answer: {error}"]) from error
 
