@@ -28,8 +28,9 @@ _TICK_S = 1.0
 
 
 class ReleaseChannel:
-    """The generators of one channel. `first_proofs` are the checksums by version and kind of generator that are known
-    from before; `proven` is told each proof: version, generator, kind, checksum.
+    """The generators of one channel. `first_proofs` are the checksums by version and kind of generator that are known,
+    from before or from another channel; `proven` is told each proof, and adds it there: version, generator, kind,
+    checksum.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class ReleaseChannel:
         self._stirred = asyncio.Event()
         self.fleet = make_fleet(self._stirred.set)
         self._options = options
-        self._first = dict(first_proofs)
+        self._first = first_proofs
         self._proven = proven
         proofs = Proofs(
             probe_tolerance=options.probe_tolerance,
@@ -94,11 +95,19 @@ class ReleaseChannel:
             while True:
                 await self._stirred.wait()
                 self._stirred.clear()
+                self._expel_doubted()
                 joins.begin([member for member in self.fleet.members() if self._is_behind(member)])
                 for _ in self.fleet.provenance.untold():
                     continue  # nothing that these sample is trained, so no journal is told
                 async with self._changes:
                     self._changes.notify_all()
+
+    def _expel_doubted(self) -> None:
+        """Users get an answer from whoever holds any weights, so that a doubt is not waited out here: the refusal of
+        its announcement makes a generator drop what it holds.
+        """
+        for name, fault in self.fleet.expel_doubted().items():
+            logger.error("generator %s of channel %s is expelled: %s", name, self.name, fault)
 
     def _is_behind(self, member: FleetMember) -> bool:
         newest = self.shelf.newest
@@ -107,7 +116,7 @@ class ReleaseChannel:
     def _joined(self, joined: CaughtUpMember) -> None:
         version, member, found = str(joined.packed.version), joined.proof.member, joined.proof.answer.fingerprint
         kind = "/".join(map(str, joined.proof.likeness))
-        before = self._first.setdefault((version, kind), found)
+        before = self._first.get((version, kind), found)
         if before != found:
             fault = (
                 f"the checksum of its loaded weights is {found} at version {version}, and was {before} when that "

@@ -44,7 +44,10 @@ class ReleaseConfig(ConfigModel):
         "than this below that of the released version",
     )
     canary_timeout_s: float = Field(
-        86400.0, gt=0, description="a candidate that has too few rewards of users after so many seconds is refused"
+        86400.0,
+        gt=0,
+        description="a candidate that has too few rewards of users after so many seconds is refused; each start of the "
+        "learner counts anew",
     )
     keep: int = Field(
         3, ge=1, description="how many of the versions that were released before the present one are kept to go back to"

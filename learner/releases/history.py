@@ -9,6 +9,7 @@ since the gate that let the bad version through would let the next one through a
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
@@ -25,7 +26,7 @@ ReleaseEvent = Literal["refused", "trial", "released", "rolled_back", "resumed",
 @dataclass(frozen=True)
 class ReleaseState:
     """The released version, the candidate on trial with users and since when (seconds since 1970), why promotions are
-    held if they are, and the versions that were released once, the latest last.
+    held if they are, the versions that were released once, the latest last, and those of them that were taken back.
     """
 
     released: str | None = None
@@ -33,6 +34,8 @@ class ReleaseState:
     trial_since: float = 0.0
     held: str = ""
     former: tuple[str, ...] = ()
+    withdrawn: tuple[str, ...] = ()
+    """A rollback went past them: they are released again by name alone."""
 
     def after(self, row: Mapping[str, Any]) -> "ReleaseState":
         """The state after one more row."""
@@ -45,14 +48,27 @@ class ReleaseState:
             case "released":
                 return replace(self._serving(version), trial=None)
             case "rolled_back":
-                return replace(self._serving(version), trial=None, held=str(row.get("text", "")) or "rolled back")
+                return replace(self._back_to(version), trial=None, held=str(row.get("text", "")) or "rolled back")
             case "resumed":
                 return replace(self, held="")
         return self
 
     def _serving(self, version: str) -> "ReleaseState":
         before = [each for each in (*self.former, self.released) if each not in (None, version)]
-        return replace(self, released=version, former=tuple(dict.fromkeys(map(str, reversed(before))))[::-1])
+        former = tuple(dict.fromkeys(map(str, reversed(before))))[::-1]
+        withdrawn = tuple(each for each in self.withdrawn if each != version)
+        return replace(self, released=version, former=former, withdrawn=withdrawn)
+
+    def _back_to(self, version: str) -> "ReleaseState":
+        """Goes back, and withdraws all that was released after that version."""
+        order = [each for each in (*self.former, self.released) if each is not None]
+        past = order[order.index(version) + 1 :] if version in order else order[-1:]
+        return replace(self, withdrawn=tuple(dict.fromkeys((*self.withdrawn, *past))))._serving(version)
+
+    @property
+    def ways_back(self) -> tuple[str, ...]:
+        """Former versions that may be served without anybody's word, the latest first."""
+        return tuple(each for each in reversed(self.former) if each not in self.withdrawn)
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
@@ -76,16 +92,23 @@ def state_of(rows: Iterable[Mapping[str, Any]]) -> ReleaseState:
 
 
 class ReleaseHistory:
-    """Appends rows, each on the disk when `add` returns. `may_write` raises once the folder is another's."""
+    """Appends rows, each on the disk when `add` returns, for any thread. `may_write` raises once the folder is
+    another's.
+    """
 
     def __init__(self, folder: Path, *, may_write: Callable[[], None] = anyone) -> None:
         self._folder = folder
         self._may_write = may_write
+        self._adding = threading.Lock()
         self.rows = read_rows(folder)
         self.state = state_of(self.rows)
 
     def add(self, event: ReleaseEvent, version: str, **more: object) -> None:
         """Raises OSError, and then the state is as it was."""
+        with self._adding:
+            self._add(event, version, **more)
+
+    def _add(self, event: ReleaseEvent, version: str, **more: object) -> None:
         self._may_write()
         row = {"event": event, "version": version, "time": time.time(), **more}
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from learner.journal.files import anyone, sync_folder, sync_tree, unused
@@ -119,8 +120,9 @@ class KeptWeights:
     def _link_or_write(self, path: Path, bucket: Bucket) -> None:
         for other in self.folder.glob(f"[0-9]*/{path.name}"):
             with contextlib.suppress(OSError):
-                os.link(other, path)
-                return
+                if _holds(other, bucket.spec):
+                    os.link(other, path)
+                    return
         _write(path, bucket)
 
     def record(self, version: str) -> ReleaseRecord:
@@ -179,6 +181,13 @@ class KeptWeights:
 def _write(path: Path, bucket: Bucket) -> None:
     with path.open("wb") as file:
         file.write(bucket.data.numpy().data)
+
+
+def _holds(path: Path, spec: BucketSpec) -> bool:
+    """True for a file whose bytes are still those of the bucket."""
+    if path.stat().st_size != spec.nbytes:
+        return False
+    return bool(xxhash.xxh3_64_hexdigest(_mapped(path, spec).data.numpy().data) == spec.xxh3)
 
 
 def _mapped(path: Path, spec: BucketSpec) -> Bucket:

@@ -49,6 +49,7 @@ def make_releases(
     weights = KeptWeights(run, signer=Signer.read(secret_key_file), may_write=may_write)
     history = ReleaseHistory(weights.folder, may_write=may_write)
     made: list[Releases] = []
+    first_proofs = history.fingerprints()
     given = {} if settings is None else _made_by(settings)
     if metrics is not None:
         metrics.released(lambda: history.state.released)
@@ -59,7 +60,7 @@ def make_releases(
             make_fleet=make_fleet,
             client=client,
             options=options,
-            first_proofs=history.fingerprints(),
+            first_proofs=first_proofs,
             proven=lambda *proof: made[0].proven(*proof),
         )
 
@@ -69,6 +70,7 @@ def make_releases(
             success=success,
             history=history,
             weights=weights,
+            first_proofs=first_proofs,
             released=channel("released"),
             canary=channel("canary"),
             made=lambda _: given,

@@ -39,7 +39,9 @@ def ignored(event: str, version: str, text: str) -> None:
 
 
 class Releases:
-    """`made` tells what a version came of, by its number. `success` is the least reward of a solved sample."""
+    """`made` tells what a version came of, by its number. `success` is the least reward of a solved sample.
+    `first_proofs` are checksums by version and kind of generator, which both channels read.
+    """
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class Releases:
         success: float,
         history: ReleaseHistory,
         weights: KeptWeights,
+        first_proofs: dict[tuple[str, str], str],
         released: ReleaseChannel,
         canary: ReleaseChannel,
         made: Callable[[int], Mapping[str, Any]] = lambda _: {},
@@ -62,7 +65,9 @@ class Releases:
         self._made = made
         self._noted = noted
         self._changing = asyncio.Lock()
-        self._first_proofs = history.fingerprints()
+        self._began = time.time()
+        self._first_proofs = first_proofs
+        self._noting: set[asyncio.Task[None]] = set()
         self.problem = ""
         """Fault of the released files, in words, if there is one."""
         self.rewards: Callable[[str, float], list[float]] = lambda version, since: []
@@ -70,22 +75,26 @@ class Releases:
 
     async def open(self) -> None:
         """Puts what is released, and what is on trial, into the channels. A release whose files are damaged gives way
-        to the newest former one that is whole.
+        to the newest former one that is whole and was not taken back.
         """
         async with self._changing:
             state = self._history.state
-            for version in (state.released, *reversed(state.former)):
+            for version in (state.released, *state.ways_back):
                 if version is None:
                     continue
                 try:
                     packed = await asyncio.to_thread(self._weights.load, version)
+                    if version != state.released:
+                        text = f"release {state.released} cannot be served: its files are damaged"
+                        await self._add("rolled_back", version, text=text)
                 except ReleaseDamaged as error:
                     logger.error("release %s cannot be served: %s", version, error)
                     self.problem = f"release {version} cannot be served: {error}"
                     continue
-                if version != state.released:
-                    text = f"release {state.released} cannot be served: its files are damaged"
-                    await self._add("rolled_back", version, text=text)
+                except OSError as error:  # the row decides, so nothing else is served without one
+                    self.problem = f"release {version} cannot be served: {error}"
+                    logger.error("%s", self.problem)
+                    return
                 await self._put(packed)
                 return
 
@@ -97,10 +106,13 @@ class Releases:
     async def run(self) -> None:
         """Both channels, and the clock of trials, until cancelled; what is released already is put into them first."""
         await self.open()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._released.run(), name="released channel")
-            tasks.create_task(self._canary.run(), name="canary channel")
-            tasks.create_task(self._watch_trials(), name="trials")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._released.run(), name="released channel")
+                tasks.create_task(self._canary.run(), name="canary channel")
+                tasks.create_task(self._watch_trials(), name="trials")
+        finally:
+            await self.noted_proofs()
 
     @property
     def wants_first(self) -> bool:
@@ -124,14 +136,15 @@ class Releases:
                 await asyncio.to_thread(
                     self._weights.write, whole, scores=scores, made=self._made(packed.version.number)
                 )
-            except (OSError, ServiceError) as error:
+                if self._config.canary_rewards and not self.wants_first:
+                    kept = await asyncio.to_thread(self._weights.load, version)
+                    await self._add("trial", version, text=text)
+                    self._canary.put(kept)
+                else:
+                    await self._release(version, text=text)
+            except (OSError, ServiceError, ReleaseDamaged) as error:
                 await self._refuse(version, f"it cannot be kept: {error}")
-                return
-            if self._config.canary_rewards and not self.wants_first:
-                await self._add("trial", version, text=text)
-                self._canary.put(await asyncio.to_thread(self._weights.load, version))
-            else:
-                await self._release(version, text=text)
+                await self._tidy()
 
     async def _judged(self, evaluation: Evaluation, packed: PackedWeights, scores: TaskScores) -> tuple[str, str]:
         """The reason why it is not released, or nothing; and the one why it is."""
@@ -182,14 +195,20 @@ class Releases:
         trial = self._history.state.trial
         try:
             self._canary.put(packed if trial is None else await asyncio.to_thread(self._weights.load, trial))
-        except ReleaseDamaged as error:
+        except (OSError, ReleaseDamaged) as error:
             self._canary.put(packed)
             await self._refuse(str(trial), f"its files are damaged: {error}")
-        await asyncio.to_thread(self._weights.keep_only, self._kept())
+        await self._tidy()
+
+    async def _tidy(self) -> None:
+        try:
+            await asyncio.to_thread(self._weights.keep_only, self._kept())
+        except OSError as error:
+            logger.warning("releases that are not kept any more stay for now: %s", error)
 
     def _kept(self) -> set[str]:
         state = self._history.state
-        wanted = (state.released, state.trial, *state.former[-self._config.keep :])
+        wanted = (state.released, state.trial, *state.former[-self._config.keep :], *state.ways_back[:1])
         return {version for version in wanted if version is not None}
 
     def check_run(self, name: str) -> None:
@@ -211,7 +230,10 @@ class Releases:
             except ReleaseDamaged as error:
                 raise RequestRefused(409, "damaged", f"release {version} cannot be served: {error}") from error
             text = reason or f"rolled back from version {state.released} to {version} by hand"
-            await self._add("rolled_back", version, text=text, former=state.released, digest=packed.digest)
+            try:
+                await self._add("rolled_back", version, text=text, former=state.released, digest=packed.digest)
+            except OSError as error:
+                raise RequestRefused(503, "disk", f"nothing is rolled back: {error}") from error
             logger.warning("rolled back from version %s to %s: %s", state.released, version, text)
             await self._put(packed)
         await self._until_served(version, wait_s=wait_s)
@@ -223,14 +245,25 @@ class Releases:
             state = self._history.state
             if name is not None:
                 version = self._known(name, [] if state.trial is None else [state.trial])
-                await self._release(version, text="by hand, before its trial had ended")
+                await self._release_by_hand(version)
             elif not state.held:
                 raise RequestRefused(409, "not_held", "promotions are not held: there is nothing to go on with")
             if self._history.state.held:
-                await self._add("resumed", state.released or "", text="by hand")
+                try:
+                    await self._add("resumed", state.released or "", text="by hand")
+                except OSError as error:
+                    raise RequestRefused(503, "disk", f"promotions are still held: {error}") from error
         if name is not None:
             await self._until_served(version, wait_s=wait_s)
         return self.status()
+
+    async def _release_by_hand(self, version: str) -> None:
+        try:
+            await self._release(version, text="by hand, before its trial had ended")
+        except ReleaseDamaged as error:
+            raise RequestRefused(409, "damaged", f"version {version} is not released: {error}") from error
+        except OSError as error:
+            raise RequestRefused(503, "disk", f"version {version} is not released: {error}") from error
 
     def _known(self, name: str, candidates: list[str]) -> str:
         found = [each for each in candidates if name in (each, str(PolicyVersion.parse(each).number))]
@@ -267,13 +300,23 @@ class Releases:
                 margin=config.canary_margin,
                 standard_errors=config.standard_errors,
             )
-            late = time.time() - state.trial_since > config.canary_timeout_s
+            # While no learner lived nobody could tell it a reward, so that time does not count.
+            late = time.time() - max(state.trial_since, self._began) > config.canary_timeout_s
             if finding.state == "passes":
-                await self._release(state.trial, text=finding.text)
+                try:
+                    await self._release(state.trial, text=finding.text)
+                except ReleaseDamaged as error:
+                    await self._end_trial(state.trial, f"its files are damaged: {error}")
             elif finding.state == "falls" or late:
                 after = f" after {config.canary_timeout_s:g} s" if finding.state == "waits" else ""
-                await self._refuse(state.trial, f"{finding.text}{after}")
-                await self._put(await asyncio.to_thread(self._weights.load, state.released))
+                await self._end_trial(state.trial, f"{finding.text}{after}")
+
+    async def _end_trial(self, trial: str, text: str) -> None:
+        """Canaries get what the others have, which is there whatever became of its files since."""
+        await self._refuse(trial, text)
+        newest = self._released.shelf.newest
+        if self._history.state.trial is None and newest is not None:
+            await self._put(newest)
 
     async def _watch_trials(self) -> None:
         while True:
@@ -288,10 +331,23 @@ class Releases:
         if (version, kind) in self._first_proofs:
             return
         self._first_proofs[version, kind] = fingerprint
+        noting = asyncio.create_task(
+            self._note_proof(version, generator=generator_id, kind=kind, fingerprint=fingerprint),
+            name=f"first proof of {version}",
+        )
+        self._noting.add(noting)
+        noting.add_done_callback(self._noting.discard)
+
+    async def _note_proof(self, version: str, **proof: str) -> None:
         try:
-            self._history.add("served", version, generator=generator_id, kind=kind, fingerprint=fingerprint)
+            await asyncio.to_thread(self._history.add, "served", version, **proof)
         except OSError as error:
             logger.warning("the first proof of version %s cannot be kept: %s", version, error)
+
+    async def noted_proofs(self) -> None:
+        """Returns when all proofs so far are on the disk."""
+        if self._noting:
+            await asyncio.wait(self._noting)
 
     def status(self) -> ReleaseStatus:
         """The answer to `GET /v1/releases`."""
