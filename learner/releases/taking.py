@@ -57,7 +57,7 @@ def take(folder: Path, output: Path) -> tuple[int, list[Path]]:
 
 def taken(folder: Path) -> list[TakenStretch]:
     """The stretches that were taken so far."""
-    path, found = folder / TAKEN, []
+    path, found = folder / TAKEN, list[TakenStretch]()
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
             with suppress(ValueError):
