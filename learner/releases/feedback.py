@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +48,14 @@ class FeedbackStore:
         self._folder = folder
         self._segment_bytes = max(1, room_bytes // _SEGMENTS)
         self._may_write = may_write
+        self._writing = threading.Lock()
+        """Held while a row is written, until it is on the disk."""
         self._lock = threading.Lock()
+        """Held for moments only: by who reads rewards, as the event loop does."""
         self._places: dict[str, _Place] = {}
         self._rated: dict[tuple[str, int], float] = {}
-        self._rewards: list[tuple[str, float, float]] = []
-        """Versions, times of their answers, and users' rewards, in the order they came."""
+        self._rewards: dict[str, list[tuple[float, float]]] = {}
+        """By version: times of its answers, and users' rewards, in the order they came."""
         folder.mkdir(parents=True, exist_ok=True)
         for segment in self._segments():
             self._index(segment)
@@ -86,13 +89,14 @@ class FeedbackStore:
         if row["id"] in self._places:
             self._rated[row["id"], row["choice"]] = row["reward"]
         if row["version"] == row["until"]:
-            self._rewards.append((row["version"], row["served_at"], row["reward"]))
+            with self._lock:
+                self._rewards.setdefault(row["version"], []).append((row["served_at"], row["reward"]))
 
     def served(self, answer: ServedCompletion) -> None:
         """Keeps an answer; one that is there already stays as it was. Raises OSError."""
         self._may_write()
         line = (answer.model_dump_json() + "\n").encode()
-        with self._lock:
+        with self._writing:
             if answer.id in self._places:
                 return
             segment, file = self._open
@@ -117,7 +121,7 @@ class FeedbackStore:
     def rate(self, told: Feedback) -> FeedbackAnswer:
         """Keeps a reward: it is on the disk when this returns. Raises RequestRefused, and OSError: then it is not."""
         self._may_write()
-        with self._lock:
+        with self._writing:
             answer = self._answer(told)
             before = self._rated.get((told.id, told.choice))
             if before is not None:
@@ -164,11 +168,16 @@ class FeedbackStore:
     def rewards(self, version: str, since: float) -> list[float]:
         """Users' rewards for answers of a version alone that were given since that time, in the order they came."""
         with self._lock:
-            return [reward for named, at, reward in self._rewards if named == version and at >= since]
+            return [reward for at, reward in self._rewards.get(version, ()) if at >= since]
+
+    def keep_rewards(self, versions: Collection[str]) -> None:
+        """Holds those of other versions in memory no more; they are in the file."""
+        with self._lock:
+            self._rewards = {version: self._rewards[version] for version in versions if version in self._rewards}
 
     def close(self) -> None:
         """Closes the files."""
-        with self._lock:
+        with self._writing:
             self._open[1].close()
             self._rows.close()
 

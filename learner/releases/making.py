@@ -92,7 +92,8 @@ def make_feedback(
 ) -> FeedbackStore:
     """The answers and rewards of a run's users, by which its trials are decided."""
     store = FeedbackStore(run / FOLDER, room_bytes=config.feedback_mb << 20, may_write=may_write)
-    releases.rewards = store.rewards
+    store.keep_rewards(releases.kept())
+    releases.rewards, releases.keep_rewards = store.rewards, store.keep_rewards
     return store
 
 

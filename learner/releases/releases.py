@@ -72,6 +72,8 @@ class Releases:
         """Fault of the released files, in words, if there is one."""
         self.rewards: Callable[[str, float], list[float]] = lambda version, since: []
         """Gives users' rewards for a version's completions that were sampled since then, in the order they came."""
+        self.keep_rewards: Callable[[set[str]], None] = lambda versions: None
+        """Told of the versions that are kept: rewards of no other are asked for any more."""
 
     async def open(self) -> None:
         """Puts what is released, and what is on trial, into the channels. A release whose files are damaged gives way
@@ -201,12 +203,14 @@ class Releases:
         await self._tidy()
 
     async def _tidy(self) -> None:
+        self.keep_rewards(self.kept())
         try:
-            await asyncio.to_thread(self._weights.keep_only, self._kept())
+            await asyncio.to_thread(self._weights.keep_only, self.kept())
         except OSError as error:
             logger.warning("releases that are not kept any more stay for now: %s", error)
 
-    def _kept(self) -> set[str]:
+    def kept(self) -> set[str]:
+        """Versions that are released or on trial, or may be released again."""
         state = self._history.state
         wanted = (state.released, state.trial, *state.former[-self._config.keep :], *state.ways_back[:1])
         return {version for version in wanted if version is not None}

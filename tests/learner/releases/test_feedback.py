@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from learner.journal.files import AppendFile
 from learner.releases import taking
 from learner.releases.feedback import FILE, FeedbackStore, key_hash, rows_in
 from learner.releases.taking import NothingRated, take
@@ -89,6 +92,40 @@ def test_rewards_of_a_trial_are_those_of_its_time_and_of_one_version_alone(store
         rate(store, f"chatcmpl-{name}", 0.5)
     assert store.rewards("1.10", 100.0) == [0.5]
     assert store.rewards("1.20", 100.0) == []
+
+
+def test_who_reads_rewards_waits_for_no_disk(
+    store: FeedbackStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop reads them, each second."""
+    store.served(answer("chatcmpl-1"))
+    begun, ended = threading.Event(), threading.Event()
+    sync = AppendFile.sync
+
+    def slow(file: AppendFile) -> None:
+        begun.set()
+        ended.wait(10)
+        sync(file)
+
+    monkeypatch.setattr(AppendFile, "sync", slow)
+    with ThreadPoolExecutor(2) as threads:
+        rating = threads.submit(rate, store, "chatcmpl-1")
+        assert begun.wait(10)
+        try:
+            assert threads.submit(store.rewards, "1.10", 0.0).result(timeout=5) == []
+        finally:
+            ended.set()
+        assert rating.result() == "kept"
+    assert store.rewards("1.10", 0.0) == [1.0]
+
+
+def test_rewards_of_versions_that_are_not_kept_take_no_memory(store: FeedbackStore, tmp_path: Path) -> None:
+    for version in ("1.10", "1.20"):
+        store.served(answer(f"chatcmpl-{version}", version=version))
+        rate(store, f"chatcmpl-{version}")
+    store.keep_rewards({"1.20", "1.30"})
+    assert (store.rewards("1.10", 0.0), store.rewards("1.20", 0.0)) == ([], [1.0])
+    assert len(list(rows_in(tmp_path / FILE))) == 2
 
 
 def test_each_rated_answer_is_taken_into_one_file(store: FeedbackStore, tmp_path: Path) -> None:
