@@ -8,12 +8,10 @@ engine, so that health and readiness can be asked for while it starts.
 import asyncio
 import logging
 import socket
-import tempfile
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from importlib.metadata import version
-from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -48,6 +46,7 @@ from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, peers_at, recent_failures
 from services.http.tls import client_tls
 from services.http.waiting import Waiting
+from services.isolation.staging import staging_folder
 from services.load import LoadSample, LoadWindow
 from services.network import address_to, is_wildcard
 from services.process import Stop, WrongSettings
@@ -360,10 +359,8 @@ async def _tree_downloads(
         relays=join.relays, relay_client=relay_client, learner=f"{puller.learner}{TREE_ROUTE}", client=client,
         patience_s=join.relay_patience_s, received=metrics.pulled,
     )  # fmt: skip
-    held = stack.enter_context(
-        tempfile.TemporaryDirectory(prefix="headway-held-", dir=join.download_folder, ignore_cleanup_errors=True)
-    )
-    return TreeDownloads(sources=sources, folder=Path(held), dense=puller.bucket, healed=metrics.healed)
+    held = stack.enter_context(staging_folder("headway-held-", within=join.download_folder))
+    return TreeDownloads(sources=sources, folder=held, dense=puller.bucket, healed=metrics.healed)
 
 
 async def _add_routes(

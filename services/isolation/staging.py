@@ -1,4 +1,4 @@
-"""A folder of a service in the temporary directory, which goes with the service, however that ends."""
+"""A folder of a service, temporary or where it is wanted, which goes with the service, however that ends."""
 
 import fcntl
 import os
@@ -15,10 +15,16 @@ _YOUNG_S = 60.0
 
 
 @contextmanager
-def staging_folder() -> Iterator[Path]:
-    """A folder of this process alone, removed at the end; one that nobody removed, by the next who asks for one."""
-    _remove_stale(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name, _locked(Path(name)):
+def staging_folder(prefix: str = _PREFIX, *, within: Path | None = None) -> Iterator[Path]:
+    """A folder of this process alone, removed at the end; one that nobody removed, by the next who asks for one of this
+    prefix there.
+    """
+    parent = within or Path(tempfile.gettempdir())
+    _remove_stale(parent, prefix)
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name,
+        _locked(Path(name)),
+    ):
         yield Path(name)
 
 
@@ -33,8 +39,8 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(opened)
 
 
-def _remove_stale(temporary: Path) -> None:
-    for folder in temporary.glob(f"{_PREFIX}*"):
+def _remove_stale(parent: Path, prefix: str) -> None:
+    for folder in parent.glob(f"{prefix}*"):
         # What cannot be locked is in use; what went away meanwhile was removed by another service.
         with suppress(OSError):
             status = folder.lstat()

@@ -70,3 +70,15 @@ def test_what_is_young_or_no_folder_of_ours_is_left_alone(temporary: Path) -> No
         os.utime(path, (_LONG_AGO, _LONG_AGO), follow_symlinks=False)
     with staging_folder() as mine:
         assert {path for path in temporary.iterdir() if path != mine} == {young, file, other, target, link}
+
+
+def test_folders_of_another_prefix_or_place_are_left_alone(temporary: Path) -> None:
+    within = temporary / "weights"
+    for folder in (stale := [within / "headway-held-1", within / "headway-other-1", temporary / "headway-held-2"]):
+        folder.mkdir(parents=True)
+        folder.joinpath("0.bucket").write_bytes(b"0")
+        os.utime(folder, (_LONG_AGO, _LONG_AGO))
+    with staging_folder("headway-held-", within=within) as mine:
+        assert mine.parent == within
+        assert [folder.exists() for folder in stale] == [False, True, True]
+    assert not mine.exists()
