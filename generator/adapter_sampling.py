@@ -11,6 +11,7 @@ from generator.engine.engine import Engine, EngineGone
 from generator.engine.gated_llm import HandedBack
 from generator.engine.refusals import RequestUnfit, RequestUntimely
 from generator.serving import GeneratorMetrics, Serving
+from generator.whole_targets import WholeTargets
 from protocol.adapters import AdapterSampleAnswer, AdapterSampleRequest, OfferAnswer, OfferedAdapter
 from services.http.refusals import RequestRefused
 
@@ -19,7 +20,13 @@ class AdapterSampling:
     """Answers the adapter routes."""
 
     def __init__(
-        self, *, engine: Engine, serving: Serving, slots: AdapterSlots, metrics: GeneratorMetrics, generator_id: str
+        self,
+        *,
+        engine: Engine,
+        serving: Serving,
+        slots: AdapterSlots | WholeTargets,
+        metrics: GeneratorMetrics,
+        generator_id: str,
     ) -> None:
         self._engine, self._serving, self._slots = engine, serving, slots
         self._metrics, self._generator_id = metrics, generator_id
@@ -37,7 +44,8 @@ class AdapterSampling:
         with self._serving.occupied():
             async with self._slots.using(request.adapter) as adapter:
                 output = await self._sampled(request, adapter)
-        answer = adapter_answer(output, request, generator_id=self._generator_id)
+                version = self._slots.version
+        answer = adapter_answer(output, request, generator_id=self._generator_id, version=version)
         self._metrics.sampled([(len(each.token_ids), each.finish_reason) for each in answer.sequences])
         return answer
 

@@ -73,8 +73,8 @@ def fetching_client(*, token: SecretStr | None, tls: TlsContext | None) -> HttpC
     return HttpClient(token=token, tls=tls, max_answer_bytes=MAX_ADAPTER_BYTES)
 
 
-def fetching(client: HttpClient, source: str) -> Fetch:
-    """Fetches from the learner at `source`, and verifies."""
+def fetching(client: HttpClient, source: str, *, names: Sequence[str] = ADAPTER_FILES) -> Fetch:
+    """Fetches from the learner at `source` the files of these names, and verifies."""
 
     async def file_of(name: str, file: str) -> bytes:
         url = f"{source.rstrip('/')}/v1/adapters/{name}/{file}"
@@ -82,7 +82,7 @@ def fetching(client: HttpClient, source: str) -> Fetch:
 
     async def fetch(name: str) -> Sequence[bytes]:
         try:
-            files = [await file_of(name, file) for file in ADAPTER_FILES]
+            files = [await file_of(name, file) for file in names]
         except ServiceError as error:
             raise RequestRefused(503, "adapter_not_fetched", f"adapter {name[:12]}: {error}") from error
         if adapter_name(files) != name:
@@ -105,6 +105,11 @@ class AdapterSlots:
         self._changed = asyncio.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="headway-adapters-"))
         self._metrics = AdapterMetrics(metrics, held=lambda: len(self._held))
+
+    @property
+    def version(self) -> int:
+        """Of the model's own weights, which stay; the engine says which adapter a token is of."""
+        return 0
 
     def close(self) -> None:
         """Removes the files."""
@@ -158,6 +163,12 @@ class AdapterSlots:
                 del self._turns[target_id]
 
     def _check(self, offered: OfferedAdapter) -> None:
+        if not offered.rank:
+            raise RequestRefused(
+                422, "whole_weights",
+                "adapter.rank: 0, which is all weights; this generator takes adapters alone: set adapters.whole",
+                field="adapter.rank", expected="at least 1", got=0,
+            )  # fmt: skip
         if offered.rank > self._max_rank:
             raise RequestRefused(
                 422, "rank_too_large",

@@ -72,7 +72,7 @@ def engine_options(config: GeneratorConfig) -> EngineOptions:
         staging=config.staging,
         recompute_on_update=engine.recompute_on_update,
         routed_experts=engine.routed_experts,
-        tokenizer=config.openai or config.adapters.slots > 0,
+        tokenizer=config.openai or config.adapters.are_taken,
         adapter_slots=config.adapters.slots,
         max_adapter_rank=config.adapters.max_rank,
         policy_rank=engine.lora_rank if config.join.learner is not None else 0,

@@ -165,6 +165,11 @@ class AdapterConfig(ConfigModel):
         0, ge=0, le=256, description="adapters that are held at once, and sampled from in one step; 0 takes none"
     )
     max_rank: int = Field(32, ge=1, le=512, description="largest rank of an adapter; memory is taken for it")
+    whole: bool = Field(
+        False,
+        description="all weights are fetched in place of adapters, for a server with tinker.all_weights; those of one "
+        "target at a time are held, and requests for another one wait until its own have ended",
+    )
     source: str | None = Field(None, description="HTTP address of the server whose adapters are fetched")
     token: SecretStr | None = Field(None, description="bearer token of that server")
 
@@ -172,7 +177,19 @@ class AdapterConfig(ConfigModel):
     def _has_a_source(self) -> Self:
         if self.slots and self.source is None:
             raise ValueError(f"adapters.source is missing: with {self.slots} slots, expected the server's HTTP address")
+        if self.whole and self.source is None:
+            raise ValueError("adapters.source is missing: with adapters.whole, expected the server's HTTP address")
+        if self.whole and self.slots:
+            raise ValueError(
+                f"adapters.whole is set beside {self.slots} adapters.slots: weights that are replaced as a whole have "
+                "no adapters. Leave one of them out"
+            )
         return self
+
+    @property
+    def are_taken(self) -> bool:
+        """True if a server of the Tinker API samples here."""
+        return self.slots > 0 or self.whole
 
 
 class GeneratorConfig(ProcessConfig):
@@ -205,6 +222,11 @@ class GeneratorConfig(ProcessConfig):
 
     @model_validator(mode="after")
     def _adapters_are_of_fixed_weights(self) -> Self:
+        if self.adapters.whole and self.join.learner is not None:
+            raise ValueError(
+                f"adapters.whole: the learner at {self.join.learner} sends weights, too; expected one source of them. "
+                "Set join.learner to none"
+            )
         if self.adapters.slots and self.join.learner is not None:
             raise ValueError(
                 f"adapters.slots: {self.adapters.slots} adapters on weights that the learner at {self.join.learner} "
@@ -258,7 +280,7 @@ class GeneratorConfig(ProcessConfig):
     @property
     def alone_in(self) -> frozenset[str]:
         """Where it samples for a server of the Tinker API, no learner sends it weights."""
-        is_joined = self.join.learner is not None or not self.adapters.slots
+        is_joined = self.join.learner is not None or not self.adapters.are_taken
         of_join = (f"join.{name}" for name in JoinConfig.model_fields)
         return frozenset() if is_joined else frozenset({*of_join, "engine.head_dtype"})
 

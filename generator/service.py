@@ -34,6 +34,8 @@ from generator.routes import (
 from generator.serving import GeneratorMetrics, Serving
 from generator.weight_sync import Puller, WeightSync
 from generator.weights.tree_download import TreeDownloads, TreeSources
+from generator.whole_targets import WholeTargets
+from protocol.adapters import WHOLE_FILES
 from protocol.fleet import PROBE_TIMEOUT_S, Announcement, fingerprint_directory, vocabulary_size, with_size
 from protocol.model import PROTOCOL_VERSION
 from protocol.status import PeerStatus, ProgressStatus, QueueStatus, Report
@@ -291,16 +293,21 @@ async def _add_adapters(
 ) -> None:
     """Nothing for a generator that takes none."""
     settings = config.adapters
-    if not settings.slots or settings.source is None:
+    if not settings.are_taken or settings.source is None:
         return
     client = await stack.enter_async_context(fetching_client(token=settings.token, tls=client_tls(config.http.tls)))
-    slots = AdapterSlots(
-        engine=engine,
-        fetch=fetching(client, settings.source),
-        slots=settings.slots,
-        max_rank=settings.max_rank,
-        metrics=registry,
-    )
+    slots: AdapterSlots | WholeTargets
+    if settings.whole:
+        fetch = fetching(client, settings.source, names=WHOLE_FILES)
+        slots = WholeTargets(engine=engine, fetch=fetch, base=config.model, serving=serving, metrics=registry)
+    else:
+        slots = AdapterSlots(
+            engine=engine,
+            fetch=fetching(client, settings.source),
+            slots=settings.slots,
+            max_rank=settings.max_rank,
+            metrics=registry,
+        )
     stack.callback(slots.close)
     sampling = AdapterSampling(engine=engine, serving=serving, slots=slots, metrics=metrics, generator_id=name)
     add_adapter_routes(app, sampling=sampling)

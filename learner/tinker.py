@@ -128,11 +128,13 @@ async def _parts(config: LearnerConfig, stack: AsyncExitStack, group: RankGroup,
             round_tokens=settings.round_tokens,
             round_s=settings.round_s,
             retain_targets_s=settings.retain_targets_s,
+            all_weights=settings.all_weights,
         ),
     )
     await stack.enter_async_context(sampler)
     stack.push_async_callback(service.close)
-    sampler.score_prompt = PromptScores(trainer, between_turns=service.training.between_turns)
+    if not settings.all_weights:
+        sampler.score_prompt = PromptScores(trainer, between_turns=service.training.between_turns)
     return _ServerParts(service, sampler, adapters)
 
 

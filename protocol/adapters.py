@@ -17,13 +17,15 @@ from protocol.trajectories import FinishReason
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Of an adapter, in peft's format."""
+WHOLE_FILES = ("config.json", "model.safetensors")
+"""Of all weights, in transformers' format, which take the place of the model's own."""
 MAX_ADAPTER_BYTES = 1 << 32
 
 TargetId = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 def adapter_name(files: Sequence[bytes]) -> str:
-    """Name of an adapter's bytes, those of ADAPTER_FILES in order: 64 hexadecimal digits."""
+    """Name of an adapter's bytes, those of ADAPTER_FILES (or WHOLE_FILES) in order: 64 hexadecimal digits."""
     digest = hashlib.sha256()
     for data in files:
         digest.update(len(data).to_bytes(8, "big"))
@@ -34,13 +36,14 @@ def adapter_name(files: Sequence[bytes]) -> str:
 class OfferedAdapter(WireModel):
     """Weights of a target. `version` grows over those of one target; `name` is the `adapter_name` of their files.
 
-    `rank` bounds that of each of its layers. `is_replaced`: later versions take its place, also within completions.
+    `rank` bounds that of each of its layers; 0 is all weights. `is_replaced`: later versions take its place, within
+    completions, too.
     """
 
     target_id: TargetId
     version: int = Field(ge=0, lt=1 << 62)
     name: str = Field(pattern="^[0-9a-f]{64}$")
-    rank: int = Field(ge=1, le=512)
+    rank: int = Field(ge=0, le=512)
     is_replaced: bool = False
 
 

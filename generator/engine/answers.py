@@ -82,9 +82,13 @@ def adapter_sampling_params(request: AdapterSampleRequest) -> SamplingParams:
     )
 
 
-def adapter_answer(output: RequestOutput, request: AdapterSampleRequest, *, generator_id: str) -> AdapterSampleAnswer:
-    """The answer to a request of the completions that have ended."""
-    ended = [_adapter_sequence(each, request) for each in sorted(output.outputs, key=lambda one: one.index)]
+def adapter_answer(
+    output: RequestOutput, request: AdapterSampleRequest, *, generator_id: str, version: int = 0
+) -> AdapterSampleAnswer:
+    """The answer to a request of the completions that have ended. `version` is that of weights that were the same from
+    its first token to its last; the engine says those of an adapter.
+    """
+    ended = [_adapter_sequence(each, request, version) for each in sorted(output.outputs, key=lambda one: one.index)]
     return AdapterSampleAnswer(
         generator_id=generator_id,
         sequences=tuple(ended if request.temperature else ended * request.n),
@@ -93,13 +97,14 @@ def adapter_answer(output: RequestOutput, request: AdapterSampleRequest, *, gene
     )
 
 
-def _adapter_sequence(completion: CompletionOutput, request: AdapterSampleRequest) -> AdapterSequence:
+def _adapter_sequence(completion: CompletionOutput, request: AdapterSampleRequest, version: int) -> AdapterSequence:
     token_ids = tuple(completion.token_ids)
-    whole = (AdapterSpan(version=0, start=0, end=len(token_ids)),) if token_ids else ()
+    whole = (AdapterSpan(version=version, start=0, end=len(token_ids)),) if token_ids else ()
+    is_stamped = request.adapter is not None and request.adapter.rank > 0
     return AdapterSequence(
         token_ids=token_ids,
         logprobs=_first_of_rows(completion.logprobs),
-        spans=completion.adapter_spans if request.adapter is not None else whole,
+        spans=completion.adapter_spans if is_stamped else whole,
         finish_reason=_finish_reason(completion.finish_reason) or "abort",
         top=_likeliest(completion.logprobs) if request.top_of_samples else None,
     )

@@ -1,7 +1,8 @@
 """Checkpoints of training models, by `tinker://RUN/{weights|sampler_weights|external_weights}/NAME`.
 
-Each is a folder with the adapter in peft's format, which transformers and vLLM load; those under `weights` have the
-whole state beside it. Targets of sampling sessions are checkpoints without a path that a client could name.
+Each is a folder with the adapter in peft's format, which transformers and vLLM load, or with all weights as
+transformers keeps a model; those under `weights` have the whole state beside it. Targets of sampling sessions are
+checkpoints without a path that a client could name.
 """
 
 import hashlib
@@ -36,6 +37,8 @@ _FOLDERS: dict[str, CheckpointKind] = {
 }  # fmt: skip
 _PATH = re.compile(r"tinker://([^/]+)/(weights|sampler_weights|external_weights)/([^/]+)")
 ADAPTER, STATE = "adapter_model", "state"
+_WHOLE = "model"
+_ADAPTER_CONFIG, _WHOLE_CONFIG = "adapter_config.json", "config.json"
 
 
 class CheckpointFacts(BaseModel):
@@ -121,10 +124,10 @@ class TenantCheckpoints:
         self, facts: CheckpointFacts, *, adapter: Tensors, config: Mapping[str, object], state: Tensors | None
     ) -> None:
         """Write a checkpoint, in the place of one that has its path. Raises OSError."""
-        tensors = {ADAPTER: adapter} | ({} if state is None else {STATE: state})
+        tensors = {ADAPTER if facts.shape.rank else _WHOLE: adapter} | ({} if state is None else {STATE: state})
         size = sum(array.nbytes for each in tensors.values() for array in each.values())
         whole = facts.model_copy(update={"size_bytes": size})
-        files = {"adapter_config.json": json.dumps(config, indent=1).encode()}
+        files = {_ADAPTER_CONFIG if facts.shape.rank else _WHOLE_CONFIG: json.dumps(config, indent=1).encode()}
         write_tensor_folder(self.folder(facts.path), tensors=tensors, facts=whole.model_dump(mode="json"), files=files)
         self._facts[facts.path] = whole
 
@@ -133,7 +136,7 @@ class TenantCheckpoints:
         return read_tensor_file(self.folder(path), STATE)
 
     def adapter_files(self, path: str) -> list[Path]:
-        """The files of the adapter in peft's format."""
+        """The files of the adapter in peft's format, or of all weights in that of transformers."""
         return [each for each in folder_files(self.folder(path)) if each.stem != STATE]
 
     def change(self, facts: CheckpointFacts, **fields: object) -> None:
@@ -161,8 +164,9 @@ class TenantCheckpoints:
         """Write a checkpoint with the files of another. Raises TensorsDamaged, OSError."""
         folder = self.folder(source.path)
         state = self.state(source.path) if source.kind == "training" else None
-        config = json.loads((folder / "adapter_config.json").read_bytes())
-        self.save(copy, adapter=read_tensor_file(folder, ADAPTER), config=config, state=state)
+        name, config_name = (ADAPTER, _ADAPTER_CONFIG) if source.shape.rank else (_WHOLE, _WHOLE_CONFIG)
+        config = json.loads((folder / config_name).read_bytes())
+        self.save(copy, adapter=read_tensor_file(folder, name), config=config, state=state)
 
     def targets(self) -> list[CheckpointFacts]:
         """Checkpoints that sampling sessions alone know."""

@@ -42,6 +42,11 @@ class TinkerConfig(ConfigModel):
         description="HTTP addresses of the generators that sample, which have adapters.slots; weights.generator_token "
         "is their token; none: nothing is sampled",
     )
+    all_weights: bool = Field(
+        False,
+        description="one client trains all weights of the model in place of adapters: it asks for rank 0, and has the "
+        "server to itself until it unloads its model; the generators want adapters.whole",
+    )
     sample_silence_s: float = Field(
         180.0, gt=0, description="a sample fails if no generator has answered for so long, in seconds"
     )

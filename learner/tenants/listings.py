@@ -18,6 +18,7 @@ from learner.tenants.checkpoints import CheckpointFacts
 from learner.tenants.keys import Tenant
 from learner.tenants.refusals import unknown
 from learner.tenants.service import TenantService
+from learner.training.client_operations import AdapterShape
 from protocol.tinker.bodies import SearchSessions
 
 Json = dict[str, JsonValue]
@@ -56,8 +57,7 @@ class TenantListings:
         return {
             "model_data": {"model_name": base.name, "tokenizer_id": base.name, "arch": base.architecture},
             "model_id": model_id,
-            "is_lora": True,
-            "lora_rank": model.entry.shape.rank,
+            **_lora(model.entry.shape),
         }
 
     def training_runs(self, tenant: Tenant, *, limit: int, offset: int) -> Json:
@@ -90,8 +90,7 @@ class TenantListings:
         facts = self._by_path(tenant, path, own=False)
         return {
             "base_model": facts.base_model,
-            "is_lora": True,
-            "lora_rank": facts.shape.rank,
+            **_lora(facts.shape),
             "train_unembed": facts.shape.unembed,
             "train_mlp": facts.shape.mlp,
             "train_attn": facts.shape.attention,
@@ -181,8 +180,7 @@ class TenantListings:
             "training_run_id": entry.model_id,
             "base_model": entry.base_model,
             "model_owner": entry.owner,
-            "is_lora": True,
-            "lora_rank": entry.shape.rank,
+            **_lora(entry.shape),
             "last_request_time": _time(used),
             "last_checkpoint": last.get("training"),
             "last_sampler_checkpoint": last.get("sampler"),
@@ -216,6 +214,11 @@ class TenantListings:
             "user_metadata": _texts(entry.user_metadata),
             "checkpoint_storage_bytes": sum(facts.size_bytes for facts in mine),
         }
+
+
+def _lora(shape: AdapterShape) -> Json:
+    """All weights of a model are no adapter, and have no rank."""
+    return {"is_lora": shape.rank > 0, "lora_rank": shape.rank or None}
 
 
 def _checkpoint(facts: CheckpointFacts) -> Json:

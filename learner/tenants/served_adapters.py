@@ -14,7 +14,7 @@ from fastapi.responses import FileResponse
 from learner.tenants.refusals import unknown
 from learner.tenants.sampling import SampleFailed
 from learner.tenants.turns import TargetWeights
-from protocol.adapters import ADAPTER_FILES, OfferedAdapter, adapter_name
+from protocol.adapters import ADAPTER_FILES, WHOLE_FILES, OfferedAdapter, adapter_name
 
 _KEPT_VERSIONS = 4096
 
@@ -67,7 +67,7 @@ class ServedAdapters:
 
     def file(self, name: str, file: str) -> Path:
         """A file of the adapter that goes by this name. Raises RequestRefused if there is none."""
-        if file in ADAPTER_FILES:
+        if file in (*ADAPTER_FILES, *WHOLE_FILES):
             for folder in self._folders(name):
                 if (folder / file).is_file():
                     return folder / file
@@ -102,8 +102,9 @@ def add_adapter_routes(app: FastAPI, adapters: ServedAdapters) -> None:
 
 
 def _described(weights: TargetWeights, folder: Path) -> OfferedAdapter:
-    files = [(folder / file).read_bytes() for file in ADAPTER_FILES]
-    name, rank = adapter_name(files), int(json.loads(files[0])["r"])
+    is_whole = (folder / WHOLE_FILES[0]).is_file()
+    files = [(folder / file).read_bytes() for file in (WHOLE_FILES if is_whole else ADAPTER_FILES)]
+    name, rank = adapter_name(files), 0 if is_whole else int(json.loads(files[0])["r"])
     if weights.is_inflight:
         return OfferedAdapter(
             target_id=weights.target_id, version=weights.seq_id, name=name, rank=rank, is_replaced=True

@@ -40,7 +40,16 @@ from learner.tenants.targets import SamplingTargets, sampling_entry
 from learner.tenants.trainer import TenantTrainer
 from learner.tenants.training_loop import TrainingLoop
 from learner.tenants.turns import TrainerTurns
-from learner.tenants.work import LOAD_WEIGHTS, Operation, Work, WorkReader, digest_of_json, identify, shape_of
+from learner.tenants.work import (
+    ALL_WEIGHTS,
+    LOAD_WEIGHTS,
+    Operation,
+    Work,
+    WorkReader,
+    digest_of_json,
+    identify,
+    shape_of,
+)
 from learner.training.client_operations import AdapterShape, OperationError
 from protocol.tinker.bodies import (
     CopyWeights,
@@ -76,13 +85,16 @@ class ServedBase:
 
 @dataclass(frozen=True)
 class TenantSettings:
-    """Bounds of the service. `snapshot_every`: operations between two snapshots of a model."""
+    """Bounds of the service. `snapshot_every`: operations between two snapshots of a model. `all_weights`: one model at
+    a time, of all weights of the base model, in place of adapters.
+    """
 
     snapshot_every: int = 64
     max_resident: int = 256
     round_tokens: int = 1 << 16
     round_s: float = 0.1
     retain_targets_s: float = 86_400.0
+    all_weights: bool = False
 
 
 class TenantService:
@@ -152,16 +164,13 @@ class TenantService:
             raise unfit(f"base_model: {body.base_model!r}; this server trains {self.base.name!r}")
         if body.optimizer_config.type != "adamw":
             raise unfit(f"optimizer_config.type: {body.optimizer_config.type!r}; this server has adamw alone")
-        if body.lora_config is None or not body.lora_config.rank:
-            got = "missing" if body.lora_config is None else "of rank 0"
-            raise unfit(
-                f"lora_config: {got}, which asks for all weights of the model; this server trains adapters alone: send "
-                "a rank of at least 1, as create_lora_training_client does, or train all weights with a run of your own"
-            )
+        self._refuse_kind("lora_config", body.lora_config.rank if body.lora_config else None)
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
         if model_id not in self.models.by_id:
             self._refuse_more_models(tenant)
-            shape = shape_of(body.lora_config, seed=secrets.randbits(62))
+            shape = ALL_WEIGHTS
+            if body.lora_config is not None and body.lora_config.rank:
+                shape = shape_of(body.lora_config, seed=secrets.randbits(62))
             entry = self._model_entry(session, model_id, shape, user_metadata=body.user_metadata)
             await self._once(model_id, lambda: self._add_model(entry))
         return f"{model_id}:create"
@@ -176,6 +185,7 @@ class TenantService:
             raise unknown("training checkpoint", body.path)
         if facts.base_model != self.base.name:
             raise unfit(f"path: {body.path} is of {facts.base_model!r}; this server trains {self.base.name!r}")
+        self._refuse_kind("path", facts.shape.rank)
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
         if model_id not in self.models.by_id:
             self._refuse_more_models(tenant)
@@ -499,8 +509,31 @@ class TenantService:
         except (TinkerWireError, ValueError) as error:
             raise unfit(str(error)) from error
 
+    def _refuse_kind(self, field: str, rank: int | None) -> None:
+        """Raises RequestRefused for an adapter where all weights are trained, and for all weights elsewhere."""
+        if not rank and not self._settings.all_weights:
+            got = "missing" if rank is None else "of rank 0"
+            raise unfit(
+                f"{field}: {got}, which asks for all weights of the model; this server trains adapters alone: send a "
+                "rank of at least 1, as create_lora_training_client does, or have tinker.all_weights set"
+            )
+        if rank and self._settings.all_weights:
+            raise unfit(
+                f"{field}: of rank {rank}; this server trains all weights of the model (tinker.all_weights), and no "
+                "adapters beside them: send rank 0, or ask a server of adapters"
+            )
+
     def _refuse_more_models(self, tenant: Tenant) -> None:
         models = self.models.by_id.values()
+        if self._settings.all_weights:
+            there = [each.entry for each in models if not each.entry.unloaded]
+            mine = [entry.model_id for entry in there if entry.owner == tenant.name]
+            if there:
+                whose = f"your model {mine[0]}" if mine else "another tenant's model"
+                raise unfit(
+                    f"all weights are trained by {whose}, and there is room for one such model alone: unload that one "
+                    "first; what it has saved stays"
+                )
         count = sum(each.entry.owner == tenant.name and not each.entry.unloaded for each in models)
         if count >= tenant.max_models:
             raise unfit(f"{count} training models are yours, as many as you may have; unload one first")

@@ -42,6 +42,8 @@ from protocol.tinker.training import (
 if TYPE_CHECKING:
     from learner.algorithms.client_graphs import LossGraph
 
+ALL_WEIGHTS = AdapterShape(rank=0, seed=0)
+"""The shape of a model that is no adapter."""
 FORWARD_BACKWARD = "forward_backward"
 LOAD_WEIGHTS = "load_weights"
 _UNFIT = "unfit"

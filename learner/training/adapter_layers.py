@@ -67,6 +67,9 @@ class ClientAdapter:
         """The factors in the order in which they lie in `flat`: of each layer `down`, then `up`."""
         return [factor for pair in self.factors.values() for factor in (pair.down, pair.up)]
 
+    def settle(self) -> None:
+        """Has the model compute with the numbers in `flat` after a change of these; leaves in its memory do already."""
+
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """Parts of a tensor that is as long as `flat`, shaped as the factors, by name: `LAYER.down` and `LAYER.up`."""
         names = [f"{layer}.{side}" for layer in self.factors for side in ("down", "up")]
@@ -106,6 +109,22 @@ class AdaptedModel:
                 layer.register_forward_hook(partial(self._added, name))
         self._unembed = next(name for name, module in causal_lm.named_modules() if module is head)
         self.layers[self._unembed] = AdaptableLayer("unembed", head.in_features, head.out_features)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All weights by name; those that are tied are there once."""
+        return dict(self._causal_lm.named_parameters())
+
+    @property
+    def weight_sizes(self) -> dict[str, tuple[int, ...]]:
+        """The sizes of all weights by name."""
+        return {name: tuple(each.shape) for name, each in self.parameters.items()}
+
+    @property
+    def config(self) -> dict[str, object]:
+        """The content of the model's config.json."""
+        told: dict[str, object] = self._causal_lm.config.to_dict()  # type: ignore[operator,union-attr]
+        return told
 
     @property
     def device(self) -> torch.device:

@@ -52,6 +52,7 @@ from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
 from learner.training.ranks import rank, rank_count
 from learner.training.round_sums import share_logprobs, share_tallies, summed_gradients
 from learner.training.self_check import check_policy
+from learner.training.whole_weights import WholeWeights
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,8 @@ class AdapterTrainer:
         self._microbatch_tokens = microbatch_tokens or usual
         self._adapters: dict[str, ClientAdapter] = {}
         self._states: dict[str, AdamState] = {}
+        self._base_weights: dict[str, Tensor] | None = None
+        """On the host, while a training model has taken their place."""
         self.passes = 0
 
     @classmethod
@@ -135,6 +138,11 @@ class AdapterTrainer:
         """The base model."""
         return self._base
 
+    @property
+    def has_all_weights(self) -> bool:
+        """True while a training model is all weights of the base model."""
+        return any(isinstance(each, WholeWeights) for each in self._adapters.values())
+
     def seeded(self, shape: AdapterShape) -> AdapterShape:
         """The shape with a seed of its own if it has none."""
         return shape if shape.seed is not None else replace(shape, seed=secrets.randbits(_SEED_BITS))
@@ -144,13 +152,16 @@ class AdapterTrainer:
         if model_id in self._adapters:
             raise OperationError(f"the training model {model_id} is there already: create it under another id")
         self._check_shape(shape)
-        adapter = self._model.new_adapter(shape)
+        self._check_alone(model_id, shape)
+        adapter = self._model.new_adapter(shape) if shape.rank else self._whole(shape, {})
         self._adapters[model_id], self._states[model_id] = adapter, AdamState(adapter.flat)
 
     def remove(self, model_id: str) -> None:
         """Forgets a training model; its `state` can be restored. Nothing happens if there is none."""
-        self._adapters.pop(model_id, None)
+        adapter = self._adapters.pop(model_id, None)
         self._states.pop(model_id, None)
+        if isinstance(adapter, WholeWeights):
+            self._give_back()
 
     def check(self, operation: ForwardBackward) -> None:
         """Raises OperationError for an operation that cannot be done. It is cheap, and any thread may call it; the
@@ -207,6 +218,7 @@ class AdapterTrainer:
         check_step(step)
         state = self._states[step.model_id]
         norm = state.take(step)
+        self._adapters[step.model_id].settle()
         return {"grad_norm:mean": norm, "step:max": float(state.steps)}
 
     def state(self, model_id: str) -> dict[str, Array]:
@@ -229,19 +241,56 @@ class AdapterTrainer:
         with no steps and no gradients. Raises OperationError for a state that is not of this shape and base model.
         """
         self._check_shape(shape)
-        adapter = self._model.adapter_with(shape, self._parts(shape, state, ""))
-        kept = AdamState(adapter.flat)
-        if optimizer:
-            kept.steps = int(state[_STEPS])
-            for ending in _SUMS:
-                if any(name.endswith(f".{ending}") for name in state):
-                    parts = self._parts(shape, state, f".{ending}")
-                    setattr(kept, ending, self._model.adapter_with(shape, parts).flat)
-        self._adapters[model_id], self._states[model_id] = adapter, kept
+        self._check_alone(model_id, shape)
+        sums = {
+            ending: self._flat(self._parts(shape, state, f".{ending}"))
+            for ending in _SUMS
+            if optimizer and any(name.endswith(f".{ending}") for name in state)
+        }
+        parts = self._parts(shape, state, "")
+        adapter = self._model.adapter_with(shape, parts) if shape.rank else self._whole(shape, parts)
+        steps = int(state[_STEPS]) if optimizer else 0
+        self._adapters[model_id], self._states[model_id] = adapter, AdamState(adapter.flat, **sums, steps=steps)
+
+    def _flat(self, parts: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([part.flatten() for part in parts.values()]).to(self._model.device)
+
+    def _whole(self, shape: AdapterShape, values: Mapping[str, Tensor]) -> WholeWeights:
+        """All weights with these values, or as they are if there are none."""
+        parameters = self._model.parameters
+        if self._base_weights is None:
+            self._base_weights = {name: each.detach().cpu().clone() for name, each in parameters.items()}
+        flat = self._flat({name: values.get(name, each.detach().float().cpu()) for name, each in parameters.items()})
+        for parameter in parameters.values():
+            parameter.requires_grad_(True)
+        whole = WholeWeights(shape, flat, {}, parameters)
+        whole.settle()
+        return whole
+
+    def _give_back(self) -> None:
+        """The base model is what it was before all of its weights were trained."""
+        assert self._base_weights is not None, "kept when they were given away"
+        with torch.no_grad():
+            for name, parameter in self._model.parameters.items():
+                parameter.requires_grad_(False).copy_(self._base_weights[name])
+        self._base_weights = None
+
+    def _check_alone(self, model_id: str, shape: AdapterShape) -> None:
+        """Raises OperationError for a model beside one that is all weights, and for all weights beside others."""
+        others = self._adapters.keys() - {model_id}
+        if others and (shape.rank == 0 or self.has_all_weights):
+            raise OperationError(
+                "all weights are trained by one training model at a time, without adapters beside it: expected no "
+                "other training model in memory. Unload the other ones first."
+            )
 
     def peft(self, model_id: str) -> tuple[dict[str, Array], dict[str, object]]:
-        """The adapter as peft keeps it: tensors of its adapter_model.safetensors, and its adapter_config.json."""
+        """The adapter as peft keeps it: tensors of its adapter_model.safetensors, and its adapter_config.json. Of all
+        weights those of transformers' model.safetensors, and its config.json.
+        """
         adapter = self._adapter(model_id)
+        if isinstance(adapter, WholeWeights):
+            return {name: _on_host(part) for name, part in adapter.by_name(adapter.flat).items()}, self._model.config
         tensors = {}
         for name, pair in adapter.factors.items():
             down, up = peft_names(name)
@@ -269,7 +318,8 @@ class AdapterTrainer:
     def _parts(self, shape: AdapterShape, state: Mapping[str, Array], ending: str) -> dict[str, Tensor]:
         """The tensors of a state whose names are those of the factors and `ending`. Raises OperationError."""
         parts = {}
-        for name, size in self._model.factor_sizes(shape).items():
+        sizes = self._model.factor_sizes(shape) if shape.rank else self._model.weight_sizes
+        for name, size in sizes.items():
             found = state.get(name + ending)
             if found is None or found.shape != size:
                 raise OperationError(
@@ -286,7 +336,7 @@ class AdapterTrainer:
 
     def _check_shape(self, shape: AdapterShape) -> None:
         check_shape(shape, max_rank=MAX_RANK)
-        if shape.mlp and self._model.has_experts:
+        if shape.mlp and shape.rank and self._model.has_experts:
             raise OperationError(
                 f"{self._base.name} is a mixture of experts, which have no adapters here: expected train_mlp=False"
             )
@@ -364,7 +414,7 @@ class AdapterTrainer:
         )
         gradients = iter(found)
         for model_id, own in leaves.items():
-            made = torch.cat([_or_zero(next(gradients), leaf).flatten() for leaf in own])
+            made = torch.cat([_or_zero(next(gradients), leaf).flatten().float() for leaf in own])
             if not bool(made.isfinite().all()):
                 raise OperationError(
                     "the gradient through the model is not finite: expected finite numbers. Weights or advantages of "

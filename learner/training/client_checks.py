@@ -164,8 +164,8 @@ def _check_numbers(name: str, values: Array, *, of_graph: bool = False) -> None:
 
 
 def check_shape(shape: AdapterShape, *, max_rank: int) -> None:
-    """Raises OperationError for an adapter that cannot be made on any model."""
-    if not 1 <= shape.rank <= max_rank:
+    """Raises OperationError for an adapter that cannot be made on any model; rank 0 is all weights of the model."""
+    if not 0 <= shape.rank <= max_rank:
         raise OperationError(f"rank is {shape.rank}: expected 1 to {max_rank}")
     if not (math.isfinite(shape.alpha) and shape.alpha > 0):
         raise OperationError(f"alpha is {shape.alpha}: expected a number above 0")

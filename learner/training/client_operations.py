@@ -32,7 +32,8 @@ class OperationFault(OperationError):
 @dataclass(frozen=True)
 class AdapterShape:
     """The adapter of a training model: low-rank terms of `rank`, scaled by alpha / rank, on linear layers of the
-    attention, of the MLPs, and on the output projection. `seed` draws its first weights.
+    attention, of the MLPs, and on the output projection. `seed` draws its first weights. Rank 0 is no adapter, but all
+    weights of the model.
     """
 
     rank: int

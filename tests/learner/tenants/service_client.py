@@ -150,9 +150,12 @@ async def served(
     snapshot_every: int = 4,
     max_resident: int = 100,
     round_s: float = 1.0,
+    all_weights: bool = False,
     **limits: Any,
 ) -> AsyncIterator[Served]:
-    settings = TenantSettings(snapshot_every=snapshot_every, max_resident=max_resident, round_s=round_s)
+    settings = TenantSettings(
+        snapshot_every=snapshot_every, max_resident=max_resident, round_s=round_s, all_weights=all_weights
+    )
     parts = Served(folder, long_poll_s=long_poll_s, settings=settings, limits=limits)
     running = asyncio.create_task(parts.service.run())
     try:

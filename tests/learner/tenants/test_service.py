@@ -108,6 +108,29 @@ async def test_who_asks_for_all_weights_is_refused_by_name(tmp_path: Path, lora:
         assert "asks for all weights of the model; this server trains adapters alone" in refused["error"]["message"]
 
 
+async def test_all_weights_are_one_models_at_a_time_where_the_settings_say_so(tmp_path: Path) -> None:
+    async with served(tmp_path, all_weights=True) as parts:
+        client, other = parts.client(), parts.client("b")
+        body = {"base_model": BASE, "lora_config": {"rank": 0}}
+        mine = {**body, "session_id": await client.session()}
+        theirs = {**body, "session_id": await other.session()}
+        adapter = await client.post("create_model", 422, **{**mine, "lora_config": {"rank": 4}}, model_seq_id=0)
+        assert "lora_config: of rank 4; this server trains all weights" in adapter["error"]["message"]
+
+        model_id = (await client.result(await client.post("create_model", **mine, model_seq_id=1)))["model_id"]
+        assert parts.trainer.adapters[model_id].shape.rank == 0
+        info = await client.post("get_info", model_id=model_id)
+        assert (info["is_lora"], info["lora_rank"]) == (False, None)
+        second = await client.post("create_model", 422, **mine, model_seq_id=2)
+        assert f"all weights are trained by your model {model_id}" in second["error"]["message"]
+        refused = await other.post("create_model", 422, **theirs, model_seq_id=0)
+        assert "all weights are trained by another tenant's model" in refused["error"]["message"]
+        assert model_id not in refused["error"]["message"]
+
+        await client.post("unload_model", model_id=model_id)
+        await other.result(await other.post("create_model", **theirs, model_seq_id=1))
+
+
 async def test_another_tenant_finds_nothing_of_mine(tmp_path: Path) -> None:
     async with served(tmp_path) as parts:
         mine, other = parts.client("a"), parts.client("b")
