@@ -483,6 +483,12 @@ def _too_long(
     if not isinstance(learner, LearnerConfig) or learner.learns_from_files:
         return
     if learner.tinker.enabled:  # it has no rollouts
+        if learner.tinker.all_weights != generator.adapters.whole:
+            yield (
+                f"[learner] tinker.all_weights is {str(learner.tinker.all_weights).lower()}, and [generator] "
+                f"adapters.whole {str(generator.adapters.whole).lower()}: what clients save could not be sampled from; "
+                "set both, or neither"
+            )
         told = learner.tinker.context_tokens or 0
         if min(told, positions(learner.model) or told) > most:
             yield (

@@ -111,7 +111,8 @@ def serve_plan(
     )  # fmt: skip
     generator = (
         *common, "--http.port", str(free_port), "--join.learner", "none", "--engine.max-model-len", context,
-        "--adapters.slots", "8", "--adapters.source", source, *(("--engine.dtype", "float32") if on_cpu else ()),
+        *_taken(overrides.get("learner", ())), "--adapters.source", source,
+        *(("--engine.dtype", "float32") if on_cpu else ()),
     )  # fmt: skip
     strange = [name for name, words in overrides.items() if name not in SERVED and any(map(_is_own_flag, words))]
     if strange:
@@ -130,6 +131,13 @@ def serve_plan(
         },
         environment={environment_name_of(key, process=process): token for (process, key), token in tokens.items()},
     )
+
+
+def _taken(learner: Sequence[str]) -> tuple[str, str]:
+    """The generator's setting by which it takes what the learner, with these options, lets clients train."""
+    pairs = dict(zip(learner, learner[1:], strict=False))
+    whole = pairs.get("--tinker.all-weights") == "true" or "--tinker.all-weights=true" in learner
+    return ("--adapters.whole", "true") if whole else ("--adapters.slots", "8")
 
 
 def _is_own_flag(word: str) -> bool:
