@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -135,7 +136,7 @@ def serve_plan(
 
 def _taken(learner: Sequence[str]) -> tuple[str, str]:
     """The generator's setting by which it takes what the learner, with these options, lets clients train."""
-    pairs = dict(zip(learner, learner[1:], strict=False))
+    pairs = dict(pairwise(learner))
     whole = pairs.get("--tinker.all-weights") == "true" or "--tinker.all-weights=true" in learner
     return ("--adapters.whole", "true") if whole else ("--adapters.slots", "8")
 
