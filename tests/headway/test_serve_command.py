@@ -46,6 +46,12 @@ def configs(made: ServePlan) -> dict[str, Any]:
     }
 
 
+def test_the_generator_takes_what_the_learner_lets_clients_train(model: Path) -> None:
+    found = configs(plan(model, "--learner.tinker.all-weights", "true"))
+    assert (found["generator"].adapters.whole, found["generator"].adapters.slots) == (True, 0)
+    assert configs(plan(model))["generator"].adapters.slots == 8
+
+
 def test_both_processes_fit_together(model: Path) -> None:
     found = configs(plan(model, "--port", "7411", "--name", "tiny/model", "--context", "32"))
     assert disagreements(found) == []

@@ -430,7 +430,7 @@ def test_seeds_make_the_same_adapter_and_none_another(trainer: AdapterTrainer) -
 @pytest.mark.parametrize(
     ("shape", "match"),
     [
-        (AdapterShape(rank=0), "rank is 0: expected 1 to 1024"),
+        (AdapterShape(rank=-1), "rank is -1: expected 1 to 1024"),
         (AdapterShape(rank=2000), "rank is 2000: expected 1 to 1024"),
         (AdapterShape(rank=4, alpha=float("nan")), "alpha is nan: expected a number above 0"),
         (AdapterShape(rank=4, seed=-1), "seed is -1"),
