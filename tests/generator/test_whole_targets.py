@@ -72,7 +72,8 @@ class WholeRig:
         with torch.no_grad():
             scores = torch.log_softmax(self.models[of](input_ids=token_ids).logits[0, len(PROMPT) - 1 : -1].float(), -1)
         own = scores.gather(1, token_ids[0, len(PROMPT) :, None])[:, 0].tolist()
-        return max(abs(ours - theirs) for ours, theirs in zip(own, sequence.logprobs, strict=True))
+        found: float = max(abs(ours - theirs) for ours, theirs in zip(own, sequence.logprobs, strict=True))
+        return found
 
 
 def _changed(folder: Path, seed: int) -> Qwen3ForCausalLM:

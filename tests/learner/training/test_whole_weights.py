@@ -47,7 +47,7 @@ def test_losses_gradients_and_steps_are_those_of_plain_torch(trainer: AdapterTra
     for seed in range(4):
         expected = plain_loss(plain, seed)
         optimizer.zero_grad()
-        expected.backward()
+        expected.backward()  # type: ignore[no-untyped-call]
         assert loss_of(trainer, "whole", seed) == pytest.approx(float(expected.detach()), rel=1e-5)
         found = gradients_of(trainer.state("whole"))
         wanted = {f"{name}.gradient": each.grad for name, each in plain.named_parameters()}
