@@ -12,16 +12,17 @@ from learner.training.adapter_ranks import RankedAdapters, follow_adapters
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.logprobs import Chunking
 from learner.training.ranks import CommandChannel, Ranks
+from protocol.adapters import MAX_ADAPTER_BYTES
 from services.process import WrongSettings
 
 logger = logging.getLogger(__name__)
 
 
 def open_adapters(config: LearnerConfig, *, name: str, ranks: Ranks) -> AdapterTrainer:
-    """The trainer of a rank. Raises WrongSettings for a model that has no adapters here."""
+    """The trainer of a rank. Raises WrongSettings for a model that has no adapters here, or too many weights."""
     training = config.training
     try:
-        return AdapterTrainer.open(
+        trainer = AdapterTrainer.open(
             config.model,
             name=name,
             dtype=training.dtype,
@@ -30,6 +31,13 @@ def open_adapters(config: LearnerConfig, *, name: str, ranks: Ranks) -> AdapterT
         )
     except (ValueError, FileNotFoundError) as error:
         raise WrongSettings(f"[learner] model: {error}") from error
+    if config.tinker.all_weights and trainer.whole_bytes > MAX_ADAPTER_BYTES:
+        raise WrongSettings(
+            f"[learner] tinker.all_weights: all weights of {config.model} are a file of {trainer.whole_bytes:,} bytes "
+            f"in float32, and generators fetch one of at most {MAX_ADAPTER_BYTES:,}; name a smaller model, or have "
+            "clients train adapters (tinker.all_weights false)"
+        )
+    return trainer
 
 
 def open_on_all(config: LearnerConfig, group: RankGroup, *, name: str) -> AdapterTrainer | RankedAdapters:

@@ -62,6 +62,7 @@ _MICROBATCH_TOKENS = {"cpu": 2048}
 _MICROBATCH_TOKENS_ELSEWHERE = 16384
 # Of a model whose config names no longest sequence.
 _UNBOUNDED_CONTEXT = 1 << 20
+_WEIGHT_BYTES, _NAME_BYTES = 4, 256
 _STEPS = "steps"
 _SEEDS = 1 << 63
 _SEED_BITS = 63
@@ -132,6 +133,11 @@ class AdapterTrainer:
         trainer = cls(model, base=_described(causal_lm, name or str(path)), microbatch_tokens=microbatch_tokens)
         trainer._try_adapters(path)
         return trainer
+
+    @property
+    def whole_bytes(self) -> int:
+        """At most so long is a file of all weights, in float32, with names and shapes."""
+        return sum(_WEIGHT_BYTES * each.numel() + _NAME_BYTES for each in self._model.parameters.values())
 
     @property
     def base(self) -> BaseDescription:

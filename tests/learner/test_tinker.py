@@ -199,6 +199,16 @@ async def test_the_state_of_one_base_model_is_not_served_on_another(
         await serve_tinker(settings(other, tmp_path), Stop())
 
 
+async def test_more_weights_than_generators_fetch_are_a_wrong_setting(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learner.tenant_ranks.MAX_ADAPTER_BYTES", 1000)
+    with pytest.raises(
+        WrongSettings, match=r"tinker\.all_weights: all weights of .* bytes in float32, .* at most 1,000"
+    ):
+        await serve_tinker(settings(model, tmp_path, more=["--tinker.all-weights", "true"]), Stop())
+
+
 async def test_what_cannot_be_served_is_a_wrong_setting(model: Path, tmp_path: Path) -> None:
     with pytest.raises(WrongSettings, match=r"tinker\.base_model: clients cut a/b/c"):
         await serve_tinker(settings(model, tmp_path, more=["--tinker.base-model", "a/b/c"]), Stop())

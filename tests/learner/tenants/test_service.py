@@ -111,7 +111,7 @@ async def test_who_asks_for_all_weights_is_refused_by_name(tmp_path: Path, lora:
 async def test_all_weights_are_one_models_at_a_time_where_the_settings_say_so(tmp_path: Path) -> None:
     async with served(tmp_path, all_weights=True) as parts:
         client, other = parts.client(), parts.client("b")
-        body = {"base_model": BASE, "lora_config": {"rank": 0}}
+        body: dict[str, Any] = {"base_model": BASE, "lora_config": {"rank": 0}}
         mine = {**body, "session_id": await client.session()}
         theirs = {**body, "session_id": await other.session()}
         adapter = await client.post("create_model", 422, **{**mine, "lora_config": {"rank": 4}}, model_seq_id=0)
