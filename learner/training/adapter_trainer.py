@@ -363,7 +363,7 @@ class AdapterTrainer:
         gathered: dict[str, Tensor] = {}
         fault = share_tallies(tallies, self._own_rows(operations, tallies, gathered))
         if fault is not None:
-            raise _RoundFailure(fault) from fault.__cause__
+            raise _RoundFailure(fault)
         if any(tally.error is not None for tally in tallies):
             return [tally.error for tally in tallies]
         share_logprobs(tallies)
@@ -375,7 +375,11 @@ class AdapterTrainer:
     def _own_rows(
         self, operations: Sequence[ForwardBackward], tallies: Sequence[OperationTally], gathered: dict[str, Tensor]
     ) -> OperationError | None:
-        """Does this rank's rows. Returns an error if they cannot be done together with each other."""
+        """Does this rank's rows. Returns an error if they cannot be done together with each other.
+
+        The error has nothing of the pass: results are kept, and frames of it would keep graph and hidden states, with
+        which the next operation finds no memory.
+        """
         rows = rows_of(
             operations,
             adapters=self._adapters,
@@ -387,11 +391,10 @@ class AdapterTrainer:
             for row in rows:
                 self._pass(row, tallies, gathered)
         except OperationError as error:
-            return error
-        except Exception as error:  # noqa: BLE001 - the other ranks wait for this one's word
-            fault = OperationFault(f"the learner failed: {error}")
-            fault.__cause__ = error
-            return fault
+            return error.with_traceback(None)
+        except Exception as error:  # the other ranks wait for this one's word
+            logger.warning("a pass failed", exc_info=error)
+            return OperationFault(f"the learner failed: {error}")
         return None
 
     def _pass(self, row: ClientRow, tallies: Sequence[OperationTally], gathered: dict[str, Tensor]) -> None:

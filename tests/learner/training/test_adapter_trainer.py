@@ -1,7 +1,9 @@
 """Training models beside each other: each must come out as if it were alone, whatever the others do."""
 
+import gc
 import json
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +14,12 @@ import pytest
 import torch
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from learner.algorithms.client_graphs import LossGraph
 from learner.algorithms.client_losses import LOSS_NAMES
+from learner.training import adapter_trainer
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.client_operations import (
     AdamStep,
@@ -51,6 +55,32 @@ def done(results: Sequence[OperationResult | OperationError]) -> list[OperationR
         if isinstance(result, OperationError):
             raise result
     return [result for result in results if isinstance(result, OperationResult)]
+
+
+def test_an_operation_without_memory_keeps_nothing_of_its_pass(
+    trainer: AdapterTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = with_models(trainer, 1)
+    passes: list[weakref.ref[Tensor]] = []
+
+    kinds = [RuntimeError] * 3 + [OperationError] * 3
+
+    def failing(row: object) -> list[Tensor]:
+        hidden = torch.zeros(8)
+        passes.append(weakref.ref(hidden))
+        raise kinds[len(passes) - 1]("no memory")
+
+    monkeypatch.setattr(trainer._model, "logprobs", failing)
+    monkeypatch.setattr(adapter_trainer.logger, "disabled", True)  # pytest keeps what is logged
+    for _ in range(2):
+        gc.disable()
+        try:
+            results = trainer.run_round([operation(one, 1), operation(one, 2)])
+            assert [each() for each in passes] == [None] * len(passes)
+        finally:
+            gc.enable()
+        assert all(isinstance(result, OperationError) for result in results)
+    assert len(passes) == 6
 
 
 def graph(name: str) -> LossGraph:
