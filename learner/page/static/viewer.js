@@ -3,7 +3,7 @@
 import { address, ask, el, NeedsToken, number, seconds } from "./dom.js";
 import { lanes } from "./lanes.js";
 import { sameTask } from "./same_task.js";
-import { COLORINGS, clean, legend, scaleOf, strip, wayOf } from "./tokens.js";
+import { clean, COLORINGS, legend, scaleOf, strip, wayOf } from "./tokens.js";
 
 const FILTERS = [
   ["words", "Words", "search", "text"],
