@@ -43,7 +43,10 @@ class RewardScript:
     def judge(self, *, task: int, completion: str) -> dict[str, object]:
         """Judges an item: its reward, or its error."""
         if self.lies > 0:
+            from simulation.actors.trainer import Trainers  # deferred: it checks rewards with this module
+
             self.lies -= 1
+            active().part(Trainers).absurd += 1
             return {"reward": ABSURD}
         if task in self.unjudged:
             return {"error": {"kind": "data", "message": "the task's answer cannot be read"}}

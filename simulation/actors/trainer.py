@@ -84,6 +84,8 @@ class Trainers:
     exported: Callable[[History], None]
     uniform: float = 0.1
     """Share of the tasks of which all rewards are equal, as the reward services have it."""
+    absurd: int = 0
+    """Rewards that services gave and no learner can train with: each takes a member from its group."""
     by_process: dict[str, "ScriptedTrainer"] = field(default_factory=dict)
 
 
@@ -144,10 +146,12 @@ class ScriptedTrainer:
                 self._check_reward(trajectory, task=group.task_index)
 
     def _check_size(self, found: int, *, lease: int) -> None:
-        """Only a time limit takes members, those that had no turn until then; and an end before a fork."""
+        """Only a time limit takes members, those that had no turn until then; an end before a fork; and rewards that
+        are none.
+        """
         wanted, limited = self._trainers.group_size, self._environment.conversation_s is not None
         limited = limited or bool(self._environment.branch_after)
-        if found > wanted or (found < wanted and not limited):
+        if found > wanted or (found < wanted - self._trainers.absurd and not limited):
             self._trainers.broken("groups", f"the group of lease {lease} has {found} trajectories instead of {wanted}")
 
     def _check_tree(self, trajectories: Sequence[Any], *, lease: int) -> None:
