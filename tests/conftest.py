@@ -65,8 +65,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in _TOGETHER)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says in one line which tests were skipped for want of a tool, and how to get it."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+    """Says which tests were skipped for want of a tool, and at the very end, a line each, which failed.
+
+    The summary above prints whole comparisons where it runs unattended: they push names out of a log's last lines.
+    """
+    yield
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", ())
@@ -74,6 +79,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     )
     if reasons:
         terminalreporter.write_line(f"skipped: {'; '.join(f'{n} ({reason})' for reason, n in reasons.most_common())}")
+    for outcome in ("rerun", "failed", "error"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            terminalreporter.write_line(f"{outcome}: {report.nodeid}")
 
 
 @pytest.fixture(autouse=True)
