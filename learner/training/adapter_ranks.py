@@ -5,6 +5,7 @@
 
 What changes nothing, or is of the disk, is rank 0's alone: a state, an adapter's files, what is drawn. So files do not
 depend on the number of ranks. An adapter's numbers are equal on all ranks, since these do the same with the same sums.
+After what changes them the ranks tell each other whether it failed: it did on all, or they begin again.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from safetensors.numpy import load, save
 
 from learner.algorithms.client_graphs import LossGraph
@@ -30,10 +33,20 @@ from learner.training.client_operations import (
     OperationError,
     OperationResult,
 )
-from learner.training.ranks import Action, CommandChannel, RankCommand, is_of_ranks, share_bytes
+from learner.training.ranks import (
+    Action,
+    CommandChannel,
+    RankCommand,
+    is_of_ranks,
+    rank_count,
+    share_bytes,
+    summed_over_ranks,
+)
 from services.process import StartAgain
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _HEAD_SIZE_BYTES = 8
 
@@ -44,7 +57,7 @@ class RanksApart(StartAgain):
 
 class RankedAdapters:
     """Rank 0's trainer, which has the other ranks do what it does. All calls but `check` and `base` are made from one
-    thread. Raises RanksApart where a rank is gone.
+    thread. Raises RanksApart where a rank is gone, or has failed where others have not.
     """
 
     def __init__(self, own: AdapterTrainer, commands: CommandChannel) -> None:
@@ -59,7 +72,7 @@ class RankedAdapters:
         """See AdapterTrainer.create."""
         shape = self._own.seeded(shape)
         self._tell("create_adapter", model_id=model_id, shape=dataclasses.asdict(shape))
-        self._own.create(model_id, shape)
+        _alike(lambda: self._own.create(model_id, shape))
 
     def remove(self, model_id: str) -> None:
         """See AdapterTrainer.remove."""
@@ -72,12 +85,11 @@ class RankedAdapters:
 
     def run_round(self, operations: Sequence[ForwardBackward]) -> list[OperationResult | OperationError]:
         """See AdapterTrainer.run_round."""
-        try:
-            self._tell("client_round")
-            share_bytes(packed_operations(operations))
+        packed = packed_operations(operations)  # an error of it is before the others wait for the bytes
+        self._tell("client_round")
+        with _in_step():
+            share_bytes(packed)
             return self._own.run_round(operations)
-        except RuntimeError as error:
-            raise _apart(error) from error
 
     def draw(
         self, model_id: str, tokens: Array, *, count: int, temperature: float, seed: int | None = None
@@ -88,7 +100,7 @@ class RankedAdapters:
     def step(self, step: AdamStep) -> dict[str, float]:
         """See AdapterTrainer.step."""
         self._tell("step_adapter", **dataclasses.asdict(step))
-        return self._own.step(step)
+        return _alike(lambda: self._own.step(step))
 
     def state(self, model_id: str) -> dict[str, Array]:
         """See AdapterTrainer.state."""
@@ -98,12 +110,11 @@ class RankedAdapters:
         self, model_id: str, shape: AdapterShape, state: Mapping[str, Array], *, optimizer: bool = True
     ) -> None:
         """See AdapterTrainer.restore."""
+        packed = save(dict(state))
         self._tell("restore_adapter", model_id=model_id, shape=dataclasses.asdict(shape), optimizer=optimizer)
-        try:
-            share_bytes(save(dict(state)))
-        except RuntimeError as error:
-            raise _apart(error) from error
-        self._own.restore(model_id, shape, state, optimizer=optimizer)
+        with _in_step():
+            share_bytes(packed)
+        _alike(lambda: self._own.restore(model_id, shape, state, optimizer=optimizer))
 
     def peft(self, model_id: str) -> tuple[dict[str, Array], dict[str, object]]:
         """See AdapterTrainer.peft."""
@@ -113,34 +124,79 @@ class RankedAdapters:
         try:
             self._commands.send(RankCommand(action=action, arguments=json.dumps(arguments)))
         except RuntimeError as error:
-            raise _apart(error) from error
+            if is_of_ranks(error):
+                raise _apart(error) from error
+            raise
 
 
 def follow_adapters(own: AdapterTrainer, commands: CommandChannel) -> None:
-    """On the ranks other than 0: does what rank 0 does, until that says stop."""
+    """On the ranks other than 0: does what rank 0 does, until that says stop. Raises RanksApart."""
     while (command := commands.receive()).action != "stop":
-        try:
-            _obey(own, command)
-        except OperationError as error:  # rank 0 has it, too, and tells the client
-            logger.debug("%s: %s", command.action, error)
+        _obey(own, command)
 
 
 def _obey(own: AdapterTrainer, command: RankCommand) -> None:
     told: dict[str, Any] = json.loads(command.arguments)
     match command.action:
         case "create_adapter":
-            own.create(told["model_id"], AdapterShape(**told["shape"]))
+            _obeyed(command, lambda: own.create(told["model_id"], AdapterShape(**told["shape"])))
         case "remove_adapter":
             own.remove(told["model_id"])
         case "restore_adapter":
-            state = load(share_bytes(None))
-            own.restore(told["model_id"], AdapterShape(**told["shape"]), state, optimizer=told["optimizer"])
+            content = share_bytes(None)
+            shape, optimizer = told["shape"], told["optimizer"]
+            _obeyed(
+                command,
+                lambda: own.restore(told["model_id"], AdapterShape(**shape), load(content), optimizer=optimizer),
+            )
         case "step_adapter":
-            own.step(AdamStep(**told))
+            _obeyed(command, lambda: own.step(AdamStep(**told)))
         case "client_round":
             own.run_round(unpacked_operations(share_bytes(None)))
         case _:
             raise AssertionError(command.action)
+
+
+def _obeyed(command: RankCommand, work: Callable[[], object]) -> None:
+    try:
+        _alike(work)
+    except StartAgain:
+        raise
+    except Exception as error:  # noqa: BLE001 - all ranks have one, and rank 0 tells the client
+        logger.debug("%s: %s", command.action, error)
+
+
+def _alike(work: Callable[[], T]) -> T:
+    """Does what all ranks do at once, which changes nothing where it fails. Raises what it raised if it failed on all
+    of them, and RanksApart if on some.
+    """
+    failure: Exception | None = None
+    try:
+        result = work()
+    except Exception as error:  # noqa: BLE001 - the other ranks wait for this one's word
+        failure = error
+    try:
+        with _in_step():
+            failed = int(summed_over_ranks(torch.tensor([int(failure is not None)])))
+        if 0 < failed < rank_count():
+            what = "another rank failed" if failure is None else f"this rank failed: {failure}"
+            raise RanksApart(f"not all ranks did the same: {what}") from failure
+        if failure is not None:
+            raise failure
+    finally:
+        failure = None  # its traceback has this frame
+    return result
+
+
+@contextmanager
+def _in_step() -> Iterator[None]:
+    """Where the other ranks wait for this one: whatever it raises leaves them apart."""
+    try:
+        yield
+    except StartAgain:
+        raise
+    except Exception as error:
+        raise _apart(error) from error
 
 
 def packed_operations(operations: Sequence[ForwardBackward]) -> bytes:
@@ -189,8 +245,6 @@ def _told(graph: LossGraph) -> dict[str, object]:
     return {"name": graph.name, "inputs": inputs, "graph": dict(graph.source)}
 
 
-def _apart(error: RuntimeError) -> Exception:
-    """RanksApart, if the error is one of a collective or of the ranks' store."""
-    if is_of_ranks(error):
-        return RanksApart(f"a collective among the ranks failed: {str(error).splitlines()[0]}")
-    return error
+def _apart(error: Exception) -> RanksApart:
+    what = "a collective among the ranks failed" if is_of_ranks(error) else "a rank failed in the midst of a collective"
+    return RanksApart(f"{what}: {(str(error).splitlines() or [type(error).__name__])[0]}")

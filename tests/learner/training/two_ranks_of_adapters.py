@@ -1,11 +1,13 @@
 """Trains adapters of two clients on two ranks: `two_ranks_of_adapters.py MODEL OUT`, and `history` on one.
 
+After the history some calls fail, on both ranks or on one.
+
 Without RANK in the environment it is rank 0, which starts rank 1 and writes what it saw to OUT.
 """
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +15,13 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from learner.algorithms.client_graphs import LossGraph
-from learner.training.adapter_ranks import RankedAdapters, follow_adapters
+from learner.training.adapter_ranks import RankedAdapters, RanksApart, follow_adapters
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.client_operations import AdamStep, Array, ForwardBackward, OperationError, OperationResult
 from tests.learner.training.client_work import operation, shape_of, with_models
 from tests.learner.training.rank_processes import two_ranks
 
+ON_BOTH, ON_ONE = 0.25, 0.5
 _GRAPHS = Path(__file__).parents[1] / "algorithms" / "client_graphs"
 
 
@@ -73,15 +76,52 @@ def _spoiled(of: ForwardBackward, weight: float) -> ForwardBackward:
     return replace(of, data=tuple(data))
 
 
+def _short_of_memory(own: AdapterTrainer, *, leads: bool) -> None:
+    """A step of some learning rates finds no memory: of one on both ranks, of the other on rank 0 alone."""
+    step = own.step
+
+    def failing(asked: AdamStep) -> dict[str, float]:
+        if asked.learning_rate == ON_BOTH or (leads and asked.learning_rate == ON_ONE):
+            raise MemoryError("no memory")
+        return step(asked)
+
+    own.step = failing  # type: ignore[method-assign,assignment]
+
+
+def _fail(ranked: RankedAdapters) -> None:
+    """What fails on both ranks, or before the other is told, leaves them together; what fails on one does not."""
+    name = "model-0"
+    for _ in range(2):
+        _expect(MemoryError, lambda: ranked.step(AdamStep(name, learning_rate=ON_BOTH)))
+    unpacked = replace(operation(name, 1), config={"epsilon": object()})  # type: ignore[dict-item]
+    _expect(TypeError, lambda: ranked.run_round([unpacked]))
+    _expect(AttributeError, lambda: ranked.restore(name, shape_of(0), {"steps": None}))  # type: ignore[dict-item]
+    (done,) = ranked.run_round([operation(name, 1)])
+    assert isinstance(done, OperationResult)
+    ranked.step(AdamStep(name, learning_rate=1e-2))
+    _expect(RanksApart, lambda: ranked.step(AdamStep(name, learning_rate=ON_ONE)))
+
+
+def _expect(kind: type[Exception], work: Callable[[], object]) -> None:
+    try:
+        work()
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
 def main() -> None:
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
     with two_ranks() as (ranks, commands):
         own = AdapterTrainer.open(model, name="tiny")
         if ranks.leads:
-            save_file(history(RankedAdapters(own, commands)), out)
-            commands.stop()
+            ranked = RankedAdapters(own, commands)
+            save_file(history(ranked), out)
+            _short_of_memory(own, leads=True)
+            _fail(ranked)
         else:
-            follow_adapters(own, commands)
+            _short_of_memory(own, leads=False)
+            _expect(RanksApart, lambda: follow_adapters(own, commands))
             assert own.passes, "rank 1 has had rows of its own"
 
 
