@@ -11,7 +11,6 @@ Results go to benchmarks/results/sequence_parallel.md.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,19 +25,12 @@ import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.machine import described_machine, peak_rss, rss
-from learner.command import keep_freed_memory
+from benchmarks.rank_processes import some_ranks
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import TrainingConfig
 from learner.training.models import new_policy
 from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.policy import PolicyModel
-from learner.training.ranks import (
-    close_process_group,
-    die_with_parent,
-    open_process_group,
-    ranks_from_environment,
-    start_followers,
-)
 from learner.training.sequence_groups import SequenceGroup
 
 RESULTS = Path(__file__).with_name("results")
@@ -112,24 +104,13 @@ def _measured(ranks: int, way: str, folder: str, *, tokens: int) -> Passed:
 
 
 def _rank(way: str, folder: Path, *, count: int, tokens: int) -> None:
-    die_with_parent()
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    ranks, followers = ranks_from_environment(os.environ), None
-    if ranks is None:
-        followers = start_followers([sys.executable, "-m", "benchmarks.sequence_parallel", *sys.argv[1:]], count=count)
-        ranks = followers.ranks
-    open_process_group(ranks, timeout_s=600, listener=followers.listener if followers else None)
-    group = SequenceGroup.opened(count, timeout_s=600)
-    config = TrainingConfig.model_validate({"sequence_parallel": count, **WAYS[way]})
-    policy = new_policy(folder, config=config, entropy=(False, False), adapted=False, group=group)
-    found = _passed(policy, tokens=tokens)
-    if ranks.leads:
-        print(json.dumps(vars(found)))
-    close_process_group()
-    if followers is not None:
-        followers.close(timeout_s=60)
-        assert followers.failed() is None, "a rank failed"
+    with some_ranks(count) as (ranks, _):
+        group = SequenceGroup.opened(count, timeout_s=600)
+        config = TrainingConfig.model_validate({"sequence_parallel": count, **WAYS[way]})
+        policy = new_policy(folder, config=config, entropy=(False, False), adapted=False, group=group)
+        found = _passed(policy, tokens=tokens)
+        if ranks.leads:
+            print(json.dumps(vars(found)))
 
 
 def _passed(policy: PolicyModel, *, tokens: int) -> Passed:

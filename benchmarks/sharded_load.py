@@ -12,7 +12,6 @@ benchmarks/results/sharded_load.md.
 import argparse
 import gc
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,18 +26,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.machine import described_machine, peak_rss, rss
-from learner.command import keep_freed_memory
+from benchmarks.rank_processes import some_ranks
 from learner.training.config import TrainingConfig
 from learner.training.engine import sharder
 from learner.training.finite import all_finite
 from learner.training.models import new_policy
-from learner.training.ranks import (
-    close_process_group,
-    die_with_parent,
-    open_process_group,
-    ranks_from_environment,
-    start_followers,
-)
 from learner.training.reference import FrozenPolicy
 from learner.training.shards import is_sharded, own_part
 
@@ -99,31 +91,20 @@ def _measured(ranks: int, way: str, folder: str) -> Loaded:
 
 
 def _rank(way: str, folder: Path, *, count: int) -> None:
-    die_with_parent()
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    ranks, followers = ranks_from_environment(os.environ), None
-    if ranks is None:
-        followers = start_followers([sys.executable, "-m", "benchmarks.sharded_load", *sys.argv[1:]], count=count)
-        ranks = followers.ranks
-    open_process_group(ranks, timeout_s=300, listener=followers.listener if followers else None)
-    list(_loads(way, folder / "tiny"))
-    gc.collect()
-    before = rss()
-    peaks, seconds, began = [], [], time.monotonic()
-    for models in _loads(way, folder / "model"):
-        # Until a weight is read, a file that is mapped has taken no memory.
-        assert all(all_finite(own_part(weight)) for model in models for weight in model.parameters())
-        dist.barrier()
-        seconds.append(time.monotonic() - began)
-        peaks.append((peak_rss() - before) / _MIB)
-        assert all(map(is_sharded, models[0].parameters())) == (way == "in parts")
-    if (found := _of_all_ranks(peaks, count=count)) and ranks.leads:
-        print(json.dumps(vars(Loaded(found[0], found[1], seconds[0], seconds[1] - seconds[0]))))
-    close_process_group()
-    if followers is not None:
-        followers.close(timeout_s=60)
-        assert followers.failed() is None, "a rank failed"
+    with some_ranks(count) as (ranks, _):
+        list(_loads(way, folder / "tiny"))
+        gc.collect()
+        before = rss()
+        peaks, seconds, began = [], [], time.monotonic()
+        for models in _loads(way, folder / "model"):
+            # Until a weight is read, a file that is mapped has taken no memory.
+            assert all(all_finite(own_part(weight)) for model in models for weight in model.parameters())
+            dist.barrier()
+            seconds.append(time.monotonic() - began)
+            peaks.append((peak_rss() - before) / _MIB)
+            assert all(map(is_sharded, models[0].parameters())) == (way == "in parts")
+        if (found := _of_all_ranks(peaks, count=count)) and ranks.leads:
+            print(json.dumps(vars(Loaded(found[0], found[1], seconds[0], seconds[1] - seconds[0]))))
 
 
 def _loads(way: str, path: Path) -> Iterator[Sequence[nn.Module]]:

@@ -23,27 +23,18 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import xxhash
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.machine import described_machine, peak_rss, rss
+from benchmarks.rank_processes import some_ranks
 from generator.weights.group import BroadcastRanks
 from learner.algorithms.presets.grpo import GrpoConfig
-from learner.command import keep_freed_memory
 from learner.training.config import TrainingConfig
-from learner.training.ranks import (
-    Ranks,
-    close_process_group,
-    die_with_parent,
-    open_process_group,
-    ranks_from_environment,
-    start_followers,
-)
 from learner.training.trainer import Trainer
 from learner.weights.probe import Probe
 from learner.weights.process_group import Meeting, in_thread
@@ -249,24 +240,9 @@ async def _published(publishing: Publishing, rounds: int) -> None:
                 await publishing.round(way, client, counts=number > 0)
 
 
-@contextlib.contextmanager
-def _ranks(count: int) -> Iterator[tuple[Ranks, Any]]:
-    die_with_parent()
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    ranks, followers = ranks_from_environment(os.environ), None
-    if ranks is None:
-        followers = start_followers([sys.executable, "-m", "benchmarks.shared_publish", *sys.argv[1:]], count=count)
-        ranks = followers.ranks
-    yield ranks, open_process_group(ranks, timeout_s=300, listener=followers.listener if followers else None)
-    close_process_group()
-    if followers is not None:
-        followers.close(timeout_s=60)
-
-
 def measured(folder: Path, given: argparse.Namespace) -> None:
     """The life of a rank; rank 0 writes the report."""
-    with _ranks(given.ranks) as (ranks, commands):
+    with some_ranks(given.ranks) as (ranks, commands):
         config = TrainingConfig(zero_stage=3, dtype="bfloat16", publish_dtype="bfloat16")
         trainer = Trainer(folder / "model", algorithm=GrpoConfig(), config=config, ranks=ranks, commands=commands)
         ProcessCounts(folder, f"rank {ranks.rank}")

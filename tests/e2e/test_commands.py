@@ -77,8 +77,13 @@ def prepared(example: Path, folder: Path) -> None:
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tables = tomllib.loads(example.read_text())
     for environment in tables.get("env-service", {}).get("environments", ()):
-        if file := environment.get("options", {}).get("train_file"):
-            (folder / file).write_text('{"prompt": "1+1=", "answer": "2"}\n')
+        row: dict[str, object] = {"prompt": "1+1=", "answer": "2"}
+        if environment["source"] == "computer":
+            row = {"name": "one", "prompt": "1+1=", "checks": [{"run": "echo 2", "prints": "2"}]}
+        for key in ("train_file", "evaluation_file"):
+            if file := environment.get("options", {}).get(key):
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / file).write_text(json.dumps(row) + "\n")
     if data := tables.get("learner", {}).get("data"):
         row = {"chosen": "2", "rejected": "3"} if "preferences" in data["path"] else {"completion": "2"}
         (folder / data["path"]).parent.mkdir(parents=True, exist_ok=True)

@@ -16,12 +16,12 @@ from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.rank_processes import some_ranks
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.batch import TrainSequence
 from learner.training.config import TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
-from tests.learner.training.rank_processes import some_ranks
 from tests.learner.training.tiny_model import branched
 from tests.learner.training.two_ranks_of_algorithms import grouped, half_mismatched, paired
 
