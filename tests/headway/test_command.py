@@ -128,8 +128,8 @@ def test_nothing_at_all_is_answered_with_the_usage(
         (["chek", "run.toml"], "unknown command 'chek'; did you mean check?"),
         (
             ["zzz"],
-            "unknown command 'zzz'; expected one of up, check, doctor, eval, status, init, diff, view, "
-            "report, plan, serve, fetch, export, keys, data; see headway --help",
+            "unknown command 'zzz'; expected one of up, check, doctor, eval, status, releases, rollback, promote, "
+            "feedback, init, diff, view, report, plan, serve, fetch, export, keys, relay, data; see headway --help",
         ),
         (["up"], "headway up needs the path of a TOML file: headway up RUN.toml"),
         (["check", "--run.name"], "headway check needs the path of a TOML file: headway check RUN.toml"),

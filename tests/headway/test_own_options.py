@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from headway import command as umbrella
-from headway import doctor_options, file_commands, new_project, planner, report, serve_command
+from headway import doctor_options, file_commands, new_project, planner, releases_command, report, serve_command
 from headway.own_options import own_options, usage
 from services.config.sources import ConfigError
 
@@ -55,6 +55,8 @@ def asked(words: Sequence[str], known: Mapping[str, bool]) -> NoReturn:
         (["status", "run.toml"], set()),
         (["eval", "run.toml"], set()),
         (["serve", "model"], set()),
+        (["releases", "run.toml"], set()),
+        (["rollback", "run.toml", "1.40"], set()),
         (["init", "sums"], set()),
         (["report", "runs/sums"], set()),
         (["plan", "--json"], set()),
@@ -67,7 +69,8 @@ def asked(words: Sequence[str], known: Mapping[str, bool]) -> NoReturn:
 def test_the_usage_of_a_command_has_the_options_that_it_looks_for(
     words: list[str], elsewhere: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (umbrella, doctor_options, file_commands, new_project, planner, report, serve_command):
+    modules = (doctor_options, file_commands, new_project, planner, releases_command, report, serve_command)
+    for module in (umbrella, *modules):
         monkeypatch.setattr(module, "own_options", asked)
     with pytest.raises(Asked) as found:
         umbrella._run(words)
