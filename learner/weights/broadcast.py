@@ -9,6 +9,7 @@ A round ends in time whatever its members do, and is made of those who are there
 - Who fails by itself, be it the first of all, is suspended, and catches up by a download.
 - Who fails because of another one (one death makes all survivors of a broadcast fail) is broadcast to once more, in a
   new process group of the living; after a second failure it is suspended.
+- Who fails because a rank of the learner does not send its share is blameless: it serves on, and gets it later.
 - Who lets the others wait for its commit is suspended until it answers; the others serve meanwhile.
 
 After any failure the process group is thrown away, never used again.
@@ -18,7 +19,7 @@ import asyncio
 import logging
 import operator
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -26,6 +27,7 @@ from urllib.parse import urlsplit
 
 from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.process_group import (
+    BroadcastGroup,
     Meeting,
     MeetingPlace,
     ProcessGroupError,
@@ -35,7 +37,7 @@ from learner.weights.process_group import (
 from learner.weights.proofs import Commits, Proof
 from learner.weights.provenance import InstanceMemory
 from learner.weights.published import PackedWeights, PublisherOptions
-from learner.weights.senders import MeetingTerms, SenderLink, SenderLost, SendingGroups, together
+from learner.weights.senders import MeetingTerms, SenderLink, SenderLost, SendingGroups, silent_sender, together
 from protocol.fleet import JoinedGroup, JoinGroup, Prepare, PrepareResult
 from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachable
 from services.network import LOOPBACK, address_towards
@@ -61,13 +63,16 @@ class RoundResult:
 class _CollectiveResult:
     """Members of a collective by their end: through it, to try again, failed alone and why, and silent.
 
-    Those without staging have committed when they are through, and have given their proof.
+    Those without staging have committed when they are through, and have given their proof. Victims are `blameless` if a
+    rank of the learner is lost; those that are `unharmed` by it serve what they served.
     """
 
     through: Mapping[FleetMember, Proof | None]
     victims: Sequence[FleetMember]
     failed: Mapping[FleetMember, str]
     silent: Mapping[FleetMember, str]
+    blameless: bool
+    unharmed: Collection[FleetMember]
 
 
 class _MemberRequests:
@@ -108,11 +113,14 @@ class _MemberRequests:
             else:
                 raise error
         guilty = set() if silent or blameless else set(refused) if well else {self._first_to_fail}
+        victims = [*([] if whole else well), *waiting, *(member for member in refused if member not in guilty)]
         return _CollectiveResult(
             through={member: _proof_in(self.answers[member].result()) for member in well} if whole else {},
-            victims=[*([] if whole else well), *waiting, *(member for member in refused if member not in guilty)],
+            victims=victims,
             failed={member: why for member, why in refused.items() if member in guilty},
             silent=silent,
+            blameless=blameless,
+            unharmed=[one for one in victims if blameless and (one.announcement.staging or not whole)],
         )
 
 
@@ -222,6 +230,8 @@ class WeightBroadcast:
         group = await collective_beside(
             self._join(meeting, links), asked.answers.values(), answer_s=options.meet_timeout_s, grace_s=_GRACE_S
         )
+        if not isinstance(group, SendingGroups):
+            group = await self._explained(group, links)
         reached = asked.sorted_out(whole=False, blameless=isinstance(group, SenderLost))
         if not isinstance(group, SendingGroups):
             _raise_unless_expected(group)
@@ -239,9 +249,24 @@ class WeightBroadcast:
             host=meeting.host, port=meeting.port, epoch=meeting.epoch, world_size=meeting.world_size,
             backend=options.backend, timeout_s=options.meet_timeout_s,
         )  # fmt: skip
-        own = in_thread(lambda: meeting.join(backend=options.backend), threads=self._threads)
-        group, *_ = await together([own, *(link.meet(asked) for link in links)])
+        own = asyncio.ensure_future(in_thread(lambda: meeting.join(backend=options.backend), threads=self._threads))
+        try:
+            group, *_ = await together([asyncio.shield(own), *(link.meet(asked) for link in links)])
+        except BaseException:
+            own.add_done_callback(self._let_go)
+            raise
         return SendingGroups(own=group, epoch=meeting.epoch)
+
+    def _let_go(self, own: "asyncio.Future[BroadcastGroup]") -> None:
+        """Of a meeting to which others did not come. In a thread: this one is the event loop's."""
+        if not own.cancelled() and own.exception() is None:
+            self._threads.start(own.result().close)
+
+    async def _explained(self, error: Exception, links: Sequence[SenderLink]) -> Exception:
+        """The loss of another rank that sends, if one does not answer: then all generators fail for want of it."""
+        if isinstance(error, SenderLost):
+            return error
+        return await silent_sender(links, deadline_s=self._options.bucket_timeout_s) or error
 
     def _kept_place(self, host: str) -> MeetingPlace:
         """At a port that is configured all epochs meet: the group before may not have let go of it yet."""
@@ -305,6 +330,7 @@ class WeightBroadcast:
         )  # fmt: skip
         _raise_unless_expected(sent)
         if sent is not None:
+            sent = await self._explained(sent, packed.links)
             level = logging.WARNING if isinstance(sent, SenderLost) else logging.DEBUG
             logger.log(
                 level, "broadcast group %d: version %s was not sent to all: %s", self._epoch, packed.version, sent
@@ -331,11 +357,19 @@ class WeightBroadcast:
             self._count(member)
             self._lost(member)
         failed = dict(reached.failed) | (dict.fromkeys(reached.victims, "its second broadcast failed") if last else {})
+        if last and reached.unharmed:
+            logger.warning(
+                "version %s comes later to %s, which serve on: a rank of the learner did not send its share of it",
+                packed.version, _names(reached.unharmed),
+            )  # fmt: skip
         for member, why in failed.items():
+            if member in reached.unharmed:
+                continue
             logger.warning(
                 "generator %s missed version %s and catches up: %s", member.generator_id, packed.version, why
             )
-            self._count(member)
+            if not reached.blameless:
+                self._count(member)
             self._fleet.suspend(member)
             if member in reached.failed:
                 member.base = ""  # one that lost its base weights, say: its download brings them
@@ -401,7 +435,7 @@ def _raise_unless_expected(result: object) -> None:
         raise result
 
 
-def _names(members: Sequence[FleetMember]) -> str:
+def _names(members: Iterable[FleetMember]) -> str:
     return ", ".join(member.generator_id for member in members)
 
 

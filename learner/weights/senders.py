@@ -4,7 +4,7 @@ The order of buckets lets the ranks take turns, by the share of its own that eac
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,13 @@ class SenderLink:
         """Returns when all generators have taken these. Raises ProcessGroupError."""
         body = SendOrder(epoch=epoch, buckets=tuple(bucket.index for bucket in buckets), timeout_s=timeout_s)
         await self._ask("send", body, SenderAnswer, deadline_s=timeout_s * (len(buckets) + 1) + _ASK_S)
+
+    async def check(self, *, deadline_s: float) -> None:
+        """Returns if it answers at all. Raises SenderLost."""
+        try:
+            await self.client.download(f"{self.url}/healthz", deadline_s=deadline_s)
+        except ServiceError as error:
+            raise SenderLost(f"rank {self.rank} of the learner does not answer: {error}") from error
 
     async def read(self, index: int, offset: int, length: int) -> bytes:
         """A part of a bucket. Raises ServiceError."""
@@ -185,13 +192,19 @@ class SendingGroups:
         self.own.close()
 
 
-async def together(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def together(works: Sequence[Awaitable[Any]]) -> list[Any]:
     """The results of all. Raises the error of a sender that is lost, or else the first: others may follow from it."""
     results = await asyncio.gather(*works, return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]
     if errors:
         raise next((error for error in errors if isinstance(error, SenderLost)), errors[0])
     return results
+
+
+async def silent_sender(links: Sequence[SenderLink], *, deadline_s: float) -> SenderLost | None:
+    """The error of a rank whose sender does not answer at all, in so many seconds; None if they all do."""
+    found = await asyncio.gather(*(link.check(deadline_s=deadline_s) for link in links), return_exceptions=True)
+    return next((error for error in found if isinstance(error, SenderLost)), None)
 
 
 def hashing_s(nbytes: int) -> float:

@@ -1,7 +1,8 @@
 """Several ranks that send: whose turn it is, and a publisher whose other rank is a real sender in this process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from learner.weights.probe import Probe
-from learner.weights.process_group import Bucket, lay_out
+from learner.weights.process_group import BroadcastGroup, Bucket, LaidOut, lay_out
 from learner.weights.published import Packer, Snapshot
 from learner.weights.rank_sender import RankCopies, RankSender, sender_place
 from learner.weights.senders import CopyShare, CopyTicket, SenderLost, in_turns
@@ -23,10 +24,26 @@ from tests.learner.weights.publishing import OPTIONS, PROBE, PublishingLearner, 
 PATIENT = replace(OPTIONS, bucket_timeout_s=30.0, meet_timeout_s=30.0, commit_timeout_s=30.0)
 
 
+class SpoiledCopies(RankCopies):
+    """Calls `spoil` when a version in `spoils` is asked for after its hashes."""
+
+    def __init__(self, *spoils: int, spoil: Callable[[], object]) -> None:
+        super().__init__()
+        self.spoils = set(spoils)
+        self._spoil = spoil
+        self._hashed: set[int] = set()
+
+    def of(self, number: int) -> tuple[LaidOut, ...]:
+        if number in self.spoils & self._hashed:
+            self._spoil()
+        self._hashed.add(number)
+        return super().of(number)
+
+
 @contextmanager
-def other_rank() -> Iterator[tuple[RankCopies, RankSender]]:
+def other_rank(copies: RankCopies | None = None) -> Iterator[tuple[RankCopies, RankSender]]:
     """The sender of rank 1."""
-    copies = RankCopies()
+    copies = copies or RankCopies()
     sender = RankSender(copies, rank=1, host="127.0.0.1")
     try:
         yield copies, sender
@@ -117,6 +134,42 @@ async def test_a_rank_that_is_gone_keeps_versions_from_being_published_and_expel
                 answer = await asking.get(url)
             assert (answer.status_code, answer.json()["error"]["kind"]) == (503, "rank_silent")
             assert (ours.serving, ours.fleet.expulsions) == ({"a": "1.0", "b": "1.0"}, 0)
+
+
+async def test_a_rank_that_hangs_takes_no_generator_out_of_service(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed_by: list[str] = []
+    monkeypatch.setattr(BroadcastGroup, "close", lambda _: closed_by.append(threading.current_thread().name))
+    freed = threading.Event()
+    options = replace(OPTIONS, bucket_timeout_s=0.3, meet_timeout_s=0.5)
+    with other_rank(SpoiledCopies(2, spoil=lambda: freed.wait(60))) as (copies, sender):
+        async with learner(options) as ours, generators(ours, "a", "b"):
+            for version in (0, 1):
+                ours.publisher.offer(shared(version, copies, sender))
+                await ours.until_served(a=version, b=version)
+            ours.publisher.offer(shared(2, copies, sender))
+            await ours.until(lambda: "version 1.2 comes later to a, b, which serve on" in caplog.text)
+            freed.set()
+            assert ours.history[-1] == {"a": "1.1", "b": "1.1"}
+    ours_closed = [name for name in closed_by if name != "rank-sender"]
+    assert ours_closed == ["weight-plane"] * 2, "over one it sent in vain, the other one was met in vain"
+
+
+async def test_a_download_that_another_rank_keeps_back_takes_no_generator_out_of_service(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with other_rank(SpoiledCopies(1, spoil={}.popitem)) as (copies, sender):
+        async with learner(PATIENT) as ours, ScriptedGenerator("a", weights_way="pull").running() as a:
+            ours.join(a)
+            ours.publisher.offer(shared(0, copies, sender))
+            await ours.until_served(a=0)
+            ours.publisher.offer(shared(1, copies, sender))
+            await ours.until(lambda: "generator a gets version 1.1 later" in caplog.text)
+            assert ours.history[-1] == {"a": "1.0"}
+            assert isinstance(copies, SpoiledCopies)
+            copies.spoils.clear()
+            await ours.until_served(a=1)
 
 
 def test_the_senders_take_turns_by_the_share_of_their_own_that_they_have_sent() -> None:
