@@ -7,6 +7,7 @@ this process, and writes OUT/N.json for each case. With `dies` as a case, rank 1
 import asyncio
 import dataclasses
 import json
+import logging
 import os
 import signal
 import sys
@@ -78,6 +79,10 @@ async def bereft(trainer: Trainer, ours: PublishingLearner, *generators: Scripte
         ours.publisher.offer(snapshots.take(version=version, probe=probe))
         await ours.until_served(**{each.name: version for each in generators})
     before = [dict(each.weights) for each in generators]
+    spared = asyncio.Event()
+    logging.getLogger("learner.weights.broadcast").addFilter(
+        lambda line: "serve on" not in line.msg or not spared.set()
+    )
     for generator in generators:
         generator.preparing.clear()
         generator.hold["prepare"] = asyncio.Event()
@@ -87,8 +92,9 @@ async def bereft(trainer: Trainer, ours: PublishingLearner, *generators: Scripte
     os.kill(other_rank(), signal.SIGKILL)
     for generator in generators:
         generator.hold.pop("prepare").set()
-    await ours.until(lambda: not ours.serving)
+    await spared.wait()
     return {
+        "serving": ours.serving,
         "versions": [each.version for each in generators],
         "changed": [wrong(each, weights) for each, weights in zip(generators, before, strict=True)],
         "expelled": ours.fleet.expulsions,
