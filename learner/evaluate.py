@@ -25,8 +25,9 @@ from learner.journal.journal import NoJournal
 from learner.recovery import recover
 from learner.reports.run_records import Records
 from learner.service import Links, beside_loops, open_links
-from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe
+from learner.trainer_thread import LearnerRanks, first_probe
 from learner.training.trainer import Trainer
+from learner.training.trainer_thread import TrainerThread
 from learner.weights.probe import Prober
 from learner.weights.published import Snapshot
 from services.http.status import recent_failures

@@ -44,9 +44,10 @@ from learner.journal.run_folder import (
 from learner.offline_examples import Examples, Unit, in_step, read_units
 from learner.recovery import expected_signer
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
-from learner.trainer_thread import LearnerRanks, TrainerThread
+from learner.trainer_thread import LearnerRanks
 from learner.training.batch import TrainSequence
 from learner.training.trainer import Trainer, stop_after_skips
+from learner.training.trainer_thread import TrainerThread
 from protocol.rewards import RewardInput, write_reward_input
 from services.config import made_with
 from services.durations import clock_text

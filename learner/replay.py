@@ -28,11 +28,12 @@ from learner.leases.intake import TakenBatch
 from learner.recovery import LoggedStep, logged_steps
 from learner.reports.history import RunHistory
 from learner.teachers.config import index_of
-from learner.trainer_thread import LearnerRanks, TrainerThread
+from learner.trainer_thread import LearnerRanks
 from learner.training.batch import Teaching, TrainSequence, sequences_of
 from learner.training.policy import WeightSnapshot
 from learner.training.step import StepMetrics
 from learner.training.trainer import Trainer
+from learner.training.trainer_thread import TrainerThread
 from services.config import made_with
 from services.process import Stop, WrongSettings
 from services.run_lock import holder_of

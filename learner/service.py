@@ -37,10 +37,11 @@ from learner.reports.stalled_training import Doubts
 from learner.reports.status import LearnerMetrics
 from learner.reports.summary import draw_curves, still_holds, summarize, table, write_summary
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
-from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe
+from learner.trainer_thread import LearnerRanks, first_probe
 from learner.training.guard import Guard
 from learner.training.lag_rule import GradientRule
 from learner.training.trainer import Trainer
+from learner.training.trainer_thread import TrainerThread
 from services.config import made_with
 from services.http.client import HttpClient
 from services.http.metrics import Metrics

@@ -374,7 +374,7 @@ class TenantService:
     async def close(self) -> None:
         """End what is under way in this process; all that was accepted is on the disk."""
         await self.samples.close()
-        self.training.close()
+        await self.training.close()
         await _swept(self._curves.write(now=True))
         await self.log.close()
 

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from learner.tenants.catalog import ModelEntry
@@ -20,6 +19,7 @@ from learner.tenants.run_records import RunRecords
 from learner.tenants.snapshots import result_of
 from learner.tenants.turns import OperationOutcome, TrainerTurns
 from learner.tenants.work import Operation
+from learner.training.trainer_thread import TrainerThread
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,8 @@ class TrainingLoop:
         self._snapshot_every, self._max_resident = snapshot_every, max_resident
         self._round_robin = DeficitRoundRobin[Operation](cost=lambda each: each.tokens)
         self._budget, self._clock = budget, clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tenants-trainer")
+        self._thread = TrainerThread(left="its operations")
+        self._thread.start()
         self._turn_lock, self._news = asyncio.Lock(), asyncio.Event()
         self.rounds = self.passes = 0
 
@@ -78,34 +79,36 @@ class TrainingLoop:
                 await self._turn(taken)
         return bool(taken)
 
-    def close(self) -> None:
-        """Returns when the trainer's thread has ended."""
-        self._thread.shutdown()
+    async def close(self) -> None:
+        """Returns when the trainer's thread has ended, or is cut off: a lost rank may keep it for minutes."""
+        await self._thread.close()
 
     async def create(self, entry: ModelEntry) -> None:
         """Make a new model's adapter. Raises OperationError for a shape that the base model cannot have."""
         async with self._turn_lock:
             await self._make_room([entry.model_id])
-            await self._on_trainer(lambda: self._turns.create(entry))
+            await self._on_trainer(lambda: self._turns.create(entry), named=f"the making of {entry.model_id}")
 
     async def between_turns(self, work: Callable[[], T]) -> T:
         """Have the trainer's thread do something that leaves the models as they are."""
         async with self._turn_lock:
-            return await self._on_trainer(work)
+            return await self._on_trainer(work, named="work between turns")
 
     async def remove(self, model: TrainingModel) -> None:
         """Give a model's memory back; nothing of it is kept."""
         async with self._turn_lock:
             await self._leave(model)
             try:
-                await self._on_trainer(lambda: self._turns.forget(model.entry.model_id))
+                await self._on_trainer(
+                    lambda: self._turns.forget(model.entry.model_id), named=f"the removal of {model.entry.model_id}"
+                )
             except OSError as error:
                 logger.warning("the snapshot of %s stays until the next start: %s", model.entry.model_id, error)
 
     async def discard(self, entry: ModelEntry) -> None:
         """Take back what `create` did, for a model that could not be accepted."""
         async with self._turn_lock:
-            await self._on_trainer(lambda: self._turns.remove(entry.model_id))
+            await self._on_trainer(lambda: self._turns.remove(entry.model_id), named=f"the removal of {entry.model_id}")
 
     async def park(self, models: Iterable[TrainingModel]) -> None:
         """Leave models that have nothing to do on the disk alone; they come back with their next operation."""
@@ -136,7 +139,8 @@ class TrainingLoop:
         await self._make_room(models)
         entries = {model_id: model.entry for model_id, model in models.items()}
         began = self._clock()
-        outcomes = await self._on_trainer(lambda: self._turns.run(operations, entries))
+        kinds = ", ".join(sorted({f"{operation.kind} of {operation.model_id}" for operation in operations}))
+        outcomes = await self._on_trainer(lambda: self._turns.run(operations, entries), named=kinds)
         self._budget.learn(sum(operation.tokens for operation in operations), self._clock() - began)
         passes = sum(operation.is_pass for operation in operations)
         self.passes += passes
@@ -193,7 +197,9 @@ class TrainingLoop:
         results = [result_of(each) for each in told]
         if outcome is not None:
             results.append(result_of(outcome.operation.future, outcome.payload))
-        await self._on_trainer(lambda: self._turns.snapshot(model.entry, seq_id, results))
+        await self._on_trainer(
+            lambda: self._turns.snapshot(model.entry, seq_id, results), named=f"a snapshot of {model.entry.model_id}"
+        )
         model.snapshot_seq = seq_id
 
     async def _make_room(self, needed: Iterable[str]) -> None:
@@ -207,8 +213,9 @@ class TrainingLoop:
             await self._leave(model)
 
     async def _leave(self, model: TrainingModel) -> None:
-        await self._on_trainer(lambda: self._turns.remove(model.entry.model_id))
+        model_id = model.entry.model_id
+        await self._on_trainer(lambda: self._turns.remove(model_id), named=f"the parking of {model_id}")
         model.resident = False
 
-    async def _on_trainer(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _on_trainer(self, work: Callable[[], T], *, named: str) -> T:
+        return await self._thread.run(work, named=named)

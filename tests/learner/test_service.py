@@ -18,7 +18,7 @@ from learner.journal.journal import FOLDER, LoggedDistrust, RunLog, read_journal
 from learner.journal.run_folder import hold_run_folder
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics
-from learner.trainer_thread import TrainerThread
+from learner.training.trainer_thread import TrainerThread
 from protocol.model import PolicyVersion
 from services.http.server import AddressInUse
 from services.http.waiting import Waiting

@@ -12,6 +12,7 @@ import pytest
 
 from learner.tenants.operations import LoggedOperation
 from learner.tenants.routes import MAX_BODY_BYTES
+from learner.training import trainer_thread
 from protocol.tinker.messages import MESSAGES
 from tests.learner.tenants.scripted import POISON
 from tests.learner.tenants.service_client import BASE, Client, served
@@ -843,3 +844,18 @@ async def test_an_operation_that_the_trainer_cannot_bear_ends_nobody_else(tmp_pa
     async with served(tmp_path) as parts:  # it is in the journal
         assert (await parts.client("a").result(bad))["category"] == "server"
         assert await parts.client("b").loss(healthy, 3) == losses[0]
+
+
+async def test_a_pass_that_never_ends_holds_up_no_end_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after the loss of a rank that a collective waits for."""
+    monkeypatch.setattr(trainer_thread, "_STOP_S", 0.1)
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        parts.trainer.released.clear()
+        await client.train(model_id, 1)
+        assert await asyncio.to_thread(parts.trainer.entered.wait, 30)
+    parts.trainer.released.set()
+    assert f"the trainer is in the middle of forward_backward of {model_id} and is cut off" in caplog.text
