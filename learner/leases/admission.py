@@ -15,7 +15,8 @@ from protocol.trajectories import MAX_REWARD, RewardRecord, TrajectoryGroup
 @dataclass(frozen=True)
 class GroupRules:
     """`vocabulary_size` bounds token ids; a group of fewer than `min_group_size` scored trajectories is a failure. Of
-    a game they are counted for each player, and a player that has fewer leaves the group.
+    a game they are counted for each player, and a player that has fewer leaves the group. A group that branches may be
+    smaller: one of its conversations that is over before it branches is a single trajectory in the place of several.
 
     A reward whose size is beyond `max_reward` does not count as one. `filters` say which of the groups that are in
     order are left out.
@@ -47,7 +48,8 @@ def admissible(
     if unscored:
         scorable = tuple(one for one, fault in zip(group.trajectories, faults, strict=True) if not fault)
         scored = group.model_copy(update={"trajectories": scorable})
-    enough = {player for player, alike in scored.by_player.items() if len(alike) >= rules.min_group_size}
+    least = 1 if _branches(group) and not unscored else rules.min_group_size
+    enough = {player for player, alike in scored.by_player.items() if len(alike) >= least}
     if enough:
         kept = tuple(one for one in scored.trajectories if one.player in enough)
         return scored.model_copy(update={"trajectories": kept}) if len(kept) < len(group.trajectories) else group
@@ -59,6 +61,11 @@ def admissible(
     # One that might work at another time is worth a retry, whatever ails the others.
     transient = any(trajectory.reward.error_kind == "infrastructure" for trajectory in unscored)
     return failure_of(group, reason=reason, data_fault=not transient)
+
+
+def _branches(group: TrajectoryGroup) -> bool:
+    """True if its conversations may branch; they say so by the forks of each, also where they came to none."""
+    return all(trajectory.forks for trajectory in group.trajectories)
 
 
 def _strange_version(group: TrajectoryGroup, belongs: Callable[[PolicyVersion], bool]) -> str | None:

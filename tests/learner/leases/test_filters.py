@@ -10,7 +10,7 @@ from learner.leases.admission import GroupRules, admissible
 from learner.leases.dead_letters import RunAborted
 from learner.leases.filters import FilterReason, FilterRounds, GroupFilter
 from protocol.messages import FailedLease
-from protocol.trajectories import TrajectoryGroup
+from protocol.trajectories import Fork, TrajectoryGroup
 from tests.learner.envs import learner
 from tests.learner.samples import group, trajectory
 
@@ -77,6 +77,20 @@ def test_a_player_of_whom_too_little_was_scored_leaves_the_group() -> None:
     failed = admissible(game(("x", 1.0), ("o", 0.0)), rules=rules, belongs=lambda _: True)
     assert isinstance(failed, FailedLease)
     assert "has 1 trajectories; at least 2" in failed.reason
+
+
+@pytest.mark.parametrize(("forks", "reward", "reason"), [
+    ((Fork(at=0, branch=0),), 1.0, None),
+    ((Fork(at=0, branch=0),), None, "1 of 1 rewards failed"),
+    ((), 1.0, "has 1 trajectories; at least 2"),
+])  # fmt: skip
+def test_a_group_that_branches_is_whole_though_its_one_conversation_is_over_before_it_does(
+    forks: tuple[Fork, ...], reward: float | None, reason: str | None
+) -> None:
+    rules = GroupRules(vocabulary_size=100, min_group_size=2, filters=GroupFilter())
+    alone = group(0, trajectory(0, reward=reward).model_copy(update={"forks": forks}))
+    found = admissible(alone, rules=rules, belongs=lambda _: True)
+    assert found is alone if reason is None else isinstance(found, FailedLease) and reason in found.reason
 
 
 def test_each_end_of_the_range_counts_by_itself() -> None:
