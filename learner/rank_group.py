@@ -30,6 +30,7 @@ from torch._C._distributed_c10d import Store
 
 from learner.config import LearnerConfig
 from learner.training.ranks import (
+    OPENING,
     CommandChannel,
     Followers,
     Ranks,
@@ -89,13 +90,15 @@ class _RankPulse:
 class RankWatch:
     """Rank 0's eye on the others, from their start to its exit. A context manager.
 
-    A rank is silent only while this process runs: one that stood still has not listened.
+    A rank is silent only while this process runs: one that stood still has not listened. One that opens its model has
+    `opening_s` if that is longer.
     """
 
-    def __init__(self, followers: Followers, *, silence_s: float) -> None:
+    def __init__(self, followers: Followers, *, silence_s: float, opening_s: float = 0.0) -> None:
         self.lost: Future[RankLost] = Future()
         self._followers = followers
         self._silence_s = silence_s
+        self._opening_s = max(opening_s, silence_s)
         self._store: Store | None = None
         self._own_place: Callable[[], str] = str
         self._heard = {rank: _RankPulse() for rank in range(1, followers.ranks.count)}
@@ -170,10 +173,13 @@ class RankWatch:
         for rank, heard in self._heard.items():
             heard.silent_s += passed_s
             self._hear(rank, heard)
-            if heard.beat and heard.silent_s > self._silence_s:
+            opens = heard.place.startswith(OPENING)
+            limit_s = self._opening_s if opens else self._silence_s
+            if heard.beat and heard.silent_s > limit_s:
+                setting = "collective_timeout_s" if limit_s > self._silence_s else "rank_silence_s"
                 return (
-                    f"rank {rank} is silent for {heard.silent_s:.0f} s (training.rank_silence_s is "
-                    f"{self._silence_s:g}); it was at: {heard.place}"
+                    f"rank {rank} is silent for {heard.silent_s:.0f} s (training.{setting} is {limit_s:g}); it was at: "
+                    f"{heard.place}"
                 )
         return None
 
@@ -207,7 +213,11 @@ class RankGroup:
         self.commands: CommandChannel | None = None
         self._stop = stop
         self._failed = False
-        self.watch = RankWatch(self._followers, silence_s=config.training.rank_silence_s)
+        self.watch = RankWatch(
+            self._followers,
+            silence_s=config.training.rank_silence_s,
+            opening_s=config.training.collective_timeout_s,
+        )
 
     def __enter__(self) -> Self:
         self.watch.__enter__()

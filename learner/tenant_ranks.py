@@ -11,7 +11,7 @@ from learner.rank_group import RankGroup, follow_group
 from learner.training.adapter_ranks import RankedAdapters, follow_adapters
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.logprobs import Chunking
-from learner.training.ranks import CommandChannel, Ranks
+from learner.training.ranks import OPENING, CommandChannel, Ranks
 from protocol.adapters import MAX_ADAPTER_BYTES
 from services.process import WrongSettings
 
@@ -52,6 +52,7 @@ def follow_tenants(config: LearnerConfig, ranks: Ranks) -> int:
 
     def work(commands: CommandChannel) -> None:
         torch.manual_seed(config.seed)
+        commands.place = OPENING
         logger.info("rank %d trains its share of the rows of clients", ranks.rank)
         follow_adapters(open_adapters(config, name=str(config.model), ranks=ranks), commands)
 

@@ -11,7 +11,7 @@ import transformers
 from learner.config import LearnerConfig
 from learner.rank_group import RankGroup, follow_group
 from learner.teachers.teachers import check_tokenizers
-from learner.training.ranks import CommandChannel, Ranks
+from learner.training.ranks import OPENING, CommandChannel, Ranks
 from learner.training.trainer import Trainer
 from services.process import Stop
 
@@ -49,6 +49,7 @@ def follow(config: LearnerConfig, ranks: Ranks, *, in_turn: Sequence[LearnerConf
     def work(commands: CommandChannel) -> None:
         for each in in_turn or (config,):
             torch.manual_seed(each.seed)
+            commands.place = OPENING
             _trainer(each, ranks, commands, should_stop=lambda: False, keeps_pulls=bool(in_turn)).follow()
 
     return follow_group(config, ranks, work)

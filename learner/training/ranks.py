@@ -43,6 +43,8 @@ STORE_POLL = timedelta(seconds=20)
 _BEGINS_WITHIN = timedelta(seconds=120)
 """torchrun starts the ranks of all hosts together, and rank 0 says so before anything else that takes long."""
 _READ_POLL_S = 0.02
+OPENING = "opening"
+"""Place of a rank that loads its model: that may keep all of its threads from running."""
 _BEGUN = "rank 0 has begun"
 
 
@@ -186,7 +188,7 @@ class CommandChannel:
         self._ranks = ranks
         self._next = 0
         self._stopped = False
-        self.place = "opening"
+        self.place = OPENING
         """This rank's present work, for whoever asks why it is late."""
         self.is_over: Callable[[], bool] = lambda: True
         """Of rank 0: tells at a stop whether the run is over, and with it the other ranks."""

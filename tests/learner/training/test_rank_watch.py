@@ -65,6 +65,16 @@ async def test_a_rank_that_falls_silent_is_named_with_the_place_at_which_it_was_
             await watch.during(forever())
 
 
+async def test_a_rank_that_loads_its_model_has_the_time_of_a_collective_to_be_heard_again() -> None:
+    with ranks(count=2) as followers, RankWatch(followers, silence_s=0.2, opening_s=1.0) as watch:
+        commands = CommandChannel(store(), ranks=followers.ranks)
+        watch.listen(commands)
+        commands.another_store().set("pulse/1", json.dumps({"beat": 1, "place": commands.place}))
+        silent = r"rank 1 is silent for \d s \(training.collective_timeout_s is 1\); it was at: opening"
+        with pytest.raises(RankLost, match=silent):
+            await watch.during(forever())
+
+
 async def test_a_collective_that_fails_names_the_ranks_that_are_elsewhere() -> None:
     async def fail() -> None:
         raise RuntimeError("[gloo/transport/tcp] Timed out waiting 600000ms for recv operation to complete")
