@@ -65,6 +65,9 @@ from learner.training.step import StepMetrics, TrainingStep, TrainingStopped
 
 logger = logging.getLogger(__name__)
 
+_ALIKE_ON_DISKS = ("save", "begin_save", "load")
+"""Commands of which all ranks raise an OSError where one does."""
+
 _CLIPPING = ("clip_low", "clip_high", "log_clip_low", "log_clip_high", "dual_clip")
 _BOUND_BY_PRODUCTS = 50_000_000
 """Weights. A model of 0.6M spends its time around the products of matrices; 135M is the least that was measured."""
@@ -412,7 +415,13 @@ class Trainer:
                 self._obey(command)
             except TrainingStopped:
                 logger.info("rank %d left a step that was stopped", self._ranks.rank)
-            except (OSError, NotFinite) as error:  # rank 0 has one, too, and says what follows from it
+            except (OSError, NotFinite) as error:
+                if isinstance(error, OSError) and command.action not in _ALIKE_ON_DISKS:
+                    logger.error(
+                        "rank %d ends, since %s failed on it alone: %s", self._ranks.rank, command.action, error
+                    )
+                    raise
+                # Rank 0 has one, too, and says what follows from it.
                 logger.warning("rank %d: %s of %s: %s", self._ranks.rank, command.action, command.path, error)
         self._copies.close()
         self._models.close()

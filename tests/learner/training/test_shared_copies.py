@@ -1,4 +1,14 @@
+import errno
+import logging
+import os
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from learner.training.ranks import RankCommand, Ranks
 from learner.training.shared_copies import CopyOrder, spread
+from learner.training.trainer import Trainer
 
 
 def test_weights_are_spread_evenly_and_alike_on_every_rank() -> None:
@@ -13,3 +23,21 @@ def test_weights_are_spread_evenly_and_alike_on_every_rank() -> None:
 def test_an_order_is_told_to_the_other_ranks_as_it_is() -> None:
     order = CopyOrder(part="base", bucket_bytes=8, shared=True, number=3, wanted=[1, 2])
     assert CopyOrder.from_text(order.to_text()) == order
+
+
+def test_a_sender_that_cannot_be_opened_ends_its_rank_and_a_full_disk_that_all_have_does_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(_: RankCommand) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    told = iter([RankCommand(action="save", path="there"), RankCommand(action="host_copy", path="{}")])
+    rank = SimpleNamespace(
+        _commands=SimpleNamespace(receive=told.__next__), _obey=refuse, _ranks=Ranks(rank=1, count=2)
+    )
+    with pytest.raises(OSError, match="Too many open files"):
+        Trainer.follow(cast("Trainer", rank))
+    assert [(line.levelno, line.message) for line in caplog.records] == [
+        (logging.WARNING, "rank 1: save of there: [Errno 24] Too many open files"),
+        (logging.ERROR, "rank 1 ends, since host_copy failed on it alone: [Errno 24] Too many open files"),
+    ]
