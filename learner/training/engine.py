@@ -236,8 +236,11 @@ class TrainingEngine(Generic[Output_co]):
         """Updates that were left out because their gradient was not finite; the same on every rank."""
         self.skipped_in_row = 0
         self.costs = CostTally(2)
-        """Of forward passes, by 1 and by the tokens of each; a backward pass is as much as two."""
-        self._tokens = 0
+        """Of forward passes, by 1 and by the tokens of each, of rows that ranks share this rank's own; a backward pass
+        is as much as two.
+        """
+        self._tokens = 0.0
+        self._shared_by = config.sequence_parallel
 
     @property
     def model(self) -> nn.Module:
@@ -258,7 +261,8 @@ class TrainingEngine(Generic[Output_co]):
             module.train(dropping)
         began = time.thread_time()
         output = cast(Output_co, self._engine(*inputs))
-        self._tokens = next((len(each.token_ids) for each in inputs if isinstance(each, PackedRow)), 0)
+        row_tokens = next((len(each.token_ids) for each in inputs if isinstance(each, PackedRow)), 0)
+        self._tokens = row_tokens / self._shared_by
         self.costs.add(time.thread_time() - began, 1, self._tokens)
         return output
 

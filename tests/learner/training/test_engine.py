@@ -233,6 +233,15 @@ def test_a_weight_that_nothing_depends_on_decays_like_all_others(tied_llama: Pat
     parts.engine.close()
 
 
+def test_a_row_that_ranks_share_counts_on_each_with_the_tokens_that_it_computes(
+    tied_llama: Path, commands: CommandChannel
+) -> None:
+    parts, row = open_parts(tied_llama, config_with(sequence_parallel=2)), microbatch(STEPS[0])
+    parts.engine.forward(row)
+    assert parts.engine.costs.taken().products[0] == (1, len(row.token_ids) / 2)
+    parts.engine.close()
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_pass_without_gradient_drops_nothing(tied_llama: Path, commands: CommandChannel, stage: int) -> None:
     parts = open_parts(tied_llama, config_with(zero_stage=stage, lora={**LORA, "dropout": 0.5}))
