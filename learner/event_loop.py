@@ -172,6 +172,7 @@ def intake_options(
             min_group_size=rollouts.min_group_size,
             filters=group_filter(config),
             max_reward=rollouts.max_reward,
+            greedy_baseline=config.algo.greedy_baseline,
         ),
         pacing=config.lag.pacing,
         make_curriculum=curriculum_of(config, may_write=may_write),
@@ -242,6 +243,7 @@ def lease_terms(config: LearnerConfig) -> LeaseTerms:
         seed=rollouts.seed,
         timeout_s=config.leases.timeout_s,
         total_groups=0 if config.evaluation.only else config.steps * config.groups_per_step,
+        greedy_baseline=config.algo.greedy_baseline,
     )
 
 

@@ -125,7 +125,8 @@ class Lease(WireModel):
     """The right and duty to roll out one task. The task is a pure function of environment, purpose and index.
 
     `trace` is the context of its trace, as in the header `traceparent`; empty if it is not traced. `routed_experts`
-    asks for those of its tokens, where generators can tell them.
+    asks for those of its tokens, where generators can tell them. With `greedy_baseline` one more answer is sampled, at
+    temperature 0, beside the `group_size` that `sampling` is of.
     """
 
     incarnation: int = Field(ge=1)
@@ -140,6 +141,7 @@ class Lease(WireModel):
     timeout_s: float = Field(gt=0)
     trace: str = Field(default="", max_length=64, exclude_if=lambda text: not text)
     routed_experts: bool = Field(default=False, exclude_if=lambda asked: not asked)
+    greedy_baseline: bool = Field(default=False, exclude_if=lambda asked: not asked)
 
 
 class LeaseGrant(Message):

@@ -308,6 +308,18 @@ class Trajectory(WireModel):
         return next((number for number, start, end in numbered if self.loss_mask[start:end].any()), None)
 
 
+class GreedyBaseline(WireModel):
+    """An answer to a group's task that was sampled at temperature 0, where the lease asked for one: the worth of the
+    policy's likeliest answer, with which the others are compared.
+
+    Its tokens do not travel, so that nothing can be trained on them. `version_spans` are their stamps.
+    """
+
+    reward: RewardRecord
+    version_spans: tuple[VersionSpan, ...] = Field(min_length=1, max_length=4096)
+    sampled_tokens: int = Field(ge=1)
+
+
 class TrajectoryGroup(WireModel):
     """All trajectories of one lease: the same task, rolled out `group_size` times, by an attempt that the learner's
     incarnation `incarnation` granted. A rollout with several players gives one for each that the policy plays.
@@ -325,6 +337,15 @@ class TrajectoryGroup(WireModel):
     """Wall time from grant to finish, in seconds."""
     scoring_s: tuple[Seconds, Seconds] | None = Field(default=None, exclude_if=lambda scoring: scoring is None)
     """Beginning and end of its scoring, in seconds since the rollout began; None where no verifier was asked."""
+    greedy_baseline: GreedyBaseline | None = Field(default=None, exclude_if=lambda baseline: baseline is None)
+
+    @property
+    def stamps(self) -> frozenset[tuple[str, str]]:
+        """Processes that sampled its tokens, those of a greedy answer too, each with a version."""
+        of_all = [one.version_spans for one in self.trajectories]
+        if self.greedy_baseline is not None:
+            of_all.append(self.greedy_baseline.version_spans)
+        return frozenset((span.instance, span.version) for spans in of_all for span in spans)
 
     @property
     def by_player(self) -> dict[str, tuple[int, ...]]:

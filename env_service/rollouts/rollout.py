@@ -49,6 +49,7 @@ from env_service.rollouts.conversation import (
 )
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed
 from env_service.rollouts.generation import Generation, beside_each_other
+from env_service.rollouts.greedy import greedy, refuse_without_greedy, set_apart
 from env_service.rollouts.judging import GroupScoring, JudgedConversation, Judging, text_of_task
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens, sides_of_the_policy
 from env_service.rollouts.openings import Openings
@@ -64,7 +65,7 @@ from env_service.rollouts.routing import within_limits
 from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
 from protocol.messages import FailedLease, FinishedLease, Lease
-from protocol.trajectories import Fork, Trajectory, TrajectoryGroup, group_of
+from protocol.trajectories import Fork, GreedyBaseline, Trajectory, TrajectoryGroup, group_of
 from services.http.backoff import Backoff
 from services.tracing import span
 from services.user_code import is_being_cancelled
@@ -85,6 +86,8 @@ _WHOM = {
     "host": "the host of its environment",
 }
 _Held = Conversation | Match
+_Rolled = tuple[str, tuple[Trajectory, ...], GreedyBaseline | None]
+"""Text of the prompt, the group's trajectories, and the greedy answer if one was asked for."""
 T = TypeVar("T")
 
 
@@ -183,10 +186,12 @@ class Rollout:
 
     async def _roll_out(self, lease: Lease, progress: RolloutProgress, started: float) -> TrajectoryGroup:
         own = self._own(lease)
+        refuse_without_greedy(own, self._offered(own))
         roll_out = self._with_agents if self._offered(own).agent else self._with_environments
-        prompt_text, trajectories = await roll_out(own, progress)
+        prompt_text, trajectories, baseline = await roll_out(own, progress)
         seconds = time.monotonic() - started
         self._count(own, trajectories, seconds=seconds)
+        self._metrics.tokens.inc(0 if baseline is None else baseline.sampled_tokens)
         return group_of(
             within_limits(trajectories),
             incarnation=lease.incarnation,
@@ -198,9 +203,10 @@ class Rollout:
             prompt_text=prompt_text,
             rollout_s=seconds,
             scoring_s=progress.scoring_s,
+            greedy_baseline=baseline,
         )
 
-    async def _with_environments(self, lease: Lease, progress: RolloutProgress) -> tuple[str, tuple[Trajectory, ...]]:
+    async def _with_environments(self, lease: Lease, progress: RolloutProgress) -> _Rolled:
         opened = await self._openings.opened(
             partial(self._open, lease, progress), name=lease.environment, progress=progress
         )
@@ -208,14 +214,15 @@ class Rollout:
             prompt_text, language = self._language(lease, opened)
             speaker = self._speaker(lease, opened.offered, language, progress)
             speaker = replace(speaker, fork=partial(self._fork, opened))
-            conversations = await self._held(lease, opened, speaker)
-            return prompt_text, await self._judging.trajectories(
-                conversations, prompt=text_of(opened.opening.prompt), progress=progress
+            conversations, answer = await self._held_with_greedy(lease, opened, speaker)
+            trajectories = await self._judging.trajectories(
+                [*conversations, *filter(None, (answer,))], prompt=text_of(opened.opening.prompt), progress=progress
             )
+            return prompt_text, *((trajectories, None) if answer is None else set_apart(trajectories, answer))
         finally:
             await self._close(opened.environments, opened.offered)
 
-    async def _with_agents(self, lease: Lease, progress: RolloutProgress) -> tuple[str, tuple[Trajectory, ...]]:
+    async def _with_agents(self, lease: Lease, progress: RolloutProgress) -> _Rolled:
         offered = self._offered(lease)
         if self._agents is None or offered.agent is None:
             raise DataFailure(f"{lease.environment} is an agent, and nothing here gives agents sessions")
@@ -230,7 +237,7 @@ class Rollout:
             await beside_each_other(hold(each.hold) for each in attempts)
             prompt_text = text_of(task.prompt) or attempts[0].opening_text
             trajectories = await self._judging.trajectories(attempts, prompt=prompt_text, progress=progress)
-            return prompt_text[:_PROMPT_LENGTH], trajectories
+            return prompt_text[:_PROMPT_LENGTH], trajectories, None
         finally:
             await self._close(players, offered)
 
@@ -260,7 +267,7 @@ class Rollout:
     async def _open(self, lease: Lease, progress: RolloutProgress) -> _OpenEnvironments:
         offered = self._offered(lease)
         task = await self._task(lease, offered, progress)
-        count = len(_beginnings(lease, offered)) + _redundant(lease, offered)
+        count = len(_beginnings(lease, offered)) + _redundant(lease, offered) + lease.greedy_baseline
         environments = await self._made(offered, offered.start, count)
         try:
             return await self._opened(offered, environments, task, lease.seed)
@@ -399,6 +406,23 @@ class Rollout:
             progress=progress,
             metrics=self._metrics,
         )
+
+    async def _held_with_greedy(
+        self, lease: Lease, opened: _OpenEnvironments, speaker: Speaker
+    ) -> tuple[Sequence[Conversation], Conversation | None]:
+        """The conversations of the policy when all are over, and the greedy one if the lease asks for it."""
+        if not lease.greedy_baseline:
+            return await self._held(lease, opened, speaker), None
+        *rest, last = opened.environments
+        answer = Conversation(len(rest), last, greedy(speaker))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                others = tasks.create_task(self._held(lease, replace(opened, environments=rest), speaker))
+                tasks.create_task(answer.hold())
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        blame_unless_over([answer])
+        return others.result(), answer
 
     async def _held(self, lease: Lease, opened: _OpenEnvironments, speaker: Speaker) -> Sequence[Conversation]:
         """The conversations of the policy, when all are over."""

@@ -32,6 +32,11 @@ class Algorithm(Knobs):
         """Rewards say where it goes, at least in part."""
         return True
 
+    @property
+    def greedy_baseline(self) -> bool:
+        """It compares a group's rewards with that of an answer sampled at temperature 0."""
+        return False
+
     def preset(self) -> Preset:
         """The algorithm as the trainer sees it. Imports torch, which the settings alone do without."""
         raise NotImplementedError

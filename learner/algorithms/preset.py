@@ -55,7 +55,8 @@ class ScoredBatch:
     and what the preset's passes gave, None where it asked for none. `turn_states` int64 [T]: equal states have equal
     numbers; `turn_rewards` [T]; `turn_branches` int64 [T]: equal for turns that several trajectories share, and for
     those of a trajectory between two forks, None if nothing branches. `roles` int64 [S]: equal for the trajectories of
-    one player of one environment, None if all are. `mismatched` bool [S] are those that are only
+    one player of one environment, None if all are. `greedy_rewards` [S]: that of the greedy answer to each trajectory's
+    task, where the preset asks for one. `mismatched` bool [S] are those that are only
     measured: a prompt with the completion of another one. `carried` is what the step before left.
     """
 
@@ -77,6 +78,7 @@ class ScoredBatch:
     turn_rewards: Tensor | None = None
     turn_branches: Tensor | None = None
     roles: Tensor | None = None
+    greedy_rewards: Tensor | None = None
     mismatched: Tensor | None = None
     contexts: Tensor | None = None
     carried: CarriedState = CarriedState()
@@ -192,7 +194,9 @@ class Preset:
     `components` are the reward components in `ScoredBatch.components`, by name and in order; with `turn_rewards` each
     turn's is in `ScoredBatch.turn_rewards`; with `turn_discounts` so is that of each turn that has one. A sampled
     trajectory of at least `good_reward` is a good one, whose tokens have `LossTokens.good_weights`: `weights` of the
-    good ones alone. `rests_on_advantages`: a token of advantage 0 has no gradient. `value_clip` is for the critic's
+    good ones alone. `greedy_baseline`: it
+    wants `ScoredBatch.greedy_rewards`. `rests_on_advantages`: a token of advantage 0 has no
+    gradient. `value_clip` is for the critic's
     loss; `candidates`: how many tokens a local teacher is asked for at each position.
     """
 
@@ -211,6 +215,7 @@ class Preset:
     turn_rewards: bool = False
     turn_discounts: bool = False
     good_reward: float | None = None
+    greedy_baseline: bool = False
     rests_on_advantages: bool = False
     value_clip: float | None = None
     candidates: int = 0

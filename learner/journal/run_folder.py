@@ -158,7 +158,7 @@ class History:
 
     def sampled(self, group: TrajectoryGroup) -> bool:
         """True if every token of the group was sampled by a version of this history."""
-        versions = {span.version for one in group.trajectories for span in one.version_spans}
+        versions = {version for _, version in group.stamps}
         return all(self.contains(PolicyVersion.parse(version)) for version in versions)
 
 

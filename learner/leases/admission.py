@@ -19,13 +19,14 @@ class GroupRules:
     smaller: one of its conversations that is over before it branches is a single trajectory in the place of several.
 
     A reward whose size is beyond `max_reward` does not count as one. `filters` say which of the groups that are in
-    order are left out.
+    order are left out. With `greedy_baseline` a group without the reward of a greedy answer is a failure.
     """
 
     vocabulary_size: int
     min_group_size: int
     filters: GroupFilter
     max_reward: float = MAX_REWARD
+    greedy_baseline: bool = False
 
 
 def admissible(
@@ -42,6 +43,8 @@ def admissible(
     strange = _strange_version(group, belongs)
     if strange is not None:
         return failure_of(group, reason=strange, data_fault=False)
+    if rules.greedy_baseline and (baseless := _without_baseline(group, rules=rules)) is not None:
+        return baseless
     faults = [_reward_fault(trajectory.reward, max_reward=rules.max_reward) for trajectory in group.trajectories]
     unscored = [one for one, fault in zip(group.trajectories, faults, strict=True) if fault is not None]
     scored = group
@@ -68,8 +71,21 @@ def _branches(group: TrajectoryGroup) -> bool:
     return all(trajectory.forks for trajectory in group.trajectories)
 
 
+def _without_baseline(group: TrajectoryGroup, *, rules: GroupRules) -> FailedLease | None:
+    """The failure of a group whose trajectories have nothing to be compared with; None if they have."""
+    baseline = group.greedy_baseline
+    if baseline is None:
+        reason = "the group has no greedy answer, with which the algorithm compares: it was granted for another one"
+        return failure_of(group, reason=reason, data_fault=False)
+    fault = _reward_fault(baseline.reward, max_reward=rules.max_reward)
+    if fault is None:
+        return None
+    passing = baseline.reward.error_kind == "infrastructure"
+    return failure_of(group, reason=f"the greedy answer has no reward: {fault}", data_fault=not passing)
+
+
 def _strange_version(group: TrajectoryGroup, belongs: Callable[[PolicyVersion], bool]) -> str | None:
-    texts = {span.version for trajectory in group.trajectories for span in trajectory.version_spans}
+    texts = {version for _, version in group.stamps}
     for version in sorted(map(PolicyVersion.parse, texts), reverse=True):
         if not belongs(version):
             return f"a token is stamped with policy version {version}, which is not in this learner's history"

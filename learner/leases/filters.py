@@ -17,7 +17,7 @@ class FilterReason(StrEnum):
     """Reason to leave a group out."""
 
     UNIFORM = "uniform"
-    """All its rewards are equal: a group baseline leaves nothing to learn."""
+    """All its rewards are equal, that of a greedy answer too: a baseline leaves nothing to learn."""
     TOO_HARD = "mean_reward_low"
     TOO_EASY = "mean_reward_high"
 
@@ -39,16 +39,20 @@ class GroupFilter:
     def reason(self, group: TrajectoryGroup) -> FilterReason | None:
         """Reason to leave the group out; None if it is taken. All its trajectories have a reward."""
         rewards = rewards_of(group)
-        reasons = [self._reason([rewards[index] for index in alike]) for alike in group.by_player.values()]
+        greedy = () if group.greedy_baseline is None else (group.greedy_baseline.reward.reward,)
+        reasons = [
+            self._reason([rewards[index] for index in alike], compared_with=greedy)
+            for alike in group.by_player.values()
+        ]
         return reasons[0] if all(reasons) else None
 
-    def _reason(self, rewards: Sequence[float]) -> FilterReason | None:
+    def _reason(self, rewards: Sequence[float], *, compared_with: Sequence[float | None]) -> FilterReason | None:
         mean = sum(rewards) / len(rewards)
         if self.min_mean_reward is not None and mean < self.min_mean_reward:
             return FilterReason.TOO_HARD
         if self.max_mean_reward is not None and mean > self.max_mean_reward:
             return FilterReason.TOO_EASY
-        return FilterReason.UNIFORM if self.drop_uniform and len(set(rewards)) == 1 else None
+        return FilterReason.UNIFORM if self.drop_uniform and len({*rewards, *compared_with}) == 1 else None
 
 
 class FilterRounds:

@@ -28,13 +28,16 @@ _MAX_LEASES_IN_A_GRANT = 1024
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """The terms of every training lease. `total_groups` is what all steps together consume: no more are granted."""
+    """The terms of every training lease. `total_groups` is what all steps together consume: no more are granted. With
+    `greedy_baseline` each asks for a greedy answer, too.
+    """
 
     group_size: int
     sampling: Sampling
     seed: int
     timeout_s: float
     total_groups: int
+    greedy_baseline: bool = False
 
 
 class Granting:
@@ -191,4 +194,5 @@ class Granting:
             timeout_s=terms.timeout_s,
             trace=trace,
             routed_experts=self.routed_experts,
+            greedy_baseline=terms.greedy_baseline,
         )

@@ -289,8 +289,12 @@ class Intake:
         return snapshot
 
     def readmit(self, groups: Iterable[TrajectoryGroup]) -> None:
-        """Takes back groups that the journal holds and that no batch has used; those too old are left out."""
+        """Takes back groups that the journal holds and that no batch has used. Left out, and so granted again, are
+        those too old, and those without a greedy answer if the settings have come to ask for one.
+        """
         for group in groups:
+            if self._options.rules.greedy_baseline and group.greedy_baseline is None:
+                continue
             answer = self._ledger.readmit(
                 lease_id=group.lease_id, oldest_version=oldest_of(group), size=tokens_of(group)
             )

@@ -41,7 +41,7 @@ ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
         ),
         "uint8": ("routed_experts",),
         "int32": ("token_ids", "lags", "candidate_ids"),
-        "float64": ("rewards", "components", "margins", "turn_rewards"),
+        "float64": ("rewards", "greedy_rewards", "components", "margins", "turn_rewards"),
         "float32": ("behavior_logprobs", "teacher_logprobs", "reference_logprobs", "candidate_logprobs"),
     }.items()
     for name in names
@@ -105,7 +105,8 @@ class TrainSequence:
     token, which nothing predicts). For a trajectory that was sampled: `behavior_logprobs` float32 in nats at the
     sampling temperature, 0 outside the mask; `lags` int32, policy versions between the learner and the token;
     `mixed_versions`: whether more than one policy version sampled it, or computed the keys and values with which it was
-    sampled, which are those of `old_cache`; `reward` and its `components`; `group`: equal for
+    sampled, which are those of `old_cache`; `reward` and its `components`; `greedy_reward`, the greedy
+    answer's, where the algorithm asks for one; `group`: equal for
     the trajectories of one task, and in a game of one player; `role`: equal for those of one player of one environment,
     whatever the task; `truncated`: cut off at a limit; `turns` in order, none
     for one turn. `continues`: it is of the same trajectory as the sequence before it.
@@ -125,6 +126,7 @@ class TrainSequence:
     mixed_versions: bool = False
     old_cache: bool = False
     reward: float = 0.0
+    greedy_reward: float = 0.0
     components: tuple[float, ...] = ()
     group: int = 0
     role: int = 0
@@ -183,8 +185,8 @@ class TrainSequence:
 class FlatBatch:
     """S sequences end to end, N tokens in all: what is sent to the other ranks, and what is packed.
 
-    [S]: `lengths` int64; `mixed_versions`, `truncated`, `labels` and `mismatched` bool; `rewards` and `margins`
-    float64; `trajectories` (ascending from 0), `groups`, `roles`, `pairs` and `teachers` int64;
+    [S]: `lengths` int64; `mixed_versions`, `truncated`, `labels` and `mismatched` bool; `rewards`, `greedy_rewards` and
+    `margins` float64; `trajectories` (ascending from 0), `groups`, `roles`, `pairs` and `teachers` int64;
     `components` float64 [S x C], flat. [N]: as in `TrainSequence`;
     `turns` int64, the number of the token's turn in the step, of which there are T; [T]: `turn_states` and
     `turn_branches` int64, and `turn_rewards` float64. What nobody gave is empty; of `teacher_logprobs` that some
@@ -198,6 +200,7 @@ class FlatBatch:
     mixed_versions: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     rewards: NDArray[np.float64]
+    greedy_rewards: NDArray[np.float64]
     components: NDArray[np.float64]
     trajectories: NDArray[np.int64]
     groups: NDArray[np.int64]
@@ -265,6 +268,7 @@ def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
         mixed_versions=np.array([sequence.mixed_versions for sequence in sequences], dtype=np.bool_),
         truncated=np.array([sequence.truncated for sequence in sequences], dtype=np.bool_),
         rewards=np.array([sequence.reward for sequence in sequences], dtype=np.float64),
+        greedy_rewards=np.array([sequence.greedy_reward for sequence in sequences], dtype=np.float64),
         components=np.array([sequence.components for sequence in sequences], dtype=np.float64).reshape(-1),
         trajectories=np.cumsum([not sequence.continues for sequence in sequences], dtype=np.int64) - 1,
         groups=np.array([sequence.group for sequence in sequences], dtype=np.int64),
@@ -362,6 +366,10 @@ class ComponentMissing(RuntimeError):
     """An algorithm weighs a component that a trajectory's reward does not have."""
 
 
+class BaselineMissing(RuntimeError):
+    """An algorithm compares with the reward of a greedy answer, and a group has none."""
+
+
 class SeveralSequences(RuntimeError):
     """An algorithm wants each trajectory as one sequence, and one consists of several."""
 
@@ -391,7 +399,7 @@ def sequences_of(
     Where a game has several players, those of each are a group by themselves: what one wins the other may lose.
 
     `version` is the learner's; `teaching` says of each group who teaches it. Raises LagBoundBroken rather than letting
-    a token with lag > max_lag through, ComponentMissing, and SeveralSequences.
+    a token with lag > max_lag through, ComponentMissing, BaselineMissing, and SeveralSequences.
     """
     chosen = [(number, indices) for number, group in enumerate(groups) for indices in _selected(group, preset)]
     return [
@@ -407,6 +415,7 @@ def sequences_of(
                     group=label,
                 ),
                 components=_components(groups[number].trajectories[index], preset, groups[number].environment),
+                greedy_reward=_greedy_reward(groups[number], preset),
                 group=label,
                 role=_role(groups[number].trajectories[index], groups[number].environment),
                 origin=Origin(number, index),
@@ -466,6 +475,18 @@ def _reward(trajectory: Trajectory, group: TrajectoryGroup) -> float:
     reward = trajectory.reward.reward
     assert reward is not None, f"lease {group.lease_id}: a trajectory without a reward reached the batch"
     return reward
+
+
+def _greedy_reward(group: TrajectoryGroup, preset: Preset) -> float:
+    if not preset.greedy_baseline:
+        return 0.0
+    if group.greedy_baseline is None or group.greedy_baseline.reward.reward is None:
+        raise BaselineMissing(
+            f"algo {preset.name} compares with the reward of a greedy answer, and lease {group.lease_id} has none: it "
+            "was sampled for another algorithm. Train what was sampled before by that one, and begin a run of its own "
+            f"with {preset.name}"
+        )
+    return group.greedy_baseline.reward.reward
 
 
 def _role(trajectory: Trajectory, environment: str) -> int:

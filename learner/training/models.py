@@ -223,6 +223,7 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
         values=of_trained(scores.values),
         logit_norms=of_trained(scores.logit_norms),
         roles=torch.from_numpy(batch.roles[firsts]),
+        greedy_rewards=torch.from_numpy(batch.greedy_rewards[firsts]),
         mismatched=torch.from_numpy(batch.mismatched[firsts]),
     )
 

@@ -220,8 +220,7 @@ def is_recalled(group: TrajectoryGroup, since_of: Callable[[str], PolicyVersion 
 
 def _signed(group: TrajectoryGroup) -> set[tuple[str, PolicyVersion]]:
     """Processes that sampled its tokens, each with a version."""
-    signed = {(span.instance, span.version) for one in group.trajectories for span in one.version_spans}
-    return {(instance, PolicyVersion.parse(version)) for instance, version in signed}
+    return {(instance, PolicyVersion.parse(version)) for instance, version in group.stamps}
 
 
 def _logged(loaded: LoadedWeights, instance: str) -> LoggedProof:

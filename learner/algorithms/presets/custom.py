@@ -51,4 +51,9 @@ class CustomConfig(Algorithm, AggregationKnobs):
                 f"algo.path is {self.path!r}, which returned {type(preset).__name__}; expected a Preset of "
                 "learner.algorithms.preset"
             )
+        if preset.greedy_baseline:
+            raise AlgorithmNotFound(
+                f"algo.path is {self.path!r}, whose Preset has greedy_baseline: greedy answers are sampled for remax "
+                "alone; leave it out"
+            )
         return preset

@@ -40,6 +40,7 @@ _NAMES = (
     "otb",
     "gvpo",
     "rloo",
+    "remax",
     "reinforce_pp",
     "ppo",
     "gigpo",

@@ -83,6 +83,7 @@ def loss_of(
         reference_logprobs=torch.log_softmax(reference, dim=0)[actions],
         teacher_logprobs=torch.log_softmax(teacher, dim=0)[actions],
         values=torch.zeros(count, dtype=torch.float64),
+        greedy_rewards=torch.zeros(count, dtype=torch.float64),
         logit_norms=1
         - 2 * proximal.exp()
         + torch.softmax(logits.detach() if start is None else start, 0).square().sum(),
@@ -148,6 +149,7 @@ STREAMED = [
     ("opo", {}),
     ("otb", {}),
     ("rae", {}),
+    ("remax", {}),
     ("gvpo", {}),
     ("reinforce", {}),
     ("reinforce", {"ratio_cap": None, "kl_coefficient": 0.01, "kl_in": "reward"}),
@@ -376,6 +378,10 @@ def own_algorithm(*, scale: float) -> Preset:
     )
 
 
+def own_greedy_algorithm() -> Preset:
+    return replace(own_algorithm(scale=1.0), greedy_baseline=True)
+
+
 def test_an_algorithm_of_ones_own_is_named_by_import_path() -> None:
     at = torch.linspace(-1.0, 1.0, ACTIONS, dtype=torch.float64)
     draw = drawn(at, torch.Generator().manual_seed(5))
@@ -390,6 +396,7 @@ def test_an_algorithm_of_ones_own_is_named_by_import_path() -> None:
         (f"{__name__}:no_such", {}, "AttributeError"),
         (f"{__name__}:own_algorithm", {"size": 1}, "unexpected keyword argument 'size'"),
         ("builtins:dict", {}, "returned dict; expected a Preset"),
+        (f"{__name__}:own_greedy_algorithm", {}, "greedy answers are sampled for remax alone"),
     ],
 )
 def test_an_algorithm_that_cannot_be_had_is_named(path: str, options: dict[str, object], said: str) -> None:

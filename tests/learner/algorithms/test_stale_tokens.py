@@ -41,6 +41,7 @@ def batch_of(behavior: Tensor, proximal: Tensor, *, lag: int = 2, truncated: Ten
         teacher_logprobs=torch.linspace(-0.5, -1.5, 8, dtype=torch.float64),
         values=torch.full_like(POLICY, 0.25),
         logit_norms=torch.linspace(0.2, 1.2, 8, dtype=torch.float64),
+        greedy_rewards=doubles(0.25, 0.25, 1.0, 1.0),
     )
 
 
@@ -160,6 +161,7 @@ def test_rloos_sequence_clip_is_of_the_product_over_the_trajectory() -> None:
         ({"type": "opo"}, True),
         ({"type": "otb"}, True),
         ({"type": "rae"}, True),
+        ({"type": "remax"}, True),
         ({"type": "dro"}, True),
         ({"type": "rloo"}, True),
         ({"type": "rloo", "policy_loss": "sequence_clip"}, False),

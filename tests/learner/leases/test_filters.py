@@ -9,10 +9,12 @@ from learner.journal.journal import LoggedFilter
 from learner.leases.admission import GroupRules, admissible
 from learner.leases.dead_letters import RunAborted
 from learner.leases.filters import FilterReason, FilterRounds, GroupFilter
+from learner.weights.provenance import is_recalled
 from protocol.messages import FailedLease
-from protocol.trajectories import Fork, TrajectoryGroup
+from protocol.model import PolicyVersion
+from protocol.trajectories import Fork, GreedyBaseline, RewardRecord, TrajectoryGroup, VersionSpan
 from tests.learner.envs import learner
-from tests.learner.samples import group, trajectory
+from tests.learner.samples import INCARNATION, INSTANCE, group, trajectory
 
 
 def rewarded(*rewards: float, lease_id: int = 0, version: int = 0) -> TrajectoryGroup:
@@ -51,6 +53,55 @@ def test_a_group_is_left_out_for_a_mean_reward_outside_of_the_range(
     rewards: tuple[float, ...], reason: FilterReason | None
 ) -> None:
     assert GroupFilter(min_mean_reward=0.25, max_mean_reward=0.75).reason(rewarded(*rewards)) is reason
+
+
+def greedy_of(record: RewardRecord, *, version: int = 0) -> GreedyBaseline:
+    spans = (VersionSpan(version=f"{INCARNATION}.{version}", start=2, end=3, instance="g-2"),)
+    return GreedyBaseline(reward=record, version_spans=spans, sampled_tokens=1)
+
+
+def test_equal_rewards_that_differ_from_the_greedy_answers_teach() -> None:
+    rules = GroupFilter(drop_uniform=True)
+    for reward, reason in ((0.0, None), (1.0, FilterReason.UNIFORM)):
+        greedy = greedy_of(RewardRecord(verifier="test", reward=reward))
+        assert rules.reason(rewarded(1.0, 1.0).model_copy(update={"greedy_baseline": greedy})) is reason
+
+
+@pytest.mark.parametrize(
+    ("record", "version", "reason", "data_fault"),
+    [
+        (None, 0, "the group has no greedy answer", False),
+        (RewardRecord(verifier="test", error="it is ill", error_kind="data"), 0, "no reward: test: it is ill", True),
+        (RewardRecord(verifier="test", error="away", error_kind="infrastructure"), 0, "no reward: test: away", False),
+        (RewardRecord(verifier="test", reward=11.0), 0, "a reward of 11 is beyond rollouts.max_reward", True),
+        (RewardRecord(verifier="test", reward=1.0), 9, "policy version 3.9, which is not in", False),
+        (RewardRecord(verifier="test", reward=1.0), 0, None, False),
+    ],
+)
+def test_a_group_that_is_to_be_compared_with_a_greedy_answer_has_one_in_order(
+    record: RewardRecord | None, version: int, reason: str | None, data_fault: bool
+) -> None:
+    rules = GroupRules(
+        vocabulary_size=100, min_group_size=1, filters=GroupFilter(), max_reward=10.0, greedy_baseline=True
+    )
+    greedy = None if record is None else greedy_of(record, version=version)
+    made = rewarded(1.0, 0.0).model_copy(update={"greedy_baseline": greedy})
+    admitted = admissible(made, rules=rules, belongs=lambda each: each.number < 9)
+    if reason is None:
+        assert admitted is made
+        return
+    assert isinstance(admitted, FailedLease)
+    assert reason in admitted.reason
+    assert admitted.data_fault is data_fault
+
+
+def test_a_greedy_answer_has_to_be_proven_and_belongs_to_the_history_like_others() -> None:
+    greedy = greedy_of(RewardRecord(verifier="test", reward=1.0), version=2)
+    made = rewarded(1.0).model_copy(update={"greedy_baseline": greedy})
+    assert made.stamps == {(INSTANCE, f"{INCARNATION}.0"), ("g-2", f"{INCARNATION}.2")}
+    distrusted = {"g-2": PolicyVersion(INCARNATION, 1)}
+    assert is_recalled(made, distrusted.get)
+    assert not is_recalled(rewarded(1.0), distrusted.get)
 
 
 def test_a_game_is_left_out_only_if_it_teaches_none_of_its_players_anything() -> None:

@@ -49,6 +49,7 @@ def test_training_that_goes_on_is_not_doubted(truncated: float) -> None:
         ({"type": "reinforce_pp", "group_baseline": True}, "the rewards of each group were all equal"),
         ({"type": "ppo"}, None),
         ({"type": "rae"}, None),
+        ({"type": "remax"}, None),
         ({"type": "reinforce_pp"}, None),
         ({"type": "opd"}, None),
     ],

@@ -71,6 +71,10 @@ def componented(count: int) -> list[TrainSequence]:
     ]
 
 
+def greedily_compared(count: int) -> list[TrainSequence]:
+    return [replace(sequence, greedy_reward=0.25 * (sequence.group % 3)) for sequence in grouped(count)]
+
+
 def half_taught(count: int) -> list[TrainSequence]:
     """Every other sequence has a teacher's logprobs already."""
     return [
@@ -107,6 +111,7 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "otb"}, grouped, {}),
     ({"type": "otb", "kl_coefficient": 0.1, "kl_in": "reward"}, grouped, {"updates_per_step": 2}),
     ({"type": "rae"}, two_players, {}),
+    ({"type": "remax"}, greedily_compared, {}),
     ({"type": "dro"}, grouped, {"updates_per_step": 2}),
     ({"type": "pass_at_k", "right_reward": 0.0}, grouped, {}),
     ({"type": "gmpo"}, grouped, {"updates_per_step": 2}),
