@@ -48,7 +48,7 @@ def test_the_readme_counts_the_algorithms_right() -> None:
     variants = set(schema_of(LearnerConfig).choices["algo"].variants)
 
     assert learn_from_files < variants
-    assert len(variants - learn_from_files - {"custom"}) == 33
+    assert len(variants - learn_from_files - {"custom"}) == 34
     assert re.search(r"\bthirty-four\s+that sample\b", README)
 
 

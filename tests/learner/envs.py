@@ -161,7 +161,7 @@ class RunningIntake:
             yield ScriptedEnv(dealer=dealer, name=name, instance=instance)
 
 
-def options(*, filters: GroupFilter) -> IntakeOptions:
+def options(*, filters: GroupFilter, greedy_baseline: bool) -> IntakeOptions:
     return IntakeOptions(
         run=RUN,
         incarnation=INCARNATION,
@@ -170,7 +170,7 @@ def options(*, filters: GroupFilter) -> IntakeOptions:
         lease_timeout_s=LEDGER.lease_timeout_s,
         tokenizer=FINGERPRINTS.tokenizer,
         chat_template=FINGERPRINTS.chat_template,
-        rules=GroupRules(vocabulary_size=10, min_group_size=2, filters=filters),
+        rules=GroupRules(vocabulary_size=10, min_group_size=2, filters=filters, greedy_baseline=greedy_baseline),
     )
 
 
@@ -184,6 +184,7 @@ async def learner(
     filters: GroupFilter = EVERY_GROUP,
     serves: bool = True,
     evaluation: EvaluationConfig | None = None,
+    greedy_baseline: bool = False,
 ) -> AsyncIterator[RunningIntake]:
     clock = SetClock()
     left_out: Counter[str] = Counter()
@@ -218,10 +219,11 @@ async def learner(
                     seed=0,
                     timeout_s=LEDGER.lease_timeout_s,
                     total_groups=total_groups,
+                    greedy_baseline=greedy_baseline,
                 ),
                 dead_letters=DeadLetters(folder / "dead_letters.jsonl", largest_share=0.25),
                 waits=waits,
-                options=options(filters=filters),
+                options=options(filters=filters, greedy_baseline=greedy_baseline),
                 events=IntakeEvents(
                     left_out=count,
                     forgotten=lambda group, why: forgotten.append((group.lease_id, why)),

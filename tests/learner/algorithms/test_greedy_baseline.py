@@ -54,7 +54,7 @@ def test_a_completion_that_was_cut_off_may_be_left_out() -> None:
 
 
 def test_a_groups_greedy_answer_is_compared_with_and_not_trained() -> None:
-    """One group of 1 and 0 against 1, one of 0.5 against 0.25, of 2, 1 and 1 tokens: 0, -1 and 0.25."""
+    """A group of 1 and 0 against 1, and one of 0.5 against 0.25, of 2, 1 and 1 tokens: 0, -1 and 0.25."""
     groups = [
         compared(group(0, trajectory(4, 4, reward=1.0), trajectory(4, reward=0.0)), 1.0),
         compared(group(1, trajectory(4, reward=0.5)), 0.25),

@@ -39,12 +39,12 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.model import PolicyVersion
-from protocol.trajectories import TrajectoryGroup
+from protocol.trajectories import GreedyBaseline, RewardRecord, TrajectoryGroup, VersionSpan
 from services.zmq.sockets import ReceivedMessage
 from tests.env_service.peers import eventually
 from tests.learner.envs import ADDITION, EVERY_GROUP, RunningIntake, ScriptedEnv, learner
 from tests.learner.generators import announcement
-from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
+from tests.learner.samples import INCARNATION, INSTANCE, LEDGER, group, trajectory
 from tests.services.diagnosis.statuses import status
 
 
@@ -88,6 +88,24 @@ async def test_leases_ask_for_routed_experts_where_the_learner_replays_them(tmp_
             ours.intake.ask_for_routed_experts()
         await env.enter()
         assert {each.routed_experts for each in (await env.next(LeaseGrant)).leases} == {asks}
+
+
+async def test_where_greedy_answers_are_compared_with_leases_ask_for_them_and_groups_without_are_granted_again(
+    tmp_path: Path,
+) -> None:
+    """The journal holds two groups of a life with another algorithm and one of this."""
+    record = RewardRecord(verifier="test", reward=0.5)
+    spans = (VersionSpan(version=f"{INCARNATION}.0", start=2, end=3, instance=INSTANCE),)
+    baseline = GreedyBaseline(reward=record, version_spans=spans, sampled_tokens=1)
+    compared = group(1).model_copy(update={"greedy_baseline": baseline})
+    async with learner(tmp_path, greedy_baseline=True) as ours, ours.env("e") as env:
+        ours.intake.readmit([group(0), compared, group(2)])
+        await env.enter()
+        leases = await env.leases(3)
+        assert [(lease.lease_id, lease.greedy_baseline) for lease in leases] == [(0, True), (2, True), (3, True)]
+        await env.finish(group(0, attempt=leases[0].attempt))
+        assert ours.left_out == {"failed_infrastructure": 1}
+        assert ours.intake.books().buffered == 1
 
 
 async def test_a_note_is_kept_also_before_a_hello_until_its_sender_leaves_or_falls_silent(
