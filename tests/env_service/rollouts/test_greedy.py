@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ async def test_with_redundant_conversations_the_greedy_one_is_waited_for(
     ],
 )
 async def test_an_environment_that_cannot_have_one_is_refused_by_name(
-    bench: MakeBench, change: dict[str, object], named: str
+    bench: MakeBench, change: dict[str, Any], named: str
 ) -> None:
     (plain,) = catalog.build([AdditionTasks(name="mine")]).values()
     made = await bench(extra=[replace(plain, **change)])
