@@ -284,7 +284,8 @@ class TrainingConfig(BaseModel):
     rank_silence_s: float = Field(
         60.0,
         ge=2,
-        description="Seconds without a sign of life after which a rank, such as one that hangs, is given up as lost.",
+        description="Seconds without a sign of life after which a rank, such as one that hangs, is given up as lost; "
+        "one that loads its model has collective_timeout_s.",
     )
 
     @property

@@ -80,9 +80,13 @@ async def bereft(trainer: Trainer, ours: PublishingLearner, *generators: Scripte
         await ours.until_served(**{each.name: version for each in generators})
     before = [dict(each.weights) for each in generators]
     spared = asyncio.Event()
-    logging.getLogger("learner.weights.broadcast").addFilter(
-        lambda line: "serve on" not in line.msg or not spared.set()
-    )
+
+    def note(line: logging.LogRecord) -> bool:
+        if "serve on" in line.msg:
+            spared.set()
+        return True
+
+    logging.getLogger("learner.weights.broadcast").addFilter(note)
     for generator in generators:
         generator.preparing.clear()
         generator.hold["prepare"] = asyncio.Event()
