@@ -19,7 +19,8 @@ from services.http.client import HttpClient
 from services.http.tls import client_tls
 from services.logs import configure_logging
 from services.process import run_process
-from services.secret_files import SecretFileError, read_secret
+from services.rotating_secrets import RotatingSecret
+from services.secret_files import SecretFileError
 
 _DEFAULT_PORT = 7330
 _DEFAULT_GB = 64.0
@@ -54,7 +55,7 @@ def run_relay(words: Sequence[str]) -> int:
 
 
 def _secret(path: Path | None) -> SecretStr | None:
-    return None if path is None else SecretStr(read_secret(path))
+    return None if path is None else RotatingSecret(path)
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Files that hold a secret or a public key: one line of text, which only its owner may read if it is a secret."""
+"""Files that hold secrets, which only their owner may read, or a public key: a line of text for each."""
 
 import os
 import secrets
@@ -22,6 +22,29 @@ def read_secret(path: Path) -> str:
     text, status = _read(path)
     _refuse_open(path, status)
     return _only_line(text, path)
+
+
+def read_secret_lines(path: Path) -> tuple[str, ...]:
+    """The lines of such a file that may have several, one word in each; empty ones are left out.
+
+    Raises SecretFileError.
+    """
+    text, status = _read(path)
+    _refuse_open(path, status)
+    lines = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not lines or len(text) > _LONGEST or any(len(line.split()) > 1 for line in lines):
+        got = "an empty file" if not lines else "more"
+        raise SecretFileError(f"{path} is no key or token: expected one word on a line, got {got}")
+    return lines
+
+
+def file_state(path: Path) -> tuple[int, int, int] | None:
+    """A mark that another one takes the place of when the file changes; None while it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def check_only_ours(path: Path) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Response
-from pydantic import SecretStr
 
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import (
@@ -37,7 +36,7 @@ from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.waiting import Waiting
 from services.process import Stop, WrongSettings
-from services.secret_files import read_secret
+from services.rotating_secrets import RotatingSecret
 
 _DEFAULT_PORT = 7340
 
@@ -185,7 +184,7 @@ def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def http_of(given: argparse.Namespace) -> HttpConfig:
     """The address and trust of a command. Raises ValueError for what others could reach without a token."""
-    token = None if given.token_file is None else SecretStr(read_secret(given.token_file))
+    token = None if given.token_file is None else RotatingSecret(given.token_file)
     return HttpConfig(
         host=given.host,
         port=given.port,

@@ -34,7 +34,7 @@ from services.config.models import ConfigModel
 from services.http.client import HttpClient, ServiceError, ServiceTimeout
 from services.http.faults import fault_of, see_alive
 from services.http.tls import TlsFiles, client_tls
-from services.secret_files import read_secret
+from services.rotating_secrets import RotatingSecret
 
 PATH = "/v1/environment"
 _BETWEEN_S = 0.5
@@ -58,7 +58,7 @@ class RemoteOptions(ConfigModel):
     @property
     def token(self) -> SecretStr | None:
         """From its file. Raises SecretFileError."""
-        return None if self.token_file is None else SecretStr(read_secret(self.token_file))
+        return None if self.token_file is None else RotatingSecret(self.token_file)
 
     @property
     def tls(self) -> TlsFiles:

@@ -2,13 +2,16 @@
 
 import base64
 import hashlib
+import hmac
 import re
 from pathlib import Path
 
 from fastapi import Request, Response
+from pydantic import SecretStr
 
 from services.http.app import OPEN_PATHS
 from services.http.refusals import RequestRefused
+from services.rotating_secrets import accepted
 
 PAGE_PATHS = OPEN_PATHS | {"/", "/page/"}
 """Paths that an application with a page leaves open: its routes ask for the token themselves."""
@@ -43,6 +46,17 @@ def let_in(request: Request, shown: str) -> Response:
         secure=request.url.scheme == "https",
     )  # fmt: skip
     return answer
+
+
+def pass_of(secret: str, *, page: str) -> str:
+    """The content of a page's cookie: made of a secret, so that it outlives this process, and is not the secret."""
+    return hmac.new(secret.encode(), page.encode(), hashlib.sha256).hexdigest()
+
+
+def is_pass(shown: str, token: SecretStr, *, page: str) -> bool:
+    """True for a cookie that was made of an accepted token."""
+    passes = [pass_of(each, page=page).encode() for each in accepted(token)]
+    return sum(hmac.compare_digest(shown.encode(), each) for each in passes) > 0
 
 
 def _policy(text: str) -> str:

@@ -18,8 +18,6 @@ gives for it, which no other route knows.
 """
 
 import asyncio
-import hashlib
-import hmac
 import json
 import logging
 import sqlite3
@@ -35,7 +33,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from learner.page.curves import RunCurves, figures
-from learner.page.files import HEADERS, PAGE_COOKIE, let_in, page_file, page_itself
+from learner.page.files import HEADERS, PAGE_COOKIE, is_pass, let_in, page_file, page_itself, pass_of
 from learner.page.grouped import groups_page, ordered_groups
 from learner.page.life import kept_life
 from learner.page.reading import (
@@ -62,6 +60,7 @@ from services.diagnosis.asked import AskedProcess
 from services.diagnosis.verdict import RunVerdict
 from services.http.bodies import json_body
 from services.http.refusals import RequestRefused
+from services.rotating_secrets import is_shown
 from services.run_lock import life_in
 
 logger = logging.getLogger(__name__)
@@ -79,6 +78,7 @@ Processes = Callable[[], Mapping[str, Any]]
 Machines = Callable[[], list[dict[str, Any]]]
 """Of each process its machine, what it takes of that, and the last lines of its log, for JSON."""
 _FRESH = {"Cache-Control": "no-store"}
+_PAGE = "the page of a run"
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class RunPage:
         self._runs = runs
         self._curves = [RunCurves(each.folder) for each in runs]
         self._what_ifs = None if what_ifs is None else WhatIfRoutes([each.folder for each in runs], what_ifs)
-        self._token = None if token is None else token.get_secret_value()
+        self._token = token
         self._over = asyncio.Event()
 
     async def run(self) -> None:
@@ -201,21 +201,16 @@ class RunPage:
             return
         shown = request.headers.get("authorization", "")
         cookie = request.cookies.get(PAGE_COOKIE, "")
-        as_header = hmac.compare_digest(shown.encode(), f"Bearer {self._token}".encode())
-        if not as_header and not hmac.compare_digest(cookie.encode(), self._pass().encode()):
+        if not is_shown(shown, self._token, prefix="Bearer ") and not is_pass(cookie, self._token, page=_PAGE):
             raise RequestRefused(401, "unauthorized", "the page wants the learner's http.token: log in at /")
-
-    def _pass(self) -> str:
-        """The cookie's content: made of the token, so that it outlives this process, and is not the token."""
-        assert self._token is not None, "asked only where there is one"
-        return hmac.new(self._token.encode(), b"the page of a run", hashlib.sha256).hexdigest()
 
     def _login(self, request: Request, body: Annotated[Login, Depends(json_body(Login))]) -> Response:
         if self._token is None:
             return Response(status_code=204)
-        if not hmac.compare_digest(body.token.get_secret_value().encode(), self._token.encode()):
+        given = body.token.get_secret_value()
+        if not is_shown(given, self._token):
             raise RequestRefused(401, "unauthorized", "this is not the learner's http.token")
-        return let_in(request, self._pass())
+        return let_in(request, pass_of(given, page=_PAGE))
 
     # Its data
 

@@ -9,7 +9,6 @@ is that tenant's, and no name of another. The cookie of `POST /page/login` is ma
 so that it ends with the key.
 """
 
-import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import SecretStr
 
-from learner.page.files import PAGE_COOKIE, let_in, page_file, page_itself
+from learner.page.files import PAGE_COOKIE, is_pass, let_in, page_file, page_itself, pass_of
 from learner.page.routes import Login
 from learner.tenants.run_records import RunRecord
 from learner.tenants.service import TenantService
@@ -31,11 +30,13 @@ from services.diagnosis.tenants import judge_tenants
 from services.diagnosis.verdict import RunVerdict
 from services.http.bodies import json_body
 from services.http.refusals import RequestRefused
+from services.rotating_secrets import is_shown
 
 MOST_RUNS = 200
 """Rows of the list of runs; those with the most to do come first."""
 MOST_CURVES = 8
 _FRESH = {"Cache-Control": "no-store"}
+_PAGE = "the page of a server of training loops"
 _FIRST = ("loss", "forward loss", "grad_norm", "rows")
 _COLORS = {"loss": "blue", "forward loss": "orange", "grad_norm": "violet"}
 _HEADINGS = {"loss": "Loss, a row", "forward loss": "Loss of forward alone, a row", "rows": "Rows of a step"}
@@ -57,7 +58,7 @@ class TenantsPage:
         self, service: TenantService, *, name: str, token: SecretStr, processes: Callable[[], ServedProcesses]
     ) -> None:
         self._service, self._name, self._processes = service, name, processes
-        self._token = token.get_secret_value()
+        self._token = token
 
     def add_routes(self, app: FastAPI) -> None:
         """All of them."""
@@ -83,27 +84,27 @@ class TenantsPage:
     def _viewer(self, request: Request) -> str | None:
         """The tenant that reads; None for whoever has the learner's token. Raises RequestRefused."""
         shown = request.headers.get("authorization", "")
-        if hmac.compare_digest(shown.encode(), f"Bearer {self._token}".encode()):
+        if is_shown(shown, self._token, prefix="Bearer "):
             return None
         tenant = self._service.keys.tenant(request.headers.get("x-api-key", ""))
         if tenant is not None:
             return tenant.name
         name, _, proof = request.cookies.get(PAGE_COOKIE, "").partition(":")
-        if not name and hmac.compare_digest(proof.encode(), _pass(self._token).encode()):
+        if not name and is_pass(proof, self._token, page=_PAGE):
             return None
         known = next((each for each in self._service.keys.tenants if each.name == name), None)
-        if known is not None and hmac.compare_digest(proof.encode(), _pass(known.sha256).encode()):
+        if known is not None and hmac.compare_digest(proof.encode(), pass_of(known.sha256, page=_PAGE).encode()):
             return known.name
         raise RequestRefused(401, "unauthorized", "the page wants a tenant's key, or the learner's http.token")
 
     def _login(self, request: Request, body: Annotated[Login, Depends(json_body(Login))]) -> Response:
         given = body.token.get_secret_value()
-        if hmac.compare_digest(given.encode(), self._token.encode()):
-            return let_in(request, f":{_pass(self._token)}")
+        if is_shown(given, self._token):
+            return let_in(request, f":{pass_of(given, page=_PAGE)}")
         tenant = self._service.keys.tenant(given)
         if tenant is None:
             raise RequestRefused(401, "unauthorized", "this is neither a key of a tenant nor the learner's http.token")
-        return let_in(request, f"{tenant.name}:{_pass(tenant.sha256)}")
+        return let_in(request, f"{tenant.name}:{pass_of(tenant.sha256, page=_PAGE)}")
 
     # What is read
 
@@ -181,8 +182,3 @@ def _peer(peer: PeerStatus, procs: Sequence[AskedProcess]) -> dict[str, Any]:
     load = proc.status.load
     rates = {} if load is None else {"tokens_per_s": load.per_s, "idle_share": 1 - load.busy_share}
     return {**shown, **rates, "state": "answers", "last_heard_s": 0.0}
-
-
-def _pass(secret: str) -> str:
-    """The content of a cookie: made of a secret, so that it outlives this process, and is not the secret."""
-    return hmac.new(secret.encode(), b"the page of a server of training loops", hashlib.sha256).hexdigest()

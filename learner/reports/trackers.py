@@ -337,8 +337,7 @@ def trackers_of(
     if wandb != "off":
         found.append(WeightsAndBiases(mode=wandb, project=wandb_project))
     if mlflow_url is not None:
-        token = None if mlflow_token is None else mlflow_token.get_secret_value()
-        found.append(MlFlow(mlflow_url, experiment=mlflow_experiment, token=token))
+        found.append(MlFlow(mlflow_url, experiment=mlflow_experiment, token=mlflow_token))
     return found
 
 
@@ -414,12 +413,10 @@ class MlFlow(Tracker):
     name = "mlflow"
     every_s = 1.0
 
-    def __init__(self, url: str, *, experiment: str, token: str | None = None) -> None:
+    def __init__(self, url: str, *, experiment: str, token: SecretStr | None = None) -> None:
         self._url = url.rstrip("/")
         self._experiment = experiment
-        self._headers = {"Content-Type": "application/json"}
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
+        self._token = token
         self._run_id = ""
 
     def start(self, run: TrackedRun, *, anew: bool = False) -> Mapping[str, int] | None:
@@ -469,7 +466,10 @@ class MlFlow(Tracker):
 
     def _call(self, route: str, body: Mapping[str, object] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self._url}/api/2.0/mlflow/{route}", data, self._headers)
+        headers = {"Content-Type": "application/json"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token.get_secret_value()}"
+        request = urllib.request.Request(f"{self._url}/api/2.0/mlflow/{route}", data, headers)
         try:
             with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:
                 return json.loads(answer.read() or b"{}")

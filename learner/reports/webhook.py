@@ -63,14 +63,15 @@ class Webhook:
                     failed = await self._post(client, self._waiting.popleft(), quiet=failed)
 
     async def _post(self, client: HttpClient, news: VerdictNews, *, quiet: bool) -> bool:
+        url = self._url.get_secret_value()
         try:
-            await client.notify(self._url.get_secret_value(), news, deadline_s=_DEADLINE_S)
+            await client.notify(url, news, deadline_s=_DEADLINE_S)
         except Exception as error:  # noqa: BLE001 - whatever a client says to an address, it must not end the run
             self._outcome("failed")
             if not quiet:  # its address may hold a secret
                 why = f"{type(error).__name__}, on the way to its address"
                 if isinstance(error, ServiceError):
-                    why = str(error).replace(self._url.get_secret_value(), "its address")
+                    why = str(error).replace(url, "its address")
                 logger.warning("the webhook of [learner.verdict] does not take what it is sent: %s", why)
             return True
         self._outcome("sent")

@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from protocol.generation import MAX_SCORED_TOKENS
 from services.config.models import ConfigModel
-from services.secret_files import read_secret
+from services.rotating_secrets import RotatingSecret
 
 _OF_URLS = ("token", "wait_s", "request_timeout_s", "requests_at_once", "request_tokens")
 
@@ -48,7 +48,7 @@ class TeacherConfig(ConfigModel):
         if given.get("token") is not None:
             raise ValueError("token and token_file are both set; set one of them")
         rest = {key: value for key, value in given.items() if key != "token_file"}
-        return {**rest, "token": read_secret(Path(str(given["token_file"])))}
+        return {**rest, "token": RotatingSecret(Path(str(given["token_file"])))}
 
     @field_validator("urls")
     @classmethod

@@ -28,7 +28,8 @@ from services.http.backoff import Backoff
 from services.http.breakers import Breakers, BreakerSettings, GuardedCall
 from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceTimeout, ServiceUnreachable
 from services.http.tls import TlsFiles, public_tls
-from services.secret_files import SecretFileError, read_secret
+from services.rotating_secrets import RotatingSecret, accepted
+from services.secret_files import SecretFileError
 
 R = TypeVar("R", bound=BaseModel)
 _BREAKER = BreakerSettings(failures=5, rest_s=0.5, rest_max_s=10.0)
@@ -229,7 +230,9 @@ class Endpoint:
 
     def _said(self, error: ServiceError) -> str:
         """Some services repeat the key that they were shown."""
-        text = str(error) if self._key is None else str(error).replace(self._key.get_secret_value(), "[the key]")
+        text = str(error)
+        for word in () if self._key is None else accepted(self._key):
+            text = text.replace(word, "[the key]")
         return text[:_MAX_CHARS]
 
 
@@ -255,7 +258,7 @@ def api_key(config: EndpointConfig) -> SecretStr | None:
     """The key to show, if there is one. Raises UserError if it is not where the configuration says."""
     if config.api_key_file is not None:
         try:
-            return SecretStr(read_secret(config.api_key_file))
+            return RotatingSecret(config.api_key_file)
         except SecretFileError as error:
             raise UserError(f"api_key_file: {error}") from error
     if config.api_key_env is None:

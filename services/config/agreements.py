@@ -17,6 +17,7 @@ from protocol.fleet import TOLD_ALIKE, Fingerprints, fingerprint_directory, temp
 from services.config.models import HttpConfig, ProcessConfig
 from services.config.run_paths import is_hub_name
 from services.network import is_loopback
+from services.rotating_secrets import is_shown
 from services.zmq.keys import AuthorizedBy, KeyFile, PublicKeyOf, unlike_keys, unreadable_key
 
 _EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -156,12 +157,19 @@ def _unmet(place: FieldPlace, mark: object, configs: Configs) -> Iterator[str]:
             yield from _unreached(place, f"[{process}] {key}", _at(configs[process], key))
         case EqualTo(process, key) if process in configs:
             other = _at(configs[process], key)
-            if place.value != other:
+            if not _agree(place.value, other):
                 yield f"{place} {_shown(place.value)}, but [{process}] {key} {_shown(other)}: make them the same"
         case KeyFile() | PublicKeyOf() | AuthorizedBy():
             yield from _key_problems(place, mark, configs)
         case _:
             pass
+
+
+def _agree(value: object, other: object) -> bool:
+    """True for equal values, and for a secret that is one of those that the other process accepts."""
+    if isinstance(value, SecretStr) and isinstance(other, SecretStr):
+        return is_shown(value.get_secret_value(), other)
+    return value == other
 
 
 def _key_problems(place: FieldPlace, mark: KeyFile | PublicKeyOf | AuthorizedBy, configs: Configs) -> Iterator[str]:

@@ -51,11 +51,9 @@ from services.config.sources import (
 )
 from services.http.tls import TlsFiles
 from services.network import is_loopback
+from services.rotating_secrets import SHORTEST_TOKEN, accepted
 
 logger = logging.getLogger(__name__)
-
-SHORTEST_TOKEN = 16
-"""Characters of a token that callers on other machines show."""
 
 
 class ConfigModel(BaseModel):
@@ -191,7 +189,7 @@ class HttpConfig(ConfigModel):
                 "set http.token or http.token_file, or listen on 127.0.0.1"
             )
         if self.token is not None and not is_loopback(self.host):
-            length = len(self.token.get_secret_value())
+            length = min(map(len, accepted(self.token)))
             if length < SHORTEST_TOKEN:
                 raise ValueError(
                     f"host {self.host} can be reached from other machines and the token has {length} characters; "

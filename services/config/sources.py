@@ -25,7 +25,8 @@ from services.config.options import (
     plain_reason,
 )
 from services.config.run_paths import placed, run_name
-from services.secret_files import SecretFileError, read_secret
+from services.rotating_secrets import RotatingSecret
+from services.secret_files import SecretFileError
 
 PROCESSES = ("learner", "generator", "reward-service", "env-service")
 TABLES = ("run", *PROCESSES)
@@ -149,7 +150,7 @@ def with_paths(found: SourceContent, schema: OptionSchema, beside: Path | None) 
 
 
 def with_secrets_read(found: SourceContent, schema: OptionSchema) -> SourceContent:
-    """The same, with each setting of a secret's file exchanged for the secret that the file holds."""
+    """The same, with each setting of a secret's file exchanged for what the file holds, now and later."""
     given = {setting.key: setting for setting in found.settings}
     settings, problems = [], list(found.problems)
     for setting in found.settings:
@@ -160,7 +161,7 @@ def with_secrets_read(found: SourceContent, schema: OptionSchema) -> SourceConte
             problems.append(f"{setting.origin}: {given[secret].origin} is set, too; set one of them")
         else:
             try:
-                settings.append(SourcedSetting(secret, read_secret(Path(str(setting.value))), setting.origin))
+                settings.append(SourcedSetting(secret, RotatingSecret(Path(str(setting.value))), setting.origin))
             except SecretFileError as error:
                 problems.append(f"{setting.origin}: {error}")
     return SourceContent(tuple(settings), tuple(problems))

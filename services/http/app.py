@@ -66,7 +66,7 @@ def create_app(
     app.add_middleware(Doors, doors=doors or {}, refused=refused)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, refused=refused)
     if token is not None:
-        app.add_middleware(BearerToken, token=token.get_secret_value(), open_paths=open_paths, refused=refused)
+        app.add_middleware(BearerToken, token=token, open_paths=open_paths, refused=refused)
     else:
         # Not `open_paths`: pages of the web must not reach the open folders either.
         app.add_middleware(LocalCallers, open_paths=OPEN_PATHS, known_as=known_as, refused=refused)

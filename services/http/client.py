@@ -170,8 +170,7 @@ class HttpClient:
     ) -> None:
         self._tls = tls
         self._headers = {"Content-Type": "application/json"}
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token.get_secret_value()}"
+        self._token = token
         self._max_connections = max_connections
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         self._max_answer_bytes = max_answer_bytes
@@ -295,6 +294,8 @@ class HttpClient:
     ) -> "aiohttp.client._RequestContextManager":
         """Nobody is followed to another address: what is sent is meant for this one."""
         trust = True if self._tls is None else self._tls.current()
+        if self._token is not None:
+            headers = {"Authorization": f"Bearer {self._token.get_secret_value()}", **(headers or {})}
         return self._open_session.request(method, url, data=data, headers=headers, ssl=trust, allow_redirects=False)
 
     async def _with_retries(

@@ -1,13 +1,14 @@
 """Gates before an application's routes: the token, the size of the body, and room for the request."""
 
-import hmac
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 
 from prometheus_client import Counter
+from pydantic import SecretStr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.http.refusals import RequestRefused, send_refusal
+from services.rotating_secrets import is_shown
 
 Door = Callable[[int], AbstractContextManager[None]]
 """Given the announced bytes of a body before it is read, it raises RequestRefused or lets the request in. What it
@@ -27,10 +28,10 @@ class BearerToken:
     it, but "/" opens only itself.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str, open_paths: Collection[str], refused: Counter) -> None:
+    def __init__(self, app: ASGIApp, *, token: SecretStr, open_paths: Collection[str], refused: Counter) -> None:
         self._app = app
         self._open_paths = open_paths
-        self._expected = f"Bearer {token}".encode()
+        self._token = token
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,7 +39,7 @@ class BearerToken:
             await self._app(scope, receive, send)
             return
         shown = next((value for name, value in scope["headers"] if name == b"authorization"), None)
-        if shown is not None and hmac.compare_digest(shown, self._expected):
+        if shown is not None and is_shown(shown, self._token, prefix="Bearer "):
             await self._app(scope, receive, send)
             return
         got = "none" if shown is None else "another"

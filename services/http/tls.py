@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.secret_files import SecretFileError, check_only_ours
+from services.secret_files import SecretFileError, check_only_ours, file_state
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class TlsContext:
             logger.info("certificates were renewed on disk, and are in use")
 
     def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_state_of(path) for path in self.files.given)
+        return tuple(file_state(path) for path in self.files.given)
 
 
 def server_tls(files: TlsFiles) -> TlsContext | None:
@@ -218,11 +218,3 @@ def _check_readable(path: Path, setting: str) -> None:
             pass
     except OSError as error:
         raise TlsFileError(f"cannot read {path} ({setting}): {error.strerror}; {_REMEDY}") from error
-
-
-def _state_of(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino

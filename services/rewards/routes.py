@@ -14,6 +14,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
 from typing import NoReturn
 
 from pydantic import SecretStr
@@ -30,6 +31,7 @@ from services.http.waiting import Waiting
 from services.rewards.groups import affordable
 from services.rewards.items import CallPart, Entry, RewardMetrics
 from services.rewards.settings import ClientSettings, Hedges, RewardService
+from services.rotating_secrets import RotatingSecret
 
 logger = logging.getLogger(__name__)
 
@@ -382,7 +384,7 @@ class Routes:
         self._metrics = metrics
         self._breakers = Breakers("reward service", settings=settings.rests)
         self._hedges = Hedges(settings.hedging) if settings.hedging is not None else None
-        self._clients: dict[str, HttpClient] = {}
+        self._clients: dict[SecretStr | Path | None, HttpClient] = {}
         self._http: dict[str, HttpClient] = {}
         self._general: list[str] = []
         self._claimed: dict[str, list[str]] = {}
@@ -435,7 +437,7 @@ class Routes:
 
     def _add(self, service: RewardService, *, token: SecretStr | None) -> None:
         url = service.url.rstrip("/")
-        secret = "" if token is None else token.get_secret_value()
+        secret = token.path if isinstance(token, RotatingSecret) else token
         if secret not in self._clients:
             self._clients[secret] = HttpClient(token=token, tls=self._tls)
         self._http[url] = self._clients[secret]

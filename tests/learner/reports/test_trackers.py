@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
+from pydantic import SecretStr
 
 from learner.evaluation.config import TrackersConfig
 from learner.journal.files import LineFile
@@ -358,7 +359,7 @@ def test_mlflow_gets_settings_numbers_and_events_and_a_resume_goes_on_with_its_r
     mlflow: StandIn, run: TrackedRun
 ) -> None:
     several = TrackedRun(run.name, run.folder, {**run.settings, **{f"key{n}": n for n in range(250)}})
-    tracker = MlFlow(mlflow.url + "/", experiment="my sums", token="open")
+    tracker = MlFlow(mlflow.url + "/", experiment="my sums", token=SecretStr("open"))
     follower = followed_by(tracker, several, STEP, {"kind": "guard", "step": 3, "after": 2})
     assert follower.dropped == 0
     again = followed_by(MlFlow(mlflow.url, experiment="my sums"), several, {"kind": "step", "step": 4, "loss": 1.0})
