@@ -330,7 +330,7 @@ def test_a_measuring_step_takes_teachers_answers_after_the_measurement_and_its_w
     vars(training).update(
         _intake=SimpleNamespace(newest=waiting, take=take, trained=trained, level=None, drawn=None), _records=told,
         _metrics=told, _guard=SimpleNamespace(max_lag=8, observe=nothing), _began=0.0, _before_s=0.0, _computed_s=0.0,
-        _measures=lambda: True, _record=record,
+        _measures=lambda: True, _record=record, _releases=None,
         **dict.fromkeys(("_train", "_publish", "_keep", "_test_generators", "_after_step"), nothing),
     )  # fmt: skip
     monkeypatch.setattr(online, "time", SimpleNamespace(monotonic=clock, thread_time=clock, time_ns=lambda: 0))
