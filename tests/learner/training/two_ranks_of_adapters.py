@@ -89,7 +89,7 @@ def _short_of_memory(own: AdapterTrainer, *, leads: bool) -> None:
 
 
 def _fail(ranked: RankedAdapters) -> None:
-    """What fails on both ranks, or before the other is told, leaves them together; what fails on one does not."""
+    """Failures on both ranks, or before the other is told, leave them together; those on one do not."""
     name = "model-0"
     for _ in range(2):
         _expect(MemoryError, lambda: ranked.step(AdamStep(name, learning_rate=ON_BOTH)))
