@@ -25,7 +25,7 @@ from benchmarks.rlhf_report import Point, figure, read_points, table
 from examples.rlhf.judge import WinRateJudge, read_prompts
 from examples.rlhf.language import LetterLanguage
 from learner.config import LearnerConfig
-from learner.trainer_thread import LearnerRanks
+from learner.run_ranks import LearnerRanks
 from learner.training.trainer import Trainer
 from services.process import parent_death_signal
 

@@ -80,7 +80,7 @@ def _follow(config: LearnerConfig, ranks: "Ranks", *, in_turn: tuple[LearnerConf
             from learner.tenant_ranks import follow_tenants
 
             return follow_tenants(config, ranks)
-        from learner.trainer_thread import follow
+        from learner.run_ranks import follow
     return follow(config, ranks, in_turn=in_turn)
 
 

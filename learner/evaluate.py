@@ -24,8 +24,8 @@ from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.journal.journal import NoJournal
 from learner.recovery import recover
 from learner.reports.run_records import Records
+from learner.run_ranks import LearnerRanks, first_probe
 from learner.service import Links, beside_loops, open_links
-from learner.trainer_thread import LearnerRanks, first_probe
 from learner.training.trainer import Trainer
 from learner.training.trainer_thread import TrainerThread
 from learner.weights.probe import Prober

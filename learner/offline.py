@@ -44,7 +44,7 @@ from learner.journal.run_folder import (
 from learner.offline_examples import Examples, Unit, in_step, read_units
 from learner.recovery import expected_signer
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
-from learner.trainer_thread import LearnerRanks
+from learner.run_ranks import LearnerRanks
 from learner.training.batch import TrainSequence
 from learner.training.trainer import Trainer, stop_after_skips
 from learner.training.trainer_thread import TrainerThread

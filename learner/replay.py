@@ -27,8 +27,8 @@ from learner.journal.segments import segments_of
 from learner.leases.intake import TakenBatch
 from learner.recovery import LoggedStep, logged_steps
 from learner.reports.history import RunHistory
+from learner.run_ranks import LearnerRanks
 from learner.teachers.config import index_of
-from learner.trainer_thread import LearnerRanks
 from learner.training.batch import Teaching, TrainSequence, sequences_of
 from learner.training.policy import WeightSnapshot
 from learner.training.step import StepMetrics

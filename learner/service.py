@@ -37,7 +37,7 @@ from learner.reports.stalled_training import Doubts
 from learner.reports.status import LearnerMetrics
 from learner.reports.summary import draw_curves, still_holds, summarize, table, write_summary
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
-from learner.trainer_thread import LearnerRanks, first_probe
+from learner.run_ranks import LearnerRanks, first_probe
 from learner.training.guard import Guard
 from learner.training.lag_rule import GradientRule
 from learner.training.trainer import Trainer

@@ -38,8 +38,8 @@ from learner.replay import (
 from learner.reports.history import RunHistory
 from learner.reports.what_if_folder import GROUPS_FILE, NOTE_FILE, PULLS_PREFIX, ProgressNotes
 from learner.reports.what_if_numbers import size_of_change
+from learner.run_ranks import LearnerRanks
 from learner.run_settings import refuse_beside
-from learner.trainer_thread import LearnerRanks
 from learner.training.engine import OtherOptimizer
 from learner.training.group_pulls import GroupChange, StepPulls, changes_of_groups
 from learner.training.trainer import Trainer

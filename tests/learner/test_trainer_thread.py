@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 import learner.rank_group as group_module
 from learner.config import LearnerConfig
-from learner.trainer_thread import LearnerRanks, first_probe, follow
+from learner.run_ranks import LearnerRanks, first_probe, follow
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer_thread import TrainerThread
 from services.process import ENDED, START_AGAIN, Stop, WrongSettings
