@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _put_in_place(switch: Switch, stack: ExitStack) -> None:
-    from learner import event_loop, service, trainer_thread
+    from learner import event_loop, run_ranks, service
     from learner.page.store import TrajectoryStore
     from learner.page.taken import TakenStep
     from learner.reports.trackers import Trackers
@@ -102,7 +102,7 @@ def _put_in_place(switch: Switch, stack: ExitStack) -> None:
 
     stack.enter_context(patch.object(event_loop, "TrajectoryStore", Store))
     stack.enter_context(patch.object(service, "Trackers", Followed))
-    stack.enter_context(patch.object(trainer_thread, "Trainer", Switched))
+    stack.enter_context(patch.object(run_ranks, "Trainer", Switched))
 
 
 if __name__ == "__main__":
