@@ -197,12 +197,12 @@ def _never() -> bool:
     return False
 
 
-def _error_of(write: Callable[[], None], *, directory: Path) -> OSError | None:
+def _error_of(work: Callable[[], None], *, directory: Path, done: str = "written") -> OSError | None:
     """The disk's error behind it. safetensors has an error of its own for a disk that takes no more."""
     try:
-        write()
+        work()
     except SafetensorError as error:
-        return OSError(errno.EIO, f"{directory} cannot be written: {str(error).splitlines()[0]}")
+        return OSError(errno.EIO, f"{directory} cannot be {done}: {str(error).splitlines()[0]}")
     except OSError as error:
         return error
     return None
@@ -541,9 +541,14 @@ class Trainer:
         if self._ranks.leads and wrote != self._ranks.count:
             logger.info("%s is of %d ranks, and is taken up by %d", directory, wrote, self._ranks.count)
         self._models.load(directory)
-        load_random_state(state, device=self._ranks.device)
+        error = _error_of(partial(self._load_progress, progress, state), directory=directory, done="read")
+        raise_on_all(error, directory=directory, did="read")
         if self._ranks.rank >= wrote:
             draw_apart(self._ranks.rank)
+
+    def _load_progress(self, progress: Path, state: Path) -> None:
+        """Loads what no other rank takes part in."""
+        load_random_state(state, device=self._ranks.device)
         found = json.loads(progress.read_text(encoding="utf-8"))
         self._updates = int(found["updates"])
         in_row = [*found.get("skipped_in_row", ()), 0, 0]  # older checkpoints say nothing of it

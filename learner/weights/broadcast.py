@@ -64,7 +64,7 @@ class _CollectiveResult:
     """Members of a collective by their end: through it, to try again, failed alone and why, and silent.
 
     Those without staging have committed when they are through, and have given their proof. Victims are `blameless` if a
-    rank of the learner is lost; those that are `unharmed` by it serve what they served.
+    rank of the learner is lost; those that are `unharmed` by it serve what they served, since they have staging.
     """
 
     through: Mapping[FleetMember, Proof | None]
@@ -120,7 +120,7 @@ class _MemberRequests:
             failed={member: why for member, why in refused.items() if member in guilty},
             silent=silent,
             blameless=blameless,
-            unharmed=[one for one in victims if blameless and (one.announcement.staging or not whole)],
+            unharmed=[one for one in victims if blameless and one.announcement.staging],
         )
 
 

@@ -206,18 +206,10 @@ class CatchUps:
         return self._past.get(_process(member)) or _Past()
 
     def _failed(self, member: FleetMember, packed: PackedWeights, error: ServiceError, *, alone: bool) -> float:
-        """Out of service; the seconds until it may try again. Expelled if that goes on, by its own fault. One that got
-        nothing of another rank of the learner serves on, if it does: that is not its failure.
-        """
+        """Out of service; the seconds until it may try again. Expelled if that goes on, by its own fault."""
         name = member.generator_id
-        member.base = ""  # whatever it holds, the next download brings all
-        if self._shelf.withheld(packed):
-            logger.warning(
-                "generator %s gets version %s later: a rank of the learner did not hand out its share: %s",
-                name, packed.version, error,
-            )  # fmt: skip
-            return self._options.pull_backoff_s
         self._fleet.suspend(member)
+        member.base = ""  # whatever it holds, the next download brings all
         past = self._past[_process(member)] = self._past_of(member)
         slow = _took_too_long(error)
         past.slow += slow

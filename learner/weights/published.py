@@ -223,7 +223,6 @@ class PublishedWeights:
     def __init__(self) -> None:
         self._kept: dict[str, PackedWeights] = {}
         self._pulled: Counter[str] = Counter()
-        self._withheld: set[str] = set()
         self.newest: PackedWeights | None = None
 
     def put(self, packed: PackedWeights) -> None:
@@ -244,10 +243,6 @@ class PublishedWeights:
             self._pulled[version] -= 1
             self._clear()
 
-    def withheld(self, packed: PackedWeights) -> bool:
-        """True if another rank did not hand out the part of that version that it was asked for last."""
-        return str(packed.version) in self._withheld
-
     def plan(self, version: str, form: WeightForm = "whole") -> PullPlan:
         """The plan of a download. Raises VersionNotPublished."""
         packed = self._find(version, form)
@@ -265,14 +260,7 @@ class PublishedWeights:
                 f"bucket {index} of version {version} has no {length} bytes at {offset}: it has {size}, and at most "
                 f"{CHUNK_BYTES} are served at once"
             )
-        try:
-            data = await buckets[index].read(offset, length)
-        except ServiceError:
-            self._withheld.add(version)
-            raise
-        if buckets[index].spec.sender:
-            self._withheld.discard(version)
-        return data
+        return await buckets[index].read(offset, length)
 
     def _find(self, version: str, form: WeightForm) -> PackedWeights:
         packed = self._kept.get(version)
@@ -289,7 +277,6 @@ class PublishedWeights:
             for version, packed in self._kept.items()
             if packed is self.newest or self._pulled[version] > 0
         }
-        self._withheld &= self._kept.keys()
 
 
 class TakesGenerators(Protocol):

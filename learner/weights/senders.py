@@ -92,7 +92,7 @@ class SenderLink:
     async def check(self, *, deadline_s: float) -> None:
         """Returns if it answers at all. Raises SenderLost."""
         try:
-            await self.client.download(f"{self.url}/healthz", deadline_s=deadline_s)
+            await self.client.download(f"{self.url}/healthz", deadline_s=deadline_s, headers=self._headers)
         except ServiceError as error:
             raise SenderLost(f"rank {self.rank} of the learner does not answer: {error}") from error
 

@@ -65,6 +65,7 @@ def test_a_folder_that_is_not_shared_is_noticed_and_a_full_disk_of_one_rank_is_a
     assert (seen["apart"], seen["together"]) == (False, True)
     assert seen["full"].startswith("[Errno 5] rank 1 could not write its part of ")
     assert seen["beside"].startswith("[Errno 5] rank 1 could not write its part of ")
+    assert seen["unread"].startswith("[Errno 5] rank 1 could not read its part of ")
     assert sum("optim_states" in name for name in seen["files"]) == 2
     assert not list(tmp_path.glob("*/ranks-*")) + list(tmp_path.glob("ranks-*"))
 

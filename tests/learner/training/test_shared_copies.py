@@ -25,7 +25,7 @@ def test_an_order_is_told_to_the_other_ranks_as_it_is() -> None:
     assert CopyOrder.from_text(order.to_text()) == order
 
 
-def test_a_sender_that_cannot_be_opened_ends_its_rank_and_a_full_disk_that_all_have_does_not(
+def test_an_error_of_a_copy_ends_the_rank_that_has_it_and_a_full_disk_that_all_have_does_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refuse(_: RankCommand) -> None:

@@ -1,12 +1,15 @@
 """Two ranks and what their disks do: `two_ranks_on_disks.py MODEL OUT`.
 
 Rank 1 sees another folder than rank 0, then the same; then its disk is full at a checkpoint, and at one that is written
-beside training; then there is room again.
+beside training; then there is room again, and a checkpoint is there of which it cannot read its part.
 Rank 0 writes what it saw to OUT/seen.json. Without RANK in the environment it is rank 0, which starts rank 1.
 """
 
+import errno
 import json
+import os
 import resource
+import shutil
 import sys
 from pathlib import Path
 
@@ -40,9 +43,17 @@ def lead(trainer: Trainer, out: Path) -> dict[str, object]:
         beside = "nothing"
     trainer.begin_save(out / "checkpoint")()
     trainer.load(out / "checkpoint")
+    shutil.copytree(out / "checkpoint", out / "unread")
+    try:
+        trainer.load(out / "unread")
+    except OSError as error:
+        unread = str(error)
+    else:
+        unread = "nothing"
+    trainer.load(out / "checkpoint")
     trainer.close()
     files = sorted(path.name for path in (out / "checkpoint" / "deepspeed").iterdir())
-    return {"full": said, "beside": beside, "files": files}
+    return {"full": said, "beside": beside, "unread": unread, "files": files}
 
 
 def resource_is_back() -> None:
@@ -75,6 +86,11 @@ class Short(Trainer):
             super()._save(directory)
         finally:
             resource_is_back()
+
+    def _load_progress(self, progress: Path, state: Path) -> None:
+        if progress.parent.name == "unread":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        super()._load_progress(progress, state)
 
 
 def shared(folder: Path, ranks: Ranks, commands: CommandChannel) -> bool:
