@@ -175,12 +175,6 @@ class RolloutConfig(ConfigModel):
                 f"min_mean_reward is {low} and max_mean_reward {high}: no group could be kept; lower the first or "
                 "raise the second"
             )
-        if self.drop_uniform_groups and self.group_size == 1:
-            raise ValueError(
-                "drop_uniform_groups is true and group_size 1: a group of one has no spread of rewards, so none could "
-                "be kept; raise group_size, or, for an algorithm that does not compare rewards within a group, such as "
-                "ppo, set drop_uniform_groups to false"
-            )
         return self
 
 
@@ -664,6 +658,12 @@ class LearnerConfig(ProcessConfig):
             raise ValueError(
                 f"rollouts.drop_uniform_groups is false, and algo {self.algo.type} takes the best of a group: one of "
                 "equal rewards, as where all failed, has none; leave it out, or set it to true"
+            )
+        if self.rollouts.drop_uniform_groups and self.rollouts.group_size == 1 and not self.algo.greedy_baseline:
+            raise ValueError(
+                "rollouts.drop_uniform_groups is true and rollouts.group_size 1: a group of one has no spread of "
+                "rewards, so none could be kept; raise group_size, or, for an algorithm that does not compare rewards "
+                "within a group, such as ppo, set drop_uniform_groups to false"
             )
         return self
 

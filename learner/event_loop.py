@@ -151,6 +151,7 @@ def group_filter(config: LearnerConfig) -> GroupFilter:
         min_mean_reward=rollouts.min_mean_reward,
         max_mean_reward=rollouts.max_mean_reward,
         rounds=rollouts.filter_rounds,
+        greedy_baseline=config.algo.greedy_baseline,
     )
 
 

@@ -271,6 +271,9 @@ def follow_group(config: LearnerConfig, ranks: Ranks, work: Callable[[CommandCha
         else:
             while commands.receive().action != "stop":
                 continue
+    except StartAgain as error:
+        logger.warning("rank %d ends, and the learner starts again: %s", ranks.rank, error)
+        return START_AGAIN
     except RuntimeError as error:
         if not is_of_ranks(error):
             raise

@@ -119,7 +119,7 @@ class Pool:
         except TimeoutError:
             raise EnvironmentFull(
                 f"all {self._settings.most} processes are taken: raise the environment's `processes`, at least to the "
-                "size of a group, or lower env-service.capacity"
+                "size of a group, and one for each redundant or greedy conversation, or lower env-service.capacity"
             ) from None
 
     def _new(self, *, shared: bool = False) -> Child:

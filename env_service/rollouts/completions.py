@@ -19,8 +19,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from env_service.environments.interface import Task
@@ -421,3 +421,23 @@ def seconds_since(began: float | None, at: float | None) -> float | None:
 def _oldest(version: str | None, completion: Completion) -> str | None:
     versions = {span.version for span in completion.version_spans} | ({version} if version else set())
     return min(versions, key=_age, default=None)
+
+
+class SilentProgress(RolloutProgress):
+    """Progress of what nobody trains, such as a frozen player: it is waited for like any other, and the versions that
+    sampled its tokens are nobody's.
+    """
+
+    def __init__(self, policy: RolloutProgress) -> None:
+        super().__init__()
+        self._policy = policy
+
+    def completions(self, count: int, *, end_of: EndOf | None = None) -> Sequence[Completion]:
+        """As of any other; they are not kept."""
+        return tuple(Completion(index, end_of=end_of) for index in range(count))
+
+    @contextmanager
+    def waiting_for(self, whom: WaitsFor) -> Iterator[None]:
+        """The policy's rollout waits."""
+        with self._policy.waiting_for(whom):
+            yield

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from env_service.environments.interface import OfferedEnvironment
+from env_service.rollouts.completions import SilentProgress
 from env_service.rollouts.conversation import Conversation, Speaker
 from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure
 from protocol.messages import Lease
@@ -32,12 +33,15 @@ def refuse_without_greedy(lease: Lease, offered: OfferedEnvironment) -> None:
 
 
 def greedy(speaker: Speaker) -> Speaker:
-    """The same speaker, at temperature 0. Generators are asked as for an evaluation, since none of it is trained."""
+    """The same speaker, at temperature 0. Generators are asked as for an evaluation, since none of it is trained.
+    Nor does the age of its tokens hold up anything.
+    """
     request = speaker.request
     sampling = request.sampling.model_copy(update={"temperature": 0.0})
     return replace(
         speaker,
         request=request.model_copy(update={"sampling": sampling, "purpose": "evaluate", "routed_experts": False}),
+        progress=SilentProgress(speaker.progress),
     )
 
 

@@ -16,7 +16,6 @@ game with other moves of the opponent. One that comes to nothing at every draw l
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
@@ -31,7 +30,7 @@ from env_service.environments.interface import (
     TurnOf,
 )
 from env_service.environments.tokenization import ChatTemplateError, Tokenization, characters_of
-from env_service.rollouts.completions import Completion, EndOf, RolloutProgress
+from env_service.rollouts.completions import Completion, SilentProgress
 from env_service.rollouts.conversation import (
     Conversation,
     Fault,
@@ -46,7 +45,6 @@ from env_service.rollouts.conversation import (
 from env_service.rollouts.judging import failure_of_all
 from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure, RolloutFailure, why_nothing
 from protocol.generation import GenerateRequest
-from protocol.messages import WaitsFor
 from protocol.trajectories import CutOff
 
 logger = logging.getLogger(__name__)
@@ -96,24 +94,8 @@ class Opponent:
                 update={"sampling": sampling, "purpose": "evaluate", "routed_experts": False}
             ),
             sample=self.sample,
-            progress=_SilentProgress(policy.progress),
+            progress=SilentProgress(policy.progress),
         )
-
-
-class _SilentProgress(RolloutProgress):
-    """Of a frozen player: it is waited for like any other, and the versions that sampled its tokens are nobody's."""
-
-    def __init__(self, policy: RolloutProgress) -> None:
-        super().__init__()
-        self._policy = policy
-
-    def completions(self, count: int, *, end_of: EndOf | None = None) -> Sequence[Completion]:
-        return tuple(Completion(index, end_of=end_of) for index in range(count))
-
-    @contextmanager
-    def waiting_for(self, whom: WaitsFor) -> Iterator[None]:
-        with self._policy.waiting_for(whom):
-            yield
 
 
 @dataclass(frozen=True, kw_only=True)

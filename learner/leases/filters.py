@@ -28,18 +28,20 @@ class GroupFilter:
     game of several players is left out if it is so for each of them.
 
     A bound that is None does not count; a mean equal to a bound is inside. `rounds`: how many times `groups_per_step`
-    groups may be left out on the way to one batch.
+    groups may be left out on the way to one batch. `greedy_baseline`: a greedy answer's reward counts to the spread.
     """
 
     drop_uniform: bool = False
     min_mean_reward: float | None = None
     max_mean_reward: float | None = None
     rounds: int = 10
+    greedy_baseline: bool = False
 
     def reason(self, group: TrajectoryGroup) -> FilterReason | None:
         """Reason to leave the group out; None if it is taken. All its trajectories have a reward."""
         rewards = rewards_of(group)
-        greedy = () if group.greedy_baseline is None else (group.greedy_baseline.reward.reward,)
+        baseline = group.greedy_baseline if self.greedy_baseline else None
+        greedy = () if baseline is None else (baseline.reward.reward,)
         reasons = [
             self._reason([rewards[index] for index in alike], compared_with=greedy)
             for alike in group.by_player.values()

@@ -152,7 +152,8 @@ def _obey(own: AdapterTrainer, command: RankCommand) -> None:
         case "step_adapter":
             _obeyed(command, lambda: own.step(AdamStep(**told)))
         case "client_round":
-            own.run_round(unpacked_operations(share_bytes(None)))
+            with _in_step():
+                own.run_round(unpacked_operations(share_bytes(None)))
         case _:
             raise AssertionError(command.action)
 

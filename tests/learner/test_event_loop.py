@@ -42,12 +42,18 @@ def test_the_range_and_the_rounds_are_those_of_the_configuration() -> None:
     ("rollouts", "said"),
     [
         ({"min_mean_reward": 0.5, "max_mean_reward": 0.4}, "min_mean_reward is 0.5 and max_mean_reward 0.4"),
-        ({"drop_uniform_groups": True, "group_size": 1}, "drop_uniform_groups is true and group_size 1"),
     ],
 )
 def test_filters_that_let_nothing_pass_are_refused(rollouts: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         RolloutConfig.model_validate(rollouts)
+
+
+def test_a_group_of_one_has_a_spread_where_it_is_compared_with_a_greedy_answer() -> None:
+    alone = {"drop_uniform_groups": True, "group_size": 1, "min_group_size": 1}
+    with pytest.raises(ValidationError, match=r"drop_uniform_groups is true and rollouts\.group_size 1"):
+        learner_config("ppo", **alone)
+    assert group_filter(learner_config("remax", **alone)) == GroupFilter(drop_uniform=True, greedy_baseline=True)
 
 
 class Worst:

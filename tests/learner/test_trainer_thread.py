@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 import learner.rank_group as group_module
 from learner.config import LearnerConfig
 from learner.run_ranks import LearnerRanks, first_probe, follow
+from learner.training.adapter_ranks import RanksApart
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer_thread import TrainerThread
 from services.process import ENDED, START_AGAIN, Stop, WrongSettings
@@ -154,3 +155,18 @@ def test_ranks_of_other_hosts_are_started_again_unless_the_run_is_over(
             if error is not None:
                 raise error
         assert followed.result(timeout=60) == code
+
+
+def test_a_rank_that_has_parted_from_the_others_asks_for_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_module, "_meet", lambda *_, **__: SimpleNamespace(ended_over=False))
+    monkeypatch.setattr(group_module, "_share_folder", lambda *_: True)
+    for name in ("die_with_parent", "Pulse"):
+        monkeypatch.setattr(group_module, name, lambda *_, **__: None)
+
+    def part(_: CommandChannel) -> None:
+        raise RanksApart("not all ranks did the same")
+
+    config = LearnerConfig(model=small_model(tmp_path / "model"))
+    assert group_module.follow_group(config, Ranks(rank=1, count=2), part) == START_AGAIN

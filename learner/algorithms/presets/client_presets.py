@@ -38,6 +38,7 @@ _REFUSED_PRESETS = {
     "gvpo": "is a likelihood with weights of a group, which your loop computes: ask for cross_entropy with weights",
     "luspo": "is gspo, summed over tokens: a sum is what each call computes, so ask for gspo",
     "rloo": _ADVANTAGES_OF_GROUPS,
+    "remax": _ADVANTAGES_OF_GROUPS,
     "reinforce_pp": _ADVANTAGES_OF_GROUPS,
     "ppo": "needs a critic, which a training model does not have: ask for the loss ppo",
     "online_dpo": "needs pairs of a group: write a custom loss",

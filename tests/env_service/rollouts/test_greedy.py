@@ -10,6 +10,9 @@ import pytest
 from env_service.environments import catalog
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import AdditionTasks
+from env_service.rollouts import rollout
+from env_service.rollouts.conversation import Speaker
+from env_service.rollouts.greedy import greedy
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import FinishedLease, Lease
@@ -45,6 +48,23 @@ async def test_one_more_answer_is_sampled_at_temperature_0_and_only_its_worth_is
     received = decode(encode(finished))
     assert isinstance(received, FinishedLease)
     assert received.group.greedy_baseline == baseline
+
+
+async def test_the_age_of_a_greedy_answer_is_no_age_of_the_rollout(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody trains its tokens: neither is the lease dropped for them, nor does the trainer wait."""
+    made = await bench(right_if_greedy)
+    speakers: list[Speaker] = []
+
+    def spoken_for(speaker: Speaker) -> Speaker:
+        speakers.extend((speaker, greedy(speaker)))
+        return speakers[-1]
+
+    monkeypatch.setattr(rollout, "greedy", spoken_for)
+    await made.finished(compared(lease(group_size=3)))
+    policy, alone = (each.progress.oldest_version() for each in speakers)
+    assert (policy, alone) == ("1.3", None)
 
 
 async def test_a_lease_that_asks_for_none_gets_none(bench: MakeBench) -> None:

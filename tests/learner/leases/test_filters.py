@@ -61,10 +61,12 @@ def greedy_of(record: RewardRecord, *, version: int = 0) -> GreedyBaseline:
 
 
 def test_equal_rewards_that_differ_from_the_greedy_answers_teach() -> None:
-    rules = GroupFilter(drop_uniform=True)
+    rules = GroupFilter(drop_uniform=True, greedy_baseline=True)
     for reward, reason in ((0.0, None), (1.0, FilterReason.UNIFORM)):
         greedy = greedy_of(RewardRecord(verifier="test", reward=reward))
-        assert rules.reason(rewarded(1.0, 1.0).model_copy(update={"greedy_baseline": greedy})) is reason
+        made = rewarded(1.0, 1.0).model_copy(update={"greedy_baseline": greedy})
+        assert rules.reason(made) is reason
+        assert GroupFilter(drop_uniform=True).reason(made) is FilterReason.UNIFORM, "another algorithm does not ask"
 
 
 @pytest.mark.parametrize(
