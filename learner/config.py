@@ -25,6 +25,7 @@ from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import WrittenPath
 from services.cores import cores
 from services.network import check_key_settings, is_loopback, is_wildcard
+from services.rotating_secrets import SHORTEST_TOKEN, accepted
 from services.zmq.keys import KeyFile
 
 FROM_FILES = ("sft", "rm", "dpo", "distill")
@@ -343,6 +344,10 @@ class WeightsConfig(ConfigModel):
     generator_token: Annotated[SecretStr | None, EqualTo("generator", "http.token")] = Field(
         None, description="bearer token of the generators"
     )
+    tree_token: SecretStr | None = Field(
+        None,
+        description="bearer token, besides http.token, that opens the tree of weights and nothing else, for relays",
+    )
 
     @model_validator(mode="after")
     def _generators_reach_it(self) -> Self:
@@ -575,6 +580,21 @@ class LearnerConfig(ProcessConfig):
                 f"model: the weights in {self.model} are quantized ({method}, by its own files): expected float32 or "
                 "bfloat16, which can be trained. Load the model with transformers, dequantize() it and write it with "
                 "save_pretrained"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _relays_have_a_token(self) -> Self:
+        token = self.weights.tree_token
+        if token is not None and self.http.token is None:
+            raise ValueError(
+                "weights.tree_token is set, and http.token is not: without that all routes are open; set http.token or "
+                "http.token_file, too"
+            )
+        if token is not None and min(map(len, accepted(token))) < SHORTEST_TOKEN:
+            raise ValueError(
+                f"weights.tree_token has fewer than {SHORTEST_TOKEN} characters, and a short one can be guessed: "
+                "write a longer one, such as of `openssl rand -hex 32`"
             )
         return self
 

@@ -49,7 +49,7 @@ from learner.weights.fleet import FleetMembers, IdleWatch, TrustedUrls
 from learner.weights.proofs import TOLERANCES
 from learner.weights.published import JoinReport, PublishedWeights, PublisherOptions, PublishReport, add_routes
 from learner.weights.publisher import Publisher
-from learner.weights.tree import TREE_FOLDER, add_tree_routes
+from learner.weights.tree import TREE_FOLDER, add_tree_routes, tree_readers
 from learner.what_if_form import checked, form_of
 from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size, with_size
 from protocol.generation import Sampling
@@ -439,6 +439,7 @@ class EventLoopParts:
             readiness=self.waits.readiness,
             metrics=self.registry,
             max_body_bytes=http.max_body_bytes,
+            readers=tree_readers(self.config.weights.tree_token),
             open_paths=PAGE_PATHS,
         )
         run = self.config.run

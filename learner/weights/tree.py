@@ -11,7 +11,7 @@ alone. Weights are read in a thread, beside broadcasts and training. See `protoc
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from fastapi import FastAPI, Response
 from fastapi import Path as PathParameter
+from pydantic import SecretStr
 
 from learner.weights.process_group import Bucket, in_thread
 from learner.weights.published import PackedWeights
@@ -96,6 +97,11 @@ def add_tree_routes(app: FastAPI, *, folder: Path) -> None:
     async def newest() -> Response:
         """The newest version of the tree of weights, and the name of its manifest."""
         return _file(folder / NEWEST_FILE)
+
+
+def tree_readers(token: SecretStr | None) -> Mapping[str, SecretStr]:
+    """The `readers` of an application whose tree may be read with a token of its own."""
+    return {} if token is None else {f"{TREE_ROUTE}/": token}
 
 
 def _file(path: Path) -> Response:

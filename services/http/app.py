@@ -38,6 +38,7 @@ def create_app(
     metrics: Metrics,
     max_body_bytes: int = 64 << 20,
     doors: Mapping[str, Door] | None = None,
+    readers: Mapping[str, SecretStr] | None = None,
     open_paths: frozenset[str] = OPEN_PATHS,
     known_as: Collection[str] = (),
 ) -> FastAPI:
@@ -45,7 +46,7 @@ def create_app(
 
     Every other route wants `Authorization: Bearer <token>` if there is a token; else LocalCallers look at it.
     Handlers take their body with `json_body`, and refuse by raising RequestRefused. `/openapi.json` describes all of
-    it. `doors` are by path.
+    it. `doors` are by path. `readers` are tokens that open a folder alone, by its path with a slash behind it, to GET.
     `open_paths` want no token; one that ends in a slash stands for all below it, whose handlers have keys of their own.
     `known_as`: more names of the host.
     """
@@ -66,7 +67,7 @@ def create_app(
     app.add_middleware(Doors, doors=doors or {}, refused=refused)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, refused=refused)
     if token is not None:
-        app.add_middleware(BearerToken, token=token, open_paths=open_paths, refused=refused)
+        app.add_middleware(BearerToken, token=token, readers=readers or {}, open_paths=open_paths, refused=refused)
     else:
         # Not `open_paths`: pages of the web must not reach the open folders either.
         app.add_middleware(LocalCallers, open_paths=OPEN_PATHS, known_as=known_as, refused=refused)

@@ -25,13 +25,22 @@ def is_open(path: str, open_paths: Collection[str]) -> bool:
 
 class BearerToken:
     """Refuse with 401 a request without the token, except at the open paths. An open path ending in / opens all below
-    it, but "/" opens only itself.
+    it, but "/" opens only itself. `readers` are tokens by the folder that each lets be read, by GET alone.
     """
 
-    def __init__(self, app: ASGIApp, *, token: SecretStr, open_paths: Collection[str], refused: Counter) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: SecretStr,
+        readers: Mapping[str, SecretStr],
+        open_paths: Collection[str],
+        refused: Counter,
+    ) -> None:
         self._app = app
         self._open_paths = open_paths
         self._token = token
+        self._readers = readers
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,12 +48,17 @@ class BearerToken:
             await self._app(scope, receive, send)
             return
         shown = next((value for name, value in scope["headers"] if name == b"authorization"), None)
-        if shown is not None and is_shown(shown, self._token, prefix="Bearer "):
+        if shown is not None and (is_shown(shown, self._token, prefix="Bearer ") or self._may_read(shown, scope)):
             await self._app(scope, receive, send)
             return
         got = "none" if shown is None else "another"
         message = f"this service wants 'Authorization: Bearer <token>' with its configured token; got {got}"
         await send_refusal(RequestRefused(401, "unauthorized", message), self._refused, scope, receive, send)
+
+    def _may_read(self, shown: bytes, scope: Scope) -> bool:
+        path: str = scope["path"]
+        tokens = [token for folder, token in self._readers.items() if path.startswith(folder) and ".." not in path]
+        return scope.get("method") == "GET" and any(is_shown(shown, token, prefix="Bearer ") for token in tokens)
 
 
 class Doors:

@@ -56,6 +56,18 @@ def test_a_group_of_one_has_a_spread_where_it_is_compared_with_a_greedy_answer()
     assert group_filter(learner_config("remax", **alone)) == GroupFilter(drop_uniform=True, greedy_baseline=True)
 
 
+@pytest.mark.parametrize(
+    ("http", "token", "said"),
+    [
+        ({}, "0123456789abcdef", "tree_token is set, and http.token is not"),
+        ({"token": "of all"}, "short", "tree_token has fewer than 16 characters"),
+    ],
+)
+def test_a_token_of_the_tree_that_protects_nothing_is_refused(http: dict[str, str], token: str, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        LearnerConfig.model_validate({"model": "m", "http": http, "weights": {"tree_token": token}})
+
+
 class Worst:
     """Two steps in a row of this kind were in no run of either demonstration that learned, at lag up to 4."""
 

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from pydantic import SecretStr
 from starlette.types import Message, Receive, Scope, Send
 
-from services.http.gates import Doors
+from services.http.gates import BearerToken, Doors
 from services.http.metrics import Metrics
 from services.http.refusals import RequestRefused
 
@@ -54,6 +55,36 @@ def room() -> RoomForOne:
 def behind(room: RoomForOne, app: object) -> Doors:
     refused = Metrics("reward-service").counter("refused_requests", "Refused.", labels=("reason",))
     return Doors(app, doors={"/score": room.door}, refused=refused)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "shown", "opens"),
+    [
+        ("GET", "/tree/newest", "of the tree", True),
+        ("GET", "/tree/newest", "of all", True),
+        ("GET", "/tree/newest", "of the tre", False),
+        ("POST", "/tree/newest", "of the tree", False),
+        ("GET", "/tree", "of the tree", False),
+        ("GET", "/tree/../status", "of the tree", False),
+        ("GET", "/status", "of the tree", False),
+        ("GET", "/status", "of all", True),
+    ],
+)
+async def test_a_readers_token_opens_its_folder_to_get_alone(method: str, path: str, shown: str, opens: bool) -> None:
+    reached: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        reached.append(scope["path"])
+
+    refused = Metrics("learner").counter("refused_requests", "Refused.", labels=("reason",))
+    gate = BearerToken(
+        app, token=SecretStr("of all"), readers={"/tree/": SecretStr("of the tree")}, open_paths=(), refused=refused
+    )
+    client = GateClient()
+    client.scope.update(method=method, path=path, headers=[(b"authorization", f"Bearer {shown}".encode())])
+    await gate(client.scope, client.receive, client.send)
+    assert (reached == [path]) is opens
+    assert bool(client.answer) is not opens
 
 
 async def test_the_place_is_held_until_the_body_has_been_read(room: RoomForOne) -> None:
