@@ -59,11 +59,11 @@ def test_a_group_of_one_has_a_spread_where_it_is_compared_with_a_greedy_answer()
 @pytest.mark.parametrize(
     ("http", "token", "said"),
     [
-        ({}, "0123456789abcdef", "tree_token is set, and http.token is not"),
-        ({"token": "of all"}, "short", "tree_token has fewer than 16 characters"),
+        ({"port": 0}, "0123456789abcdef", "tree_token is set, and http.token is not"),
+        ({"port": 0, "token": "of all"}, "short", "tree_token has fewer than 16 characters"),
     ],
 )
-def test_a_token_of_the_tree_that_protects_nothing_is_refused(http: dict[str, str], token: str, said: str) -> None:
+def test_a_token_of_the_tree_that_protects_nothing_is_refused(http: dict[str, object], token: str, said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         LearnerConfig.model_validate({"model": "m", "http": http, "weights": {"tree_token": token}})
 
