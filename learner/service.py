@@ -228,7 +228,7 @@ async def _ended_early_on(stop: Stop, training: OnlineTraining, thread: TrainerT
     stop.finish_s = FINISH_S
     ending = asyncio.create_task(end(), name="ending")  # in no group: what the thread raises is told by its type
     try:
-        await thread.run(training.run)
+        await thread.run(training.run, kept="its batch")
     finally:
         ending.cancel()
 

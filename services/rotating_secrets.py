@@ -7,6 +7,7 @@ with both the former token and the new one, whoever comes first with the new one
 import hmac
 import logging
 import time
+from functools import cache
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -23,7 +24,8 @@ _LOOK_EVERY_S = 1.0
 class RotatingSecret(SecretStr):
     """The first line of a secret's file, which is read again once it has changed.
 
-    A change that cannot be used is logged, and what was read before stays in force.
+    A change that cannot be used is logged once for each reason, and what was read before stays in force. The file is
+    tried again at each look: its mode may be mended, or files be free again, without a change of what it holds.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,6 +33,7 @@ class RotatingSecret(SecretStr):
         self.path = path
         self._seen = file_state(path)
         self._lines = read_secret_lines(path)
+        self._refused_for = ""
         self._look_at = time.monotonic() + _LOOK_EVERY_S
         super().__init__(self._lines[0])
 
@@ -50,14 +53,17 @@ class RotatingSecret(SecretStr):
         """Looks at the file now."""
         state = file_state(self.path)
         if state == self._seen:
+            self._refused_for = ""
             return
-        self._seen = state
         try:
             lines = read_secret_lines(self.path)
             self._refuse_shorter(lines)
         except SecretFileError as error:
-            logger.error("a changed secret cannot be used, what was read before stays in force: %s", error)
+            if str(error) != self._refused_for:
+                logger.error("a changed secret cannot be used, what was read before stays in force: %s", error)
+            self._refused_for = str(error)
             return
+        self._seen, self._refused_for = state, ""
         if lines != self._lines:
             self._lines, self._secret_value = lines, lines[0]
             more = f"; the first of its {len(lines)} lines is shown, each is accepted" if len(lines) > 1 else ""
@@ -75,6 +81,15 @@ class RotatingSecret(SecretStr):
         )
 
     __hash__ = SecretStr.__hash__
+
+
+@cache
+def secret_of(path: Path) -> RotatingSecret:
+    """The same for all who name this file, so that those who come during a change have what was read before it.
+
+    Raises SecretFileError, as long as it has never been read.
+    """
+    return RotatingSecret(path)
 
 
 def accepted(secret: SecretStr) -> tuple[str, ...]:

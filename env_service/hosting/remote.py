@@ -33,8 +33,8 @@ from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
 from services.http.client import HttpClient, ServiceError, ServiceTimeout
 from services.http.faults import fault_of, see_alive
-from services.http.tls import TlsFiles, client_tls
-from services.rotating_secrets import RotatingSecret
+from services.http.tls import TlsContext, TlsFiles, client_tls
+from services.rotating_secrets import secret_of
 
 PATH = "/v1/environment"
 _BETWEEN_S = 0.5
@@ -57,13 +57,18 @@ class RemoteOptions(ConfigModel):
 
     @property
     def token(self) -> SecretStr | None:
-        """From its file. Raises SecretFileError."""
-        return None if self.token_file is None else RotatingSecret(self.token_file)
+        """From its file, the same for all conversations. Raises SecretFileError before the first."""
+        return None if self.token_file is None else secret_of(self.token_file)
 
     @property
-    def tls(self) -> TlsFiles:
-        """The files of TLS."""
-        return TlsFiles(cert=self.tls_cert_file, key=self.tls_key_file, ca=self.tls_ca_file)
+    def tls(self) -> TlsContext | None:
+        """Of its files, the same for all conversations. Raises TlsFileError before the first."""
+        return _tls_of(TlsFiles(cert=self.tls_cert_file, key=self.tls_key_file, ca=self.tls_ca_file))
+
+
+@lru_cache(maxsize=64)
+def _tls_of(files: TlsFiles) -> TlsContext | None:
+    return client_tls(files)
 
 
 class RemoteEnvironment:
@@ -149,7 +154,7 @@ class _Host:
         sign of life while it is waited for; EnvironmentFull for one that died of the call, or is alive and silent.
         """
         if self._client is None:
-            self._client = HttpClient(token=self._options.token, tls=client_tls(self._options.tls))
+            self._client = HttpClient(token=self._options.token, tls=self._options.tls)
             await self._client.__aenter__()
         try:
             # Not tried again: a step that arrived must not be made twice.
@@ -214,7 +219,7 @@ def _described(options: RemoteOptions) -> Description:
         headers["Authorization"] = f"Bearer {options.token.get_secret_value()}"
     body = HostCall(kind="describe").model_dump_json().encode()
     request = urllib.request.Request(options.urls[0].rstrip("/") + PATH, data=body, headers=headers)
-    tls = client_tls(options.tls)
+    tls = options.tls
     context: ssl.SSLContext | None = None if tls is None else tls.current()
     with urllib.request.urlopen(request, timeout=10, context=context) as answer:
         raw = answer.read()

@@ -197,12 +197,15 @@ class RunPage:
     # Who may read
 
     def _check(self, request: Request) -> None:
+        if not self._may_read(request):
+            raise RequestRefused(401, "unauthorized", "the page wants the learner's http.token: log in at /")
+
+    def _may_read(self, request: Request) -> bool:
         if self._token is None:
-            return
+            return True
         shown = request.headers.get("authorization", "")
         cookie = request.cookies.get(PAGE_COOKIE, "")
-        if not is_shown(shown, self._token, prefix="Bearer ") and not is_pass(cookie, self._token, page=_PAGE):
-            raise RequestRefused(401, "unauthorized", "the page wants the learner's http.token: log in at /")
+        return is_shown(shown, self._token, prefix="Bearer ") or is_pass(cookie, self._token, page=_PAGE)
 
     def _login(self, request: Request, body: Annotated[Login, Depends(json_body(Login))]) -> Response:
         if self._token is None:
@@ -238,12 +241,15 @@ class RunPage:
         except ValueError as error:
             raise RequestRefused(422, "invalid_field", "at: expected what `steps` gave as `at`", field="at") from error
         headers = {**_FRESH, "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._stream(run, mark), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            self._stream(run, mark, partial(self._may_read, request)), media_type="text/event-stream", headers=headers
+        )
 
-    async def _stream(self, run: int, mark: Mark) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, run: int, mark: Mark, may_read: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+        """Ends with the page, and when the token that it was asked for with is accepted no more."""
         yield b"retry: 2000\n\n"
         told_in_s = 0.0
-        while not self._over.is_set():
+        while not self._over.is_set() and may_read():
             try:
                 data, mark = await asyncio.to_thread(self._curves[run].news, mark)
             except FileRestarted:

@@ -53,7 +53,7 @@ class TrainingLoop:
         self._snapshot_every, self._max_resident = snapshot_every, max_resident
         self._round_robin = DeficitRoundRobin[Operation](cost=lambda each: each.tokens)
         self._budget, self._clock = budget, clock
-        self._thread = TrainerThread(left="its operations")
+        self._thread = TrainerThread()
         self._thread.start()
         self._turn_lock, self._news = asyncio.Lock(), asyncio.Event()
         self.rounds = self.passes = 0
@@ -140,7 +140,9 @@ class TrainingLoop:
         entries = {model_id: model.entry for model_id, model in models.items()}
         began = self._clock()
         kinds = ", ".join(sorted({f"{operation.kind} of {operation.model_id}" for operation in operations}))
-        outcomes = await self._on_trainer(lambda: self._turns.run(operations, entries), named=kinds)
+        outcomes = await self._on_trainer(
+            lambda: self._turns.run(operations, entries), named=kinds, kept="its operations"
+        )
         self._budget.learn(sum(operation.tokens for operation in operations), self._clock() - began)
         passes = sum(operation.is_pass for operation in operations)
         self.passes += passes
@@ -217,5 +219,5 @@ class TrainingLoop:
         await self._on_trainer(lambda: self._turns.remove(model_id), named=f"the parking of {model_id}")
         model.resident = False
 
-    async def _on_trainer(self, work: Callable[[], T], *, named: str) -> T:
-        return await self._thread.run(work, named=named)
+    async def _on_trainer(self, work: Callable[[], T], *, named: str, kept: str = "") -> T:
+        return await self._thread.run(work, named=named, kept=kept)

@@ -23,10 +23,8 @@ class TrainerThread:
     It is a daemon: a thread in the middle of a long kernel does not keep a stopped process alive.
     """
 
-    def __init__(self, *, left: str = "its batch") -> None:
-        """`left` is what the journal still holds of work that a stop cuts off."""
-        self._left = left
-        self._at = "a step"
+    def __init__(self) -> None:
+        self._at, self._kept = "a step", ""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._interrupts: list[Callable[[], None]] = []
@@ -51,9 +49,8 @@ class TrainerThread:
         self._work.put(None)
         await asyncio.to_thread(self._thread.join, _STOP_S)
         if self._thread.is_alive():
-            logger.warning(
-                "the trainer is in the middle of %s and is cut off; the journal holds %s", self._at, self._left
-            )
+            held = f"; the journal holds {self._kept}" if self._kept else ""
+            logger.warning("the trainer is in the middle of %s and is cut off%s", self._at, held)
 
     def stopping(self) -> bool:
         """True if the thread should leave what it does; asked from the thread."""
@@ -63,15 +60,17 @@ class TrainerThread:
         """Called in the event loop at a stop, to wake the thread from a wait."""
         self._interrupts.append(interrupt)
 
-    async def run(self, work: Callable[[], T], *, named: str = "a step") -> T:
+    async def run(self, work: Callable[[], T], *, named: str = "a step", kept: str = "") -> T:
         """Runs `work` in the thread and returns its result, or raises what it raises. A stop that cuts it off says its
-        name.
+        name, and what the journal still holds of it. Raises RuntimeError after `close`.
         """
+        if self._stopping.is_set():
+            raise RuntimeError(f"the trainer's thread was closed, and does {named} no more: begin it before the stop")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
         def call() -> None:
-            self._at = named
+            self._at, self._kept = named, kept
             try:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - it crosses to the awaiting task, which raises it

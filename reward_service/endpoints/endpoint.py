@@ -15,7 +15,7 @@ When the next request to a service may begin.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -197,6 +197,7 @@ class Endpoint:
                 return
 
     async def _attempt(self, path: str, body: BaseModel, answer: type[R], *, tries: int) -> R:
+        shown = self._words()
         with self._breaker.call() as call:
             try:
                 found = await self._http.post(
@@ -204,14 +205,16 @@ class Endpoint:
                 )
             except ServiceError as error:
                 self._count("failed")
-                raise self._failure(error, call, tries=tries) from error
+                raise self._failure(error, call, tries=tries, shown=shown) from error
             call.succeeded()
         self._count("answered")
         return found
 
-    def _failure(self, error: ServiceError, call: GuardedCall, *, tries: int) -> VerifierError | _TryAgain:
+    def _failure(
+        self, error: ServiceError, call: GuardedCall, *, tries: int, shown: Sequence[str]
+    ) -> VerifierError | _TryAgain:
         """The outcome of a failed request for its item; the breaker and the pace hear of it, too."""
-        said = self._said(error)
+        said = self._said(error, shown)
         match error:
             case ServiceRefused(status=429, retry_after_s=wanted_s):
                 call.succeeded()
@@ -228,10 +231,15 @@ class Endpoint:
                 call.failed(said, silent=False)
         return _TryAgain(said, counts=True)
 
-    def _said(self, error: ServiceError) -> str:
-        """Some services repeat the key that they were shown."""
+    def _words(self) -> tuple[str, ...]:
+        return () if self._key is None else accepted(self._key)
+
+    def _said(self, error: ServiceError, shown: Sequence[str]) -> str:
+        """Some services repeat the key that they were shown. `shown` were the keys before the call, which may have been
+        exchanged since.
+        """
         text = str(error)
-        for word in () if self._key is None else accepted(self._key):
+        for word in sorted({*shown, *self._words()}, key=len, reverse=True):  # one may begin with another
             text = text.replace(word, "[the key]")
         return text[:_MAX_CHARS]
 

@@ -45,14 +45,16 @@ class TlsFiles:
 class TlsContext:
     """The newest context that `make` makes of `files`; it is made anew when one of them has changed.
 
-    A change that makes the files unusable is logged, and the context before it stays in use.
+    A change that makes the files unusable is logged once for each reason, and the context before it stays in use. They
+    are tried again at each look: a key's mode may be mended without a change of what it holds.
     """
 
     def __init__(self, files: TlsFiles, make: Callable[[TlsFiles], ssl.SSLContext]) -> None:
         self.files = files
         self._make = make
-        self._context = make(files)
         self._seen = self._state()
+        self._refused_for = ""
+        self._context = make(files)
         self._look_at = time.monotonic() + _LOOK_EVERY_S
 
     def current(self) -> ssl.SSLContext:
@@ -67,13 +69,16 @@ class TlsContext:
         """Looks at the files now."""
         state = self._state()
         if state == self._seen:
+            self._refused_for = ""
             return
-        self._seen = state
         try:
             self._context = self._make(self.files)
         except TlsFileError as error:
-            logger.error("the certificates on disk cannot be used, those read before stay in force: %s", error)
+            if str(error) != self._refused_for:
+                logger.error("the certificates on disk cannot be used, those read before stay in force: %s", error)
+            self._refused_for = str(error)
         else:
+            self._seen, self._refused_for = state, ""
             logger.info("certificates were renewed on disk, and are in use")
 
     def _state(self) -> tuple[tuple[int, int, int] | None, ...]:

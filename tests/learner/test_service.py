@@ -114,7 +114,7 @@ class _LongStep:
     def end_early(self) -> None:
         self.asked.set()
 
-    async def run(self, work: object = None) -> None:
+    async def run(self, work: object = None, **_: object) -> None:
         await self.done.wait()
 
 

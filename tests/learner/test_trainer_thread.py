@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 import learner.rank_group as group_module
 from learner.config import LearnerConfig
 from learner.run_ranks import LearnerRanks, first_probe, follow
+from learner.training import trainer_thread
 from learner.training.adapter_ranks import RanksApart
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer_thread import TrainerThread
@@ -96,6 +97,33 @@ def test_work_that_outlives_the_event_loop_does_no_harm() -> None:
     thread._work.put(None)
     thread._thread.join(5)
     assert not thread._thread.is_alive()
+
+
+@pytest.mark.parametrize(("kept", "told"), [("", ""), ("its batch", "; the journal holds its batch")])
+async def test_a_stop_names_the_work_that_it_cuts_off_and_what_is_kept_of_it_alone(
+    kept: str, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer_thread, "_STOP_S", 0.01)
+    release, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        release.wait(20)
+
+    async with TrainerThread() as thread:
+        task = asyncio.create_task(thread.run(work, named="the making of a model", kept=kept))
+        await asyncio.to_thread(begun.wait, 20)
+    release.set()
+    await task
+    assert caplog.messages == [f"the trainer is in the middle of the making of a model and is cut off{told}"]
+
+
+async def test_work_after_a_stop_is_refused_by_its_name() -> None:
+    async with TrainerThread() as thread:
+        pass
+    async with asyncio.timeout(20):
+        with pytest.raises(RuntimeError, match="was closed, and does a snapshot no more"):
+            await thread.run(lambda: None, named="a snapshot")
 
 
 def test_the_first_probe_of_a_model_that_takes_less_than_its_text_worries_nobody(

@@ -11,6 +11,9 @@ import httpx
 import pytest
 from pydantic import BaseModel, SecretStr
 
+from env_service.hosting.remote import RemoteOptions
+from headway.certificates import Authority
+from learner.page import routes
 from learner.page.files import PAGE_PATHS
 from learner.page.routes import RunPage, ShownRun
 from protocol.status import Readiness
@@ -46,12 +49,14 @@ def file(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def serving(token: SecretStr) -> AsyncIterator[str]:
+async def serving(token: SecretStr, *, page: RunPage | None = None) -> AsyncIterator[str]:
     with Listener(host="127.0.0.1", port=0) as listener:
         app = create_app(
             service="learner", version="0", token=token, readiness=lambda: Readiness(ready=True),
-            metrics=Metrics("learner"),
+            metrics=Metrics("learner"), open_paths=PAGE_PATHS if page else (),
         )  # fmt: skip
+        if page is not None:
+            page.add_routes(app)
 
         @app.get("/greeting")
         async def greeting() -> Greeting:
@@ -119,6 +124,36 @@ def test_a_file_that_cannot_be_used_leaves_the_former_token_in_force_and_is_name
     assert not is_shown(FORMER, secret)
 
 
+def test_a_file_that_was_refused_is_tried_again_though_what_it_holds_stays(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = RotatingSecret(file)
+    for mended, token in enumerate((NEW, FORMER), 1):
+        write_secret(file, token)
+        file.chmod(0o644)
+        assert not is_shown(token, secret)
+        file.chmod(0o600)
+        assert is_shown(token, secret)
+        assert [record.levelname for record in caplog.records] == ["ERROR"] * mended
+
+
+def test_conversations_that_begin_during_a_change_show_what_was_read_before(file: Path) -> None:
+    Authority.new().write(file.parent)
+    files = {"token_file": file, "tls_ca_file": file.parent / "ca.pem"}
+
+    def begun() -> RemoteOptions:
+        return RemoteOptions.model_validate({"urls": ["https://host"], **files})
+
+    before = begun().tls
+    assert begun().token == SecretStr(FORMER)
+    for path in files.values():
+        path.write_text("")
+    assert begun().token == SecretStr(FORMER)
+    assert begun().tls is before
+    write_secret(file, NEW)
+    assert begun().token == SecretStr(NEW)
+
+
 def test_a_change_is_said_once_without_the_tokens(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     secret = RotatingSecret(file)
@@ -163,6 +198,27 @@ async def test_a_login_to_the_page_lasts_as_long_as_the_token_that_it_was_made_w
         assert await reads() == 200
         write_secret(file, NEW)
         assert (await reads(), await enters(FORMER), await enters(NEW), await reads()) == (401, 401, 204, 200)
+
+
+async def test_a_stream_of_events_ends_with_the_token_that_it_was_asked_for_with(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_NEWS_EVERY_S", 0.01)
+    monkeypatch.setattr(routes, "_STATUS_EVERY_S", 0.02)
+    token = RotatingSecret(file)
+    page = RunPage([ShownRun("one", file.parent)], token=token)
+    async with serving(token, page=page) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+        shown = {"Authorization": f"Bearer {FORMER}"}
+        async with client.stream("GET", "/page/data/events", headers=shown) as answer:
+            lines = answer.aiter_lines()
+            assert "event: status" in [await anext(lines) for _ in range(3)]
+            write_secret(file, f"{NEW}\n{FORMER}")
+            while await anext(lines) != "event: status":
+                pass
+            write_secret(file, NEW)
+            async with asyncio.timeout(20):
+                assert "event: reset" not in [line async for line in lines]
+        assert (await client.get("/page/data/events", headers=shown)).status_code == 401
 
 
 def test_settings_and_keys_of_judges_follow_their_files(file: Path) -> None:

@@ -41,7 +41,7 @@ def _client(folder: Path, *, token: str | None = None) -> httpx.AsyncClient:
 
 async def _first_events(page: RunPage, mark: Mark, count: int) -> list[str]:
     found: list[str] = []
-    stream = page._stream(0, mark)
+    stream = page._stream(0, mark, lambda: True)
     async with asyncio.timeout(60):
         async for part in stream:
             if b"event: status" not in part and b"retry" not in part:

@@ -12,9 +12,11 @@ from reward_service.endpoints.config import EndpointConfig
 from reward_service.endpoints.endpoint import Endpoint, InputRefused, open_endpoint
 from reward_service.verifier.lanes import make_metrics
 from reward_service.verifier.submission import InfrastructureError, UserError
+from services import rotating_secrets
 from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
+from services.secret_files import write_secret
 from tests.reward_service.scripted_api import BREAK, HANG, Answer, JsonObject, Refusal, ScriptedApi
 
 
@@ -185,6 +187,25 @@ async def test_the_key_is_shown_to_the_service_and_in_no_error(
     assert api.headers[0]["Authorization"] == "Bearer sk-secret"
     assert "sk-secret" not in str(raised.value)
     assert "sk-secret" not in caplog.text
+
+
+async def test_a_key_that_is_exchanged_during_a_call_is_in_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rotating_secrets, "_LOOK_EVERY_S", 0.0)
+    file = tmp_path / "key"
+    write_secret(file, "sk-former-0123456789")
+
+    def exchanged(number: int, body: JsonObject) -> Answer:
+        write_secret(file, "sk-former-0123456789-and-more")
+        return Refusal(401, "sk-former-0123456789 is not sk-former-0123456789-and-more")
+
+    api = ScriptedApi(exchanged)
+    async with api.running() as url:
+        config = EndpointConfig(name="judge", url=url, api_key_file=file)
+        async with open_endpoint(config, metrics=make_metrics(Metrics("reward-service"))) as asked:
+            with pytest.raises(InfrastructureError, match=r"\[the key\] is not \[the key\];"):
+                await ask(asked)
 
 
 async def test_a_key_is_read_from_a_file_that_only_its_owner_can_read(tmp_path: Path) -> None:

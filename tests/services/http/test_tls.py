@@ -127,6 +127,26 @@ async def test_a_certificate_that_is_renewed_on_disk_is_shown_without_a_restart(
     assert context.current() is renewed, "what cannot be used leaves the last one in force"
 
 
+def test_a_key_that_was_refused_is_tried_again_though_what_it_holds_stays(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority.read(folder)
+    authority.issue(tmp_path, "learner", hosts=[])
+    os.symlink(folder / "ca.pem", tmp_path / "ca.pem")
+    context = server_tls(files_of(tmp_path, "learner"))
+    assert context is not None
+    before = context.current()
+    authority.issue(tmp_path, "learner", hosts=["new.example"])
+    (tmp_path / "learner.key").chmod(0o644)
+    for _ in range(3):
+        context.renew()
+    assert context.current() is before
+    (tmp_path / "learner.key").chmod(0o600)
+    context.renew()
+    assert context.current() is not before
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
 def test_files_that_cannot_be_used_are_named_with_the_remedy(folder: Path, tmp_path: Path) -> None:
     good = files_of(folder, "learner")
     with pytest.raises(TlsFileError, match=r"expired.pem \(http.tls_cert_file\) has expired on .*headway keys FOLDER"):
