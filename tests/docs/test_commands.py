@@ -47,6 +47,9 @@ ELSEWHERE: Mapping[str, str] = {
     "openenv/bin/python": "a virtual environment of another package",
     "verifiers/bin/python": "a virtual environment of another package",
     "until torchrun": "several machines",
+    **dict.fromkeys(
+        ("cp ", "put() {", "}", "tokens=", "for each in", "rm -r new-keys"), "tests/docs/test_key_steps.py"
+    ),
 }
 """Commands that are not run here, by their beginning, and who runs them or why nobody does."""
 PROSE = ("─", "◀", "▼", "held-out accuracy", "FAULT")

@@ -53,7 +53,7 @@ async def serving(token: SecretStr, *, page: RunPage | None = None) -> AsyncIter
     with Listener(host="127.0.0.1", port=0) as listener:
         app = create_app(
             service="learner", version="0", token=token, readiness=lambda: Readiness(ready=True),
-            metrics=Metrics("learner"), open_paths=PAGE_PATHS if page else (),
+            metrics=Metrics("learner"), open_paths=PAGE_PATHS if page else frozenset(),
         )  # fmt: skip
         if page is not None:
             page.add_routes(app)
