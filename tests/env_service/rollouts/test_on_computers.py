@@ -78,8 +78,10 @@ async def test_a_solution_earns_its_reward_and_a_dead_computer_is_infrastructure
         [("submit", {})],
     )
     extra = list(catalog.build([entry]).values())
-    made = await chat_bench(TrajectoryCalls(chat_model, *calls), extra=extra)
-    granted = lease(environment="computer", group_size=3).model_copy(update={"sampling": Sampling(max_tokens=400)})
+    made = await chat_bench(TrajectoryCalls(chat_model, *calls), extra=extra, environment_timeout_s=100.0)
+    granted = lease(environment="computer", group_size=3).model_copy(
+        update={"sampling": Sampling(max_tokens=400), "timeout_s": 200.0}
+    )
 
     solved, dead, idle = (await made.finished(granted)).group.trajectories
 
@@ -105,8 +107,10 @@ async def test_a_repair_is_judged_by_tests_that_nobody_in_the_group_saw(
         [("submit", {})],
     )
     extra = list(catalog.build([entry]).values())
-    made = await chat_bench(TrajectoryCalls(chat_model, *calls), extra=extra)
-    granted = lease(environment="repairs", group_size=3).model_copy(update={"sampling": Sampling(max_tokens=400)})
+    made = await chat_bench(TrajectoryCalls(chat_model, *calls), extra=extra, environment_timeout_s=100.0)
+    granted = lease(environment="repairs", group_size=3).model_copy(
+        update={"sampling": Sampling(max_tokens=400), "timeout_s": 200.0}
+    )
 
     solved, lied, idle = (await made.finished(granted)).group.trajectories
 
