@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 _INTERFACE = "NCCL_SOCKET_IFNAME"
+_NONBLOCKING = "TORCH_NCCL_USE_COMM_NONBLOCKING"
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _one_at_a_time = threading.Lock()
 
@@ -20,12 +21,13 @@ def environment_of_nccl(*, timeout_s: float, environ: MutableMapping[str, str] =
 
     Without it torch's watchdog ends the process when a member dies in a broadcast: the learner, and every generator
     that is left. And a connection would wait half an hour for a member that does not come. torch reads that limit once
-    in a process: the first meeting's holds for all later ones.
+    in a process: the first meeting's holds for all later ones. A user's own TORCH_NCCL_USE_COMM_NONBLOCKING is left as
+    it is: torch's developers saw random hangs of that mode with NCCL 2.26.
     """
     ours = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
-        "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
+        _NONBLOCKING: environ.get(_NONBLOCKING, "1"),
         "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(max(1, round(timeout_s))),
     }
     with _one_at_a_time:

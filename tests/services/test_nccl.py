@@ -9,7 +9,11 @@ def test_a_communicator_of_broadcasts_is_made_with_settings_that_leave_no_trace(
     with environment_of_nccl(timeout_s=10.0, environ=environ):
         assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0", "the watchdog ends no process"
         assert environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "10"
+        assert environ["TORCH_NCCL_USE_COMM_NONBLOCKING"] == "1"
     assert environ == before
+    blocking = {"TORCH_NCCL_USE_COMM_NONBLOCKING": "0"}
+    with environment_of_nccl(timeout_s=10.0, environ=blocking):
+        assert blocking["TORCH_NCCL_USE_COMM_NONBLOCKING"] == "0", "a user's choice"
 
 
 def test_the_interface_is_that_of_the_address_unless_one_is_named() -> None:
