@@ -174,7 +174,8 @@ class SketchingTrainer:
         self.asked: list[tuple[list[int], list[int]]] = []
         self._sketches = np.array(sketches)
 
-    preset = SimpleNamespace(select=None, paired=False, components=(), turn_rewards=False, turn_discounts=False)
+    none = dict.fromkeys(("paired", "turn_rewards", "turn_discounts", "greedy_baseline"), False)
+    preset = SimpleNamespace(select=None, components=(), **none)
 
     def sketches(self, sequences: Any, *, units: list[int], parts: list[int]) -> Any:
         self.asked.append((list(units), list(parts)))
