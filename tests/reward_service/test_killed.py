@@ -115,7 +115,7 @@ def test_a_repetition_after_the_service_was_killed_is_judged_by_its_successor(tm
     headers = {"Idempotency-Key": "once"}
     with real_service(tmp_path, CONFIG) as (process, client), ThreadPoolExecutor(1) as thread:
         running = thread.submit(client.post, "/v1/score", json=asked, headers=headers)
-        assert kill_workers(process.pid, times=1, running=running) == 1
+        assert kill_workers(process.pid, times=1, running=running) >= 1, "all that are there at a look"
         process.send_signal(signal.SIGKILL)
         with pytest.raises(httpx.TransportError):
             running.result(timeout=60)
