@@ -194,10 +194,9 @@ class Preset:
     `components` are the reward components in `ScoredBatch.components`, by name and in order; with `turn_rewards` each
     turn's is in `ScoredBatch.turn_rewards`; with `turn_discounts` so is that of each turn that has one. A sampled
     trajectory of at least `good_reward` is a good one, whose tokens have `LossTokens.good_weights`: `weights` of the
-    good ones alone. `greedy_baseline`: it
-    wants `ScoredBatch.greedy_rewards`. `rests_on_advantages`: a token of advantage 0 has no
-    gradient. `value_clip` is for the critic's
-    loss; `candidates`: how many tokens a local teacher is asked for at each position.
+    good ones alone. `greedy_baseline`: it wants `ScoredBatch.greedy_rewards`. `rests_on_advantages`: a token of
+    advantage 0 has no gradient. `value_clip` is for the critic's loss; `candidates`: how many tokens a local teacher is
+    asked for at each position.
     """
 
     name: str
