@@ -510,7 +510,9 @@ class LearnerConfig(ProcessConfig):
     verdict: VerdictConfig = VerdictConfig()
     data: DataConfig = DataConfig()
     trackers: TrackersConfig = TrackersConfig()
-    teachers: tuple[TeacherConfig, ...] = Field((), max_length=64, description="models to distill from, by opd")
+    teachers: tuple[TeacherConfig, ...] = Field(
+        (), max_length=64, description="models to distill from, by opd or algo.teacher_weight"
+    )
     tinker: TinkerConfig = TinkerConfig()
 
     usual_groups: ClassVar[tuple[str, ...]] = ("algo", "data", "rollouts", "training.optimizer", "training")
@@ -690,7 +692,7 @@ class LearnerConfig(ProcessConfig):
     @model_validator(mode="after")
     def _teachers_fit(self) -> Self:
         check_teachers(self.teachers, temperature=self.training.temperature)
-        check_use(self.teachers, algo=self.algo.type)
+        check_use(self.teachers, algo=self.algo)
         return self
 
     @model_validator(mode="after")

@@ -282,6 +282,7 @@ class EventLoopParts:
             tokenizer=self.fleet.fingerprints.tokenizer,
             waits=self.waits,
             registry=registry,
+            top=config.algo.preset().candidates if config.teachers else 0,
             tls=client_tls(config.http.tls),
         )
         self.shelf = PublishedWeights()

@@ -33,8 +33,8 @@ from learner.reports.status import LearnerMetrics
 from learner.reports.tally import StepRecord, Timing, step_record
 from learner.snapshots import snapshots_of
 from learner.teachers.config import index_of
-from learner.teachers.teachers import GroupLogprobs, Teachers
-from learner.training.batch import Teaching, TrainSequence, sequences_of
+from learner.teachers.teachers import GroupScores, Teachers
+from learner.training.batch import Candidates, Teaching, TrainSequence, sequences_of
 from learner.training.config import LoraConfig
 from learner.training.guard import Guard, GuardChange
 from learner.training.lag_gradients import LagReading, Moments, moments_of
@@ -370,7 +370,7 @@ class OnlineTraining:
         )
 
     def _sequences(
-        self, batch: TakenBatch, *, max_lag: int, told: Sequence[GroupLogprobs | None] | None = None
+        self, batch: TakenBatch, *, max_lag: int, told: Sequence[GroupScores | None] | None = None
     ) -> list[TrainSequence]:
         """`told` is what teachers say of each group; None: they are asked."""
         assert batch.version == self._version, f"a batch of version {batch.version} at version {self._version}"
@@ -382,13 +382,13 @@ class OnlineTraining:
             teaching=self._teaching(batch, told) if self._config.teachers else None,
         )
 
-    def _teaching(self, batch: TakenBatch, told: Sequence[GroupLogprobs | None] | None) -> list[Teaching]:
-        """Teacher of each group: its logprobs from behind a URL, or the model of the ranks that is asked."""
+    def _teaching(self, batch: TakenBatch, told: Sequence[GroupScores | None] | None) -> list[Teaching]:
+        """Teacher of each group: its scores from behind a URL, or the model of the ranks that is asked."""
         if told is None:
             told = self._call(self._teachers.of_batch(batch.groups))
         return [
-            Teaching(index=index_of(self._config.teachers, group.environment), logprobs=logprobs)
-            for group, logprobs in zip(batch.groups, told, strict=True)
+            _teaching_of(scores, index=index_of(self._config.teachers, group.environment))
+            for group, scores in zip(batch.groups, told, strict=True)
         ]
 
     def _publish(self, *, hold: bool = False) -> None:
@@ -551,6 +551,17 @@ def _why_not(compared: ComparedGroups, newest: NewestGroups) -> str:
     if compared.fresh > 1:
         return "the gradient of lag 0 is 0, or not finite"
     return f"{compared.fresh} groups of lag 0 were there, expected 2 at least: {newest.why}"
+
+
+def _teaching_of(scores: GroupScores | None, *, index: int) -> Teaching:
+    if scores is None:
+        return Teaching(index=index)
+    tops = [each.top for each in scores if each.top is not None]
+    return Teaching(
+        index=index,
+        logprobs=[each.logprobs for each in scores],
+        candidates=[Candidates(top.token_ids, top.logprobs) for top in tops] or None,
+    )
 
 
 def _places(sequences: Sequence[TrainSequence]) -> list[SequencePlace]:

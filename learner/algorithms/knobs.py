@@ -12,6 +12,13 @@ Aggregation = Literal["token", "sequence_mean", "sequence_sum", "constant"]
 AdvantageScale = Literal["std", "none", "mean", "batch"]
 Correction = Literal["truncate", "sequence", "geometric", "none"]
 Proximal = Literal["recompute", "interpolate", "behavior"]
+Divergence = Literal["forward_kl", "reverse_kl", "jsd", "skewed_forward_kl", "skewed_reverse_kl", "adaptive_kl"]
+_DIVERGENCES_OF: dict[str, tuple[Divergence, ...]] = {
+    "jsd_beta": ("jsd",),
+    "skew": ("skewed_forward_kl", "skewed_reverse_kl"),
+    "head_mass": ("adaptive_kl",),
+}
+"""The divergences that a knob belongs to."""
 
 
 class Knobs(BaseModel):
@@ -24,6 +31,11 @@ class Knobs(BaseModel):
     @property
     def uses_reference(self) -> bool:
         """True if a reference policy is compared with."""
+        return False
+
+    @property
+    def uses_teacher(self) -> bool:
+        """True if a teacher is compared with."""
         return False
 
     def unused_knobs(self) -> dict[str, str]:
@@ -468,6 +480,87 @@ class RewardKnobs(Knobs):
         return self
 
 
+class DivergenceKnobs(Knobs):
+    """Settings of how far the policy is from a teacher: a divergence over the teacher's likeliest tokens and one bucket
+    for all the others.
+    """
+
+    jsd_beta: float = Field(0.5, gt=0, lt=1, description="Share of the teacher in jsd's mixture.")
+    skew: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Of the skewed divergences: the share of the first side in the mixture that it is compared with; "
+        "0 is the plain one.",
+    )
+    head_mass: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        description="adaptive_kl: the mass of the teacher's likeliest tokens whose share of the gap is forward KL's "
+        "weight.",
+    )
+    teacher_tokens: int = Field(
+        64, ge=1, description="How many of a teacher's most probable tokens count, where the data does not say."
+    )
+
+    @property
+    def compared_by(self) -> Divergence | None:
+        """The divergence between the two distributions; None if they are not compared."""
+        raise NotImplementedError
+
+    @property
+    def divergence_weight(self) -> float:
+        """Weight of the divergence in the loss."""
+        return 1.0
+
+    @property
+    def _why_uncompared(self) -> str:
+        return "no distributions are compared"
+
+    def unused_knobs(self) -> dict[str, str]:
+        unused = super().unused_knobs()
+        compared_by = self.compared_by
+        if compared_by is None:
+            return unused | dict.fromkeys((*_DIVERGENCES_OF, "teacher_tokens"), self._why_uncompared)
+        strange = [knob for knob, owners in _DIVERGENCES_OF.items() if compared_by not in owners]
+        return unused | dict.fromkeys(strange, f"the divergence is {compared_by}")
+
+
+class TeacherKnobs(DivergenceKnobs):
+    """Settings of a teacher beside the rewards: a divergence from it is added to the policy's loss."""
+
+    teacher_weight: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the divergence from a teacher of learner.teachers that is added to the loss, per nat. "
+        "0 asks no teacher.",
+    )
+    teacher_divergence: Divergence = Field(
+        "reverse_kl", description="With teacher_weight: the divergence from the teacher that is added."
+    )
+
+    @property
+    def compared_by(self) -> Divergence | None:
+        return self.teacher_divergence if self.teacher_weight else None
+
+    @property
+    def divergence_weight(self) -> float:
+        return self.teacher_weight
+
+    @property
+    def uses_teacher(self) -> bool:
+        return self.teacher_weight > 0
+
+    @property
+    def _why_uncompared(self) -> str:
+        return "teacher_weight is 0"
+
+    def unused_knobs(self) -> dict[str, str]:
+        unused = super().unused_knobs()
+        return unused if self.teacher_weight else unused | {"teacher_divergence": self._why_uncompared}
+
+
 class SampledKnobs(AggregationKnobs, KlLossKnobs, EntropyKnobs):
     """Settings that every policy gradient has."""
 
@@ -489,7 +582,7 @@ class UnshapedKnobs(SampledKnobs):
         return self.truncated == "mask"
 
 
-class StreamedKnobs(SampledKnobs, KlKnobs, RewardKnobs):
+class StreamedKnobs(SampledKnobs, KlKnobs, RewardKnobs, TeacherKnobs):
     """Settings of a policy gradient whose advantages are made of the trajectory's reward."""
 
     @property

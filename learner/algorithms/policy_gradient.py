@@ -15,7 +15,16 @@ from torch import Tensor
 
 from learner.algorithms import advantages, policy_loss, ratios, shaping
 from learner.algorithms.algorithm import ClippedGroupAlgorithm, GroupAlgorithm
-from learner.algorithms.knobs import ClipKnobs, CorrectionKnobs, PositiveKnobs, RewardKnobs, SampledKnobs, ScaleKnobs
+from learner.algorithms.divergences import gaps_of
+from learner.algorithms.knobs import (
+    ClipKnobs,
+    CorrectionKnobs,
+    DivergenceKnobs,
+    PositiveKnobs,
+    RewardKnobs,
+    SampledKnobs,
+    ScaleKnobs,
+)
 from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood, token_weights
 from learner.algorithms.preset import (
     Advantages,
@@ -80,10 +89,12 @@ def policy_gradient(
     )
     positive = config if isinstance(config, PositiveKnobs) and config.positive_nll else None
     kl_in_loss = config.kl_coefficient > 0 and not config.kl_is_in_reward
+    taught = config if isinstance(config, DivergenceKnobs) and config.compared_by else None
 
     def whole_loss(tokens: LossTokens) -> Loss:
         made = _loss(config, correction, loss, tokens)
-        return made if positive is None else _with_likelihood(positive, tokens, made)
+        made = made if positive is None else _with_likelihood(positive, tokens, made)
+        return made if taught is None else _with_teacher(taught, tokens, made)
 
     return Preset(
         name=name,
@@ -104,7 +115,8 @@ def policy_gradient(
         entropy_gradient=config.has_entropy,
         turn_discounts=isinstance(config, RewardKnobs) and config.turn_discount < 1,
         good_reward=None if positive is None else positive.positive_reward,
-        rests_on_advantages=not (pulls or kl_in_loss or config.has_entropy or positive is not None),
+        rests_on_advantages=not (pulls or kl_in_loss or config.has_entropy or positive or taught),
+        candidates=0 if taught is None else taught.teacher_tokens,
     )
 
 
@@ -247,6 +259,18 @@ def _with_likelihood(knobs: PositiveKnobs, tokens: LossTokens, loss: Loss) -> Lo
         loss,
         total=loss.total + knobs.positive_nll * (weights * losses).sum(),
         means={**loss.means, "positive_nll": mean_of(losses[weights > 0])},
+    )
+
+
+def _with_teacher(knobs: DivergenceKnobs, tokens: LossTokens, loss: Loss) -> Loss:
+    """The loss with the divergence from a teacher. No ratio corrects it: it is of each token's place, whoever sampled
+    what is before it (GKD, arXiv 2306.13649).
+    """
+    gaps = gaps_of(knobs, tokens)
+    return replace(
+        loss,
+        total=loss.total + knobs.divergence_weight * (tokens.weights * gaps).sum(),
+        means={**loss.means, "teacher_divergence": mean_of(gaps)},
     )
 
 

@@ -1,7 +1,8 @@
-"""Teachers: models whose logprobs the policy is trained towards, on the tokens that the policy sampled.
+"""Teachers: models that the policy is trained towards, by their logprobs of the tokens that the policy sampled, or of
+the likeliest ones in their places.
 
     group accepted ── Teachers.prefetch ──▶ a task ──▶ RemoteTeacher ──▶ POST /v1/logprobs of a generator
-    batch taken ───── Teachers.logprobs ──▶ its result: there already, if the teacher keeps up
+    batch taken ───── Teachers.scores ────▶ its result: there already, if the teacher keeps up
     group dropped ─── Teachers.forget
 
 A teacher in a folder is asked nothing here: the ranks load it as they load a reference (`TeacherConfig.path`), and its

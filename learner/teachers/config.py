@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from learner.algorithms.algorithm import Algorithm
+from learner.algorithms.knobs import TeacherKnobs
 from protocol.generation import MAX_SCORED_TOKENS
 from services.config.models import ConfigModel
 from services.rotating_secrets import RotatingSecret
@@ -117,15 +119,18 @@ def check_teachers(teachers: Sequence[TeacherConfig], *, temperature: float) -> 
         )
 
 
-def check_use(teachers: Sequence[TeacherConfig], *, algo: str) -> None:
+def check_use(teachers: Sequence[TeacherConfig], *, algo: Algorithm) -> None:
     """Raises ValueError for teachers that the algorithm cannot use, or that it lacks."""
     kinds = sorted({"urls" if teacher.urls else "path" for teacher in teachers})
-    if teachers and algo not in ("opd", "distill", "custom"):
-        raise ValueError(f"teachers are set, and algo {algo} asks none: remove them, or use opd or distill")
-    if algo == "opd" and not teachers:
-        raise ValueError("algo opd needs a teacher, with urls or a path, and none is set: see learner.teachers")
-    if algo == "distill" and (kinds not in ([], ["path"]) or len(teachers) > 1):
+    weighed = isinstance(algo, TeacherKnobs)
+    if teachers and not (algo.uses_teacher or algo.type == "custom"):
+        remedy = "set algo.teacher_weight" if weighed else "use opd or distill"
+        raise ValueError(f"teachers are set, and algo {algo.type} asks none: remove them, or {remedy}")
+    if algo.uses_teacher and not algo.learns_from_files and not teachers:
+        whose = f"algo {algo.type} with teacher_weight" if weighed else f"algo {algo.type}"
+        raise ValueError(f"{whose} needs a teacher, with urls or a path, and none is set: see learner.teachers")
+    if algo.learns_from_files and (kinds not in ([], ["path"]) or len(teachers) > 1):
         raise ValueError(
-            "algo distill takes its teacher's logprobs from the data, or asks one teacher with a path: set that one "
-            "alone"
+            f"algo {algo.type} takes its teacher's logprobs from the data, or asks one teacher with a path: set that "
+            "one alone"
         )

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ _ATTEMPTS = 8
 """Most failures of a request after it was taken up."""
 _MAX_SEQUENCES = 256
 _MAX_PAUSE_S = 5.0
+Number = TypeVar("Number", np.int32, np.float32)
 
 
 class TeacherMetrics:
@@ -81,14 +82,23 @@ class TeacherFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class TeacherTopLogprobs:
-    """The likeliest tokens at each of tokens 1 to T - 1 of a sequence, the likeliest first, at temperature 1.
-
-    `token_ids` int32 and `logprobs` float32, in nats, both [T - 1, top].
+class TopTokens:
+    """The likeliest tokens at each of T places, the likeliest first: `token_ids` int32 and `logprobs` float32 [T, top],
+    in nats, at temperature 1.
     """
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TeacherScores:
+    """Logprobs of the T tokens of a sequence, float32 [T], in nats at temperature 1, and the likeliest tokens in the
+    place of each, if they were asked for.
+    """
+
+    logprobs: NDArray[np.float32]
+    top: TopTokens | None = None
 
 
 class RemoteTeacher:
@@ -125,25 +135,13 @@ class RemoteTeacher:
     def __str__(self) -> str:
         return f"teacher {self.config.name} at {' or '.join(self.config.urls)}"
 
-    async def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        """For each sequence of T tokens the logprobs of tokens 1 to T - 1, float32 [T - 1], in nats, at temperature 1.
+    async def scores(self, sequences: Sequence[NDArray[np.int32]], *, top: int = 0) -> list[TeacherScores]:
+        """For each sequence of T tokens what the teacher says of tokens 1 to T - 1, with the `top` tokens that it holds
+        likeliest in the place of each.
 
         Waits without end for a teacher that is away. Raises TeacherFailed for what will not pass.
         """
-        return [np.array(one.logprobs, dtype=np.float32) for one in await self._scored(sequences, top=0)]
-
-    async def top_logprobs(self, sequences: Sequence[NDArray[np.int32]], *, top: int) -> list[TeacherTopLogprobs]:
-        """For each sequence, at each of its tokens 1 to T - 1, the `top` tokens that the teacher holds likeliest there.
-
-        Waits and raises as `logprobs` does.
-        """
-        return [
-            TeacherTopLogprobs(
-                token_ids=np.array(one.top_token_ids, dtype=np.int32),
-                logprobs=np.array(one.top_logprobs, dtype=np.float32),
-            )
-            for one in await self._scored(sequences, top=top)
-        ]
+        return [_scores_of(one, top=top) for one in await self._scored(sequences, top=top)]
 
     async def _scored(self, sequences: Sequence[NDArray[np.int32]], *, top: int) -> list[SequenceLogprobs]:
         found: list[SequenceLogprobs] = []
@@ -201,6 +199,8 @@ class RemoteTeacher:
             404: "is it a generator of this release?",
             422: "a teacher needs the learner's vocabulary, and an engine.max_model_len above the longest trajectory",
         }.get(error.status, "its log says more")
+        if error.kind == "top_too_large":
+            remedy = "set algo.teacher_tokens to at most its vocabulary"
         return TeacherFailed(f"teacher {self.config.name} refuses: {error}. Remedy: {remedy}")
 
     def _check(self, url: str, request: LogprobsRequest, answer: LogprobsAnswer) -> None:
@@ -233,6 +233,14 @@ class RemoteTeacher:
         logger.debug("a request to teacher %s failed: %s", self.config.name, error)
 
 
+def _scores_of(answer: SequenceLogprobs, *, top: int) -> TeacherScores:
+    logprobs = np.array(answer.logprobs, dtype=np.float32)
+    if not top:
+        return TeacherScores(logprobs)
+    likeliest = np.array(answer.top_token_ids, np.int32), np.array(answer.top_logprobs, np.float32)
+    return TeacherScores(logprobs, TopTokens(*likeliest))
+
+
 def _is_away(error: ServiceError) -> bool:
     """True if the request may be sent again at no risk: it was not taken up, or the connection broke on the way."""
     return fault_of(error) == "unavailable" or isinstance(error, ServiceUnreachable)
@@ -254,10 +262,8 @@ def _some(values: Sequence[tuple[int, int]]) -> str:
     return ", ".join(map(str, values[:8])) + (", …" if len(values) > 8 else "")
 
 
-GroupLogprobs = tuple[NDArray[np.float32], ...]
-"""For each trajectory of T tokens the teacher's logprobs, float32 [T], in nats at temperature 1; 0 at tokens that are
-not trained.
-"""
+GroupScores = tuple[TeacherScores, ...]
+"""For each trajectory of T tokens what the teacher says of all of them; 0 at tokens that are not trained."""
 _Key = tuple[int, int, int]
 
 
@@ -265,7 +271,8 @@ class Teachers:
     """Routes groups to teachers by environment, and keeps what they say until it is taken; an async context manager.
 
     Belongs to one event loop. What is kept is bounded by whoever calls `prefetch`: one group that is accepted and not
-    yet taken or forgotten has at most one entry. `tokenizer` is the fingerprint of the learner's tokenizer.
+    yet taken or forgotten has at most one entry. `tokenizer` is the fingerprint of the learner's tokenizer. `top` is
+    how many of a teacher's likeliest tokens are wanted at each place, 0 for none.
     """
 
     def __init__(
@@ -275,8 +282,10 @@ class Teachers:
         tokenizer: str,
         waits: Waiting,
         registry: Metrics,
+        top: int = 0,
         tls: TlsContext | None = None,
     ) -> None:
+        self._top = top
         self._tls = tls
         self._configs = tuple(configs)
         self._tokenizer = tokenizer
@@ -288,7 +297,7 @@ class Teachers:
         self._tasks = asyncio.TaskGroup()
         self._clients: dict[str, HttpClient] = {}
         self._remote: dict[str, RemoteTeacher] = {}
-        self._fetches: dict[_Key, asyncio.Task[GroupLogprobs | TeacherFailed]] = {}
+        self._fetches: dict[_Key, asyncio.Task[GroupScores | TeacherFailed]] = {}
 
     async def __aenter__(self) -> Self:
         for config in self._configs:
@@ -309,10 +318,10 @@ class Teachers:
         await self._stack.__aexit__(kind, error, traceback)
 
     def prefetch(self, group: TrajectoryGroup) -> None:
-        """Ask for the logprobs of an accepted group, without waiting. Again, or of a teacher in a folder: nothing."""
+        """Ask for the scores of an accepted group, without waiting. Again, or of a teacher in a folder: nothing."""
         teacher = self._teacher(group)
         if isinstance(teacher, RemoteTeacher) and _key(group) not in self._fetches:
-            self._fetches[_key(group)] = self._tasks.create_task(_fetched(teacher, group))
+            self._fetches[_key(group)] = self._tasks.create_task(_fetched(teacher, group, top=self._top))
 
     def forget(self, group: TrajectoryGroup) -> None:
         """The group will not be trained: stop asking."""
@@ -320,9 +329,8 @@ class Teachers:
         if fetch is not None:
             fetch.cancel()
 
-    async def logprobs(self, group: TrajectoryGroup) -> GroupLogprobs | None:
-        """The logprobs of a group that is to be trained now, asked for if nobody did; None if its teacher is in a
-        folder.
+    async def scores(self, group: TrajectoryGroup) -> GroupScores | None:
+        """Scores of a group that is to be trained now, asked for if nobody did; None if its teacher is in a folder.
 
         Raises TeacherFailed if they cannot be had, or if the teacher gives no answer at all for its `wait_s`.
         """
@@ -337,25 +345,25 @@ class Teachers:
             await self._wait_for(fetch, teacher)
         finally:
             self.forget(group)
-        return _logprobs_of(fetch)
+        return _scores_in(fetch)
 
-    async def of_batch(self, groups: Sequence[TrajectoryGroup]) -> list[GroupLogprobs | None]:
-        """`logprobs` of each group, in order; all are asked for at once."""
+    async def of_batch(self, groups: Sequence[TrajectoryGroup]) -> list[GroupScores | None]:
+        """`scores` of each group, in order; all are asked for at once."""
         for group in groups:
             self.prefetch(group)
-        return [await self.logprobs(group) for group in groups]
+        return [await self.scores(group) for group in groups]
 
     async def glance(
         self, groups: Sequence[TrajectoryGroup], *, batch: Sequence[TrajectoryGroup]
-    ) -> dict[int, GroupLogprobs | None]:
-        """As `logprobs`, by place in `groups`, before their own step, for which what is kept stays.
+    ) -> dict[int, GroupScores | None]:
+        """As `scores`, by place in `groups`, before their own step, for which what is kept stays.
 
         They are of `batch`, which is trained next and asked for if nobody did, or accepted and wait for their turn: one
         of these that is forgotten, before this or meanwhile, has no entry.
         """
         for group in batch:
             self.prefetch(group)
-        found: dict[int, GroupLogprobs | None] = {}
+        found: dict[int, GroupScores | None] = {}
         for place, group in enumerate(groups):
             teacher = self._teacher(group)
             if isinstance(teacher, TeacherFailed):
@@ -365,7 +373,7 @@ class Teachers:
             elif fetch := self._fetches.get(_key(group)):
                 await self._wait_for(fetch, teacher)
                 if not fetch.cancelled():
-                    found[place] = _logprobs_of(fetch)
+                    found[place] = _scores_in(fetch)
         return found
 
     def peers(self) -> tuple[PeerStatus, ...]:
@@ -386,7 +394,7 @@ class Teachers:
             )
         return self._remote.get(config.name)
 
-    async def _wait_for(self, fetch: "asyncio.Task[GroupLogprobs | TeacherFailed]", teacher: RemoteTeacher) -> None:
+    async def _wait_for(self, fetch: "asyncio.Task[GroupScores | TeacherFailed]", teacher: RemoteTeacher) -> None:
         """Until the fetch has ended, or was cancelled."""
         loop = asyncio.get_running_loop()
         began, most_s = loop.time(), teacher.config.wait_s
@@ -403,17 +411,18 @@ class Teachers:
         self._metrics.waited(teacher.config.name, loop.time() - began)
 
 
-def _logprobs_of(fetch: "asyncio.Task[GroupLogprobs | TeacherFailed]") -> GroupLogprobs:
+def _scores_in(fetch: "asyncio.Task[GroupScores | TeacherFailed]") -> GroupScores:
     result = fetch.result()
     if isinstance(result, TeacherFailed):
         raise result
     return result
 
 
-async def _fetched(teacher: RemoteTeacher, group: TrajectoryGroup) -> GroupLogprobs | TeacherFailed:
+async def _fetched(teacher: RemoteTeacher, group: TrajectoryGroup, *, top: int) -> GroupScores | TeacherFailed:
     """A failure is a result: the step that needs it raises it, and other groups' fetches go on."""
     try:
-        found = await teacher.logprobs([_up_to_the_last_trained(trajectory) for trajectory in group.trajectories])
+        asked = [_up_to_the_last_trained(trajectory) for trajectory in group.trajectories]
+        found = await teacher.scores(asked, top=top)
     except TeacherFailed as error:
         return error
     return tuple(map(_placed, group.trajectories, found))
@@ -426,11 +435,23 @@ def _up_to_the_last_trained(trajectory: Trajectory) -> NDArray[np.int32]:
     return trajectory.token_ids[: trained[-1] + 1]
 
 
-def _placed(trajectory: Trajectory, found: NDArray[np.float32]) -> NDArray[np.float32]:
-    logprobs = np.zeros(len(trajectory.token_ids), dtype=np.float32)
-    logprobs[1 : len(found) + 1] = found
-    logprobs[trajectory.loss_mask == 0] = 0.0
-    return logprobs
+def _placed(trajectory: Trajectory, found: TeacherScores) -> TeacherScores:
+    """The scores of tokens from the second one on, in the places of all of a trajectory's."""
+    trained = trajectory.loss_mask == 1
+    top = found.top
+    if top is None:
+        return TeacherScores(_over(trained, found.logprobs))
+    return TeacherScores(
+        _over(trained, found.logprobs), TopTokens(_over(trained, top.token_ids), _over(trained, top.logprobs))
+    )
+
+
+def _over(trained: NDArray[np.bool_], found: NDArray[Number]) -> NDArray[Number]:
+    """`found` [K, …] in the places 1 to K of [T, …]; 0 at those that are not `trained` [T]."""
+    placed = np.zeros((len(trained), *found.shape[1:]), dtype=found.dtype)
+    placed[1 : len(found) + 1] = found
+    placed[~trained] = 0
+    return placed
 
 
 def _key(group: TrajectoryGroup) -> _Key:

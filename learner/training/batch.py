@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -19,8 +19,6 @@ from learner.algorithms.preset import Preset
 from protocol.trajectories import SUMMARY_STATE, Trajectory, TrajectoryGroup, Turn
 
 logger = logging.getLogger(__name__)
-
-Number = TypeVar("Number", np.int32, np.float32)
 
 _NO_TOKENS = np.zeros(0, dtype=np.float32)
 ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
@@ -191,7 +189,8 @@ class FlatBatch:
     `turns` int64, the number of the token's turn in the step, of which there are T; [T]: `turn_states` and
     `turn_branches` int64, and `turn_rewards` float64. What nobody gave is empty; of `teacher_logprobs` that some
     sequences have, those of the others are 0, and `teachers` is -1 for who has them.
-    `candidate_ids` and `candidate_logprobs` are [N x C], flat. `routed` bool [N] says which tokens' experts are known;
+    `candidate_ids` and `candidate_logprobs` are [N x C], flat, 0 where those of others are told. `routed` bool [N] says
+    which tokens' experts are known;
     `routed_experts` are their bytes, flat, and `routing_shape` how many layers there are, experts of a token in each,
     and bytes of each number: see `routing`.
     """
@@ -288,10 +287,25 @@ def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
         turn_rewards=np.array([turn.reward for s in sequences for turn in _turns_of(s)], dtype=np.float64),
         teacher_logprobs=_told(sequences),
         reference_logprobs=_known([sequence.reference_logprobs for sequence in sequences]),
-        candidate_ids=_flat([s.candidates.token_ids for s in sequences if s.candidates is not None], np.int32),
-        candidate_logprobs=_flat([s.candidates.logprobs for s in sequences if s.candidates is not None], np.float32),
+        **_flat_candidates(sequences),
         **_flat_routing(sequences),
     )
+
+
+def _flat_candidates(sequences: Sequence[TrainSequence]) -> dict[str, Any]:
+    """0 for sequences of which no teacher has told any yet; empty if that is all of them."""
+    told = [sequence.candidates for sequence in sequences if sequence.candidates is not None]
+    if not told:
+        return {name: np.zeros(0, ARRAY_TYPES[name]) for name in ("candidate_ids", "candidate_logprobs")}
+    counts = {each.token_ids.shape[1] for each in told}
+    assert len(counts) == 1, f"sequences with {sorted(counts)} candidates at each token"
+    none = [np.zeros((len(s.token_ids), *counts), np.int32) for s in sequences if s.candidates is None]
+    unknown = iter(none)
+    known = [s.candidates or Candidates(zeros := next(unknown), zeros.astype(np.float32)) for s in sequences]
+    return {
+        "candidate_ids": np.concatenate([each.token_ids.reshape(-1) for each in known]),
+        "candidate_logprobs": np.concatenate([each.logprobs.reshape(-1) for each in known]),
+    }
 
 
 def _flat_routing(sequences: Sequence[TrainSequence]) -> dict[str, Any]:
@@ -354,10 +368,6 @@ def _told(sequences: Sequence[TrainSequence]) -> NDArray[np.float32]:
     return np.concatenate(parts).astype(np.float32, copy=False)
 
 
-def _flat(parts: Sequence[NDArray[Number]], kind: type[Number]) -> NDArray[Number]:
-    return np.concatenate([part.reshape(-1) for part in parts]) if parts else np.zeros(0, dtype=kind)
-
-
 class LagBoundBroken(AssertionError):
     """A token older than `max_lag` was about to enter a loss."""
 
@@ -376,14 +386,20 @@ class SeveralSequences(RuntimeError):
 
 @dataclass(frozen=True)
 class Teaching:
-    """Teacher of a group: the index of a model that the ranks hold, or logprobs of each trajectory, [T] each."""
+    """Teacher of a group: the index of a model that the ranks hold, or logprobs of each trajectory, [T] each, and its
+    candidates if the preset wants them.
+    """
 
     index: int = 0
     logprobs: Sequence[NDArray[np.float32]] | None = None
+    candidates: Sequence[Candidates] | None = None
 
     def of(self, trajectory: int) -> dict[str, Any]:
         """The fields of a TrainSequence that it sets."""
-        return {"teacher": self.index} if self.logprobs is None else {"teacher_logprobs": self.logprobs[trajectory]}
+        if self.logprobs is None:
+            return {"teacher": self.index}
+        candidates = None if self.candidates is None else self.candidates[trajectory]
+        return {"teacher_logprobs": self.logprobs[trajectory], "candidates": candidates}
 
 
 def sequences_of(

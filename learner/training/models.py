@@ -430,9 +430,14 @@ class LocalTeachers:
         return found
 
     def candidates(self, microbatch: Microbatch, *, count: int) -> tuple[Tensor, Tensor]:
-        """The first teacher's most probable tokens int64 [N, count] and their logprobs [N, count]."""
-        top = self._models[0].top_candidates(microbatch, count=count)
-        return top.token_ids, top.logprobs
+        """Most probable tokens int64 [N, count] by the teacher of each target's sequence, and their logprobs."""
+        wanted = microbatch.teachers[microbatch.sequences.cpu()].to(microbatch.targets.device)[:, None]
+        tops = [model.top_candidates(microbatch, count=count) for model in self._models]
+        token_ids, logprobs = tops[0].token_ids, tops[0].logprobs
+        for index, top in enumerate(tops[1:], start=1):
+            token_ids = torch.where(wanted == index, top.token_ids, token_ids)
+            logprobs = torch.where(wanted == index, top.logprobs, logprobs)
+        return token_ids, logprobs
 
     def close(self) -> None:
         """Releases the teachers."""

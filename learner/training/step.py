@@ -561,14 +561,28 @@ class TrainingStep:
         return critic.learn(states, microbatch, targets, last=last)
 
     def _with_candidates(self, data: StepData, microbatch: Microbatch) -> tuple[Microbatch, Tensor | None]:
-        """The microbatch with a teacher's candidates, and their logprobs [N, C]: from the data, or from the teacher."""
-        if microbatch.candidates is not None:
-            logprobs = data.batch.candidate_logprobs.reshape(len(data.batch.token_ids), -1)
-            return microbatch, torch.from_numpy(logprobs)[microbatch.places].to(microbatch.targets.device)
-        if not self._preset.candidates:
+        """The microbatch with a teacher's candidates, and their logprobs [N, C]: from the data, from a teacher of the
+        ranks, or of some sequences from either.
+        """
+        teachers, told = self._models.teachers, microbatch.candidates
+        if told is None and not self._preset.candidates:
             return microbatch, None
-        token_ids, known = self._models.teachers.candidates(microbatch, count=self._preset.candidates)
-        return replace(microbatch, candidates=token_ids), known
+        known = self._told_candidates(data, microbatch)
+        # All ranks ask or none: it takes part in their collectives.
+        if told is not None and not (teachers and (data.batch.teachers >= 0).any()):
+            return microbatch, known
+        token_ids, found = teachers.candidates(microbatch, count=self._preset.candidates)
+        if told is None or known is None:
+            return replace(microbatch, candidates=token_ids), found
+        asked = (microbatch.teachers[microbatch.sequences.cpu()] >= 0).to(told.device)[:, None]
+        candidates = torch.where(asked, token_ids, told)
+        return replace(microbatch, candidates=candidates), torch.where(asked, found.to(known.dtype), known)
+
+    def _told_candidates(self, data: StepData, microbatch: Microbatch) -> Tensor | None:
+        if microbatch.candidates is None:
+            return None
+        logprobs = data.batch.candidate_logprobs.reshape(len(data.batch.token_ids), -1)
+        return torch.from_numpy(logprobs)[microbatch.places].to(microbatch.targets.device)
 
 
 def _row(

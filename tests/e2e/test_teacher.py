@@ -102,17 +102,19 @@ async def test_its_logprobs_are_those_of_transformers(teacher: str, model: Path)
     group = sampled(model)
     async with teachers_at(teacher, tokenizer=fingerprint_directory(model).tokenizer) as teachers:
         teachers.prefetch(group)
-        found = await teachers.logprobs(group)
+        found = await teachers.scores(group)
     assert found is not None
-    for trajectory, logprobs in zip(group.trajectories, found, strict=True):
-        assert logprobs.tolist() == pytest.approx(expected(model, trajectory), abs=1e-3)
-    assert min(map(min, found)) < -1.0, "a wrong answer is unlikely: the test would see no difference otherwise"
+    for trajectory, scores in zip(group.trajectories, found, strict=True):
+        assert scores.logprobs.tolist() == pytest.approx(expected(model, trajectory), abs=1e-3)
+    assert min(min(scores.logprobs) for scores in found) < -1.0, (
+        "a wrong answer is unlikely: the test would see no difference otherwise"
+    )
 
 
 async def test_a_learner_with_another_tokenizer_is_stopped(teacher: str, model: Path) -> None:
     async with teachers_at(teacher, tokenizer="0ther") as teachers:
         with pytest.raises(TeacherFailed, match=r"teacher adder .* the learner's has 0ther"):
-            await teachers.logprobs(sampled(model))
+            await teachers.scores(sampled(model))
 
 
 def test_it_waits_for_nobody_and_takes_no_weights(teacher: str) -> None:

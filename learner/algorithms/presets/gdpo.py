@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.knobs import ClipKnobs, CorrectionKnobs, UnshapedKnobs
+from learner.algorithms.knobs import ClipKnobs, CorrectionKnobs, TeacherKnobs, UnshapedKnobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from learner.algorithms.preset import Advantages, Preset, Rewards, ScoredBatch
 
 
-class GdpoConfig(Algorithm, UnshapedKnobs, ClipKnobs, CorrectionKnobs):
+class GdpoConfig(Algorithm, UnshapedKnobs, ClipKnobs, CorrectionKnobs, TeacherKnobs):
     """GRPO whose reward components are each normalised in their group before they are weighted and summed.
 
     Source: GDPO (arXiv 2601.05242).

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.knobs import ClipKnobs, CorrectionKnobs, UnshapedKnobs
+from learner.algorithms.knobs import ClipKnobs, CorrectionKnobs, TeacherKnobs, UnshapedKnobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from learner.algorithms.preset import Advantages, Preset, Rewards, ScoredBatch
 
 
-class PassAtKConfig(Algorithm, UnshapedKnobs, ClipKnobs, CorrectionKnobs):
+class PassAtKConfig(Algorithm, UnshapedKnobs, ClipKnobs, CorrectionKnobs, TeacherKnobs):
     """GRPO in which not an answer but each set of k answers of the group is rewarded, if one of the k is right.
 
     Source: pass@k training with analytic advantages, arXiv 2508.10751.

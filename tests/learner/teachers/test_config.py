@@ -2,8 +2,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr, TypeAdapter, ValidationError
 
+from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.config import LearnerConfig
 from learner.teachers.config import TeacherConfig, check_use, index_of, teacher_of
 from services.config.models import load_config
@@ -73,26 +74,37 @@ def test_the_teacher_of_an_environment_has_its_place_in_the_list() -> None:
         index_of((sums,), "chess")
 
 
+ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 REMOTE = TeacherConfig(name="remote", urls=URLS)
 LOCAL = TeacherConfig(name="local", path=Path("m"), environments=("a",))
 OTHER = TeacherConfig(name="other", path=Path("m"), environments=("b",))
 
 
+def settings(algo: str) -> AlgorithmConfig:
+    """The settings of an algorithm, with the weight of a teacher in `NAME by WEIGHT`."""
+    name, _, weight = algo.partition(" by ")
+    given = {"path": "mine:algorithm"} if name == "custom" else {}
+    return ADAPTER.validate_python({"type": name, **given, **({"teacher_weight": float(weight)} if weight else {})})
+
+
 @pytest.mark.parametrize(
     ("algo", "teachers"),
     [
-        ("grpo", ()), ("opd", (REMOTE,)), ("opd", (LOCAL, OTHER)), ("opd", (REMOTE, LOCAL)), ("distill", ()),
+        ("grpo", ()), ("grpo by 0.5", (REMOTE,)), ("remax by 0.5", (REMOTE, LOCAL)),
+        ("opd", (REMOTE,)), ("opd", (LOCAL, OTHER)), ("opd", (REMOTE, LOCAL)), ("distill", ()),
         ("distill", (LOCAL,)), ("custom", ()), ("custom", (REMOTE, LOCAL)),
     ],
 )  # fmt: skip
 def test_teachers_that_the_algorithm_can_use_are_let_through(algo: str, teachers: tuple[TeacherConfig, ...]) -> None:
-    check_use(teachers, algo=algo)
+    check_use(teachers, algo=settings(algo))
 
 
 @pytest.mark.parametrize(
     ("algo", "teachers", "said"),
     [
-        ("grpo", (LOCAL,), "algo grpo asks none: remove them, or use opd or distill"),
+        ("grpo", (LOCAL,), "algo grpo asks none: remove them, or set algo.teacher_weight"),
+        ("grpo by 0.5", (), "algo grpo with teacher_weight needs a teacher, with urls or a path, and none is set"),
+        ("online_dpo", (LOCAL,), "algo online_dpo asks none: remove them, or use opd or distill"),
         ("sft", (REMOTE,), "algo sft asks none"),
         ("opd", (), "algo opd needs a teacher, with urls or a path, and none is set"),
         ("distill", (REMOTE,), "set that one alone"),
@@ -103,7 +115,7 @@ def test_teachers_that_the_algorithm_cannot_use_are_refused(
     algo: str, teachers: tuple[TeacherConfig, ...], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        check_use(teachers, algo=algo)
+        check_use(teachers, algo=settings(algo))
 
 
 def test_teachers_that_cannot_be_told_apart_are_refused() -> None:

@@ -48,30 +48,34 @@ def closed_address() -> str:
 
 async def test_logprobs_come_back_in_order_for_all_tokens_but_the_first() -> None:
     async with ScriptedTeacher().running() as url, teacher(url) as math:
-        found = await math.logprobs([sequence(3, 4, 5), sequence(8, 0)])
-    assert [one.dtype for one in found] == [np.float32, np.float32]
+        found = await math.scores([sequence(3, 4, 5), sequence(8, 0)])
+    assert [one.logprobs.dtype for one in found] == [np.float32, np.float32]
     # logprob(token, position) = -token / 8 - position / 1024, all of them exact in float32
-    assert found[0].tolist() == [-4 / 8 - 1 / 1024, -5 / 8 - 2 / 1024]
-    assert found[1].tolist() == [-1 / 1024]
+    assert found[0].logprobs.tolist() == [-4 / 8 - 1 / 1024, -5 / 8 - 2 / 1024]
+    assert found[1].logprobs.tolist() == [-1 / 1024]
 
 
 async def test_many_sequences_are_asked_for_in_several_requests() -> None:
     scripted = ScriptedTeacher()
     sequences = [sequence(*range(length)) for length in (3, 3, 9, 2, 2, 2, 2)]
     async with scripted.running() as url, teacher(url, request_tokens=6) as math:
-        found = await math.logprobs(sequences)
+        found = await math.scores(sequences)
     assert [len(request.sequences) for request in scripted.requests] == [2, 1, 3, 1]
-    assert [one.tolist() for one in found] == [[logprob(at, at) for at in range(1, len(one))] for one in sequences]
+    assert [one.logprobs.tolist() for one in found] == [
+        [logprob(at, at) for at in range(1, len(one))] for one in sequences
+    ]
 
 
 async def test_the_likeliest_tokens_of_each_position_may_be_asked_for() -> None:
     async with ScriptedTeacher().running() as url, teacher(url) as math:
-        (found, _) = await math.top_logprobs([sequence(3, 4, 5), sequence(8, 0)], top=3)
+        (found, _) = await math.scores([sequence(3, 4, 5), sequence(8, 0)], top=3)
         with pytest.raises(TeacherFailed, match="8193 tokens is too long for an answer with top 128: at most 8192 are"):
-            await math.top_logprobs([np.ones(8193, dtype=np.int32)], top=128)
-    assert found.token_ids.tolist() == [[0, 1, 2], [0, 1, 2]]
-    assert (found.token_ids.dtype.name, found.logprobs.dtype.name) == ("int32", "float32")
-    assert found.logprobs.tolist() == [[logprob(token, at) for token in range(3)] for at in (1, 2)]
+            await math.scores([np.ones(8193, dtype=np.int32)], top=128)
+    assert found.top is not None
+    assert found.top.token_ids.tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert (found.top.token_ids.dtype.name, found.top.logprobs.dtype.name) == ("int32", "float32")
+    assert found.logprobs.tolist() == [logprob(4, 1), logprob(5, 2)]
+    assert found.top.logprobs.tolist() == [[logprob(token, at) for token in range(3)] for at in (1, 2)]
 
 
 @given(
@@ -89,15 +93,15 @@ def test_parts_hold_every_sequence_once_in_order_and_within_the_bounds(lengths: 
 async def test_a_request_that_failed_is_sent_again(trouble: int | str) -> None:
     scripted = ScriptedTeacher(script=lambda number: trouble if number == 0 else None)
     async with scripted.running() as url, teacher(url) as math:
-        found = await math.logprobs([sequence(3, 4, 5)])
-    assert found[0].tolist() == [logprob(4, 1), logprob(5, 2)]
+        found = await math.scores([sequence(3, 4, 5)])
+    assert found[0].logprobs.tolist() == [logprob(4, 1), logprob(5, 2)]
     assert scripted.requests[0] == scripted.requests[1]
 
 
 async def test_a_request_goes_to_another_address_if_one_is_gone() -> None:
     async with ScriptedTeacher().running() as url, teacher(closed_address(), url) as math:
-        found = await math.logprobs([sequence(3, 4)])
-    assert found[0].tolist() == [logprob(4, 1)]
+        found = await math.scores([sequence(3, 4)])
+    assert found[0].logprobs.tolist() == [logprob(4, 1)]
 
 
 async def test_a_request_goes_to_another_address_if_one_hangs() -> None:
@@ -107,8 +111,8 @@ async def test_a_request_goes_to_another_address_if_one_hangs() -> None:
         well.running() as second,
         teacher(first, second, request_timeout_s=1.0) as math,
     ):
-        found = await math.logprobs([sequence(3, 4)])
-    assert found[0].tolist() == [logprob(4, 1)]
+        found = await math.scores([sequence(3, 4)])
+    assert found[0].logprobs.tolist() == [logprob(4, 1)]
     assert hanging.requests
 
 
@@ -117,12 +121,12 @@ async def test_requests_spread_over_the_addresses_and_are_bounded() -> None:
     scripted = [ScriptedTeacher(hold=hold) for _ in range(2)]
     async with scripted[0].running() as first, scripted[1].running() as second:
         async with teacher(first, second, requests_at_once=2) as math, asyncio.TaskGroup() as group:
-            asked = [group.create_task(math.logprobs([sequence(3, number)])) for number in range(9)]
+            asked = [group.create_task(math.scores([sequence(3, number)])) for number in range(9)]
             async with asyncio.timeout(60):
                 while sum(one.under_way for one in scripted) < 4:  # noqa: ASYNC110  the server has no event for it
                     await asyncio.sleep(0.005)
             hold.set()
-        assert [(await one)[0].tolist() for one in asked] == [[logprob(number, 1)] for number in range(9)]
+        assert [(await one)[0].logprobs.tolist() for one in asked] == [[logprob(number, 1)] for number in range(9)]
     assert [one.most_under_way for one in scripted] == [2, 2]
 
 
@@ -133,17 +137,17 @@ async def test_a_refusal_names_teacher_counterpart_and_remedy_at_once(status: in
     scripted = ScriptedTeacher(script=lambda _: status)
     async with scripted.running() as url, teacher(url) as math:
         with pytest.raises(TeacherFailed, match=rf"teacher math refuses: {url}\S+ refused with {status}.*{remedy}"):
-            await math.logprobs([sequence(3, 4)])
+            await math.scores([sequence(3, 4)])
     assert len(scripted.requests) == 1
 
 
 async def test_a_token_is_shown_and_a_wrong_one_is_named() -> None:
     async with ScriptedTeacher(token=TOKEN).running() as url:
         async with teacher(url, token=TOKEN) as math:
-            assert len(await math.logprobs([sequence(3, 4)])) == 1
+            assert len(await math.scores([sequence(3, 4)])) == 1
         async with teacher(url, token="another") as math:
             with pytest.raises(TeacherFailed, match=r"401 .*set the teacher's token"):
-                await math.logprobs([sequence(3, 4)])
+                await math.scores([sequence(3, 4)])
 
 
 @pytest.mark.parametrize("trouble", [500, "short"])
@@ -151,7 +155,7 @@ async def test_a_request_that_fails_again_and_again_is_given_up(trouble: int | s
     scripted = ScriptedTeacher(script=lambda _: trouble)
     async with scripted.running() as url, teacher(url) as math:
         with pytest.raises(TeacherFailed, match=rf"teacher math at {url}: 8 attempts at one request failed, last: "):
-            await math.logprobs([sequence(3, 4, 5)])
+            await math.scores([sequence(3, 4, 5)])
     assert len(scripted.requests) == 8
 
 
@@ -159,34 +163,34 @@ async def test_another_tokenizer_is_refused_with_both_fingerprints() -> None:
     async with ScriptedTeacher(tokenizer="0ther").running() as url:
         async with teacher(url) as math:
             with pytest.raises(TeacherFailed, match="fingerprint 0ther, the learner's has 70ken1"):
-                await math.logprobs([sequence(3, 4)])
+                await math.scores([sequence(3, 4)])
         async with teacher(url, same_tokenizer=False) as math:
-            assert len(await math.logprobs([sequence(3, 4)])) == 1
+            assert len(await math.scores([sequence(3, 4)])) == 1
 
 
 async def test_a_teacher_that_changes_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     scripted = ScriptedTeacher(version="1.3")
     async with scripted.running() as url, teacher(url) as math:
-        await math.logprobs([sequence(3, 4)])
+        await math.scores([sequence(3, 4)])
         assert "changes" not in caplog.text
         scripted.version = "1.4"
-        await math.logprobs([sequence(3, 4)])
+        await math.scores([sequence(3, 4)])
         assert "it answered with version 1.3 at first, now with 1.4" in caplog.text
         scripted.version = "1.5"
-        await math.logprobs([sequence(3, 4)])
+        await math.scores([sequence(3, 4)])
         assert "1.5" not in caplog.text
 
 
 async def test_a_teacher_that_is_away_is_waited_for() -> None:
     address = closed_address()
     async with teacher(address) as math, asyncio.TaskGroup() as group:
-        asked = group.create_task(math.logprobs([sequence(3, 4)]))
+        asked = group.create_task(math.scores([sequence(3, 4)]))
         async with asyncio.timeout(60):
             while "cannot connect" not in math.last_problem:  # noqa: ASYNC110  it tells nobody of a failure
                 await asyncio.sleep(0.005)
         async with ScriptedTeacher().running(port=int(address.rpartition(":")[2])):
             found = await asked
-    assert found[0].tolist() == [logprob(4, 1)]
+    assert found[0].logprobs.tolist() == [logprob(4, 1)]
 
 
 def test_pauses_double_up_to_a_limit_however_long_a_teacher_is_away() -> None:

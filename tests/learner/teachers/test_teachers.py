@@ -19,9 +19,9 @@ from tests.learner.teachers.scripted_teacher import TOKENIZER, ScriptedTeacher, 
 
 
 @asynccontextmanager
-async def teachers(*configs: dict[str, Any], waits: Waiting | None = None) -> AsyncIterator[Teachers]:
-    made = [TeacherConfig.model_validate(config) for config in configs]
-    async with Teachers(made, tokenizer=TOKENIZER, waits=waits or Waiting(), registry=Metrics("learner")) as ours:
+async def teachers(*configs: dict[str, Any], waits: Waiting | None = None, top: int = 0) -> AsyncIterator[Teachers]:
+    made, waits = [TeacherConfig.model_validate(config) for config in configs], waits or Waiting()
+    async with Teachers(made, tokenizer=TOKENIZER, waits=waits, registry=Metrics("learner"), top=top) as ours:
         yield ours
 
 
@@ -49,15 +49,26 @@ def two_turns() -> Trajectory:
 async def test_a_group_gets_the_teachers_logprobs_at_trained_tokens_and_0_elsewhere() -> None:
     scripted = ScriptedTeacher()
     async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
-        found = await ours.logprobs(group(1, two_turns(), trajectory(0, 0, token_id=5)))
+        found = await ours.scores(group(1, two_turns(), trajectory(0, 0, token_id=5)))
     assert found is not None
     # logprob(token, position) = -token / 8 - position / 1024
     expected = [0, 0, -12 / 8 - 2 / 1024, -13 / 8 - 3 / 1024, 0, -15 / 8 - 5 / 1024, 0, 0]
-    assert found[0].dtype == np.float32
-    assert found[0].tolist() == expected
-    assert found[1].tolist() == [0, 0, -5 / 8 - 2 / 1024, -5 / 8 - 3 / 1024]
+    assert found[0].logprobs.dtype == np.float32
+    assert found[0].logprobs.tolist() == expected
+    assert found[1].logprobs.tolist() == [0, 0, -5 / 8 - 2 / 1024, -5 / 8 - 3 / 1024]
     # nothing is trained after the sixth token, so that the teacher need not read on
     assert scripted.requests[0].sequences == ((10, 11, 12, 13, 14, 15), (5, 5, 5, 5))
+
+
+async def test_a_group_gets_the_teachers_likeliest_tokens_in_the_places_of_trained_ones() -> None:
+    async with ScriptedTeacher().running() as url, teachers({"name": "t", "urls": [url]}, top=2) as ours:
+        found = await ours.scores(group(1, two_turns()))
+    assert found is not None
+    top = found[0].top
+    assert top is not None
+    assert top.token_ids.tolist() == [[0, 0], [0, 0], [0, 1], [0, 1], [0, 0], [0, 1], [0, 0], [0, 0]]
+    assert top.logprobs[[2, 5]].tolist() == [[logprob(0, at), logprob(1, at)] for at in (2, 5)]
+    assert not top.logprobs[[0, 1, 4, 6, 7]].any()
 
 
 async def test_what_was_asked_for_early_is_there_when_the_step_wants_it() -> None:
@@ -67,17 +78,17 @@ async def test_what_was_asked_for_early_is_there_when_the_step_wants_it() -> Non
         ours.prefetch(one)
         ours.prefetch(one)
         await until(lambda: scripted.requests and not scripted.under_way)
-        assert await ours.logprobs(one) is not None
+        assert await ours.scores(one) is not None
         assert len(scripted.requests) == 1
 
 
 async def test_a_group_that_nobody_asked_for_is_asked_for_and_a_taken_one_again() -> None:
     scripted = ScriptedTeacher()
     async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
-        first, second = await ours.logprobs(group(1)), await ours.logprobs(group(1))
+        first, second = await ours.scores(group(1)), await ours.scores(group(1))
     assert first is not None
     assert second is not None
-    assert [one.tolist() for one in first] == [one.tolist() for one in second]
+    assert [one.logprobs.tolist() for one in first] == [one.logprobs.tolist() for one in second]
     assert len(scripted.requests) == 2
 
 
@@ -98,9 +109,9 @@ async def test_groups_are_routed_by_environment() -> None:
             {"name": "sums", "urls": [first], "environments": ["addition"]}, {"name": "rest", "urls": [second]}
         ) as ours,
     ):
-        assert await ours.logprobs(group(1)) is not None
+        assert await ours.scores(group(1)) is not None
         assert (len(sums.requests), len(rest.requests)) == (1, 0)
-        await ours.logprobs(group(1).model_copy(update={"environment": "chess"}))
+        await ours.scores(group(1).model_copy(update={"environment": "chess"}))
         assert (len(sums.requests), len(rest.requests)) == (1, 1)
         assert {peer.url for peer in ours.peers()} == {first, second}
 
@@ -110,7 +121,7 @@ async def test_an_environment_without_a_teacher_is_named_when_its_group_is_to_be
     async with teachers(chess) as ours:
         ours.prefetch(group(1))
         with pytest.raises(TeacherFailed, match="environment addition has no teacher: t teaches chess"):
-            await ours.logprobs(group(1))
+            await ours.scores(group(1))
 
 
 async def test_a_teacher_in_a_folder_is_asked_nothing() -> None:
@@ -129,7 +140,7 @@ async def test_a_batch_is_asked_for_at_once_and_answered_in_order() -> None:
             await until(lambda: scripted.under_way == 3)
             hold.set()
         found = await asked
-    assert [one[0].tolist() for one in found if one] == [[0, 0, logprob(number, 2)] for number in range(3)]
+    assert [one[0].logprobs.tolist() for one in found if one] == [[0, 0, logprob(number, 2)] for number in range(3)]
 
 
 async def test_a_group_that_was_dropped_is_forgotten() -> None:
@@ -140,7 +151,7 @@ async def test_a_group_that_was_dropped_is_forgotten() -> None:
         ours.forget(group(1))
         ours.forget(group(2))
         scripted.hold = None
-        assert await ours.logprobs(group(1)) is not None
+        assert await ours.scores(group(1)) is not None
     assert len(scripted.requests) == 2
 
 
@@ -151,11 +162,11 @@ async def test_a_glance_keeps_what_is_there_for_the_groups_own_step() -> None:
     async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
         ours.prefetch(groups[1])
         found = await ours.glance(groups, batch=groups[:1])
-        assert {at: one[0].tolist() for at, one in found.items() if one} == {
+        assert {at: one[0].logprobs.tolist() for at, one in found.items() if one} == {
             0: [0, 0, logprob(1, 2)], 1: [0, 0, logprob(2, 2)]
         }  # fmt: skip
         again = await ours.of_batch(groups[:2])
-        assert [one[0].tolist() for one in again if one] == [[0, 0, logprob(1, 2)], [0, 0, logprob(2, 2)]]
+        assert [one[0].logprobs.tolist() for one in again if one] == [[0, 0, logprob(1, 2)], [0, 0, logprob(2, 2)]]
     assert len(scripted.requests) == 2
 
 
@@ -185,9 +196,9 @@ async def test_one_groups_refusal_leaves_other_groups_alone() -> None:
     async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
         ours.prefetch(group(1))
         await until(lambda: scripted.requests)
-        assert await ours.logprobs(group(2)) is not None
+        assert await ours.scores(group(2)) is not None
         with pytest.raises(TeacherFailed, match="teacher t refuses"):
-            await ours.logprobs(group(1))
+            await ours.scores(group(1))
 
 
 async def test_a_step_that_waits_in_vain_ends_with_the_teachers_name_and_its_last_fault() -> None:
@@ -195,7 +206,7 @@ async def test_a_step_that_waits_in_vain_ends_with_the_teachers_name_and_its_las
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with teachers({"name": "t", "urls": [address], "wait_s": 0.5}) as ours:
         with pytest.raises(TeacherFailed, match=rf"teacher t at {address} has given no answer for 0.5 s.*connect"):
-            await ours.logprobs(group(1))
+            await ours.scores(group(1))
 
 
 async def test_a_wait_for_a_teacher_is_seen_and_blocks_no_readiness() -> None:
@@ -204,7 +215,7 @@ async def test_a_wait_for_a_teacher_is_seen_and_blocks_no_readiness() -> None:
     scripted = ScriptedTeacher(hold=asyncio.Event())
     async with scripted.running() as url, teachers({"name": "t", "urls": [url]}, waits=waits) as ours:
         async with asyncio.TaskGroup() as tasks:
-            asked = tasks.create_task(ours.logprobs(group(1)))
+            asked = tasks.create_task(ours.scores(group(1)))
             await until(lambda: scripted.under_way)
             assert [wait.whom for wait in waits.status()] == [f"teacher t at {url}"]
             assert waits.readiness().ready
@@ -225,10 +236,10 @@ async def test_a_step_that_is_interrupted_stops_asking() -> None:
     scripted = ScriptedTeacher(hold=asyncio.Event())
     one: TrajectoryGroup = group(1)
     async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
-        asked = asyncio.ensure_future(ours.logprobs(one))
+        asked = asyncio.ensure_future(ours.scores(one))
         await until(lambda: scripted.under_way)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
         scripted.hold = None
-        assert await ours.logprobs(one) is not None
+        assert await ours.scores(one) is not None

@@ -79,6 +79,7 @@ CASES = (
     SharedRows({"type": "grpo"}, model="gpt-oss"),
     SharedRows({"type": "grpo"}, model="deepseek v3"),
     SharedRows({"type": "grpo"}, training={"router": {"aux_loss_coef": 0.01}}, model="qwen3 moe"),
+    SharedRows({"type": "opd", "divergence": "jsd", "teacher_tokens": 5}, grouped, {"zero_stage": 3}, teaches=True),
 )
 OF_TWO, OF_FOUR = (0, 1, 2, 3, 7, 9), (11, 13)
 """Numbers of the cases that are tests; the others are run by hand."""

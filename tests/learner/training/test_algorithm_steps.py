@@ -1,6 +1,7 @@
 """Algorithms that need more than one pass or one model, in the real trainer, on a tiny model."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
+from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from learner.algorithms.presets.registry import AlgorithmConfig
-from learner.training.batch import TrainSequence
+from learner.training.batch import Candidates, TrainSequence
 from learner.training.config import TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
@@ -83,6 +85,17 @@ def half_taught(count: int) -> list[TrainSequence]:
     ]
 
 
+def half_shown(count: int) -> list[TrainSequence]:
+    """Every other sequence has a teacher's candidates already: tokens 3 to 7, 0.5 of the mass and the next 0.25, …"""
+    shown = []
+    for index, sequence in enumerate(half_taught(count)):
+        trained = sequence.loss_mask[:, None]
+        ids = np.where(trained, np.arange(3, 8), 0).astype(np.int32)
+        logprobs = np.where(trained, np.log(0.5) * np.arange(1, 6), 0).astype(np.float32)
+        shown.append(sequence if index % 2 else replace(sequence, candidates=Candidates(ids, logprobs)))
+    return shown
+
+
 def scored(count: int) -> list[TrainSequence]:
     """Pairs of which one token, the last, is marked: the model's score is that of the token before it."""
     return [
@@ -136,6 +149,9 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "ppo"}, grouped, {"updates_per_step": 2, "critic": HEAD}),
     ({"type": "opd"}, grouped, {}),
     ({"type": "opd"}, half_taught, {}),
+    ({"type": "opd", "divergence": "reverse_kl", "teacher_tokens": 5}, grouped, {}),
+    ({"type": "opd", "divergence": "jsd", "teacher_tokens": 5}, half_shown, {"updates_per_step": 2}),
+    ({"type": "grpo", "teacher_weight": 0.5, "teacher_tokens": 5}, half_shown, {}),
     ({"type": "online_dpo"}, paired, {"updates_per_step": 2}),
     ({"type": "dpo", "sft_weight": 0.1}, paired, {}),
     ({"type": "dpo", "loss": "ipo"}, paired, {}),
@@ -166,7 +182,7 @@ def test_the_split_into_microbatches_changes_neither_loss_nor_weights(
     training: dict[str, object],
 ) -> None:
     """With rows of a sequence each nothing is shared; in one row all is that they begin with alike."""
-    teachers = [teacher] if algo["type"] in ("opd", "distill") else []
+    teachers = [teacher] if ADAPTER.validate_python(algo).uses_teacher else []
     results = []
     for budget in (1, 60, 10_000):
         with trainer(
@@ -316,6 +332,53 @@ def test_a_student_comes_to_agree_with_its_teacher(tiny_llama: Path, teacher: Pa
         divergences = [made.train_step(batch, version=v).means["teacher_divergence"] for v in range(30)]
     assert divergences[-1] < 0.3 * divergences[0]
     assert divergences[-1] >= 0
+
+
+DIRECTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "forward_kl": lambda student, teacher: kl_div(student, teacher, reduction="none", log_target=True).sum(-1),
+    "reverse_kl": lambda student, teacher: kl_div(teacher, student, reduction="none", log_target=True).sum(-1),
+    "jsd": lambda student, teacher: (
+        0.5 * DIRECTIONS["forward_kl"](torch.logaddexp(student, teacher) - math.log(2), teacher)
+        + 0.5 * DIRECTIONS["forward_kl"](torch.logaddexp(student, teacher) - math.log(2), student)
+    ),
+}
+
+
+def in_plain_torch(model: Path, sequence: TrainSequence) -> torch.Tensor:
+    """Log softmax over the vocabulary in the place of each trained token."""
+    token_ids = torch.from_numpy(sequence.token_ids).long()
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(token_ids[None]).logits[0, :-1]
+    return torch.log_softmax(logits, -1)[torch.from_numpy(sequence.loss_mask)[1:]]
+
+
+@pytest.mark.parametrize("divergence", DIRECTIONS)
+def test_a_divergence_over_a_teachers_whole_vocabulary_is_that_of_plain_torch(
+    tied_llama: Path, teacher: Path, commands: CommandChannel, divergence: str
+) -> None:
+    batch = grouped(4)
+    gaps = [DIRECTIONS[divergence](in_plain_torch(tied_llama, each), in_plain_torch(teacher, each)) for each in batch]
+    algo: dict[str, object] = {"type": "opd", "divergence": divergence, "teacher_tokens": 1000}
+    with trainer(tied_llama, commands, algo, teachers=[teacher]) as made:
+        step = made.train_step(batch, version=0)
+    assert step.loss == pytest.approx(float(torch.cat(gaps).mean()), abs=1e-5)
+    assert step.means["teacher_divergence"] == pytest.approx(step.loss, abs=1e-6)
+    assert step.loss > 0.01
+
+
+def test_the_weight_of_a_teacher_adds_its_divergence_to_the_algorithms_own_loss(
+    tied_llama: Path, teacher: Path, commands: CommandChannel
+) -> None:
+    batch = grouped(8)
+    taught = {"teacher_weight": 0.5, "teacher_tokens": 5, "teacher_divergence": "forward_kl"}
+    with trainer(tied_llama, commands, {"type": "grpo", **taught}, teachers=[teacher]) as made:
+        both = made.train_step(batch, version=0)
+    with trainer(tied_llama, commands, {"type": "grpo"}) as made:
+        alone = made.train_step(batch, version=0)
+    divergence = both.means["teacher_divergence"]
+    assert divergence > 0.01
+    assert both.loss == pytest.approx(alone.loss + 0.5 * divergence, abs=1e-5)
+    assert both.grad_norm != pytest.approx(alone.grad_norm, rel=1e-3)
 
 
 @pytest.mark.parametrize(
