@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
+from learner.algorithms.knobs import TeacherKnobs
 from learner.algorithms.presets.distill import DistillConfig
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.algorithms.presets.pass_at_k import PassAtKConfig
@@ -692,7 +693,13 @@ class LearnerConfig(ProcessConfig):
     @model_validator(mode="after")
     def _teachers_fit(self) -> Self:
         check_teachers(self.teachers, temperature=self.training.temperature)
-        check_use(self.teachers, algo=self.algo)
+        check_use(
+            self.teachers,
+            algo=self.algo.type,
+            asks=self.algo.uses_teacher,
+            weighed=isinstance(self.algo, TeacherKnobs),
+            from_files=self.algo.learns_from_files,
+        )
         return self
 
     @model_validator(mode="after")

@@ -7,8 +7,6 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.knobs import TeacherKnobs
 from protocol.generation import MAX_SCORED_TOKENS
 from services.config.models import ConfigModel
 from services.rotating_secrets import RotatingSecret
@@ -119,18 +117,23 @@ def check_teachers(teachers: Sequence[TeacherConfig], *, temperature: float) -> 
         )
 
 
-def check_use(teachers: Sequence[TeacherConfig], *, algo: Algorithm) -> None:
-    """Raises ValueError for teachers that the algorithm cannot use, or that it lacks."""
+def check_use(
+    teachers: Sequence[TeacherConfig], *, algo: str, asks: bool, weighed: bool = False, from_files: bool = False
+) -> None:
+    """Raises ValueError for teachers that the algorithm cannot use, or that it lacks.
+
+    `asks`: it wants a teacher, as it is set; `weighed`: that is so if it has a `teacher_weight`; `from_files`: it
+    learns from files.
+    """
     kinds = sorted({"urls" if teacher.urls else "path" for teacher in teachers})
-    weighed = isinstance(algo, TeacherKnobs)
-    if teachers and not (algo.uses_teacher or algo.type == "custom"):
+    if teachers and not (asks or algo == "custom"):
         remedy = "set algo.teacher_weight" if weighed else "use opd or distill"
-        raise ValueError(f"teachers are set, and algo {algo.type} asks none: remove them, or {remedy}")
-    if algo.uses_teacher and not algo.learns_from_files and not teachers:
-        whose = f"algo {algo.type} with teacher_weight" if weighed else f"algo {algo.type}"
+        raise ValueError(f"teachers are set, and algo {algo} asks none: remove them, or {remedy}")
+    if asks and not from_files and not teachers:
+        whose = f"algo {algo} with teacher_weight" if weighed else f"algo {algo}"
         raise ValueError(f"{whose} needs a teacher, with urls or a path, and none is set: see learner.teachers")
-    if algo.learns_from_files and (kinds not in ([], ["path"]) or len(teachers) > 1):
+    if from_files and (kinds not in ([], ["path"]) or len(teachers) > 1):
         raise ValueError(
-            f"algo {algo.type} takes its teacher's logprobs from the data, or asks one teacher with a path: set that "
+            f"algo {algo} takes its teacher's logprobs from the data, or asks one teacher with a path: set that "
             "one alone"
         )

@@ -82,7 +82,7 @@ class TeacherFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class LikeliestTokens:
+class TeacherTopTokens:
     """The likeliest tokens at each of T places, the likeliest first: `token_ids` int32 and `logprobs` float32 [T, top],
     in nats, at temperature 1.
     """
@@ -98,7 +98,7 @@ class TeacherScores:
     """
 
     logprobs: NDArray[np.float32]
-    top: LikeliestTokens | None = None
+    top: TeacherTopTokens | None = None
 
 
 class RemoteTeacher:
@@ -238,7 +238,7 @@ def _scores_of(answer: SequenceLogprobs, *, top: int) -> TeacherScores:
     if not top:
         return TeacherScores(logprobs)
     likeliest = np.array(answer.top_token_ids, np.int32), np.array(answer.top_logprobs, np.float32)
-    return TeacherScores(logprobs, LikeliestTokens(*likeliest))
+    return TeacherScores(logprobs, TeacherTopTokens(*likeliest))
 
 
 def _is_away(error: ServiceError) -> bool:
@@ -442,7 +442,7 @@ def _placed(trajectory: Trajectory, found: TeacherScores) -> TeacherScores:
     if top is None:
         return TeacherScores(_over(trained, found.logprobs))
     return TeacherScores(
-        _over(trained, found.logprobs), LikeliestTokens(_over(trained, top.token_ids), _over(trained, top.logprobs))
+        _over(trained, found.logprobs), TeacherTopTokens(_over(trained, top.token_ids), _over(trained, top.logprobs))
     )
 
 

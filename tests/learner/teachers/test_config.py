@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
+from learner.algorithms.knobs import TeacherKnobs
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.config import LearnerConfig
 from learner.teachers.config import TeacherConfig, check_use, index_of, teacher_of
@@ -87,6 +88,17 @@ def settings(algo: str) -> AlgorithmConfig:
     return ADAPTER.validate_python({"type": name, **given, **({"teacher_weight": float(weight)} if weight else {})})
 
 
+def check(teachers: tuple[TeacherConfig, ...], algo: AlgorithmConfig) -> None:
+    """As the learner's config does it."""
+    check_use(
+        teachers,
+        algo=algo.type,
+        asks=algo.uses_teacher,
+        weighed=isinstance(algo, TeacherKnobs),
+        from_files=algo.learns_from_files,
+    )
+
+
 @pytest.mark.parametrize(
     ("algo", "teachers"),
     [
@@ -96,7 +108,7 @@ def settings(algo: str) -> AlgorithmConfig:
     ],
 )  # fmt: skip
 def test_teachers_that_the_algorithm_can_use_are_let_through(algo: str, teachers: tuple[TeacherConfig, ...]) -> None:
-    check_use(teachers, algo=settings(algo))
+    check(teachers, settings(algo))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +127,7 @@ def test_teachers_that_the_algorithm_cannot_use_are_refused(
     algo: str, teachers: tuple[TeacherConfig, ...], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        check_use(teachers, algo=settings(algo))
+        check(teachers, settings(algo))
 
 
 def test_teachers_that_cannot_be_told_apart_are_refused() -> None:
