@@ -39,7 +39,7 @@ from env_service.runtimes.images import ImageFault
 from env_service.runtimes.pool import RuntimePool, use_runtimes
 from env_service.status_notes import asked_rewards, send_notes
 from protocol.fleet import fingerprint_directory
-from protocol.messages import EnvironmentInfo, Hello, ServingGenerator, WaitsFor
+from protocol.messages import MAX_REASON_CHARS, EnvironmentInfo, Hello, ServingGenerator, WaitsFor
 from protocol.status import PeerStatus, QueueStatus, Report
 from services.http.app import OPEN_PATHS, create_app
 from services.http.backoff import Backoff
@@ -322,6 +322,7 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
                 levels=offered.levels,
                 parts=catalog.parts_of(offered.tasks),
                 chat_template=_template_of(config, offered),
+                no_greedy_answer=offered.no_greedy_answer[:MAX_REASON_CHARS],
             )
             for name, offered in environments.items()
         ),

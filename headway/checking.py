@@ -27,6 +27,7 @@ from headway.doctor.before import (
 from headway.doctor.model import token_problems, unserved
 from headway.doubts import doubts, few_tasks, wrong_success
 from protocol.fleet import positions, template_file
+from protocol.messages import without_greedy_answer
 from services.config.agreements import ModelFolder, listened_on, places_of
 from services.config.models import ProcessConfig, RunConfig
 from services.config.options import nearest
@@ -101,6 +102,7 @@ def examine(configs: Configs, *, port_wait_s: float = 0.0, elsewhere: bool = Fal
         _each(found, _learner_problems, learner)
         if looked is not None:
             found.faults += _unoffered(learner, looked.environments)
+            found.faults += _incomparable(learner, looked.environments)
             found.notes += _unmeasured(learner, looked.environments)
             found.notes += _few_tasks(learner, looked.environments)
             found.notes += _wrong_success(learner, looked.environments, configs)
@@ -411,6 +413,18 @@ def _unoffered(learner: ProcessConfig, environments: Mapping[str, "OfferedEnviro
             'the one to take tasks from, or make a mix of them (source = "mix")'
         ]
     return []
+
+
+def _incomparable(learner: ProcessConfig, environments: Mapping[str, "OfferedEnvironment"]) -> Iterator[str]:
+    """The algorithm compares with greedy answers, and the environment that it trains on has none."""
+    from learner.config import LearnerConfig
+
+    assert isinstance(learner, LearnerConfig)
+    wanted = learner.rollouts.environment or (next(iter(environments)) if len(environments) == 1 else "")
+    if wanted in environments and learner.algo.greedy_baseline and not learner.evaluation.only:
+        why = environments[wanted].no_greedy_answer
+        if why:
+            yield f"[learner] algo.type is {learner.algo.type!r}: {without_greedy_answer(why)}"
 
 
 def _unmeasured(learner: ProcessConfig, environments: Mapping[str, "OfferedEnvironment"]) -> Iterator[str]:

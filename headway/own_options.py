@@ -57,9 +57,9 @@ _USAGES: Mapping[str, str] = {
        headway plan (--model FOLDER | --parameters N --layers N --hidden N --kv-width N --vocabulary N [--active N])
                     (--device KIND | --memory-gb N --tflops N --bandwidth N) [--link N] [--network N] --devices N
                     (--lengths N,N,... | --run FOLDER) [--calibrate FOLDER] [--reference] [--critic]
-                    [--prompt N] [--groups N] [--group-size N] [--steps N] [--max-lag N] [--at-once N] [--in-flight N]
-                    [--environment-s S] [--reward-s S] [--generator-devices N] [--sequence-parallel N]
-                    [--optimizer adamw|muon] [--price P] [--json]
+                    [--greedy] [--prompt N] [--groups N] [--group-size N] [--steps N] [--max-lag N]
+                    [--at-once N] [--in-flight N] [--environment-s S] [--reward-s S] [--generator-devices N]
+                    [--sequence-parallel N] [--optimizer adamw|muon] [--price P] [--json]
 """,
     "diff": """\
        headway diff RUN RUN

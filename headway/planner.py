@@ -66,7 +66,7 @@ _WORDS = (
     "run prompt groups group-size steps max-lag at-once in-flight environment-s reward-s price generator-devices "
     "network calibrate optimizer sequence-parallel"
 )
-_FLAGS = ("reference", "critic", "json")
+_FLAGS = ("reference", "critic", "greedy", "json")
 _OPTIONS: Mapping[str, bool] = {f"--{word}": True for word in _WORDS.split()} | {f"--{word}": False for word in _FLAGS}
 _COUNTS: Mapping[str, int] = {
     "--devices": 1, "--prompt": 0, "--groups": 1, "--group-size": 1, "--steps": 1, "--max-lag": 0, "--at-once": 1,
@@ -104,7 +104,8 @@ class Plan:
     """A plan's question. Times in seconds; lengths in tokens; `price` for a device and an hour; `network` in Gb/s.
 
     `texts`: those of the run that lengths are of, if it kept them. `reference` and `critic`: there is such a model, of
-    the policy's size, beside it on the learner's devices.
+    the policy's size, beside it on the learner's devices. `greedy`: each group has one more answer, sampled at
+    temperature 0 for its reward alone.
     """
 
     shape: Shape
@@ -125,6 +126,7 @@ class Plan:
     network: float = _NETWORK
     reference: bool = False
     critic: bool = False
+    greedy: bool = False
     optimizer: str = "adamw"
     sequence_parallel: int = 1
     measured: MeasuredRates | None = None
@@ -134,6 +136,16 @@ class Plan:
     def length(self) -> float:
         """Tokens of a completion, on average."""
         return sum(self.lengths) / len(self.lengths)
+
+    @property
+    def sampled_size(self) -> int:
+        """Completions that are sampled for a group."""
+        return self.group_size + self.greedy
+
+    @property
+    def kept_share(self) -> float:
+        """Share of the sampled tokens that is in trajectories."""
+        return self.group_size / self.sampled_size
 
     @property
     def context(self) -> float:
@@ -175,8 +187,11 @@ class DeviceSplit:
         return self.generator_devices % self.engine_devices
 
     def sampling(self, plan: Plan) -> float:
-        """Tokens a second of all generators while each has all the sequences that it has room for."""
-        return self.engines * self.at_once / (self.token_s + _of_sequence(plan, self.sequence_s) * self.at_once)
+        """Tokens a second of all generators while each has all the sequences that it has room for; those of greedy
+        answers are sampled, and not counted.
+        """
+        step_s = self.token_s + _of_sequence(plan, self.sequence_s) * self.at_once
+        return self.engines * self.at_once * plan.kept_share / step_s
 
     def training(self, plan: Plan) -> float:
         """Sampled tokens a second that the learner can train on."""
@@ -187,10 +202,11 @@ class DeviceSplit:
         machine = plan.measured.machine if plan.measured is not None else None
         if machine is None:
             return math.inf
-        at_once = min(self.at_once, (plan.in_flight or self.at_once) * plan.group_size / self.engines)
-        around_s = machine.of_group(plan.group_size) * (machine.before_s + sum(machine.others_s.values()))
+        at_once = min(self.at_once, (plan.in_flight or self.at_once) * plan.sampled_size / self.engines)
+        around_s = machine.of_group(plan.sampled_size) * (machine.before_s + sum(machine.others_s.values()))
         sampled_s = plan.length * (self.token_s / max(1.0, at_once) + _of_sequence(plan, self.sequence_s))
-        completion_s = around_s + sampled_s + self.train_s / (plan.groups * plan.group_size)
+        trained_s = self.train_s / (plan.groups * plan.group_size)
+        completion_s = (around_s + sampled_s) / plan.kept_share + trained_s
         return machine.cores * plan.length / completion_s
 
     def bound(self, plan: Plan) -> float:
@@ -279,7 +295,7 @@ def engine_times(plan: Plan, devices: int, at_once: int) -> tuple[float, float]:
     bandwidth = devices * plan.device.bandwidth_gb_s * 1e9 * SHARES["bandwidth"]
     flops = devices * plan.device.tflops * 1e12 * SHARES["sampling"]
     read_s = plan.context * kv_bytes(plan) / bandwidth
-    prompt_share = plan.prompt / plan.group_size / plan.length
+    prompt_share = plan.prompt / plan.sampled_size / plan.length
     attention = 4 * plan.shape.layers * plan.shape.hidden * plan.context
     arithmetic_s = (2 * plan.shape.computed * (1 + prompt_share) + attention) / flops
     added_up, sent_s = _added_up(plan, devices)
@@ -385,13 +401,15 @@ def hastened(plan: Plan, split: DeviceSplit) -> float:
 
 
 def rehearsal_of(plan: Plan, split: DeviceSplit) -> dict[str, Any]:
-    """The simulator's scenario. One token of it stands for several of a long completion, so that it stays quick."""
+    """The simulator's scenario. One token of it stands for several of a long completion, so that it stays quick. Each
+    sequence has its part of the group's greedy answer, if there is one, in the time and the room that it takes.
+    """
     faster = hastened(plan, split)
     scale = max(1.0, plan.length / _TOKENS_SIMULATED, max(plan.lengths) / _MAX_SIMULATED)
     dice = random.Random(1)
     lengths = tuple(max(1, int(length / scale + dice.random())) for length in plan.lengths)
     scale = plan.length / (sum(lengths) / len(lengths))
-    in_flight = plan.in_flight or max(1, math.ceil(split.engines * split.at_once / plan.group_size))
+    in_flight = plan.in_flight or max(1, math.ceil(split.engines * split.at_once / plan.sampled_size))
     beside_s = split.publish_s - split.pause_s
     return {
         "settings": {
@@ -400,8 +418,9 @@ def rehearsal_of(plan: Plan, split: DeviceSplit) -> dict[str, Any]:
             "max_tokens": _MAX_SIMULATED, "checkpoint_every": 10**6, "straggler_timeout_s": 600.0,
         },
         "train_s": [split.train_s / faster], "lengths": lengths, "token_s": split.token_s * scale / faster,
-        "sequence_s": split.sequence_s * scale / faster, "at_once": split.at_once,
-        "begin_s": 0.0 if plan.measured is None else plan.measured.begin_s / faster,
+        "sequence_s": split.sequence_s * scale / faster / plan.kept_share,
+        "at_once": max(1, round(split.at_once * plan.kept_share)),
+        "begin_s": 0.0 if plan.measured is None else plan.measured.begin_s / faster / plan.kept_share,
         "environment_s": plan.environment_s / faster, "reward_s": plan.reward_s / faster,
         "load_s": split.pause_s / faster, "score_s": max(0.0, beside_s / faster - _SIMULATED_PUBLISH_S),
         "link_s": _LINK_S / faster, **_on_cores(plan, faster),
@@ -412,7 +431,7 @@ def _on_cores(plan: Plan, faster: float) -> dict[str, Any]:
     machine = plan.measured.machine if plan.measured is not None else None
     if machine is None:
         return {}
-    of_group = machine.of_group(plan.group_size) / faster
+    of_group = machine.of_group(plan.sampled_size) / plan.kept_share / faster
     return {
         "cores": machine.cores, "request_s": machine.before_s * of_group,
         "computed_s": {thread: seconds * of_group for thread, seconds in machine.others_s.items()},
@@ -493,7 +512,8 @@ def plan_of(given: Mapping[str, str]) -> Plan:
         wanted.setdefault("reward_s", known.reward_s)
     return Plan(
         shape=_shape(given), device=device, lengths=_lengths(given), reference="--reference" in given,
-        critic="--critic" in given, optimizer=_optimizer(given, known), measured=known,
+        critic="--critic" in given, greedy="--greedy" in given or (known is not None and known.greedy),
+        optimizer=_optimizer(given, known), measured=known,
         texts=group_texts(Path(given["--run"])) if "--run" in given else None, **wanted,
     )  # fmt: skip
 
@@ -626,8 +646,13 @@ def assumed(plan: Plan, split: DeviceSplit) -> list[str]:
         f"of --generator-devices {split.generator_devices} there is nothing to do for {split.idle_devices}, since "
         f"each generator takes {split.engine_devices}: give a multiple of {split.engine_devices}"
     )
+    greedy = (
+        f"a group's greedy answer is as long as the others: 1 in {plan.sampled_size} of the sampled tokens is not "
+        "trained on, nor counted in tokens/s"
+    )
     return [
         *([idle] if split.idle_devices else []),
+        *([greedy] if plan.greedy else []),
         *_assumed_rates(plan),
         *([] if machine is None else [_assumed_of(machine)]),
         *_assumed_of_texts(plan),

@@ -35,8 +35,8 @@ _KINDS = {_GENERATOR, _LEARNER, *_OTHERS}
 @dataclass(frozen=True)
 class SharedMachine:
     """So many `cores`, without those that others had at work beside the run, and the computed seconds of a completion
-    in groups of `group_size`: before an engine, in an engine, and in other threads by name. A step costs the trainer's
-    thread `trainer_s`. `engine_is_told`: the engines counted what their steps computed.
+    in groups of `group_size`, greedy answers among them: before an engine, in an engine, and in other threads by name.
+    A step costs the trainer's thread `trainer_s`. `engine_is_told`: the engines counted what their steps computed.
     """
 
     cores: float
@@ -52,6 +52,14 @@ class SharedMachine:
         return (1 + GROUP_AS_COMPLETIONS / size) / (1 + GROUP_AS_COMPLETIONS / self.group_size)
 
 
+def samples_greedily(run: ReportedRun) -> bool:
+    """True if each group of the run had one more answer, sampled at temperature 0."""
+    from learner.algorithms.presets.registry import ALGORITHMS  # deferred: a plan without a run needs none of them
+
+    algorithm = ALGORITHMS.get(str(run.made.get("settings", {}).get("algo.type", "")))
+    return algorithm is not None and algorithm.greedy_baseline
+
+
 def shared_machine(run: ReportedRun, steps: Sequence[Mapping[str, Any]], *, paused: float) -> SharedMachine | None:
     """The costs in these steps of a run; None where its records do not tell them, or tell of several machines.
 
@@ -65,7 +73,10 @@ def shared_machine(run: ReportedRun, steps: Sequence[Mapping[str, Any]], *, paus
     if not is_number(cores) or not loads or not computed or len(steps) < 2:
         return None
     step_s = (steps[-1]["time_s"] - steps[0]["time_s"]) / (len(steps) - 1)
-    completions = statistics.fmean(step["trajectories"] for step in steps)
+    trained = statistics.fmean(step["trajectories"] for step in steps)
+    group_size = steps[0]["trajectories"] // steps[0]["groups"]
+    sampled_size = group_size + samples_greedily(run)
+    completions = trained * sampled_size / group_size
     used_s = {kind: step_s * cores_used for kind, cores_used in _used(loads).items()}
     trainer_s = statistics.fmean(computed)
     used_s[_LEARNER] = max(0.0, used_s[_LEARNER] - trainer_s)
@@ -78,7 +89,7 @@ def shared_machine(run: ReportedRun, steps: Sequence[Mapping[str, Any]], *, paus
         before_s = BEFORE_ENGINE * used_s[_GENERATOR]
         engine_s = used_s[_GENERATOR] - before_s - loading_s
     return SharedMachine(
-        cores=_free(float(cores), loads), group_size=steps[0]["trajectories"] // steps[0]["groups"],
+        cores=_free(float(cores), loads), group_size=sampled_size,
         before_s=before_s / completions, engine_s=engine_s / completions, engine_is_told=engine_cores is not None,
         others_s={kind: used_s[kind] / completions for kind in (*_OTHERS, _LEARNER)}, trainer_s=trainer_s,
     )  # fmt: skip

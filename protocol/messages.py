@@ -22,6 +22,8 @@ MAX_PARTS = 1 << 12
 """Of one environment."""
 MAX_LEASES = 1 << 14
 """Named in one message, which then stays within the limits of a header; a sender that has more says it in several."""
+MAX_REASON_CHARS = 1024
+"""Of why an environment has no greedy answers."""
 
 
 class Message(WireModel):
@@ -41,7 +43,8 @@ class EnvironmentInfo(WireModel):
     """An environment that an env_service offers, and how many different tasks it has. Training tasks are in `levels` of
     equal size, the easiest first. `parts` are those of a mix, in the order of the tasks, whose shares a learner keeps
     that draws tasks of its own choice; none, if each level is one. `chat_template` is the fingerprint of the policy's
-    template with what the environment tells it; empty if it tells it nothing of its own.
+    template with what the environment tells it; empty if it tells it nothing of its own. `no_greedy_answer` says why no
+    greedy answer to its tasks can be sampled; empty if one can.
     """
 
     name: str = Field(min_length=1, max_length=256)
@@ -50,6 +53,7 @@ class EnvironmentInfo(WireModel):
     levels: int = Field(default=1, ge=1, le=1 << 16, exclude_if=lambda levels: levels == 1)
     parts: tuple[TaskPart, ...] = Field(default=(), max_length=MAX_PARTS, exclude_if=lambda parts: not parts)
     chat_template: str = Field(default="", max_length=128, exclude_if=lambda text: not text)
+    no_greedy_answer: str = Field(default="", max_length=MAX_REASON_CHARS, exclude_if=lambda text: not text)
 
     @model_validator(mode="after")
     def _parts_are_all(self) -> Self:
@@ -57,6 +61,14 @@ class EnvironmentInfo(WireModel):
         if self.parts and places != self.train_tasks:
             raise ValueError(f"its parts have {places} places, expected {self.train_tasks}, as many as training tasks")
         return self
+
+
+def without_greedy_answer(why: str) -> str:
+    """The refusal of an algorithm that compares with greedy answers, where `no_greedy_answer` is `why`."""
+    return (
+        f"the algorithm compares with the reward of a greedy answer, and {why}: no such answer is sampled there; "
+        "choose another algorithm, such as rloo, or another environment"
+    )
 
 
 WaitsFor = Literal["environment", "generators", "rewards", "host", "learner"]

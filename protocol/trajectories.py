@@ -312,12 +312,16 @@ class GreedyBaseline(WireModel):
     """An answer to a group's task that was sampled at temperature 0, where the lease asked for one: the worth of the
     policy's likeliest answer, with which the others are compared.
 
-    Its tokens do not travel, so that nothing can be trained on them. `version_spans` are their stamps.
+    Its tokens do not travel, so that nothing can be trained on them. `version_spans` are their stamps, `generator_ids`
+    those who sampled them.
     """
 
     reward: RewardRecord
     version_spans: tuple[VersionSpan, ...] = Field(min_length=1, max_length=4096)
     sampled_tokens: int = Field(ge=1)
+    generator_ids: tuple[Annotated[str, Field(max_length=256)], ...] = Field(
+        default=(), max_length=1024, exclude_if=lambda names: not names
+    )
 
 
 class TrajectoryGroup(WireModel):
@@ -342,10 +346,23 @@ class TrajectoryGroup(WireModel):
     @property
     def stamps(self) -> frozenset[tuple[str, str]]:
         """Processes that sampled its tokens, those of a greedy answer too, each with a version."""
-        of_all = [one.version_spans for one in self.trajectories]
-        if self.greedy_baseline is not None:
-            of_all.append(self.greedy_baseline.version_spans)
-        return frozenset((span.instance, span.version) for spans in of_all for span in spans)
+        return self.own_stamps | self.greedy_stamps
+
+    @property
+    def own_stamps(self) -> frozenset[tuple[str, str]]:
+        """The same of its trajectories alone."""
+        return frozenset((span.instance, span.version) for one in self.trajectories for span in one.version_spans)
+
+    @property
+    def greedy_stamps(self) -> frozenset[tuple[str, str]]:
+        """The same of its greedy answer; empty if it has none."""
+        spans = () if self.greedy_baseline is None else self.greedy_baseline.version_spans
+        return frozenset((span.instance, span.version) for span in spans)
+
+    @property
+    def greedy_reward(self) -> float | None:
+        """The reward of its greedy answer; None if it has none."""
+        return None if self.greedy_baseline is None else self.greedy_baseline.reward.reward
 
     @property
     def by_player(self) -> dict[str, tuple[int, ...]]:

@@ -353,14 +353,21 @@ def budgets_of(environments: Mapping[str, OfferedEnvironment]) -> Mapping[str, i
 def _mixed(config: MixTasks, found: Mapping[str, OfferedEnvironment]) -> OfferedEnvironment:
     parts = [found[part.environment] for part in config.parts]
     tasks = Mix([Share(part.tasks, given.weight) for part, given in zip(parts, config.parts, strict=True)])
-    return OfferedEnvironment(name=config.name, tasks=tasks, start=SingleTurn, parts=_whose(parts, tasks.place))
+    return OfferedEnvironment(
+        name=config.name, tasks=tasks, start=SingleTurn, members=tuple(parts), parts=_whose(parts, tasks.place)
+    )
 
 
 def _laddered(config: LevelTasks, found: Mapping[str, OfferedEnvironment]) -> OfferedEnvironment:
     parts = [found[name] for name in config.levels]
     tasks = Ladder([part.tasks for part in parts])
     return OfferedEnvironment(
-        name=config.name, tasks=tasks, start=SingleTurn, levels=len(parts), parts=_whose(parts, tasks.place)
+        name=config.name,
+        tasks=tasks,
+        start=SingleTurn,
+        levels=len(parts),
+        members=tuple(parts),
+        parts=_whose(parts, tasks.place),
     )
 
 

@@ -424,10 +424,10 @@ class OfferedEnvironment:
     """A name that leases may use, with its tasks and the way to start a conversation, or, with `agent`, an agent.
 
     `roles` are those of the messages that it sends after the opening; none, if it has one turn or plain text. With
-    `players`, what `start` makes is a `SeveralPlayers`. With `parts` it consists of others, and these tell which of
-    them has a task, and as which of its own; training tasks are in `levels` of equal size, the easiest first. What
-    `start` makes is called `at_once`, on the event loop, if its code is known to take microseconds; else in a thread.
-    `tasks_at_once` says the same of the source of its tasks. `makes_room`: it has `on_full`. Coroutines of an
+    `players`, what `start` makes is a `SeveralPlayers`. With `parts` it consists of others, its `members`, and these
+    tell which of them has a task, and as which of its own; training tasks are in `levels` of equal size, the easiest
+    first. What `start` makes is called `at_once`, on the event loop, if its code is known to take microseconds; else in
+    a thread. `tasks_at_once` says the same of the source of its tasks. `makes_room`: it has `on_full`. Coroutines of an
     environment or agent with `own_loop`, which may block, run in the users' event loop, those of others in the
     process's. `template_arguments` are what the chat template is told in its conversations, over what it is told in
     the run's.
@@ -442,6 +442,7 @@ class OfferedEnvironment:
     agent: Callable[[], Agent] | None = None
     players: tuple[str, ...] = ()
     levels: int = 1
+    members: tuple["OfferedEnvironment", ...] = ()
     at_once: bool = False
     tasks_at_once: bool = False
     own_loop: bool = False
@@ -455,6 +456,17 @@ class OfferedEnvironment:
             return self, index
         part, own = self.parts(purpose, index)
         return part.at(purpose, own)
+
+    @property
+    def no_greedy_answer(self) -> str:
+        """The reason why no answer to its tasks is sampled at temperature 0 for comparison; empty if one can be."""
+        kinds = {
+            "is an agent, which samples by itself": self.agent is not None,
+            "is a game of several players, in which an answer depends on those of others": bool(self.players),
+            "branches (branch_after), and its conversations share what they begin with": bool(self.rules.branch_after),
+        }
+        own = next((f"environment {self.name} {text}" for text, so in kinds.items() if so), "")
+        return own or next((why for each in self.members if (why := each.no_greedy_answer)), "")
 
     def level_of(self, index: int) -> int:
         """The level of a training task, 0 the easiest."""

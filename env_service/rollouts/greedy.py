@@ -3,7 +3,8 @@
     opening ─┬─ the group's conversations, by the lease's sampling ─▶ trajectories
              └─ one more, at temperature 0 ────────────────────────▶ a reward, with its stamps
 
-It is judged with the others, and no trajectory of the group: its tokens stay here.
+It is judged beside the others, never among those that a verifier compares, and is no trajectory of the group: its
+tokens stay here.
 """
 
 from collections.abc import Sequence
@@ -13,23 +14,16 @@ from env_service.environments.interface import OfferedEnvironment
 from env_service.rollouts.completions import SilentProgress
 from env_service.rollouts.conversation import Conversation, Speaker
 from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure
-from protocol.messages import Lease
+from protocol.messages import Lease, without_greedy_answer
 from protocol.trajectories import GreedyBaseline, Trajectory
 
 
 def refuse_without_greedy(lease: Lease, offered: OfferedEnvironment) -> None:
-    """Raises DataFailure if the lease asks for a greedy answer, and there is none to tasks of this environment."""
-    kinds = {
-        "is an agent, which samples by itself": offered.agent is not None,
-        "is a game of several players, in which an answer depends on those of others": bool(offered.players),
-        "branches (branch_after), and its conversations share what they begin with": bool(offered.rules.branch_after),
-    }
-    reasons = [text for text, so in kinds.items() if so]
-    if lease.greedy_baseline and reasons:
-        raise DataFailure(
-            f"the algorithm compares with the reward of a greedy answer, and environment {offered.name} {reasons[0]}: "
-            "no such answer is sampled there; choose another algorithm, such as rloo, or another environment"
-        )
+    """Raises DataFailure if the lease asks for a greedy answer, and there is none to tasks of this environment. The
+    learner has been told at the hello that there is none, and grants no such lease.
+    """
+    if lease.greedy_baseline and offered.no_greedy_answer:
+        raise DataFailure(without_greedy_answer(offered.no_greedy_answer))
 
 
 def greedy(speaker: Speaker) -> Speaker:
@@ -56,5 +50,10 @@ def set_apart(
         whose = "the greedy answer" if not answer.transcript.turns else "the group"
         raise InfrastructureFailure(f"{whose} had no turn within the time of a conversation")
     *others, last = trajectories
-    baseline = GreedyBaseline(reward=last.reward, version_spans=last.version_spans, sampled_tokens=last.sampled_tokens)
+    baseline = GreedyBaseline(
+        reward=last.reward,
+        version_spans=last.version_spans,
+        sampled_tokens=last.sampled_tokens,
+        generator_ids=tuple(dict.fromkeys(name for turn in last.turns for name in turn.generator_ids)),
+    )
     return tuple(others), baseline

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from statistics import fmean
 from typing import Protocol
@@ -162,10 +162,16 @@ class Judging:
         self._metrics = metrics
 
     async def trajectories(
-        self, conversations: Sequence[JudgedConversation], *, prompt: str, progress: RolloutProgress
+        self,
+        conversations: Sequence[JudgedConversation],
+        *,
+        prompt: str,
+        progress: RolloutProgress,
+        apart: JudgedConversation | None = None,
     ) -> tuple[Trajectory, ...]:
         """Of every conversation in which a turn was sampled; one that its environment spoilt holds an error and no
         reward. `prompt` is what a verifier is told of how they began; of a player of a game, it is that player's own.
+        `apart` is the one among them that no verifier compares with the others.
 
         Raises DataFailure if it spoilt all of them, InfrastructureFailure if that may pass or no turn was sampled in
         any, and what scoring raises.
@@ -177,7 +183,7 @@ class Judging:
         self._count_turnless(each for each in conversations if not each.transcript.turns)
         if not begun:
             raise InfrastructureFailure("the policy had no turn within the time of a conversation")
-        judged = await self._judged(begun, prompt=prompt, progress=progress)
+        judged = await self._judged(begun, prompt=prompt, progress=progress, apart=apart)
         texts = shortened([each.text[:_MAX_CHARS] for each in begun], most_bytes=_MAX_TEXT_BYTES)
         return tuple(
             self._trajectory(each, judged.get(each.index), text=text, began=progress.began)
@@ -185,7 +191,12 @@ class Judging:
         )
 
     async def _judged(
-        self, conversations: Sequence[JudgedConversation], *, prompt: str, progress: RolloutProgress
+        self,
+        conversations: Sequence[JudgedConversation],
+        *,
+        prompt: str,
+        progress: RolloutProgress,
+        apart: JudgedConversation | None,
     ) -> Mapping[int, RewardRecord]:
         """The verdicts of verifiers, by the conversation's index."""
         asked = [
@@ -195,7 +206,8 @@ class Judging:
         ]
         if not asked:
             return {}
-        items = _grouped([item for _, item in asked], players=[_player(each) for each, _ in asked])
+        compared = [(_player(each), each is apart) for each, _ in asked]
+        items = _grouped([item for _, item in asked], compared=compared)
         with progress.waiting_for("rewards"), self._metrics.scoring_s.time(), span("scoring"):
             asked_at = time.monotonic()
             records = await self._scoring.score(items)
@@ -262,9 +274,9 @@ def _item(conversation: JudgedConversation, verification: Verification, *, promp
     )
 
 
-def _grouped(items: Sequence[ScoreItem], *, players: Sequence[str]) -> list[ScoreItem]:
-    """The items, those of one verifier and player named as one group: some verifiers compare them."""
-    keys = [(item.verifier, player) for item, player in zip(items, players, strict=True)]
+def _grouped(items: Sequence[ScoreItem], *, compared: Sequence[Hashable]) -> list[ScoreItem]:
+    """The items, those of one verifier that are `compared` alike named as one group: some verifiers compare them."""
+    keys = [(item.verifier, alike) for item, alike in zip(items, compared, strict=True)]
     sizes = Counter(keys)
     names = {key: secrets.token_hex(8) for key, size in sizes.items() if size > 1}
     return [

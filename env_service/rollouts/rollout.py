@@ -216,7 +216,10 @@ class Rollout:
             speaker = replace(speaker, fork=partial(self._fork, opened))
             conversations, answer = await self._held_with_greedy(lease, opened, speaker)
             trajectories = await self._judging.trajectories(
-                [*conversations, *filter(None, (answer,))], prompt=text_of(opened.opening.prompt), progress=progress
+                [*conversations, *filter(None, (answer,))],
+                prompt=text_of(opened.opening.prompt),
+                progress=progress,
+                apart=answer,
             )
             return prompt_text, *((trajectories, None) if answer is None else set_apart(trajectories, answer))
         finally:

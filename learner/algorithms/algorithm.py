@@ -19,6 +19,8 @@ class Algorithm(Knobs):
 
     learns_from_files: ClassVar[bool] = False
     """It learns from examples in files, and samples nothing."""
+    greedy_baseline: ClassVar[bool] = False
+    """It compares a group's rewards with that of an answer sampled at temperature 0."""
 
     type: str
 
@@ -31,11 +33,6 @@ class Algorithm(Knobs):
     def learns_from_rewards(self) -> bool:
         """Rewards say where it goes, at least in part."""
         return True
-
-    @property
-    def greedy_baseline(self) -> bool:
-        """It compares a group's rewards with that of an answer sampled at temperature 0."""
-        return False
 
     def preset(self) -> Preset:
         """The algorithm as the trainer sees it. Imports torch, which the settings alone do without."""

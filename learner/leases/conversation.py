@@ -45,6 +45,7 @@ from protocol.messages import (
     RunningLease,
     StatusNote,
     Welcome,
+    without_greedy_answer,
 )
 from protocol.trajectories import TrajectoryGroup
 from services.logs import Occasionally
@@ -251,6 +252,8 @@ class EnvServiceConversation:
             wanted = options.environment or "exactly one environment (rollouts.environment is not set)"
             return f"the learner wants {wanted}, env_service {hello.env_id} offers {offered}"
         info = holder.agreed(options.environment)
+        if options.rules.greedy_baseline and info.no_greedy_answer and self._granting.trains:
+            return without_greedy_answer(info.no_greedy_answer)
         tasks = info.train_tasks
         if info.levels > tasks:
             return (

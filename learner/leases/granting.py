@@ -121,6 +121,11 @@ class Granting:
             return False
         return self._evaluator.has_waiting or self.may_train()
 
+    @property
+    def trains(self) -> bool:
+        """True if leases for training are granted at all; an evaluation by itself grants none."""
+        return self._terms.total_groups > 0
+
     def may_train(self) -> bool:
         """True if anybody with room would be granted a lease for training."""
         return self.order is not None and min(self._still_needed(), self._ledger.places()) > 0

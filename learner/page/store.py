@@ -61,7 +61,8 @@ _CLOSE_S = 10.0
 _SCHEMA = """
 PRAGMA page_size=8192; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA user_version=1;
 CREATE TABLE IF NOT EXISTS groups(id INTEGER PRIMARY KEY, step INT, incarnation INT, lease INT, environment TEXT,
-    task INT, why TEXT, size INT, reward_mean REAL, reward_std REAL, prompt TEXT, tokens BLOB, times TEXT);
+    task INT, why TEXT, size INT, reward_mean REAL, reward_std REAL, prompt TEXT, tokens BLOB, times TEXT,
+    greedy_reward REAL);
 CREATE TABLE IF NOT EXISTS rows(id INTEGER PRIMARY KEY, grp INT, place INT, step INT, environment TEXT, task INT,
     why TEXT, reward REAL, length INT, lag INT, finish TEXT, facts TEXT, text TEXT, ratio REAL, advantage REAL,
     gap REAL);
@@ -76,7 +77,7 @@ Columns = dict[str, NDArray[Any]]
 _COUNT = """INSERT INTO steps VALUES(?, ?, ?, ?) ON CONFLICT(step) DO UPDATE SET groups = groups + excluded.groups,
 trajectories = trajectories + excluded.trajectories, left_out = left_out + excluded.left_out"""
 # By `ratio` goes an index of its own: the parts of earlier releases get the column first.
-_LATER_COLUMNS = {"rows": ("ratio REAL", "advantage REAL", "gap REAL"), "groups": ("times TEXT",)}
+_LATER_COLUMNS = {"rows": ("ratio REAL", "advantage REAL", "gap REAL"), "groups": ("times TEXT", "greedy_reward REAL")}
 _LATER_INDEXES = "CREATE INDEX IF NOT EXISTS by_ratio ON rows(ratio, id)"
 _ROWS = (
     "INSERT INTO rows(grp, place, step, environment, task, why, reward, length, lag, finish, facts, text, ratio,"
@@ -376,10 +377,10 @@ def _insert(
     mean, std = (float(rewards.mean()), float(rewards.std())) if len(rewards) else (None, None)
     added = database.execute(
         "INSERT INTO groups(step, incarnation, lease, environment, task, why, size, reward_mean, reward_std, prompt,"
-        " tokens, times) VALUES(?,?,?,?,?,?,?,?,?,?,?,?)",
+        " tokens, times, greedy_reward) VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (taken.step, group.incarnation, group.lease_id, group.environment, group.task_index, taken.why,
          len(group.trajectories), mean, std, _without_zeros(group.prompt_text), packed(columns),
-         json.dumps(_times(group, times))),
+         json.dumps(_times(group, times)), group.greedy_reward),
     )  # fmt: skip
     rows = [
         (added.lastrowid, place, taken.step, group.environment, group.task_index, taken.why, one.reward.reward,

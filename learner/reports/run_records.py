@@ -309,14 +309,16 @@ def _by_lag(reading: LagReading) -> dict[str, object]:
 
 
 def _sample(group: TrajectoryGroup, *, step: int) -> dict[str, object]:
-    """The group's worst and best trajectory, as a person reads them."""
+    """The group's worst and best trajectory, as a person reads them, and the reward that they are compared with."""
     ranked = sorted(group.trajectories, key=lambda trajectory: trajectory.reward.reward or 0.0)
+    greedy = {} if group.greedy_baseline is None else {"greedy_reward": group.greedy_reward}
     return {
         "step": step,
         "lease_id": group.lease_id,
         "environment": group.environment,
         "task_index": group.task_index,
         "prompt": group.prompt_text,
+        **greedy,
         "completions": [_completion(trajectory) for trajectory in _ends(ranked)],
     }
 

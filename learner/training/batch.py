@@ -496,13 +496,13 @@ def _reward(trajectory: Trajectory, group: TrajectoryGroup) -> float:
 def _greedy_reward(group: TrajectoryGroup, preset: Preset) -> float:
     if not preset.greedy_baseline:
         return 0.0
-    if group.greedy_baseline is None or group.greedy_baseline.reward.reward is None:
+    if (reward := group.greedy_reward) is None:
         raise BaselineMissing(
             f"algo {preset.name} compares with the reward of a greedy answer, and lease {group.lease_id} has none: it "
             "was sampled for another algorithm. Train what was sampled before by that one, and begin a run of its own "
             f"with {preset.name}"
         )
-    return group.greedy_baseline.reward.reward
+    return reward
 
 
 def _role(trajectory: Trajectory, environment: str) -> int:

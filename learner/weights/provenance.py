@@ -153,22 +153,39 @@ class Provenance:
         self._proven = {version: proven for version, proven in self._proven.items() if version.number >= below}
 
     def standing(self, group: TrajectoryGroup) -> Standing:
-        """The standing of all its tokens; of those that are too old anyway nothing is asked."""
-        unproven = [each for each in _signed(group) if not self._is_proven(*each)]
+        """The standing of all its tokens; of those that are too old to be trained anyway nothing is asked. Nobody drops
+        a group for the age of its greedy answer, whose reward counts: that has to be known of any version.
+        """
+        unproven = self._unproven_own(group)
+        if not any(self._too_old(version) for _, version in _signed(group.own_stamps)):
+            unproven += self._unproven(_signed(group.greedy_stamps))
         if not unproven:
             return Standing.PROVEN
         return Standing.AWAITED if self._awaited.issuperset(unproven) else Standing.UNPROVEN
 
-    def _is_proven(self, instance: str, version: PolicyVersion) -> bool:
-        return version.number < self._forgotten_below or instance in self._proven.get(version, ())
+    def _unproven_own(self, group: TrajectoryGroup) -> list[tuple[str, PolicyVersion]]:
+        stamps = _signed(group.own_stamps)
+        return self._unproven((name, version) for name, version in stamps if not self._too_old(version))
+
+    def _too_old(self, version: PolicyVersion) -> bool:
+        return version.number < self._forgotten_below
+
+    def _unproven(self, stamps: Iterable[tuple[str, PolicyVersion]]) -> list[tuple[str, PolicyVersion]]:
+        return [(name, version) for name, version in stamps if name not in self._proven.get(version, ())]
 
     def fault(self, group: TrajectoryGroup) -> str:
-        """The unproven tokens among its own, in words."""
-        unproven = sorted({str(each[1]) for each in _signed(group) if not self._is_proven(*each)})
-        names = sorted({name for one in group.trajectories for turn in one.turns for name in turn.generator_ids})
+        """The unproven tokens among its own, in words; if there are none, those of its greedy answer."""
+        unproven, whose = self._unproven_own(group), "the group"
+        names = {name for one in group.trajectories for turn in one.turns for name in turn.generator_ids}
+        if not unproven and group.greedy_baseline is not None:
+            unproven, whose = self._unproven(_signed(group.greedy_stamps)), "the greedy answer"
+            names = set(group.greedy_baseline.generator_ids)
+        versions = ", ".join(sorted({str(version) for _, version in unproven}))
+        forgotten = any(self._too_old(version) for _, version in unproven)
+        did = "may have proven to serve it, too long ago to be known" if forgotten else "did not prove to serve it"
         return (
-            f"tokens of policy version {', '.join(unproven)} were sampled by a generator that did not prove to serve "
-            f"it (the group was sampled by {', '.join(names)}): they are sampled again"
+            f"tokens of policy version {versions} were sampled by a generator that {did} ({whose} was sampled by "
+            f"{', '.join(sorted(names))}): they are sampled again"
         )
 
     def recalled(self, groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
@@ -215,12 +232,13 @@ class Provenance:
 
 def is_recalled(group: TrajectoryGroup, since_of: Callable[[str], PolicyVersion | None]) -> bool:
     """True if one of the group's tokens is of a process that is not believed since that version, or one before it."""
-    return any((since := since_of(instance)) is not None and version >= since for instance, version in _signed(group))
+    signed = _signed(group.stamps)
+    return any((since := since_of(instance)) is not None and version >= since for instance, version in signed)
 
 
-def _signed(group: TrajectoryGroup) -> set[tuple[str, PolicyVersion]]:
-    """Processes that sampled its tokens, each with a version."""
-    return {(instance, PolicyVersion.parse(version)) for instance, version in group.stamps}
+def _signed(stamps: Iterable[tuple[str, str]]) -> set[tuple[str, PolicyVersion]]:
+    """Processes that sampled tokens, each with a version."""
+    return {(instance, PolicyVersion.parse(version)) for instance, version in stamps}
 
 
 def _logged(loaded: LoadedWeights, instance: str) -> LoggedProof:

@@ -1,6 +1,7 @@
 """Numbers of `headway plan`: memory and rates by arithmetic, throughput and lag by the simulator in virtual time."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,22 @@ def test_a_reference_takes_its_weights_and_a_forward_a_critic_as_much_as_the_pol
     assert learner_bytes(critic, 2) - learner_bytes(PLAN, 2) == pytest.approx(18 * 5e8 / 2)
     assert train_seconds(reference, 2) / train_seconds(PLAN, 2) == pytest.approx(6 / 5)
     assert train_seconds(critic, 2) / train_seconds(PLAN, 2) == pytest.approx(2)
+
+
+def test_a_greedy_answer_takes_its_part_of_sampling_and_is_not_trained() -> None:
+    """Groups of 4: of five completions four are trained on. Prompts are computed once for all of them."""
+    plain, greedy = replace(PLAN, prompt=0), replace(PLAN, prompt=0, greedy=True)
+    one, other = splits(plain)[0], splits(greedy)[0]
+    assert other == one, "a token costs what it did, and the learner trains as many"
+    assert other.sampling(greedy) == pytest.approx(0.8 * one.sampling(plain))
+    assert other.training(greedy) == one.training(plain)
+    rehearsal, before = rehearsal_of(greedy, other), rehearsal_of(plain, one)
+    assert rehearsal["at_once"] == round(0.8 * before["at_once"])
+    assert rehearsal["sequence_s"] == pytest.approx(before["sequence_s"] / 0.8)
+    assert rehearsal["settings"]["capacity"] == math.ceil(other.engines * other.at_once / 5)
+    assert "1 in 5 of the sampled tokens is not trained on" in " ".join(assumed(greedy, other))
+    assert plan_of({**GIVEN, "--greedy": ""}).greedy
+    assert not plan_of(GIVEN).greedy
 
 
 def test_muon_keeps_one_mean_of_the_layers_matrices_and_shards_nothing() -> None:

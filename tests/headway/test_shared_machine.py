@@ -115,6 +115,21 @@ def test_the_curve_of_an_engine_is_that_of_its_turns(tmp_path: Path) -> None:
     assert share == pytest.approx(0.004 / (4 * 0.06 / 30))
 
 
+def test_a_run_that_sampled_greedy_answers_computed_as_many_completions(tmp_path: Path) -> None:
+    """Groups of 4 and their greedy answers: what was computed is that of five completions."""
+    run = write(tmp_path / "run", load())
+    plain = measured_rates(run, on_cores=True)
+    made = {"settings": {"algo.type": "remax"}, "rank_count": 1, "host": {"cores": 2}}
+    (run / "made_with.json").write_text(json.dumps(made))
+    found = measured_rates(run, on_cores=True)
+    assert (plain.greedy, found.greedy) == (False, True)
+    assert plain.machine is not None
+    assert found.machine is not None
+    assert (plain.machine.group_size, found.machine.group_size) == (4, 5)
+    assert found.machine.before_s == pytest.approx(0.8 * plain.machine.before_s)
+    assert found.machine.others_s["env-service"] == pytest.approx(0.8 * plain.machine.others_s["env-service"])
+
+
 def test_a_few_that_were_left_out_change_little(tmp_path: Path) -> None:
     run = write(tmp_path / "run")
     keep(run, in_bursts(step_s=0.01, sequence_s=0.001), left_out=3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from learner.algorithms.algorithm import Algorithm
 from learner.algorithms.knobs import KlKnobs, RatioCapKnobs, TeacherKnobs, UnshapedKnobs
@@ -21,16 +21,14 @@ class RemaxConfig(Algorithm, UnshapedKnobs, KlKnobs, RatioCapKnobs, TeacherKnobs
     corrects stale ones. Rewards are not shaped, or the two would have to be by their lengths and turns alike.
     """
 
+    greedy_baseline: ClassVar[bool] = True
+
     type: Literal["remax"] = "remax"
     kl_in: Literal["loss", "reward"] = KlKnobs.place("reward")
 
     @property
     def compares_in_group(self) -> bool:
         return False
-
-    @property
-    def greedy_baseline(self) -> bool:
-        return True
 
     def preset(self) -> Preset:
         """The reward less the greedy answer's, and a capped ratio."""

@@ -633,7 +633,8 @@ export class Viewer {
       `lease ${found.lease}`,
       `${found.size} trajectories`,
       `reward ${number(found.reward_mean)} ± ${number(found.reward_std)}`,
-    ];
+      found.greedy_reward == null ? "" : `greedy answer ${number(found.greedy_reward)}`,
+    ].filter(Boolean);
     const uniform = new Set(found.trajectories.map((one) => one.reward)).size === 1;
     const task = { environment: found.environment, task: found.task };
     return [

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from env_service.app import hello_of
+from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
 from env_service.environments.rules import Rules
-from env_service.environments.task_configs import AdditionTasks
+from env_service.environments.task_configs import AdditionTasks, LevelTasks, MixTasks
 from env_service.rollouts import rollout
 from env_service.rollouts.conversation import Speaker
 from env_service.rollouts.greedy import greedy
@@ -43,11 +45,21 @@ async def test_one_more_answer_is_sampled_at_temperature_0_and_only_its_worth_is
     assert baseline is not None
     assert (baseline.reward.verifier, baseline.sampled_tokens) == (group.trajectories[0].reward.verifier, 4)
     assert [(span.version, span.end - span.start) for span in baseline.version_spans] == [("1.3", 4)]
+    assert baseline.generator_ids == ("g0",)
     judged = {item.completion for request in made.rewards[0].requests for item in request.items}
     assert judged == {"085", "11"}
     received = decode(encode(finished))
     assert isinstance(received, FinishedLease)
     assert received.group.greedy_baseline == baseline
+
+
+async def test_a_verifier_that_compares_a_group_does_not_see_the_greedy_answer_in_it(bench: MakeBench) -> None:
+    made = await bench(right_if_greedy)
+    await made.finished(compared(lease(group_size=3)))
+    items = [item for request in made.rewards[0].requests for item in request.items]
+    assert [(item.completion, item.group_size) for item in items if item.group] == [("11", 3)] * 3
+    assert len({item.group for item in items}) == 2
+    assert [item.completion for item in items if not item.group] == ["085"]
 
 
 async def test_the_age_of_a_greedy_answer_is_no_age_of_the_rollout(
@@ -115,6 +127,28 @@ async def test_an_environment_that_cannot_have_one_is_refused_by_name(
     assert failed.data_fault
     assert f"environment mine {named}" in failed.reason
     assert made.generators[0].requests == []
+
+
+def test_a_hello_says_of_which_environments_there_are_no_greedy_answers_mixes_of_them_included(
+    chat_model: Path,
+) -> None:
+    (plain,) = catalog.build([AdditionTasks(name="plain")]).values()
+    branching = replace(plain, name="tree", rules=Rules(branch_after=(1,)))
+    mixed = replace(plain, name="mixed", members=(plain, branching))
+    config = EnvServiceConfig.model_validate({"model": chat_model, "environments": [{"source": "addition"}]})
+    hello = hello_of(config, {each.name: each for each in (plain, branching, mixed)}, port=1)
+    said = {each.name: each.no_greedy_answer for each in hello.environments}
+    assert said["plain"] == ""
+    assert said["tree"] == said["mixed"]
+    assert said["tree"].startswith("environment tree branches (branch_after), and")
+
+
+def test_a_mix_and_a_ladder_name_their_members() -> None:
+    parts = [{"environment": "a"}, {"environment": "b"}]
+    mix = MixTasks.model_validate({"name": "mix", "source": "mix", "parts": parts})
+    ladder = LevelTasks.model_validate({"name": "ladder", "source": "levels", "levels": ["a", "b"]})
+    made = catalog.build([AdditionTasks(name="a"), AdditionTasks(name="b"), mix, ladder])
+    assert [[each.name for each in made[name].members] for name in ("mix", "ladder")] == [["a", "b"]] * 2
 
 
 async def test_a_greedy_answer_that_could_not_be_judged_is_sent_with_its_error(bench: MakeBench) -> None:

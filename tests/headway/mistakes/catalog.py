@@ -410,6 +410,16 @@ MISTAKES = (
         change={ROLLOUTS: ROLLOUTS.replace(" }", ', tasks = { priors = "rates.jsonl" } }')},
         names=("rollouts.tasks", 'by = "signal"'),
     ),
+    Mistake(
+        "greedy answers where none are sampled",
+        change={
+            "steps = 5": 'steps = 5\nalgo = "remax"',
+            ENVIRONMENT: '{ name = "sums", source = "world:World" }',
+            '"model"': '"chat-model"',
+        },
+        files={"world.py": "class World:\n    async def run(self, task, client): ...\n"},
+        names=("algo.type is 'remax'", "environment sums is an agent", "such as rloo"),
+    ),
     _of_a_file("an algorithm that wants a file", 'algo = "sft"', "data.path"),
     _of_a_file(
         "a file of examples that is not there", 'algo = "sft"\ndata.path = "sft.jsonl"', "sft.jsonl does not exist"

@@ -108,6 +108,23 @@ async def test_where_greedy_answers_are_compared_with_leases_ask_for_them_and_gr
         assert ours.intake.books().buffered == 1
 
 
+async def test_where_no_greedy_answers_can_be_sampled_the_hello_is_refused_by_name(tmp_path: Path) -> None:
+    """Before a lease is granted, not once for each. An evaluation by itself compares nothing."""
+    game = ADDITION.model_copy(update={"no_greedy_answer": "environment addition is a game"})
+    async with learner(tmp_path, greedy_baseline=True) as ours, ours.env("e") as env, ours.env("right") as right:
+        await env.send(env.hello(environments=(game,)))
+        refused = await env.next(PeerRefusal)
+        assert refused.reason == "hello"
+        assert "compares with the reward of a greedy answer, and environment addition is a game:" in refused.message
+        await right.enter()
+        await right.leases(4)
+    for folder, compares, total in (("other", False, 4), ("evaluates", True, 0)):
+        made = learner(tmp_path / folder, greedy_baseline=compares, total_groups=total)
+        async with made as ours, ours.env("e") as env:
+            await env.send(env.hello(environments=(game,)))
+            await env.next(Welcome)
+
+
 async def test_a_note_is_kept_also_before_a_hello_until_its_sender_leaves_or_falls_silent(
     tmp_path: Path,
 ) -> None:

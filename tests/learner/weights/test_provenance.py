@@ -12,6 +12,7 @@ from learner.weights.provenance import LoadedWeights, Provenance, Standing
 from learner.weights.published import PackedWeights
 from protocol.fleet import CommitResult
 from protocol.model import PolicyVersion
+from protocol.trajectories import GreedyBaseline, RewardRecord, TrajectoryGroup, VersionSpan
 from tests.learner.generators import FINGERPRINTS, announcement
 from tests.learner.samples import group, trajectory
 
@@ -62,6 +63,50 @@ def test_a_version_counts_from_the_good_proof_on() -> None:
     assert ours.standing("a", version) is Standing.AWAITED
     assert ours.proves(member, version, checksum="right")
     assert ours.standing("a", version) is Standing.PROVEN
+
+
+def compared_with(name: str, version: PolicyVersion, *, own: PolicyVersion) -> TrajectoryGroup:
+    """A group that was sampled by process a-1, with a greedy answer of another."""
+    spans = (VersionSpan(version=str(version), start=2, end=3, instance=f"{name}-1"),)
+    record = RewardRecord(verifier="test", reward=1.0)
+    greedy = GreedyBaseline(reward=record, version_spans=spans, sampled_tokens=1, generator_ids=(name,))
+    sampled = group(0, trajectory(own.number, incarnation=own.incarnation, instance="a-1"))
+    return sampled.model_copy(update={"greedy_baseline": greedy})
+
+
+def test_an_unproven_greedy_answer_is_told_of_its_own_generator() -> None:
+    ours, version = Weights(), PolicyVersion(1, 0)
+    assert ours.proves(ours.member("a"), version, checksum="right")
+    sampled = compared_with("b", version, own=version)
+    assert ours.fleet.provenance.standing(sampled) is Standing.UNPROVEN
+    said = ours.fleet.provenance.fault(sampled)
+    assert "did not prove to serve it (the greedy answer was sampled by b): they are sampled again" in said
+    ours.fleet.asked_to_commit(ours.member("b"), version)
+    assert ours.fleet.provenance.standing(sampled) is Standing.AWAITED
+    neither = compared_with("b", version, own=PolicyVersion(1, 1))
+    assert "version 1.1 were sampled by a generator that did not prove to serve it (the group was sampled by g)" in (
+        ours.fleet.provenance.fault(neither)
+    )
+
+
+def test_a_greedy_answer_of_a_version_whose_proofs_are_forgotten_is_not_proven() -> None:
+    """Its tokens are trained by nobody, so nobody drops it for its age: its reward would count unproven. A group that
+    is too old itself is not asked for any proof.
+    """
+    ours, old, new = Weights(), PolicyVersion(1, 0), PolicyVersion(1, 2)
+    provenance = ours.fleet.provenance
+    for version in (old, new):
+        assert ours.proves(ours.member("a"), version, checksum=f"of {version}")
+    sampled = compared_with("a", old, own=new)
+    assert provenance.standing(sampled) is Standing.PROVEN
+    provenance.forget(below=1)
+    assert provenance.standing(sampled) is Standing.UNPROVEN
+    assert "version 1.0 were sampled by a generator that may have proven to serve it, too long" in provenance.fault(
+        sampled
+    )
+    assert "the greedy answer was sampled by a" in provenance.fault(sampled)
+    assert provenance.standing(compared_with("a", old, own=old)) is Standing.PROVEN
+    assert provenance.standing(compared_with("a", new, own=new)) is Standing.PROVEN
 
 
 def test_a_first_proof_that_a_far_better_one_contradicts_is_withdrawn() -> None:
