@@ -10,7 +10,7 @@ import numpy as np
 from learner.leases.lease_times import LeaseTimes
 from learner.page.store import TrajectoryStore
 from learner.page.taken import SequencePlace, TakenStep
-from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
+from protocol.trajectories import GreedyBaseline, RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 
 TOKENIZER: dict[str, object] = {
     "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
@@ -90,6 +90,14 @@ def taken(step: int, *groups: TrajectoryGroup) -> TakenStep:
     return TakenStep(step=step, groups=groups, places=places, values=values)
 
 
+def compared(made: TrajectoryGroup, reward: float) -> TrajectoryGroup:
+    """The group with a greedy answer of this reward."""
+    spans = made.trajectories[0].version_spans
+    record = RewardRecord(reward=reward, verifier="exact")
+    baseline = GreedyBaseline(reward=record, version_spans=spans, sampled_tokens=3)
+    return made.model_copy(update={"greedy_baseline": baseline})
+
+
 def make_run(
     folder: Path,
     *,
@@ -120,7 +128,7 @@ def make_run(
 
 def timed_run(folder: Path) -> Path:
     """A run of five steps. Of the last one a group is kept, two trajectories of two turns, with its times: granted at
-    1000 s, accepted at 1007.5 s, taken at 1010 s, trained at 1012 s.
+    1000 s, accepted at 1007.5 s, taken at 1010 s, trained at 1012 s. Its greedy answer's reward is 0.25.
     """
     folder.mkdir()
     ends = {4: 1009.0, 5: 1012.0}
@@ -141,7 +149,7 @@ def timed_run(folder: Path) -> Path:
     made = made.model_copy(update={"trajectories": tuple(trajectories), "rollout_s": 7.0, "scoring_s": (6.0, 7.0)})
     times = LeaseTimes(granted_unix_s=1000.0, accepted_unix_s=1007.5, taken_unix_s=1010.0)
     with TrajectoryStore(folder, budget_bytes=1 << 30, share=1.0) as store:
-        store.put(replace(taken(5, made), times=(times,)))
+        store.put(replace(taken(5, compared(made, 0.25)), times=(times,)))
         store.wait_idle()
     return folder
 

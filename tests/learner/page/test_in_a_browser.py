@@ -204,6 +204,7 @@ def test_the_life_of_a_lease_is_drawn_in_lanes(browser: "Browser", tmp_path: Pat
     with Viewed(timed_run(tmp_path / "run")) as shown:
         page, said = opened(browser, f"{shown.url}#/trajectories?group=5-1&at=5-2", **options)
         shows(page, ".life summary", "Life of its lease, 12.0 s")
+        shows(page, "h2", "greedy answer 0.25")
 
         names = page.locator(".lane > span:first-child").all_inner_texts()
         assert names == ["queue", "turn 1", "turn 2", "score", "delivery", "buffer", "step"]

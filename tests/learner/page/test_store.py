@@ -34,6 +34,7 @@ from tests.learner.page.made_run import (
     HUGE_PROMPT,
     HUGE_TOKEN,
     TOKENIZER,
+    compared,
     huge_run,
     make_run,
     taken,
@@ -387,6 +388,21 @@ def test_a_part_of_an_earlier_release_is_gone_on_with(tmp_path: Path) -> None:
         store.put(taken(3, made_group(9, step=3)))
     ratios = [row["ratio"] for row in page(folder, Filter()).rows]
     assert ratios == [*[pytest.approx(math.exp(0.25), rel=1e-4)] * 2, *[None] * 8]
+
+
+def test_a_group_has_the_reward_of_its_greedy_answer_and_parts_of_before_have_none(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    (part,) = (folder / "trajectories").glob("part-*.db")
+    with closing(sqlite3.connect(part)) as database:
+        database.execute("ALTER TABLE groups DROP COLUMN greedy_reward")
+        database.commit()
+    before = group(folder, Key(1, 1), decode=None)
+    assert before is not None
+    assert "greedy_reward" not in before
+    with TrajectoryStore(folder, budget_bytes=1 << 30, share=1.0) as store:
+        store.put(taken(2, compared(made_group(9, step=2), 0.25), made_group(10, step=2)))
+    found = [group(folder, Key(1, number), decode=None) for number in (1, 3, 4)]
+    assert [each and each["greedy_reward"] for each in found] == [None, 0.25, None]
 
 
 def test_steps_that_come_at_once_are_all_kept(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from learner.trust.evidence import Suspicion
 from learner.weights.published import JoinReport, PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from services.diagnosis.verdict import RunVerdict
+from tests.learner.page.made_run import compared
 from tests.learner.samples import group, trajectory
 
 TIMING = Timing(time_s=9.0, wait_s=0.5, train_s=1.0, copy_s=0.25)
@@ -369,6 +370,15 @@ def test_samples_hold_the_best_and_the_worst_completion_of_a_group(tmp_path: Pat
     assert all(isinstance(one["components"], dict) for one in first["completions"])
     assert {one["explanation"] for one in first["completions"]} == {judged.explanation}
     assert len(second["completions"]) == 2
+    assert "greedy_reward" not in first
+
+
+def test_samples_hold_the_reward_of_a_greedy_answer(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=2) as records:
+        records.step(record(), step_metrics(), [compared(one, 0.25) for one in two_groups()])
+    first, *_ = (json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines())
+    assert first["greedy_reward"] == 0.25
+    assert len(first["completions"]) == 2
 
 
 def test_progress_is_said_with_rates_and_the_time_that_is_left(
