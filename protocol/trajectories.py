@@ -342,6 +342,8 @@ class TrajectoryGroup(WireModel):
     scoring_s: tuple[Seconds, Seconds] | None = Field(default=None, exclude_if=lambda scoring: scoring is None)
     """Beginning and end of its scoring, in seconds since the rollout began; None where no verifier was asked."""
     greedy_baseline: GreedyBaseline | None = Field(default=None, exclude_if=lambda baseline: baseline is None)
+    turnless: int = Field(default=0, ge=0, exclude_if=lambda count: not count)
+    """Conversations of a group that branches that were over before the policy had a turn; they left no trajectory."""
 
     @property
     def stamps(self) -> frozenset[tuple[str, str]]:

@@ -86,8 +86,6 @@ _WHOM = {
     "host": "the host of its environment",
 }
 _Held = Conversation | Match
-_Rolled = tuple[str, tuple[Trajectory, ...], GreedyBaseline | None]
-"""Text of the prompt, the group's trajectories, and the greedy answer if one was asked for."""
 T = TypeVar("T")
 
 
@@ -100,6 +98,18 @@ class _OpenEnvironments:
     environments: list[Environment]
     opening: Opening
     first: TurnOf | None = None
+
+
+@dataclass(frozen=True)
+class _RolledOut:
+    """Text of the prompt, the group's trajectories, and the greedy answer if one was asked for; of a group that
+    branches, how many of its conversations had no turn.
+    """
+
+    prompt_text: str
+    trajectories: tuple[Trajectory, ...]
+    baseline: GreedyBaseline | None = None
+    turnless: int = 0
 
 
 class Attempt(JudgedConversation, Protocol):
@@ -188,25 +198,26 @@ class Rollout:
         own = self._own(lease)
         refuse_without_greedy(own, self._offered(own))
         roll_out = self._with_agents if self._offered(own).agent else self._with_environments
-        prompt_text, trajectories, baseline = await roll_out(own, progress)
+        rolled = await roll_out(own, progress)
         seconds = time.monotonic() - started
-        self._count(own, trajectories, seconds=seconds)
-        self._metrics.tokens.inc(0 if baseline is None else baseline.sampled_tokens)
+        self._count(own, rolled.trajectories, seconds=seconds)
+        self._metrics.tokens.inc(0 if rolled.baseline is None else rolled.baseline.sampled_tokens)
         return group_of(
-            within_limits(trajectories),
+            within_limits(rolled.trajectories),
             incarnation=lease.incarnation,
             lease_id=lease.lease_id,
             attempt=lease.attempt,
             purpose=lease.purpose,
             environment=lease.environment,
             task_index=lease.task_index,
-            prompt_text=prompt_text,
+            prompt_text=rolled.prompt_text,
             rollout_s=seconds,
             scoring_s=progress.scoring_s,
-            greedy_baseline=baseline,
+            greedy_baseline=rolled.baseline,
+            turnless=rolled.turnless,
         )
 
-    async def _with_environments(self, lease: Lease, progress: RolloutProgress) -> _Rolled:
+    async def _with_environments(self, lease: Lease, progress: RolloutProgress) -> _RolledOut:
         opened = await self._openings.opened(
             partial(self._open, lease, progress), name=lease.environment, progress=progress
         )
@@ -221,11 +232,14 @@ class Rollout:
                 progress=progress,
                 apart=answer,
             )
-            return prompt_text, *((trajectories, None) if answer is None else set_apart(trajectories, answer))
+            if answer is not None:
+                return _RolledOut(prompt_text, *set_apart(trajectories, answer))
+            turnless = len(conversations) - len(trajectories) if opened.offered.rules.branch_after else 0
+            return _RolledOut(prompt_text, trajectories, turnless=turnless)
         finally:
             await self._close(opened.environments, opened.offered)
 
-    async def _with_agents(self, lease: Lease, progress: RolloutProgress) -> _Rolled:
+    async def _with_agents(self, lease: Lease, progress: RolloutProgress) -> _RolledOut:
         offered = self._offered(lease)
         if self._agents is None or offered.agent is None:
             raise DataFailure(f"{lease.environment} is an agent, and nothing here gives agents sessions")
@@ -240,7 +254,7 @@ class Rollout:
             await beside_each_other(hold(each.hold) for each in attempts)
             prompt_text = text_of(task.prompt) or attempts[0].opening_text
             trajectories = await self._judging.trajectories(attempts, prompt=prompt_text, progress=progress)
-            return prompt_text[:_PROMPT_LENGTH], trajectories, None
+            return _RolledOut(prompt_text[:_PROMPT_LENGTH], trajectories)
         finally:
             await self._close(players, offered)
 

@@ -17,6 +17,7 @@ class GroupRules:
     """`vocabulary_size` bounds token ids; a group of fewer than `min_group_size` scored trajectories is a failure. Of
     a game they are counted for each player, and a player that has fewer leaves the group. A group that branches may be
     smaller: one of its conversations that is over before it branches is a single trajectory in the place of several.
+    One that was lost before its first turn is in nobody's place: without it the group has to be as large as others.
 
     A reward whose size is beyond `max_reward` does not count as one. `filters` say which of the groups that are in
     order are left out. With `greedy_baseline` a group without the reward of a greedy answer is a failure.
@@ -51,14 +52,16 @@ def admissible(
     if unscored:
         scorable = tuple(one for one, fault in zip(group.trajectories, faults, strict=True) if not fault)
         scored = group.model_copy(update={"trajectories": scorable})
-    least = 1 if _branches(group) and not unscored else rules.min_group_size
+    whole = _branches(group) and not unscored and not group.turnless
+    least = 1 if whole else rules.min_group_size
     enough = {player for player, alike in scored.by_player.items() if len(alike) >= least}
     if enough:
         kept = tuple(one for one in scored.trajectories if one.player in enough)
         return scored.model_copy(update={"trajectories": kept}) if len(kept) < len(group.trajectories) else group
     if not unscored:
         most = max(map(len, scored.by_player.values()))
-        reason = f"the group has {most} trajectories; at least {rules.min_group_size} are needed"
+        lost = f", and {group.turnless} of its conversations had no turn" if group.turnless else ""
+        reason = f"the group has {most} trajectories{lost}; at least {rules.min_group_size} are needed"
         return failure_of(group, reason=reason, data_fault=False)
     reason = f"{len(unscored)} of {len(group.trajectories)} rewards failed: {next(filter(None, faults))}"
     # One that might work at another time is worth a retry, whatever ails the others.

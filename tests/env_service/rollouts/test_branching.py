@@ -237,6 +237,26 @@ async def test_a_branch_without_a_turn_of_its_own_is_its_beginning(chat_bench: M
     assert member.forks[1].at == member.turns[-1].end == len(member.token_ids)
 
 
+async def test_a_group_says_how_many_of_its_conversations_were_lost_before_their_first_turn(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
+    """The second one's first turn never comes. Its leaves are not in the group, and it is not over early either."""
+    ways = Ways(chat_model, *FOUR)
+
+    def is_first(request: GenerateRequest) -> bool:
+        return "." not in request.request_id.rpartition("/")[2]
+
+    def script(request: GenerateRequest) -> Sequence[GeneratePart | None]:
+        return ways(request)[:1]
+
+    made = await chat_bench(script, extra=[offered(Rules(branch_after=(1,), conversation_timeout_s=1.5))])
+    made.generators[0].hold, made.generators[0].holds = asyncio.Event(), is_first
+    group = (await made.finished(lease(environment="counting", group_size=4))).group
+    made.generators[0].hold.set()
+    assert [[fork.branch for fork in one.forks] for one in group.trajectories] == [[0, 0], [0, 1]]
+    assert group.turnless == 1
+
+
 async def test_an_evaluation_does_not_branch(chat_bench: MakeBench, chat_model: Path) -> None:
     ways = Ways(chat_model, "one stop", "two stop")
     environment = replace(offered(Rules(branch_after=(1,))), tasks=EvaluationTasks())

@@ -146,6 +146,19 @@ def test_a_group_that_branches_is_whole_though_its_one_conversation_is_over_befo
     assert found is alone if reason is None else isinstance(found, FailedLease) and reason in found.reason
 
 
+def test_a_branching_group_that_lost_conversations_before_their_first_turn_is_as_large_as_others() -> None:
+    rules = GroupRules(vocabulary_size=100, min_group_size=2, filters=GroupFilter())
+    one = trajectory(0, reward=1.0).model_copy(update={"forks": (Fork(at=0, branch=0),)})
+    failed = admissible(group(0, one).model_copy(update={"turnless": 1}), rules=rules, belongs=lambda _: True)
+    assert isinstance(failed, FailedLease)
+    assert failed.reason == (
+        "the group has 1 trajectories, and 1 of its conversations had no turn; at least 2 are needed"
+    )
+    assert not failed.data_fault
+    enough = group(0, one, one).model_copy(update={"turnless": 1})
+    assert admissible(enough, rules=rules, belongs=lambda _: True) is enough
+
+
 def test_each_end_of_the_range_counts_by_itself() -> None:
     assert GroupFilter(min_mean_reward=0.5).reason(rewarded(5.0, 6.0)) is None
     assert GroupFilter(max_mean_reward=0.5).reason(rewarded(-5.0, -6.0)) is None
