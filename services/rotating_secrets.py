@@ -6,36 +6,37 @@ with both the former token and the new one, whoever comes first with the new one
 
 import hmac
 import logging
-import time
 from functools import cache
 from pathlib import Path
 
 from pydantic import SecretStr
 
-from services.secret_files import SecretFileError, file_state, read_secret_lines
+from services.secret_files import SecretFileError, read_secret_lines
+from services.watched_files import WatchedFiles
 
 logger = logging.getLogger(__name__)
 
 SHORTEST_TOKEN = 16
 """Characters of a token that callers on other machines show."""
-_LOOK_EVERY_S = 1.0
 
 
 class RotatingSecret(SecretStr):
     """The first line of a secret's file, which is read again once it has changed.
 
-    A change that cannot be used is logged once for each reason, and what was read before stays in force. The file is
-    tried again at each look: its mode may be mended, or files be free again, without a change of what it holds.
+    A change that cannot be used is logged, and what was read before stays in force.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises SecretFileError."""
         self.path = path
-        self._seen = file_state(path)
-        self._lines = read_secret_lines(path)
-        self._refused_for = ""
-        self._look_at = time.monotonic() + _LOOK_EVERY_S
-        super().__init__(self._lines[0])
+        self._watched = WatchedFiles(
+            (path,),
+            self._read,
+            fault=SecretFileError,
+            refused="a changed secret cannot be used, what was read before stays in force",
+            changed=self._note_change,
+        )
+        super().__init__(self._watched.current()[0])
 
     def get_secret_value(self) -> str:
         """The line to show."""
@@ -43,37 +44,25 @@ class RotatingSecret(SecretStr):
 
     def lines(self) -> tuple[str, ...]:
         """All lines, the one to show first."""
-        now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_EVERY_S
-            self.renew()
-        return self._lines
+        return self._watched.current()
 
     def renew(self) -> None:
         """Looks at the file now."""
-        state = file_state(self.path)
-        if state == self._seen:
-            self._refused_for = ""
-            return
-        try:
-            lines = read_secret_lines(self.path)
-            self._refuse_shorter(lines)
-        except SecretFileError as error:
-            if str(error) != self._refused_for:
-                logger.error("a changed secret cannot be used, what was read before stays in force: %s", error)
-            self._refused_for = str(error)
-            return
-        self._seen, self._refused_for = state, ""
-        if lines != self._lines:
-            self._lines, self._secret_value = lines, lines[0]
-            more = f"; the first of its {len(lines)} lines is shown, each is accepted" if len(lines) > 1 else ""
-            logger.info("%s has changed, and is in use%s", self.path, more)
+        self._watched.renew()
 
-    def _refuse_shorter(self, lines: tuple[str, ...]) -> None:
+    def _read(self, before: tuple[str, ...] | None) -> tuple[str, ...]:
         """Nobody was told of a weaker token at the start, where one is refused."""
-        least = min(SHORTEST_TOKEN, *map(len, self._lines))
+        lines = read_secret_lines(self.path)
+        least = 0 if before is None else min(SHORTEST_TOKEN, *map(len, before))
         if min(map(len, lines)) < least:
             raise SecretFileError(f"{self.path} has a line of fewer than {least} characters, which can be guessed")
+        return lines
+
+    def _note_change(self, before: tuple[str, ...], lines: tuple[str, ...]) -> None:
+        if lines != before:
+            self._secret_value = lines[0]
+            more = f"; the first of its {len(lines)} lines is shown, each is accepted" if len(lines) > 1 else ""
+            logger.info("%s has changed, and is in use%s", self.path, more)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SecretStr) and SecretStr(self.get_secret_value()) == SecretStr(

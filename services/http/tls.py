@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.secret_files import SecretFileError, check_only_ours, file_state
+from services.secret_files import SecretFileError, check_only_ours
+from services.watched_files import WatchedFiles
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 1.0
 _REMEDY = "`headway keys FOLDER --host HOST ...` makes certificates"
 _EXPIRED, _NOT_YET = 10, 9
 _OTHER_NAMES = (62, 64)
@@ -45,44 +45,26 @@ class TlsFiles:
 class TlsContext:
     """The newest context that `make` makes of `files`; it is made anew when one of them has changed.
 
-    A change that makes the files unusable is logged once for each reason, and the context before it stays in use. They
-    are tried again at each look: a key's mode may be mended without a change of what it holds.
+    A change that makes the files unusable is logged, and the context before it stays in use.
     """
 
     def __init__(self, files: TlsFiles, make: Callable[[TlsFiles], ssl.SSLContext]) -> None:
         self.files = files
-        self._make = make
-        self._seen = self._state()
-        self._refused_for = ""
-        self._context = make(files)
-        self._look_at = time.monotonic() + _LOOK_EVERY_S
+        self._watched = WatchedFiles(
+            files.given,
+            lambda _: make(files),
+            fault=TlsFileError,
+            refused="the certificates on disk cannot be used, those read before stay in force",
+            changed=lambda *_: logger.info("certificates were renewed on disk, and are in use"),
+        )
 
     def current(self) -> ssl.SSLContext:
         """For the next connection."""
-        now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_EVERY_S
-            self.renew()
-        return self._context
+        return self._watched.current()
 
     def renew(self) -> None:
         """Looks at the files now."""
-        state = self._state()
-        if state == self._seen:
-            self._refused_for = ""
-            return
-        try:
-            self._context = self._make(self.files)
-        except TlsFileError as error:
-            if str(error) != self._refused_for:
-                logger.error("the certificates on disk cannot be used, those read before stay in force: %s", error)
-            self._refused_for = str(error)
-        else:
-            self._seen, self._refused_for = state, ""
-            logger.info("certificates were renewed on disk, and are in use")
-
-    def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(file_state(path) for path in self.files.given)
+        self._watched.renew()
 
 
 def server_tls(files: TlsFiles) -> TlsContext | None:

@@ -20,7 +20,7 @@ from protocol.status import Readiness
 from reward_service.config import RewardServiceConfig
 from reward_service.endpoints.config import EndpointConfig
 from reward_service.endpoints.endpoint import api_key
-from services import rotating_secrets
+from services import watched_files
 from services.config.models import load_config
 from services.config.sources import ConfigError
 from services.http.app import create_app
@@ -39,7 +39,7 @@ class Greeting(BaseModel):
 
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotating_secrets, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(watched_files, "LOOK_EVERY_S", 0.0)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from reward_service.endpoints.config import EndpointConfig
 from reward_service.endpoints.endpoint import Endpoint, InputRefused, open_endpoint
 from reward_service.verifier.lanes import make_metrics
 from reward_service.verifier.submission import InfrastructureError, UserError
-from services import rotating_secrets
+from services import watched_files
 from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
@@ -192,7 +192,7 @@ async def test_the_key_is_shown_to_the_service_and_in_no_error(
 async def test_a_key_that_is_exchanged_during_a_call_is_in_no_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rotating_secrets, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(watched_files, "LOOK_EVERY_S", 0.0)
     file = tmp_path / "key"
     write_secret(file, "sk-former-0123456789")
 
