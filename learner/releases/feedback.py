@@ -42,9 +42,19 @@ class _Place:
 
 
 class FeedbackStore:
-    """Answers and rewards in the folder of releases; any thread may call it. `room_bytes` bounds the answers."""
+    """Answers and rewards in the folder of releases; any thread may call it. `room_bytes` bounds the answers. Of the
+    rewards that are in the file already those of `versions` alone are held in memory, as by `keep_rewards`; of all if
+    none are given.
+    """
 
-    def __init__(self, folder: Path, *, room_bytes: int, may_write: Callable[[], None] = anyone) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        room_bytes: int,
+        may_write: Callable[[], None] = anyone,
+        versions: Collection[str] | None = None,
+    ) -> None:
         self._folder = folder
         self._segment_bytes = max(1, room_bytes // _SEGMENTS)
         self._may_write = may_write
@@ -63,7 +73,7 @@ class FeedbackStore:
         self._rows = AppendFile(folder / FILE, end=end_of_lines(folder / FILE))
         self._rows.sync()  # a row that a kill left unacknowledged is acknowledged when it is told again
         for row in rows_in(folder / FILE):
-            self._note(row)
+            self._note(row, wanted=versions is None or row["version"] in versions)
 
     def _segments(self) -> list[int]:
         found = (path.stem.removeprefix("served-") for path in self._folder.glob("served-*.jsonl"))
@@ -85,10 +95,10 @@ class FeedbackStore:
                         self._places[json.loads(line)["id"]] = _Place(segment, at, len(line))
                 at += len(line)
 
-    def _note(self, row: dict[str, Any]) -> None:
+    def _note(self, row: dict[str, Any], *, wanted: bool = True) -> None:
         if row["id"] in self._places:
             self._rated[row["id"], row["choice"]] = row["reward"]
-        if row["version"] == row["until"]:
+        if wanted and row["version"] == row["until"]:
             with self._lock:
                 self._rewards.setdefault(row["version"], []).append((row["served_at"], row["reward"]))
 

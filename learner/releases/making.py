@@ -91,8 +91,9 @@ def make_feedback(
     config: ReleaseConfig, *, releases: Releases, run: Path, may_write: Callable[[], None]
 ) -> FeedbackStore:
     """The answers and rewards of a run's users, by which its trials are decided."""
-    store = FeedbackStore(run / FOLDER, room_bytes=config.feedback_mb << 20, may_write=may_write)
-    store.keep_rewards(releases.kept())
+    store = FeedbackStore(
+        run / FOLDER, room_bytes=config.feedback_mb << 20, may_write=may_write, versions=releases.kept()
+    )
     releases.rewards, releases.keep_rewards = store.rewards, store.keep_rewards
     return store
 

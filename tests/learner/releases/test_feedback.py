@@ -1,5 +1,6 @@
 """Late rewards: each once, over restarts, by who was answered; and taken out for training, each into one file."""
 
+import gc
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -117,6 +119,25 @@ def test_who_reads_rewards_waits_for_no_disk(
             ended.set()
         assert rating.result() == "kept"
     assert store.rewards("1.10", 0.0) == [1.0]
+
+
+def test_a_start_holds_the_rewards_of_the_versions_that_are_kept_and_no_others_in_memory(tmp_path: Path) -> None:
+    """4,000 rows of others are read one by one: held, they would be half a megabyte."""
+    row = {"id": "chatcmpl-0", "choice": 0, "reward": 0.25, "until": "1.1", "version": "1.1", "served_at": 100.0}
+    lines = [json.dumps({**row, "id": f"chatcmpl-{number}", "served_at": number / 7}) + "\n" for number in range(4000)]
+    kept = json.dumps({**row, "version": "1.2", "until": "1.2"}) + "\n"
+    (tmp_path / FILE).write_text("".join([*lines, kept]))
+    del lines
+    gc.collect()
+    tracemalloc.start()
+    try:
+        store = FeedbackStore(tmp_path, room_bytes=ROOM, versions={"1.2"})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (store.rewards("1.1", 0.0), store.rewards("1.2", 0.0)) == ([], [0.25])
+    assert peak < 200_000
+    assert FeedbackStore(tmp_path, room_bytes=ROOM).rewards("1.1", 0.0)[:1] == [0.25]
 
 
 def test_rewards_of_versions_that_are_not_kept_take_no_memory(store: FeedbackStore, tmp_path: Path) -> None:
