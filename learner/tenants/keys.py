@@ -5,8 +5,11 @@
 
 import hashlib
 import json
+import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -15,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from protocol.codec import describe
 from services.process import WrongSettings
 from services.secret_files import SecretFileError, check_only_ours, write_secret
+from services.watched_files import WatchedFiles
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "tml-"
 """Of every key: clients refuse others."""
@@ -81,28 +87,88 @@ def hash_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class _KeyTable:
+    """The tenants of a keys file as it was read."""
+
+    tenants: tuple[Tenant, ...]
+
+    def __post_init__(self) -> None:
+        """Raises TenantKeysError for a name or a key that stands twice."""
+        count = len(self.tenants)
+        if len(self.by_hash) < count or len(self.by_name) < count:
+            raise TenantKeysError("the keys file has a name or a key twice; give each tenant one line of its own")
+
+    @cached_property
+    def by_hash(self) -> Mapping[str, Tenant]:
+        return {tenant.sha256: tenant for tenant in self.tenants}
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Tenant]:
+        return {tenant.name: tenant for tenant in self.tenants}
+
+
 class TenantKeys:
-    """The tenants by key."""
+    """The tenants by key. Those of a file follow it: a key that is added, exchanged or removed there counts at once."""
 
     def __init__(self, tenants: Iterable[Tenant]) -> None:
-        """Raises TenantKeysError for a name or a key that stands twice."""
-        known = tuple(tenants)
-        self._by_hash = {tenant.sha256: tenant for tenant in known}
-        if len(self._by_hash) < len(known) or len({tenant.name for tenant in known}) < len(known):
-            raise TenantKeysError("the keys file has a name or a key twice; give each tenant one line of its own")
-        self.tenants = known
+        """Tenants of no file. Raises TenantKeysError for a name or a key that stands twice."""
+        table = _KeyTable(tuple(tenants))
+        self._table: Callable[[], _KeyTable] = lambda: table
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The tenants of the file. Raises TenantKeysError."""
-        try:
-            check_only_ours(path)
-            return cls(_KeysFile.model_validate_json(path.read_bytes()).keys)
-        except SecretFileError as error:
-            raise TenantKeysError(str(error)) from error
-        except ValidationError as error:
-            raise TenantKeysError(f"{path} is no keys file: {describe(error)}") from error
+        """The tenants of the file, which is read again once it has changed; a change that cannot be used is logged, and
+        what was read before stays in force. Raises TenantKeysError.
+        """
+        keys = cls(())
+        watched = WatchedFiles(
+            (path,),
+            lambda _: _read(path),
+            fault=TenantKeysError,
+            refused="the changed keys of tenants cannot be used, those read before stay in force",
+            changed=partial(_tell, path),
+        )
+        keys._table = watched.current
+        return keys
+
+    @property
+    def tenants(self) -> tuple[Tenant, ...]:
+        """All of them now."""
+        return self._table().tenants
+
+    @property
+    def by_name(self) -> Mapping[str, Tenant]:
+        """All of them now, by name."""
+        return self._table().by_name
 
     def tenant(self, key: str) -> Tenant | None:
         """The owner of the key; None if it is nobody's."""
-        return self._by_hash.get(hash_of(key))
+        return self._table().by_hash.get(hash_of(key))
+
+    def holds(self, tenant: Tenant) -> bool:
+        """True if the key by which this tenant was found is still one."""
+        return tenant.sha256 in self._table().by_hash
+
+
+def _read(path: Path) -> _KeyTable:
+    try:
+        check_only_ours(path)
+        return _KeyTable(_KeysFile.model_validate_json(path.read_bytes()).keys)
+    except SecretFileError as error:
+        raise TenantKeysError(str(error)) from error
+    except OSError as error:
+        raise TenantKeysError(f"cannot read {path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise TenantKeysError(f"{path} is no keys file: {describe(error)}") from error
+
+
+def _tell(path: Path, before: _KeyTable, after: _KeyTable) -> None:
+    both = before.by_name.keys() & after.by_name.keys()
+    news = {
+        "added": after.by_name.keys() - both,
+        "removed": before.by_name.keys() - both,
+        "with a new key": {name for name in both if before.by_name[name].sha256 != after.by_name[name].sha256},
+    }
+    told = "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in news.items() if names)
+    logger.info("%s has changed, and is in use%s", path, f" ({told})" if told else "")

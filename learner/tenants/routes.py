@@ -56,9 +56,17 @@ class TenantOfKey:
         key = request.headers.get("x-api-key", "")
         tenant = self._service.keys.tenant(key)
         if tenant is None:
-            got = "none" if not key else "one that is not in the keys file"
-            raise RequestRefused(401, "unauthorized", f"X-API-Key: got {got}; expected a key of this server, {PREFIX}…")
+            raise _unauthorized("none" if not key else "one that is not in the keys file")
         return tenant
+
+    def check(self, tenant: Tenant) -> None:
+        """Raises RequestRefused if its key has been removed while the request waited."""
+        if not self._service.keys.holds(tenant):
+            raise _unauthorized("one that is no longer in the keys file")
+
+
+def _unauthorized(got: str) -> RequestRefused:
+    return RequestRefused(401, "unauthorized", f"X-API-Key: got {got}; expected a key of this server, {PREFIX}…")
 
 
 def add_tenant_routes(
@@ -277,7 +285,9 @@ def _add_futures(app: FastAPI, service: TenantService, tenant_of: TenantOfKey, *
         try:
             async with asyncio.timeout(long_poll_s):
                 await future.done.wait()
+            tenant_of.check(tenant)
         except TimeoutError:
+            tenant_of.check(tenant)
             state = {"type": "try_again", "queue_state": "active", "queue_state_reason": service.queue_reason(future)}
             return JSONResponse(state, 408)
         return _result(service, future, announce=body.allow_metadata_only)
@@ -298,6 +308,7 @@ def _add_futures(app: FastAPI, service: TenantService, tenant_of: TenantOfKey, *
         found, cursor = await service.samples.completions(
             session, body.target.cloned_sampler_id, body.prev_cursor, wait_s
         )
+        tenant_of.check(tenant)
         return {"completions": list(found), "cursor": cursor}
 
 

@@ -174,6 +174,11 @@ class SamplingQueue:
         if task is not None:
             task.cancel()
 
+    def cancel_all(self, owner: str) -> None:
+        """Stop all samples of a tenant."""
+        for request_id in [name for name, each in self.waiting.items() if each.owner == owner]:
+            self.cancel(request_id)
+
     async def completions(
         self, session: str, clone: int, cursor: int, timeout_s: float
     ) -> tuple[list[dict[str, JsonValue]], int]:

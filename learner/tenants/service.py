@@ -56,6 +56,7 @@ from protocol.tinker.bodies import (
     CreateCustomLoss,
     CreateModel,
     CreateSamplingSession,
+    FinishSession,
     LoadWeights,
     SampleBody,
 )
@@ -147,7 +148,7 @@ class TenantService:
             models=self.models,
             futures=self.futures,
             log=self.log,
-            tenants={tenant.name: tenant for tenant in self.keys.tenants},
+            tenants=lambda: self.keys.by_name,
             serve=self._targets.serve,
             records=self.records,
             snapshot_every=self._settings.snapshot_every,
@@ -385,6 +386,7 @@ class TenantService:
 
     async def sweep(self) -> None:
         """Park what the dead have left, and drop what is old. What the disk refuses is left to the next sweep."""
+        await _swept(self._end_removed())
         self.futures.sweep()
         await _swept(asyncio.to_thread(self.checkpoints.expire))
         dead = set(self.sessions.dead())
@@ -404,6 +406,17 @@ class TenantService:
         await _swept(self._losses.drop(old))
         await _swept(self._curves.write())
         await _swept(self.training.tidy())
+
+    async def _end_removed(self) -> None:
+        """End the sessions of tenants that the keys file no longer has. Operations that were accepted are still done;
+        samples are stopped.
+        """
+        known = self.keys.by_name
+        for owner in {each.owner for each in self.samples.waiting.values()} - known.keys():
+            self.samples.cancel_all(owner)
+        for entry in [each for each in self.sessions.living() if each.owner not in known]:
+            logger.info("the key of %s was removed: %s is ended", entry.owner, entry.session_id)
+            await self.sessions.finish(entry.session_id, FinishSession(status="key_removed"), owner=entry.owner)
 
     # Parts.
 

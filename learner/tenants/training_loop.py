@@ -40,7 +40,7 @@ class TrainingLoop:
         models: TrainingModels,
         futures: ResultFutures,
         log: OperationLog,
-        tenants: Mapping[str, Tenant],
+        tenants: Callable[[], Mapping[str, Tenant]],
         serve: Callable[[ModelEntry, OperationOutcome], Awaitable[None]],
         records: RunRecords,
         snapshot_every: int,
@@ -73,7 +73,7 @@ class TrainingLoop:
     async def _next_turn(self) -> bool:
         """Chosen when the turn has come: what waits may be given up while something else has it. False if none did."""
         async with self._turn_lock:
-            backlogs = self._models.backlogs(self._tenants)
+            backlogs = self._models.backlogs(self._tenants())
             taken = self._round_robin.take(backlogs, round_tokens=self._budget.tokens())
             if taken:
                 await self._turn(taken)

@@ -119,9 +119,18 @@ def forward_backward(
 class Served:
     """A service that runs, with its parts."""
 
-    def __init__(self, folder: Path, *, long_poll_s: float, settings: TenantSettings, limits: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        long_poll_s: float,
+        settings: TenantSettings,
+        limits: dict[str, Any],
+        keys: TenantKeys | None,
+    ) -> None:
         self.trainer, self.sampler = ScriptedTenantTrainer(), ScriptedSampler()
-        keys = TenantKeys([Tenant(name=name, sha256=hash_of(f"tml-{name}"), **limits) for name in ("a", "b")])
+        if keys is None:
+            keys = TenantKeys([Tenant(name=name, sha256=hash_of(f"tml-{name}"), **limits) for name in ("a", "b")])
         self.service = TenantService(
             folder=folder,
             keys=keys,
@@ -151,12 +160,13 @@ async def served(
     max_resident: int = 100,
     round_s: float = 1.0,
     all_weights: bool = False,
+    keys: TenantKeys | None = None,
     **limits: Any,
 ) -> AsyncIterator[Served]:
     settings = TenantSettings(
         snapshot_every=snapshot_every, max_resident=max_resident, round_s=round_s, all_weights=all_weights
     )
-    parts = Served(folder, long_poll_s=long_poll_s, settings=settings, limits=limits)
+    parts = Served(folder, long_poll_s=long_poll_s, settings=settings, limits=limits, keys=keys)
     running = asyncio.create_task(parts.service.run())
     try:
         yield parts

@@ -1,5 +1,6 @@
 import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from learner.tenants.keys import (
     make_keys_file,
     new_key,
 )
+from services import watched_files
 
 
-def keys_file(folder: Path, *keys: dict[str, object]) -> Path:
+def keys_file(folder: Path, *keys: Mapping[str, object]) -> Path:
     path = folder / "keys.json"
     path.write_text(json.dumps({"keys": keys}))
     path.chmod(0o600)
@@ -52,6 +54,39 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(TenantKeysError, match="chmod 600"):
         TenantKeys.read(path)
+
+
+def test_keys_follow_their_file_and_a_file_that_cannot_be_used_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_files, "LOOK_EVERY_S", 0.0)
+    caplog.set_level("INFO")
+
+    def found(*names: str) -> list[str]:
+        return [name for name in names if keys.tenant(f"tml-{name}")]
+
+    def written(**keys: str) -> None:
+        keys_file(tmp_path, *({"name": name, "sha256": hash_of(key)} for name, key in keys.items()))
+
+    written(a="tml-a", b="tml-b")
+    keys = TenantKeys.read(tmp_path / "keys.json")
+    before = keys.tenant("tml-a"), keys.tenant("tml-b")
+    written(a="tml-a", b="tml-new", c="tml-c")
+    assert found("a", "b", "new", "c") == ["a", "new", "c"]
+    assert [tenant and keys.holds(tenant) for tenant in before] == [True, False]
+    assert "keys.json has changed, and is in use (added: c; with a new key: b)" in caplog.text
+    written(c="tml-c")
+    assert (found("a", "new", "c"), [*keys.by_name]) == (["c"], ["c"])
+
+    for _ in range(2):
+        (tmp_path / "keys.json").write_text('{"keys": [')
+        assert found("a", "c") == ["c"]
+    assert caplog.text.count("those read before stay in force") == 1
+    (tmp_path / "keys.json").unlink()
+    assert found("c") == ["c"]
+    assert "cannot read" in caplog.messages[-1]
+    written(a="tml-a")
+    assert found("a", "c") == ["a"]
 
 
 def test_a_name_stands_once() -> None:

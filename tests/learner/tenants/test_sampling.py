@@ -1,4 +1,5 @@
 import asyncio
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -6,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from learner.tenants.keys import TenantKeys, hash_of
 from protocol.tinker.messages import MESSAGES
+from services import watched_files
+from services.secret_files import write_secret
 from tests.learner.tenants.service_client import BASE, Client, served
 
 
@@ -277,3 +281,37 @@ async def test_training_on_what_was_never_sampled_is_refused_and_stays_refused(t
         again = parts.client()
         assert await again.result(lying) == refused
         assert (await again.result(honest))["loss:sum"] > 0
+
+
+async def test_a_key_that_leaves_the_file_ends_the_sessions_of_its_tenant_and_one_that_comes_works_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for an answer with a removed key gets none; others notice nothing."""
+    monkeypatch.setattr(watched_files, "LOOK_EVERY_S", 0.0)
+    file = tmp_path / "keys.json"
+
+    def allow(*names: str) -> None:
+        keys = [{"name": name, "sha256": hash_of(f"tml-{name}")} for name in names]
+        write_secret(file, json.dumps({"keys": keys}))
+
+    allow("a", "b")
+    async with served(tmp_path / "state", keys=TenantKeys.read(file), long_poll_s=0.2) as parts:
+        gone, stays, comes = parts.client("a"), parts.client("b"), parts.client("c")
+        model_id, other = await gone.model(), await stays.model()
+        early = (await gone.train(model_id, 2))["request_id"]
+        parts.sampler.gate = asyncio.Event().wait
+        await sample(gone, await base_session(gone))
+        waits = asyncio.create_task(gone.post("retrieve_future", 401, request_id=early))
+        await asyncio.sleep(0.05)
+        allow("b", "c")
+        assert "no longer in the keys file" in (await waits)["error"]["message"]
+        await gone.post("retrieve_future", 401, request_id=early)
+        await comes.model()
+
+        await parts.service.sweep()
+        living = {entry.owner for entry in parts.service.sessions.living()}
+        assert living == {"b", "c"}
+        await asyncio.sleep(0)
+        assert parts.service.samples.count("a") == 0
+        assert not parts.service.models.by_id[model_id].early
+        assert await stays.loss(other, 1) > 0
