@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from learner import online
+from learner.algorithms.presets.registry import ALGORITHMS
 from learner.config import LearnerConfig
 from learner.lag_measurements import ComparedGroups, MeasurementPlan, units_of
 from learner.leases.intake import NewestGroups, TakenBatch
@@ -174,8 +175,7 @@ class SketchingTrainer:
         self.asked: list[tuple[list[int], list[int]]] = []
         self._sketches = np.array(sketches)
 
-    none = dict.fromkeys(("paired", "turn_rewards", "turn_discounts", "greedy_baseline"), False)
-    preset = SimpleNamespace(select=None, components=(), **none)
+    preset = ALGORITHMS["grpo"](type="grpo").preset()
 
     def sketches(self, sequences: Any, *, units: list[int], parts: list[int]) -> Any:
         self.asked.append((list(units), list(parts)))
@@ -193,7 +193,7 @@ def comparing(trainer: SketchingTrainer, fresh: list[Any]) -> Any:
 
     vars(training).update(
         _measurements=PLAN, _version=8, _trainer=trainer, _guard=Guard(GuardConfig(), max_lag=8),
-        _intake=SimpleNamespace(newest=of_version), _config=SimpleNamespace(max_lag=8, teachers=()),
+        _intake=SimpleNamespace(newest=of_version), _config=LearnerConfig.model_validate({"model": "m", "max_lag": 8}),
         _call=lambda work, **_: asyncio.run(work),
     )  # fmt: skip
     return training
@@ -280,7 +280,7 @@ def taught(trainer: SketchingTrainer, fresh: list[Any]) -> tuple[Any, GlancedTea
     """As `comparing`, with a teacher behind a URL."""
     training, teachers = comparing(trainer, fresh), GlancedTeachers()
     config = TeacherConfig.model_validate({"name": "t", "urls": ["http://127.0.0.1:1"]})
-    training._config.teachers, training._teachers = (config,), teachers
+    training._config, training._teachers = training._config.model_copy(update={"teachers": (config,)}), teachers
     return training, teachers
 
 
