@@ -286,7 +286,7 @@ async def test_training_on_what_was_never_sampled_is_refused_and_stays_refused(t
 async def test_a_key_that_leaves_the_file_ends_the_sessions_of_its_tenant_and_one_that_comes_works_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for an answer with a removed key gets none; others notice nothing."""
+    """A request that waits with a removed key gets no answer; others notice nothing."""
     monkeypatch.setattr(watched_files, "LOOK_EVERY_S", 0.0)
     file = tmp_path / "keys.json"
 
