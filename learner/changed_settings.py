@@ -37,7 +37,9 @@ _REASONS = {
     **dict.fromkeys(
         ("model", "teachers", "training.lora", "training.critic", "training.head_seed", "tinker"), _TRAINED
     ),
-    **dict.fromkeys(("data", "steps", "time_limit_s"), "a replay has the batches of the journal, all of them in order"),
+    **dict.fromkeys(
+        ("data", "steps", "time_limit_s", "reuse"), "a replay has the batches of the journal, all of them in order"
+    ),
     **dict.fromkeys(("ranks", "threads", "devices", "seed", "training", "rank_restarts"), _COMPUTED),
     "run": "it names the run, or is the chat template that it was sampled with",
 }

@@ -13,6 +13,7 @@ from learner.algorithms.presets.grpo import GrpoConfig
 from learner.algorithms.presets.pass_at_k import PassAtKConfig
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.evaluation.config import EvaluationConfig, TrackersConfig
+from learner.ledger.records import ReusePriority
 from learner.releases.config import ReleaseConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.tenants.config import TinkerConfig
@@ -29,11 +30,12 @@ from services.network import check_key_settings, is_loopback, is_wildcard
 from services.rotating_secrets import SHORTEST_TOKEN, accepted
 from services.zmq.keys import KeyFile
 
+_ROUNDING = 1e-9
 FROM_FILES = ("sft", "rm", "dpo", "distill")
 """The algorithms that learn from examples in files, and sample nothing."""
 _OF_SAMPLING = (
-    "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "trust", "evaluation", "release",
-    "http",
+    "groups_per_step", "max_lag", "rollouts", "lag", "reuse", "guard", "leases", "weights", "trust", "evaluation",
+    "release", "http",
     "checkpoint.journal", "checkpoint.journal_mb", "checkpoint.whole_journal", "checkpoint.keep_best",
     "checkpoint.best_by", "samples", "verdict", "training.router.replay",
 )  # fmt: skip
@@ -228,6 +230,35 @@ class LagConfig(ConfigModel):
             raise ValueError(
                 f"{', '.join(idle)} set and measure_every is not, so that no gradient is measured: set measure_every "
                 "to 50, say, or leave it out"
+            )
+        return self
+
+
+class ReuseConfig(ConfigModel):
+    """Groups that were trained already, and that later steps train once more, within `max_lag` like all others."""
+
+    share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of a step's groups_per_step groups that are trained again instead of sampled, rounded down; "
+        "a step has fewer groups while there are not as many to train again. 0: none",
+    )
+    priority: ReusePriority = Field(
+        "uniform",
+        description="which of them: uniform: by lot; recent: of the newest versions; advantage: by lot, the likelier "
+        "the further rewards are from the mean of their group, and none whose rewards are all equal",
+    )
+    max_reuses: int = Field(1, ge=1, le=64, description="how often one group is trained again at most")
+
+    @model_validator(mode="after")
+    def _counts(self) -> Self:
+        fields, knobs = type(self).model_fields, ("priority", "max_reuses")
+        idle = [name for name in knobs if getattr(self, name) != fields[name].default]
+        if self.share == 0 and idle:
+            raise ValueError(
+                f"{' and '.join(idle)} set and share is 0, so that no group is trained again: set share to 0.25, say, "
+                "or leave it out"
             )
         return self
 
@@ -500,6 +531,7 @@ class LearnerConfig(ProcessConfig):
     training: TrainingConfig = Field(TrainingConfig(), description="the training step")
     rollouts: RolloutConfig = RolloutConfig()
     lag: LagConfig = LagConfig()
+    reuse: ReuseConfig = ReuseConfig()
     guard: GuardConfig = GuardConfig()
     leases: LeaseConfig = LeaseConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -541,6 +573,16 @@ class LearnerConfig(ProcessConfig):
         reason = f"algo {algo} learns from the file data.path and samples nothing. {applies}"
         logprobs = dict.fromkeys(_OF_LOGPROBS if algo == "rm" else (), f"algo rm has scores, no logprobs. {applies}")
         return {**head, **dict.fromkeys(_OF_SAMPLING, reason), **logprobs}
+
+    @property
+    def reused_per_step(self) -> int:
+        """Number of groups in a step that were trained before, once there are as many."""
+        return int(self.reuse.share * self.groups_per_step + _ROUNDING)
+
+    @property
+    def fresh_per_step(self) -> int:
+        """Number of groups in a step that are trained for the first time."""
+        return self.groups_per_step - self.reused_per_step
 
     @property
     def gpus_wanted(self) -> int:
@@ -629,6 +671,30 @@ class LearnerConfig(ProcessConfig):
                 "lag.measure_every is set and training.zero_stage is 3: a gradient beside that of training needs each "
                 "weight whole: expected zero_stage 2 or less. Lower it, or leave measure_every out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_reused(self) -> Self:
+        share = self.reuse.share
+        if share == 0:
+            return self
+        if self.learns_from_files:
+            raise ValueError(
+                f"reuse.share is {share:g}, and algo {self.algo.type} learns from the file data.path: data.epochs says "
+                "how often each example is trained. Leave reuse out"
+            )
+        if self.max_lag == 0:
+            raise ValueError(
+                f"reuse.share is {share:g} and max_lag 0: a group that was trained is one version old at the next "
+                "step, which max_lag does not admit. Raise max_lag, or leave reuse out"
+            )
+        if self.reused_per_step == 0:
+            raise ValueError(
+                f"reuse.share is {share:g} and groups_per_step {self.groups_per_step}: that is less than one group, so "
+                "that none would be trained again. Raise one of them, or leave reuse out"
+            )
+        if why := self.algo.once_only:
+            raise ValueError(f"reuse.share is {share:g}: {why}. Leave reuse out, or change that")
         return self
 
     @model_validator(mode="after")

@@ -78,7 +78,7 @@ _STARTING = "the ranks load the model and make their optimizer, which takes minu
 def ledger_config(config: LearnerConfig) -> LedgerConfig:
     """The rules of leases and lag."""
     return LedgerConfig(
-        groups_per_step=config.groups_per_step,
+        groups_per_step=config.fresh_per_step,
         max_lag=config.max_lag,
         on_lag=config.lag.on_lag,
         straggler_timeout_s=config.lag.straggler_timeout_s,
@@ -88,6 +88,10 @@ def ledger_config(config: LearnerConfig) -> LedgerConfig:
         longest_wait_s=config.leases.longest_wait_s,
         infrastructure_retries=config.leases.infrastructure_retries,
         data_retries=config.leases.data_retries,
+        reused_per_step=config.reused_per_step,
+        reuse_priority=config.reuse.priority,
+        max_reuses=config.reuse.max_reuses,
+        reuse_seed=config.seed,
     )
 
 
@@ -206,7 +210,7 @@ def draws_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> MakeDra
         floor=given.floor,
         half_life_steps=given.half_life_steps,
         success_reward=config.evaluation.success_reward,
-        ahead=min(config.groups_per_step, _MOST_AHEAD),
+        ahead=min(config.fresh_per_step, _MOST_AHEAD),
     )
     rows = RunRows(folder / DRAWS_FILE, run=run_name(folder), may_write=may_write)
     needed_from = partial(oldest_open_lease, folder, keep=config.checkpoint.keep)
@@ -243,7 +247,7 @@ def lease_terms(config: LearnerConfig) -> LeaseTerms:
         ),
         seed=rollouts.seed,
         timeout_s=config.leases.timeout_s,
-        total_groups=0 if config.evaluation.only else config.steps * config.groups_per_step,
+        total_groups=0 if config.evaluation.only else config.steps * config.fresh_per_step,
         greedy_baseline=config.algo.greedy_baseline,
     )
 
@@ -302,6 +306,7 @@ class EventLoopParts:
         metrics.lag_bound(lambda: recovered.ledger.max_lag, configured=config.max_lag)
         metrics.level(lambda: self.intake.level)
         self.intake.readmit(recovered.spare_groups())
+        self.intake.keep_used(recovered.used_groups())
         self.status = self._make_status(incarnation)
         self.monitor: RunMonitor | None = None
         webhook = config.verdict.webhook

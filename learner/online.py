@@ -240,7 +240,7 @@ class OnlineTraining:
         record = self._record(batch, timing)
         level, drawn = self._intake.level, self._intake.drawn
         self._records.step(
-            record, step_metrics, batch.groups, lag_bound=lag_bound, level=level, drawn=drawn, by_lag=reading
+            record, step_metrics, batch.fresh, lag_bound=lag_bound, level=level, drawn=drawn, by_lag=reading
         )
         self._metrics.step(record, step_metrics)
         if reading is not None:
@@ -312,7 +312,8 @@ class OnlineTraining:
 
     def _record(self, batch: TakenBatch, timing: Timing) -> StepRecord:
         success = self._config.evaluation.success_reward
-        return step_record(batch.groups, version=batch.version, timing=timing, success_reward=success)
+        reused = batch.reused_groups if self._config.reused_per_step else None
+        return step_record(batch.fresh, version=batch.version, timing=timing, success_reward=success, reused=reused)
 
     def _train(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> StepMetrics:
         step_metrics = self._trainer.train_step(sequences, version=batch.version)
@@ -349,8 +350,14 @@ class OnlineTraining:
         tokens, places = self._trainer.tokens, _places(sequences)
         if tokens is None or len(places) < len(sequences):
             return
+        places = [place for place in places if place.group < len(batch.fresh)]  # the others were tested before
+        count = sum(place.length for place in places)
         found = self._trust.step(
-            batch.groups, places, ours=tokens.learner_logprobs, entropies=tokens.entropies, version=batch.version
+            batch.fresh,
+            places,
+            ours=tokens.learner_logprobs[:count],
+            entropies=tokens.entropies[:count],
+            version=batch.version,
         )
         for suspicion in found:
             self._loop.call_soon_threadsafe(self._trust.suspected, suspicion)
@@ -572,7 +579,7 @@ def _places(sequences: Sequence[TrainSequence]) -> list[SequencePlace]:
 
 def _trace_step(batch: TakenBatch, *, seconds: float) -> None:
     """Ends the traces of a step's leases, with what came of them."""
-    for group, lag in zip(batch.groups, batch.lags, strict=True):
+    for group, lag in zip(batch.fresh, batch.lags, strict=False):
         trace = lease_trace(group.incarnation, group.lease_id)
         if not trace:
             continue

@@ -23,6 +23,7 @@ from learner.journal.segments import (
     LoggedBatch,
     LoggedFilter,
     LoggedGroup,
+    LoggedUse,
     Record,
     Segment,
     group_at,
@@ -32,7 +33,8 @@ from learner.journal.segments import (
 )
 from learner.leases.dead_letters import DEAD_LETTERS, dead_lettered_since
 from learner.leases.intake import TakenBatch
-from learner.ledger import Ledger, LedgerConfig
+from learner.leases.worth import worth_of
+from learner.ledger import Ledger, LedgerConfig, ReusableGroup
 from learner.training.guard import NEW_GUARD, GuardState
 from learner.weights.provenance import LoggedDistrust, LoggedProof, is_recalled
 from protocol.model import PolicyVersion
@@ -43,11 +45,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Place of a group's record, and the version of its oldest token."""
+    """Place of a group's record, the version of its oldest token, and its worth."""
 
     path: Path
     at: int
     oldest_version: int
+    worth: float = 0.0
 
     def read(self) -> TrajectoryGroup:
         return group_at(self.path, self.at)
@@ -55,16 +58,21 @@ class _Place:
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """A batch to train again. Its groups stay on the disk until they are read, or a resume would hold all at once."""
+    """A batch to train again. Its groups stay on the disk until they are read, or a resume would hold all at once.
+
+    `lags` are those of the leases and then of the `reused` ones, whose groups had been trained before.
+    """
 
     version: int
     lease_ids: tuple[int, ...]
     lags: tuple[int, ...]
     places: tuple[_Place, ...] = field(repr=False)
+    reused: tuple[int, ...] = ()
 
     def read(self) -> TakenBatch:
         """The batch, as it was taken."""
-        return TakenBatch(version=self.version, groups=tuple(place.read() for place in self.places), lags=self.lags)
+        groups = tuple(place.read() for place in self.places)
+        return TakenBatch(version=self.version, groups=groups, lags=self.lags, reused=len(self.reused))
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ class RecoveryPoint:
     guard: GuardState = NEW_GUARD
     proofs: tuple[LoggedProof, ...] = ()
     spare: tuple[_Place, ...] = field(default=(), repr=False)
+    used: tuple[_Place, ...] = field(default=(), repr=False)
 
     @property
     def replayed_version(self) -> int:
@@ -99,6 +108,10 @@ class RecoveryPoint:
         """The groups that no batch has used, read one by one: to be done before the journal goes on."""
         return (place.read() for place in self.spare)
 
+    def used_groups(self) -> Iterator[TrajectoryGroup]:
+        """The groups that batches have used and later ones may use again, read one by one, as early."""
+        return (place.read() for place in self.used)
+
 
 def recover(
     folder: Path, *, config: LedgerConfig, resume: bool, incarnation: int = 1, signer: Signer | None = None
@@ -112,14 +125,17 @@ def recover(
     if not resume:
         return RecoveryPoint(Ledger(config), version=0, history=History(incarnation=incarnation, last_valid={}))
     checkpoint = _base(folder, signer)
-    ledger = Ledger(config) if checkpoint is None else Ledger.restore(config, checkpoint.ledger())
-    version = ledger.version
+    version = 0 if checkpoint is None else checkpoint.ledger().version
     segments = [segment for segment in segments_of(folder / FOLDER) if segment.start >= version]
     logged = _read(segments, version=version)
+    ledger = Ledger(config)
+    if checkpoint is not None:
+        ledger = Ledger.restore(config, checkpoint.ledger(), reusable=logged.reusable())
     history = resume_history(folder, incarnation=incarnation, version=logged.version)
     _move_aside(folder, logged, segments=segments, base=version)
     for batch in logged.batches:
-        ledger.replay(batch.lease_ids)
+        ledger.replay(batch.lease_ids, groups=_first_uses(batch), reused=batch.reused)
+    ledger.forget_reusable(lease_id for lease_id, place in logged.groups.items() if place in logged.recalled)
     ledger.replay_filtered(logged.filtered)
     ledger.replay_dead_lettered(dead_lettered_since(version, folder / DEAD_LETTERS))
     spare = _spare(logged, history)
@@ -136,6 +152,7 @@ def recover(
         checkpoint=checkpoint,
         batches=tuple(logged.batches),
         spare=spare,
+        used=tuple(place for lease_id, place in logged.groups.items() if ledger.may_reuse(lease_id)),
         proofs=tuple(logged.proofs),
         guard=NEW_GUARD if checkpoint is None else checkpoint.guard(),
     )
@@ -189,6 +206,7 @@ class _LoggedSteps:
     groups: dict[int, _Place] = field(default_factory=dict)
     batches: list[LoggedStep] = field(default_factory=list)
     filtered: list[int] = field(default_factory=list)
+    uses: dict[int, int] = field(default_factory=dict)
     proofs: list[LoggedProof] = field(default_factory=list)
     recalled: set[_Place] = field(default_factory=set)
     damage: JournalDamaged | None = None
@@ -197,12 +215,17 @@ class _LoggedSteps:
         match record:
             case LoggedGroup(group=group):
                 assert group.oldest_version is not None, "the journal holds admissible groups only"
-                self.groups[group.lease_id] = _Place(path=path, at=at, oldest_version=group.oldest_version)
+                self.groups[group.lease_id] = _Place(
+                    path=path, at=at, oldest_version=group.oldest_version, worth=worth_of(group)
+                )
             case LoggedBatch():
                 self.batches.append(self._taken(record, path=path, at=at))
                 self.version += 1
             case LoggedFilter(lease_id=lease_id):
                 self.filtered.append(lease_id)
+            case LoggedUse(lease_id=lease_id, reuses=reuses):
+                if not self.batches:  # a later segment says of its beginning what follows from the batches before it
+                    self.uses[lease_id] = reuses
             case LoggedProof():
                 self.proofs.append(record)
             case LoggedDistrust(instance=instance, since=since):
@@ -224,12 +247,31 @@ class _LoggedSteps:
                 f"{path}: at byte {at} it holds a batch of version {batch.version}, expected {self.version}: is it of "
                 "another run than the checkpoint?"
             )
-        missing = [lease_id for lease_id in batch.lease_ids if lease_id not in self.groups]
+        lease_ids = (*batch.lease_ids, *batch.reused)
+        missing = [lease_id for lease_id in lease_ids if lease_id not in self.groups]
         if missing:
             raise JournalDamaged(path, at, what=f"a batch names lease {missing[0]}, whose group is not in the journal")
-        places = tuple(self.groups[lease_id] for lease_id in batch.lease_ids)
+        places = tuple(self.groups[lease_id] for lease_id in lease_ids)
         lags = tuple(batch.version - place.oldest_version for place in places)
-        return LoggedStep(version=batch.version, lease_ids=batch.lease_ids, lags=lags, places=places)
+        return LoggedStep(
+            version=batch.version, lease_ids=batch.lease_ids, lags=lags, places=places, reused=batch.reused
+        )
+
+    def reusable(self) -> dict[int, ReusableGroup]:
+        """Groups that batches before the first one here had used, as they were then."""
+        return {
+            lease_id: ReusableGroup(version=place.oldest_version, worth=place.worth, reuses=reuses)
+            for lease_id, reuses in self.uses.items()
+            if (place := self.groups.get(lease_id)) is not None
+        }
+
+
+def _first_uses(step: LoggedStep) -> dict[int, ReusableGroup]:
+    """The groups of a step that it trained for the first time."""
+    return {
+        lease_id: ReusableGroup(version=place.oldest_version, worth=place.worth)
+        for lease_id, place in zip(step.lease_ids, step.places, strict=False)
+    }
 
 
 def _read(segments: list[Segment], *, version: int) -> _LoggedSteps:
@@ -265,7 +307,8 @@ def _move_aside(folder: Path, logged: _LoggedSteps, *, segments: list[Segment], 
 
 
 def _spare(logged: _LoggedSteps, history: History) -> tuple[_Place, ...]:
-    used = {lease_id for batch in logged.batches for lease_id in batch.lease_ids} | set(logged.filtered)
+    used = {lease_id for batch in logged.batches for lease_id in batch.lease_ids}
+    used |= {*logged.filtered, *logged.uses}
     left = [place for lease_id, place in logged.groups.items() if lease_id not in used]
     spare = tuple(place for place in left if place not in logged.recalled and history.sampled(place.read()))
     if len(spare) < len(left):

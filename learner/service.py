@@ -200,7 +200,7 @@ async def _train(parts: EventLoopParts, trainer: Trainer, thread: TrainerThread,
         ),
         measurements=MeasurementPlan(
             every=config.lag.measure_every,
-            groups=min(config.lag.measure_groups, config.groups_per_step),
+            groups=min(config.lag.measure_groups, config.fresh_per_step),
             timeout_s=config.lag.straggler_timeout_s,
         ),
         first_probe=first_probe(config.model, count=config.weights.probe_tokens),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from learner.algorithms.knobs import ClippedKnobs, Knobs, ScaleKnobs, StreamedKnobs
+from learner.algorithms.knobs import ClippedKnobs, Knobs, RewardKnobs, ScaleKnobs, StreamedKnobs
 
 if TYPE_CHECKING:
     from learner.algorithms.preset import Preset
@@ -33,6 +33,18 @@ class Algorithm(Knobs):
     def learns_from_rewards(self) -> bool:
         """Rewards say where it goes, at least in part."""
         return True
+
+    @property
+    def once_only(self) -> str:
+        """Reason why a group is trained by one step only; empty where a later one may train it again."""
+        if self.uses_teacher:
+            return f"the teachers of algo {self.type} would be asked again for each of its tokens"
+        if isinstance(self, RewardKnobs) and self.reward_normalisation != "none":
+            return (
+                f"algo.reward_normalisation is {self.reward_normalisation}, and the moments of all rewards so far "
+                "would count those of a group again"
+            )
+        return ""
 
     def preset(self) -> Preset:
         """The algorithm as the trainer sees it. Imports torch, which the settings alone do without."""

@@ -1,8 +1,9 @@
 """The batch log: every accepted group and every batch taken, on disk, in the order in which they happened.
 
 It is a folder of segments. Each checkpoint begins a new one, which starts with a copy of the groups that no batch has
-used yet: so a checkpoint needs only the segments from its own version on, and older ones can go. A group is appended
-before it is acknowledged, a batch is appended and synced before it is trained.
+used yet, and of those that later batches may use again: so a checkpoint needs only the segments from its own version
+on, and older ones can go. A group is appended before it is acknowledged, a batch is appended and synced before it is
+trained.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -21,6 +23,7 @@ from learner.journal.segments import (
     LoggedBatch,
     LoggedFilter,
     LoggedGroup,
+    LoggedUse,
     Record,
     Segment,
     encoded,
@@ -49,6 +52,7 @@ __all__ = [
     "LoggedFilter",
     "LoggedGroup",
     "LoggedProof",
+    "LoggedUse",
     "NoJournal",
     "Record",
     "RunLog",
@@ -63,6 +67,10 @@ _DRAFT = "segment.new"
 _SAY_EVERY_S = 30.0
 _RETRY_EVERY_S = 0.5
 _LATELY_S = 120.0
+
+
+UsedGroup = tuple[TrajectoryGroup, int]
+"""A group that was trained, and how many times again."""
 
 
 class JournalFull(OSError):
@@ -98,11 +106,13 @@ class RunLog(Protocol):
     def append_provenance(self, news: LoggedProof | LoggedDistrust) -> None:
         """Notes what became known of a generator's process. Raises JournalFull."""
 
-    def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
+    def append_batch(self, *, version: int, lease_ids: Sequence[int], reused: Sequence[int] = ()) -> None:
         """Returns when the batch, and all before it, are on the disk. Raises JournalFull, and is then called again."""
 
-    def prepare(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
-        """Writes the groups for the segment of `version` aside, while others are appended. Raises JournalFull."""
+    def prepare(self, *, version: int, groups: Iterable[TrajectoryGroup], used: Iterable[UsedGroup] = ()) -> None:
+        """Writes the groups for the segment of `version` aside, while others are appended: those that no batch has
+        used, and those `used` that later ones may train again. Raises JournalFull.
+        """
 
     def rotate(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
         """Begins the segment of `version` with the groups that no batch has used: what `prepare` wrote for it, and then
@@ -117,6 +127,13 @@ class RunLog(Protocol):
 
     def trim(self, *, version: int) -> None:
         """Removes what no checkpoint of `version` or later needs."""
+
+
+def _records_of(used: Iterable[UsedGroup]) -> Iterator[Record]:
+    """The use of each comes before it: a group without one would be trained as if it never was."""
+    for group, reuses in used:
+        yield LoggedUse(lease_id=group.lease_id, reuses=reuses)
+        yield LoggedGroup(group=group)
 
 
 def _unheeded(seconds: float) -> None:
@@ -191,34 +208,36 @@ class Journal:
         """See RunLog."""
         self._append(encoded(news))
 
-    def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
+    def append_batch(self, *, version: int, lease_ids: Sequence[int], reused: Sequence[int] = ()) -> None:
         """See RunLog."""
         if self._last_batch != version:  # else it was written, and only the disk did not take it yet
-            self._append(encoded(LoggedBatch(version=version, lease_ids=tuple(lease_ids))))
+            batch = LoggedBatch(version=version, lease_ids=tuple(lease_ids), reused=tuple(reused))
+            self._append(encoded(batch))
             self._last_batch = version
         self.sync()
 
-    def prepare(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+    def prepare(self, *, version: int, groups: Iterable[TrajectoryGroup], used: Iterable[UsedGroup] = ()) -> None:
         """See RunLog."""
+        records = chain(_records_of(used), map(LoggedGroup, groups))
         if version == self._segment.start:
-            self._make_whole(groups)
+            self._make_whole(records)
             return
         with self._disk:
             self._may_write()
             self._drop_prepared()
-            self._prepared = version, self._draft(groups)
+            self._prepared = version, self._draft(records)
 
-    def _make_whole(self, groups: Iterable[TrajectoryGroup]) -> None:
-        """Of a segment that was begun before: adds the groups that no batch has used, those that it has once more."""
+    def _make_whole(self, records: Iterable[Record]) -> None:
+        """Of a segment that was begun before: adds the groups of its beginning, those that it has once more."""
         if not self._whole:
-            for group in groups:
-                self._append(encoded(LoggedGroup(group=group)))
+            for record in records:
+                self._append(encoded(record))
             self._whole = True
 
     def rotate(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
         """See RunLog. A journal that has begun this segment already goes on with it."""
         if version == self._segment.start:
-            self._make_whole(groups)
+            self._make_whole(map(LoggedGroup, groups))
             return
         with self._disk, self._lock:
             self._may_write()
@@ -244,7 +263,7 @@ class Journal:
         self._prepared = None
         return file
 
-    def _draft(self, groups: Iterable[TrajectoryGroup]) -> AppendFile:
+    def _draft(self, records: Iterable[Record]) -> AppendFile:
         draft = self._folder / _DRAFT
         draft.unlink(missing_ok=True)
         try:
@@ -252,8 +271,8 @@ class Journal:
         except OSError as error:
             raise self._explained(error) from error
         try:
-            for group in groups:
-                file.append(encoded(LoggedGroup(group=group)))
+            for record in records:
+                file.append(encoded(record))
         except OSError as error:
             file.close()
             draft.unlink(missing_ok=True)
@@ -338,10 +357,10 @@ class NoJournal:
     def append_provenance(self, news: LoggedProof | LoggedDistrust) -> None:
         """Keeps nothing."""
 
-    def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
+    def append_batch(self, *, version: int, lease_ids: Sequence[int], reused: Sequence[int] = ()) -> None:
         """Keeps nothing."""
 
-    def prepare(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+    def prepare(self, *, version: int, groups: Iterable[TrajectoryGroup], used: Iterable[UsedGroup] = ()) -> None:
         """Keeps nothing."""
 
     def rotate(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:

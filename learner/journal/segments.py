@@ -17,7 +17,7 @@ from protocol.messages import FinishedLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
-_GROUP, _BATCH, _FILTERED, _PROOF, _DISTRUST = 1, 2, 3, 4, 5
+_GROUP, _BATCH, _FILTERED, _PROOF, _DISTRUST, _USED, _BATCH_WITH_REUSED = 1, 2, 3, 4, 5, 6, 7
 _FRAME = struct.Struct("<I")
 _NAME = re.compile(r"segment-(\d{8,})\.log")
 
@@ -35,10 +35,11 @@ class LoggedGroup:
 
 @dataclass(frozen=True)
 class LoggedBatch:
-    """The leases, in order, whose groups were trained at `version`."""
+    """The leases, in order, whose groups were trained at `version`: for the first time, and then those `reused`."""
 
     version: int
     lease_ids: tuple[int, ...]
+    reused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,17 @@ class LoggedFilter:
     lease_id: int
 
 
-Record = LoggedGroup | LoggedBatch | LoggedFilter | LoggedProof | LoggedDistrust
+@dataclass(frozen=True)
+class LoggedUse:
+    """A lease whose group was trained before the segment was begun, and `reuses` times again. Its group follows: later
+    steps may train it once more.
+    """
+
+    lease_id: int
+    reuses: int
+
+
+Record = LoggedGroup | LoggedBatch | LoggedFilter | LoggedProof | LoggedDistrust | LoggedUse
 
 
 @dataclass(frozen=True)
@@ -75,14 +86,18 @@ def encoded(record: Record) -> bytes:
     match record:
         case LoggedGroup(group=group):
             return b"".join(encoded_group(encode(FinishedLease(group=group))))
-        case LoggedBatch(version=version, lease_ids=lease_ids):
+        case LoggedBatch(version=version, lease_ids=lease_ids, reused=()):
             return framed(_BATCH, json.dumps([version, list(lease_ids)]).encode())
+        case LoggedBatch(version=version, lease_ids=lease_ids, reused=reused):
+            return framed(_BATCH_WITH_REUSED, json.dumps([version, list(lease_ids), list(reused)]).encode())
         case LoggedFilter(lease_id=lease_id):
             return framed(_FILTERED, str(lease_id).encode())
         case LoggedProof(version=proven, digest=digest, fingerprints=fingerprints):
             return framed(_PROOF, json.dumps([str(proven), digest, dict(fingerprints)]).encode())
         case LoggedDistrust(instance=instance, since=since):
             return framed(_DISTRUST, json.dumps([instance, str(since)]).encode())
+        case LoggedUse(lease_id=lease_id, reuses=reuses):
+            return framed(_USED, json.dumps([lease_id, reuses]).encode())
 
 
 def encoded_group(frames: Sequence[Frame]) -> list[Frame]:
@@ -157,6 +172,12 @@ def _decoded(kind: int, payload: bytes, *, path: Path) -> Record:
         case 5:
             instance, since = json.loads(payload)
             return LoggedDistrust(instance=instance, since=PolicyVersion.parse(since))
+        case 6:
+            lease_id, reuses = json.loads(payload)
+            return LoggedUse(lease_id=lease_id, reuses=reuses)
+        case 7:
+            version, lease_ids, reused = json.loads(payload)
+            return LoggedBatch(version=version, lease_ids=tuple(lease_ids), reused=tuple(reused))
         case _:
             raise JournalUnknown(f"{path}: record type {kind} is not known; was it written by a newer release?")
 

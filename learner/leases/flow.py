@@ -67,6 +67,8 @@ class GroupFlow:
         self._rounds = FilterRounds(options.rules.filters, groups_per_step=ledger.config.groups_per_step)
         self.room = DiskRoom(waits=waits, clock=clock, failed=events.failed_write)
         self.buffer: dict[int, TrajectoryGroup] = {}
+        self.used: dict[int, TrajectoryGroup] = {}
+        """Groups that steps have trained and later ones may train again."""
         self.woken = asyncio.Event()
         self.failure: RunAborted | None = None
         self.evaluator = evaluator
@@ -112,17 +114,28 @@ class GroupFlow:
         return True
 
     async def take(self, batch: Batch, *, asked_at: float) -> tuple[TrajectoryGroup, ...]:
-        """The groups of a batch, which is in the journal, on disk, when they are returned; others take their places."""
+        """The groups of a batch, which is in the journal, on disk, when they are returned; others take their places.
+        Those that were trained before come last.
+        """
         self.granting.batch_taken(asked_at=asked_at)
         self._rounds.batch_taken()
         self.forget(batch.dropped, why="too_old")
         groups = tuple(self.buffer.pop(lease_id) for lease_id in batch.lease_ids)
-        await self.room.wait_for(partial(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids))
+        reused = tuple(self.used[lease_id] for lease_id in batch.reused)
+        self._keep_used(groups)
+        written = partial(
+            self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids, reused=batch.reused
+        )
+        await self.room.wait_for(written)
         for group in groups:
             lease_ended(lease_trace(group.incarnation, group.lease_id), at="batch", version=batch.version)
         await self.env_services.cancel(batch.dropped)
         await self.grant_all()
-        return groups
+        return (*groups, *reused)
+
+    def _keep_used(self, groups: Sequence[TrajectoryGroup]) -> None:
+        known = {**self.used, **{group.lease_id: group for group in groups}}
+        self.used = {lease_id: group for lease_id, group in known.items() if self._ledger.may_reuse(lease_id)}
 
     async def bound_lag(self, max_lag: int) -> None:
         """Bounds the lag of what is trained from here on. What that makes too old is dropped."""
@@ -134,10 +147,18 @@ class GroupFlow:
         await self.env_services.cancel(ended)
 
     def recall(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Gives back groups that a generator took part in which is not believed any more."""
-        if groups:
-            logger.warning("%d groups are sampled again: a generator that served old weights took part", len(groups))
-            self.forget(self._ledger.recall([group.lease_id for group in groups]), why="unproven")
+        """Gives back groups that a generator took part in which is not believed any more; those that were trained are
+        not trained again.
+        """
+        waiting = [group.lease_id for group in groups if group.lease_id in self.buffer]
+        used = [group.lease_id for group in groups if group.lease_id in self.used]
+        if waiting:
+            logger.warning("%d groups are sampled again: a generator that served old weights took part", len(waiting))
+            self.forget(self._ledger.recall(waiting), why="unproven")
+        if used:
+            logger.warning("%d groups are not trained again: a generator that served old weights took part", len(used))
+            self._ledger.forget_reusable(used)
+            self._keep_used(())
 
     def keep(self, group: TrajectoryGroup) -> None:
         """The group waits for its batch from here on."""

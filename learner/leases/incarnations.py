@@ -12,6 +12,7 @@ A version of a former life counts if `belongs` says that its policy is an ancest
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from learner.leases.worth import worth_of
 from learner.ledger import AttemptId, DeliveryAnswer, EndedAttempt, FailureKind, FailureResult, GroupVerdict, Ledger
 from protocol.messages import OTHERS, FailedLease, RunningLease
 from protocol.model import PolicyVersion
@@ -139,14 +140,18 @@ class Incarnations:
 
     def admit(self, group: TrajectoryGroup, *, oldest_version: int) -> DeliveryAnswer:
         """Gives an admissible group to the ledger; `oldest_version` is that of its tokens, as `oldest_of` says."""
-        attempt, size = self.attempt_of(group), tokens_of(group)
+        attempt, size, worth = self.attempt_of(group), tokens_of(group), worth_of(group)
         if attempt is not None:
             return self._ledger.accept(
-                lease_id=group.lease_id, attempt=attempt.attempt, oldest_version=oldest_version, size=size
+                lease_id=group.lease_id,
+                attempt=attempt.attempt,
+                oldest_version=oldest_version,
+                size=size,
+                worth=worth,
             )
         if group.incarnation > self._incarnation:
             return DeliveryAnswer(verdict=GroupVerdict.UNKNOWN)
-        return self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=size)
+        return self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=size, worth=worth)
 
     def fail(self, failed: FailedLease, *, now: float) -> FailureResult:
         """Charges the lease of an attempt that failed; one of a former life that was not adopted is nobody's."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from learner.evaluation.results import Evaluation
 from learner.journal.journal import JournalFull, RunLog
@@ -27,6 +28,7 @@ from learner.leases.incarnations import Belongs, oldest_of, tokens_of
 from learner.leases.lease_times import LeaseTimes
 from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.leases.task_draws import DrawnTasks
+from learner.leases.worth import worth_of
 from learner.ledger import (
     Batch,
     BatchShortfall,
@@ -56,12 +58,26 @@ _EVALUATION = "its completions are sampled and judged; fewer learner.evaluation.
 
 @dataclass(frozen=True)
 class TakenBatch:
-    """A step's groups in training order, and each group's lag; of one that is not read from the log, their times."""
+    """A step's groups in training order, and each group's lag; of one that is not read from the log, their times.
+
+    The last `reused` groups were trained before, and are trained once more; there are no times of them.
+    """
 
     version: int
     groups: tuple[TrajectoryGroup, ...]
     lags: tuple[int, ...]
     times: tuple[LeaseTimes, ...] = ()
+    reused: int = 0
+
+    @property
+    def fresh(self) -> tuple[TrajectoryGroup, ...]:
+        """The groups that are trained for the first time."""
+        return self.groups[: len(self.groups) - self.reused]
+
+    @property
+    def reused_groups(self) -> tuple[TrajectoryGroup, ...]:
+        """The groups that were trained before."""
+        return self.groups[len(self.groups) - self.reused :]
 
     def bound(self, max_lag: int) -> int:
         """The bound on the lag of a batch of the log: that of its time, which a resume may have lowered since."""
@@ -143,7 +159,13 @@ class Intake:
                 await self._flow.woken.wait()
         groups = await self._flow.take(decision, asked_at=began)
         times = self._flow.granting.diary.taken(decision.lease_ids)
-        return TakenBatch(version=decision.version, groups=groups, lags=decision.lags, times=times)
+        return TakenBatch(
+            version=decision.version,
+            groups=groups,
+            lags=(*decision.lags, *decision.reused_lags),
+            times=times,
+            reused=len(decision.reused),
+        )
 
     async def newest(self, batch: TakenBatch, *, groups: int, timeout_s: float) -> NewestGroups:
         """The first groups whose leases were granted while the version of `batch` was served, those that are in it
@@ -278,8 +300,9 @@ class Intake:
         """The ledger as a checkpoint holds it; the journal begins the segment that follows it. Raises JournalFull."""
         self._dead_letters.write_later()
         version, copied = self._ledger.version, dict(self._flow.buffer)
+        used = [(self._flow.used[lease_id], each.reuses) for lease_id, each in self._ledger.reusable.items()]
         # In a thread: messages are answered meanwhile. Groups that come in are added at the end, as the ledger then is.
-        await asyncio.to_thread(self._journal.prepare, version=version, groups=tuple(copied.values()))
+        await asyncio.to_thread(self._journal.prepare, version=version, groups=tuple(copied.values()), used=used)
         snapshot = self._ledger.snapshot()
         assert snapshot.version == version, "the trainer waits for its checkpoint"
         late = [group for lease_id, group in self._flow.buffer.items() if copied.get(lease_id) is not group]
@@ -296,10 +319,17 @@ class Intake:
             if self._options.rules.greedy_baseline and group.greedy_baseline is None:
                 continue
             answer = self._ledger.readmit(
-                lease_id=group.lease_id, oldest_version=oldest_of(group), size=tokens_of(group)
+                lease_id=group.lease_id,
+                oldest_version=oldest_of(group),
+                size=tokens_of(group),
+                worth=worth_of(group),
             )
             if answer.verdict is GroupVerdict.ACCEPTED:
                 self._flow.keep(group)
+
+    def keep_used(self, groups: Iterable[TrajectoryGroup]) -> None:
+        """Takes back groups of the journal that were trained, of which the ledger says if they may be once more."""
+        self._flow.used = {group.lease_id: group for group in groups if self._ledger.may_reuse(group.lease_id)}
 
     async def fleet_changed(self) -> None:
         """Somebody serves another version than before, came, left, or has proven what it serves, or failed to."""
@@ -317,7 +347,7 @@ class Intake:
                 self._journal.append_provenance(news)
         except JournalFull as error:
             self._flow.room.say(error)
-        self._flow.recall(provenance.recalled(self._flow.buffer.values()))
+        self._flow.recall(provenance.recalled(chain(self._flow.buffer.values(), self._flow.used.values())))
 
     async def bound_lag(self, max_lag: int) -> None:
         """Bounds the lag of what is trained from here on. What that makes too old is dropped, and granted again."""

@@ -12,7 +12,7 @@ from buffered when the group has become too old. It is closed early when its gro
 dead-lettered after too many failures.
 
 `records` is what goes in and out, `lease` where each lease is and the books, `stragglers` whom a step has to wait for,
-and `ledger` the machine.
+`reuse` which groups are trained again, and `ledger` the machine.
 """
 
 from learner.ledger.ledger import Ledger
@@ -31,8 +31,10 @@ from learner.ledger.records import (
     GroupVerdict,
     LedgerConfig,
     LedgerSnapshot,
+    ReusePriority,
     Straggler,
 )
+from learner.ledger.reuse import ReusableGroup
 
 __all__ = [
     "ATTEMPT_OUTCOMES",
@@ -50,5 +52,7 @@ __all__ = [
     "Ledger",
     "LedgerConfig",
     "LedgerSnapshot",
+    "ReusableGroup",
+    "ReusePriority",
     "Straggler",
 ]

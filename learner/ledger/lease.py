@@ -69,11 +69,12 @@ class RunningAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferedGroup:
-    """version: of the group's oldest token. size: in the caller's measure."""
+    """version: of the group's oldest token. size, worth: in the caller's measures."""
 
     attempt: int
     version: int
     size: int
+    worth: float = 0.0
 
 
 class LeaseTable:
@@ -188,7 +189,7 @@ class LeaseTable:
         for lease_id in self.untrained.popleft():
             self.close(lease_id, LeaseEnd.TRAINED)
 
-    def books(self) -> Books:
+    def books(self, *, reused: int = 0) -> Books:
         closed, outcomes = (
             self.closed.get,
             self.outcomes.get,
@@ -206,9 +207,10 @@ class LeaseTable:
             failed=outcomes(AttemptOutcome.FAILED, 0),
             expired=outcomes(AttemptOutcome.EXPIRED, 0),
             dropped=outcomes(AttemptOutcome.DROPPED, 0),
+            reused=reused,
         )
 
-    def snapshot(self, *, version: int, reasons: dict[str, int]) -> LedgerSnapshot:
+    def snapshot(self, *, version: int, reasons: dict[str, int], reused: int = 0) -> LedgerSnapshot:
         leases = list(self.leases.values())
         return LedgerSnapshot(
             version=version,
@@ -221,6 +223,7 @@ class LeaseTable:
             drops=[lease.drops for lease in leases],
             infrastructure_failures=[lease.failures["infrastructure"] for lease in leases],
             data_failures=[lease.failures["data"] for lease in leases],
+            reused=reused,
         )
 
     @classmethod

@@ -31,12 +31,14 @@ from learner.ledger.records import (
     LedgerSnapshot,
     Straggler,
 )
+from learner.ledger.reuse import ReusableGroup, ReusableGroups
 
 _LIVES_REMEMBERED = 64
 """For how many deaths of the learner in a row, each with all of its leases outstanding, their ids are believed."""
 
 _REASONS_KEPT = 64
 _REASON_CHARACTERS = 500
+_NONE: Mapping[int, ReusableGroup] = {}
 
 
 class Ledger:
@@ -51,6 +53,7 @@ class Ledger:
     def __init__(self, config: LedgerConfig) -> None:
         self.config = config
         self._table = LeaseTable()
+        self._reusable = ReusableGroups(config)
         self._max_lag = config.max_lag
         self._version = 0
         self._served: int | None = None
@@ -193,15 +196,18 @@ class Ledger:
         running = self._table.running.get(lease_id)
         return GroupVerdict.STALE if running is not None and running.attempt == attempt else GroupVerdict.LATE
 
-    def accept(self, *, lease_id: int, attempt: int, oldest_version: int, size: int) -> DeliveryAnswer:
+    def accept(
+        self, *, lease_id: int, attempt: int, oldest_version: int, size: int, worth: float = 0.0
+    ) -> DeliveryAnswer:
         """Takes a finished group into the buffer if its lease wants it. The first admissible attempt wins.
 
         oldest_version: of all the group's tokens, as stamped by the engine.
         size: the caller's measure of the group (tokens, say), handed back if the group is dropped.
+        worth: by which it is drawn to be trained again, with the priority `advantage`.
         """
         verdict = self.would_accept(lease_id=lease_id, attempt=attempt, oldest_version=oldest_version)
         if verdict is GroupVerdict.ACCEPTED:
-            group = BufferedGroup(attempt=attempt, version=oldest_version, size=size)
+            group = BufferedGroup(attempt=attempt, version=oldest_version, size=size, worth=worth)
             return DeliveryAnswer(verdict=verdict, cancelled=self._table.buffer(lease_id, group))
         if verdict is GroupVerdict.STALE:
             self._table.drop(lease_id)
@@ -414,11 +420,25 @@ class Ledger:
     def _take(self, lease_ids: tuple[int, ...], *, drop: tuple[int, ...]) -> Batch:
         version, table = self._version, self._table
         lags = tuple(version - table.buffered[lease_id].version for lease_id in lease_ids)
-        assert all(0 <= lag <= self._max_lag for lag in lags), (version, lease_ids, lags)
+        reused = self._reusable.draw(version=version, max_lag=self._max_lag)
+        reused_lags = tuple(version - self._reusable.groups[lease_id].version for lease_id in reused)
+        assert all(0 <= lag <= self._max_lag for lag in (*lags, *reused_lags)), (version, lease_ids, lags, reused_lags)
+        self._reusable.taken({each: self._seen_in(table.buffered[each]) for each in lease_ids}, reused=reused)
         table.take(lease_ids)
         too_old = [lease_id for lease_id, group in table.buffered.items() if not self._is_admissible(group.version)]
         dropped = tuple(table.drop(lease_id) for lease_id in (*drop, *too_old))
-        return Batch(version=version, lease_ids=lease_ids, lags=lags, dropped=dropped)
+        return Batch(
+            version=version,
+            lease_ids=lease_ids,
+            lags=lags,
+            dropped=dropped,
+            reused=reused,
+            reused_lags=reused_lags,
+        )
+
+    @staticmethod
+    def _seen_in(group: BufferedGroup) -> ReusableGroup:
+        return ReusableGroup(version=group.version, worth=group.worth)
 
     def trained(self, version: int) -> None:
         """The oldest batch that was taken or replayed has been trained, which made `version`."""
@@ -426,18 +446,35 @@ class Ledger:
         assert version == self._version + 1, (version, self._version)
         self._table.close_trained()
         self._version = version
+        self._reusable.trained(version)
+
+    @property
+    def reusable(self) -> Mapping[int, ReusableGroup]:
+        """By lease id the groups that later steps may train again, as they are at the present version."""
+        return self._reusable.groups
+
+    def may_reuse(self, lease_id: int) -> bool:
+        """True for a group that a later step may train again, or that is in training for the first time."""
+        return lease_id in self._reusable
+
+    def forget_reusable(self, lease_ids: Iterable[int]) -> None:
+        """Groups that must not be trained again, whatever was made of them before."""
+        self._reusable.forget(lease_ids)
 
     def books(self) -> Books:
         """The counts of everything; `Books.check` asserts that they balance."""
-        return self._table.books()
+        return self._table.books(reused=self._reusable.reuses_taken)
 
     def snapshot(self) -> LedgerSnapshot:
         """State for a checkpoint of the present version. A batch in training is not part of it: its log is."""
-        return self._table.snapshot(version=self._version, reasons=dict(self._reasons))
+        return self._table.snapshot(version=self._version, reasons=dict(self._reasons), reused=self._reusable.reuses)
 
     @classmethod
-    def restore(cls, config: LedgerConfig, snapshot: LedgerSnapshot) -> "Ledger":
-        """The ledger of a learner that resumes from a checkpoint. No generator serves yet.
+    def restore(
+        cls, config: LedgerConfig, snapshot: LedgerSnapshot, *, reusable: Mapping[int, ReusableGroup] = _NONE
+    ) -> "Ledger":
+        """The ledger of a learner that resumes from a checkpoint, with the groups that were `reusable` then. No
+        generator serves yet.
 
         The caller then replays, in this order, the logged batches since the checkpoint, the logged decisions, and the
         journaled groups. Attempt numbers begin again where the snapshot left them, so that two lives may give the same
@@ -447,10 +484,20 @@ class Ledger:
         ledger._table = LeaseTable.restored(snapshot)
         ledger._version = snapshot.version
         ledger._reasons.update(dict(Counter(snapshot.reasons).most_common(_REASONS_KEPT)))
+        ledger._reusable.restore(reusable, reuses=snapshot.reused, version=snapshot.version)
         return ledger
 
-    def replay(self, lease_ids: tuple[int, ...]) -> None:
+    def replay(
+        self,
+        lease_ids: tuple[int, ...],
+        *,
+        groups: Mapping[int, ReusableGroup] = _NONE,
+        reused: tuple[int, ...] = (),
+    ) -> None:
         """Consumes a batch that a former life logged; it is trained next, in the order of the calls.
+
+        `groups` tells of those that may be trained again later, by lease id; `reused` are the leases that it trained
+        once more.
 
         Leases up to the highest of its ids that are not known become pending. Raises ValueError if one of the leases
         is closed or consumed already: the log does not belong to this checkpoint.
@@ -468,6 +515,7 @@ class Ledger:
             attempt = self._table.newest_attempt(lease_id)
             self._table.buffer(lease_id, BufferedGroup(attempt=attempt, version=self.next_version, size=0))
         self._table.take(lease_ids)
+        self._reusable.taken(groups, reused=reused)
 
     def replay_filtered(self, lease_ids: Iterable[int]) -> None:
         """Closes leases that a former life filtered; those that are closed already stay as they are."""
@@ -511,7 +559,7 @@ class Ledger:
             return GroupVerdict.DUPLICATE
         return GroupVerdict.ACCEPTED if self._is_admissible(oldest_version) else GroupVerdict.LATE
 
-    def readmit(self, *, lease_id: int, oldest_version: int, size: int) -> DeliveryAnswer:
+    def readmit(self, *, lease_id: int, oldest_version: int, size: int, worth: float = 0.0) -> DeliveryAnswer:
         """Accepts a group that an attempt of a former life made: from the journal, or from a holder that lived on.
 
         It counts in the place of the lease's newest attempt, which is cancelled if it runs. The caller lets in only
@@ -528,5 +576,6 @@ class Ledger:
         if running is not None:
             ended = (self._table.stop(lease_id, AttemptOutcome.DROPPED),)
         attempt = self._table.newest_attempt(lease_id)
-        self._table.buffer(lease_id, BufferedGroup(attempt=attempt, version=oldest_version, size=size))
+        group = BufferedGroup(attempt=attempt, version=oldest_version, size=size, worth=worth)
+        self._table.buffer(lease_id, group)
         return DeliveryAnswer(verdict=GroupVerdict.ACCEPTED, cancelled=ended)

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 FailureKind = Literal["infrastructure", "data"]
+ReusePriority = Literal["advantage", "recent", "uniform"]
 LEASE_STATES = ("trained", "filtered", "dead_lettered", "buffered", "running", "pending")
 """The fields of `Books` that add up to `leases`."""
 ATTEMPT_OUTCOMES = ("accepted", "failed", "expired", "dropped", "running")
@@ -24,6 +25,8 @@ class LedgerConfig:
     longest_attempt_s: an attempt that takes longer, though heartbeats speak of it, counts as a failure of its data.
         Time in which nobody serves, or in which it waits for its rewards or its environment's host, is not counted.
     longest_wait_s: an attempt that waits longer for these two, in all, counts as a failure of infrastructure.
+    reused_per_step: how many groups that were trained before a step trains again, beside its `groups_per_step` new
+        ones; fewer while there are no more. Each at most `max_reuses` times, by `reuse_priority` and `reuse_seed`.
     infrastructure_backoff_s: pause before the first retry after an infrastructure failure; it doubles with each further
         one, up to `infrastructure_backoff_max_s`. A data failure is retried without a pause.
     """
@@ -40,6 +43,10 @@ class LedgerConfig:
     longest_wait_s: float = 3600.0
     infrastructure_backoff_s: float = 1.0
     infrastructure_backoff_max_s: float = 60.0
+    reused_per_step: int = 0
+    reuse_priority: ReusePriority = "uniform"
+    max_reuses: int = 1
+    reuse_seed: int = 0
 
 
 class AttemptId(NamedTuple):
@@ -129,12 +136,16 @@ class Batch:
     version: the learner's version at which the batch is trained; the step makes version + 1.
     lags: version minus the oldest version of each group, parallel to `lease_ids`; each in 0..max_lag.
     dropped: attempts that this step makes too old. Their leases will be granted again.
+    reused: leases whose groups were trained before, and are trained once more after the others; each lag is within the
+        bound, too.
     """
 
     version: int
     lease_ids: tuple[int, ...]
     lags: tuple[int, ...]
     dropped: tuple[EndedAttempt, ...]
+    reused: tuple[int, ...] = ()
+    reused_lags: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +176,8 @@ class Books:
     """Counts over the history of the present weights. `trained` includes what is in training.
 
     An attempt counts once, where it ended last: one that expired and was accepted after all is accepted. Stale groups
-    are dropped attempts. Late duplicates are not attempts.
+    are dropped attempts. Late duplicates are not attempts. A lease is `trained` once, by the first step that trained
+    its group; each later use of that group is one of `reused`, which is part of no sum.
     """
 
     leases: int
@@ -180,6 +192,7 @@ class Books:
     failed: int
     expired: int
     dropped: int
+    reused: int = 0
 
     @property
     def outstanding(self) -> int:
@@ -212,3 +225,4 @@ class LedgerSnapshot:
     drops: list[int]
     infrastructure_failures: list[int]
     data_failures: list[int]
+    reused: int = 0

@@ -319,7 +319,7 @@ class TrajectoryStore:
         database.execute("BEGIN IMMEDIATE")
         for taken in steps:
             for number, (group, columns) in enumerate(columns_of(taken)):
-                times = taken.times[number] if taken.times else None
+                times = taken.times[number] if number < len(taken.times) else None
                 _insert(database, group, columns, taken, times=times)
         counted = [
             *((taken.step, len(taken.groups), taken.trajectories, 0) for taken in steps),

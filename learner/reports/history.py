@@ -22,7 +22,17 @@ Points = Sequence[tuple[float, float]]
 
 _MAX_PARTS = 12
 _PART_COLORS = ("blue", "orange", "green", "violet", "red", "grey")
-_NO_NUMBERS = ("kind", "step", "version", "lag_counts", "token_lag_counts", "lease_ids", "generator_id", "unix_s")
+_NO_NUMBERS = (
+    "kind",
+    "step",
+    "version",
+    "lag_counts",
+    "token_lag_counts",
+    "lease_ids",
+    "reused_lease_ids",
+    "generator_id",
+    "unix_s",
+)
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,7 @@ CURVES = (
     CurveSpec("uniform_groups_share", "groups without spread", "share", "grey"),
     CurveSpec("effective_sample_share", "effective samples", "share", "green", gauge="effective_sample_share"),
     CurveSpec("solved_share", "solved", "share", "violet"),
+    CurveSpec("reused_share", "groups trained again", "share", "red", gauge="reused_groups_ratio"),
     CurveSpec("loss", "loss", "loss"),
     CurveSpec("grad_norm", "gradient norm", "gradient"),
     CurveSpec("means", "means that the algorithm reports", "algorithm", by_name=True, alone=True),
@@ -123,6 +134,7 @@ CURVES = (
     CurveSpec("router_changed_share", "otherwise routed alone", "replay", "orange", gauge="router_changed_share"),
     CurveSpec("lag_mean", "mean lag", "lag"),
     CurveSpec("lag_max", "largest lag", "lag", "orange", largest=True, gauge="lag_max_versions"),
+    CurveSpec("reused_lag_mean", "mean lag of groups trained again", "lag", "green", gauge="reused_lag_mean_versions"),
     CurveSpec("lag_bound", "bound", "lag", "grey", largest=True),
     CurveSpec("gradient_cosine", "cosine to lag 0", "lag_cosine", by_name=True, alone=True),
     CurveSpec("gradient_norm_ratio", "norm over that of lag 0", "lag_norm", by_name=True, alone=True),

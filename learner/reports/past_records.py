@@ -81,7 +81,8 @@ def _event_record(kind: str, entry: Entry) -> Entry | None:
 
 def _step(entry: Entry) -> StepRecord:
     counts = {name: _counts(entry[name]) for name in ("lag_counts", "token_lag_counts")}
-    return _from(StepRecord, {**entry, **counts, "lease_ids": tuple(entry["lease_ids"])})
+    leases = {name: tuple(entry.get(name, ())) for name in ("lease_ids", "reused_lease_ids")}
+    return _from(StepRecord, {**entry, **counts, **leases})
 
 
 def _evaluation(entry: Entry) -> EvaluationResult:

@@ -84,6 +84,7 @@ class LearnerMetrics:
         self._skipped = metrics.counter("skipped_updates", "Updates left out since their gradient was not finite.")
         self._tokens = metrics.counter("trained_tokens", "Sampled tokens that entered a loss.")
         self._trajectories = metrics.counter("trained_trajectories", "Trained trajectories.")
+        self._reused = metrics.counter("reused_groups", "Groups that steps trained once more, after their first time.")
         self._token_lags = metrics.distribution(
             "trained_token_lag_versions", "Versions that trained tokens were behind.", buckets=_LAGS
         )
@@ -242,6 +243,7 @@ class LearnerMetrics:
         self._step_times.append(record.wait_s + record.train_s + record.copy_s)
         self._tokens.inc(sum(record.token_lag_counts.values()))
         self._trajectories.inc(record.trajectories)
+        self._reused.inc(len(record.reused_lease_ids))
         for lag, count in record.token_lag_counts.items():
             self._token_lags.add(lag, count)
         for lag, count in record.lag_counts.items():

@@ -31,7 +31,9 @@ class StepRecord:
     `lag_counts` counts trajectories by lag, `token_lag_counts` sampled tokens by lag; `lease_ids` are those of the
     groups, in training order. `reward_by_verifier` is the mean reward of the trajectories that each verifier judged,
     `reward_by_environment` that of each environment's; `reward_by_component` the mean of each component where it is
-    given.
+    given. All but the numbers of lag are of the groups that were trained for the first time: `reused_lease_ids` are
+    those of the others, `reused_share` is their part of all groups, and `reused_lag_mean` the mean lag of their
+    trajectories; None where nothing is reused.
     """
 
     step: int
@@ -59,6 +61,9 @@ class StepRecord:
     reward_by_verifier: Mapping[str, float] = field(default_factory=dict)
     reward_by_environment: Mapping[str, float] = field(default_factory=dict)
     reward_by_component: Mapping[str, float] = field(default_factory=dict)
+    reused_lease_ids: tuple[int, ...] = ()
+    reused_share: float | None = None
+    reused_lag_mean: float | None = None
 
 
 class RewardsSeen:
@@ -96,14 +101,23 @@ class Timing:
 
 
 def step_record(
-    groups: Sequence[TrajectoryGroup], *, version: int, timing: Timing, success_reward: float
+    groups: Sequence[TrajectoryGroup],
+    *,
+    version: int,
+    timing: Timing,
+    success_reward: float,
+    reused: Sequence[TrajectoryGroup] | None = None,
 ) -> StepRecord:
-    """The record of the step that trained these groups at `version`."""
+    """The record of the step that trained these groups at `version`, and beside them `reused` ones, None in a run that
+    reuses nothing.
+    """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     rewards = np.array([t.reward.reward for t in trajectories], dtype=np.float64)
     lengths = np.array([int(t.loss_mask.sum()) for t in trajectories])
     finishes = Counter(t.turns[-1].finish_reason for t in trajectories)
-    lags = [version - oldest for t in trajectories if (oldest := t.oldest_version) is not None]
+    used = [trajectory for group in reused or () for trajectory in group.trajectories]
+    reused_lags = _lags(used, version=version)
+    lags = _lags(trajectories, version=version) + reused_lags
     uniform = sum(
         len({(t.player, t.reward.reward) for t in group.trajectories}) == len(group.by_player) for group in groups
     )
@@ -123,13 +137,20 @@ def step_record(
         lag_mean=float(np.mean(lags)),
         lag_max=max(lags),
         lag_counts=dict(sorted(Counter(lags).items())),
-        token_lag_counts=_token_lags(trajectories, version=version),
+        token_lag_counts=_token_lags([*trajectories, *used], version=version),
         mixed_version_share=sum(len(t.versions) > 1 for t in trajectories) / len(trajectories),
         reward_by_verifier=_means((t.reward.verifier, t.reward.reward) for t in trajectories),
         reward_by_environment=_means((g.environment, t.reward.reward) for g in groups for t in g.trajectories),
         reward_by_component=_means(pair for t in trajectories for pair in t.reward.components.items()),
+        reused_lease_ids=tuple(group.lease_id for group in reused or ()),
+        reused_share=None if reused is None else len(reused) / (len(groups) + len(reused)),
+        reused_lag_mean=float(np.mean(reused_lags)) if reused_lags else None,
         **dataclasses.asdict(timing),
     )
+
+
+def _lags(trajectories: Sequence[Trajectory], *, version: int) -> list[int]:
+    return [version - oldest for t in trajectories if (oldest := t.oldest_version) is not None]
 
 
 def _means(pairs: Iterable[tuple[str, float | None]]) -> dict[str, float]:

@@ -63,6 +63,13 @@ class ClusterSettings:
     success_reward: float = 1.0
     guard: Mapping[str, Any] = field(default_factory=dict)
     """Of the learner's settings `guard`, what differs from their defaults."""
+    reuse: Mapping[str, Any] = field(default_factory=dict)
+    """Of the learner's settings `reuse`, what differs from their defaults."""
+
+    @property
+    def reused_per_step(self) -> int:
+        """Groups of a step that were trained before, at most."""
+        return int(self.reuse.get("share", 0.0) * self.groups_per_step)
 
 
 @dataclass
@@ -229,6 +236,7 @@ class Cluster:
                 },
                 "checkpoint": {"every_steps": s.checkpoint_every, "keep": s.checkpoints_kept, "beside_training": False},
                 "guard": s.guard,
+                "reuse": s.reuse,
                 **self._taught(),
             }
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """A scripted trainer: it takes as long as it is told, keeps what it was trained on, and looks at the truth of it."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import combinations
@@ -84,6 +85,11 @@ class Trainers:
     exported: Callable[[History], None]
     uniform: float = 0.1
     """Share of the tasks of which all rewards are equal, as the reward services have it."""
+    groups_per_step: int | None = None
+    """Groups of a step that are trained for the first time; None for any number."""
+    reused_per_step: int = 0
+    """Groups of a step that were trained before, at most, and each of them at most `max_reuses` times again."""
+    max_reuses: int = 1
     absurd: int = 0
     """Rewards that services gave and no learner can train with: each takes a member from its group."""
     by_process: dict[str, "ScriptedTrainer"] = field(default_factory=dict)
@@ -238,10 +244,15 @@ class ScriptedTrainer:
             self._trainers.broken("the guard's bound", what)
 
     def _check_once(self, leases: tuple[int, ...]) -> None:
-        trained = {lease for batch in self.history for lease in batch}
-        for lease in leases:
-            if lease in trained:
-                self._trainers.broken("trained twice", f"lease {lease} is in the history of the weights already")
+        trained, trainers = Counter(lease for batch in self.history for lease in batch), self._trainers
+        again = [lease for lease in leases if lease in trained]
+        if len(again) > trainers.reused_per_step or len(set(leases)) < len(leases):
+            trainers.broken("trained twice", f"leases {again} are in the history of the weights already")
+        for lease in again:
+            if trained[lease] > trainers.max_reuses:
+                trainers.broken("trained twice", f"lease {lease} was trained {trained[lease]} times already")
+        if trainers.groups_per_step not in (None, len(leases) - len(again)):
+            trainers.broken("batches", f"{len(leases) - len(again)} of {leases} are new: {trainers.groups_per_step}")
 
     def host_copy(self, *, bucket_bytes: int = 0, shared: bool = False) -> StubSnapshot:
         """See Trainer."""

@@ -4,8 +4,9 @@ The kinds of faults: how each begins and how it ends.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from simulation.actors.cluster import LEARNER, SECOND_LEARNER, ClusterSettings, Service
 from simulation.checking.stage import Stage
@@ -500,11 +501,21 @@ def _shaped(scenario: Scenario) -> Scenario:
         settings = replace(settings, curriculum=curriculum, success_reward=0.5)
     stalls = dice.choice((0.0, 0.0, 0.05))
     settings = replace(settings, teachers=dice.choice((0, 0, 0, 0, 1, 2)))
+    settings = replace(settings, reuse=_reuse(scenario.seed, settings))
     dice = random.Random(f"draws of {scenario.seed}")
     if dice.random() < 0.2:
         tasks = {"by": "signal", "floor": dice.choice((0.1, 0.5)), "half_life_steps": dice.choice((2.0, 32.0))}
         settings = replace(settings, tasks=tasks, success_reward=0.5)
     return replace(scenario, shape=shape, settings=settings, stalls=stalls)
+
+
+def _reuse(seed: int, settings: ClusterSettings) -> Mapping[str, Any]:
+    """In a part of the runs that can, groups are trained again."""
+    dice = random.Random(f"reuse of {seed}")
+    if dice.random() < 0.5 or settings.max_lag == 0 or settings.groups_per_step == 1 or settings.teachers:
+        return {}
+    priority, most = dice.choice(("uniform", "recent", "advantage")), dice.choice((1, 2))
+    return {"share": 0.5, "priority": priority, "max_reuses": most}
 
 
 def _long_run(scenario: Scenario) -> Scenario:

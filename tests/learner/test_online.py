@@ -198,7 +198,7 @@ async def test_a_batch_that_is_being_written_when_the_end_comes_is_trained(
     begun, may_end = threading.Event(), threading.Event()
     really = Journal.append_batch
 
-    def slowly(self: Journal, *, version: int, lease_ids: Sequence[int]) -> None:
+    def slowly(self: Journal, *, version: int, lease_ids: Sequence[int], **_: object) -> None:
         begun.set()
         assert may_end.wait(30), "the end came meanwhile"
         really(self, version=version, lease_ids=lease_ids)

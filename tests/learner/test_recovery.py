@@ -4,18 +4,19 @@ import gc
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from learner.journal.checkpoints import Checkpoints, checkpoints_of
-from learner.journal.journal import FOLDER, Journal, JournalUnknown, LoggedDistrust, LoggedProof
+from learner.journal.journal import FOLDER, Journal, JournalUnknown, LoggedDistrust, LoggedProof, LoggedUse
 from learner.journal.run_folder import History, NothingToResume
 from learner.journal.segments import read_segment, segments_of
-from learner.ledger import Batch, GroupVerdict, Ledger
+from learner.leases.worth import worth_of
+from learner.ledger import Batch, GroupVerdict, Ledger, LedgerConfig, ReusePriority
 from learner.recovery import RecoveryPoint, recover
 from learner.training.guard import NEW_GUARD, GuardState
 from protocol.model import PolicyVersion
@@ -52,23 +53,35 @@ class Life:
     journal: Journal
     incarnation: int
     buffer: dict[int, TrajectoryGroup] = field(default_factory=dict)
+    used: dict[int, TrajectoryGroup] = field(default_factory=dict)
 
     def sample(self) -> None:
-        """Rolls out whatever may be granted; the last groups come first."""
+        """Rolls out whatever may be granted, or, where groups are trained again, what a step lacks: those that lie
+        ready for long are too old for that. The last groups come first.
+        """
         version = self.ledger.next_version
-        for grant in reversed(self.ledger.grant(now=0.0, holder="e", room=100)):
+        room = PER_STEP - len(self.buffer) if self.ledger.config.reused_per_step else 100
+        for grant in reversed(self.ledger.grant(now=0.0, holder="e", room=room)):
             done = stamped(group(grant.lease_id, version=version, attempt=grant.attempt), self.incarnation)
             self.journal.append_group(done)
             self.buffer[grant.lease_id] = done
-            answer = self.ledger.accept(lease_id=grant.lease_id, attempt=grant.attempt, oldest_version=version, size=1)
+            answer = self.ledger.accept(
+                lease_id=grant.lease_id,
+                attempt=grant.attempt,
+                oldest_version=version,
+                size=1,
+                worth=worth_of(done),
+            )
             assert answer.verdict is GroupVerdict.ACCEPTED
 
     def take(self) -> Batch:
         batch = self.ledger.take(now=0.0)
         assert isinstance(batch, Batch), batch
+        for lease_id in batch.lease_ids:
+            self.used[lease_id] = self.buffer[lease_id]
         for lease_id in (*batch.lease_ids, *(dropped.lease_id for dropped in batch.dropped)):
             self.buffer.pop(lease_id, None)
-        self.journal.append_batch(version=batch.version, lease_ids=batch.lease_ids)
+        self.journal.append_batch(version=batch.version, lease_ids=batch.lease_ids, reused=batch.reused)
         return batch
 
     def train(self, lease_ids: tuple[int, ...]) -> None:
@@ -78,9 +91,12 @@ class Life:
 
     def step(self) -> None:
         self.sample()
-        self.train(self.take().lease_ids)
+        batch = self.take()
+        self.train((*batch.lease_ids, *batch.reused))
 
     def rotate(self) -> None:
+        used = [(self.used[lease_id], each.reuses) for lease_id, each in self.ledger.reusable.items()]
+        self.journal.prepare(version=self.ledger.version, groups=(), used=used)
         self.journal.rotate(version=self.ledger.version, groups=self.buffer.values())
 
     def checkpoint(self, guard: GuardState = NEW_GUARD) -> None:
@@ -106,28 +122,32 @@ def stamped(one: TrajectoryGroup, incarnation: int) -> TrajectoryGroup:
 class Lives:
     """The lives of one run. The next one may begin at any moment: nothing is tidied up at a crash."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, config: LedgerConfig = LEDGER) -> None:
         self.folder = folder
         self.folder.mkdir(exist_ok=True)
+        self.config = config
         self._stack = stack
         self._incarnation = 1
 
     def begin(self) -> Life:
-        ledger = Ledger(LEDGER)
+        ledger = Ledger(self.config)
         ledger.served_changed(0)
         return self._life(ledger)
 
     def resume(self) -> tuple[Life, RecoveryPoint]:
         self._incarnation += 1
-        recovered = recover(self.folder, config=LEDGER, resume=True, incarnation=self._incarnation)
+        recovered = recover(self.folder, config=self.config, resume=True, incarnation=self._incarnation)
         life = self._life(recovered.ledger)
         if recovered.trainer_folder is not None:
             life.trainer.load(recovered.trainer_folder)
         for one in recovered.spare_groups():
             assert one.oldest_version is not None
-            answer = life.ledger.readmit(lease_id=one.lease_id, oldest_version=one.oldest_version, size=1)
+            answer = life.ledger.readmit(
+                lease_id=one.lease_id, oldest_version=one.oldest_version, size=1, worth=worth_of(one)
+            )
             if answer.verdict is GroupVerdict.ACCEPTED:
                 life.buffer[one.lease_id] = one
+        life.used = {one.lease_id: one for one in recovered.used_groups()}
         for batch in recovered.batches:
             assert batch.version == life.ledger.version
             life.train(tuple(member.lease_id for member in batch.read().groups))
@@ -141,7 +161,7 @@ class Lives:
     def copied(self, folder: Path) -> "Lives":
         """The same run as it is now, elsewhere; its next life is the same one."""
         shutil.copytree(self.folder, folder)
-        other = Lives(folder, self._stack)
+        other = Lives(folder, self._stack, self.config)
         other._incarnation = self._incarnation
         return other
 
@@ -400,6 +420,91 @@ def test_a_resume_recovers_from_a_kill_at_any_byte_of_the_journal(lives: Lives, 
         assert recovered.version == 2
         assert second.trainer.weights == first.trainer.weights[: recovered.replayed_version], cut
         finishes(second, steps=2)
+
+
+REUSING = replace(LEDGER, max_lag=2, reused_per_step=2, max_reuses=2)
+
+
+@pytest.mark.parametrize("priority", ["uniform", "advantage"])
+def test_a_learner_that_is_killed_anywhere_trains_the_same_groups_again_as_one_that_is_not(
+    tmp_path: Path, priority: ReusePriority
+) -> None:
+    """At each record of the segment behind its beginning, which is on the disk before the checkpoint is whole."""
+    with ExitStack() as stack:
+        lives = Lives(tmp_path / "run", stack, replace(REUSING, reuse_priority=priority))
+        first = lives.begin()
+        for _ in range(2):
+            first.step()
+            first.step()
+            first.checkpoint()
+        path = segments_of(lives.folder / FOLDER)[-1].path
+        begun = path.stat().st_size
+        for _ in range(3):
+            first.step()
+        weights = first.trainer.weights
+        assert sum(map(len, weights)) == 7 * PER_STEP + first.ledger.books().reused
+        assert {record.lease_id for record, _ in read_segment(path) if isinstance(record, LoggedUse)}
+        cuts = [at for _, at in read_segment(path) if at >= begun] + [path.stat().st_size]
+        for number, cut in enumerate(cuts):
+            copy = lives.copied(tmp_path / f"copy-{number}")
+            with segments_of(copy.folder / FOLDER)[-1].path.open("r+b") as file:
+                file.truncate(cut)
+            second, recovered = copy.resume()
+            assert recovered.version == 4
+            while second.ledger.version < first.ledger.version:
+                second.step()
+            assert second.trainer.weights == weights, cut
+            assert second.ledger.books() == first.ledger.books()
+
+
+@pytest.mark.parametrize(("lost", "base"), [((4,), 2), ((2, 4), 0)])
+def test_a_resume_from_an_older_checkpoint_or_from_none_draws_the_same(
+    tmp_path: Path, lost: Sequence[int], base: int
+) -> None:
+    with ExitStack() as stack:
+        lives = Lives(tmp_path / "run", stack, REUSING)
+        first = lives.begin()
+        for version in range(6):
+            if version in lost:
+                first.rotate()
+            elif version == base:
+                first.checkpoint()
+            first.step()
+        second, recovered = lives.resume()
+        assert recovered.version == base
+        assert (second.trainer.weights, second.ledger.books()) == (first.trainer.weights, first.ledger.books())
+        first.step()
+        second.step()
+        assert second.trainer.weights == first.trainer.weights
+
+
+def test_segments_that_no_checkpoint_needs_hold_nothing_that_is_drawn(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        lives = Lives(tmp_path / "run", stack, REUSING)
+        life = lives.begin()
+        for _ in range(8):
+            life.step()
+            life.checkpoint()
+        assert [segment.start for segment in segments_of(lives.folder / FOLDER)] == [7, 8]
+        second, recovered = lives.resume()
+        assert (recovered.batches, recovered.spare) == ((), ())
+        assert sorted(second.used) == sorted(life.ledger.reusable) != []
+        for each in (life, second):
+            each.step()
+        assert second.trainer.weights == life.trainer.weights
+
+
+def test_a_group_that_was_trained_by_a_liar_is_not_trained_again_after_a_resume(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        lives = Lives(tmp_path / "run", stack, REUSING)
+        first = lives.begin()
+        first.step()
+        first.step()
+        assert first.ledger.reusable
+        first.journal.append_provenance(LoggedDistrust(INSTANCE, PolicyVersion(1, 0)))
+        second, recovered = lives.resume()
+        assert recovered.replayed_version == 2
+        assert not second.ledger.reusable
 
 
 def test_a_resume_does_without_what_follows_damage_at_any_place(lives: Lives, tmp_path: Path) -> None:

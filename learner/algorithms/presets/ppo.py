@@ -48,6 +48,10 @@ class PpoConfig(Algorithm, ClippedKnobs):
     def compares_in_group(self) -> bool:
         return False
 
+    @property
+    def once_only(self) -> str:
+        return "the targets of algo ppo's critic are uncorrected for stale tokens, and it would learn them again"
+
     def preset(self) -> Preset:
         """Generalised advantages from a critic, and the clip."""
         from learner.algorithms import advantages

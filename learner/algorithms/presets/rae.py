@@ -35,6 +35,10 @@ class RaeConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
     def compares_in_group(self) -> bool:
         return False
 
+    @property
+    def once_only(self) -> str:
+        return "the running baselines of algo rae would count a group's rewards again"
+
     def preset(self) -> Preset:
         """The reward less its role's running mean, and a capped ratio."""
         import torch

@@ -6,6 +6,7 @@ import resource
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 from unittest.mock import ANY
 
 import pytest
@@ -91,10 +92,10 @@ async def test_groups_that_come_in_while_a_checkpoint_is_written_are_in_the_segm
     begun, may_end = threading.Event(), threading.Event()
     really = Journal.prepare
 
-    def slowly(self: Journal, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+    def slowly(self: Journal, *, version: int, groups: Iterable[TrajectoryGroup], used: Any) -> None:
         begun.set()
         assert may_end.wait(30), "the group came in meanwhile"
-        really(self, version=version, groups=groups)
+        really(self, version=version, groups=groups, used=used)
 
     monkeypatch.setattr(Journal, "prepare", slowly)
     async with learner(tmp_path) as ours, ours.env("e") as env:

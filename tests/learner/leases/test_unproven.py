@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,8 +142,8 @@ async def test_a_checkpoint_during_which_a_process_is_distrusted_says_so_after_t
     copied, distrusted, prepare = asyncio.Event(), threading.Event(), Journal.prepare
     loop = asyncio.get_running_loop()
 
-    def slow(journal: Journal, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
-        prepare(journal, version=version, groups=groups)
+    def slow(journal: Journal, *, version: int, groups: Iterable[TrajectoryGroup], used: Any) -> None:
+        prepare(journal, version=version, groups=groups, used=used)
         loop.call_soon_threadsafe(copied.set)
         assert distrusted.wait(60)
 
