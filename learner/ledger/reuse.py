@@ -33,7 +33,7 @@ class ReusableGroup:
 
 @dataclass(frozen=True, slots=True)
 class _StepGroups:
-    """What the end of a step changes: `fresh` groups become reusable, and `reused` ones have been so once more."""
+    """Changes at the end of a step: `fresh` groups become reusable, and `reused` ones have been so once more."""
 
     fresh: dict[int, ReusableGroup]
     reused: tuple[int, ...]
@@ -50,7 +50,7 @@ class ReusableGroups:
 
     @property
     def groups(self) -> Mapping[int, ReusableGroup]:
-        """Those of the present version, without what is in training."""
+        """Groups of the present version, without what is in training."""
         return self._groups
 
     @property

@@ -27,7 +27,7 @@ def weights(made: Trainer) -> dict[str, torch.Tensor]:
     return {each.name: each.value.clone() for each in made.host_copy().tensors}
 
 
-class Run:
+class ReusingRun:
     """A learner without its processes; `groups` are buffered or may be trained again."""
 
     def __init__(self, ledger: Ledger, journal: Journal, made: Trainer) -> None:
@@ -70,7 +70,7 @@ def test_a_killed_run_ends_at_the_weights_of_one_that_was_not(
 ) -> None:
     with ExitStack() as stack:
         journal = stack.enter_context(Journal.open(tmp_path / FOLDER))
-        run = Run(Ledger(REUSING), journal, stack.enter_context(trainer(tied_llama, commands)))
+        run = ReusingRun(Ledger(REUSING), journal, stack.enter_context(trainer(tied_llama, commands)))
         for _ in range(2):
             run.step()
         run.checkpoint(tmp_path)
@@ -98,7 +98,7 @@ def test_a_killed_run_ends_at_the_weights_of_one_that_was_not(
         made = stack.enter_context(trainer(tied_llama, commands))
         assert recovered.trainer_folder is not None
         made.load(recovered.trainer_folder)
-        again = Run(recovered.ledger, journal, made)
+        again = ReusingRun(recovered.ledger, journal, made)
         again.groups = {one.lease_id: one for one in recovered.used_groups()}
         for step in recovered.batches:
             train_within(made, step.read().groups, version=step.version, max_lag=REUSING.max_lag)
