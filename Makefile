@@ -58,13 +58,21 @@ $(INSTALLED): $(LOCK) requirements/install.py pyproject.toml
 	touch $@
 	echo "setup: done"
 
+# Tests that look at the source alone.
+CHECKS := tests/test_layout.py tests/reference tests/docs/test_settings_pages.py
 .PHONY: check
-check: $(INSTALLED) ## formatting, lint, types, import rules, layout, the page's files, the reference pages, and links of the documentation
+check: $(INSTALLED) $(FOR_TESTS) ## formatting, lint, types, import rules, layout, the page's files, the reference pages, and links of the documentation
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-types check-rest
+
+# The types take as long as all the rest, and one core.
+.PHONY: check-types check-rest
+check-types: $(INSTALLED)
+	$(BIN)/mypy
+check-rest: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_layout.py tests/reference tests/docs/test_settings_pages.py
+	$(BIN)/python -m pytest -q $(CHECKS)
 	$(MAKE) --no-print-directory page-check
 	$(MAKE) --no-print-directory docs
 
@@ -91,7 +99,7 @@ reference: $(INSTALLED) ## make the reference pages of settings, routes and metr
 
 .PHONY: test
 test: check $(FOR_TESTS) ## setup, check, and all tests
-	$(BIN)/python -m pytest -n 2 --durations=50 --durations-min=5 $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --durations=50 --durations-min=5 $(addprefix --ignore=,$(CHECKS)) $(PYTEST)
 
 $(FOR_TESTS): requirements/tests.lock | $(INSTALLED)
 	@echo "setup: installing $$(grep -c == $<) packages that tests alone use"
