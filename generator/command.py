@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from generator.config import GeneratorConfig
 from generator.engine.fitting import engine_faults
+from generator.engine.fork_server import close_fork_server, open_fork_server
 from generator.engine.options import EngineOptions, prepare_environment
 from services.config.devices import visible
 from services.config.models import load_or_exit
@@ -35,8 +36,12 @@ def main() -> None:
         signal.signal(number, _exit)
     with own_imports("generator"):
         from generator.service import serve
+    if not visible(os.environ):
+        open_fork_server()
 
-    leave(run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 5.0))
+    status = run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 5.0)
+    close_fork_server()
+    leave(status)
 
 
 def _refuse_what_vllm_lacks(config: GeneratorConfig) -> None:

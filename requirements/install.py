@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,10 +83,24 @@ def _pip(lock: Path, *options: str) -> str:
         "-qq",
         "--disable-pip-version-check",
         "--no-deps",
+        "--no-compile",
         "-r",
         str(lock),
     ]
-    return _failure([*command, *options], os.environ)
+    failure = _failure([*command, *options], os.environ)
+    if not failure and not os.environ.get("PIP_NO_COMPILE"):
+        _compile()
+    return failure
+
+
+def _compile() -> None:
+    """Compiles what is installed on all cores; pip does it on one, and takes as long for it as for all the rest.
+
+    Files that cannot be compiled, such as templates, are nobody's fault. Left to the first import, Python would print
+    what it warns of in the source of others.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", "compileall", "-qq", "-j", "0", sysconfig.get_path("purelib")]
+    subprocess.run(command, check=False)
 
 
 def _failure(command: Sequence[str], environment: Mapping[str, str]) -> str:

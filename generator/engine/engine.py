@@ -34,6 +34,7 @@ from generator.engine.answers import (
     scoring_params,
 )
 from generator.engine.arguments import capture_of_experts, dtype_name, engine_args, engine_kind
+from generator.engine.fork_server import engines_by_forks
 from generator.engine.gated_llm import GatedLLM, HandedBack, TurnedAway, entered_under
 from generator.engine.last_words import LastWords, root_sentence
 from generator.engine.options import EngineOptions
@@ -544,7 +545,13 @@ class Engine:
 
 async def _started(options: EngineOptions, last_words: LastWords) -> GatedLLM:
     arguments = engine_args(options, last_words=last_words.path)
-    starting = asyncio.ensure_future(asyncio.to_thread(GatedLLM.from_engine_args, arguments))
+
+    def start() -> GatedLLM:
+        with engines_by_forks():
+            llm: GatedLLM = GatedLLM.from_engine_args(arguments)
+        return llm
+
+    starting = asyncio.ensure_future(asyncio.to_thread(start))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:

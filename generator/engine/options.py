@@ -202,13 +202,17 @@ class OwnerTie:
         """vLLM asks what this changes in a compiled model: nothing."""
         return ""
 
-    def __reduce__(self) -> "tuple[Callable[[int, str], OwnerTie], tuple[int, str]]":
-        return tied_to, (self._owner_pid, self._last_words)
+    def __reduce__(self) -> "tuple[Callable[[int, str, dict[str, str]], OwnerTie], tuple[int, str, dict[str, str]]]":
+        return tied_to, (self._owner_pid, self._last_words, dict(os.environ))
 
 
-def tied_to(owner_pid: int, last_words: str = "") -> OwnerTie:
-    """Watch the owner from a thread of this process, and note errors for it, unless this process is the owner."""
+def tied_to(owner_pid: int, last_words: str = "", environment: Mapping[str, str] | None = None) -> OwnerTie:
+    """Watch the owner from a thread of this process, and note errors for it, unless this process is the owner.
+
+    A process that was forked early has the environment of then, and vLLM has set some of it since.
+    """
     if owner_pid != os.getpid():
+        os.environ.update(environment or {})
         if last_words:
             note_errors(last_words)
         threading.Thread(target=_exit_after, args=(owner_pid,), name="headway-owner", daemon=True).start()

@@ -1,6 +1,5 @@
 """A run, and generators that join it, die, leave and return."""
 
-import contextlib
 import os
 import signal
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.chaos.faults import engine_core
 from tests.e2e.processes import Launched, Launcher, until
 from tests.e2e.run_files import RunFile, RunFolder, free_ports, token_lags, write_run_file
 
@@ -142,22 +142,5 @@ def test_a_generator_whose_engine_is_stopped_is_out_of_service_until_it_goes_on(
 
 
 def engine_of(generator: Launched) -> int:
-    """The process that computes: the child with the most memory."""
-    until(lambda: children_of(generator.pid), what="the engine's process", during=[generator])
-    return max(children_of(generator.pid), key=resident)
-
-
-def children_of(pid: int) -> list[int]:
-    """By every process's own word: the kernel's list of children leaves some out while others come and go."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = (folder / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[1]
-            found += [int(folder.name)] if int(parent) == pid else []
-    return found
-
-
-def resident(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    return 0
+    """The process that computes."""
+    return until(lambda: engine_core(generator.pid), what="the engine's process", during=[generator])

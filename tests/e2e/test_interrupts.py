@@ -50,4 +50,4 @@ def test_an_untied_model_agrees_at_every_publish_and_ctrl_c_in_training_ends_all
 
 
 def engine_processes(mark: str) -> list[str]:
-    return [words for words in marked(mark).values() if "spawn_main" in words]
+    return [words for words in marked(mark).values() if "EngineCore" in words]

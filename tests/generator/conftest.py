@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 import xxhash
 
+from generator.engine.fork_server import open_fork_server
 from generator.engine.options import EngineOptions, prepare_environment
 from protocol.fleet import BucketSpec, JoinGroup, Prepare, TensorSpec
 from protocol.generation import GeneratePart, Sampling
@@ -279,6 +280,7 @@ async def start_rig(
         warnings.simplefilter("ignore")
         from generator.engine.engine import Engine
 
+        open_fork_server()  # as the command does
         policy = policy or Policy(folder=folder, tied=tied)
         engine = await Engine.start(options=options)
     return Rig(engine=engine, policy=policy)

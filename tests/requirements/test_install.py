@@ -82,6 +82,8 @@ def test_a_configured_index_is_enough(python: Path, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "asking" not in done.stdout
+    look = "import importlib.util as u, os; print(os.path.exists(u.cache_from_source(u.find_spec('torch').origin)))"
+    assert subprocess.run([str(python), "-c", look], capture_output=True, text=True).stdout == "True\n", "compiled"
 
 
 def test_what_a_file_names_is_left_out(python: Path, tmp_path: Path) -> None:

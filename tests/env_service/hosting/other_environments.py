@@ -32,7 +32,7 @@ def _made(package: str, version: str) -> tuple[Path, str]:
         return python, ""
     shutil.rmtree(folder, ignore_errors=True)
     make: list[str | Path] = [sys.executable, "-m", "venv", folder]
-    install: list[str | Path] = [python, "-m", "pip", "install", "-q"]
+    install: list[str | Path] = [python, "-m", "pip", "install", "-q", "--no-compile"]
     if uv := shutil.which("uv"):
         make = [uv, "venv", "-q", "--python", sys.executable, folder]
         install = [uv, "pip", "install", "-q", "--python", python]
