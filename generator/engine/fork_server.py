@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 from generator.engine.socket_folder import make_own_folder, remove_socket_folder
@@ -66,6 +67,7 @@ def _serve(listener: socket.socket, until_closed: int) -> None:
         for handler in logging.root.handlers[:]:
             logging.root.removeHandler(handler)
         logging.root.setLevel(logging.WARNING)
+        Path("/proc/self/comm").write_text("fork-server", encoding="ascii")
         if os.environ.get("PYTHONWARNINGS") == "ignore":  # read by a new interpreter alone
             warnings.simplefilter("ignore")
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

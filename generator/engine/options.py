@@ -10,13 +10,17 @@ import secrets
 import select
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from generator.engine.installed import vllm_arguments
 from generator.engine.last_words import note_errors
 from services.config.options import nearest
 
+ENGINE_NAME = "vllm-engine"
+"""What `ps` and `top` call an engine's processes."""
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM can be started for."""
 _SAID_CHARS = 300
@@ -213,6 +217,8 @@ def tied_to(owner_pid: int, last_words: str = "", environment: Mapping[str, str]
     """
     if owner_pid != os.getpid():
         os.environ.update(environment or {})
+        with suppress(OSError):  # for `ps` and `top`: a fork has its parent's command line
+            Path("/proc/self/comm").write_text(ENGINE_NAME, encoding="ascii")
         if last_words:
             note_errors(last_words)
         threading.Thread(target=_exit_after, args=(owner_pid,), name="headway-owner", daemon=True).start()

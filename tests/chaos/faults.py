@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from generator.engine.options import ENGINE_NAME
+
 
 def tree(pid: int) -> list[int]:
     """The process and all its living descendants, parents before children."""
@@ -21,12 +23,14 @@ def tree(pid: int) -> list[int]:
 
 def engine_core(pid: int) -> int | None:
     """The process in which a generator's vLLM computes; None if it has none now."""
-    for child in tree(pid)[1:]:
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{child}/cmdline").read_bytes()
-            if b"EngineCore" in words or b"spawn_main" in words:
-                return child
-    return None
+    return next((child for child in tree(pid)[1:] if is_engine(child)), None)
+
+
+def is_engine(pid: int) -> bool:
+    """True for a process in which vLLM computes, or is about to."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(encoding="ascii", errors="replace").strip() == ENGINE_NAME
+    return False
 
 
 def send(number: signal.Signals, pids: Iterable[int]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from tests.chaos.faults import is_engine
 from tests.e2e.processes import Launched, Launcher, marked, until
 from tests.e2e.run_files import write_run_file
 
@@ -49,5 +50,5 @@ def test_an_untied_model_agrees_at_every_publish_and_ctrl_c_in_training_ends_all
     assert run.steps() == list(range(1, len(run.steps()) + 1))
 
 
-def engine_processes(mark: str) -> list[str]:
-    return [words for words in marked(mark).values() if "EngineCore" in words]
+def engine_processes(mark: str) -> list[int]:
+    return [pid for pid in marked(mark) if is_engine(pid)]
