@@ -20,7 +20,7 @@ from generator.engine.last_words import note_errors
 from services.config.options import nearest
 
 ENGINE_NAME = "vllm-engine"
-"""What `ps` and `top` call an engine's processes."""
+"""Name of an engine's processes in `ps` and `top`."""
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM can be started for."""
 _SAID_CHARS = 300
