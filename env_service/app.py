@@ -9,8 +9,9 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from urllib.parse import urlsplit
 
@@ -23,10 +24,11 @@ from env_service.config import EnvServiceConfig
 from env_service.connection import LearnerLink
 from env_service.environments import catalog
 from env_service.environments.interface import OfferedEnvironment
-from env_service.environments.task_configs import ClassTasks
+from env_service.environments.task_configs import ClassTasks, LevelTasks, MixTasks, PlacesConfig, Tasks
 from env_service.environments.tokenization import ChatTemplateError, Tokenization, TokenizerError
 from env_service.hosting.hosted import Hosting
 from env_service.leases.outbox import Outbox
+from env_service.leases.places import PlaceRule
 from env_service.leases.running import RunningLeases, Slow
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds
 from env_service.rollouts.fleet import GeneratorFleet
@@ -39,7 +41,7 @@ from env_service.runtimes.images import ImageFault
 from env_service.runtimes.pool import RuntimePool, use_runtimes
 from env_service.status_notes import asked_rewards, send_notes
 from protocol.fleet import fingerprint_directory
-from protocol.messages import MAX_REASON_CHARS, EnvironmentInfo, Hello, ServingGenerator, WaitsFor
+from protocol.messages import MAX_REASON_CHARS, EnvironmentInfo, Hello, Lease, ServingGenerator, TaskPart, WaitsFor
 from protocol.status import PeerStatus, QueueStatus, Report
 from services.http.app import OPEN_PATHS, create_app
 from services.http.backoff import Backoff
@@ -184,9 +186,8 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
         )
         app = _application(config, waits=waits, metrics=metrics, sessions=sessions)
         async with asyncio.TaskGroup() as tasks:
-            running = RunningLeases(
-                run=rollout.run, report=link.report, capacity=config.capacity, tasks=tasks, metrics=counted
-            )
+            whose = partial(environment_of, environments)
+            running = running_leases(config, rollout, link, whose=whose, tasks=tasks, metrics=counted)
             status = EnvServiceStatus(
                 config, link=link, outbox=outbox, running=running, fleet=fleet, generators=generators, rewards=rewards
             )
@@ -204,6 +205,27 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             await link.leave(stop.reason or "stopping", within_s=config.drain_s)
             loops.cancel()
             http.cancel()
+
+
+def running_leases(
+    config: EnvServiceConfig,
+    rollout: Rollout,
+    link: LearnerLink,
+    *,
+    whose: Callable[[Lease], str],
+    tasks: asyncio.TaskGroup,
+    metrics: RolloutMetrics,
+) -> RunningLeases:
+    """Leases in as many places as configured, whose outcomes go to the learner."""
+    return RunningLeases(
+        run=rollout.run,
+        report=link.report,
+        capacity=config.capacity,
+        tasks=tasks,
+        metrics=metrics,
+        rules=place_rules(config),
+        whose=whose,
+    )
 
 
 def _application(config: EnvServiceConfig, *, waits: Waiting, metrics: Metrics, sessions: AgentSessions) -> FastAPI:
@@ -320,16 +342,48 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
                 train_tasks=offered.tasks.train_tasks,
                 evaluation_tasks=offered.tasks.evaluation_tasks,
                 levels=offered.levels,
-                parts=catalog.parts_of(offered.tasks),
+                parts=_parts_of(config, given, offered),
+                most_leases=None if isinstance(given, MixTasks | LevelTasks) else given.places.most,
                 chat_template=_template_of(config, offered),
                 no_greedy_answer=offered.no_greedy_answer[:MAX_REASON_CHARS],
             )
-            for name, offered in environments.items()
+            for given, (name, offered) in zip(config.environments, environments.items(), strict=True)
         ),
         tokenizer=fingerprints.tokenizer,
         chat_template=fingerprints.chat_template,
         address=f"{host}:{port}, process {os.getpid()}",
     )
+
+
+def place_rules(config: EnvServiceConfig) -> Mapping[str, PlaceRule]:
+    """Limits and weights of environments, by the name of those that have some."""
+    given = {entry.name: entry.places for entry in config.environments if not isinstance(entry, MixTasks | LevelTasks)}
+    return {
+        name: PlaceRule(most=places.most, weight=places.weight)
+        for name, places in given.items()
+        if places != PlacesConfig()
+    }
+
+
+def _parts_of(config: EnvServiceConfig, given: Tasks, offered: OfferedEnvironment) -> tuple[TaskPart, ...]:
+    """The parts of an entry, those of a mix with their limits and weights."""
+    parts = catalog.parts_of(offered.tasks)
+    if not isinstance(given, MixTasks):
+        return parts
+    rules = place_rules(config)
+    named = [rules.get(part.environment, PlaceRule()) for part in given.parts]
+    return tuple(
+        part.model_copy(update={"most_leases": rule.most, "weight": rule.weight})
+        for part, rule in zip(parts, named, strict=True)
+    )
+
+
+def environment_of(environments: Mapping[str, OfferedEnvironment], lease: Lease) -> str:
+    """The environment that has a lease's task, where several are offered as one; the lease's own if nobody knows it."""
+    offered = environments.get(lease.environment)
+    if offered is None or offered.parts is None or lease.task_index >= offered.task_count(lease.purpose):
+        return lease.environment
+    return offered.at(lease.purpose, lease.task_index)[0].name
 
 
 def _template_of(config: EnvServiceConfig, offered: OfferedEnvironment) -> str:
@@ -498,6 +552,10 @@ class EnvServiceStatus:
             queues=(
                 QueueStatus(name="running leases", depth=len(self._running.report_progress()), limit=self._capacity),
                 QueueStatus(name="unacknowledged groups", depth=len(self._outbox)),
+                *(
+                    QueueStatus(name=f"leases of {each.environment}", depth=each.running, limit=each.most)
+                    for each in self._running.limited()
+                ),
             ),
         )
 

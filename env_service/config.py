@@ -203,6 +203,18 @@ class EnvServiceConfig(ProcessConfig):
         return self
 
     @model_validator(mode="after")
+    def _weights_share_something(self) -> "EnvServiceConfig":
+        mixed = {part.environment for one in self.environments if isinstance(one, MixTasks) for part in one.parts}
+        for one in self.environments:
+            if isinstance(one, MixTasks | LevelTasks) or one.places.weight is None or one.name in mixed:
+                continue
+            raise ValueError(
+                f"environments: {one.name} has places.weight and is in no mix, so that it shares its places with no "
+                f'other: name it in one (source = "mix"), or leave the weight out'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _levels_are_there(self) -> "EnvServiceConfig":
         names = [environment.name for environment in self.environments if not isinstance(environment, LevelTasks)]
         for given in self.environments:

@@ -190,12 +190,14 @@ class LagConfig(ConfigModel):
         description="how many groups are asked for ahead: as few as keep the trainer from waiting, or always as many "
         "as max_lag permits, so that data grows as old as that",
     )
-    on_lag: Literal["wait", "drop"] = Field(
+    on_lag: Literal["wait", "drop", "mask"] = Field(
         "wait",
-        description="what to do before a step that would make a running group too old: wait for the group, or drop it",
+        description="what to do before a step that would make a running group too old: wait for the group; drop it, so "
+        "that it ends at once and its task is begun again; or go on and let it run to its end: of its tokens those "
+        "that are too old by then leave the loss, the others are trained with its reward",
     )
     straggler_timeout_s: float = Field(
-        60.0, gt=0, description="longest such wait, in seconds; then the group is dropped"
+        60.0, gt=0, description="longest wait for such a group, in seconds; then it is dropped"
     )
     max_drops_per_lease: int = Field(2, ge=0, description="after so many drops a lease is always waited for")
     measure_every: int | None = Field(

@@ -24,6 +24,8 @@ from learner.leases.filters import GroupFilter
 from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
 from learner.leases.options import IntakeEvents, IntakeOptions
+from learner.leases.part_turns import FILE as TURNS_FILE
+from learner.leases.part_turns import MakeTurns, PartTurns
 from learner.leases.run_rows import RunRows
 from learner.leases.task_draws import FILE as DRAWS_FILE
 from learner.leases.task_draws import DrawRules, MakeDraws, TaskDraws
@@ -182,6 +184,7 @@ def intake_options(
         pacing=config.lag.pacing,
         make_curriculum=curriculum_of(config, may_write=may_write),
         make_draws=draws_of(config, may_write=may_write) if rollouts.tasks.by == "signal" else None,
+        make_turns=turns_of(config, may_write=may_write),
     )
 
 
@@ -197,6 +200,14 @@ def curriculum_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> Ma
     )
     record = LevelLog(config.run.folder / CURRICULUM_FILE, run=run_name(config.run.folder), may_write=may_write)
     return lambda levels: Curriculum(levels=levels, rules=rules, record=record)
+
+
+def turns_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> MakeTurns:
+    """Makes the turns of a mix's parts, once these are known."""
+    folder = config.run.folder
+    rows = RunRows(folder / TURNS_FILE, run=run_name(folder), may_write=may_write)
+    needed_from = partial(oldest_open_lease, folder, keep=config.checkpoint.keep)
+    return lambda parts: PartTurns(parts=parts, seed=config.rollouts.seed, rows=rows, needed_from=needed_from)
 
 
 def draws_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> MakeDraws:
@@ -412,6 +423,7 @@ class EventLoopParts:
         told = IntakeEvents(
             refused=self.metrics.refused,
             left_out=self.metrics.left_out,
+            masked=self.metrics.masked,
             forgotten=self._forgotten,
             filtered=self._filtered,
             failed_write=self.metrics.failed_write,

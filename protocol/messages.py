@@ -33,10 +33,21 @@ class Message(WireModel):
 
 
 class TaskPart(WireModel):
-    """Consecutive training tasks of one share. Of more `places` than `tasks` the tasks recur in their order."""
+    """Consecutive training tasks of one share. Of more `places` than `tasks` the tasks recur in their order.
+
+    `most_leases` of it run at once in this env_service at most; `weight` is its share of the places there
+    relative to the others', 1 if only others have one. Without both, its leases come as its tasks do.
+    """
 
     places: int = Field(ge=1)
     tasks: int = Field(ge=1)
+    most_leases: int | None = Field(default=None, ge=1, exclude_if=lambda most: most is None)
+    weight: float | None = Field(default=None, gt=0, allow_inf_nan=False, exclude_if=lambda weight: weight is None)
+
+    @property
+    def has_own_places(self) -> bool:
+        """True if it may be passed over while others are begun."""
+        return self.most_leases is not None or self.weight is not None
 
 
 class EnvironmentInfo(WireModel):
@@ -44,7 +55,8 @@ class EnvironmentInfo(WireModel):
     equal size, the easiest first. `parts` are those of a mix, in the order of the tasks, whose shares a learner keeps
     that draws tasks of its own choice; none, if each level is one. `chat_template` is the fingerprint of the policy's
     template with what the environment tells it; empty if it tells it nothing of its own. `no_greedy_answer` says why no
-    greedy answer to its tasks can be sampled; empty if one can.
+    greedy answer to its tasks can be sampled; empty if one can. `most_leases` of it run at once in this env_service at
+    most; None: as many as there is room for.
     """
 
     name: str = Field(min_length=1, max_length=256)
@@ -54,6 +66,7 @@ class EnvironmentInfo(WireModel):
     parts: tuple[TaskPart, ...] = Field(default=(), max_length=MAX_PARTS, exclude_if=lambda parts: not parts)
     chat_template: str = Field(default="", max_length=128, exclude_if=lambda text: not text)
     no_greedy_answer: str = Field(default="", max_length=MAX_REASON_CHARS, exclude_if=lambda text: not text)
+    most_leases: int | None = Field(default=None, ge=1, exclude_if=lambda most: most is None)
 
     @model_validator(mode="after")
     def _parts_are_all(self) -> Self:

@@ -46,11 +46,28 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", descri
 VerifierName = Annotated[str, Field(min_length=1, max_length=256, description="name of a verifier")]
 
 
+class PlacesConfig(ConfigModel):
+    """Places of an environment beside others, as in a mix: those of episodes that take hours beside short ones."""
+
+    most: int | None = Field(
+        None, ge=1, description="its leases, each a group, that run at once in an env-service at most; none: no limit"
+    )
+    weight: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="its share of the places that are in use, relative to the others', 1 where they say nothing: the "
+        "next lease of a mix is of the part that has least of its share. None, and so of all others: leases come as "
+        "tasks do in the mix",
+    )
+
+
 class AdditionTasks(ConfigModel):
     """Two-digit addition: `37+48=` is to be continued with `085`."""
 
     source: Literal["addition"] = "addition"
     name: Name = "addition"
+    places: PlacesConfig = PlacesConfig()
 
 
 class ReasoningGymTasks(ConfigModel):
@@ -86,6 +103,7 @@ class ReasoningGymTasks(ConfigModel):
         ("tag", "boxed"), min_length=1, description="where the answer is looked for in a completion, in this order"
     )
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict, description=_TOLD)
+    places: PlacesConfig = PlacesConfig()
 
 
 class JsonlTasks(ConfigModel):
@@ -105,6 +123,7 @@ class JsonlTasks(ConfigModel):
         (), max_length=16, description="texts that end a completion; their tokens stay, and are trained on"
     )
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict, description=_TOLD)
+    places: PlacesConfig = PlacesConfig()
 
 
 class MixPart(ConfigModel):
@@ -175,6 +194,7 @@ class ClassTasks(ConfigModel):
         None, description="folder that relative paths in `options` count from; that of run.toml if not given"
     )
     rules: Rules = Field(Rules(), description="turns, tokens and actions; what is not set is as the class says")
+    places: PlacesConfig = PlacesConfig()
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict, description=_TOLD)
     train_tasks: int = Field(
         10_000, ge=1, le=100_000_000, description="training tasks, if the class has none of its own"

@@ -1,15 +1,13 @@
 """The leases in progress, and the tasks that roll them out."""
 
 import asyncio
-import itertools
 import time
-from bisect import insort
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from env_service.leases.keys import LeaseKey, key_of
+from env_service.leases.places import LeasePlaces, PlaceRule
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.messages import FailedLease, Lease, RunningLease, WaitsFor
@@ -42,68 +40,58 @@ class Slow:
     said: str = ""
 
 
+@dataclass(frozen=True)
+class LimitedLeases:
+    """Leases of an environment of which `most` may run at once."""
+
+    environment: str
+    running: int
+    waiting: int
+    most: int
+
+
+def _named(lease: Lease) -> str:
+    return lease.environment
+
+
 def _rank(lease: Lease) -> tuple[int, ...]:
     """The oldest lease first, whenever it was granted again; evaluation before training, as the learner grants it."""
     return (lease.purpose == "train", lease.lease_id, lease.attempt)
 
 
-class _Places:
-    """Places for leases; of those that wait the lowest rank gets the next one."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._line: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
-        self._arrivals = itertools.count()
-
-    @asynccontextmanager
-    async def held(self, rank: tuple[int, ...]) -> AsyncIterator[None]:
-        """A place, while the body runs."""
-        if self._free:
-            self._free -= 1
-        else:
-            await self._wait(rank)
-        try:
-            yield
-        finally:
-            self._give_back()
-
-    async def _wait(self, rank: tuple[int, ...]) -> None:
-        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        insort(self._line, (rank, next(self._arrivals), given))
-        try:
-            await given
-        except asyncio.CancelledError:
-            if given.done() and not given.cancelled():
-                self._give_back()
-            raise
-
-    def _give_back(self) -> None:
-        while self._line:
-            _, _, given = self._line.pop(0)
-            if not given.done():
-                given.set_result(None)
-                return
-        self._free += 1
-
-
 class RunningLeases:
     """Runs at most `capacity` leases at once, the oldest first, holds the others back, and reports each outcome.
 
-    Tasks live in `tasks`, the caller's group: what this class does not expect ends the process.
+    `rules` bound and weigh environments by name; `whose` tells that of a lease. Tasks live in `tasks`, the caller's
+    group: what this class does not expect ends the process.
     """
 
     def __init__(
-        self, *, run: RunLease, report: Report, capacity: int, tasks: asyncio.TaskGroup, metrics: RolloutMetrics
+        self,
+        *,
+        run: RunLease,
+        report: Report,
+        capacity: int,
+        tasks: asyncio.TaskGroup,
+        metrics: RolloutMetrics,
+        rules: Mapping[str, PlaceRule] | None = None,
+        whose: Callable[[Lease], str] = _named,
     ) -> None:
         self._run = run
         self._report = report
-        self._places = _Places(capacity)
+        self._rules = rules or {}
+        self._whose = whose
+        self._places = LeasePlaces(capacity, self._rules)
         self._limit = _QUEUE_FACTOR * capacity
         self._tasks = tasks
         self._metrics = metrics
         self._running: dict[LeaseKey, _Running] = {}
         self._ended = 0
         metrics.running.set_function(lambda: len(self._running))
+        for name in self._rules:
+            for state, count in (("running", self._places.running), ("waiting", self._places.waiting)):
+                gauge = metrics.environment_leases.labels(environment=name, state=state)
+                gauge.set_function(lambda count=count, name=name: count[name])
 
     async def start(self, lease: Lease) -> None:
         """Begin a lease; one that runs already goes on, one for which there is no room is reported as failed."""
@@ -148,6 +136,15 @@ class RunningLeases:
         waits = Counter(str(entry.progress.waits_for) for entry in begun)
         return LoadSample(done=self._ended, running=len(begun), waits=waits)
 
+    def limited(self) -> tuple[LimitedLeases, ...]:
+        """Leases of each environment that has a limit."""
+        places = self._places
+        return tuple(
+            LimitedLeases(name, running=places.running[name], waiting=places.waiting[name], most=rule.most)
+            for name, rule in self._rules.items()
+            if rule.most is not None
+        )
+
     def slow(self, whom: WaitsFor, *, from_s: float) -> "Slow | None":
         """The leases that have waited for somebody for `from_s` seconds or more; None if there are none."""
         now = time.monotonic()
@@ -164,7 +161,7 @@ class RunningLeases:
 
     async def _hold(self, key: LeaseKey, entry: _Running) -> None:
         try:
-            async with self._places.held(_rank(entry.lease)):
+            async with self._places.held(_rank(entry.lease), self._whose(entry.lease)):
                 entry.begun = True
                 outcome = await self._run(entry.lease, entry.progress)
             # Reported before it stops running: at no moment may a heartbeat speak of it and the outbox not know it.

@@ -195,6 +195,11 @@ class RolloutMetrics:
             labels=("environment",),
         )
         self.running = metrics.gauge("running_leases", "Leases in progress.")
+        self.environment_leases = metrics.gauge(
+            "environment_leases",
+            "Leases of an environment that has `places` of its own, by state: running, or waiting for a place.",
+            labels=("environment", "state"),
+        )
         self.unacknowledged = metrics.gauge("unacknowledged_outcomes", "Outcomes that the learner has not confirmed.")
         self.resent = metrics.counter("resent_outcomes", "Outcomes that were sent again.")
         self.hellos = metrics.counter("hellos", "Times this process introduced itself to a learner.")

@@ -364,7 +364,7 @@ def _difference(info: EnvironmentInfo, first: EnvironmentInfo) -> str | None:
                 f"its environment has {theirs} {what}, that of the first env_service of this run "
                 f"{ours}: give all of them the same data, or restart the learner"
             )
-    if info.parts != first.parts:
+    if [(part.places, part.tasks) for part in info.parts] != [(part.places, part.tasks) for part in first.parts]:
         return (
             f"its environment {info.name} is mixed of other parts than that of the first env_service of this run: give "
             "all of them the same data in the same shares, or restart the learner"

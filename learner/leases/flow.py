@@ -18,6 +18,7 @@ from learner.leases.filters import FilterReason, FilterRounds
 from learner.leases.granting import Granting, LeaseTerms
 from learner.leases.incarnations import Belongs, Incarnations, oldest_of, up_to
 from learner.leases.options import IntakeEvents, IntakeOptions
+from learner.leases.partial_credit import credited_from
 from learner.ledger import AttemptId, Batch, EndedAttempt, FailureResult, GroupVerdict, Ledger
 from protocol.codec import Frame
 from protocol.messages import FailedLease, LeaseGrant
@@ -63,6 +64,7 @@ class GroupFlow:
             pacing=options.pacing,
             make_curriculum=options.make_curriculum,
             make_draws=options.make_draws,
+            make_turns=options.make_turns,
         )
         self._rounds = FilterRounds(options.rules.filters, groups_per_step=ledger.config.groups_per_step)
         self.room = DiskRoom(waits=waits, clock=clock, failed=events.failed_write)
@@ -86,8 +88,11 @@ class GroupFlow:
     async def accept(self, group: TrajectoryGroup, frames: Sequence[Frame] | None) -> bool:
         """Takes a group in. False if the journal has no room for it: unacknowledged, it is sent again.
 
-        `frames` are those that it came in, None if it was changed since.
+        `frames` are those that it came in, None if it was changed since. With on_lag = mask tokens of it that are too
+        old leave the loss first; so it stands in the journal.
         """
+        credited = credited_from(group, version=self._ledger.oldest_with_a_place(oldest_of(group)))
+        group, frames = credited.group, frames if credited.group is group else None
         lease_id, oldest_version = group.lease_id, oldest_of(group)
         reason = self._options.rules.filters.reason(group)
         trace = lease_trace(group.incarnation, lease_id)
@@ -102,6 +107,8 @@ class GroupFlow:
         if answer.verdict is GroupVerdict.ACCEPTED:
             self.granting.accepted(group)
             self.granting.diary.accepted(group)
+            if credited.tokens:
+                self._events.masked(credited.tokens, credited.trajectories)
         if answer.verdict is not GroupVerdict.ACCEPTED:
             self._events.left_out(answer.verdict.value)
         elif reason is not None:
@@ -205,8 +212,9 @@ class GroupFlow:
     async def grant_all(self) -> None:
         """Grants whatever may be granted, to whoever has room."""
         for holder in self.env_services.with_room() if self.granting.may_grant() else ():
-            leases = self.granting.leases_for(holder, environment=holder.agreed(self._options.environment).name)
-            if self.granting.room_of(holder) <= 0:
+            environment = holder.agreed(self._options.environment).name
+            leases = self.granting.leases_for(holder, environment=environment)
+            if self.granting.room_of(holder, environment) <= 0:
                 self.env_services.full(holder)
             if leases:
                 await self.env_services.send(holder, LeaseGrant(leases=tuple(leases)))

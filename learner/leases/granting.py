@@ -3,8 +3,9 @@ evaluation goes before training.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
 from learner.leases.env_services import ConnectedEnvService
@@ -12,11 +13,12 @@ from learner.leases.evaluation_leases import Evaluator
 from learner.leases.lease_times import LeaseDiary
 from learner.leases.newest_grants import NewestGrants
 from learner.leases.pacing import Pacing, PacingRule
+from learner.leases.part_turns import MakeTurns, PartTurns, next_part
 from learner.leases.task_draws import MakeDraws, TaskDraws, TaskPlaces
 from learner.leases.task_order import TaskOrder
 from learner.ledger import AttemptId, Grant, Ledger
 from protocol.generation import Sampling
-from protocol.messages import EnvironmentInfo, Lease
+from protocol.messages import EnvironmentInfo, Lease, TaskPart
 from protocol.trajectories import TrajectoryGroup
 from services.tracing import lease_began, lease_trace
 
@@ -54,8 +56,10 @@ class Granting:
         pacing: PacingRule = "demand",
         make_curriculum: MakeCurriculum = lambda levels: Curriculum(levels=levels, rules=CurriculumRules()),
         make_draws: MakeDraws | None = None,
+        make_turns: MakeTurns | None = None,
     ) -> None:
         self._make_curriculum = make_curriculum
+        self._make_turns = make_turns
         self._make_draws = make_draws
         self._ledger = ledger
         self._evaluator = evaluator
@@ -73,6 +77,8 @@ class Granting:
         """None while there is one level."""
         self.draws: TaskDraws | None = None
         """None where tasks are of the plain order."""
+        self.turns: PartTurns | None = None
+        """None but in a mix, whose tasks are of the plain order."""
         self.known: EnvironmentInfo | None = None
         """Of the first env_service; all others have the same."""
 
@@ -84,6 +90,8 @@ class Granting:
             self.curriculum = self._make_curriculum(levels) if levels > 1 else None
             if self._make_draws is not None:
                 self.draws = self._make_draws(TaskPlaces(count=count, levels=levels, parts=info.parts), self._in_order)
+            elif info.parts and levels == 1 and self._make_turns is not None:
+                self.turns = self._make_turns(info.parts)
             self.known = info
 
     def task_index(self, lease_id: int) -> int:
@@ -91,10 +99,11 @@ class Granting:
         return self._in_order(lease_id) if self.draws is None else self.draws.task_of(lease_id)
 
     def _in_order(self, lease_id: int) -> int:
-        """The task of a lease's place in the epoch, of its level."""
+        """The task of a lease's place in the epoch, of its level or of the part that it was moved to."""
         assert self.order is not None, "nothing was granted yet"
         level = 0 if self.curriculum is None else self.curriculum.level_of(lease_id)
-        return level * self.order.count + self.order.task_index(lease_id)
+        place = level * self.order.count + self.order.task_index(lease_id)
+        return place if self.turns is None else self.turns.place_of(lease_id, place)
 
     def accepted(self, group: TrajectoryGroup) -> None:
         """A group was taken in, which may be what changes the level of new leases, or which tasks they are of."""
@@ -130,16 +139,18 @@ class Granting:
         """True if anybody with room would be granted a lease for training."""
         return self.order is not None and min(self._still_needed(), self._ledger.places()) > 0
 
-    def room_of(self, holder: ConnectedEnvService) -> int:
-        """For how many more leases an env_service has room."""
-        return holder.hello.capacity - len(holder.running) - self._evaluator.running(holder.name)
+    def room_of(self, holder: ConnectedEnvService, environment: str) -> int:
+        """For how many more leases of an environment an env_service has room."""
+        most = holder.agreed(environment).most_leases
+        capacity = holder.hello.capacity if most is None else min(most, holder.hello.capacity)
+        return capacity - len(holder.running) - self._evaluator.running(holder.name)
 
     def leases_for(self, holder: ConnectedEnvService, *, environment: str) -> list[Lease]:
         """The leases that an env_service is granted now; it holds them from here on."""
         if self.order is None or self._ledger.served is None:
             return []
         evaluating = self._evaluator.running(holder.name)
-        room = max(0, min(self.room_of(holder), _MAX_LEASES_IN_A_GRANT))
+        room = max(0, min(self.room_of(holder, environment), _MAX_LEASES_IN_A_GRANT))
         leases = self._evaluator.grant(
             now=self._clock(),
             holder=holder.name,
@@ -149,7 +160,8 @@ class Granting:
         holder.evaluated_last = bool(leases) or holder.evaluated_last
         room = min(room - len(leases), self._still_needed())
         if room > 0:
-            grants = self._ledger.grant(now=self._clock(), holder=holder.name, room=self._with_tasks(room))
+            parts = holder.agreed(environment).parts
+            grants = self._granted(holder, parts, room=self._with_tasks(room))
             if grants and self.curriculum is not None:
                 self.curriculum.granting(1 + max(grant.lease_id for grant in grants))
             self.newest.granted(grants)
@@ -157,6 +169,30 @@ class Granting:
             leases += [self._lease(grant, self.order, environment) for grant in grants]
             holder.evaluated_last = holder.evaluated_last and not grants
         return leases
+
+    def _granted(self, holder: ConnectedEnvService, parts: Sequence[TaskPart], *, room: int) -> tuple[Grant, ...]:
+        """Grants of the ledger; in a mix with places of their own new ones are of the parts that have room there."""
+        turns = self.turns
+        if turns is None or not any(part.has_own_places for part in parts):
+            return self._ledger.grant(now=self._clock(), holder=holder.name, room=room)
+        grants: list[Grant] = []
+        moved: dict[int, int | None] = {}
+        held = turns.held(self._in_order(attempt.lease_id) for attempt in holder.running)
+        turn = partial(next_part, parts, held=held)
+        while len(grants) < room and turn(plain=0) is not None:
+            granted = self._ledger.grant(now=self._clock(), holder=holder.name, room=1)
+            if not granted:
+                break
+            lease_id = granted[0].lease_id
+            part = turns.part_at(self._in_order(lease_id))
+            if granted[0].attempt == 0 and turns.may_move(lease_id):
+                chosen = turn(plain=part)
+                moved[lease_id] = None if chosen == part else chosen
+                part = part if chosen is None else chosen
+            held[part] += 1
+            grants += granted
+        turns.granting(moved)
+        return tuple(grants)
 
     def _evaluation_room(self, holder: ConnectedEnvService, *, room: int, evaluating: int) -> int:
         """Beside training an evaluation has a share of the places; of a single one it has every other turn."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from learner.leases.admission import GroupRules
 from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
 from learner.leases.pacing import PacingRule
+from learner.leases.part_turns import MakeTurns
 from learner.leases.task_draws import MakeDraws
 from protocol.trajectories import TrajectoryGroup
 
@@ -28,6 +29,7 @@ class IntakeOptions:
     pacing: PacingRule = "demand"
     make_curriculum: MakeCurriculum = lambda levels: Curriculum(levels=levels, rules=CurriculumRules())
     make_draws: MakeDraws | None = None
+    make_turns: MakeTurns | None = None
 
 
 def _untold(*_: object) -> None:
@@ -40,7 +42,9 @@ class IntakeEvents:
 
     `refused`: the reason of each refused message. `left_out`: the reason of each group or attempt that came to nothing.
     `accepted`: each group that waits for its step; `forgotten`: one of these that will not be trained after all;
-    `filtered`: each group that is left out on purpose. `failed_write`: a file that the disk did not take.
+    `filtered`: each group that is left out on purpose. `masked`: of a group that was taken in, the tokens that were too
+    old and left the loss, and the trajectories that have none in it any more. `failed_write`: a file that the disk did
+    not take.
     """
 
     refused: Callable[[str], None] = _untold
@@ -48,4 +52,5 @@ class IntakeEvents:
     accepted: Callable[[TrajectoryGroup], None] = _untold
     forgotten: Callable[[TrajectoryGroup, str], None] = _untold
     filtered: Callable[[TrajectoryGroup, str], None] = _untold
+    masked: Callable[[int, int], None] = _untold
     failed_write: Callable[[str], None] = _untold

@@ -13,6 +13,7 @@ from learner.ledger.lease import (
     LeaseEnd,
     LeaseTable,
     Remaining,
+    RunningAttempt,
     blockage,
     last_without_a_place,
 )
@@ -247,6 +248,30 @@ class Ledger:
         outstanding = (self.config.max_lag + 1) * self.config.groups_per_step
         return 0 <= lease_id < self._table.cursor + _LIVES_REMEMBERED * outstanding
 
+    def oldest_with_a_place(self, oldest_version: int) -> int:
+        """The oldest version that the trained tokens of a group may have which comes in now, so that there is a place
+        for it in one of the next batches, whatever else waits for them: with on_lag = mask older ones are to leave the
+        loss before the group is offered. Otherwise `oldest_version`, which is that of all its tokens.
+        """
+        if self.config.on_lag != "mask":
+            return oldest_version
+        first = max(oldest_version, self.next_version - self._max_lag)
+        versions = [group.version for group in self._table.buffered.values()]
+        for version in range(first, self.next_version + 1):
+            if self._has_places([*versions, version]):
+                return version
+        return first
+
+    def _has_places(self, versions: Collection[int]) -> bool:
+        """True if groups of these versions can all be trained in time, by the next batch and those after it."""
+        newest = last_without_a_place(
+            versions,
+            version=self.next_version - 1,
+            max_lag=self._max_lag,
+            groups_per_step=self.config.groups_per_step,
+        )
+        return newest is None
+
     def _is_admissible(self, oldest_version: int) -> bool:
         return 0 <= self.next_version - oldest_version <= self._max_lag
 
@@ -372,9 +397,10 @@ class Ledger:
         those running.
         """
         table, bound = self._table, {"max_lag": self._max_lag, "groups_per_step": self.config.groups_per_step}
+        awaited = self._awaited()
         versions = chain(
             (table.buffered[lease_id].version for lease_id in left),
-            (running.version for running in table.running.values()),
+            (running.version for running in awaited.values()),
         )
         newest = last_without_a_place(versions, version=after, **bound)
         if newest is None:
@@ -384,7 +410,7 @@ class Ledger:
             for lease_id in left
             if table.buffered[lease_id].version <= newest
         ]
-        for lease_id, running in table.running.items():
+        for lease_id, running in awaited.items():
             if running.version <= newest:
                 drops, droppable = table.leases[lease_id].drops, self._is_droppable(lease_id)
                 remaining.append(
@@ -394,12 +420,21 @@ class Ledger:
                 )
         return blockage(remaining, version=after, **bound)
 
+    def _awaited(self) -> Mapping[int, RunningAttempt]:
+        """The running attempts that a step may not leave behind to grow too old: all, unless their old tokens would
+        only leave the loss. One that came too late for that, time and again, is awaited like any other.
+        """
+        running = self._table.running
+        if self.config.on_lag != "mask":
+            return running
+        return {lease_id: one for lease_id, one in running.items() if not self._is_droppable(lease_id)}
+
     def _is_droppable(self, lease_id: int) -> bool:
         return self._table.leases[lease_id].drops < self.config.max_drops_per_lease
 
     def _too_old(self) -> list[int]:
         """The running and buffered groups that the next batch would not admit."""
-        running, buffered = self._table.running, self._table.buffered
+        running, buffered = self._awaited(), self._table.buffered
         versions = {each: running[each].version for each in running} | {
             each: buffered[each].version for each in buffered
         }

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 FailureKind = Literal["infrastructure", "data"]
 ReusePriority = Literal["advantage", "recent", "uniform"]
+OnLag = Literal["wait", "drop", "mask"]
 LEASE_STATES = ("trained", "filtered", "dead_lettered", "buffered", "running", "pending")
 """The fields of `Books` that add up to `leases`."""
 ATTEMPT_OUTCOMES = ("accepted", "failed", "expired", "dropped", "running")
@@ -17,8 +18,9 @@ class LedgerConfig:
     """The rules. Times are seconds, everything else counts.
 
     on_lag: what to do before a step that would make a running group too old: `wait` for it, at most
-        `straggler_timeout_s`, then drop it; or `drop` it at once. A lease that was dropped `max_drops_per_lease` times
-        is always waited for, or long answers would starve.
+        `straggler_timeout_s`, then drop it; or `drop` it at once; or go on and let it run, so that the tokens that are
+        too old by then `mask` when it comes in (`oldest_with_a_place`). A lease that was dropped `max_drops_per_lease`
+        times is always waited for, or long answers would starve.
     lease_timeout_s: an attempt of which no heartbeat spoke for so long is granted again.
     infrastructure_retries, data_retries: failures of each kind that a lease survives; the next one dead-letters it. As
         many expired attempts as infrastructure failures are survived in one life of the learner.
@@ -33,7 +35,7 @@ class LedgerConfig:
 
     groups_per_step: int
     max_lag: int
-    on_lag: Literal["wait", "drop"]
+    on_lag: OnLag
     straggler_timeout_s: float
     lease_timeout_s: float
     infrastructure_retries: int

@@ -158,6 +158,14 @@ class LearnerMetrics:
             labels=("reason",),
             known=one_label(*_LEFT_OUT),
         )
+        self._masked = metrics.counter(
+            "masked_tokens",
+            "Sampled tokens of accepted groups that were too old for a loss, and left it (lag.on_lag = mask).",
+        )
+        self._emptied = metrics.counter(
+            "masked_trajectories",
+            "Trajectories of accepted groups whose tokens were all too old; others are still compared with them.",
+        )
         self._env_services = metrics.gauge("env_services", "Env-services that the learner gives leases to.")
 
     def _make_publishes(self, metrics: Metrics) -> None:
@@ -347,6 +355,11 @@ class LearnerMetrics:
     def left_out(self, reason: str) -> None:
         """Notes a group or an attempt that came to nothing."""
         self._left_out.labels(reason=reason).inc()
+
+    def masked(self, tokens: int, trajectories: int) -> None:
+        """Notes tokens of a group that left the loss, and its trajectories that have none in it any more."""
+        self._masked.inc(tokens)
+        self._emptied.inc(trajectories)
 
     def failed_write(self, what: str) -> None:
         """Notes something that could not be written: a file's name, or `checkpoint`."""

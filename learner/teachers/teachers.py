@@ -430,7 +430,8 @@ async def _fetched(teacher: RemoteTeacher, group: TrajectoryGroup, *, top: int) 
 
 def _up_to_the_last_trained(trajectory: Trajectory) -> NDArray[np.int32]:
     trained = np.flatnonzero(trajectory.loss_mask)
-    assert len(trained), "admission lets no trajectory in without a trained token"
+    if not len(trained):  # its tokens have all become too old: it is only compared with
+        return trajectory.token_ids[:2]
     assert trained[0] > 0, "admission lets no trajectory in whose first token is trained"
     return trajectory.token_ids[: trained[-1] + 1]
 

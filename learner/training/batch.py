@@ -445,7 +445,7 @@ def sequences_of(
 
 
 def _split(whole: TrainSequence, trajectory: Trajectory, preset: Preset) -> Sequence[TrainSequence]:
-    """A trajectory's sequences. One whose tokens nobody sampled is left out: nothing in it is trained."""
+    """A trajectory's sequences. One without a token to train is left out, unless all of them are."""
     if not trajectory.sequence_starts:
         return [whole]
     if preset.paired or len(whole.teacher_logprobs):
@@ -453,8 +453,10 @@ def _split(whole: TrainSequence, trajectory: Trajectory, preset: Preset) -> Sequ
             f"algo {preset.name} takes each trajectory as one sequence, and one has "
             f'{1 + len(trajectory.sequence_starts)}: set history = "append" in the rules of its environment'
         )
-    bounds = pairwise((0, *trajectory.sequence_starts, len(whole.token_ids)))
-    parts = [_part(whole, slice(start, end)) for start, end in bounds if whole.loss_mask[start:end].any()]
+    bounds = [slice(start, end) for start, end in pairwise((0, *trajectory.sequence_starts, len(whole.token_ids)))]
+    trained = [at for at in bounds if whole.loss_mask[at].any()]
+    # One of which nothing is trained any more stays, since the others of its group are compared with its reward.
+    parts = [_part(whole, at) for at in trained or bounds[:1]]
     return [replace(part, continues=number > 0) for number, part in enumerate(parts)]
 
 

@@ -130,7 +130,8 @@ def _whole(
 ) -> WholeText | None:
     trajectory = groups[place[0]].trajectories[place[1]]
     numbers = {found.number(span, trajectory) for span in trajectory.version_spans}
-    if len(numbers) != 1 or _NOBODY in numbers or trajectory.forks:  # branches are alike more often than by chance
+    alike = bool(trajectory.forks)  # branches are alike more often than by chance
+    if len(numbers) != 1 or _NOBODY in numbers or alike or not trajectory.loss_mask.any():
         return None
     first = int(trajectory.loss_mask.argmax())
     return WholeText(

@@ -136,6 +136,7 @@ class RunningIntake:
     not_written: Counter[str]
     waits: Waiting
     forgotten: list[tuple[int, str]]
+    masked: list[tuple[int, int]]
 
     async def serve(self, number: int) -> None:
         """A generator serves this version."""
@@ -190,6 +191,7 @@ async def learner(
     left_out: Counter[str] = Counter()
     not_written: Counter[str] = Counter()
     forgotten: list[tuple[int, str]] = []
+    masked: list[tuple[int, int]] = []
 
     def count(reason: str) -> None:
         left_out[reason] += 1
@@ -227,6 +229,7 @@ async def learner(
                 events=IntakeEvents(
                     left_out=count,
                     forgotten=lambda group, why: forgotten.append((group.lease_id, why)),
+                    masked=lambda tokens, trajectories: masked.append((tokens, trajectories)),
                     failed_write=lambda what: not_written.update([what]),
                 ),
                 clock=clock,
@@ -242,6 +245,7 @@ async def learner(
                 folder=folder,
                 waits=waits,
                 forgotten=forgotten,
+                masked=masked,
             )
             for version in range(_VERSIONS * INCARNATION):
                 proven = PolicyVersion(1 + version // _VERSIONS, version % _VERSIONS)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from env_service.leases.outbox import Outbox
+from learner.algorithms.presets.grpo import GrpoConfig
 from learner.evaluation.config import EvaluationConfig
 from learner.journal.checkpoints import VersionScore
 from learner.journal.journal import LoggedBatch, LoggedFilter, LoggedGroup
@@ -20,6 +22,7 @@ from learner.leases.filters import GroupFilter
 from learner.leases.intake import EndedEarly
 from learner.ledger import Books, Ledger
 from learner.online import _credit
+from learner.training.batch import sequences_of
 from protocol.messages import (
     EnvironmentInfo,
     FailedLease,
@@ -1159,3 +1162,48 @@ async def test_a_lease_that_ends_with_its_env_service_again_and_again_is_a_dead_
             0,
             "2 attempts ended with the silence or the end of their env_service",
         )
+
+
+# Partial credit
+
+
+async def test_of_an_episode_that_outlived_the_bound_what_is_young_enough_is_trained(tmp_path: Path) -> None:
+    """Lease 0 runs while two steps pass: at version 2 with max_lag 1 its tokens of version 0 leave the loss."""
+    config = replace(LEDGER, on_lag="mask", groups_per_step=1, max_lag=1)
+    async with learner(tmp_path, ledger_config=config) as ours, ours.env("e") as env:
+        await env.enter()
+        await env.leases(2)
+        await env.finish(group(1))
+        await ours.train()
+        (lease,) = await env.leases(1)
+        await env.finish(group(lease.lease_id, version=1))
+        await ours.train()
+        assert not any(isinstance(message, LeaseCancellation) for message in env.seen)
+        long = group(0, trajectory(0, 0, 1, 2, reward=1.0), trajectory(0, 0, reward=0.0))
+        await env.finish(long)
+        taken = await ours.intake.take()
+        assert (taken.version, taken.lags, ours.left_out) == (2, (1,), Counter())
+        (trained,) = taken.groups
+        assert [one.loss_mask.tolist() for one in trained.trajectories] == [[0, 0, 0, 0, 1, 1], [0] * 4]
+        assert [one.reward for one in trained.trajectories] == [one.reward for one in long.trajectories]
+        assert ours.masked == [(4, 1)]
+        (logged,) = [each for each in ours.journal() if isinstance(each, LoggedGroup) and each.group.lease_id == 0]
+        assert [one.loss_mask.tolist() for one in logged.group.trajectories] == [[0, 0, 0, 0, 1, 1], [0] * 4]
+        first, second = sequences_of(taken.groups, version=2, max_lag=1, preset=GrpoConfig().preset())
+        assert (first.lags[first.loss_mask].tolist(), bool(second.loss_mask.any())) == ([1, 0], False)
+
+
+async def test_an_episode_without_a_token_that_is_young_enough_is_rolled_out_again(tmp_path: Path) -> None:
+    config = replace(LEDGER, on_lag="mask", groups_per_step=1, max_lag=0)
+    async with learner(tmp_path, ledger_config=config) as ours, ours.env("e") as env:
+        await env.enter(capacity=2)
+        await env.leases(1)
+        await env.send(failed(0, data_fault=False))
+        await env.next(OutcomeReceipt)
+        await env.leases(1)
+        await env.finish(group(1))
+        ours.clock.now = 5.0
+        await ours.train()
+        assert [(lease.lease_id, lease.attempt) for lease in await env.leases(1)] == [(0, 1)]
+        await env.finish(group(0, attempt=1, version=0))
+        assert (ours.left_out["stale"], ours.masked) == (1, [])

@@ -1,6 +1,7 @@
 """The rules of the ledger, one by one."""
 
 import json
+import random
 from dataclasses import asdict
 from typing import Literal
 
@@ -19,7 +20,7 @@ from learner.ledger import (
     LedgerSnapshot,
 )
 
-OnLag = Literal["wait", "drop"]
+OnLag = Literal["wait", "drop", "mask"]
 
 CONFIG = LedgerConfig(
     groups_per_step=2,
@@ -452,8 +453,62 @@ def test_on_lag_drop_does_not_wait() -> None:
     assert [ended.lease_id for ended in take(ledger).dropped] == [0]
 
 
+def test_on_lag_mask_goes_on_without_a_straggler_and_keeps_it_for_what_can_still_be_trained_of_it() -> None:
+    ledger = straggling(on_lag="mask")
+    assert (take(ledger).lease_ids, ledger.books().running) == ((2,), 1)
+    ledger.trained(2)
+    assert ledger.oldest_with_a_place(0) == 1, "the newest version is 2, and max_lag 1"
+    assert finish(ledger, 0, version=0) == [GroupVerdict.STALE], "as it came, it would be too old"
+
+
+def test_a_group_that_comes_late_takes_the_place_of_none_that_is_there_already() -> None:
+    """At version 2 a batch of 1 group with max_lag 2 has one place for each of the versions 0, 1 and 2."""
+    ledger = make_ledger(groups_per_step=1, max_lag=2, on_lag="mask")
+    granted(ledger)
+    for done in range(2):
+        finish(ledger, done, version=done)
+        step(ledger)
+    granted(ledger)
+    finish(ledger, 3, version=0)
+    assert ledger.oldest_with_a_place(0) == 1
+    finish(ledger, 4, version=1)
+    assert ledger.oldest_with_a_place(0) == ledger.oldest_with_a_place(1) == 2
+    wait_for_it = make_ledger(groups_per_step=1, max_lag=2)
+    assert wait_for_it.oldest_with_a_place(0) == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_with_on_lag_mask_nothing_that_runs_is_dropped_and_nothing_that_came_in_grows_too_old(seed: int) -> None:
+    """Rollouts take from a moment to many steps; the last token of each is of the version that is served when it ends.
+
+    The ledger itself asserts that no group of a batch lags beyond the bound.
+    """
+    draws = random.Random(seed)
+    per_step, max_lag = draws.randint(1, 4), draws.randint(0, 4)
+    ledger = make_ledger(groups_per_step=per_step, max_lag=max_lag, on_lag="mask")
+    running: dict[int, tuple[int, int]] = {}  # lease: the version at its grant, the moment at which it ends
+    masked = trained = 0
+    for moment in range(600):
+        for grant in ledger.grant(now=0.0, holder="a", room=draws.randint(0, 3)):
+            long = draws.random() < 0.3
+            running[grant.lease_id] = (grant.version, moment + draws.randint(40, 90) if long else moment + 1)
+        for lease_id in [lease_id for lease_id, (_, ends) in running.items() if ends <= moment]:
+            oldest, _ = running.pop(lease_id)
+            kept = ledger.oldest_with_a_place(oldest)
+            masked += kept > oldest
+            assert finish(ledger, lease_id, version=kept) == [GroupVerdict.ACCEPTED]
+        if isinstance(batch := ledger.take(now=0.0), Batch):
+            assert batch.dropped == ()
+            trained += len(batch.lease_ids)
+            ledger.trained(batch.version + 1)
+            ledger.served_changed(batch.version + 1)
+    assert trained > 20
+    assert masked > 0 or max_lag == 0
+    ledger.books().check()
+
+
 def test_a_lease_that_was_dropped_often_enough_is_waited_for_without_end() -> None:
-    modes: tuple[OnLag, ...] = ("wait", "drop")
+    modes: tuple[OnLag, ...] = ("wait", "drop", "mask")
     for on_lag in modes:
         ledger = straggling(on_lag=on_lag, max_drops_per_lease=0)
         wait(ledger, now=0.0)

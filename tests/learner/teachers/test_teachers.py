@@ -71,6 +71,15 @@ async def test_a_group_gets_the_teachers_likeliest_tokens_in_the_places_of_train
     assert not top.logprobs[[0, 1, 4, 6, 7]].any()
 
 
+async def test_a_trajectory_of_which_nothing_is_trained_is_taught_nothing() -> None:
+    scripted, old = ScriptedTeacher(), two_turns()
+    old = old.model_copy(update={"loss_mask": np.zeros_like(old.loss_mask)})
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        found = await ours.scores(group(1, old, trajectory(0, 0, token_id=5)))
+    assert found is not None
+    assert (found[0].logprobs.tolist(), bool(found[1].logprobs.any())) == ([0] * 8, True)
+
+
 async def test_what_was_asked_for_early_is_there_when_the_step_wants_it() -> None:
     scripted = ScriptedTeacher()
     async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:

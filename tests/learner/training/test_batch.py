@@ -196,6 +196,15 @@ def test_a_trajectory_of_several_contexts_becomes_sequences_that_share_its_rewar
     assert sum(int(sequence.loss_mask.sum()) for sequence in sequences) == 6
 
 
+def test_a_trajectory_of_several_contexts_without_a_token_to_train_stays_with_its_reward() -> None:
+    """As one is whose tokens are all too old: the others of its group are compared with it."""
+    old, young = several_turns(starts=(3, 6)), several_turns(starts=(3, 6))
+    old = old.model_copy(update={"loss_mask": np.zeros_like(old.loss_mask)})
+    sequences = sequences_of([group(0, old, young)], version=4, max_lag=3, preset=GRPO)
+    assert [one.loss_mask.any() for one in sequences] == [False, *[True] * (len(sequences) - 1)]
+    assert [one.continues for one in sequences][:2] == [False, False]
+
+
 def in_a_tree(*ways: tuple[int, ...], rewards: tuple[float, ...]) -> TrajectoryGroup:
     """Three turns each, forked at the opening and behind the first turn; what is sampled behind a fork differs."""
     members = []

@@ -75,6 +75,19 @@ def test_two_steps_move_the_weights_like_plain_adamw(tiny_llama: Path, commands:
     assert metrics[0].microbatches > 1
 
 
+def test_a_trajectory_without_a_token_to_train_is_compared_with_like_the_others(
+    tiny_llama: Path, commands: CommandChannel
+) -> None:
+    """As one is whose tokens have all become too old. Without its reward the others' advantages would be different."""
+    step = random_sequences(6, seed=3)
+    step[2] = replace(step[2], loss_mask=np.zeros_like(step[2].loss_mask), reward=9.0)
+    expected = plain_training(tiny_llama, [step], optimizer=OPTIMIZER)
+    with trainer(tiny_llama, commands) as made:
+        metrics = made.train_step(step, version=0)
+        assert_same_weights(made.host_copy(), expected.weights)
+    assert metrics.loss == pytest.approx(expected.losses[0], abs=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_an_update_whose_gradient_is_not_finite_is_left_out_and_counted(
