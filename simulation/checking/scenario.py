@@ -456,7 +456,7 @@ def _settings(dice: random.Random) -> ClusterSettings:
         steps=dice.randint(8, 24),
         groups_per_step=dice.choice((1, 2, 3)),
         max_lag=dice.choice((0, 1, 2, 4)),
-        on_lag=dice.choice(("wait", "wait", "drop")),
+        on_lag=dice.choice(("wait", "drop", "mask")),
         pacing=dice.choice(("demand", "full")),
         straggler_timeout_s=dice.choice((10.0, 60.0)),
         checkpoint_every=dice.choice((2, 4, 8)),
