@@ -44,7 +44,7 @@ from learner.reports.run_monitor import RunMonitor
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics, LearnerStatus
 from learner.reports.webhook import Webhook
-from learner.teachers.teachers import Teachers
+from learner.teachers.teachers import PolicyFleet, Teachers
 from learner.trust.evidence import Suspicion, TrustTest
 from learner.trust.watch import TrustWatch
 from learner.weights.fleet import FleetMembers, IdleWatch, TrustedUrls
@@ -298,6 +298,7 @@ class EventLoopParts:
             waits=self.waits,
             registry=registry,
             top=config.algo.preset().candidates if config.teachers else 0,
+            fleet=PolicyFleet(serving=lambda: [each.url for each in self.fleet.serving()], client=client),
             tls=client_tls(config.http.tls),
         )
         self.shelf = PublishedWeights()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
 
@@ -32,7 +33,7 @@ from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics
 from learner.reports.tally import StepRecord, Timing, step_record
 from learner.snapshots import snapshots_of
-from learner.teachers.config import index_of
+from learner.teachers.config import index_of, teacher_of
 from learner.teachers.teachers import GroupScores, Teachers
 from learner.training.batch import Candidates, Teaching, TrainSequence, sequences_of
 from learner.training.config import LoraConfig
@@ -45,6 +46,7 @@ from learner.weights.fleet import IdleWatch
 from learner.weights.probe import Prober
 from learner.weights.published import PackedWeights
 from learner.weights.publisher import Publisher
+from protocol.model import PolicyVersion
 from services.config import made_with
 from services.tracing import lease_ended, lease_trace
 
@@ -97,6 +99,7 @@ class OnlineTraining:
         self._metrics = metrics
         self._idle = idle
         self._teachers = teachers
+        self._teacher_lags: list[int] = []
         self._checkpoints = checkpoints
         self._credits = Credits(checkpoints, wanted=config.checkpoint.keep_best > 0)
         self._writer = CheckpointWriter(
@@ -317,6 +320,9 @@ class OnlineTraining:
 
     def _train(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> StepMetrics:
         step_metrics = self._trainer.train_step(sequences, version=batch.version)
+        if self._teacher_lags:
+            means = {**step_metrics.means, "teacher_lag": statistics.fmean(self._teacher_lags)}
+            step_metrics = replace(step_metrics, means=means)
         if step_metrics.skipped_updates:
             self._say_skipped(batch, step_metrics)
             try:
@@ -393,10 +399,20 @@ class OnlineTraining:
         """Teacher of each group: its scores from behind a URL, or the model of the ranks that is asked."""
         if told is None:
             told = self._call(self._teachers.of_batch(batch.groups))
+            self._teacher_lags = [
+                batch.version - PolicyVersion.parse(each.version).number
+                for group, scores in zip(batch.groups, told, strict=True)
+                if scores is not None and self._is_taught_by_policy(group.environment)
+                for each in scores
+            ]
         return [
             _teaching_of(scores, index=index_of(self._config.teachers, group.environment))
             for group, scores in zip(batch.groups, told, strict=True)
         ]
+
+    def _is_taught_by_policy(self, environment: str) -> bool:
+        teacher = teacher_of(self._config.teachers, environment)
+        return teacher is not None and teacher.policy
 
     def _publish(self, *, hold: bool = False) -> None:
         self._publisher.offer(self._snapshots.take(version=self._version, probe=self._prober.probe()), hold=hold)

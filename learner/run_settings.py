@@ -54,7 +54,7 @@ def settings_of_run(folder: Path, *, changes: Sequence[str] = ()) -> LearnerConf
         raise WrongSettings(
             f"the run in {folder} kept no journal (checkpoint.journal = false): there is nothing to replay"
         )
-    asked_elsewhere = [each.urls[0] for each in config.teachers if each.urls]
+    asked_elsewhere = ["policy" if each.policy else each.urls[0] for each in config.teachers if each.is_remote]
     if asked_elsewhere:
         raise WrongSettings(f"a teacher at {asked_elsewhere[0]} taught this run, and its words are not in the journal")
     return config.model_copy(

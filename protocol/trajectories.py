@@ -327,6 +327,9 @@ class GreedyBaseline(WireModel):
 class TrajectoryGroup(WireModel):
     """All trajectories of one lease: the same task, rolled out `group_size` times, by an attempt that the learner's
     incarnation `incarnation` granted. A rollout with several players gives one for each that the policy plays.
+
+    `teacher_prompt` are the tokens of the task's prompt as a teacher sees it that is shown more than the policy, which
+    is trained on its own.
     """
 
     incarnation: int = Field(ge=1)
@@ -344,6 +347,9 @@ class TrajectoryGroup(WireModel):
     greedy_baseline: GreedyBaseline | None = Field(default=None, exclude_if=lambda baseline: baseline is None)
     turnless: int = Field(default=0, ge=0, exclude_if=lambda count: not count)
     """Conversations of a group that branches that were over before the policy had a turn; they left no trajectory."""
+    teacher_prompt: tuple[Annotated[int, Field(ge=0, lt=1 << 31)], ...] | None = Field(
+        default=None, min_length=1, max_length=1 << 20, exclude_if=lambda prompt: prompt is None
+    )
 
     @property
     def stamps(self) -> frozenset[tuple[str, str]]:

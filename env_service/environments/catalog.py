@@ -390,7 +390,11 @@ def _offered(
         name=config.name,
         tasks=_source(config),
         start=SingleTurn,
-        rules=Rules(max_turns=1, stop=() if isinstance(config, AdditionTasks) else config.stop),
+        rules=Rules(
+            max_turns=1,
+            stop=() if isinstance(config, AdditionTasks) else config.stop,
+            teacher_hint=config.teacher_hint,
+        ),
         at_once=True,
         template_arguments={} if isinstance(config, AdditionTasks) else config.chat_template_kwargs,
         tasks_at_once=not isinstance(config, ReasoningGymTasks),  # which makes each task when it is asked for

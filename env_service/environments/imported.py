@@ -85,6 +85,11 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
     rules = declared.rules.model_copy(update={key: getattr(entry.rules, key) for key in entry.rules.model_fields_set})
     _check_branches(rules, declared.players, example, entry)
     _check_room(rules, declared.players, example, entry)
+    if rules.teacher_hint is not None and (declared.players or is_agent(made)):
+        raise EnvironmentFault(
+            f"{_named(entry)}: rules.teacher_hint is set, and it is {'a game' if declared.players else 'an agent'}: a "
+            "teacher is shown a hint beside the opening of an environment with reset and step alone; leave it out"
+        )
     if is_agent(made) and entry.rules.redundant:
         raise EnvironmentFault(
             f"{_named(entry)}: rules.redundant is {entry.rules.redundant}, and it is an agent, whose trajectories are "

@@ -167,6 +167,7 @@ class Task:
 
     A task of a single turn has its `prompt` and who judges the completion. Others have a `seed`, from which the
     environment makes what is to be done, or `data` that say it; by `purpose` it can keep some for evaluation.
+    `privileged` is text about it that the policy does not see, and a teacher may: see `teacher_hint` of the rules.
     """
 
     prompt: Prompt = ()
@@ -174,6 +175,7 @@ class Task:
     seed: int = 0
     data: Mapping[str, JsonValue] = field(default_factory=dict)
     purpose: Purpose = "train"
+    privileged: str = ""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class _Line(BaseModel):
     verifier: str | None = Field(default=None, min_length=1)
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     answer: JsonValue = None
+    privileged: str = ""
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
@@ -71,7 +72,8 @@ class JsonlTaskSource(TaskLists):
             line = _Line.model_validate_json(text)
         except ValidationError as error:
             raise TaskFileError(f"{where}: {_complaint(error)}") from error
-        return Task(prompt=self._prompt(line), verification=self._verification(line, where=where))
+        verification = self._verification(line, where=where)
+        return Task(prompt=self._prompt(line), verification=verification, privileged=line.privileged)
 
     def _prompt(self, line: _Line) -> Prompt:
         if line.messages is not None:

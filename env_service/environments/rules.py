@@ -15,9 +15,23 @@ ActionForm = Annotated[
         "last JSON object, `tools` from the calls of tools",
     ),
 ]
+PRIVILEGED = "{privileged}"
+"""Place of a task's text in a teacher's hint."""
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 ToolFormat = Literal[
     "hermes", "qwen_coder", "glm", "mistral", "llama", "pythonic", "granite", "deepseek", "kimi", "harmony"
+]
+
+
+TeacherHint = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=1 << 16,
+        description="text that a teacher with `privileged` of the learner is shown beside a training task's prompt, "
+        "and the policy is not; {privileged} in it is the task's own text, or else the `answer` that its verifier is "
+        "given. It goes before a plain prompt, and behind the last message of another one. none: none is shown",
+    ),
 ]
 
 
@@ -80,6 +94,7 @@ class Rules(ConfigModel):
     max_invalid: int | None = Field(
         None, ge=1, description="the conversation is cut off after so many invalid actions; none sets no limit"
     )
+    teacher_hint: TeacherHint | None = None
     step_timeout_s: float | None = Field(
         None, gt=0, description="longest time of one step; retry.environment_timeout_s if not given"
     )
@@ -92,3 +107,19 @@ class Rules(ConfigModel):
         if list(self.branch_after) != sorted(set(self.branch_after)):
             raise ValueError(f"branch_after is {list(self.branch_after)}: expected rising numbers of turns")
         return self
+
+    @model_validator(mode="after")
+    def _hint_shows_something(self) -> Self:
+        check_hint(self.teacher_hint)
+        if self.teacher_hint is not None and self.history != "append":
+            raise ValueError(
+                f'teacher_hint is set and history is "{self.history}": a teacher reads a trajectory as one text behind '
+                'its prompt; set history to "append", or leave teacher_hint out'
+            )
+        return self
+
+
+def check_hint(hint: str | None) -> None:
+    """Raises ValueError for a hint that shows nothing of the task."""
+    if hint is not None and PRIVILEGED not in hint:
+        raise ValueError(f"teacher_hint is {hint[:80]!r}: expected {PRIVILEGED} in it, which is the task's own text")

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, JsonValue, SecretStr, Tag, model_validator
 
-from env_service.environments.rules import Rules, StopText
+from env_service.environments.rules import Rules, StopText, TeacherHint, check_hint
 from services.config.models import ConfigModel
 from services.config.options import nearest
 from services.config.run_paths import CountsFrom
@@ -62,7 +62,18 @@ class PlacesConfig(ConfigModel):
     )
 
 
-class AdditionTasks(ConfigModel):
+class HintedTasks(ConfigModel):
+    """Tasks of one turn, of which a teacher may be shown more than the policy."""
+
+    teacher_hint: TeacherHint | None = None
+
+    @model_validator(mode="after")
+    def _hint_shows_something(self) -> Self:
+        check_hint(self.teacher_hint)
+        return self
+
+
+class AdditionTasks(HintedTasks):
     """Two-digit addition: `37+48=` is to be continued with `085`."""
 
     source: Literal["addition"] = "addition"
@@ -70,7 +81,7 @@ class AdditionTasks(ConfigModel):
     places: PlacesConfig = PlacesConfig()
 
 
-class ReasoningGymTasks(ConfigModel):
+class ReasoningGymTasks(HintedTasks):
     """Tasks that reasoning-gym generates. Evaluation tasks come from seeds that no training task has."""
 
     source: Literal["reasoning_gym"]
@@ -106,10 +117,11 @@ class ReasoningGymTasks(ConfigModel):
     places: PlacesConfig = PlacesConfig()
 
 
-class JsonlTasks(ConfigModel):
+class JsonlTasks(HintedTasks):
     """Tasks from files with one JSON object per line.
 
-    Each has `messages` or `prompt`, and `verifier` with `arguments`, or `answer` for the default verifier.
+    Each has `messages` or `prompt`, and `verifier` with `arguments`, or `answer` for the default verifier. `privileged`
+    is text for `teacher_hint`, if it is not the answer.
     """
 
     source: Literal["jsonl"]

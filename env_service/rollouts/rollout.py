@@ -50,6 +50,7 @@ from env_service.rollouts.conversation import (
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed
 from env_service.rollouts.generation import Generation, beside_each_other
 from env_service.rollouts.greedy import greedy, refuse_without_greedy, set_apart
+from env_service.rollouts.hints import hinted
 from env_service.rollouts.judging import GroupScoring, JudgedConversation, Judging, text_of_task
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens, sides_of_the_policy
 from env_service.rollouts.openings import Openings
@@ -103,13 +104,14 @@ class _OpenEnvironments:
 @dataclass(frozen=True)
 class _RolledOut:
     """Text of the prompt, the group's trajectories, and the greedy answer if one was asked for; of a group that
-    branches, how many of its conversations had no turn.
+    branches, how many of its conversations had no turn; the prompt of a teacher that is shown more.
     """
 
     prompt_text: str
     trajectories: tuple[Trajectory, ...]
     baseline: GreedyBaseline | None = None
     turnless: int = 0
+    teacher_prompt: tuple[int, ...] | None = None
 
 
 class Attempt(JudgedConversation, Protocol):
@@ -215,6 +217,7 @@ class Rollout:
             scoring_s=progress.scoring_s,
             greedy_baseline=rolled.baseline,
             turnless=rolled.turnless,
+            teacher_prompt=rolled.teacher_prompt,
         )
 
     async def _with_environments(self, lease: Lease, progress: RolloutProgress) -> _RolledOut:
@@ -223,6 +226,7 @@ class Rollout:
         )
         try:
             prompt_text, language = self._language(lease, opened)
+            for_teacher = _teacher_prompt(lease, opened, language)
             speaker = self._speaker(lease, opened.offered, language, progress)
             speaker = replace(speaker, fork=partial(self._fork, opened))
             conversations, answer = await self._held_with_greedy(lease, opened, speaker)
@@ -233,9 +237,9 @@ class Rollout:
                 apart=answer,
             )
             if answer is not None:
-                return _RolledOut(prompt_text, *set_apart(trajectories, answer))
+                return _RolledOut(prompt_text, *set_apart(trajectories, answer), teacher_prompt=for_teacher)
             turnless = len(conversations) - len(trajectories) if opened.offered.rules.branch_after else 0
-            return _RolledOut(prompt_text, trajectories, turnless=turnless)
+            return _RolledOut(prompt_text, trajectories, turnless=turnless, teacher_prompt=for_teacher)
         finally:
             await self._close(opened.environments, opened.offered)
 
@@ -492,6 +496,15 @@ class Rollout:
         return FailedLease(
             **which, data_fault=data_fault, reason=in_whole_characters(reason)[:_REASON_LENGTH], task=task
         )
+
+
+def _teacher_prompt(lease: Lease, opened: _OpenEnvironments, language: Language) -> tuple[int, ...] | None:
+    """The tokens of the opening with the hint for a teacher, of a training task whose rules have one."""
+    hint, opening = language.rules.teacher_hint, opened.opening
+    if hint is None or lease.purpose != "train":
+        return None
+    prompt = hinted(opening.prompt, hint, opened.task, environment=lease.environment)
+    return tuple(language.tokenization.encode(prompt, tools=opening.tools, now=language.now)[1])
 
 
 def _redundant(lease: Lease, offered: OfferedEnvironment) -> int:

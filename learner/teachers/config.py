@@ -15,13 +15,23 @@ _OF_URLS = ("token", "wait_s", "request_timeout_s", "requests_at_once", "request
 
 
 class TeacherConfig(ConfigModel):
-    """An entry of `learner.teachers`: behind the addresses of generators that serve it, or in a folder."""
+    """An entry of `learner.teachers`: behind the addresses of generators that serve it, in a folder, or the policy."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = Field(description="for messages")
     urls: tuple[str, ...] = Field(
         (), description="addresses of generators that serve this teacher, each the same weights; some may be absent"
     )
     path: Path | None = Field(None, description="Hugging Face directory, for a teacher that the learner loads itself")
+    policy: bool = Field(
+        False,
+        description="the teacher is the policy that is trained, as the run's generators serve it at the moment, shown "
+        "privileged text",
+    )
+    privileged: bool = Field(
+        False,
+        description="the teacher is shown the prompt with the `teacher_hint` of its environment in it, which the "
+        "policy does not see; the policy as its own teacher always is",
+    )
     environments: tuple[str, ...] = Field(
         (), description="whose trajectories it teaches; empty for every environment that no other teacher names"
     )
@@ -63,13 +73,38 @@ class TeacherConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _in_one_place(self) -> Self:
-        if bool(self.urls) == (self.path is not None):
-            got = "both" if self.urls else "neither"
-            raise ValueError(f"teacher {self.name}: set urls or path, got {got}")
+        given = [name for name in ("urls", "path", "policy") if getattr(self, name)]
+        if len(given) != 1:
+            got = " and ".join(given) or "none of them"
+            raise ValueError(f"teacher {self.name}: set urls or path, or policy = true, got {got}")
+        if self.path is not None and self.privileged:
+            raise ValueError(
+                f"teacher {self.name} is in a folder and privileged: the ranks show it what the policy sees; serve it "
+                "by a generator (urls), or leave privileged out"
+            )
+        if self.policy and self.token is not None:
+            raise ValueError(
+                f"teacher {self.name} is the policy, whose generators have weights.generator_token: remove token"
+            )
+        if self.policy and "privileged" in self.model_fields_set and not self.privileged:
+            raise ValueError(
+                f"teacher {self.name} is the policy and privileged is false: it would teach what it knows; remove "
+                "privileged"
+            )
         useless = sorted(self.model_fields_set.intersection(_OF_URLS)) if self.path is not None else []
         if useless:
             raise ValueError(f"teacher {self.name} is in a folder: {', '.join(useless)} has no effect; remove it")
         return self
+
+    @property
+    def is_remote(self) -> bool:
+        """True if generators are asked."""
+        return self.path is None
+
+    @property
+    def sees_more(self) -> bool:
+        """True if it is shown privileged text."""
+        return self.privileged or self.policy
 
 
 def teacher_of(teachers: Sequence[TeacherConfig], environment: str) -> TeacherConfig | None:
@@ -109,11 +144,11 @@ def check_teachers(teachers: Sequence[TeacherConfig], *, temperature: float) -> 
             f"teachers: {' and '.join(others)} name no environments, so that each would teach all: name them for all "
             "but one"
         )
-    remote = [teacher.name for teacher in teachers if teacher.urls]
+    remote = [teacher.name for teacher in teachers if teacher.is_remote]
     if remote and temperature != 1.0:
         raise ValueError(
-            f"teachers: {remote[0]} is behind a URL and gives logprobs at temperature 1, but training.temperature is "
-            f"{temperature:g}: set it to 1, or load the teacher from a folder (path)"
+            f"teachers: {remote[0]} is asked of generators, which give logprobs at temperature 1, but "
+            f"training.temperature is {temperature:g}: set it to 1, or load the teacher from a folder (path)"
         )
 
 
@@ -125,13 +160,13 @@ def check_use(
     `asks`: it wants a teacher, as it is set; `weighed`: that is so if it has a `teacher_weight`; `from_files`: it
     learns from files.
     """
-    kinds = sorted({"urls" if teacher.urls else "path" for teacher in teachers})
+    kinds = sorted({"urls" if teacher.is_remote else "path" for teacher in teachers})
     if teachers and not (asks or algo == "custom"):
         remedy = "set algo.teacher_weight" if weighed else "use opd or distill"
         raise ValueError(f"teachers are set, and algo {algo} asks none: remove them, or {remedy}")
     if asks and not from_files and not teachers:
         whose = f"algo {algo} with teacher_weight" if weighed else f"algo {algo}"
-        raise ValueError(f"{whose} needs a teacher, with urls or a path, and none is set: see learner.teachers")
+        raise ValueError(f"{whose} needs a teacher, and none is set: see learner.teachers")
     if from_files and (kinds not in ([], ["path"]) or len(teachers) > 1):
         raise ValueError(
             f"algo {algo} takes its teacher's logprobs from the data, or asks one teacher with a path: set that "

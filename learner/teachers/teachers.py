@@ -10,9 +10,10 @@ sequences ─▶ requests ─▶ endpoint ─▶ checked answer ─▶ logprobs
 """
 
 import asyncio
+import contextlib
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ _ATTEMPTS = 8
 """Most failures of a request after it was taken up."""
 _MAX_SEQUENCES = 256
 _MAX_PAUSE_S = 5.0
+_LOOKS_AGAIN_S = 1.0
+"""Time after which a request that waits for a generator of the policy looks anew which there are."""
 Number = TypeVar("Number", np.int32, np.float32)
 
 
@@ -94,10 +97,11 @@ class TeacherTopTokens:
 @dataclass(frozen=True)
 class TeacherScores:
     """Logprobs of the T tokens of a sequence, float32 [T], in nats at temperature 1, and the likeliest tokens in the
-    place of each, if they were asked for.
+    place of each, if they were asked for. `version` is that of the weights that said so.
     """
 
     logprobs: NDArray[np.float32]
+    version: str
     top: TeacherTopTokens | None = None
 
 
@@ -105,7 +109,8 @@ class RemoteTeacher:
     """Asks the generators of one teacher. `tokenizer` is the fingerprint of the learner's; `client` shows its token.
 
     At most `requests_at_once` requests for each address are under way. `breakers` are those of its addresses.
-    Once all of them have failed there is a pause of `pause_s` seconds, twice as long each time.
+    Once all of them have failed there is a pause of `pause_s` seconds, twice as long each time. Of the policy the
+    addresses are those that `serving` gives at the moment.
     """
 
     def __init__(
@@ -116,15 +121,17 @@ class RemoteTeacher:
         tokenizer: str,
         metrics: TeacherMetrics,
         breakers: Breakers | None = None,
+        serving: Callable[[], Sequence[str]] | None = None,
         pause_s: float = 0.2,
     ) -> None:
         self.config = config
+        self._serving = serving
         self._client = client
         self._tokenizer = tokenizer
         self._metrics = metrics
         urls = [url.rstrip("/") for url in config.urls]
         self._endpoints = Endpoints(urls, breakers=breakers or Breakers(f"teacher {config.name} at"))
-        self._room = asyncio.Semaphore(config.requests_at_once * len(config.urls))
+        self._room = asyncio.Semaphore(config.requests_at_once * max(1, len(config.urls)))
         self._backoff = Backoff(first_s=pause_s, max_s=_MAX_PAUSE_S)
         self._first_version: str | None = None
         self._changes = False
@@ -133,7 +140,8 @@ class RemoteTeacher:
         self.last_problem = "no request has ended yet"
 
     def __str__(self) -> str:
-        return f"teacher {self.config.name} at {' or '.join(self.config.urls)}"
+        where = "of the run's generators" if self.config.policy else f"at {' or '.join(self.config.urls)}"
+        return f"teacher {self.config.name} {where}"
 
     async def scores(self, sequences: Sequence[NDArray[np.int32]], *, top: int = 0) -> list[TeacherScores]:
         """For each sequence of T tokens what the teacher says of tokens 1 to T - 1, with the `top` tokens that it holds
@@ -141,10 +149,10 @@ class RemoteTeacher:
 
         Waits without end for a teacher that is away. Raises TeacherFailed for what will not pass.
         """
-        return [_scores_of(one, top=top) for one in await self._scored(sequences, top=top)]
+        return [_scores_of(one, version, top=top) for one, version in await self._scored(sequences, top=top)]
 
-    async def _scored(self, sequences: Sequence[NDArray[np.int32]], *, top: int) -> list[SequenceLogprobs]:
-        found: list[SequenceLogprobs] = []
+    async def _scored(self, sequences: Sequence[NDArray[np.int32]], *, top: int) -> list[tuple[SequenceLogprobs, str]]:
+        found: list[tuple[SequenceLogprobs, str]] = []
         most_tokens = MAX_SCORED_TOKENS // max(1, top)
         longest = max(map(len, sequences), default=0)
         if longest > most_tokens:
@@ -157,7 +165,7 @@ class RemoteTeacher:
             request = LogprobsRequest(request_id=uuid.uuid4().hex, sequences=token_ids, top=top)
             async with self._room:
                 answer = await self._answer(request)
-            found += answer.sequences
+            found += [(one, answer.policy_version) for one in answer.sequences]
             self._metrics.scored(self.config.name, sum(map(len, part)))
         return found
 
@@ -165,7 +173,7 @@ class RemoteTeacher:
         tried: list[str] = []
         failures = rounds = 0
         while True:
-            url = await self._endpoints.choose(avoid=tried)
+            url = await self._choose(tried)
             try:
                 return await self._attempt(url, request)
             except ServiceError as error:
@@ -181,6 +189,16 @@ class RemoteTeacher:
             if len(tried) >= len(self._endpoints):  # a pause only once all of them have been tried
                 tried, rounds = [], rounds + 1
                 await self._backoff.pause(rounds)
+
+    async def _choose(self, tried: Sequence[str]) -> str:
+        """An address that is asked next; of the policy, whose generators come and go, of those that are there."""
+        if self._serving is None:
+            return await self._endpoints.choose(avoid=tried)
+        while True:
+            self._endpoints.replace(self._serving())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOKS_AGAIN_S):
+                    return await self._endpoints.choose(avoid=tried)
 
     async def _attempt(self, url: str, request: LogprobsRequest) -> LogprobsAnswer:
         with self._endpoints.call(url) as call:
@@ -218,7 +236,9 @@ class RemoteTeacher:
         self._look_at_the_version(answer.policy_version)
 
     def _look_at_the_version(self, version: str) -> None:
-        """Said once: one that changes may do so at every step."""
+        """Said once: one that changes may do so at every step, as the policy does."""
+        if self.config.policy:
+            return
         self._first_version = self._first_version or version
         if version != self._first_version and not self._changes:
             self._changes = True
@@ -233,12 +253,12 @@ class RemoteTeacher:
         logger.debug("a request to teacher %s failed: %s", self.config.name, error)
 
 
-def _scores_of(answer: SequenceLogprobs, *, top: int) -> TeacherScores:
+def _scores_of(answer: SequenceLogprobs, version: str, *, top: int) -> TeacherScores:
     logprobs = np.array(answer.logprobs, dtype=np.float32)
     if not top:
-        return TeacherScores(logprobs)
+        return TeacherScores(logprobs, version)
     likeliest = np.array(answer.top_token_ids, np.int32), np.array(answer.top_logprobs, np.float32)
-    return TeacherScores(logprobs, TeacherTopTokens(*likeliest))
+    return TeacherScores(logprobs, version, TeacherTopTokens(*likeliest))
 
 
 def _is_away(error: ServiceError) -> bool:
@@ -262,6 +282,14 @@ def _some(values: Sequence[tuple[int, int]]) -> str:
     return ", ".join(map(str, values[:8])) + (", …" if len(values) > 8 else "")
 
 
+@dataclass(frozen=True)
+class PolicyFleet:
+    """The run's generators: `serving` gives the addresses of those that serve, `client` shows their token."""
+
+    serving: Callable[[], Sequence[str]]
+    client: HttpClient
+
+
 GroupScores = tuple[TeacherScores, ...]
 """For each trajectory of T tokens what the teacher says of all of them; 0 at tokens that are not trained."""
 _Key = tuple[int, int, int]
@@ -272,7 +300,8 @@ class Teachers:
 
     Belongs to one event loop. What is kept is bounded by whoever calls `prefetch`: one group that is accepted and not
     yet taken or forgotten has at most one entry. `tokenizer` is the fingerprint of the learner's tokenizer. `top` is
-    how many of a teacher's likeliest tokens are wanted at each place, 0 for none.
+    how many of a teacher's likeliest tokens are wanted at each place, 0 for none. `fleet` are the run's generators, for
+    a teacher that is the policy.
     """
 
     def __init__(
@@ -283,9 +312,11 @@ class Teachers:
         waits: Waiting,
         registry: Metrics,
         top: int = 0,
+        fleet: PolicyFleet | None = None,
         tls: TlsContext | None = None,
     ) -> None:
         self._top = top
+        self._fleet = fleet
         self._tls = tls
         self._configs = tuple(configs)
         self._tokenizer = tokenizer
@@ -306,6 +337,15 @@ class Teachers:
                 self._clients[config.name] = client
                 self._remote[config.name] = RemoteTeacher(
                     config, client=client, tokenizer=self._tokenizer, metrics=self._metrics
+                )
+            elif config.policy:
+                assert self._fleet is not None, "a policy that teaches has generators"
+                self._remote[config.name] = RemoteTeacher(
+                    config,
+                    client=self._fleet.client,
+                    tokenizer=self._tokenizer,
+                    metrics=self._metrics,
+                    serving=self._fleet.serving,
                 )
         await self._stack.enter_async_context(self._tasks)
         return self
@@ -379,8 +419,8 @@ class Teachers:
     def peers(self) -> tuple[PeerStatus, ...]:
         """The generators of teachers, for `/v1/status`."""
         found = (
-            peers_at(teacher.config.urls, self._clients[name].contacts(), kind="generator")
-            for name, teacher in self._remote.items()
+            peers_at(self._remote[name].config.urls, client.contacts(), kind="generator")
+            for name, client in self._clients.items()
         )
         return tuple(peer for peers in found for peer in peers)
 
@@ -421,38 +461,54 @@ def _scores_in(fetch: "asyncio.Task[GroupScores | TeacherFailed]") -> GroupScore
 async def _fetched(teacher: RemoteTeacher, group: TrajectoryGroup, *, top: int) -> GroupScores | TeacherFailed:
     """A failure is a result: the step that needs it raises it, and other groups' fetches go on."""
     try:
-        asked = [_up_to_the_last_trained(trajectory) for trajectory in group.trajectories]
+        given = _shown(teacher, group)
+        asked = [np.concatenate([given(one), _behind_the_opening(one)]) for one in group.trajectories]
         found = await teacher.scores(asked, top=top)
     except TeacherFailed as error:
         return error
-    return tuple(map(_placed, group.trajectories, found))
+    return tuple(_placed(one, each, given=len(given(one))) for one, each in zip(group.trajectories, found, strict=True))
 
 
-def _up_to_the_last_trained(trajectory: Trajectory) -> NDArray[np.int32]:
+def _shown(teacher: RemoteTeacher, group: TrajectoryGroup) -> Callable[[Trajectory], NDArray[np.int32]]:
+    """The opening of a trajectory as the teacher is shown it. Raises TeacherFailed where no privileged one came."""
+    if not teacher.config.sees_more:
+        return lambda trajectory: trajectory.token_ids[: _opening_end(trajectory)]
+    if group.teacher_prompt is None:
+        raise TeacherFailed(
+            f"{teacher} is shown privileged text, and lease {group.lease_id} of environment {group.environment} came "
+            "without any: set teacher_hint of that environment in its env_service"
+        )
+    prompt = np.array(group.teacher_prompt, dtype=np.int32)
+    return lambda trajectory: prompt
+
+
+def _opening_end(trajectory: Trajectory) -> int:
+    return trajectory.turns[0].completion_start
+
+
+def _behind_the_opening(trajectory: Trajectory) -> NDArray[np.int32]:
+    """Up to the last trained token, behind which nothing is of use."""
     trained = np.flatnonzero(trajectory.loss_mask)
     if not len(trained):  # its tokens have all become too old: it is only compared with
         return trajectory.token_ids[:2]
     assert trained[0] > 0, "admission lets no trajectory in whose first token is trained"
-    return trajectory.token_ids[: trained[-1] + 1]
+    return trajectory.token_ids[_opening_end(trajectory) : trained[-1] + 1]
 
 
-def _placed(trajectory: Trajectory, found: TeacherScores) -> TeacherScores:
-    """The scores of tokens from the second one on, in the places of all of a trajectory's."""
-    trained = trajectory.loss_mask == 1
-    top = found.top
-    if top is None:
-        return TeacherScores(_over(trained, found.logprobs))
-    return TeacherScores(
-        _over(trained, found.logprobs), TeacherTopTokens(_over(trained, top.token_ids), _over(trained, top.logprobs))
-    )
+def _placed(trajectory: Trajectory, found: TeacherScores, *, given: int) -> TeacherScores:
+    """The scores of what is behind the opening, `given` tokens of the teacher's, in the places of a trajectory's."""
+    trained, start, top = trajectory.loss_mask == 1, _opening_end(trajectory), found.top
 
+    def over(rows: NDArray[Number]) -> NDArray[Number]:
+        """[T, …], 0 at what is not trained; the first row is of the teacher's second token."""
+        behind = rows[given - 1 :]
+        placed = np.zeros((len(trained), *rows.shape[1:]), dtype=rows.dtype)
+        placed[start : start + len(behind)] = behind
+        placed[~trained] = 0
+        return placed
 
-def _over(trained: NDArray[np.bool_], found: NDArray[Number]) -> NDArray[Number]:
-    """`found` [K, …] in the places 1 to K of [T, …]; 0 at those that are not `trained` [T]."""
-    placed = np.zeros((len(trained), *found.shape[1:]), dtype=found.dtype)
-    placed[1 : len(found) + 1] = found
-    placed[~trained] = 0
-    return placed
+    likeliest = None if top is None else TeacherTopTokens(over(top.token_ids), over(top.logprobs))
+    return TeacherScores(over(found.logprobs), found.version, likeliest)
 
 
 def _key(group: TrajectoryGroup) -> _Key:

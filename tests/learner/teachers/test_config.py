@@ -21,10 +21,24 @@ def learner(*teachers: dict[str, Any], **settings: Any) -> LearnerConfig:
 def test_a_teacher_is_behind_urls_or_in_a_folder() -> None:
     assert TeacherConfig(name="t", urls=URLS).path is None
     assert TeacherConfig(name="t", path=Path("m")).urls == ()
-    with pytest.raises(ValidationError, match="teacher t: set urls or path, got neither"):
+    with pytest.raises(ValidationError, match="teacher t: set urls or path, or policy = true, got none"):
         TeacherConfig(name="t")
-    with pytest.raises(ValidationError, match="teacher t: set urls or path, got both"):
+    with pytest.raises(ValidationError, match="teacher t: set urls or path, or policy = true, got urls and path"):
         TeacherConfig(name="t", urls=URLS, path=Path("m"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"path": "m", "privileged": True}, "is in a folder and privileged"),
+        ({"policy": True, "privileged": False}, "would teach what it knows"),
+        ({"policy": True, "token": "x"}, "weights.generator_token: remove token"),
+        ({"policy": True, "urls": URLS}, "got urls and policy"),
+    ],
+)
+def test_a_teacher_that_is_shown_more_is_asked_of_generators(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TeacherConfig.model_validate({"name": "t", **given})
 
 
 def test_a_setting_of_urls_is_refused_for_a_teacher_in_a_folder() -> None:
@@ -115,10 +129,10 @@ def test_teachers_that_the_algorithm_can_use_are_let_through(algo: str, teachers
     ("algo", "teachers", "said"),
     [
         ("grpo", (LOCAL,), "algo grpo asks none: remove them, or set algo.teacher_weight"),
-        ("grpo by 0.5", (), "algo grpo with teacher_weight needs a teacher, with urls or a path, and none is set"),
+        ("grpo by 0.5", (), "algo grpo with teacher_weight needs a teacher, and none is set"),
         ("online_dpo", (LOCAL,), "algo online_dpo asks none: remove them, or use opd or distill"),
         ("sft", (REMOTE,), "algo sft asks none"),
-        ("opd", (), "algo opd needs a teacher, with urls or a path, and none is set"),
+        ("opd", (), "algo opd needs a teacher, and none is set"),
         ("distill", (REMOTE,), "set that one alone"),
         ("distill", (LOCAL, OTHER), "set that one alone"),
     ],
@@ -142,7 +156,7 @@ def test_teachers_that_cannot_be_told_apart_are_refused() -> None:
 
 def test_a_teacher_behind_a_url_wants_temperature_1_and_one_in_a_folder_takes_any() -> None:
     warm = {"algo": {"type": "opd"}, "training": {"temperature": 0.7}}
-    with pytest.raises(ValidationError, match=r"one is behind a URL .* training.temperature is 0.7: set it to 1"):
+    with pytest.raises(ValidationError, match=r"one is asked of generators.* training.temperature is 0.7: set it to 1"):
         learner({"name": "one", "urls": URLS}, **warm)
     assert learner({"name": "one", "path": "m"}, **warm).teachers[0].path == Path("m")
     assert learner({"name": "one", "urls": URLS}, algo={"type": "opd"}).teachers[0].urls == URLS

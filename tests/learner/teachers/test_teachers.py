@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from learner.teachers.config import TeacherConfig
-from learner.teachers.teachers import TeacherFailed, Teachers
+from learner.teachers.teachers import PolicyFleet, TeacherFailed, Teachers
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
+from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from services.http.waiting import Waiting
 from tests.learner.samples import group, trajectory
@@ -252,3 +253,51 @@ async def test_a_step_that_is_interrupted_stops_asking() -> None:
             await asked
         scripted.hold = None
         assert await ours.scores(one) is not None
+
+
+def hinted(number: int = 1) -> TrajectoryGroup:
+    """A teacher sees 7 8 9 in the place of 10 11."""
+    return group(number, two_turns()).model_copy(update={"teacher_prompt": (7, 8, 9)})
+
+
+async def test_a_privileged_teacher_is_shown_its_own_prompt_and_answers_for_what_was_sampled() -> None:
+    scripted = ScriptedTeacher(version="1.4")
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url], "privileged": True}, top=2) as ours:
+        found = await ours.scores(hinted())
+    assert found is not None
+    assert scripted.requests[0].sequences == ((7, 8, 9, 12, 13, 14, 15),)
+    # The teacher has each token a place later: logprob(token, position) = -token / 8 - position / 1024
+    expected = [0, 0, logprob(12, 3), logprob(13, 4), 0, logprob(15, 6), 0, 0]
+    assert found[0].logprobs.tolist() == expected
+    assert found[0].top is not None
+    assert found[0].top.logprobs[:, 1].tolist() == [0, 0, logprob(1, 3), logprob(1, 4), 0, logprob(1, 6), 0, 0]
+    assert found[0].version == "1.4"
+
+
+async def test_a_privileged_teacher_without_privileged_text_ends_the_run_by_name() -> None:
+    scripted = ScriptedTeacher()
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url], "privileged": True}) as ours:
+        with pytest.raises(TeacherFailed, match=r"teacher t .* lease 1 .* came without any: set teacher_hint of that"):
+            await ours.scores(group(1))
+    assert scripted.requests == []
+
+
+async def test_the_policy_is_asked_at_the_generators_that_serve_it_at_the_moment() -> None:
+    first, second = ScriptedTeacher(version="1.1"), ScriptedTeacher(version="1.2")
+    config = TeacherConfig.model_validate({"name": "self", "policy": True})
+    async with first.running() as one, second.running() as other, HttpClient() as client:
+        serving: list[str] = []
+        fleet = PolicyFleet(serving=lambda: serving, client=client)
+        async with Teachers(
+            [config], tokenizer=TOKENIZER, waits=Waiting(), registry=Metrics("learner"), fleet=fleet
+        ) as ours:
+            early = asyncio.ensure_future(ours.scores(hinted(1)))
+            await asyncio.sleep(0)
+            serving.append(one)  # nobody was there when it was asked
+            found = await early
+            serving[:] = [other]
+            later = await ours.scores(hinted(2))
+    assert found is not None
+    assert later is not None
+    assert (found[0].version, later[0].version) == ("1.1", "1.2")
+    assert (len(first.requests), len(second.requests)) == (1, 1)

@@ -1,0 +1,73 @@
+"""A teacher's prompt, with the hint in it."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from env_service.environments import catalog
+from env_service.environments.interface import ChatMessage, Task, Verification
+from env_service.environments.rules import Rules
+from env_service.environments.task_configs import AdditionTasks, JsonlTasks
+from env_service.environments.tokenization import Tokenization
+from env_service.rollouts.hints import hinted
+from env_service.rollouts.outcomes import DataFailure
+from protocol.codec import decode, encode
+from protocol.messages import FinishedLease
+from tests.env_service.bench import MakeBench
+from tests.env_service.peers import END, lease, part
+
+SUM = Task(prompt="37+48=", verification=Verification("exact_match", {"answer": "085"}))
+
+
+def test_a_hint_goes_before_plain_text_and_behind_the_last_message() -> None:
+    assert hinted(SUM.prompt, "{privileged}=", SUM, environment="a") == "085=37+48="
+    messages = (ChatMessage("system", "Add."), ChatMessage("user", "37 and 48?"))
+    shown = hinted(messages, "It is {privileged}.", SUM, environment="a")
+    assert shown == (messages[0], ChatMessage("user", "37 and 48?\n\nIt is 085."))
+
+
+def test_a_tasks_own_text_goes_before_its_answer() -> None:
+    task = Task(prompt="37+48=", verification=SUM.verification, privileged="carry one")
+    assert hinted(task.prompt, "{privileged}: ", task, environment="a") == "carry one: 37+48="
+
+
+@pytest.mark.parametrize("arguments", [{}, {"answer": 85}])
+def test_a_task_without_such_text_is_refused_by_name(arguments: dict[str, int]) -> None:
+    task = Task(prompt="37+48=", verification=Verification("judge", dict(arguments)))
+    with pytest.raises(DataFailure, match="environment sums has a teacher_hint, and the task no text for it"):
+        hinted(task.prompt, "{privileged}", task, environment="sums")
+
+
+def test_a_hint_that_shows_nothing_and_one_beside_several_texts_are_refused() -> None:
+    with pytest.raises(ValidationError, match="which is the task's own text"):
+        AdditionTasks(teacher_hint="the answer")
+    with pytest.raises(ValidationError, match='history is "split"'):
+        Rules(teacher_hint="{privileged}", history="split")
+
+
+async def test_a_group_carries_a_teachers_prompt_over_the_wire_and_an_evaluation_none(
+    bench: MakeBench, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "t.jsonl").write_text(
+        '{"prompt": "1+1=", "verifier": "exact_match", "answer": "2"}\n'
+        '{"prompt": "1+1=", "verifier": "exact_match", "answer": "2", "privileged": "7"}\n'
+    )
+    given = {"source": "jsonl", "name": "file", "train_file": tmp_path / "t.jsonl", "chat": False}
+    entry = JsonlTasks.model_validate(
+        {**given, "evaluation_file": tmp_path / "t.jsonl", "teacher_hint": "{privileged}="}
+    )
+    made = await bench(lambda r: [part(0, [2, END])], extra=list(catalog.build([entry]).values()))
+
+    for task, hint in enumerate(("2=", "7=")):
+        finished = await made.finished(lease(environment="file", group_size=1, task_index=task))
+        (trajectory,) = finished.group.trajectories
+        own = trajectory.token_ids[: trajectory.turns[0].completion_start].tolist()
+        received = decode(encode(finished))
+        assert isinstance(received, FinishedLease)
+        prompt = received.group.teacher_prompt
+        assert prompt is not None
+        assert list(prompt[2:]) == own, "the policy is not shown the hint"
+        assert Tokenization(model).decode([prompt]) == [f"{hint}1+1="]
+    evaluation = lease(environment="file", group_size=1, task_index=0).model_copy(update={"purpose": "evaluate"})
+    assert (await made.finished(evaluation)).group.teacher_prompt is None
