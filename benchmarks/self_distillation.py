@@ -28,12 +28,12 @@ directory = "{folder}/runs"
 
 [learner]
 model = "{model}"
-steps = 200
+steps = 40
 groups_per_step = 32
 max_lag = 2
 rollouts = {{ group_size = 2, max_tokens = 5 }}
-evaluation = {{ tasks = 400, every_steps = 50, final_tasks = 2000 }}
-training.optimizer = {{ learning_rate = 5e-4 }}
+evaluation = {{ tasks = 400, every_steps = 20, final_tasks = 400 }}
+training.optimizer = {{ learning_rate = 3e-5 }}
 algo = {{ type = "opd", divergence = "forward_kl", teacher_tokens = 8 }}
 teachers = [{{ name = "self", policy = true }}]
 
