@@ -292,15 +292,7 @@ class EventLoopParts:
         self._fleet_stirred = asyncio.Event()
         self.fleet = self._make_fleet(incarnation)
         self.fleet.provenance.restore(recovered.proofs)
-        self.teachers = Teachers(
-            config.teachers,
-            tokenizer=self.fleet.fingerprints.tokenizer,
-            waits=self.waits,
-            registry=registry,
-            top=config.algo.preset().candidates if config.teachers else 0,
-            fleet=PolicyFleet(serving=lambda: [each.url for each in self.fleet.serving()], client=client),
-            tls=client_tls(config.http.tls),
-        )
+        self.teachers = self._make_teachers(client)
         self.shelf = PublishedWeights()
         self.samples = self._make_samples()
         self.trust = self._make_trust()
@@ -327,6 +319,18 @@ class EventLoopParts:
         metrics.env_services(lambda: len(self.intake.env_services()))
         samples = self.samples
         metrics.folder(config.run.folder, unseen=lambda: 0 if samples is None else samples.left_out_trajectories)
+
+    def _make_teachers(self, client: HttpClient) -> Teachers:
+        config = self.config
+        return Teachers(
+            config.teachers,
+            tokenizer=self.fleet.fingerprints.tokenizer,
+            waits=self.waits,
+            registry=self.registry,
+            top=config.algo.preset().candidates if config.teachers else 0,
+            fleet=PolicyFleet(serving=lambda: [each.url for each in self.fleet.serving()], client=client),
+            tls=client_tls(config.http.tls),
+        )
 
     def _make_publisher(self, client: HttpClient, incarnation: int) -> Publisher:
         return Publisher(

@@ -135,7 +135,8 @@ def test_a_hello_says_of_which_environments_there_are_no_greedy_answers_mixes_of
     (plain,) = catalog.build([AdditionTasks(name="plain")]).values()
     branching = replace(plain, name="tree", rules=Rules(branch_after=(1,)))
     mixed = replace(plain, name="mixed", members=(plain, branching))
-    config = EnvServiceConfig.model_validate({"model": chat_model, "environments": [{"source": "addition"}]})
+    entries = [{"source": "addition", "name": name} for name in ("plain", "tree", "mixed")]
+    config = EnvServiceConfig.model_validate({"model": chat_model, "environments": entries})
     hello = hello_of(config, {each.name: each for each in (plain, branching, mixed)}, port=1)
     said = {each.name: each.no_greedy_answer for each in hello.environments}
     assert said["plain"] == ""
