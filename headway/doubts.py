@@ -37,10 +37,11 @@ def few_tasks(learner: "LearnerConfig", environments: Mapping[str, "OfferedEnvir
     name = learner.rollouts.environment or next(iter(environments), "")
     if learner.learns_from_files or name not in environments:
         return
-    tasks, wanted = environments[name].tasks.train_tasks, learner.groups_per_step
+    tasks, wanted = environments[name].tasks.train_tasks, learner.fresh_per_step
     if 0 < tasks < wanted:
+        new = "new groups" if learner.reused_per_step else "groups"
         yield (
-            f"environment {name} has {tasks} training tasks, and a step takes {wanted} groups ([learner] "
+            f"environment {name} has {tasks} training tasks, and a step takes {wanted} {new} ([learner] "
             f"groups_per_step): each step would have the same tasks, some of them twice; add tasks, or lower "
             f"groups_per_step"
         )

@@ -40,9 +40,11 @@ class MeasurementPlan:
 
     def select(self, batch: TakenBatch, newest: Sequence[TrajectoryGroup]) -> "ComparedGroups":
         """The groups that take part: of each bucket the first ones. `newest` are those of lag 0; others of the batch
-        that have it take no part: to be in it already they had to be short.
+        that have it take no part: to be in it already they had to be short. Neither do those that are trained again:
+        the weights have seen them, which the gradients of others do not tell of.
         """
-        lagging = [(group, bucket_of(lag)) for group, lag in zip(batch.groups, batch.lags, strict=True) if lag > 0]
+        fresh = zip(batch.fresh, batch.lags[: len(batch.fresh)], strict=True)
+        lagging = [(group, bucket_of(lag)) for group, lag in fresh if lag > 0]
         room: dict[int, int] = {}
         chosen = []
         for group, bucket in (*lagging, *((group, 0) for group in newest)):

@@ -152,7 +152,12 @@ def recover(
         checkpoint=checkpoint,
         batches=tuple(logged.batches),
         spare=spare,
-        used=tuple(place for lease_id, place in logged.groups.items() if ledger.may_reuse(lease_id)),
+        used=tuple(
+            place
+            for lease_id, place in logged.groups.items()
+            # What the batches to come train again they read themselves: held is what later ones may draw.
+            if ledger.may_reuse(lease_id) and logged.version - place.oldest_version <= config.max_lag
+        ),
         proofs=tuple(logged.proofs),
         guard=NEW_GUARD if checkpoint is None else checkpoint.guard(),
     )

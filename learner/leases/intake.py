@@ -328,8 +328,13 @@ class Intake:
                 self._flow.keep(group)
 
     def keep_used(self, groups: Iterable[TrajectoryGroup]) -> None:
-        """Takes back groups of the journal that were trained, of which the ledger says if they may be once more."""
-        self._flow.used = {group.lease_id: group for group in groups if self._ledger.may_reuse(group.lease_id)}
+        """Takes back groups of the journal that were trained, of which the ledger says if they may be once more. Never
+        trained again are those without a greedy answer if the settings have come to ask for one.
+        """
+        kept = {group.lease_id: group for group in groups if self._ledger.may_reuse(group.lease_id)}
+        if self._options.rules.greedy_baseline:
+            self._ledger.forget_reusable(each for each, group in kept.items() if group.greedy_baseline is None)
+        self._flow.used = {lease_id: group for lease_id, group in kept.items() if self._ledger.may_reuse(lease_id)}
 
     async def fleet_changed(self) -> None:
         """Somebody serves another version than before, came, left, or has proven what it serves, or failed to."""

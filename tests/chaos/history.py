@@ -45,11 +45,12 @@ class AcceptedGroup:
 
 @dataclass(frozen=True)
 class TrainedBatch:
-    """The batch that was trained at `version`."""
+    """The batch that was trained at `version`; `reused` leases had been trained before."""
 
     at: int
     version: int
     lease_ids: tuple[int, ...]
+    reused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def read_history(
     return SystemHistory(
         groups=tuple(_group(at, record.group) for at, record in numbered if isinstance(record, GroupRecord)),
         batches=tuple(
-            TrainedBatch(at=at, version=record.version, lease_ids=record.lease_ids)
+            TrainedBatch(at=at, version=record.version, lease_ids=record.lease_ids, reused=record.reused)
             for at, record in numbered
             if isinstance(record, BatchRecord)
         ),

@@ -43,6 +43,9 @@ def batches_are_whole(history: SystemHistory, terms: RunTerms) -> Complaints:
         for lease_id in batch.lease_ids:
             if history.group_of(lease_id, before=batch.at) is None:
                 yield f"the batch of version {batch.version} takes lease {lease_id}, whose group was never journaled"
+        for lease_id in batch.reused:
+            if not any(lease_id in before.lease_ids for before in history.batches if before.version < batch.version):
+                yield f"the batch of version {batch.version} trains lease {lease_id} again, which none before it has"
 
 
 def nothing_is_trained_twice(history: SystemHistory, terms: RunTerms) -> Complaints:

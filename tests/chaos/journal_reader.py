@@ -24,7 +24,7 @@ from protocol.trajectories import TrajectoryGroup
 _FACTS = struct.Struct("<IBQ")
 _CHECK = struct.Struct("<I")
 _FRAME = struct.Struct("<I")
-GROUP, BATCH, FILTERED, PROOF = 1, 2, 3, 4
+GROUP, BATCH, FILTERED, PROOF, DISTRUST, USED, BATCH_WITH_REUSED = 1, 2, 3, 4, 5, 6, 7
 
 
 @dataclass(frozen=True, order=True)
@@ -45,11 +45,12 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """A batch that was taken at `version`."""
+    """A batch that was taken at `version`; `reused` leases were trained in it once more."""
 
     place: Place
     version: int
     lease_ids: tuple[int, ...]
+    reused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,16 @@ class ProofRecord:
     instances: frozenset[str]
 
 
-JournalRecord = GroupRecord | BatchRecord | FilterRecord | ProofRecord
+@dataclass(frozen=True)
+class UseRecord:
+    """A lease that was trained before, and `reuses` times again; a copy of its group follows."""
+
+    place: Place
+    lease_id: int
+    reuses: int
+
+
+JournalRecord = GroupRecord | BatchRecord | FilterRecord | ProofRecord | UseRecord
 
 
 @dataclass(frozen=True)
@@ -129,13 +139,19 @@ def _record(place: Place, kind: int, payload: bytes) -> JournalRecord | None:
         message = decode(_frames(payload), stored=True)
         assert isinstance(message, FinishedLease), message
         return GroupRecord(place=place, group=message.group)
-    if kind == BATCH:
-        version, lease_ids = json.loads(payload)
-        return BatchRecord(place=place, version=version, lease_ids=tuple(lease_ids))
+    if kind in (BATCH, BATCH_WITH_REUSED):
+        version, lease_ids, *reused = json.loads(payload)
+        return BatchRecord(place=place, version=version, lease_ids=tuple(lease_ids), reused=tuple(*reused))
+    if kind == USED:
+        lease_id, reuses = json.loads(payload)
+        return UseRecord(place=place, lease_id=lease_id, reuses=reuses)
     if kind == PROOF:
         proven, _, fingerprints = json.loads(payload)
         return ProofRecord(place=place, version=proven, instances=frozenset(fingerprints))
-    return FilterRecord(place=place, lease_id=int(payload)) if kind == FILTERED else None
+    if kind == FILTERED:
+        return FilterRecord(place=place, lease_id=int(payload))
+    assert kind == DISTRUST, f"{place}: a record of type {kind}, of which nothing is known here"
+    return None
 
 
 def _frames(payload: bytes) -> list[bytes]:

@@ -74,6 +74,7 @@ def test_fewer_tasks_than_a_step_takes_are_doubted(tmp_path: Path) -> None:
 
     assert "environment sums has 3 training tasks, and a step takes 4 groups" in said
     assert list(few_tasks(_learner(groups_per_step=3), environments)) == []
+    assert list(few_tasks(_learner(groups_per_step=4, max_lag=4, reuse={"share": 0.25}), environments)) == []
 
 
 def test_the_message_that_leads_to_groups_of_one_says_whom_they_are_for() -> None:

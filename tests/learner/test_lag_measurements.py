@@ -52,6 +52,11 @@ def test_of_each_bucket_the_first_groups_take_part_and_of_lag_0_those_granted_fi
     assert none.fresh == 2
 
 
+def test_groups_that_are_trained_again_take_no_part() -> None:
+    batch = TakenBatch(version=9, groups=(group(0), group(1), group(2)), lags=(3, 0, 5), reused=1)
+    assert [each.lease_id for each in PLAN.select(batch, [group(1)]).groups] == [0, 1]
+
+
 def test_groups_of_a_bucket_are_dealt_out_to_eight_units() -> None:
     buckets = [4, 0, 4, *[0] * 9]
     assert units_of(buckets) == (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 3)

@@ -478,6 +478,18 @@ def test_a_resume_from_an_older_checkpoint_or_from_none_draws_the_same(
         assert second.trainer.weights == first.trainer.weights
 
 
+def test_a_resume_holds_only_groups_that_later_steps_may_draw_however_many_it_replays(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        lives = Lives(tmp_path / "run", stack, REUSING)
+        first = lives.begin()
+        for _ in range(8):
+            first.step()
+        second, recovered = lives.resume()
+        assert (recovered.version, recovered.replayed_version) == (0, 8)
+        assert {place.oldest_version for place in recovered.used} == {6, 7}
+        assert second.used.keys() >= second.ledger.reusable.keys() != set()
+
+
 def test_segments_that_no_checkpoint_needs_hold_nothing_that_is_drawn(tmp_path: Path) -> None:
     with ExitStack() as stack:
         lives = Lives(tmp_path / "run", stack, REUSING)

@@ -4,8 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from learner.journal.journal import LoggedBatch, LoggedGroup, LoggedUse
+from learner.ledger import ReusableGroup
+from protocol.trajectories import GreedyBaseline, RewardRecord, VersionSpan
+from tests.chaos.journal_reader import BatchRecord, UseRecord
+from tests.chaos.journal_reader import read_journal as read_from_outside
 from tests.learner.envs import learner
-from tests.learner.samples import LEDGER, group
+from tests.learner.samples import INCARNATION, INSTANCE, LEDGER, group
 
 REUSING = replace(LEDGER, max_lag=4, reused_per_step=1)
 
@@ -36,3 +40,20 @@ async def test_a_batch_has_its_new_groups_and_then_one_that_was_trained(tmp_path
         assert {record.lease_id for record in used} == left
         copied = [record.group.lease_id for record in ours.journal() if isinstance(record, LoggedGroup)]
         assert set(copied[-3:]) == left
+
+        outside = read_from_outside(tmp_path).records
+        assert {record.lease_id for record in outside if isinstance(record, UseRecord)} == left
+        batches = [record for record in outside if isinstance(record, BatchRecord)]
+        assert [(one.lease_ids, one.reused) for one in batches] == [((0, 1), ()), ((2, 3), (again.lease_id,))]
+
+
+async def test_groups_without_a_greedy_answer_are_not_trained_again_where_it_is_compared_with(tmp_path: Path) -> None:
+    """A former life had another algorithm."""
+    spans = (VersionSpan(version=f"{INCARNATION}.0", start=2, end=3, instance=INSTANCE),)
+    answer = GreedyBaseline(reward=RewardRecord(verifier="test", reward=0.5), version_spans=spans, sampled_tokens=1)
+    former = [group(0), group(1).model_copy(update={"greedy_baseline": answer})]
+    async with learner(tmp_path, ledger_config=REUSING, greedy_baseline=True) as ours:
+        ours.ledger.replay((0, 1), groups={number: ReusableGroup(version=0) for number in range(2)})
+        ours.intake.keep_used(former)
+        await ours.intake.trained(1)
+        assert list(ours.ledger.reusable) == [1]
