@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from learner.algorithms.preset import Advantages, CarriedState, Loss, LossTokens, Passes, Preset, ScoredBatch
 from learner.training.batch import FlatBatch, TrainSequence, flatten
-from learner.training.models import Scorers, TokenScores, credit, score
+from learner.training.logprobs import TopTokens
+from learner.training.models import LocalTeachers, Scorers, TokenScores, credit, score
 from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.ranks import CommandChannel
 
@@ -180,3 +182,26 @@ def test_a_token_that_is_filtered_out_no_longer_counts_in_its_sequence() -> None
     assert given.kept.tolist() == [False, True, False, False, False]
     assert given.kept_lengths(batch).tolist() == [1, 0]
     assert given.advantages.tolist() == [0] * 5
+
+
+@dataclass
+class OneTokenTeacher:
+    """Holds one token likeliest everywhere."""
+
+    token: int
+
+    def top_candidates(self, microbatch: Microbatch, *, count: int) -> TopTokens:
+        places = torch.full((len(microbatch.targets), count), self.token)
+        return TopTokens(places, -places.float())
+
+
+def test_each_sequence_is_compared_with_its_own_teachers_candidates() -> None:
+    teachers = LocalTeachers([OneTokenTeacher(5), OneTokenTeacher(6), OneTokenTeacher(7)])  # type: ignore[list-item]
+    microbatch = SimpleNamespace(
+        teachers=torch.tensor([2, 0, 1]),
+        sequences=torch.tensor([0, 0, 1, 2]),
+        targets=torch.zeros(4, dtype=torch.int64),
+    )
+    token_ids, logprobs = teachers.candidates(microbatch, count=2)  # type: ignore[arg-type]
+    assert token_ids.tolist() == [[7, 7], [7, 7], [5, 5], [6, 6]]
+    assert torch.equal(logprobs, -token_ids.float())
