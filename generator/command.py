@@ -39,8 +39,10 @@ def main() -> None:
     if not visible(os.environ):
         open_fork_server()
 
-    status = run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 5.0)
-    close_fork_server()
+    try:
+        status = run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 5.0)
+    finally:
+        close_fork_server()
     leave(status)
 
 

@@ -160,10 +160,11 @@ def _put(name: str, **members: object) -> None:
 
 def main() -> None:
     """The command `generator`, with that engine."""
-    from generator.command import main as generator
+    from generator import command
 
     install()
-    generator()
+    vars(command)["open_fork_server"] = _nothing
+    command.main()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from generator.engine.fork_server import changed_environment
 from generator.engine.installed import vllm_arguments
 from generator.engine.last_words import note_errors
 from services.config.options import nearest
@@ -207,7 +208,7 @@ class OwnerTie:
         return ""
 
     def __reduce__(self) -> "tuple[Callable[[int, str, dict[str, str]], OwnerTie], tuple[int, str, dict[str, str]]]":
-        return tied_to, (self._owner_pid, self._last_words, dict(os.environ))
+        return tied_to, (self._owner_pid, self._last_words, changed_environment())
 
 
 def tied_to(owner_pid: int, last_words: str = "", environment: Mapping[str, str] | None = None) -> OwnerTie:
@@ -217,12 +218,19 @@ def tied_to(owner_pid: int, last_words: str = "", environment: Mapping[str, str]
     """
     if owner_pid != os.getpid():
         os.environ.update(environment or {})
-        with suppress(OSError):  # for `ps` and `top`: a fork has its parent's command line
-            Path("/proc/self/comm").write_text(ENGINE_NAME, encoding="ascii")
+        _name_process()
         if last_words:
             note_errors(last_words)
         threading.Thread(target=_exit_after, args=(owner_pid,), name="headway-owner", daemon=True).start()
     return OwnerTie(owner_pid=owner_pid, last_words=last_words)
+
+
+def _name_process() -> None:
+    """For `ps` and `top`: a fork has its parent's command line, and vLLM's own way to name it does nothing there."""
+    name = Path("/proc/self/comm")
+    with suppress(OSError):
+        if not name.read_text(encoding="ascii", errors="replace").startswith("VLLM"):
+            name.write_text(ENGINE_NAME, encoding="ascii")
 
 
 def _exit_after(owner_pid: int) -> None:

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _VARIABLE = "VLLM_RPC_BASE_PATH"
-_PREFIX = "headway-engine-"
+PREFIX = "headway-engine-"
+"""Of folders in the system's, before the number of the process and, of those with a name of their own, a dot."""
 _OLD_S = 3600.0
 
 
@@ -17,31 +18,24 @@ def make_socket_folder() -> None:
 
     Those that processes have left which were killed are removed.
     """
-    own = _folder()
+    own = _own()
     if os.environ.setdefault(_VARIABLE, str(own)) != str(own):
         return
-    make_own_folder()
-
-
-def make_own_folder(purpose: str = "") -> Path:
-    """A folder of this process for that purpose, which others of the machine's users cannot open."""
-    own = _folder(purpose)
     _sweep(own.parent)
     own.mkdir(mode=0o700, exist_ok=True)
-    return own
 
 
-def remove_socket_folder(purpose: str = "") -> None:
+def remove_socket_folder() -> None:
     """Removes this process's folder. Connections that stand go on without it."""
-    shutil.rmtree(_folder(purpose), ignore_errors=True)
+    shutil.rmtree(_own(), ignore_errors=True)
 
 
-def _folder(purpose: str = "") -> Path:
-    return Path(tempfile.gettempdir()) / f"{_PREFIX}{os.getpid()}{purpose and '.'}{purpose}"
+def _own() -> Path:
+    return Path(tempfile.gettempdir()) / f"{PREFIX}{os.getpid()}"
 
 
 def _sweep(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError, ValueError):
             is_old = time.time() - folder.stat().st_mtime > _OLD_S  # one of another container may be beginning
             if is_old and not Path(f"/proc/{_process(folder)}").exists():
@@ -49,4 +43,4 @@ def _sweep(parent: Path) -> None:
 
 
 def _process(folder: Path) -> int:
-    return int(folder.name.removeprefix(_PREFIX).partition(".")[0])
+    return int(folder.name.removeprefix(PREFIX).partition(".")[0])

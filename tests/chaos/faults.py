@@ -29,7 +29,8 @@ def engine_core(pid: int) -> int | None:
 def is_engine(pid: int) -> bool:
     """True for a process in which vLLM computes, or is about to."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text(encoding="ascii", errors="replace").strip() == ENGINE_NAME
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="ascii", errors="replace").strip()
+        return name == ENGINE_NAME or name.startswith("VLLM::Engine")
     return False
 
 

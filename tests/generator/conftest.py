@@ -6,6 +6,7 @@ import socket
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import pytest
 import pytest_asyncio
 import xxhash
 
-from generator.engine.fork_server import open_fork_server
 from generator.engine.options import EngineOptions, prepare_environment
 from protocol.fleet import BucketSpec, JoinGroup, Prepare, TensorSpec
 from protocol.generation import GeneratePart, Sampling
@@ -280,7 +280,9 @@ async def start_rig(
         warnings.simplefilter("ignore")
         from generator.engine.engine import Engine
 
-        open_fork_server()  # as the command does
+        # Not this process's own fork: tests have used its OpenMP threads, which no child of it could use again.
+        forkserver.set_forkserver_preload(["generator.engine.engine"])
+        forkserver.ensure_running()
         policy = policy or Policy(folder=folder, tied=tied)
         engine = await Engine.start(options=options)
     return Rig(engine=engine, policy=policy)

@@ -39,9 +39,13 @@ if __name__ == "__main__":
     os.kill(killed.pid, signal.SIGKILL)
     killed.join(60)
     folders = os.listdir(sys.argv[1])
+    (own,) = [name for name in folders if "headway" in name]
+    mode = os.stat(os.path.join(sys.argv[1], own)).st_mode & 0o777
+    os.environ["SET_LATER"] = "1"
+    changed = fork_server.changed_environment()
     fork_server.close_fork_server()
     left = [name for name in os.listdir(sys.argv[1]) if "headway" in name]
-    print(json.dumps([told_by, process.exitcode, killed.exitcode, os.getpid(), folders, left]))
+    print(json.dumps([told_by, process.exitcode, killed.exitcode, os.getpid(), folders, left, mode, changed]))
     sys.stdout.flush()
     os._exit(0)
 """
@@ -57,14 +61,23 @@ def test_a_process_of_it_has_the_imports_and_neither_the_logging_nor_the_signals
         command = [sys.executable, str(program), str(sockets)]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert ended.returncode == 0, ended.stderr
-        (pid, parent, had_imports, handlers, level, has_usual_term), exits, killed, own, folders, left = json.loads(
-            ended.stdout
-        )
+        (
+            (pid, parent, had_imports, handlers, level, has_usual_term),
+            exits,
+            killed,
+            own,
+            folders,
+            left,
+            mode,
+            changed,
+        ) = json.loads(ended.stdout)
         assert had_imports
         assert (handlers, level, has_usual_term) == (0, 30, True)
         assert exits == 0
         assert killed == -9
         assert own not in (pid, parent)
-        assert f"headway-engine-{own}.forks" in folders
+        assert any(name.startswith(f"headway-engine-{own}.") for name in folders)
+        assert mode == 0o700, "what reaches its socket is run"
+        assert changed == {"SET_LATER": "1"}
         assert left == []
         assert all_end([parent]), "its pipe was all that kept it"
