@@ -125,7 +125,8 @@ class RunningLeases:
                 attempt=key.attempt,
                 purpose=key.purpose,
                 oldest_version=entry.progress.oldest_version(),
-                waits_for=entry.progress.waits_for,
+                # One without a place of its own waits as for a host, which is not held against it.
+                waits_for=entry.progress.waits_for if entry.begun else "host",
             )
             for key, entry in self._running.items()
         )

@@ -38,7 +38,8 @@ _MAX_QUIET_S = 5.0
 class ConnectedEnvService:
     """An env_service under its socket's address. `running` are its training leases, `evaluated_last` tells that its
     last grant was of an evaluation. It said hello again at `greeted_again`, in seconds, and what it lists since then
-    has not been compared with what it was granted; None if it has, or need not be.
+    has not been compared with what it was granted; None if it has, or need not be. `parts` are those of a mix that its
+    training leases are of, by lease id, as far as that was looked up.
     """
 
     peer: str
@@ -47,6 +48,7 @@ class ConnectedEnvService:
     running: set[AttemptId] = field(default_factory=set)
     evaluated_last: bool = False
     greeted_again: float | None = None
+    parts: dict[int, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -5,7 +5,6 @@ evaluation goes before training.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
 from learner.leases.env_services import ConnectedEnvService
@@ -13,7 +12,7 @@ from learner.leases.evaluation_leases import Evaluator
 from learner.leases.lease_times import LeaseDiary
 from learner.leases.newest_grants import NewestGrants
 from learner.leases.pacing import Pacing, PacingRule
-from learner.leases.part_turns import MakeTurns, PartTurns, next_part
+from learner.leases.part_turns import MakeTurns, PartSeats, PartTurns
 from learner.leases.task_draws import MakeDraws, TaskDraws, TaskPlaces
 from learner.leases.task_order import TaskOrder
 from learner.ledger import AttemptId, Grant, Ledger
@@ -26,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 _MAX_LEASES_IN_A_GRANT = 1024
+_MOST_PASSED_OVER = 256
+"""New leases of a part without room that wait while those of others are granted, where no lease is moved."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Granting:
         self.draws: TaskDraws | None = None
         """None where tasks are of the plain order."""
         self.turns: PartTurns | None = None
-        """None but in a mix, whose tasks are of the plain order."""
+        """None but in a mix without levels. Where tasks are drawn it moves no lease."""
         self.known: EnvironmentInfo | None = None
         """Of the first env_service; all others have the same."""
 
@@ -90,7 +91,7 @@ class Granting:
             self.curriculum = self._make_curriculum(levels) if levels > 1 else None
             if self._make_draws is not None:
                 self.draws = self._make_draws(TaskPlaces(count=count, levels=levels, parts=info.parts), self._in_order)
-            elif info.parts and levels == 1 and self._make_turns is not None:
+            if info.parts and levels == 1 and self._make_turns is not None:
                 self.turns = self._make_turns(info.parts)
             self.known = info
 
@@ -141,9 +142,14 @@ class Granting:
 
     def room_of(self, holder: ConnectedEnvService, environment: str) -> int:
         """For how many more leases of an environment an env_service has room."""
-        most = holder.agreed(environment).most_leases
-        capacity = holder.hello.capacity if most is None else min(most, holder.hello.capacity)
+        capacity = self._capacity_of(holder, environment)
         return capacity - len(holder.running) - self._evaluator.running(holder.name)
+
+    @staticmethod
+    def _capacity_of(holder: ConnectedEnvService, environment: str) -> int:
+        """Most leases of an environment that run at an env_service at once."""
+        most = holder.agreed(environment).most_leases
+        return holder.hello.capacity if most is None else min(most, holder.hello.capacity)
 
     def leases_for(self, holder: ConnectedEnvService, *, environment: str) -> list[Lease]:
         """The leases that an env_service is granted now; it holds them from here on."""
@@ -155,7 +161,7 @@ class Granting:
             now=self._clock(),
             holder=holder.name,
             environment=environment,
-            room=self._evaluation_room(holder, room=room, evaluating=evaluating),
+            room=self._evaluation_room(holder, environment, room=room, evaluating=evaluating),
         )
         holder.evaluated_last = bool(leases) or holder.evaluated_last
         room = min(room - len(leases), self._still_needed())
@@ -171,32 +177,34 @@ class Granting:
         return leases
 
     def _granted(self, holder: ConnectedEnvService, parts: Sequence[TaskPart], *, room: int) -> tuple[Grant, ...]:
-        """Grants of the ledger; in a mix with places of their own new ones are of the parts that have room there."""
-        turns = self.turns
-        if turns is None or not any(part.has_own_places for part in parts):
-            return self._ledger.grant(now=self._clock(), holder=holder.name, room=room)
-        grants: list[Grant] = []
-        moved: dict[int, int | None] = {}
-        held = turns.held(self._in_order(attempt.lease_id) for attempt in holder.running)
-        turn = partial(next_part, parts, held=held)
-        while len(grants) < room and turn(plain=0) is not None:
-            granted = self._ledger.grant(now=self._clock(), holder=holder.name, room=1)
-            if not granted:
-                break
-            lease_id = granted[0].lease_id
-            part = turns.part_at(self._in_order(lease_id))
-            if granted[0].attempt == 0 and turns.may_move(lease_id):
-                chosen = turn(plain=part)
-                moved[lease_id] = None if chosen == part else chosen
-                part = part if chosen is None else chosen
-            held[part] += 1
-            grants += granted
-        turns.granting(moved)
-        return tuple(grants)
+        """Grants of the ledger; in a mix with places of their own those whose parts have room there."""
+        turns, now = self.turns, self._clock()
+        if turns is None:
+            return self._ledger.grant(now=now, holder=holder.name, room=room)
+        books, has_own_places = self._ledger.books(), any(part.has_own_places for part in parts)
+        below = turns.cover(books.leases + room)
+        if self.draws is not None:
+            # None is moved, so that new ones may have to wait for room at once: a few do, and none that has no task.
+            waiting = has_own_places and books.pending >= _MOST_PASSED_OVER
+            below = books.leases if waiting else min(below, books.leases + room)
+        running = {attempt.lease_id for attempt in holder.running} if has_own_places else set[int]()
+        holder.parts = {
+            each: turns.part_at(self._in_order(each)) if (known := holder.parts.get(each)) is None else known
+            for each in running
+        }
+        seats = PartSeats(
+            turns=turns,
+            parts=parts,
+            held=holder.parts,
+            plain=self._in_order,
+            may_move=lambda lease_id: self.draws is None and self._ledger.is_new(lease_id),
+        )
+        room = int(min(room, seats.room))
+        return self._ledger.grant(now=now, holder=holder.name, room=room, admits=seats.admits, new_below=below)
 
-    def _evaluation_room(self, holder: ConnectedEnvService, *, room: int, evaluating: int) -> int:
+    def _evaluation_room(self, holder: ConnectedEnvService, environment: str, *, room: int, evaluating: int) -> int:
         """Beside training an evaluation has a share of the places; of a single one it has every other turn."""
-        capacity = holder.hello.capacity
+        capacity = self._capacity_of(holder, environment)
         if self._evaluator.is_beside and capacity == 1 and holder.evaluated_last:
             training = min(self._still_needed(), self._ledger.places())
             return 0 if training > 0 else room

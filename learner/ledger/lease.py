@@ -111,8 +111,8 @@ class LeaseTable:
         else:
             heapq.heappush(self._ready, lease_id)
 
-    def next_pending(self, now: float) -> int:
-        """The oldest lease that may be granted again at `now`, else a new one."""
+    def next_pending(self, now: float, *, new_below: float = math.inf) -> int | None:
+        """The oldest lease that may be granted again at `now`, else a new one; None if that is not `new_below`."""
         while self._resting and self._resting[0][0] <= now:
             heapq.heappush(self._ready, heapq.heappop(self._resting)[1])
         while self._ready and (not_before := self.pending.get(self._ready[0], math.inf)) > now:
@@ -120,8 +120,19 @@ class LeaseTable:
             if not_before < math.inf:
                 heapq.heappush(self._resting, (not_before, lease_id))
         lease_id = self._ready[0] if self._ready else self.cursor
+        if lease_id >= max(self.cursor, new_below):
+            return None
         self.open_up_to(lease_id + 1)
         return lease_id
+
+    def pass_over(self) -> int:
+        """The lease that is next now is not until it is put back."""
+        return heapq.heappop(self._ready)
+
+    def put_back(self, lease_ids: Iterable[int]) -> None:
+        """After `pass_over`."""
+        for lease_id in lease_ids:
+            heapq.heappush(self._ready, lease_id)
 
     def start(self, lease_id: int, *, holder: str, version: int, now: float, timeout_s: float, longest_s: float) -> int:
         """Pending to running. Returns the number of the new attempt."""

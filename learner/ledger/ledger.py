@@ -1,7 +1,8 @@
 """The rules of the ledger: what is granted, what is accepted, what a batch takes, and the bound on its lag."""
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 
@@ -124,14 +125,39 @@ class Ledger:
         limit = (self._served + self._max_lag + 1) * per_step
         return max(0, limit - consumed - len(table.buffered) - len(table.running))
 
-    def grant(self, *, now: float, holder: str, room: int) -> tuple[Grant, ...]:
-        """Grants at most `room` leases to `holder`: those to be granted again by rising id, then new tasks."""
-        return tuple(self._grant_one(now=now, holder=holder) for _ in range(min(room, self.places())))
+    def grant(
+        self,
+        *,
+        now: float,
+        holder: str,
+        room: int,
+        admits: Callable[[int], bool] = lambda lease_id: True,
+        new_below: float = math.inf,
+    ) -> tuple[Grant, ...]:
+        """Grants at most `room` leases to `holder`: those to be granted again by rising id, then new tasks.
 
-    def _grant_one(self, *, now: float, holder: str) -> Grant:
+        `admits` says of each that is next if it is granted, which it then is; one that is passed over stays pending.
+        No new lease from `new_below` on is begun.
+        """
+        room = min(room, self.places())
+        grants: list[Grant] = []
+        passed: set[int] = set()
+        while len(grants) < room and (lease_id := self._table.next_pending(now, new_below=new_below)) is not None:
+            if admits(lease_id):
+                grants.append(self._grant_one(lease_id, now=now, holder=holder))
+            else:
+                passed.add(self._table.pass_over())
+        self._table.put_back(passed)
+        return tuple(grants)
+
+    def is_new(self, lease_id: int) -> bool:
+        """True of a lease without an attempt."""
+        lease = self._table.leases.get(lease_id)
+        return lease_id >= self._table.cursor or (lease is not None and not lease.attempts)
+
+    def _grant_one(self, lease_id: int, *, now: float, holder: str) -> Grant:
         assert self._served is not None
         version = self._served
-        lease_id = self._table.next_pending(now)
         attempt = self._start(lease_id, now=now, holder=holder, version=version)
         deadline = self._table.running[lease_id].deadline
         return Grant(lease_id=lease_id, attempt=attempt, holder=holder, version=version, deadline=deadline)

@@ -10,7 +10,7 @@ from env_service.leases.running import RunningLeases
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.generation import GeneratePart
-from protocol.messages import FailedLease, Lease
+from protocol.messages import OTHERS, FailedLease, Lease
 from protocol.trajectories import Purpose, VersionSpan
 from services.http.metrics import Metrics
 from tests.env_service.peers import lease
@@ -63,6 +63,15 @@ async def test_of_those_that_wait_the_evaluation_and_then_the_oldest_lease_gets_
             place.released.set()
             order.append(await place.next_started())
         assert order == [("train", 5), ("evaluate", 7), ("train", 3), ("train", 9)]
+
+
+async def test_a_lease_without_a_place_waits_as_for_a_host_which_is_not_held_against_it() -> None:
+    async with one_place() as place:
+        for number in (1, 2):
+            await place.leases.start(lease(number))
+        await place.next_started()
+        told = {each.lease_id: each.waits_for for each in place.leases.report_progress()}
+        assert (told[1], told[2] in OTHERS) == ("environment", True)
 
 
 async def test_a_lease_that_is_cancelled_at_the_moment_it_gets_the_place_passes_it_on() -> None:

@@ -1103,6 +1103,16 @@ async def test_an_evaluation_beside_training_takes_its_share_of_the_places_and_n
         assert [lease.purpose for lease in await env.leases(1)] == ["evaluate"]
 
 
+async def test_its_share_is_of_the_places_that_the_environment_may_have(tmp_path: Path) -> None:
+    limited = ADDITION.model_copy(update={"most_leases": 4})
+    async with learner(tmp_path, serves=False) as ours, ours.env("e") as env:
+        await env.send(env.hello(capacity=100, environments=(limited,)))
+        await env.next(Welcome)
+        await ours.intake.evaluate(tasks=50, version=0, beside=True)
+        await ours.serve(0)
+        assert [lease.purpose for lease in await env.leases(4)] == ["evaluate", "evaluate", "train", "train"]
+
+
 async def test_at_a_single_place_evaluation_and_training_take_turns(tmp_path: Path) -> None:
     async with learner(tmp_path, serves=False) as ours, ours.env("e") as env:
         await env.enter(capacity=1)

@@ -2,14 +2,15 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from learner.leases.part_turns import PartTurns, next_part
+from learner.leases.part_turns import PartSeats, PartTurns, next_part
 from learner.leases.run_rows import RunRows
+from learner.leases.task_draws import DrawRules, TaskDraws, TaskPlaces
 from learner.leases.task_order import TaskOrder
 from protocol.messages import EnvironmentInfo, Lease, TaskPart
 from tests.learner import envs
@@ -37,7 +38,7 @@ def finished(given: Sequence[TaskPart], *, capacity: int, until: int = 2000) -> 
             part = next_part(given, plain=plain, held=held)
             if part is None:
                 break
-            turns.granting({lease_id: None if part == plain else part})
+            assert part == plain or turns.move(lease_id, part)
             assert turns.part_at(turns.place_of(lease_id, order.task_index(lease_id))) == part
             lease_id += 1
             held[part] += 1
@@ -76,7 +77,9 @@ def turns_in(folder: Path) -> PartTurns:
 
 def test_a_lease_keeps_its_task_in_a_later_life_whether_it_was_moved_or_not(tmp_path: Path) -> None:
     former = turns_in(tmp_path)
-    former.granting({0: None, 1: 0, 2: 1})
+    assert former.cover(3) >= 3
+    assert former.move(1, 0)
+    assert former.move(2, 1)
     later = turns_in(tmp_path)
     places = [former.place_of(lease_id, 150) for lease_id in range(3)]
     assert [later.place_of(lease_id, 150) for lease_id in range(3)] == places
@@ -92,8 +95,25 @@ def test_what_the_disk_does_not_take_stays_in_its_part(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RunRows, "append", full)
-    turns.granting({0: 0})
+    assert not turns.move(0, 0)
     assert turns.place_of(0, 150) == 150
+    assert turns.cover(1) == 0, "a later life would take the lease for a new one"
+    seats = PartSeats(turns=turns, parts=MIX, held={}, plain=lambda lease_id: 150, may_move=lambda lease_id: True)
+    assert not seats.admits(0)
+
+
+def test_what_was_written_of_other_parts_says_nothing(tmp_path: Path) -> None:
+    former = PartTurns(
+        parts=(MIX[0], TaskPart(places=900, tasks=900)), seed=0, rows=RunRows(tmp_path / "part_turns.jsonl", run="r")
+    )
+    assert former.cover(8)
+    assert former.move(1, 1)
+    later = turns_in(tmp_path)
+    assert (later.place_of(1, 7), later.granted_below, later.may_move(1)) == (7, 0, True)
+    assert later.cover(8)
+    assert later.move(2, 1)
+    again = turns_in(tmp_path)
+    assert (again.place_of(1, 7), again.place_of(2, 7), again.may_move(3)) == (7, later.place_of(2, 7), False)
 
 
 def test_the_file_holds_what_a_resume_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +121,8 @@ def test_the_file_holds_what_a_resume_needs(tmp_path: Path, monkeypatch: pytest.
     rows = RunRows(tmp_path / "part_turns.jsonl", run="r")
     turns = PartTurns(parts=MIX, seed=0, rows=rows, needed_from=lambda: 900)
     for lease_id in range(1000):
-        turns.granting({lease_id: lease_id % 2})
+        assert turns.cover(lease_id + 1)
+        assert turns.move(lease_id, lease_id % 2)
     assert rows.size() < 8000
     later = turns_in(tmp_path)
     assert [later.place_of(lease_id, -1) for lease_id in range(900, 1000)] == [
@@ -134,6 +155,41 @@ async def test_an_env_service_is_granted_leases_of_the_parts_that_have_room_ther
             (lease,) = await env.leases(1)
             running[lease.lease_id] = lease
             assert by_part(running.values()) == {0: 2, 1: 6}
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["a former life granted them", "tasks are drawn"])
+async def test_leases_that_may_not_move_wait_for_room_of_their_part_and_take_none_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: bool
+) -> None:
+    plain, rows = envs.options, RunRows(tmp_path / "part_turns.jsonl", run="r")
+    if not drawn:
+        PartTurns(parts=MIX, seed=0, rows=rows).cover(200)
+
+    def draws(places: TaskPlaces, order: Callable[[int], int]) -> TaskDraws:
+        return TaskDraws(places=places, rules=DrawRules(), plain=order)
+
+    monkeypatch.setattr(
+        envs,
+        "options",
+        lambda **given: replace(
+            plain(**given),
+            make_draws=draws if drawn else None,
+            make_turns=lambda of: PartTurns(parts=of, seed=0, rows=rows),
+        ),
+    )
+    info = EnvironmentInfo(name="addition", train_tasks=200, evaluation_tasks=0, parts=parts({"most_leases": 2}, {}))
+    config = replace(LEDGER, groups_per_step=8, max_lag=8)
+    async with learner(tmp_path, ledger_config=config) as ours, ours.env("e") as env:
+        await env.send(env.hello(capacity=8, environments=(info,)))
+        leases = await env.leases(8)
+        assert by_part(leases) == {0: 2, 1: 6}
+        ids = [lease.lease_id for lease in leases]
+        assert len(set(range(max(ids))) - set(ids)) == ours.intake.books().pending > 0
+        done = next(lease for lease in leases if lease.task_index < 100)
+        await env.finish(group(done.lease_id, trajectory(0, reward=1.0), trajectory(0, reward=0.0)))
+        (lease,) = await env.leases(1)
+        assert lease.task_index < 100
+        assert lease.lease_id == min(set(range(max(ids))) - set(ids)), "the oldest of those that were passed over"
 
 
 def by_part(leases: Iterable[Lease]) -> Counter[int]:
