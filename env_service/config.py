@@ -228,6 +228,28 @@ class EnvServiceConfig(ProcessConfig):
         return self
 
     @model_validator(mode="after")
+    def _levels_have_no_limits(self) -> "EnvServiceConfig":
+        limited = {
+            one.name
+            for one in self.environments
+            if not isinstance(one, MixTasks | LevelTasks) and one.places.most is not None
+        }
+        parts = {
+            one.name: {one.name, *(part.environment for part in one.parts)}
+            for one in self.environments
+            if isinstance(one, MixTasks)
+        }
+        for given in self.environments:
+            for level in given.levels if isinstance(given, LevelTasks) else ():
+                if found := sorted(limited & parts.get(level, {level})):
+                    raise ValueError(
+                        f"environments: {found[0]} has places.most and is of level {level} of {given.name}, whose "
+                        "leases are granted by level and not by places: those over the limit would hold the places of "
+                        "all others. Leave places.most out, lower capacity, or train on a mix"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _mixes_have_parts(self) -> "EnvServiceConfig":
         kinds = MixTasks | LevelTasks
         plain = [environment.name for environment in self.environments if not isinstance(environment, kinds)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
+from pydantic import ValidationError
 
 from env_service import app
 from env_service.config import EnvServiceConfig
@@ -78,6 +79,14 @@ def test_limits_and_weights_of_a_mix_reach_the_learner_and_the_places_here(model
     assert app.place_rules(config) == {"hours": PlaceRule(most=2, weight=1.0)}
     of_parts = [lease(environment="all", task_index=at) for at in (0, mix.train_tasks - 1, mix.train_tasks)]
     assert [app.environment_of(environments, each) for each in of_parts] == ["hours", "short", "all"]
+
+
+@pytest.mark.parametrize("levels", [["short", "hours"], ["short", "all"]])
+def test_a_level_with_a_limit_is_refused(model: Path, levels: list[str]) -> None:
+    table = tomllib.loads(MIX.format(model=model))
+    table["environments"].append({"source": "levels", "name": "ladder", "levels": levels})
+    with pytest.raises(ValidationError, match=r"hours has places\.most and is of level \w+ of ladder"):
+        EnvServiceConfig.model_validate(table)
 
 
 def test_a_weight_that_shares_nothing_is_refused(model: Path) -> None:
