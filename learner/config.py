@@ -225,6 +225,15 @@ class LagConfig(ConfigModel):
     )
 
     @model_validator(mode="after")
+    def _goes_on_without_waiting(self) -> Self:
+        if self.on_lag == "mask" and self.max_drops_per_lease == 0:
+            raise ValueError(
+                'on_lag is "mask" and max_drops_per_lease 0: every running group would be waited for, however long it '
+                "takes, and no old token could leave a loss. Set max_drops_per_lease to 1 or more, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _measured_where_it_counts(self) -> Self:
         fields, knobs = type(self).model_fields, ("measure_groups", "adapt", "min_cosine")
         idle = [name for name in knobs if getattr(self, name) != fields[name].default]
@@ -673,6 +682,12 @@ class LearnerConfig(ProcessConfig):
                 "lag.measure_every is set and training.zero_stage is 3: a gradient beside that of training needs each "
                 "weight whole: expected zero_stage 2 or less. Lower it, or leave measure_every out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _old_tokens_can_leave(self) -> Self:
+        if self.lag.on_lag == "mask" and (why := self.algo.whole_only):
+            raise ValueError(f'lag.on_lag is "mask": {why}. Set lag.on_lag to "wait" or "drop", or change that')
         return self
 
     @model_validator(mode="after")

@@ -46,6 +46,18 @@ class Algorithm(Knobs):
             )
         return ""
 
+    @property
+    def whole_only(self) -> str:
+        """Reason why tokens that are too old may not leave the loss by themselves; empty where they may."""
+        if self.greedy_baseline:
+            return f"the greedy answer of algo {self.type} would be older than what is known of who sampled it"
+        if isinstance(self, RewardKnobs) and self.turn_discount < 1:
+            return (
+                f"algo.turn_discount is {self.turn_discount:g}, and of turns whose tokens are too old the rewards "
+                "would come with others"
+            )
+        return ""
+
     def preset(self) -> Preset:
         """The algorithm as the trainer sees it. Imports torch, which the settings alone do without."""
         raise NotImplementedError

@@ -16,9 +16,9 @@ from learner.leases.env_services import ConnectedEnvService, EnvServices
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.filters import FilterReason, FilterRounds
 from learner.leases.granting import Granting, LeaseTerms
-from learner.leases.incarnations import Belongs, Incarnations, oldest_of, up_to
+from learner.leases.incarnations import Belongs, Incarnations, newest_of, oldest_of, up_to
 from learner.leases.options import IntakeEvents, IntakeOptions
-from learner.leases.partial_credit import credited_from
+from learner.leases.partial_credit import CreditedGroup, credited_from
 from learner.ledger import AttemptId, Batch, EndedAttempt, FailureResult, GroupVerdict, Ledger
 from protocol.codec import Frame
 from protocol.messages import FailedLease, LeaseGrant
@@ -91,7 +91,7 @@ class GroupFlow:
         `frames` are those that it came in, None if it was changed since. With on_lag = mask tokens of it that are too
         old leave the loss first; so it stands in the journal.
         """
-        credited = credited_from(group, version=self._ledger.oldest_with_a_place(oldest_of(group)))
+        credited = self._credited(group)
         group, frames = credited.group, frames if credited.group is group else None
         lease_id, oldest_version = group.lease_id, oldest_of(group)
         reason = self._options.rules.filters.reason(group)
@@ -119,6 +119,12 @@ class GroupFlow:
             self._events.accepted(group)
         await self.env_services.cancel(answer.cancelled)
         return True
+
+    def _credited(self, group: TrajectoryGroup) -> CreditedGroup:
+        if self._ledger.config.on_lag != "mask":
+            return CreditedGroup(group)
+        oldest, newest = oldest_of(group), newest_of(group)
+        return credited_from(group, version=self._ledger.oldest_with_a_place(oldest, newest_version=newest))
 
     async def take(self, batch: Batch, *, asked_at: float) -> tuple[TrajectoryGroup, ...]:
         """The groups of a batch, which is in the journal, on disk, when they are returned; others take their places.

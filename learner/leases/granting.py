@@ -121,6 +121,16 @@ class Granting:
         )
         self._last_taken = now
 
+    def batch_awaited(self, *, asked_at: float) -> None:
+        """The trainer has waited since `asked_at` for a batch that is not there. Where episodes may outlive the bound,
+        that may be since nothing but long ones run.
+        """
+        books = self._ledger.books()
+        if self._ledger.config.on_lag != "mask" or self._ledger.served is None:
+            return
+        if self._pacing.room(running=books.running, buffered=books.buffered) == 0:
+            self._pacing.awaited(waited_s=self._clock() - asked_at)
+
     def bound_changed(self) -> None:
         """The ledger bounds the lag by another number of versions."""
         self._pacing.bound(self._ledger.max_lag)

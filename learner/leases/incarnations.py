@@ -176,5 +176,10 @@ def oldest_of(group: TrajectoryGroup) -> int:
     return oldest_version
 
 
+def newest_of(group: TrajectoryGroup) -> int:
+    """The number of the newest version that sampled one of the tokens of an admissible group."""
+    return max(PolicyVersion.parse(version).number for _, version in group.own_stamps)
+
+
 def _number(lease: RunningLease) -> int | None:
     return None if lease.oldest_version is None else PolicyVersion.parse(lease.oldest_version).number

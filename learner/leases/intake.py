@@ -52,6 +52,9 @@ _FEW_GROUPS = (
     "is stuck, and the env-service's log whom its rollouts wait for"
 )
 _TOO_OLD = 'learner.lag.on_lag = "drop" would go on without it'
+_DROPPED_OFTEN = (
+    "a lease that was dropped learner.lag.max_drops_per_lease times is waited for, leases.longest_attempt_s at most"
+)
 _NO_ENV_SERVICE = "start one whose env-service.learner is learner.leases.address here, and see its log"
 _EVALUATION = "its completions are sampled and judged; fewer learner.evaluation.tasks or samples take less time"
 
@@ -144,6 +147,8 @@ class Intake:
         self._options = options
         self._clock = clock
         self._ending = False
+        self._asked_at: float | None = None
+        """Since when the trainer waits for a batch."""
 
     # What the trainer calls, through the event loop
 
@@ -152,11 +157,12 @@ class Intake:
 
         Raises RunAborted, and EndedEarly after `end`.
         """
-        began = self._clock()
+        began = self._asked_at = self._clock()
         with self._waits.wait("groups", quiet_s=QUIET_S, remedy=_FEW_GROUPS, blocks_readiness=False) as wait:
             while not isinstance(decision := self._decide(), Batch):
-                wait.whom, wait.remedy = _whom(decision), _TOO_OLD if decision.stragglers else _FEW_GROUPS
+                wait.whom, wait.remedy = _whom(decision), _remedy(decision)
                 await self._flow.woken.wait()
+        self._asked_at = None
         groups = await self._flow.take(decision, asked_at=began)
         times = self._flow.granting.diary.taken(decision.lease_ids)
         return TakenBatch(
@@ -385,6 +391,8 @@ class Intake:
             self._evaluator.expire(now=now)
             await self._env_services.tell_fleet(self._fleet.serving())
             self._env_services.look_again()
+            if self._asked_at is not None:
+                self._flow.granting.batch_awaited(asked_at=self._asked_at)
             self._flow.wake()
             await self._flow.grant_all()
 
@@ -405,3 +413,9 @@ def _whom(waiting: BatchShortfall) -> str:
         slowest = waiting.stragglers[0]
         return f"lease {slowest.lease_id} at env_service {slowest.holder}, which the next step would make too old"
     return f"groups: {waiting.have} of {waiting.need} are there"
+
+
+def _remedy(waiting: BatchShortfall) -> str:
+    if not waiting.stragglers:
+        return _FEW_GROUPS
+    return _DROPPED_OFTEN if waiting.must_wait else _TOO_OLD

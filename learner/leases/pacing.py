@@ -13,6 +13,7 @@ PacingRule = Literal["demand", "full"]
 
 _WAITED_SHARE = 0.05
 _GROW, _SHRINK = 0.1, 0.05
+_GROW_EVERY_S = 10.0
 _SPARE = 0.15
 
 
@@ -24,6 +25,8 @@ class Pacing:
     max_lag: int
     rule: PacingRule = "demand"
     ahead: float = 0.0
+    _grown: int = 0
+    """How often it grew while the next batch was waited for."""
 
     def __post_init__(self) -> None:
         self.ahead = self._most if self.rule == "full" else min(2.0 * self.groups_per_step, self._most)
@@ -39,6 +42,7 @@ class Pacing:
 
     def taken(self, *, waited_s: float, since_last_s: float, left_over: int) -> None:
         """A batch was taken: the trainer had waited so long for it, and so many groups stay in the buffer."""
+        self._grown = 0
         if self.rule == "full":
             return
         step = self.groups_per_step
@@ -46,6 +50,14 @@ class Pacing:
             self.ahead = min(self.ahead + _GROW * step, self._most)
         elif left_over > _SPARE * step:
             self.ahead = max(self.ahead - _SHRINK * step, float(step))
+
+    def awaited(self, *, waited_s: float) -> None:
+        """A batch has been waited for so long, and no more groups may be granted. If all that run are long, none of
+        them will make it full, and no step would ever say that more are needed.
+        """
+        due = int(waited_s / _GROW_EVERY_S)
+        self.ahead = min(self.ahead + max(0, due - self._grown) * _GROW * self.groups_per_step, self._most)
+        self._grown = max(due, self._grown)
 
     def room(self, *, running: int, buffered: int) -> int:
         """Number of groups that may be granted now."""

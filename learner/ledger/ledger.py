@@ -274,16 +274,18 @@ class Ledger:
         outstanding = (self.config.max_lag + 1) * self.config.groups_per_step
         return 0 <= lease_id < self._table.cursor + _LIVES_REMEMBERED * outstanding
 
-    def oldest_with_a_place(self, oldest_version: int) -> int:
+    def oldest_with_a_place(self, oldest_version: int, *, newest_version: int | None = None) -> int:
         """The oldest version that the trained tokens of a group may have which comes in now, so that there is a place
         for it in one of the next batches, whatever else waits for them: with on_lag = mask older ones are to leave the
-        loss before the group is offered. Otherwise `oldest_version`, which is that of all its tokens.
+        loss before the group is offered. Otherwise `oldest_version`, which is that of all its tokens. If there is no
+        place up to its `newest_version`, the oldest version that may be trained: a younger group will have none then.
         """
         if self.config.on_lag != "mask":
             return oldest_version
         first = max(oldest_version, self.next_version - self._max_lag)
         versions = [group.version for group in self._table.buffered.values()]
-        for version in range(first, self.next_version + 1):
+        newest = self.next_version if newest_version is None else min(newest_version, self.next_version)
+        for version in range(first, newest + 1):
             if self._has_places([*versions, version]):
                 return version
         return first
@@ -414,7 +416,8 @@ class Ledger:
         blocked = self._blockage(ready[need:], after=self._version)
         if self._must_wait(blocked, now):
             stragglers = tuple(self._straggler(lease_id) for lease_id in blocked.stragglers)
-            return BatchShortfall(have=len(ready), need=need, stragglers=stragglers, since=self._blocked_since)
+            since, must_wait = self._blocked_since, blocked.must_wait
+            return BatchShortfall(have=len(ready), need=need, stragglers=stragglers, since=since, must_wait=must_wait)
         self._blocked_since = None
         return self._take(tuple(ready[:need]), drop=blocked.drop)
 
@@ -599,18 +602,19 @@ class Ledger:
         """Notes that `holder` still runs an attempt that a former life granted, so that the work is not done twice.
 
         version: as in `heartbeat`; one that is not known yet is taken for the oldest that may still be trained.
-        Returns the attempt's number in this life, or None if nobody wants it: its lease has a group, runs elsewhere or
-        is closed, the group would be too old, or no former life can have granted it. Adopting asks for no place.
+        With on_lag = mask one with older tokens is adopted: they will leave the loss. Returns the attempt's number in
+        this life, or None if nobody wants it: its lease has a group, runs elsewhere or is closed, the group would be
+        too old, or no former life can have granted it. Adopting asks for no place.
         """
         oldest = max(0, self.next_version - self._max_lag)
-        if not self._may_be_of_a_former_life(lease_id) or not self._is_admissible(
-            oldest if version is None else version
-        ):
+        if version is None or self.config.on_lag == "mask":
+            version = max(oldest, version or 0)
+        if not self._may_be_of_a_former_life(lease_id) or not self._is_admissible(version):
             return None
         self._table.open_up_to(lease_id + 1)
         if lease_id not in self._table.pending:
             return None
-        return self._start(lease_id, now=now, holder=holder, version=oldest if version is None else version)
+        return self._start(lease_id, now=now, holder=holder, version=version)
 
     def would_readmit(self, *, lease_id: int, oldest_version: int) -> GroupVerdict:
         """The verdict that `readmit` would give; changes nothing, so that the journal can be written in between."""

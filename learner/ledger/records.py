@@ -165,12 +165,14 @@ class BatchShortfall:
     """Reason for no batch yet: `have` of `need` groups are there, or, with enough of them, `stragglers` are awaited.
 
     since: when the ledger began to wait for stragglers; None if groups are missing.
+    must_wait: one of them was dropped so often that it is waited for without end.
     """
 
     have: int
     need: int
     stragglers: tuple[Straggler, ...] = ()
     since: float | None = None
+    must_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

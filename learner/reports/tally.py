@@ -26,7 +26,7 @@ _MAX_NAMES = 32
 @dataclass(frozen=True)
 class StepRecord:
     """A training step. Times in seconds, `time_s` since the run's first step began, with the time in which no learner
-    ran; lengths count sampled tokens.
+    ran; lengths count sampled tokens, those too that were too old for a loss.
 
     `lag_counts` counts trajectories by lag, `token_lag_counts` sampled tokens by lag; `lease_ids` are those of the
     groups, in training order. `reward_by_verifier` is the mean reward of the trajectories that each verifier judged,
@@ -113,7 +113,7 @@ def step_record(
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     rewards = np.array([t.reward.reward for t in trajectories], dtype=np.float64)
-    lengths = np.array([int(t.loss_mask.sum()) for t in trajectories])
+    lengths = np.array([sum(span.end - span.start for span in t.version_spans) for t in trajectories])
     finishes = Counter(t.turns[-1].finish_reason for t in trajectories)
     used = [trajectory for group in reused or () for trajectory in group.trajectories]
     reused_lags = _lags(used, version=version)

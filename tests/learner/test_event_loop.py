@@ -166,3 +166,31 @@ def test_settings_of_draws_are_refused_where_none_are_made() -> None:
     with pytest.raises(ValidationError, match='count with by = "signal" only'):
         learner_config(tasks={"candidates": 4})
     assert learner_config(tasks={"by": "order", "candidates": 16}) == learner_config()
+
+
+@pytest.mark.parametrize(
+    ("algo", "lag", "said"),
+    [
+        ({"type": "treerl"}, {}, "algo treerl compares the parts of a tree"),
+        ({"type": "gigpo", "turn_rewards": True}, {}, "algo.turn_rewards is true"),
+        ({"type": "hgpo", "turn_rewards": True}, {}, "algo.turn_rewards is true"),
+        ({"type": "grpo", "turn_discount": 0.9}, {}, "algo.turn_discount is 0.9"),
+        ({"type": "remax"}, {}, "the greedy answer of algo remax"),
+        ({"type": "grpo"}, {"max_drops_per_lease": 0}, 'on_lag is "mask" and max_drops_per_lease 0'),
+    ],
+)
+def test_old_tokens_do_not_leave_a_loss_that_needs_them(
+    algo: dict[str, object], lag: dict[str, object], said: str
+) -> None:
+    def made(on_lag: str, *, algo: dict[str, object] = algo) -> LearnerConfig:
+        return LearnerConfig.model_validate({"model": "m", "algo": algo, "lag": {"on_lag": on_lag, **lag}})
+
+    assert made("wait").lag.on_lag == "wait"
+    with pytest.raises(ValidationError, match=said):
+        made("mask")
+
+
+@pytest.mark.parametrize("algo", ["grpo", "gigpo", "hgpo", "ppo"])
+def test_old_tokens_may_leave_other_losses(algo: str) -> None:
+    config = LearnerConfig.model_validate({"model": "m", "algo": {"type": algo}, "lag": {"on_lag": "mask"}})
+    assert config.lag.on_lag == "mask"

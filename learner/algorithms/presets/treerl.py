@@ -38,6 +38,11 @@ class TreerlConfig(ClippedGroupAlgorithm):
         "of their number. 0: it weighs as much as all of them; 1: as much as one.",
     )
 
+    @property
+    def whole_only(self) -> str:
+        """A part of the tree without tokens would not be compared with its siblings."""
+        return "algo treerl compares the parts of a tree, and those whose tokens are too old would not be in it"
+
     def preset(self) -> Preset:
         """The advantage of each part of a way; the clip."""
         import torch

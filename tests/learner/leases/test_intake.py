@@ -21,6 +21,7 @@ from learner.leases.dead_letters import RunAborted
 from learner.leases.filters import GroupFilter
 from learner.leases.intake import EndedEarly
 from learner.ledger import Books, Ledger
+from learner.ledger.records import OnLag
 from learner.online import _credit
 from learner.training.batch import sequences_of
 from protocol.messages import (
@@ -1217,3 +1218,34 @@ async def test_an_episode_without_a_token_that_is_young_enough_is_rolled_out_aga
         assert [(lease.lease_id, lease.attempt) for lease in await env.leases(1)] == [(0, 1)]
         await env.finish(group(0, attempt=1, version=0))
         assert (ours.left_out["stale"], ours.masked) == (1, [])
+
+
+async def test_an_episode_whose_youngest_tokens_find_no_place_takes_that_of_a_younger_one(tmp_path: Path) -> None:
+    config = replace(LEDGER, on_lag="mask", groups_per_step=1, max_lag=1)
+    async with learner(tmp_path, ledger_config=config) as ours, ours.env("e") as env:
+        await env.enter()
+        await env.leases(2)
+        for lease_id in (1, 2):
+            await env.finish(group(lease_id, version=lease_id - 1))
+            await ours.train()
+            await env.leases(1)
+        await env.finish(group(3, version=1))
+        await env.finish(group(0, trajectory(0, 1, reward=1.0), trajectory(0, 0, reward=0.0)))
+        taken = await ours.intake.take()
+        assert [one.lease_id for one in taken.groups] == [0]
+        assert (taken.lags, ours.left_out, ours.masked) == ((1,), {"too_old": 1}, [(3, 1)])
+
+
+@pytest.mark.parametrize("on_lag", ["wait", "mask"])
+async def test_long_episodes_do_not_keep_others_from_beginning_while_a_batch_is_waited_for(
+    tmp_path: Path, on_lag: OnLag
+) -> None:
+    config = replace(LEDGER, on_lag=on_lag, groups_per_step=1, max_lag=3)
+    async with learner(tmp_path, ledger_config=config) as ours, ours.env("e") as env:
+        await env.enter()
+        await env.leases(2)
+        granting = ours.intake._flow.granting
+        assert not granting.may_train()
+        ours.clock.now = 100.0
+        granting.batch_awaited(asked_at=0.0)
+        assert granting.may_train() is (on_lag == "mask")

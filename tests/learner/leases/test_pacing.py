@@ -69,3 +69,16 @@ def test_full_pacing_follows_a_bound_that_falls_and_rises_again_at_once() -> Non
     assert paced.room(running=0, buffered=0) == 20
     paced.bound(4)
     assert paced.room(running=0, buffered=0) == 50
+
+
+def test_a_batch_that_is_waited_for_asks_for_more_by_and_by_up_to_what_the_bound_permits() -> None:
+    paced = pacing()
+    before = paced.ahead
+    for waited_s in (0.0, 9.0, 10.0, 11.0, 19.0, 20.0):
+        paced.awaited(waited_s=waited_s)
+    assert paced.ahead == before + 2
+    paced.taken(waited_s=0.0, since_last_s=1.0, left_over=0)
+    paced.awaited(waited_s=10.0)
+    assert paced.ahead == before + 3
+    paced.awaited(waited_s=1e6)
+    assert paced.ahead == 50

@@ -821,3 +821,37 @@ def test_an_attempt_that_waits_for_others_for_ever_ends_as_a_failure_of_infrastr
     assert (ended.lease_id, ended.data_fault, ended.given_up) == (0, False, reason)
     assert ledger.commonest_reasons(1) == ((f"infrastructure: {reason}", 1),)
     ledger.books().check()
+
+
+def test_with_on_lag_mask_a_restart_adopts_what_began_long_ago_as_of_the_oldest_version_that_is_trained() -> None:
+    for on_lag, adopted in (("wait", None), ("mask", 0)):
+        ledger = make_ledger(groups_per_step=1, max_lag=1, on_lag=on_lag)
+        for lease_id in range(3):
+            ledger.replay((lease_id,))
+            ledger.trained(lease_id + 1)
+        assert ledger.adopt(now=0.0, lease_id=3, holder="a", version=0) == adopted
+    assert ledger.oldest_with_a_place(0) == 2
+    assert finish(ledger, 3, version=2) == [GroupVerdict.ACCEPTED]
+
+
+def test_a_group_that_comes_late_and_finds_no_place_is_trained_before_younger_ones() -> None:
+    """At version 2 a batch of 1 group with max_lag 1 has one place up to version 1; the group has no newer token."""
+    ledger = make_ledger(groups_per_step=1, max_lag=1, on_lag="mask")
+    granted(ledger)
+    finish(ledger, 1, version=0)
+    step(ledger)
+    granted(ledger)
+    finish(ledger, 2, version=1)
+    step(ledger)
+    granted(ledger)
+    finish(ledger, 3, version=1)
+    assert (ledger.oldest_with_a_place(0), ledger.oldest_with_a_place(0, newest_version=1)) == (2, 1)
+    finish(ledger, 0, version=1)
+    batch = take(ledger)
+    assert (batch.lease_ids, [ended.lease_id for ended in batch.dropped]) == ((0,), [3])
+
+
+def test_a_shortfall_says_that_a_lease_is_waited_for_without_end() -> None:
+    for drops in range(2):
+        ledger = straggling(max_drops_per_lease=drops)
+        assert wait(ledger, now=0.0).must_wait == (drops == 0)

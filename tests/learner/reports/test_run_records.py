@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from learner.evaluation.results import EvaluationResult
+from learner.leases.partial_credit import credited_from
 from learner.leases.task_draws import DrawnTasks
 from learner.ledger import Books
 from learner.reports.history import CURVES
@@ -87,6 +88,12 @@ BOOKS = Books(
     leases=9, trained=4, filtered=1, dead_lettered=2, buffered=1, running=1, pending=0,
     attempts=12, accepted=6, failed=2, expired=0, dropped=3,
 )  # fmt: skip
+
+
+def test_tokens_that_were_too_old_for_the_loss_count_to_the_length() -> None:
+    groups = [credited_from(group, version=1).group for group in two_groups()]
+    assert not groups[0].trajectories[0].loss_mask.all()
+    assert step_record(groups, version=2, timing=TIMING, success_reward=1.0).length_mean == 2.0
 
 
 def test_a_step_by_hand() -> None:
