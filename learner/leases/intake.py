@@ -148,7 +148,7 @@ class Intake:
         self._clock = clock
         self._ending = False
         self._asked_at: float | None = None
-        """Since when the trainer waits for a batch."""
+        """Time since which the trainer waits for a batch; None if it does not."""
 
     # What the trainer calls, through the event loop
 

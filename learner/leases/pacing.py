@@ -26,7 +26,7 @@ class Pacing:
     rule: PacingRule = "demand"
     ahead: float = 0.0
     _grown: int = 0
-    """How often it grew while the next batch was waited for."""
+    """Number of times that it grew while the next batch was waited for."""
 
     def __post_init__(self) -> None:
         self.ahead = self._most if self.rule == "full" else min(2.0 * self.groups_per_step, self._most)
