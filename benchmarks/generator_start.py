@@ -1,4 +1,4 @@
-"""What a generator's start costs on a CPU: with its engine forked from a process that has vLLM imported, and spawned.
+"""Cost of a generator's start on a CPU: with its engine forked from a process that has vLLM imported, and spawned.
 
     .venv/bin/python -m benchmarks.generator_start [--rounds 3] [--model models/addition]
 
