@@ -346,6 +346,7 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
                 most_leases=None if isinstance(given, MixTasks | LevelTasks) else given.places.most,
                 chat_template=_template_of(config, offered),
                 no_greedy_answer=offered.no_greedy_answer[:MAX_REASON_CHARS],
+                teacher_hint=offered.has_teacher_hint,
             )
             for given, (name, offered) in zip(config.environments, environments.items(), strict=True)
         ),

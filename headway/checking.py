@@ -416,8 +416,11 @@ def _unoffered(learner: ProcessConfig, environments: Mapping[str, "OfferedEnviro
 
 
 def _incomparable(learner: ProcessConfig, environments: Mapping[str, "OfferedEnvironment"]) -> Iterator[str]:
-    """The algorithm compares with greedy answers, and the environment that it trains on has none."""
+    """The environment that it trains on has no greedy answers, with which the algorithm compares, or no hints for its
+    teacher.
+    """
     from learner.config import LearnerConfig
+    from learner.teachers.limits import TeachingLimits, without_hint
 
     assert isinstance(learner, LearnerConfig)
     wanted = learner.rollouts.environment or (next(iter(environments)) if len(environments) == 1 else "")
@@ -425,6 +428,9 @@ def _incomparable(learner: ProcessConfig, environments: Mapping[str, "OfferedEnv
         why = environments[wanted].no_greedy_answer
         if why:
             yield f"[learner] algo.type is {learner.algo.type!r}: {without_greedy_answer(why)}"
+    teacher = TeachingLimits(learner.teachers).shown_more(wanted)
+    if wanted in environments and teacher and not environments[wanted].has_teacher_hint and not learner.evaluation.only:
+        yield f"[learner] teachers: {without_hint(teacher, wanted)}"
 
 
 def _unmeasured(learner: ProcessConfig, environments: Mapping[str, "OfferedEnvironment"]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
-from learner.algorithms.knobs import TeacherKnobs
+from learner.algorithms.knobs import DivergenceKnobs, TeacherKnobs
 from learner.algorithms.presets.distill import DistillConfig
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.algorithms.presets.pass_at_k import PassAtKConfig
@@ -15,7 +15,7 @@ from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.evaluation.config import EvaluationConfig, TrackersConfig
 from learner.ledger.records import ReusePriority
 from learner.releases.config import ReleaseConfig
-from learner.teachers.config import TeacherConfig, check_teachers, check_use
+from learner.teachers.config import TeacherConfig, check_size, check_teachers, check_use
 from learner.tenants.config import TinkerConfig
 from learner.training.config import GuardConfig, LoraConfig, TrainingConfig
 from learner.trust.config import TrustConfig
@@ -745,6 +745,14 @@ class LearnerConfig(ProcessConfig):
         return {**settings_of(self), "model_fingerprint": model, **self.run.template_fingerprint}
 
     @property
+    def teacher_top(self) -> int:
+        """The number of a teacher's likeliest tokens that are compared in each place; 0 if none are, or the loss is
+        an own one, which says so itself.
+        """
+        compares = isinstance(self.algo, DivergenceKnobs) and self.algo.compared_by is not None
+        return self.algo.teacher_tokens if compares else 0
+
+    @property
     def learns_from_files(self) -> bool:
         """True if the run has examples, and no generators."""
         return self.algo.learns_from_files or (self.algo.type == "custom" and self.data.path is not None)
@@ -783,6 +791,7 @@ class LearnerConfig(ProcessConfig):
             weighed=isinstance(self.algo, TeacherKnobs),
             from_files=self.algo.learns_from_files,
         )
+        check_size(self.teachers, top=self.teacher_top, completion_tokens=self.rollouts.max_tokens)
         return self
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ options from the configuration.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -44,6 +44,7 @@ from learner.reports.run_monitor import RunMonitor
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics, LearnerStatus
 from learner.reports.webhook import Webhook
+from learner.teachers.limits import TeachingLimits
 from learner.teachers.teachers import PolicyFleet, Teachers
 from learner.trust.evidence import Suspicion, TrustTest
 from learner.trust.watch import TrustWatch
@@ -162,9 +163,16 @@ def group_filter(config: LearnerConfig) -> GroupFilter:
 
 
 def intake_options(
-    config: LearnerConfig, incarnation: int, fingerprints: Fingerprints, *, may_write: Callable[[], None]
+    config: LearnerConfig,
+    incarnation: int,
+    fingerprints: Fingerprints,
+    *,
+    may_write: Callable[[], None],
+    served: Callable[[], Iterable[int]] = tuple,
 ) -> IntakeOptions:
-    """Options of the exchange with env_services; reads the model's directory. `may_write` as of a LevelLog."""
+    """Options of the exchange with env_services; reads the model's directory. `may_write` as of a LevelLog, `served`
+    as of TeachingLimits.
+    """
     rollouts = config.rollouts
     return IntakeOptions(
         run=run_name(config.run.folder),
@@ -180,12 +188,17 @@ def intake_options(
             filters=group_filter(config),
             max_reward=rollouts.max_reward,
             greedy_baseline=config.algo.greedy_baseline,
+            teaching=TeachingLimits(config.teachers, top=_teacher_top(config), served=served),
         ),
         pacing=config.lag.pacing,
         make_curriculum=curriculum_of(config, may_write=may_write),
         make_draws=draws_of(config, may_write=may_write) if rollouts.tasks.by == "signal" else None,
         make_turns=turns_of(config, may_write=may_write),
     )
+
+
+def _teacher_top(config: LearnerConfig) -> int:
+    return config.algo.preset().candidates if config.teachers else 0
 
 
 def curriculum_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> MakeCurriculum:
@@ -327,7 +340,7 @@ class EventLoopParts:
             tokenizer=self.fleet.fingerprints.tokenizer,
             waits=self.waits,
             registry=self.registry,
-            top=config.algo.preset().candidates if config.teachers else 0,
+            top=_teacher_top(config),
             fleet=PolicyFleet(serving=lambda: [each.url for each in self.fleet.serving()], client=client),
             tls=client_tls(config.http.tls),
         )
@@ -419,7 +432,13 @@ class EventLoopParts:
             terms=lease_terms(self.config),
             dead_letters=self.dead_letters,
             waits=self.waits,
-            options=intake_options(self.config, incarnation, self.fleet.fingerprints, may_write=self.records.may_write),
+            options=intake_options(
+                self.config,
+                incarnation,
+                self.fleet.fingerprints,
+                may_write=self.records.may_write,
+                served=self.fleet.served_lengths,
+            ),
             events=self._events(),
             belongs=self.recovered.history.contains,
         )

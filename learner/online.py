@@ -144,19 +144,7 @@ class OnlineTraining:
 
     def _run(self) -> None:
         config = self._config
-        for logged in self._replay:
-            logger.info("replaying the batch of step %d from the log", logged.version + 1)
-            batch = logged.read()
-            start = time.monotonic()
-            sequences = self._sequences(batch, max_lag=batch.bound(config.max_lag))
-            step_metrics = self._train(batch, sequences)
-            self._keep(batch, sequences)
-            train_s = time.monotonic() - start
-            timing = Timing(time_s=self._records.passed_s(), wait_s=0.0, train_s=train_s, copy_s=0.0)
-            self._records.replay(self._record(batch, timing), step_metrics, lag_bound=self._guard.max_lag)
-            self._metrics.replayed(self._version)
-            self._guard.observe(step_metrics, lag=max(batch.lags))
-            self._call(self._intake.trained(self._version))
+        self._replay_logged()
         self._take_up_bound()
         self._publish()
         if len(self._replay) >= config.checkpoint.every_steps:
@@ -189,6 +177,25 @@ class OnlineTraining:
         self._trainer.export(config.exported_model)
         logger.info("the trained model is in %s", config.exported_model)
         self._writer.settle(wait=True)  # the process ends next, and would cut off what is being written beside
+
+    def _replay_logged(self) -> None:
+        """Trains the logged steps again. A teacher that is the policy answers with the weights that they begin with."""
+        config = self._config
+        if self._replay and any(teacher.policy for teacher in config.teachers):
+            self._publish()  # without weights no generator would serve, and all of this would wait for one
+        for logged in self._replay:
+            logger.info("replaying the batch of step %d from the log", logged.version + 1)
+            batch = logged.read()
+            start = time.monotonic()
+            sequences = self._sequences(batch, max_lag=batch.bound(config.max_lag))
+            step_metrics = self._train(batch, sequences)
+            self._keep(batch, sequences)
+            train_s = time.monotonic() - start
+            timing = Timing(time_s=self._records.passed_s(), wait_s=0.0, train_s=train_s, copy_s=0.0)
+            self._records.replay(self._record(batch, timing), step_metrics, lag_bound=self._guard.max_lag)
+            self._metrics.replayed(self._version)
+            self._guard.observe(step_metrics, lag=max(batch.lags))
+            self._call(self._intake.trained(self._version))
 
     def _train_until_the_end(self) -> None:
         """Until the last step, a stop, or the end of the time, which also ends a wait for groups."""

@@ -55,7 +55,8 @@ class EnvironmentInfo(WireModel):
     equal size, the easiest first. `parts` are those of a mix, in the order of the tasks, whose shares a learner keeps
     that draws tasks of its own choice; none, if each level is one. `chat_template` is the fingerprint of the policy's
     template with what the environment tells it; empty if it tells it nothing of its own. `no_greedy_answer` says why no
-    greedy answer to its tasks can be sampled; empty if one can. `most_leases` of it run at once in this env_service at
+    greedy answer to its tasks can be sampled; empty if one can. `teacher_hint`: all groups of training tasks have a
+    prompt for a teacher that is shown more than the policy. `most_leases` of it run at once in this env_service at
     most; None: as many as there is room for.
     """
 
@@ -66,6 +67,7 @@ class EnvironmentInfo(WireModel):
     parts: tuple[TaskPart, ...] = Field(default=(), max_length=MAX_PARTS, exclude_if=lambda parts: not parts)
     chat_template: str = Field(default="", max_length=128, exclude_if=lambda text: not text)
     no_greedy_answer: str = Field(default="", max_length=MAX_REASON_CHARS, exclude_if=lambda text: not text)
+    teacher_hint: bool = Field(default=False, exclude_if=lambda has_one: not has_one)
     most_leases: int | None = Field(default=None, ge=1, exclude_if=lambda most: most is None)
 
     @model_validator(mode="after")

@@ -470,6 +470,11 @@ class OfferedEnvironment:
         own = next((f"environment {self.name} {text}" for text, so in kinds.items() if so), "")
         return own or next((why for each in self.members if (why := each.no_greedy_answer)), "")
 
+    @property
+    def has_teacher_hint(self) -> bool:
+        """True if all of its training tasks have a prompt for a teacher that is shown more than the policy."""
+        return all(each.has_teacher_hint for each in self.members) if self.members else bool(self.rules.teacher_hint)
+
     def level_of(self, index: int) -> int:
         """The level of a training task, 0 the easiest."""
         return index // (self.tasks.train_tasks // self.levels)

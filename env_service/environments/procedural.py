@@ -58,7 +58,11 @@ class ReasoningGymSource:
             "entry": entry,
             "extract": list(self._config.extract),
         }
-        return Task(prompt=self._prompt(str(item["question"])), verification=Verification("reasoning_gym", arguments))
+        return Task(
+            prompt=self._prompt(str(item["question"])),
+            verification=Verification("reasoning_gym", arguments),
+            privileged="" if item["answer"] is None else str(item["answer"]),
+        )
 
     def _prompt(self, question: str) -> Prompt:
         text = question + self._config.question_suffix

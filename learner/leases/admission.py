@@ -1,12 +1,13 @@
 """Admission of groups: those that are whole, scored and made of this run's tokens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 
 from learner.leases.filters import GroupFilter
+from learner.teachers.limits import TeachingLimits
 from protocol.messages import FailedLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import MAX_REWARD, RewardRecord, TrajectoryGroup
@@ -20,7 +21,8 @@ class GroupRules:
     One that was lost before its first turn is in nobody's place: without it the group has to be as large as others.
 
     A reward whose size is beyond `max_reward` does not count as one. `filters` say which of the groups that are in
-    order are left out. With `greedy_baseline` a group without the reward of a greedy answer is a failure.
+    order are left out. With `greedy_baseline` a group without the reward of a greedy answer is a failure, and so is
+    one that its teacher cannot be asked of, by `teaching`.
     """
 
     vocabulary_size: int
@@ -28,6 +30,12 @@ class GroupRules:
     filters: GroupFilter
     max_reward: float = MAX_REWARD
     greedy_baseline: bool = False
+    teaching: TeachingLimits = field(default_factory=TeachingLimits)
+
+    def may_go_on(self, group: TrajectoryGroup) -> bool:
+        """False for a group of a former life that was sampled for another algorithm, or for other teachers."""
+        of_another = self.greedy_baseline and group.greedy_baseline is None
+        return not (of_another or self.teaching.lack(group) or self.teaching.fault(group))
 
 
 def admissible(
@@ -46,6 +54,9 @@ def admissible(
         return failure_of(group, reason=strange, data_fault=False)
     if rules.greedy_baseline and (baseless := _without_baseline(group, rules=rules)) is not None:
         return baseless
+    lack, unfit = rules.teaching.lack(group), rules.teaching.fault(group)
+    if reason := lack or unfit:
+        return failure_of(group, reason=reason, data_fault=not lack)
     faults = [_reward_fault(trajectory.reward, max_reward=rules.max_reward) for trajectory in group.trajectories]
     unscored = [one for one, fault in zip(group.trajectories, faults, strict=True) if fault is not None]
     scored = group
@@ -96,6 +107,9 @@ def _strange_version(group: TrajectoryGroup, belongs: Callable[[PolicyVersion], 
 
 
 def _fault(group: TrajectoryGroup, *, rules: GroupRules) -> str | None:
+    strange = max(group.teacher_prompt or (), default=0)
+    if strange >= rules.vocabulary_size:
+        return f"token id {strange} of teacher_prompt is outside the model's vocabulary of {rules.vocabulary_size}"
     masks = [trajectory.loss_mask for trajectory in group.trajectories]
     starts = np.array([0, *accumulate(map(len, masks))][:-1])
     largest = int(np.concatenate([trajectory.token_ids for trajectory in group.trajectories]).max())

@@ -26,6 +26,7 @@ from learner.leases.admission import admissible, failure_of
 from learner.leases.env_services import ON_ITS_WAY_S, ConnectedEnvService
 from learner.leases.flow import GroupFlow
 from learner.leases.options import IntakeOptions
+from learner.teachers.limits import without_hint
 from learner.weights.fleet import FleetMembers
 from learner.weights.provenance import Standing
 from protocol.codec import Frame
@@ -254,6 +255,9 @@ class EnvServiceConversation:
         info = holder.agreed(options.environment)
         if options.rules.greedy_baseline and info.no_greedy_answer and self._granting.trains:
             return without_greedy_answer(info.no_greedy_answer)
+        teacher = options.rules.teaching.shown_more(info.name)
+        if teacher is not None and not info.teacher_hint and self._granting.trains:
+            return without_hint(teacher, info.name)
         tasks = info.train_tasks
         if info.levels > tasks:
             return (

@@ -319,10 +319,10 @@ class Intake:
 
     def readmit(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Takes back groups that the journal holds and that no batch has used. Left out, and so granted again, are
-        those too old, and those without a greedy answer if the settings have come to ask for one.
+        those too old, and those that the settings have come to ask more of: a greedy answer, a teacher's prompt.
         """
         for group in groups:
-            if self._options.rules.greedy_baseline and group.greedy_baseline is None:
+            if not self._options.rules.may_go_on(group):
                 continue
             answer = self._ledger.readmit(
                 lease_id=group.lease_id,

@@ -10,5 +10,5 @@ logprobs are computed with the batch, at the policy's own temperature. `config.t
 
 One run may have teachers of both kinds, and all of them have the learner's tokenizer.
 
-`config` is what a user sets, `teachers` one teacher and all of them.
+`config` is what a user sets, `limits` the groups that teachers can be asked of, `teachers` one teacher and all of them.
 """

@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from protocol.generation import MAX_SCORED_TOKENS
+from protocol.generation import MAX_SCORED_TOKENS, MAX_TOP_LOGPROBS
 from services.config.models import ConfigModel
 from services.rotating_secrets import RotatingSecret
 
-_OF_URLS = ("token", "wait_s", "request_timeout_s", "requests_at_once", "request_tokens")
+_OF_URLS = ("token", "wait_s", "request_timeout_s", "requests_at_once", "request_tokens", "max_model_len")
 
 
 class TeacherConfig(ConfigModel):
@@ -45,9 +45,20 @@ class TeacherConfig(ConfigModel):
         description="the run ends once a step has waited so many seconds without any answer of this teacher",
     )
     request_timeout_s: float = Field(120.0, gt=0, description="longest time of one request, in seconds")
-    requests_at_once: int = Field(4, ge=1, le=256, description="requests under way at each of its addresses")
+    requests_at_once: int = Field(
+        4,
+        ge=1,
+        le=256,
+        description="requests under way at each of its addresses; of the policy, at all of its generators together",
+    )
     request_tokens: int = Field(
         65536, ge=2, le=MAX_SCORED_TOKENS, description="most tokens in one request; a longer trajectory has its own"
+    )
+    max_model_len: int | None = Field(
+        None,
+        ge=2,
+        description="engine.max_model_len of its generators: a group with a longer text then fails as data, and does "
+        "not end the run; of the policy the learner knows it",
     )
 
     @model_validator(mode="before")
@@ -149,6 +160,27 @@ def check_teachers(teachers: Sequence[TeacherConfig], *, temperature: float) -> 
         raise ValueError(
             f"teachers: {remote[0]} is asked of generators, which give logprobs at temperature 1, but "
             f"training.temperature is {temperature:g}: set it to 1, or load the teacher from a folder (path)"
+        )
+
+
+def check_size(teachers: Sequence[TeacherConfig], *, top: int, completion_tokens: int) -> None:
+    """Raises ValueError for more of the likeliest tokens than generators give in an answer.
+
+    `top` are wanted in each place, of a completion that has `completion_tokens` at most.
+    """
+    remote = next((teacher.name for teacher in teachers if teacher.is_remote), None)
+    if remote is None or not top:
+        return
+    if top > MAX_TOP_LOGPROBS:
+        raise ValueError(
+            f"algo.teacher_tokens is {top}, and teacher {remote} is asked of generators, which give at most "
+            f"{MAX_TOP_LOGPROBS} tokens a place: lower it, or load the teacher from a folder (path)"
+        )
+    if completion_tokens * top > MAX_SCORED_TOKENS:
+        raise ValueError(
+            f"rollouts.max_tokens is {completion_tokens} and algo.teacher_tokens {top}: generators give at most "
+            f"{MAX_SCORED_TOKENS} tokens in an answer to teacher {remote}, so that a text may have "
+            f"{MAX_SCORED_TOKENS // top}; lower one of them, or load the teacher from a folder (path)"
         )
 
 

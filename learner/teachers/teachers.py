@@ -215,7 +215,8 @@ class RemoteTeacher:
         remedy = {
             401: "set the teacher's token to the generator's http.token",
             404: "is it a generator of this release?",
-            422: "a teacher needs the learner's vocabulary, and an engine.max_model_len above the longest trajectory",
+            422: "a teacher needs the learner's vocabulary, and an engine.max_model_len above the longest trajectory; "
+            "or give the teacher that max_model_len, so that what is longer fails as data",
         }.get(error.status, "its log says more")
         if error.kind == "top_too_large":
             remedy = "set algo.teacher_tokens to at most its vocabulary"
@@ -464,9 +465,15 @@ async def _fetched(teacher: RemoteTeacher, group: TrajectoryGroup, *, top: int) 
         given = _shown(teacher, group)
         asked = [np.concatenate([given(one), _behind_the_opening(one)]) for one in group.trajectories]
         found = await teacher.scores(asked, top=top)
+        pairs = zip(group.trajectories, found, strict=True)
+        return tuple(_placed(one, each, given=len(given(one))) for one, each in pairs)
     except TeacherFailed as error:
         return error
-    return tuple(_placed(one, each, given=len(given(one))) for one, each in zip(group.trajectories, found, strict=True))
+    except Exception as error:
+        logger.exception("lease %d cannot be shown to %s", group.lease_id, teacher)
+        failed = TeacherFailed(f"lease {group.lease_id} of {group.environment} cannot be shown to {teacher}: {error}")
+        failed.__cause__ = error
+        return failed
 
 
 def _shown(teacher: RemoteTeacher, group: TrajectoryGroup) -> Callable[[Trajectory], NDArray[np.int32]]:
@@ -490,7 +497,7 @@ def _behind_the_opening(trajectory: Trajectory) -> NDArray[np.int32]:
     """Up to the last trained token, behind which nothing is of use."""
     trained = np.flatnonzero(trajectory.loss_mask)
     if not len(trained):  # its tokens have all become too old: it is only compared with
-        return trajectory.token_ids[:2]
+        return trajectory.token_ids[_opening_end(trajectory) :][:1]
     assert trained[0] > 0, "admission lets no trajectory in whose first token is trained"
     return trajectory.token_ids[_opening_end(trajectory) : trained[-1] + 1]
 

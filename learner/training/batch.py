@@ -451,7 +451,8 @@ def _split(whole: TrainSequence, trajectory: Trajectory, preset: Preset) -> Sequ
     if preset.paired or len(whole.teacher_logprobs):
         raise SeveralSequences(
             f"algo {preset.name} takes each trajectory as one sequence, and one has "
-            f'{1 + len(trajectory.sequence_starts)}: set history = "append" in the rules of its environment'
+            f'{1 + len(trajectory.sequence_starts)}: set history = "append" in the rules of its environment, and leave '
+            "out an on_full that makes a context shorter"
         )
     bounds = [slice(start, end) for start, end in pairwise((0, *trajectory.sequence_starts, len(whole.token_ids)))]
     trained = [at for at in bounds if whole.loss_mask[at].any()]

@@ -183,6 +183,10 @@ class FleetMembers:
             if member.serving is not None
         ]
 
+    def served_lengths(self) -> list[int]:
+        """The longest text of each generator that can take requests, in tokens."""
+        return [each.announcement.max_model_len for each in self.members() if each.serving is not None]
+
     @property
     def served(self) -> int | None:
         """The oldest policy version number that a serving generator holds; None if nobody serves."""

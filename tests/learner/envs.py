@@ -18,6 +18,7 @@ from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
 from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.ledger import Ledger, LedgerConfig, LedgerSnapshot
+from learner.teachers.limits import TeachingLimits
 from learner.weights.fleet import FleetMembers
 from learner.weights.provenance import LoadedWeights
 from protocol.generation import Sampling
@@ -162,7 +163,7 @@ class RunningIntake:
             yield ScriptedEnv(dealer=dealer, name=name, instance=instance)
 
 
-def options(*, filters: GroupFilter, greedy_baseline: bool) -> IntakeOptions:
+def options(*, filters: GroupFilter, greedy_baseline: bool, teaching: TeachingLimits) -> IntakeOptions:
     return IntakeOptions(
         run=RUN,
         incarnation=INCARNATION,
@@ -171,7 +172,13 @@ def options(*, filters: GroupFilter, greedy_baseline: bool) -> IntakeOptions:
         lease_timeout_s=LEDGER.lease_timeout_s,
         tokenizer=FINGERPRINTS.tokenizer,
         chat_template=FINGERPRINTS.chat_template,
-        rules=GroupRules(vocabulary_size=10, min_group_size=2, filters=filters, greedy_baseline=greedy_baseline),
+        rules=GroupRules(
+            vocabulary_size=10,
+            min_group_size=2,
+            filters=filters,
+            greedy_baseline=greedy_baseline,
+            teaching=teaching,
+        ),
     )
 
 
@@ -186,6 +193,7 @@ async def learner(
     serves: bool = True,
     evaluation: EvaluationConfig | None = None,
     greedy_baseline: bool = False,
+    teaching: TeachingLimits | None = None,
 ) -> AsyncIterator[RunningIntake]:
     clock = SetClock()
     left_out: Counter[str] = Counter()
@@ -225,7 +233,9 @@ async def learner(
                 ),
                 dead_letters=DeadLetters(folder / "dead_letters.jsonl", largest_share=0.25),
                 waits=waits,
-                options=options(filters=filters, greedy_baseline=greedy_baseline),
+                options=options(
+                    filters=filters, greedy_baseline=greedy_baseline, teaching=teaching or TeachingLimits()
+                ),
                 events=IntakeEvents(
                     left_out=count,
                     forgotten=lambda group, why: forgotten.append((group.lease_id, why)),

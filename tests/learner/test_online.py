@@ -17,6 +17,7 @@ from learner.leases.intake import EndedEarly, TakenBatch
 from learner.ledger import LedgerConfig
 from learner.online import Credits, OnlineTraining
 from learner.page.taken import TakenStep
+from learner.teachers.config import TeacherConfig
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard, GuardState
 from learner.training.trainer import NotFinite
@@ -228,6 +229,27 @@ async def test_a_batch_that_is_being_written_when_the_end_comes_is_trained(
         assert [[one.lease_id for one in batch.groups] for batch in given] == [[0, 1]]
         with pytest.raises(EndedEarly):
             await asyncio.to_thread(training._step)
+
+
+async def test_a_policy_that_teaches_is_served_before_the_steps_that_it_taught_are_replayed(tmp_path: Path) -> None:
+    """They ask it, and a generator that starts with the learner has no weights before it publishes some."""
+    parts: Any = NothingToTrain()
+    served: list[list[int]] = []
+
+    def ask(*_: object, **__: object) -> None:
+        served.append([snapshot.version for snapshot in parts.offered])
+        raise StepBegun
+
+    for teaches in (True, False):
+        parts.offered.clear()
+        logged = SimpleNamespace(version=7, read=lambda: SimpleNamespace(bound=lambda most: most))
+        async with learner(tmp_path / str(teaches)) as ours:
+            training = cast("Any", training_of(parts, ours, tmp_path, limit_s=None))
+            vars(training).update(_version=7, _replay=(logged,), _sequences=ask)
+            training._config.teachers = (TeacherConfig(name="self", policy=True),) if teaches else ()
+            with pytest.raises(StepBegun):
+                await asyncio.to_thread(training.run)
+    assert served == [[7], []]
 
 
 def training_of(parts: Any, ours: Any, folder: Path, *, beside: bool = False, limit_s: float | None) -> OnlineTraining:

@@ -127,6 +127,7 @@ async def test_reasoning_gym_tasks_carry_what_the_scorer_needs() -> None:
     assert isinstance(entry, dict)
     assert set(entry) == {"question", "answer", "metadata"}
     assert task.prompt[1].content == entry["question"]
+    assert task.privileged == entry["answer"], "a teacher may be shown it"
 
 
 async def _longest(**settings: object) -> int:

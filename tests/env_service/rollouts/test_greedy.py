@@ -133,12 +133,13 @@ def test_a_hello_says_of_which_environments_there_are_no_greedy_answers_mixes_of
     chat_model: Path,
 ) -> None:
     (plain,) = catalog.build([AdditionTasks(name="plain")]).values()
-    branching = replace(plain, name="tree", rules=Rules(branch_after=(1,)))
+    branching = replace(plain, name="tree", rules=Rules(branch_after=(1,), teacher_hint="{privileged}"))
     mixed = replace(plain, name="mixed", members=(plain, branching))
     entries = [{"source": "addition", "name": name} for name in ("plain", "tree", "mixed")]
     config = EnvServiceConfig.model_validate({"model": chat_model, "environments": entries})
     hello = hello_of(config, {each.name: each for each in (plain, branching, mixed)}, port=1)
     said = {each.name: each.no_greedy_answer for each in hello.environments}
+    assert {each.name for each in hello.environments if each.teacher_hint} == {"tree"}
     assert said["plain"] == ""
     assert said["tree"] == said["mixed"]
     assert said["tree"].startswith("environment tree branches (branch_after), and")

@@ -1,6 +1,7 @@
 """A teacher's prompt, with the hint in it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -32,8 +33,18 @@ def test_a_tasks_own_text_goes_before_its_answer() -> None:
     assert hinted(task.prompt, "{privileged}: ", task, environment="a") == "carry one: 37+48="
 
 
-@pytest.mark.parametrize("arguments", [{}, {"answer": 85}])
-def test_a_task_without_such_text_is_refused_by_name(arguments: dict[str, int]) -> None:
+def test_an_answer_that_is_a_number_is_text_in_a_hint() -> None:
+    task = Task(prompt="37+48=", verification=Verification("exact_match", {"answer": 0}))
+    assert hinted(task.prompt, "{privileged}: ", task, environment="a") == "0: 37+48="
+
+
+def test_an_opening_without_messages_has_no_place_for_a_hint() -> None:
+    with pytest.raises(DataFailure, match="environment a has a teacher_hint, and the task an opening without"):
+        hinted((), "{privileged}", SUM, environment="a")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"answer": [85]}])
+def test_a_task_without_such_text_is_refused_by_name(arguments: dict[str, Any]) -> None:
     task = Task(prompt="37+48=", verification=Verification("judge", dict(arguments)))
     with pytest.raises(DataFailure, match="environment sums has a teacher_hint, and the task no text for it"):
         hinted(task.prompt, "{privileged}", task, environment="sums")

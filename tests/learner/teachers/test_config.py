@@ -195,3 +195,24 @@ def test_a_wrong_teacher_in_a_run_file_is_named_with_its_place_and_without_its_t
     with pytest.raises(ConfigError, match=r"run.toml \[\[learner.teachers.*expected http://host:port") as error:
         load_config(LearnerConfig, process="learner", argv=["--config", str(file)], environ={})
     assert "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("algo", "max_tokens", "said"),
+    [
+        ({"type": "opd", "divergence": "forward_kl", "teacher_tokens": 129}, 64, "at most 128 tokens a place"),
+        ({"type": "grpo", "teacher_weight": 0.5, "teacher_tokens": 129}, 64, "at most 128 tokens a place"),
+        ({"type": "opd", "divergence": "forward_kl"}, 16385, "so that a text may have 16384; lower one of them"),
+        ({"type": "opd"}, 16385, ""),
+    ],
+)
+def test_no_more_likeliest_tokens_are_asked_for_than_a_generator_gives(
+    algo: dict[str, Any], max_tokens: int, said: str
+) -> None:
+    given = {"algo": algo, "rollouts": {"max_tokens": max_tokens}}
+    assert learner({"name": "t", "path": "m"}, **given)
+    if said:
+        with pytest.raises(ValidationError, match=said):
+            learner({"name": "t", "urls": URLS}, **given)
+    else:
+        assert learner({"name": "t", "urls": URLS}, **given).teacher_top == 0

@@ -81,6 +81,25 @@ async def test_a_trajectory_of_which_nothing_is_trained_is_taught_nothing() -> N
     assert (found[0].logprobs.tolist(), bool(found[1].logprobs.any())) == ([0] * 8, True)
 
 
+async def test_an_answer_of_one_token_that_became_too_old_is_taught_nothing_beside_its_group() -> None:
+    """Such a one ends where the opening does, but for that token."""
+    scripted, old = ScriptedTeacher(), trajectory(0, token_id=5)
+    old = old.model_copy(update={"loss_mask": np.zeros_like(old.loss_mask)})
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}, top=2) as ours:
+        found = await ours.scores(group(1, old, trajectory(0, 0, token_id=5)))
+    assert found is not None
+    assert (found[0].logprobs.tolist(), bool(found[1].logprobs.any())) == ([0, 0, 0], True)
+    assert scripted.requests[0].sequences == ((5, 5, 5), (5, 5, 5, 5))
+
+
+async def test_a_group_that_cannot_be_asked_for_is_a_failure_with_a_name() -> None:
+    """An empty prompt leaves a single token, and no request has less than two."""
+    shown = group(1, trajectory(0)).model_copy(update={"teacher_prompt": ()})
+    async with teachers({"name": "t", "urls": ["http://127.0.0.1:1"], "privileged": True}) as ours:
+        with pytest.raises(TeacherFailed, match="lease 1 of addition cannot be shown to teacher t at http"):
+            await ours.scores(shown)
+
+
 async def test_what_was_asked_for_early_is_there_when_the_step_wants_it() -> None:
     scripted = ScriptedTeacher()
     async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:

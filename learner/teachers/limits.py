@@ -1,0 +1,78 @@
+"""The groups that teachers behind generators can be asked of: others fail where they come in, not at their step."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from learner.teachers.config import TeacherConfig, teacher_of
+from protocol.generation import MAX_SCORED_TOKENS
+from protocol.trajectories import TrajectoryGroup
+
+
+@dataclass(frozen=True)
+class TeachingLimits:
+    """`top` of the likeliest tokens are asked for in each place; `served` gives the longest texts of the run's
+    generators that serve, in tokens, for a teacher that is the policy.
+    """
+
+    teachers: Sequence[TeacherConfig] = ()
+    top: int = 0
+    served: Callable[[], Iterable[int]] = tuple
+
+    def shown_more(self, environment: str) -> TeacherConfig | None:
+        """The environment's teacher, if it is shown privileged text."""
+        teacher = teacher_of(self.teachers, environment)
+        return teacher if teacher is not None and teacher.sees_more else None
+
+    def lack(self, group: TrajectoryGroup) -> str | None:
+        """The reason why a group was sampled for other teachers than these; None if it may be of use."""
+        teacher = self.shown_more(group.environment)
+        if teacher is None or group.teacher_prompt:
+            return None
+        return f"the group has no prompt for teacher {teacher.name}: {without_hint(teacher, group.environment)}"
+
+    def fault(self, group: TrajectoryGroup) -> str | None:
+        """The reason why the group's teacher cannot be asked of it, which would be so again; None if it can be."""
+        teacher = teacher_of(self.teachers, group.environment)
+        if teacher is None or not teacher.is_remote:
+            return None
+        if several := max(len(one.sequence_starts) for one in group.trajectories):
+            return (
+                f"teacher {teacher.name} reads a trajectory as one text, and one has {1 + several}: expected "
+                'history = "append" in the rules of its environment, no on_full that makes a context shorter, and a '
+                "chat template that leaves what was said before as it was"
+            )
+        longest = self._longest(group, teacher)
+        asked = MAX_SCORED_TOKENS // max(1, self.top)
+        if longest > asked:
+            return (
+                f"teacher {teacher.name} would be asked for the {self.top} likeliest tokens in {longest} places: at "
+                f"most {asked} tokens are taken with so many; lower algo.teacher_tokens"
+            )
+        taken = [*(self.served() if teacher.policy else ()), *filter(None, [teacher.max_model_len])]
+        if taken and longest >= min(taken):
+            return (
+                f"teacher {teacher.name} would read {longest} tokens, prompt and hint included: its generators take "
+                f"{min(taken) - 1}, one less than engine.max_model_len; raise that, or shorten the hint or completions"
+            )
+        return None
+
+    def _longest(self, group: TrajectoryGroup, teacher: TeacherConfig) -> int:
+        """Tokens of the longest text that the teacher is given: up to the last trained token."""
+        shown = len(group.teacher_prompt or ()) if teacher.sees_more else None
+        lengths = [
+            int(np.flatnonzero(one.loss_mask)[-1]) + 1 + (0 if shown is None else shown - one.turns[0].completion_start)
+            for one in group.trajectories
+            if one.loss_mask.any()
+        ]
+        return max(lengths, default=0)
+
+
+def without_hint(teacher: TeacherConfig, environment: str) -> str:
+    """The refusal of an environment that has no hint for its teacher."""
+    return (
+        f"teacher {teacher.name} is shown privileged text, and environment {environment} has none for it: set "
+        "teacher_hint in its entry of the env_service, of each part if it is a mix, or remove the teacher's policy or "
+        "privileged"
+    )
