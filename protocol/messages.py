@@ -97,7 +97,7 @@ class RunningLease(WireModel):
 
     `oldest_version` is that of the oldest token so far, None before the first. `waits_for` says for whom the rollout
     waits, one that has ended for the learner; the time of waiting for rewards, or for the host of its environment, is
-    not held against it.
+    not held against it. One without a place at the env_service waits as for a host.
     """
 
     incarnation: int = Field(ge=1)

@@ -362,7 +362,7 @@ class Ledger:
         reason = f"not finished within {self.config.longest_attempt_s:g} s, though {who} says that it is at work"
         if kind == "infrastructure":
             longest_s = self.config.longest_wait_s
-            reason = f"waited for rewards, or for its environment's host, for more than {longest_s:g} s at {who}"
+            reason = f"waited for rewards, its environment's host, or a place, for more than {longest_s:g} s at {who}"
         ended = EndedAttempt(
             lease_id=lease_id, attempt=running.attempt, holder=running.holder, size=None, data_fault=kind == "data"
         )

@@ -817,7 +817,7 @@ def test_an_attempt_that_waits_for_others_for_ever_ends_as_a_failure_of_infrastr
     assert ledger.overdue(now=3600.0) == ()
     ledger.heartbeat(now=3620.0, holder="a", running={(0, 0): 0}, excused={(0, 0)})
     (ended,) = ledger.overdue(now=3620.0)
-    reason = "waited for rewards, or for its environment's host, for more than 3600 s at env_service a"
+    reason = "waited for rewards, its environment's host, or a place, for more than 3600 s at env_service a"
     assert (ended.lease_id, ended.data_fault, ended.given_up) == (0, False, reason)
     assert ledger.commonest_reasons(1) == ((f"infrastructure: {reason}", 1),)
     ledger.books().check()
