@@ -420,6 +420,11 @@ MISTAKES = (
         files={"world.py": "class World:\n    async def run(self, task, client): ...\n"},
         names=("algo.type is 'remax'", "environment sums is an agent", "such as rloo"),
     ),
+    Mistake(
+        "a policy that teaches itself without a hint",
+        change={"steps = 5": 'steps = 5\nalgo = "opd"\nteachers = [{ name = "self", policy = true }]'},
+        names=("teacher self is shown privileged text", "set teacher_hint in its entry"),
+    ),
     _of_a_file("an algorithm that wants a file", 'algo = "sft"', "data.path"),
     _of_a_file(
         "a file of examples that is not there", 'algo = "sft"\ndata.path = "sft.jsonl"', "sft.jsonl does not exist"
