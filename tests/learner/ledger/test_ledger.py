@@ -824,7 +824,8 @@ def test_an_attempt_that_waits_for_others_for_ever_ends_as_a_failure_of_infrastr
 
 
 def test_with_on_lag_mask_a_restart_adopts_what_began_long_ago_as_of_the_oldest_version_that_is_trained() -> None:
-    for on_lag, adopted in (("wait", None), ("mask", 0)):
+    cases: tuple[tuple[OnLag, int | None], ...] = (("wait", None), ("mask", 0))
+    for on_lag, adopted in cases:
         ledger = make_ledger(groups_per_step=1, max_lag=1, on_lag=on_lag)
         for lease_id in range(3):
             ledger.replay((lease_id,))
