@@ -229,7 +229,7 @@ BAD_SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a knob of another algorithm": (("--algo", "ppo", "--algo.tau", "0.1"), "an option of algo kimi, but algo is ppo"),
     "a knob without effect": (("--algo", "gspo", "--algo.kl-form", "k2"), "--algo.kl-form is set but has no effect"),
-    "no teachers": (("--algo", "opd"), "algo opd needs a teacher, with urls or a path, and none is set"),
+    "no teachers": (("--algo", "opd"), "algo opd needs a teacher, and none is set"),
     "no data": (("--algo", "rm"), "algo rm learns from a file and none is set: set data.path"),
 }
 
