@@ -749,8 +749,9 @@ class LearnerConfig(ProcessConfig):
         """The number of a teacher's likeliest tokens that are compared in each place; 0 if none are, or the loss is
         an own one, which says so itself.
         """
-        compares = isinstance(self.algo, DivergenceKnobs) and self.algo.compared_by is not None
-        return self.algo.teacher_tokens if compares else 0
+        if not isinstance(self.algo, DivergenceKnobs) or self.algo.compared_by is None:
+            return 0
+        return self.algo.teacher_tokens
 
     @property
     def learns_from_files(self) -> bool:

@@ -68,7 +68,7 @@ def test_every_algorithm_has_defaults_a_source_and_a_dump_that_can_be_read_again
         ({"type": "distill", "jsd_beta": 0.5}, "jsd_beta is set but has no effect: the divergence is forward_kl"),
         ({"type": "distill", "divergence": "reverse_kl", "jsd_beta": 0.1}, "divergence is reverse_kl"),
         ({"type": "distill", "skew": 0.1}, "skew is set but has no effect: the divergence is forward_kl"),
-        ({"type": "distill", "divergence": "adaptive_kl", "skew": 0.3}, "skew is set .*: the divergence is adaptive_kl"),
+        ({"type": "distill", "divergence": "adaptive_kl", "skew": 0.3}, "skew is set .*divergence is adaptive_kl"),
         ({"type": "distill", "divergence": "skewed_forward_kl", "skew": 1.0}, "less than 1"),
         ({"type": "distill", "divergence": "skewed_reverse_kl", "skew": -0.1}, "greater than or equal to 0"),
         ({"type": "distill", "divergence": "skewed_reverse_kl", "jsd_beta": 0.5}, "divergence is skewed_reverse_kl"),
