@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.faults import tree
 from tests.e2e.processes import Launched, Launcher, marked, until
 from tests.e2e.run_files import free_ports
 from tests.learner.tenants.server_process import PROGRAMS
@@ -68,8 +69,10 @@ def kill(launcher: Launcher, name: str) -> None:
 
 
 def pids(launcher: Launcher, name: str) -> list[int]:
-    """The process that is the learner or the generator, if it lives."""
-    return [pid for pid, words in marked(launcher.mark).items() if f"/{name} --model" in words]
+    """The process that is the learner or the generator, if it lives; forks of it have its words, too."""
+    found = {pid for pid, words in marked(launcher.mark).items() if f"/{name} --model" in words}
+    forked = {child for pid in found for child in tree(pid)[1:]}
+    return sorted(found - forked)
 
 
 def is_ready(told: dict[str, str]) -> bool:
