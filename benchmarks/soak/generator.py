@@ -111,7 +111,7 @@ def install() -> None:
     _put("vllm.lora.lora_model", LoRAModel=object)
     _put("vllm.lora.peft_helper", PEFTHelper=object)
     _put("vllm.lora.utils", parse_fine_tuned_lora_name=None)
-    _put("generator.engine.socket_folder", make_socket_folder=_nothing, remove_socket_folder=_nothing)
+    _put("generator.engine.socket_folder", make_socket_folder=_nothing, remove_socket_folder=_nothing, PREFIX="")
     _put("generator.engine.routed_experts", UntoldRows=object)
     _put(
         "generator.weights.routing_capture",

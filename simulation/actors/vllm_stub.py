@@ -247,7 +247,7 @@ def install() -> None:
         "generator.weights.routing_capture": {"asks_for_experts": lambda params: False},
         "generator.engine.adapter_stamps": {"longer": None, "taken_stamp": None, "versioned": None},
         "generator.engine.socket_folder": {
-            "make_socket_folder": lambda: None, "remove_socket_folder": lambda: None,
+            "make_socket_folder": lambda: None, "remove_socket_folder": lambda: None, "PREFIX": "",
         },
         "generator.engine.packing": {
             "pack_outputs": lambda config: False, "unpack": lambda output: None,
