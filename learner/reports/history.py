@@ -122,7 +122,7 @@ CURVES = (
     CurveSpec("uniform_groups_share", "groups without spread", "share", "grey"),
     CurveSpec("effective_sample_share", "effective samples", "share", "green", gauge="effective_sample_share"),
     CurveSpec("solved_share", "solved", "share", "violet"),
-    CurveSpec("reused_share", "groups trained again", "share", "red", gauge="reused_groups_ratio"),
+    CurveSpec("reused_share", "groups trained again", "share", "red", gauge="reused_share"),
     CurveSpec("loss", "loss", "loss"),
     CurveSpec("grad_norm", "gradient norm", "gradient"),
     CurveSpec("means", "means that the algorithm reports", "algorithm", by_name=True, alone=True),

@@ -19,6 +19,7 @@ from learner.leases.intake import NewestGroups, TakenBatch
 from learner.online import OnlineTraining
 from learner.reports.tally import Timing
 from learner.teachers.config import TeacherConfig
+from learner.teachers.teachers import TeacherScores
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard, GuardState
 from learner.training.lag_rule import GradientLagState, GradientRule
@@ -278,7 +279,8 @@ class GlancedTeachers:
         return [self._logprobs(one) for one in groups]
 
     def _logprobs(self, one: Any) -> tuple[Any, ...]:
-        return tuple(np.full(len(each.token_ids), -float(one.lease_id), dtype=np.float32) for each in one.trajectories)
+        told = [np.full(len(each.token_ids), -float(one.lease_id), dtype=np.float32) for each in one.trajectories]
+        return tuple(TeacherScores(each, "1.0") for each in told)
 
 
 def taught(trainer: SketchingTrainer, fresh: list[Any]) -> tuple[Any, GlancedTeachers]:

@@ -145,7 +145,7 @@ def test_points_are_the_finite_numbers() -> None:
 def test_every_number_of_a_step_is_a_curve_and_stands_once_in_a_figure() -> None:
     names = [curve.name for curve in CURVES]
     written = {field.name for kind in (StepMetrics, StepRecord) for field in dataclasses.fields(kind)}
-    other = {"step", "lease_ids", "lag_counts", "token_lag_counts", "pass_costs"}
+    other = {"step", "lease_ids", "lag_counts", "token_lag_counts", "pass_costs", "reused_lease_ids"}
 
     assert set(names) == (written | ADDED) - other
     assert len(set(names)) == len(names)
