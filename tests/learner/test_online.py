@@ -74,6 +74,7 @@ def test_the_step_at_which_training_gives_up_is_kept_for_the_viewer() -> None:
     training._trainer = SimpleNamespace(train_step=lambda _, version: skipped, tokens=None, tokens_s=0.0)
     training._samples = SimpleNamespace(put=kept.append)
     training._config = SimpleNamespace(training=SimpleNamespace(max_skipped_updates=3))
+    training._teacher_lags = []
 
     with pytest.raises(NotFinite, match="3 updates in a row"):
         training._train(SimpleNamespace(version=6, groups=(), times=()), [])
