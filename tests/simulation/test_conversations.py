@@ -83,10 +83,10 @@ Transcript.earn = earn
 """,
     "teachers": """
 from learner.teachers.teachers import RemoteTeacher
-real = RemoteTeacher.logprobs
-async def logprobs(self, sequences):
-    return [one[::-1] for one in await real(self, sequences)]
-RemoteTeacher.logprobs = logprobs
+real = RemoteTeacher.scores
+async def scores(self, sequences, *, top=0):
+    return [replace(one, logprobs=one.logprobs[::-1]) for one in await real(self, sequences, top=top)]
+RemoteTeacher.scores = scores
 scenario = replace(scenario, settings=replace(settings, teachers=2))
 """,
     "groups": """
