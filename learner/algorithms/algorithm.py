@@ -56,6 +56,10 @@ class Algorithm(Knobs):
                 f"algo.turn_discount is {self.turn_discount:g}, and of turns whose tokens are too old the rewards "
                 "would come with others"
             )
+        if getattr(self, "turn_rewards", False):
+            return (
+                "algo.turn_rewards is true, and of turns whose tokens are too old the last one would have the rewards"
+            )
         return ""
 
     def preset(self) -> Preset:

@@ -30,15 +30,6 @@ class GigpoConfig(ClippedGroupAlgorithm):
     def unused_knobs(self) -> dict[str, str]:
         return {**super().unused_knobs(), "turn_discount": "gigpo discounts by step_discount"}
 
-    @property
-    def whole_only(self) -> str:
-        """Turns whose tokens are too old would leave their rewards to the last one."""
-        if self.turn_rewards:
-            return (
-                "algo.turn_rewards is true, and of turns whose tokens are too old the last one would have the rewards"
-            )
-        return super().whole_only
-
     def preset(self) -> Preset:
         """The trajectory's advantage in its group, and the turn's among equal states; the clip."""
         from learner.algorithms import advantages

@@ -38,15 +38,6 @@ class HgpoConfig(ClippedGroupAlgorithm):
         unused = {**super().unused_knobs(), "turn_discount": "hgpo discounts by step_discount"}
         return unused if self.history else {**unused, "history_power": "history is 0, and there is one group alone"}
 
-    @property
-    def whole_only(self) -> str:
-        """Turns whose tokens are too old would leave their rewards to the last one."""
-        if self.turn_rewards:
-            return (
-                "algo.turn_rewards is true, and of turns whose tokens are too old the last one would have the rewards"
-            )
-        return super().whole_only
-
     def preset(self) -> Preset:
         """The turn's advantages among those of equal histories, and the clip."""
         from learner.algorithms.histories import by_history
