@@ -19,6 +19,7 @@ from learner.tenants.run_records import RunRecords
 from learner.tenants.snapshots import result_of
 from learner.tenants.turns import OperationOutcome, TrainerTurns
 from learner.tenants.work import Operation
+from learner.training.client_operations import AdamStep
 from learner.training.trainer_thread import TrainerThread
 
 logger = logging.getLogger(__name__)
@@ -130,11 +131,12 @@ class TrainingLoop:
         self._models.take(operations)
         self._records.begin(operations)
         try:
-            await self._taken_turn(operations)
+            for part in _parts_of(operations):
+                await self._taken_part(part)
         finally:
             self._records.end()
 
-    async def _taken_turn(self, operations: Sequence[Operation]) -> None:
+    async def _taken_part(self, operations: Sequence[Operation]) -> None:
         models = {operation.model_id: self._models.by_id[operation.model_id] for operation in operations}
         await self._make_room(models)
         entries = {model_id: model.entry for model_id, model in models.items()}
@@ -221,3 +223,18 @@ class TrainingLoop:
 
     async def _on_trainer(self, work: Callable[[], T], *, named: str, kept: str = "") -> T:
         return await self._thread.run(work, named=named, kept=kept)
+
+
+def _parts_of(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """Parts of a turn, each of which is answered before the next one begins: optimizer steps whose passes former turns
+    have done, passes, and the rest.
+
+    A step is short, and its client waits for nothing else; behind the passes of others it would wait for the longest
+    part of a turn, and a client that is answered late sends its next pass when that turn's are done.
+    """
+    passed = {operation.model_id for operation in operations if operation.is_pass}
+    parts: tuple[list[Operation], ...] = [], [], []
+    for operation in operations:
+        alone = isinstance(operation.work, AdamStep) and operation.model_id not in passed
+        parts[1 if operation.is_pass else 0 if alone else 2].append(operation)
+    return [part for part in parts if part]
