@@ -19,20 +19,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from learner.training.adapters import Adapter, adaptable, is_router
 from learner.training.client_operations import AdapterShape, OperationError
 from learner.training.layouts import last_states
 from learner.training.logits import logit_rules
 from learner.training.logprobs import Chunking, LowRankLogits, span_logits, token_logprobs
+from learner.training.low_rank import AdaptedRows, RowMasks, at_once, features_at_once, with_terms
 from learner.training.packing import PackedRow
 
 MAX_RANK = 1024
+_HEAD_PRODUCTS = 1 << 24
+"""Up to so many products with adapters of the output projection one call for all segments takes less time than several.
+"""
 _COPIES = 3
 """Of the logits, beside each other, where tokens are drawn from them."""
 # Below it vLLM takes the most probable token, too; logits that are divided by less are not finite.
@@ -95,6 +97,7 @@ class AdaptedModel:
     def __init__(self, causal_lm: nn.Module, *, chunking: Chunking) -> None:
         self._causal_lm, self._chunking = causal_lm, chunking
         self._segments: Sequence[AdapterSegment] = ()
+        self._masks = RowMasks()
         head = causal_lm.get_output_embeddings()  # type: ignore[operator]
         assert isinstance(head, nn.Linear), "an output projection"
         self._head, self._rules = head, logit_rules(causal_lm.config)
@@ -176,17 +179,42 @@ class AdaptedModel:
     @contextmanager
     def of_segments(self, segments: Sequence[AdapterSegment]) -> Iterator[None]:
         """Within it the row of each forward pass, and of its backward pass, consists of these segments."""
-        self._segments = segments
+        self._segments, self._masks = segments, RowMasks()
         try:
             yield
         finally:
-            self._segments = ()
+            self._segments, self._masks = (), RowMasks()
 
     def logprobs(self, row: PackedRow) -> list[Tensor]:
         """Logprobs of each segment's targets, [t, K], float32 at least. Call it within `of_segments`."""
         hidden, _ = last_states(self._causal_lm, row)
-        parts = torch.split(hidden, [segment.stop - segment.start for segment in self._segments])
-        return [self._logprobs_of(segment, part) for segment, part in zip(self._segments, parts, strict=True)]
+        states = hidden.to(self._head.weight.dtype)
+        lengths = [segment.stop - segment.start for segment in self._segments]
+        if self._shares_head(len(states)):
+            targets = torch.cat([segment.targets for segment in self._segments])
+            return [*torch.split(self._logprobs_of(targets, states, self._low_rank_of_all(states)), lengths)]
+        return [
+            self._logprobs_of(segment.targets, part, self._low_rank(segment, part))
+            for segment, part in zip(self._segments, torch.split(states, lengths), strict=True)
+        ]
+
+    def _shares_head(self, tokens: int) -> bool:
+        """True if one call is to compute the logprobs of all segments: they have one target each, and few tokens."""
+        narrow = len(self._segments) > 1 and all(segment.targets.shape[1] == 1 for segment in self._segments)
+        places = self._head_places()
+        width = sum(self._head.weight.shape)
+        return narrow and (not places or at_once(places, tokens, width, most=_HEAD_PRODUCTS))
+
+    def _head_places(self) -> list[AdaptedRows]:
+        return [
+            AdaptedRows(slice(segment.start, segment.stop), segment.adapter.factors[self._unembed])
+            for segment in self._segments
+            if self._unembed in segment.adapter.factors
+        ]
+
+    def _low_rank_of_all(self, states: Tensor) -> LowRankLogits | None:
+        places = self._head_places()
+        return LowRankLogits(*features_at_once(states, places, self._masks)) if places else None
 
     def drawn(
         self, row: PackedRow, *, count: int, temperature: float, random: torch.Generator
@@ -216,9 +244,8 @@ class AdaptedModel:
         pair = segment.adapter.factors.get(self._unembed)
         return None if pair is None else LowRankLogits(_features(states, pair), pair.up.to(states.dtype))
 
-    def _logprobs_of(self, segment: AdapterSegment, states: Tensor) -> Tensor:
-        states = states.to(self._head.weight.dtype)
-        target, others = segment.targets[:, 0], segment.targets[:, 1:]
+    def _logprobs_of(self, targets: Tensor, states: Tensor, low_rank: LowRankLogits | None) -> Tensor:
+        target, others = targets[:, 0], targets[:, 1:]
         made = token_logprobs(
             hidden=states,
             weight=self._head.weight,
@@ -229,7 +256,7 @@ class AdaptedModel:
             chunking=self._chunking,
             with_entropy=False,
             rules=self._rules,
-            low_rank=self._low_rank(segment, states),
+            low_rank=low_rank,
         )
         first = made.logprobs[:, None]
         return first if made.candidates is None else torch.cat([first, made.candidates], dim=1)
@@ -244,50 +271,12 @@ class AdaptedModel:
                 f"the layer {name} computes {len(inputs)} of a row's {self._segments[-1].stop} tokens: expected all. "
                 "Adapters on it are not supported: name another model."
             )
-        adapted = [
-            (slice(segment.start, segment.stop), segment.adapter.factors[name])
+        places = [
+            AdaptedRows(slice(segment.start, segment.stop), segment.adapter.factors[name])
             for segment in self._segments
             if name in segment.adapter.factors
         ]
-        factors = [factor for _, pair in adapted for factor in (pair.down, pair.up)]
-        places = [(rows, pair.scale) for rows, pair in adapted]
-        added: Tensor = _LowRankTerms.apply(output.flatten(0, -2), inputs, places, *factors)  # type: ignore[no-untyped-call]
-        return added.view_as(output)
-
-
-class _LowRankTerms(torch.autograd.Function):
-    """A layer's output [T, out] with the low-rank terms of segments, `places`: their rows, and the scale of their term.
-
-    One step of the graph for all segments: as many slices of a row would each fill a gradient of the whole row with
-    zeros on the way back.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, plain: Tensor, inputs: Tensor, places: Sequence[tuple[slice, float]], *factors: Tensor
-    ) -> Tensor:
-        output, features = plain.clone(), []
-        for (rows, scale), down, up in zip(places, factors[::2], factors[1::2], strict=True):
-            features.append(nn.functional.linear(inputs[rows], down.to(inputs.dtype)) * scale)
-            output[rows].addmm_(features[-1], up.to(output.dtype).T)
-        ctx.places = places
-        ctx.save_for_backward(inputs, *features, *factors)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, *saved = ctx.saved_tensors
-        features, factors = saved[: len(ctx.places)], saved[len(ctx.places) :]
-        of_inputs = torch.zeros_like(inputs) if ctx.needs_input_grad[1] else None
-        of_factors: list[Tensor] = []
-        for (rows, scale), feature, down, up in zip(ctx.places, features, factors[::2], factors[1::2], strict=True):
-            part = gradient[rows]
-            low = (part @ up.to(part.dtype)) * scale
-            of_factors += [(low.T @ inputs[rows]).to(down.dtype), (part.T @ feature).to(up.dtype)]
-            if of_inputs is not None:
-                torch.mm(low, down.to(low.dtype), out=of_inputs[rows])
-        return gradient, of_inputs, None, *of_factors
+        return with_terms(output.flatten(0, -2), inputs, places, self._masks).view_as(output)
 
 
 def _drawn(logits: Tensor, *, count: int, temperature: float, random: torch.Generator) -> Tensor:

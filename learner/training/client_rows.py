@@ -16,7 +16,7 @@ import torch
 from learner.training.adapter_layers import AdapterSegment, ClientAdapter
 from learner.training.attention import build_packed_index
 from learner.training.client_checks import TARGETS
-from learner.training.client_operations import ForwardBackward
+from learner.training.client_operations import Array, ForwardBackward
 from learner.training.packing import PackedRow
 
 _WORK_WITH_GRADIENT = 3
@@ -143,7 +143,7 @@ def _packed(
         ]
         widest = max(each.shape[1] for each in targets)
         # Fewer targets than the widest datum has are filled up, and what is found for them is dropped.
-        filled = np.concatenate([np.pad(each, ((0, 0), (0, widest - each.shape[1]))) for each in targets])
+        filled = np.concatenate([_widened(each, widest) for each in targets])
         segments.append(
             AdapterSegment(adapters[model_id], start, stop, torch.from_numpy(filled.astype(np.int64)).to(device))
         )
@@ -155,3 +155,9 @@ def _packed(
         counts=torch.ones(len(tokens), dtype=torch.int64, device=device),
     )
     return ClientRow(row, tuple(segments), tuple(models), tuple(data), entries[0].forward_only)
+
+
+def _widened(targets: Array, width: int) -> Array:
+    """Targets [t, K] with columns of 0 up to the width."""
+    missing = width - targets.shape[1]
+    return np.pad(targets, ((0, 0), (0, missing))) if missing else targets

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.algorithms.client_graphs import LossGraph
 from learner.algorithms.client_losses import LOSS_NAMES
-from learner.training import adapter_trainer
+from learner.training import adapter_layers, adapter_trainer, low_rank
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.client_operations import (
     AdamStep,
@@ -165,8 +165,13 @@ def alone(trainer: AdapterTrainer, asked: Sequence[ForwardBackward]) -> list[dic
     return found
 
 
-@pytest.mark.parametrize("count", [2, 8])
-def test_tenants_in_one_pass_are_as_each_alone(trainer: AdapterTrainer, count: int) -> None:
+@pytest.mark.parametrize(("count", "at_once"), [(2, True), (8, True), (8, False)])
+def test_tenants_in_one_pass_are_as_each_alone(
+    trainer: AdapterTrainer, count: int, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All adapters' terms at once, as here, where rows are short, and one after another."""
+    for module in (low_rank, adapter_layers):
+        monkeypatch.setattr(module, "at_once", lambda *_, **__: at_once)
     names = with_models(trainer, count)
     asked = [operation(name, number, loss=LOSS_NAMES[number % 7]) for number, name in enumerate(names)]
     expected = alone(trainer, asked)
