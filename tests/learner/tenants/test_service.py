@@ -219,6 +219,32 @@ async def test_the_operation_that_all_others_wait_for_is_no_flood(tmp_path: Path
         assert all([(await client.result(each))["loss:sum"] > 0 for each in waiting])
 
 
+async def test_a_step_is_answered_before_the_passes_of_others_that_wait_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path) as parts:
+        one, two = parts.client("a"), parts.client("b")
+        mine, theirs = await one.model(), await two.model()
+        await two.loss(theirs, 1)
+        trainer = parts.trainer
+        trainer.released.clear()
+        trainer.entered.clear()
+        first = await one.train(mine, 1)
+        await asyncio.to_thread(trainer.entered.wait, 30)
+        stepped, passed = await two.step(theirs, 2), await one.train(mine, 2)
+        held = threading.Event()
+        run_round = trainer.run_round
+        monkeypatch.setattr(trainer, "run_round", lambda asked: held.wait(30) and run_round(asked))
+        trainer.released.set()
+        await one.result(first)
+        try:
+            async with asyncio.timeout(10):
+                assert (await two.result(stepped))["metrics"]["step:max"] == 1
+        finally:
+            held.set()
+        assert (await one.result(passed))["loss:sum"] > 0
+
+
 async def test_a_flood_in_order_is_one_too(tmp_path: Path) -> None:
     async with served(tmp_path, max_queued_operations=3) as parts:
         client = parts.client()
