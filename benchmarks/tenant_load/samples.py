@@ -4,7 +4,8 @@
 
 `headway serve` with the real engine, and the unmodified SDK (`make tinker-sdk`) in a process of its own. Some
 rounds save snapshots, others an inflight target. Completions of 8 tokens from the base model are asked of the server by
-the SDK, and of the generator's own `/v1/generate` by this process, in turns: CPU of generator and learner for each.
+the SDK, and all at once by this process of the generator, by its route for learners and by the one for adapters, in
+turns: CPU of generator and learner for each.
 """
 
 import argparse
@@ -17,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -30,7 +32,9 @@ from benchmarks.result_files import print_and_write
 from benchmarks.tenant_load.together import PYTHON, SdkClient
 from headway.serve_command import free_port
 from headway.served_folder import noted_targets
+from protocol.adapters import AdapterSampleRequest
 from protocol.generation import GenerateRequest, Sampling
+from protocol.model import WireModel
 from services.process import parent_death_signal
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +76,7 @@ def main() -> None:
     arguments = _arguments()
     if not PYTHON.exists():
         sys.exit("error: build/tinker-sdk is not there: `make tinker-sdk` makes it")
-    costs: dict[str, list[RouteCost]] = {"the SDK": [], "/v1/generate": []}
+    costs: dict[str, list[RouteCost]] = {name: [] for name in ("the SDK, of the server", *_ROUTES)}
     with (
         tempfile.TemporaryDirectory(prefix="tenant-samples-") as folder,
         served_model(Path(folder), arguments.model) as served,
@@ -80,8 +84,9 @@ def main() -> None:
     ):
         firsts = {kind: _firsts(client, kind, arguments.rounds) for kind in ("snapshot", "inflight")}
         for _ in range(3):
-            costs["the SDK"].append(_by_sdk(served, client, arguments.completions))
-            costs["/v1/generate"].append(asyncio.run(_by_own_route(served, arguments.completions)))
+            costs["the SDK, of the server"].append(_by_sdk(served, client, arguments.completions))
+            for route in _ROUTES:
+                costs[route].append(asyncio.run(_of_generator(served, arguments.completions, route)))
     print_and_write(_report(firsts, costs, arguments), arguments.output)
 
 
@@ -177,22 +182,43 @@ def _by_sdk(served: ServedModel, client: SdkClient, count: int) -> RouteCost:
     return _cost(served, before, count, took)
 
 
-async def _by_own_route(served: ServedModel, count: int) -> RouteCost:
+async def _of_generator(served: ServedModel, count: int, route: str) -> RouteCost:
     before = [served.cpu_s(kind) for kind in ("generator", "learner")]
     began = time.monotonic()
     headers = {"authorization": f"Bearer {served.token}"}
     async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as session:
-        await asyncio.gather(*(_generated(session, served.generator, number) for number in range(count)))
+        bodies = (_ROUTES[route](f"own-{number}").model_dump(mode="json") for number in range(count))
+        await asyncio.gather(*(_answered(session, f"{served.generator}{route}", body) for body in bodies))
     return _cost(served, before, count, time.monotonic() - began)
 
 
-async def _generated(session: aiohttp.ClientSession, url: str, number: int) -> None:
-    sampling = Sampling(temperature=1.0, max_tokens=_LENGTH, min_tokens=_LENGTH)
-    asked = GenerateRequest(request_id=f"own-{number}", prompt_token_ids=_PROMPT, sampling=sampling, purpose="evaluate")
-    async with session.post(f"{url}/v1/generate", json=asked.model_dump(mode="json")) as answer:
-        body = await answer.text()
+async def _answered(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+    async with session.post(url, json=body) as answer:
+        text = await answer.text()
         if answer.status != 200:
-            sys.exit(f"error: the generator answers {answer.status}: {body[:500]}")
+            sys.exit(f"error: the generator answers {answer.status}: {text[:500]}")
+
+
+def _for_learners(name: str) -> WireModel:
+    sampling = Sampling(temperature=1.0, max_tokens=_LENGTH, min_tokens=_LENGTH)
+    return GenerateRequest(request_id=name, prompt_token_ids=_PROMPT, sampling=sampling, purpose="evaluate")
+
+
+def _for_adapters(name: str) -> WireModel:
+    return AdapterSampleRequest(
+        request_id=name,
+        namespace="own",
+        prompt_token_ids=_PROMPT,
+        max_tokens=_LENGTH,
+        temperature=1.0,
+        ignore_ends=True,
+    )
+
+
+_ROUTES: dict[str, Callable[[str], WireModel]] = {
+    "/v1/generate": _for_learners,
+    "/v1/adapters/sample": _for_adapters,
+}
 
 
 def _cost(served: ServedModel, before: Sequence[float], count: int, took: float) -> RouteCost:
@@ -217,7 +243,7 @@ def _report(
         lines.append(f"| {kind} | " + " | ".join(f"{statistics.median(of):.3f}, {max(of):.3f}" for of in cells) + " |")
     lines += [
         "", "## CPU of a completion", "",
-        f"{arguments.completions} completions of {_LENGTH} tokens at once; medians of three rounds in turns.", "",
+        f"{arguments.completions} completions of {_LENGTH} tokens; medians of three rounds in turns.", "",
         "| asked by | generator, ms | learner, ms | completions/s |",
         "|---|---|---|---|",
     ]  # fmt: skip
