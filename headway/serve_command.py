@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -42,6 +41,7 @@ SERVE_OPTIONS: Mapping[str, bool] = dict.fromkeys(("--port", "--host", "--name",
 """The command's own options, each with a value."""
 SERVED = ("learner", "generator")
 _PORT, _CONTEXT = "7300", 4096
+_CA = "--http.tls-ca-file"
 _TOKEN_BYTES = 32
 _POLL_S, _ANSWER_S = 0.3, 2.0
 
@@ -103,16 +103,18 @@ def serve_plan(
     host, port = own.get("--host", [LOOPBACK])[-1], _number(own, "--port", _PORT)
     context = _number(own, "--context", str(min(positions(folder) or _CONTEXT, _CONTEXT)))
     heard_at = LOOPBACK if is_wildcard(host) else host
-    source = f"http://{_in_url(heard_at)}:{port}"
+    given = {name: overrides.get(name, ()) for name in SERVED}
+    source = f"{_scheme(given['learner'])}://{_in_url(heard_at)}:{port}"
+    sampled_at = f"{_scheme(given['generator'])}://{LOOPBACK}:{free_port}"
     common = ("--model", str(folder), "--run.name", "serve")
     base = ("--tinker.base-model", own["--name"][-1]) if "--name" in own else ()
     learner = (
         *common, "--http.host", host, "--http.port", port, "--tinker.enabled", "true", "--tinker.context-tokens",
-        context, "--tinker.generators", f"http://{LOOPBACK}:{free_port}", *base,
+        context, "--tinker.generators", sampled_at, *base, *_trusting(given["generator"], given["learner"]),
     )  # fmt: skip
     generator = (
         *common, "--http.port", str(free_port), "--join.learner", "none", "--engine.max-model-len", context,
-        *_taken(overrides.get("learner", ())), "--adapters.source", source,
+        *_taken(given["learner"]), "--adapters.source", source, *_trusting(given["learner"], given["generator"]),
         *(("--engine.dtype", "float32") if on_cpu else ()),
     )  # fmt: skip
     strange = [name for name, words in overrides.items() if name not in SERVED and any(map(_is_own_flag, words))]
@@ -126,19 +128,38 @@ def serve_plan(
         ("learner", "weights.generator_token"): theirs,
     }
     return ServePlan(
-        arguments={
-            "learner": (*learner, *overrides.get("learner", ())),
-            "generator": (*generator, *overrides.get("generator", ())),
-        },
+        arguments={"learner": (*learner, *given["learner"]), "generator": (*generator, *given["generator"])},
         environment={environment_name_of(key, process=process): token for (process, key), token in tokens.items()},
     )
 
 
 def _taken(learner: Sequence[str]) -> tuple[str, str]:
     """The generator's setting by which it takes what the learner, with these options, lets clients train."""
-    pairs = dict(pairwise(learner))
-    whole = pairs.get("--tinker.all-weights") == "true" or "--tinker.all-weights=true" in learner
+    whole = _given(learner, "--tinker.all-weights") == "true"
     return ("--adapters.whole", "true") if whole else ("--adapters.slots", "8")
+
+
+def _scheme(options: Sequence[str]) -> str:
+    """The scheme of a process with these options."""
+    return "http" if _given(options, "--http.tls-cert-file") is None else "https"
+
+
+def _trusting(called: Sequence[str], caller: Sequence[str]) -> tuple[str, ...]:
+    """The setting by which a caller believes the process that it calls, if that serves HTTPS and names the CA."""
+    ca = _given(called, _CA)
+    needed = _scheme(called) == "https" and ca is not None and _given(caller, _CA) is None
+    return (_CA, str(ca)) if needed else ()
+
+
+def _given(options: Sequence[str], name: str) -> str | None:
+    """The value of an option, as `NAME VALUE` or `NAME=VALUE`; the last one counts."""
+    value = None
+    for word, following in zip(options, (*options[1:], ""), strict=False):
+        if word == name:
+            value = following
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+    return value
 
 
 def _is_own_flag(word: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headway.certificates import Authority
 from tests.e2e.processes import ROOT, Launcher, marked, until
 from tests.e2e.run_files import free_ports
 from tests.e2e.tinker_serving import NAME, answer_of, answers, client, is_ready, kill, started
@@ -63,13 +64,24 @@ def test_a_client_trains_and_samples_and_both_sides_say_the_same(launcher: Launc
     assert serve.wait() == 0, serve.text()
     until(lambda: not marked(launcher.mark), what="all processes to be gone")
 
-    # What was there is there again, under the same key.
-    serve, told_again = started(launcher, tmp_path)
+    # What was there is there again, under the same key; now over HTTPS.
+    serve, told_again = started(launcher, tmp_path, *with_certificate(tmp_path))
     assert told_again["TINKER_API_KEY"] == told["TINKER_API_KEY"]
-    again = answers("served.py", told_again, NAME, report["path"])
+    assert told_again["TINKER_BASE_URL"].startswith("https://")
+    again = answers("served.py", {**told_again, "SSL_CERT_FILE": str(tmp_path / "ca.pem")}, NAME, report["path"])
     assert again["first"] == pytest.approx(report["last"], abs=1e-3)
+    np.testing.assert_allclose(*again["sampled"], rtol=0, atol=1e-3)
     serve.send(signal.SIGINT)
     assert serve.wait() == 0, serve.text()
+
+
+def with_certificate(folder: Path) -> list[str]:
+    """Options of `headway serve` by which it serves HTTPS, with a certificate in the folder."""
+    authority = Authority.new()
+    authority.write(folder)
+    authority.issue(folder, "learner", hosts=[])
+    files = {"cert": "learner.pem", "key": "learner.key", "ca": "ca.pem"}
+    return [word for name, file in files.items() for word in (f"--learner.http.tls-{name}-file", str(folder / file))]
 
 
 def test_a_client_does_not_notice_that_learner_and_generator_are_killed(launcher: Launcher, tmp_path: Path) -> None:

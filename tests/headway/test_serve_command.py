@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import threading
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,30 @@ def test_both_processes_fit_together(model: Path) -> None:
     assert generator.adapters.token == learner.http.token != generator.http.token == learner.weights.generator_token
     assert generator.engine.dtype == "float32"
     assert learner.run.folder == Path("runs/serve").absolute()
+
+
+def test_with_a_certificate_the_generator_fetches_over_https_and_believes_the_same_ca(model: Path) -> None:
+    words = ("--learner.http.tls-cert-file=a.pem", "--learner.http.tls-key-file", "a.key")
+    told = plan(model, *words, "--learner.http.tls-ca-file", "ca.pem").arguments
+    assert following(told["generator"], "--adapters.source") == "https://127.0.0.1:7300"
+    assert following(told["generator"], "--http.tls-ca-file") == "ca.pem"
+    assert following(told["learner"], "--tinker.generators") == "http://127.0.0.1:7311"
+    own = ("--learner.http.tls-ca-file", "ca.pem", "--generator.http.tls-ca-file", "mine.pem")
+    assert plan(model, *words, *own).arguments["generator"].count("--http.tls-ca-file") == 1
+    public = plan(model, *words).arguments["generator"]
+    assert "--http.tls-ca-file" not in public
+
+
+def test_a_generator_with_a_certificate_is_asked_over_https(model: Path) -> None:
+    words = ("--generator.http.tls-cert-file", "b.pem", "--generator.http.tls-ca-file", "ca.pem")
+    told = plan(model, *words).arguments
+    assert following(told["learner"], "--tinker.generators") == "https://127.0.0.1:7311"
+    assert following(told["learner"], "--http.tls-ca-file") == "ca.pem"
+    assert following(told["generator"], "--adapters.source") == "http://127.0.0.1:7300"
+
+
+def following(words: Sequence[str], name: str) -> str:
+    return words[list(words).index(name) + 1]
 
 
 def test_an_address_with_colons_is_in_brackets_where_it_is_part_of_a_url(model: Path) -> None:

@@ -64,7 +64,9 @@ def whole_round():
 
 def taken_up(path):
     training = service.create_training_client_from_state_with_optimizer(path).result(WAIT_S)
-    return {"first": training.forward([datum(TOKENS)], "cross_entropy").result(WAIT_S).metrics["loss:sum"]}
+    first = training.forward([datum(TOKENS)], "cross_entropy").result(WAIT_S).metrics["loss:sum"]
+    sampler = training.save_weights_and_get_sampling_client().result(WAIT_S)
+    return {"first": first, "sampled": compared(training, sampler, temperature=1.0, seed=6)}
 
 
 service = tinker.ServiceClient()
