@@ -260,9 +260,9 @@ def _in_url(host: str) -> str:
 
 def _is_ready(config: ProcessConfig) -> bool:
     http = getattr(config, "http")  # noqa: B009 - each of them has one
-    trust = None if http.tls_ca_file is None else ssl.create_default_context(cafile=http.tls_ca_file)
     url = _url(http, LOOPBACK if is_wildcard(http.host) else http.host)
     try:
+        trust = None if http.tls_ca_file is None else ssl.create_default_context(cafile=http.tls_ca_file)
         urllib.request.urlopen(f"{url}/readyz", timeout=_ANSWER_S, context=trust).close()
     except (OSError, urllib.error.URLError):
         return False
