@@ -1,6 +1,6 @@
 """Checking tasks of the environment `computer`: each is solved by its own solution, and not by doing nothing.
 
-env-service runtime check TASKS.jsonl [--image NAME] [--images FOLDER]
+env-service runtime check TASKS.jsonl [--image NAME] [--images FOLDER] [--kind engine] [--socket PATH] [--user 0:0]
 """
 
 import argparse
@@ -14,7 +14,7 @@ from env_service.builtin.computer import ComputerEnvironment, ComputerOptions, C
 from env_service.builtin.computer_tools import WORK, told
 from env_service.environments.interface import EnvironmentUnavailable
 from env_service.environments.task_files import TaskFileError
-from env_service.runtimes.config import RuntimesConfig
+from env_service.runtimes.config import EngineConfig, RuntimesConfig
 from env_service.runtimes.images import HOST, ImageFault
 from env_service.runtimes.interface import CommandEnd, RuntimeCommand, RuntimeEnded, RuntimeFile, RuntimeRefused
 from env_service.runtimes.pool import RuntimePool, use_runtimes
@@ -35,7 +35,11 @@ def main(words: Sequence[str], *, out: TextIO = sys.stdout) -> int:
     parser.add_argument("command", choices=("check",))
     parser.add_argument("file", type=Path)
     parser.add_argument("--image", default=HOST)
-    parser.add_argument("--images", type=Path, default=RuntimesConfig().folder)
+    usual = RuntimesConfig()
+    parser.add_argument("--images", type=Path, default=usual.folder)
+    parser.add_argument("--kind", choices=("bubblewrap", "engine"), default=usual.kind)
+    parser.add_argument("--socket", type=Path, default=usual.engine.socket, help="the container engine's")
+    parser.add_argument("--user", default=usual.engine.user, help="user and group ids of commands in containers")
     given = parser.parse_args(words)
     try:
         return asyncio.run(_checked(given, out))
@@ -45,7 +49,9 @@ def main(words: Sequence[str], *, out: TextIO = sys.stdout) -> int:
 
 
 async def _checked(given: argparse.Namespace, out: TextIO) -> int:
-    pool = use_runtimes(RuntimePool(RuntimesConfig(folder=given.images)))
+    engine = EngineConfig(socket=given.socket, user=given.user)
+    pool = use_runtimes(RuntimePool(RuntimesConfig(kind=given.kind, folder=given.images, engine=engine)))
+    pool.need(given.image)
     source = ComputerEnvironment.tasks(ComputerOptions(train_file=given.file))
     tasks = [ComputerTask.model_validate(source.task("train", at).data) for at in range(source.train_tasks)]
     places = asyncio.Semaphore(_AT_ONCE)

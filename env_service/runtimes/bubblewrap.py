@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from env_service.runtimes import forge, keeper
+from env_service.runtimes.asking import bounds, check_command, entry_of, files_of
 from env_service.runtimes.config import RuntimeLimits
 from env_service.runtimes.images import AGENT, Image
 from env_service.runtimes.interface import (
@@ -27,7 +28,7 @@ from env_service.runtimes.interface import (
     RuntimeRefused,
     RuntimeSnapshot,
 )
-from env_service.runtimes.tree import FILE, FOLDER, LINK, TreeEntry, packed, unpacked
+from env_service.runtimes.tree import TreeEntry, packed, unpacked
 from services.isolation.bubblewrap import DEVICES, namespaces, reaches
 from services.isolation.cgroups import ControlGroup, Parents
 from services.isolation.keeping import close_all, received, start_of
@@ -255,7 +256,7 @@ class BubblewrapRuntime:
                 "cpu_s": limits.cpu_s,
             },
         }
-        _check_command(command, message)
+        check_command(command, length=len(json.dumps(message)), most=_MOST_COMMAND)
         wall_s, output_bytes = bounds(command, limits)
         async with _streams(command, most=output_bytes) as (streams, handles):
             started = time.monotonic()
@@ -310,7 +311,7 @@ class BubblewrapRuntime:
 
     async def copy_in(self, files: Mapping[str, RuntimeFile | bytes]) -> None:
         """Write files."""
-        entries = [_entry(path, file) for path, file in files.items()]
+        entries = [entry_of(path, file) for path, file in files.items()]
         handle = packed(entries)
         try:
             _, answer = self._ask({"do": "write"}, [handle])
@@ -322,15 +323,7 @@ class BubblewrapRuntime:
         """The files in a folder."""
         _, answer = self._ask({"do": "read", "path": path, "most": most_bytes}, [])
         entries = await self._told(answer, f"{path} cannot be read")
-        return {
-            entry.path: RuntimeFile(
-                b"" if entry.kind == LINK else entry.content,
-                entry.mode,
-                os.fsdecode(entry.content) if entry.kind == LINK else "",
-            )
-            for entry in entries
-            if entry.kind != FOLDER
-        }
+        return files_of(entries)
 
     async def snapshot(self) -> RuntimeSnapshot:
         """Its files."""
@@ -464,38 +457,6 @@ def _refuse(future: asyncio.Future[T], reason: Exception) -> None:
     if not future.done():
         future.set_exception(reason)
         future.exception()  # it may be nobody's concern
-
-
-def _entry(path: str, file: RuntimeFile | bytes) -> TreeEntry:
-    if ".." in path.split("/") or "\0" in path or not path.strip("/"):
-        raise RuntimeRefused(f"a path without '..' was expected, got {path!r}")
-    given = RuntimeFile(file) if isinstance(file, bytes) else file
-    if given.link:
-        return TreeEntry(LINK, path, given.mode, os.fsencode(given.link))
-    return TreeEntry(FILE, path, given.mode, given.content)
-
-
-def _is_plain(word: str) -> bool:
-    try:
-        return b"\0" not in os.fsencode(word)
-    except UnicodeEncodeError:
-        return False
-
-
-def bounds(command: RuntimeCommand, limits: RuntimeLimits) -> tuple[float, int]:
-    """Seconds that a command may take, and bytes that are kept of what it prints."""
-    return (
-        limits.command_s if command.wall_s is None else min(command.wall_s, limits.command_s),
-        limits.output_bytes if command.output_bytes is None else min(command.output_bytes, limits.output_bytes),
-    )
-
-
-def _check_command(command: RuntimeCommand, message: Mapping[str, object]) -> None:
-    words = [*command.argv, command.cwd, *command.environment, *command.environment.values()]
-    if not command.argv or not all(map(_is_plain, words)):
-        raise RuntimeRefused("a command needs a program, and no null characters and no half characters (surrogates)")
-    if len(json.dumps(message)) > _MOST_COMMAND:
-        raise RuntimeRefused(f"a command of more than {_MOST_COMMAND} bytes: write it into a file first")
 
 
 class _Streams:

@@ -12,7 +12,9 @@ class RuntimeLimits(ConfigModel):
     """Limits of each runtime: memory and processes of all that runs in it together."""
 
     memory_mib: int = Field(512, ge=16, le=1 << 20, description="memory, in MiB")
-    disk_mib: int = Field(128, ge=1, le=1 << 16, description="files that it writes, in MiB; they are held in memory")
+    disk_mib: int = Field(
+        128, ge=1, le=1 << 16, description="files that it writes, in MiB; bubblewrap holds them in memory"
+    )
     files: int = Field(50_000, ge=100, le=10_000_000, description="files and folders that it makes")
     processes: int = Field(64, ge=4, le=4096, description="processes and threads at once")
     open_files: int = Field(512, ge=16, le=1 << 16, description="files that a process has open")
@@ -22,13 +24,35 @@ class RuntimeLimits(ConfigModel):
     lifetime_s: float = Field(3600.0, gt=0, description="a runtime ends after so long in any case, in seconds")
 
 
-class RuntimesConfig(ConfigModel):
-    """Runtimes: computers of their own for tasks, of images that `env-service runtime build` makes."""
+class EngineConfig(ConfigModel):
+    """Of the kind `engine`: containers of Docker or Podman."""
 
-    kind: Literal["bubblewrap", "off"] = Field(
-        "bubblewrap", description="bubblewrap: on this machine, without a daemon and without root; off: there are none"
+    socket: Path = Field(
+        Path("/var/run/docker.sock"), description="unix socket of the engine; of Podman as oneself, in /run/user/UID"
     )
-    folder: Path = Field(Path("runtimes"), description="folder of the images")
+    images: dict[str, str] = Field(
+        {}, description="images of the engine by the names that environments use; other names are the engine's own"
+    )
+    user: str = Field(
+        "1000:1000",
+        pattern=r"^\d{1,9}:\d{1,9}$",
+        description="user and group ids of commands; 0:0 where tasks change files that the image gives to root",
+    )
+    cpus: float = Field(1.0, gt=0, le=1024, description="CPUs that each runtime may use")
+    oci_runtime: str = Field(
+        "", description="what the engine runs containers with, such as runsc, gVisor's; its own choice if empty"
+    )
+
+
+class RuntimesConfig(ConfigModel):
+    """Runtimes: computers of their own for tasks, of images that `env-service runtime build` or an engine makes."""
+
+    kind: Literal["bubblewrap", "engine", "off"] = Field(
+        "bubblewrap",
+        description="bubblewrap: on this machine, without a daemon and without root; engine: containers of Docker or "
+        "Podman; off: there are none",
+    )
+    folder: Path = Field(Path("runtimes"), description="folder of the images of bubblewrap")
     network: Literal["none"] = Field("none", description="none: a runtime reaches nobody, itself apart")
     memory_mib: int | None = Field(
         None,
@@ -48,3 +72,4 @@ class RuntimesConfig(ConfigModel):
         "auto", description="folder below which cgroups are made; auto: the service's own cgroup; off: none are made"
     )
     limits: RuntimeLimits = RuntimeLimits()
+    engine: EngineConfig = EngineConfig()

@@ -32,6 +32,10 @@ class ImageFault(ValueError):
     """An image cannot be used or built; the text says what is wrong and what to do."""
 
 
+class RuntimesOff(ImageFault):
+    """An environment needs runtimes, and this process has none."""
+
+
 class ImageRecord(BaseModel):
     """Contents of NAME.json: the root's folder, what every program sees of an environment, and where it was from."""
 

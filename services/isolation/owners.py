@@ -34,6 +34,15 @@ class Owner:
         pid = os.getpid()
         return cls(namespace=_namespace(), pid=pid, started=_started(pid) or 0)
 
+    @classmethod
+    def of(cls, mark: str) -> Self | None:
+        """The service of a mark; None if it is none."""
+        found = _MARK.fullmatch(mark)
+        if found is None:
+            return None
+        namespace, pid, started = map(int, found.groups())
+        return cls(namespace=namespace, pid=pid, started=started)
+
     @property
     def mark(self) -> str:
         """The argument by which its sandboxes are known."""
@@ -68,11 +77,7 @@ def _orphans(sign: str) -> Iterator[int]:
 
 def _owner(words: list[str], sign: str) -> Owner | None:
     """Of a process with these arguments, if it is that of a sandbox."""
-    found = _MARK.fullmatch(words[-1])
-    if found is None or not any(sign in word for word in words):
-        return None
-    namespace, pid, started = map(int, found.groups())
-    return Owner(namespace=namespace, pid=pid, started=started)
+    return Owner.of(words[-1]) if any(sign in word for word in words) else None
 
 
 def _started(pid: int) -> int | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from env_service.runtimes.bubblewrap import bounds
+from env_service.runtimes.asking import bounds
 from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.interface import (
     Runtime,

@@ -14,9 +14,9 @@ import pytest
 
 from env_service.runtimes import images
 from env_service.runtimes.config import RuntimesConfig
-from env_service.runtimes.images import ImageFault
+from env_service.runtimes.images import ImageFault, RuntimesOff
 from env_service.runtimes.interface import RuntimeEnded, RuntimesBusy
-from env_service.runtimes.pool import RuntimePool, RuntimesOff
+from env_service.runtimes.pool import RuntimePool
 from services.http.metrics import Metrics
 from services.isolation.faults import CannotIsolate
 from tests.env_service.runtimes.conftest import SMALL, keepers, said
@@ -126,7 +126,7 @@ async def test_starts_at_once_of_an_image_that_is_not_the_first_all_come_to_stan
         await pool.close()
 
 
-async def _nothing() -> None:
+async def _nothing(_kind: object) -> None:
     """Tries no walls."""
 
 

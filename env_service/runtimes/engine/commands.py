@@ -1,0 +1,159 @@
+"""Running one command in a container: how it is wrapped, what it prints, when it is over.
+
+A shell of the image tells the command's process id on stderr, goes to its folder, and becomes it: an engine can start
+commands and not kill them. The folder is entered by that shell and not by the engine, which would follow a link there
+with descriptors of its own still open.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from env_service.runtimes.engine.api import ANSWER_S, EngineApi, EngineStream, EngineUnreachable
+from env_service.runtimes.interface import RuntimeCommand
+
+KILLED = 137
+_WRAP = 'echo "$$" >&2; cd -- "$1" || exit 126; shift; exec "$@"'
+_STOP_S = 20.0
+# A process that a command has left may hold its output open.
+_LAST_OUTPUT_S = 0.2
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 1.0
+
+
+class DoesNotStart(Exception):
+    """Raised of a command that the engine could not start; the text is the engine's."""
+
+
+class DoesNotEnd(Exception):
+    """Raised of a command that goes on although it has been killed."""
+
+
+@dataclass
+class CommandOutput:
+    """What is kept of a command's output, and its process id in the container, which comes first."""
+
+    most: int
+    pid: str = ""
+    cut: bool = False
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def collect(self, stream: EngineStream) -> None:
+        """Take all frames, and keep what there is room for."""
+        head = bytearray()
+        async for kind, part in stream.frames():
+            if kind == 2 and not self.began.is_set():
+                head += part
+                line, found, rest = bytes(head).partition(b"\n")
+                if not found and len(head) < 64:
+                    continue
+                self.pid, part = (line.decode(), rest) if line.isdigit() else ("", bytes(head))
+                self.began.set()
+            kept = self.stderr if kind == 2 else self.stdout
+            room = self.most - len(kept)
+            kept += part[: max(room, 0)]
+            self.cut = self.cut or len(part) > room
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedCommand:
+    """A command that is over; `exit_code` as a shell tells it, with 128 added to a signal."""
+
+    exit_code: int
+    timed_out: bool
+    output: CommandOutput
+    wall_s: float
+
+
+def wrapped(command: RuntimeCommand) -> Sequence[str]:
+    """The words by which a command is started."""
+    return ("/bin/sh", "-c", _WRAP, "sh", command.cwd, *command.argv)
+
+
+async def run_command(
+    api: EngineApi,
+    container: str,
+    command: RuntimeCommand,
+    *,
+    user: str,
+    wall_s: float,
+    output_bytes: int,
+    kill: Callable[[str], None],
+) -> EndedCommand:
+    """A command from its start to its end; `kill` has a group of processes killed. Raises EngineError, DoesNotStart and
+    DoesNotEnd.
+    """
+    settings = {
+        "AttachStdin": bool(command.stdin),
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "Cmd": list(wrapped(command)),
+        "Env": [f"{name}={value}" for name, value in command.environment.items()],
+        "User": user,
+        "WorkingDir": "/",
+    }
+    running = await api.make_exec(container, settings)
+    output = CommandOutput(most=output_bytes)
+    async with api.start_exec(running) as stream:
+        collecting = asyncio.ensure_future(output.collect(stream))
+        try:
+            if command.stdin:
+                stream.send(command.stdin)
+                stream.finish()
+            await _begun(output, collecting)
+            return await _over(api, running, collecting, output, wall_s=wall_s, kill=kill)
+        except BaseException:
+            kill(output.pid)
+            raise
+        finally:
+            collecting.cancel()
+            await asyncio.gather(collecting, return_exceptions=True)
+
+
+async def _begun(output: CommandOutput, collecting: asyncio.Future[None]) -> None:
+    began = asyncio.ensure_future(output.began.wait())
+    try:
+        await asyncio.wait((began, collecting), timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        began.cancel()
+    if output.began.is_set():
+        return
+    if not collecting.done():
+        raise EngineUnreachable(f"a command has not begun after {ANSWER_S:g} s")
+    collecting.result()
+    raise DoesNotStart(output.stdout.decode(errors="replace").strip() or "it ended without a word")
+
+
+async def _over(
+    api: EngineApi,
+    running: str,
+    collecting: asyncio.Future[None],
+    output: CommandOutput,
+    *,
+    wall_s: float,
+    kill: Callable[[str], None],
+) -> EndedCommand:
+    began, look_s, timed_out = time.monotonic(), _FIRST_LOOK_S, False
+    while True:
+        left_s = began + wall_s - time.monotonic()
+        if timed_out:
+            kill(output.pid)  # again: of a group, somebody may just have been made
+            if left_s < -_STOP_S:
+                raise DoesNotEnd("a command in it did not end when it was killed")
+        elif left_s <= 0:
+            timed_out, look_s = True, _FIRST_LOOK_S
+            continue
+        printing, pause_s = not collecting.done(), look_s if timed_out else min(look_s, left_s)
+        await (asyncio.wait((collecting,), timeout=pause_s) if printing else asyncio.sleep(pause_s))
+        if printing and collecting.done():  # as a rule, it is over
+            look_s = _FIRST_LOOK_S
+        told = await api.exec_state(running)
+        if not told.Running:
+            await asyncio.wait((collecting,), timeout=_LAST_OUTPUT_S)
+            if collecting.done():
+                collecting.result()
+            code = KILLED if told.ExitCode is None else told.ExitCode
+            return EndedCommand(exit_code=code, timed_out=timed_out, output=output, wall_s=time.monotonic() - began)
+        look_s = min(2 * look_s, _LAST_LOOK_S)

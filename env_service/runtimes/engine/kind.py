@@ -1,0 +1,285 @@
+"""Makes runtimes by a container engine.
+
+A container dies with this process, since its stdin does; what an unlucky instant leaves is known by its label, and
+removed by the next service. An engine that dies takes its runtimes with it, which is nobody's fault here, and makes new
+ones as soon as it answers again.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Set
+
+from env_service.runtimes.config import RuntimesConfig
+from env_service.runtimes.engine.api import EngineApi, EngineError, EngineRefused, ImageTold, ListedContainer
+from env_service.runtimes.engine.runtime import FIRST, ContainerLaunch, EngineRuntime
+from env_service.runtimes.images import HOME, HOST, ImageFault
+from env_service.runtimes.interface import RuntimeCommand, RuntimeLost, RuntimeSnapshot
+from env_service.runtimes.kinds import WITHOUT, Ended, PooledRuntime
+from services.isolation.faults import CannotIsolate
+from services.isolation.owners import Owner
+
+logger = logging.getLogger(__name__)
+
+LABEL = "headway.runtime"
+"""Label of every runtime; its value is the mark of the service that it is of."""
+
+_DISK_LOOK_S = 2.0
+_AGAIN_S = 1.0
+# A container that does not run may be about to.
+_YOUNG_S = 600.0
+_SHM_MIB = 64
+# An engine's own part of a command, and the first process.
+_OWN_PROCESSES = 16
+_SHARES = 256  # of the usual 1024: whoever serves, samples or trains on this machine goes first
+_TRY = """
+status() { while read -r name value; do [ "$name" = "$1" ] && echo "$value"; done </proc/self/status; }
+case "$(status Uid:)" in USER[!0-9]*) ;; *) echo "it runs as user $(status Uid:)";; esac
+case "$(status CapEff:)$(status CapBnd:)" in *[1-9a-f]*) echo "it has capabilities";; esac
+case "$(status NoNewPrivs:)" in 1) ;; *) echo "programs can give it privileges";; esac
+case "$(status Seccomp:)" in FILTER) ;; *) echo "there is no filter of system calls";; esac
+while read -r name rest; do
+  case $name in lo:*|Inter*|face*) ;; *) echo "a network is there: $name";; esac
+done </proc/net/dev
+if (echo x >/proc/sys/kernel/core_pattern) 2>/dev/null; then echo "settings of the kernel are writable"; fi
+for each in /var/run/docker.sock /run/docker.sock /run/podman; do
+  if [ -e "$each" ]; then echo "the engine is within reach: $each"; fi
+done
+if ! (echo x >/work/.try && rm /work/.try); then echo "its files cannot be changed"; fi
+"""
+
+
+class EngineKind:
+    """Implements `RuntimeKind`."""
+
+    def __init__(self, config: RuntimesConfig) -> None:
+        user, _, group = config.engine.user.partition(":")
+        # gVisor has a kernel of its own, in which nothing is filtered.
+        script = _TRY.replace("USER", user).replace("FILTER", "*" if config.engine.oci_runtime else "2")
+        self.trial = RuntimeCommand(argv=("/bin/sh", "-c", script), cwd="/")
+        self.remedy = f"See docs/runtimes.md for what an engine needs; {WITHOUT}"
+        self.memory_mib = config.limits.memory_mib
+        self._config = config
+        self._api = EngineApi(config.engine.socket)
+        self._launch = ContainerLaunch(
+            api=self._api, limits=config.limits, user=int(user), group=int(group), left=self._leave
+        )
+        self._mark = Owner.this().mark
+        self._settings: dict[str, Mapping[str, object]] = {}
+        self._asking = asyncio.Lock()
+        self._has_quota: bool | None = None
+        self._runtimes: set[EngineRuntime] = set()
+        self._left: set[str] = set()
+        self._loops: list[asyncio.Task[None]] = []
+
+    def check(self, image: str) -> None:
+        """Raises ImageFault for the image of this machine, which no engine has; others are looked up at the start."""
+        self._name_of(image)
+
+    async def open(self, images: Set[str]) -> None:
+        """Reach the engine, clear what a killed service left, look up images. Raises CannotIsolate and ImageFault."""
+        await self._api.__aenter__()
+        try:
+            await self._api.agree()
+            info = await self._api.info()
+        except EngineError as error:
+            raise CannotIsolate(
+                f"env-service.runtimes.kind is 'engine', and no container engine answers: {error}; start one, let this "
+                "user reach its socket, or set env-service.runtimes.engine.socket (Podman's of oneself: "
+                "/run/user/UID/podman/podman.sock)"
+            ) from error
+        if not any("seccomp" in each and "unconfined" not in each for each in info.SecurityOptions or ()):
+            raise CannotIsolate(
+                f"the container engine at {self._api.socket} filters no system calls: start it with its default "
+                "seccomp profile"
+            )
+        try:
+            await self._sweep()
+            for image in sorted(images):
+                await self._settings_of(image)
+        except EngineError as error:
+            raise CannotIsolate(f"the container engine at {self._api.socket} does not do: {error}") from error
+        self._loops.append(asyncio.ensure_future(_again(self._hear_of_memory)))
+        if not self._has_quota:
+            self._loops.append(asyncio.ensure_future(_again(self._look_at_disks)))
+
+    async def launch(self, image: str, snapshot: RuntimeSnapshot | None, *, name: str, ended: Ended) -> EngineRuntime:
+        """Raises RuntimeLost and ImageFault."""
+
+        def gone(runtime: PooledRuntime) -> None:
+            self._runtimes.discard(found)
+            ended(runtime)
+
+        try:
+            await self._remove_left()
+            settings = await self._settings_of(image)
+        except EngineError as error:
+            raise RuntimeLost(f"a runtime of image {image} cannot be started: {error}") from error
+        found = EngineRuntime(self._launch, image, name=f"headway-{name}-{uuid.uuid4().hex[:12]}", ended=gone)
+        self._runtimes.add(found)
+        await found.start(settings, snapshot)
+        return found
+
+    async def close(self) -> None:
+        """Let go of the engine."""
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await self._api.__aexit__()
+
+    def _name_of(self, image: str) -> str:
+        """The engine's name of an image. Raises ImageFault."""
+        known = self._config.engine.images
+        if image == HOST and HOST not in known:
+            raise ImageFault(
+                f"the image {HOST!r} is this machine's own programs, which no container has: name an image of the "
+                f'engine, or say which one is meant by env-service.runtimes.engine.images = {{{HOST} = "IMAGE"}}'
+            )
+        return known.get(image, image)
+
+    async def _settings_of(self, image: str) -> Mapping[str, object]:
+        """What containers of an image are made with. Raises ImageFault and EngineError."""
+        name = self._name_of(image)
+        async with self._asking:
+            if image not in self._settings:
+                try:
+                    told = await self._api.image(name)
+                except EngineRefused as error:
+                    if error.status != 404:
+                        raise
+                    raise ImageFault(
+                        f"the container engine at {self._api.socket} has no image {name!r}: pull or build it there"
+                    ) from error
+                if told.Config is not None and told.Config.Volumes:
+                    raise ImageFault(
+                        f"the image {name!r} has volumes ({', '.join(sorted(told.Config.Volumes))}), which no limit "
+                        "and no snapshot would see: build one without VOLUME"
+                    )
+                settings = _settings(self._config, told, mark=self._mark)
+                if self._has_quota is None:
+                    self._has_quota = await self._takes_quota(settings)
+                self._settings[image] = _with_quota(settings, self._config) if self._has_quota else settings
+        return self._settings[image]
+
+    async def _takes_quota(self, settings: Mapping[str, object]) -> bool:
+        """True if the engine's storage can limit what a container writes."""
+        try:
+            probe = await self._api.create(f"headway-{uuid.uuid4().hex[:12]}", _with_quota(settings, self._config))
+        except EngineRefused as error:
+            logger.info("the engine's storage limits no disk (%s): what runtimes write is looked at instead", error)
+            return False
+        await self._api.remove(probe)
+        return True
+
+    async def _sweep(self) -> None:
+        """Remove what services that have ended left."""
+        orphans = [each.Id for each in await self._api.containers(label=LABEL) if _is_orphan(each)]
+        for container in orphans:
+            await self._api.remove(container)
+        if orphans:
+            logger.warning("removed %d containers that a killed service had left", len(orphans))
+
+    def _leave(self, container: str) -> None:
+        """Remember one that could not be removed, as while the engine is down."""
+        self._left.add(container)
+
+    async def _remove_left(self) -> None:
+        for container in list(self._left):
+            await self._api.remove(container)
+            self._left.discard(container)
+
+    async def _hear_of_memory(self) -> None:
+        async for container in self._api.memory_kills(f"{LABEL}={self._mark}"):
+            for runtime in self._runtimes:
+                if runtime.container == container:
+                    runtime.count_memory_kill()
+
+    async def _look_at_disks(self) -> None:
+        """End runtimes that have written more than they may."""
+        most_mib = self._config.limits.disk_mib
+        await asyncio.sleep(_DISK_LOOK_S)
+        if not self._runtimes:
+            return
+        listed = await self._api.containers(label=f"{LABEL}={self._mark}", sizes=True)
+        full = {each.Id for each in listed if (each.SizeRw or 0) > most_mib << 20}
+        for runtime in self._runtimes:
+            if runtime.container in full:
+                runtime.end(f"it wrote more than {most_mib} MiB (env-service.runtimes.limits.disk_mib)")
+
+
+async def _again(work: Callable[[], Coroutine[object, object, None]]) -> None:
+    """Do work again and again, also after the engine was away."""
+    while True:
+        try:
+            await work()
+        except EngineError:
+            await asyncio.sleep(_AGAIN_S)
+
+
+def _is_orphan(listed: ListedContainer) -> bool:
+    owner = Owner.of((listed.Labels or {}).get(LABEL, ""))
+    is_old = listed.State != "running" and time.time() - listed.Created > _YOUNG_S
+    return is_old or (owner is not None and owner.is_gone)
+
+
+def _with_quota(settings: Mapping[str, object], config: RuntimesConfig) -> Mapping[str, object]:
+    host = settings["HostConfig"]
+    assert isinstance(host, dict)
+    return {**settings, "HostConfig": {**host, "StorageOpt": {"size": f"{config.limits.disk_mib}M"}}}
+
+
+def _settings(config: RuntimesConfig, image: ImageTold, *, mark: str) -> Mapping[str, object]:
+    set_there = {each.partition("=")[0] for each in (image.Config and image.Config.Env) or ()}
+    usual = {"HOME": HOME, "LANG": "C.UTF-8"}
+    return {
+        "Image": image.Id,
+        "Entrypoint": ["/bin/sh", "-c", FIRST],
+        "Cmd": [],
+        "Env": [f"{name}={value}" for name, value in usual.items() if name not in set_there],
+        "User": config.engine.user,
+        "WorkingDir": "/",
+        "Hostname": "runtime",
+        "Labels": {LABEL: mark},
+        "StopSignal": "SIGKILL",  # an engine that is stopped need not wait for it
+        "OpenStdin": True,
+        "StdinOnce": True,
+        "AttachStdin": True,
+        "AttachStdout": False,
+        "AttachStderr": False,
+        "NetworkDisabled": True,
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": _walls(config),
+    }
+
+
+def _walls(config: RuntimesConfig) -> dict[str, object]:
+    limits, engine = config.limits, config.engine
+    memory, disk = limits.memory_mib << 20, limits.disk_mib << 20
+    ulimits = {
+        "core": (0, 0),
+        "cpu": (limits.cpu_s, limits.cpu_s + 1),
+        "fsize": (disk, disk),
+        "memlock": (0, 0),
+        "nofile": (limits.open_files, limits.open_files),
+    }
+    walls: dict[str, object] = {
+        "NetworkMode": "none",
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "Privileged": False,
+        "CgroupnsMode": "private",
+        "IpcMode": "private",
+        "ShmSize": min(limits.disk_mib, _SHM_MIB) << 20,
+        "Memory": memory,
+        "MemorySwap": memory,
+        "NanoCpus": int(engine.cpus * 1e9),
+        "CpuShares": _SHARES,
+        "PidsLimit": limits.processes + _OWN_PROCESSES,
+        "OomScoreAdj": 500,
+        "Ulimits": [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in ulimits.items()],
+        "RestartPolicy": {"Name": "no"},
+        # Whoever is inside can write to the first process's output, which would be kept.
+        "LogConfig": {"Type": "none", "Config": {}},
+    }
+    return {**walls, "Runtime": engine.oci_runtime} if engine.oci_runtime else walls

@@ -1,0 +1,479 @@
+"""Runtimes by a real container engine: they do as a computer does, their walls hold, and deaths are told apart."""
+
+import asyncio
+import io
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from env_service.builtin import computer_check
+from env_service.runtimes.config import EngineConfig, RuntimeLimits, RuntimesConfig
+from env_service.runtimes.engine.api import EngineApi
+from env_service.runtimes.engine.kind import LABEL
+from env_service.runtimes.interface import (
+    CommandEnd,
+    Runtime,
+    RuntimeCommand,
+    RuntimeEnded,
+    RuntimeFile,
+    RuntimeLost,
+    RuntimeRefused,
+)
+from env_service.runtimes.pool import RuntimePool, use_runtimes
+from tests.deploy.containers import FOLDER, ContainerEngine, EngineImpossible, script
+from tests.env_service.task_sets.conftest import FIX, task, with_pytest, worked
+
+pytestmark = pytest.mark.compose
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS = RuntimeLimits(memory_mib=128, disk_mib=8, processes=24, command_s=20)
+
+SERVICE = """
+import asyncio, sys
+from env_service.runtimes.config import RuntimesConfig
+from env_service.runtimes.interface import RuntimeCommand
+from env_service.runtimes.pool import RuntimePool
+async def main():
+    pool = RuntimePool(RuntimesConfig.model_validate_json(sys.argv[1]))
+    made = [await pool.start("host") for _ in range(2)]
+    for each in made:
+        await each.exec(RuntimeCommand(argv=("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &")))
+    print("stands", flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+
+# Prints a line for all that it can do and should not.
+PROBE = """
+import ctypes, os, socket, subprocess, sys
+port, mine, outside = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+def reached(family, address):
+    with socket.socket(family) as s:
+        s.settimeout(2)
+        return s.connect_ex(address) == 0
+def tries(what, attack):
+    try:
+        if attack() not in (None, False, -1): print(what)
+    except OSError:
+        pass
+libc = ctypes.CDLL(None, use_errno=True)
+tries("the metadata address", lambda: reached(socket.AF_INET, ("169.254.169.254", 80)))
+tries("the engine's bridge", lambda: reached(socket.AF_INET, ("172.17.0.1", port)))
+tries("a service on the loopback", lambda: reached(socket.AF_INET, ("127.0.0.1", port)))
+tries("an abstract socket", lambda: reached(socket.AF_UNIX, "\\0headway-test"))
+tries("raw sockets", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
+for path in outside:
+    tries(f"the file {path}", lambda path=path: os.stat(path))
+    tries(f"the socket {path}", lambda path=path: reached(socket.AF_UNIX, path))
+for path in ("/etc/shadow", "/proc/kcore", "/dev/mem", "/dev/vda", "/dev/sda"):
+    tries(f"reading {path}", lambda path=path: open(path, "rb").read(1))
+for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/usr/bin/env", "/sys/kernel/uevent_helper"):
+    tries(f"writing {path}", lambda path=path: open(path, "r+b"))
+for folder in ("/sys/fs/cgroup", "/sys/fs/cgroup/memory"):
+    tries(f"a cgroup in {folder}", lambda folder=folder: os.mkdir(folder + "/mine") or True)
+tries("a user namespace", lambda: libc.unshare(0x10000000) == 0)
+tries("a mount", lambda: libc.mount(b"x", b"/tmp", b"tmpfs", 0, None) == 0)
+tries("another root", lambda: libc.chroot(b"/tmp") == 0)
+tries("a device", lambda: os.mknod("/tmp/disk", 0o60600, os.makedev(254, 0)) or True)
+tries("becoming root", lambda: os.setuid(0) or True)
+tries("keys of the kernel", lambda: libc.syscall(250, 0, -3, 0) >= 0)
+tries("the kernel's log", lambda: libc.klogctl(3, ctypes.create_string_buffer(10), 10) > 0)
+su = subprocess.Popen(["/bin/su", "root"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+if "\\t0\\t" in next(line for line in open(f"/proc/{su.pid}/status") if line.startswith("Uid:")): print("setuid")
+su.kill()
+for parent, _, files in os.walk("/"):
+    for file in files:
+        if file == mine: print("another runtime's", os.path.join(parent, file))
+"""
+
+
+@pytest.fixture(scope="module")
+def socket_of(engine: ContainerEngine) -> Path:
+    """The engine's socket."""
+    address = {**os.environ, **engine.environment}.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if not address.startswith("unix://"):
+        pytest.skip(f"the engine is not at a unix socket: {address}")
+    return Path(address.removeprefix("unix://"))
+
+
+@pytest.fixture(scope="module")
+def python_image(engine: ContainerEngine) -> str:
+    """An image with python3."""
+    try:
+        return script("base", FOLDER) if engine.ours else "headway/test-base"
+    except EngineImpossible as error:
+        pytest.skip(f"there is no image: {error}")
+
+
+def config_of(socket: Path, image: str, **changed: object) -> RuntimesConfig:
+    engine = EngineConfig(socket=socket, images={"host": image})
+    return RuntimesConfig(kind="engine", spare=0, limits=LIMITS, engine=engine).model_copy(update=changed)
+
+
+@pytest.fixture
+async def pool(socket_of: Path, python_image: str) -> AsyncIterator[RuntimePool]:
+    made = RuntimePool(config_of(socket_of, python_image))
+    yield made
+    await made.close()
+
+
+async def sh(runtime: Runtime, line: str, *, wall_s: float = 20.0) -> CommandEnd:
+    return await runtime.exec(RuntimeCommand(argv=("/bin/sh", "-c", line), wall_s=wall_s))
+
+
+async def said(runtime: Runtime, line: str) -> str:
+    end = await sh(runtime, line)
+    return (end.stdout + end.stderr).decode(errors="replace").strip()
+
+
+async def ids(socket: Path, *, running: bool = False) -> list[str]:
+    """Containers of any service's runtimes."""
+    async with EngineApi(socket) as api:
+        await api.agree()
+        return [each.Id for each in await api.containers(label=LABEL) if not running or each.State == "running"]
+
+
+async def test_commands_have_output_an_end_and_limits(pool: RuntimePool) -> None:
+    runtime = await pool.start("host")
+    end = await runtime.exec(
+        RuntimeCommand(
+            argv=("sh", "-c", "cat; pwd; echo $WHO >&2; exit 3"), stdin=b"in\n", cwd="/tmp", environment={"WHO": "me"}
+        )
+    )
+    assert (end.exit_code, end.stdout, end.stderr) == (3, b"in\n/tmp\n", b"me\n")
+    large = await runtime.exec(RuntimeCommand(argv=("wc", "-c"), stdin=b"x" * (3 << 20)))
+    assert large.stdout == b"3145728\n"
+    slow = await sh(runtime, "sleep 60 & exec sleep 61", wall_s=0.3)
+    assert (slow.timed_out, slow.exit_code, slow.wall_s < 10) == (True, None, True)
+    assert await said(runtime, "cat /proc/[0-9]*/comm | grep -c sleep") == "0", "all of its group was killed"
+    mute = await sh(runtime, "exec >/dev/null 2>&1; sleep 60", wall_s=0.3)
+    assert mute.timed_out
+    much = await runtime.exec(RuntimeCommand(argv=("sh", "-c", "yes | head -c 100000"), output_bytes=1024))
+    assert (len(much.stdout), much.cut) == (1024, True)
+    assert (await runtime.exec(RuntimeCommand(argv=("no-such-program",)))).exit_code == 127
+    assert (await runtime.exec(RuntimeCommand(argv=("true",), cwd="/no/such/folder"))).exit_code == 126
+    assert await said(runtime, "(sleep 60 &); echo left") == "left", "what a command leaves does not hold it up"
+    assert await said(runtime, "cat /proc/[0-9]*/comm | grep -c sleep") == "1", "and goes on"
+    with pytest.raises(RuntimeRefused, match="write it into a file"):
+        await runtime.exec(RuntimeCommand(argv=("echo", "x" * 200_000)))
+
+
+async def test_files_go_in_and_out_and_a_fork_begins_with_them(pool: RuntimePool) -> None:
+    runtime = await pool.start("host")
+    await runtime.copy_in({"work/a/one": b"1", "/work/run": RuntimeFile(b"#!/bin/sh\necho ran\n", 0o4755)})
+    changes = (
+        "./run; cat a/one; rm a/one; rm -rf .config; ln -s /etc/passwd link; ln run 'a/hard link'; mkdir b; mkfifo p"
+    )
+    assert await said(runtime, f"{changes}; chmod 700 a; rmdir /home/agent && echo x > '/tmp/a file'") == (
+        "ran\n1rmdir: failed to remove '/home/agent': Permission denied"
+    )
+    left = {
+        "run": RuntimeFile(b"#!/bin/sh\necho ran\n", 0o755),
+        "a/hard link": RuntimeFile(b"#!/bin/sh\necho ran\n", 0o755),
+        "link": RuntimeFile(b"", 0o777, "/etc/passwd"),
+    }
+    assert await runtime.copy_out("work") == left, "nothing is set-user-id, and the pipe is no file"
+    assert await runtime.copy_out("/work/run") == {"": left["run"]}
+    await sh(runtime, "echo x > '/tmp/a file'")
+    snapshot = await runtime.snapshot()
+    assert {(kind, path) for kind, path, *_ in snapshot.entries} == {
+        ("folder", "home"), ("folder", "home/agent"), ("folder", "tmp"), ("folder", "work"), ("folder", "work/a"),
+        ("folder", "work/b"), ("file", "tmp/a file"), ("file", "work/a/hard link"), ("link", "work/link"),
+        ("file", "work/run"),
+    }  # fmt: skip
+    fork = await pool.start("host", snapshot=snapshot)
+    await sh(runtime, "echo later > /work/later")
+    assert await fork.copy_out("work") == left
+    assert await said(fork, "stat -c '%a %u %n' /work/a /tmp /work/b; cat '/tmp/a file'; ./run") == (
+        "700 1000 /work/a\n1777 0 /tmp\n755 1000 /work/b\nx\nran"
+    )
+    assert (await fork.snapshot()).entries == snapshot.entries, "a fork of a fork is the same"
+    assert await said(await pool.start("host"), "ls /work") == "", "the image is as it was"
+    with pytest.raises(RuntimeRefused, match="work/none cannot be read: No such file"):
+        await runtime.copy_out("work/none")
+    with pytest.raises(RuntimeRefused, match="No space left"):
+        await runtime.copy_in({"work/big": bytes(9 << 20)})
+    await sh(runtime, "head -c 2000 /dev/zero > /work/more")
+    with pytest.raises(RuntimeRefused, match="more than 1000 bytes"):
+        await runtime.copy_out("/work", most_bytes=1000)
+
+
+async def test_what_is_removed_or_replaced_of_the_image_is_so_in_a_fork(socket_of: Path, python_image: str) -> None:
+    engine = EngineConfig(socket=socket_of, images={"host": python_image}, user="0:0")
+    pool = RuntimePool(config_of(socket_of, python_image, engine=engine))
+    try:
+        runtime = await pool.start("host")
+        await sh(runtime, "rm /etc/issue; rm -rf /etc/apt; rm -rf /etc/dpkg; mkdir /etc/dpkg; echo new > /etc/dpkg/new")
+        await sh(runtime, "rm -rf /etc/cron.daily; echo file > /etc/cron.daily; echo changed > /etc/debian_version")
+        fork = await pool.start("host", snapshot=await runtime.snapshot())
+        looked = (
+            "ls /etc/issue /etc/apt 2>&1 | grep -c 'No such'; ls /etc/dpkg; cat /etc/cron.daily /etc/debian_version"
+        )
+        assert await said(fork, looked) == "2\nnew\nfile\nchanged"
+        assert await said(fork, "python3 -c 'print(6 * 7)'") == "42"
+    finally:
+        await pool.close()
+
+
+async def test_bombs_end_with_their_command_or_their_runtime_and_hurt_nobody_else(pool: RuntimePool) -> None:
+    attacked, other = await pool.start("host"), await pool.start("host")
+    end = await sh(attacked, "python3 -c 'x = b\"x\" * (300 << 20)'")
+    assert (end.starved, end.exit_code == 0) == (True, False)
+    forks = "python3 -c 'import os\nwhile True:\n  try: os.fork()\n  except OSError: pass'"
+    bombing = asyncio.ensure_future(sh(attacked, forks, wall_s=2))
+    assert await said(other, "sleep 0.5; echo works") == "works"
+    assert (await bombing).timed_out
+    await sh(attacked, "for i in 1 2 3; do (setsid sleep 1000 >/dev/null 2>&1 &); done; f() { f | f & }; f", wall_s=2)
+    assert await said(attacked, "echo works") == "works"
+    filled = "import os, signal\nfor _ in range(60):\n  try:\n    if os.fork() == 0: os.setsid(); signal.pause()\n"
+    filled += "  except OSError: pass"
+    await sh(attacked, f'python3 -c "{filled}" >/dev/null 2>&1')
+    assert await said(attacked, "echo works") == "works", "room is made for a command"
+    assert (await sh(attacked, "head -c 9000000 /dev/zero > /work/full")).exit_code != 0, (
+        "no file is larger than the disk"
+    )
+    with pytest.raises(RuntimeEnded, match="it wrote more than 8 MiB"):
+        await sh(attacked, "for i in 1 2 3; do head -c 7000000 /dev/zero > /work/$i; done; sleep 15")
+    assert await said(other, "echo works") == "works"
+
+
+async def test_nothing_of_the_machine_or_of_others_is_reached(
+    pool: RuntimePool, socket_of: Path, tmp_path: Path
+) -> None:
+    os.chmod(tmp_path, 0o755)
+    (tmp_path / "host-file").write_text("of the host")
+    mine, other = await pool.start("host"), await pool.start("host")
+    await other.copy_in({"work/marker-of-another": b"x", "tmp/marker-of-another": b"x"})
+    with socket.create_server(("0.0.0.0", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
+        abstract.bind("\0headway-test")
+        abstract.listen()
+        await mine.copy_in({"work/probe.py": PROBE.encode()})
+        outside = f"{tmp_path}/host-file {socket_of} /var/run/docker.sock /run/containerd/containerd.sock"
+        end = await sh(mine, f"python3 probe.py {server.getsockname()[1]} marker-of-another {outside}")
+    assert (end.exit_code, end.stdout) == (0, b""), end
+
+
+async def test_links_lead_nowhere_but_inside(pool: RuntimePool, tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o777)
+    outside = tmp_path / "victim"
+    outside.write_text("as it was")
+    runtime = await pool.start("host")
+    await sh(runtime, f"ln -s {outside} out; ln -s ../../../..{tmp_path} up; ln -s /proc/1/root/etc root; mkfifo pipe")
+    for path in ("up/victim", "root/passwd"):
+        with pytest.raises(RuntimeRefused, match="files cannot be written"):
+            await runtime.copy_in({f"work/{path}": b"changed"})
+    for path in ("work/out", "work/up/victim", "work/root"):
+        with pytest.raises(RuntimeRefused, match="No such file"):
+            await runtime.copy_out(path)
+    with pytest.raises(RuntimeRefused, match="neither a file nor a folder"):
+        await runtime.copy_out("work/pipe")
+    with pytest.raises(RuntimeRefused, match=r"without '\.\.'"):
+        await runtime.copy_in({"work/../../x": b""})
+    with pytest.raises(RuntimeRefused, match="UTF-8"):
+        await runtime.copy_out("/work/\ud800")
+    # The folder that a command begins in is entered inside, with nothing of the engine open.
+    await sh(runtime, "rm -rf /work/cwd; ln -s /proc/self/fd/7 /work/cwd; ln -s /proc/self/fd/8 /work/cwd8")
+    for name in ("cwd", "cwd8"):
+        end = await runtime.exec(RuntimeCommand(argv=("ls", "../../../../"), cwd=f"/work/{name}"))
+        assert (end.exit_code, end.stdout) == (126, b"")
+    await runtime.copy_in({"work/out": b"changed"})
+    assert (await said(runtime, "cat out"), outside.read_text()) == ("changed", "as it was")
+
+
+async def test_a_runtime_that_is_killed_is_lost_and_one_that_ended_itself_has_ended(
+    pool: RuntimePool, engine: ContainerEngine, socket_of: Path
+) -> None:
+    for ending in (("kill",), ("rm", "--force")):
+        runtime = await pool.start("host")
+        running = asyncio.ensure_future(sh(runtime, "sleep 20"))
+        await asyncio.sleep(0.3)
+        (container,) = await ids(socket_of)
+        await asyncio.to_thread(engine, *ending, container)
+        with pytest.raises(RuntimeLost, match="is gone"):
+            await running
+        with pytest.raises(RuntimeLost, match="is gone"):
+            await runtime.snapshot()
+        await runtime.stop()
+    runtime = await pool.start("host")
+    signals = "for each in 9 15 1 2 11 6 17 19 18; do kill -$each 1; done; echo > /proc/1/fd/0; echo all > /proc/1/fd/1"
+    assert await said(runtime, f"{signals}; echo alive") == "alive"
+    assert (await sh(runtime, "sleep 50 & python3 -c 'import os; os.kill(-1, 9)'; sleep 20")).exit_code == 137
+    assert await said(runtime, "echo alive; cat /proc/[0-9]*/stat | grep -c ' Z '") == "alive\n0"
+    memory = "import os, re; maps = open('/proc/1/maps').read(); f = open('/proc/1/mem', 'r+b', buffering=0)\n"
+    memory += "for line in maps.splitlines():\n    m = re.match(r'(\\w+)-(\\w+) r-xp .*', line)\n"
+    memory += (
+        "    if m and '[v' not in line: f.seek(int(m[1], 16)); f.write(b'\\xcc' * (int(m[2], 16) - int(m[1], 16)))\n"
+    )
+    await runtime.copy_in({"work/end.py": memory.encode()})
+    with pytest.raises(RuntimeEnded, match="it was ended from inside"):
+        await sh(runtime, "python3 end.py; kill -CHLD 1; echo > /proc/1/fd/0; sleep 20")
+    await runtime.stop()
+    assert await ids(socket_of) == []
+
+
+async def test_nothing_is_left_of_a_killed_service(socket_of: Path, python_image: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    config = config_of(socket_of, python_image)
+    command = [sys.executable, "-c", SERVICE, config.model_dump_json()]
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+    try:
+        assert child.stdout is not None
+        assert await child.stdout.readline() == b"stands\n"
+        assert len(await ids(socket_of, running=True)) == 2
+    finally:
+        child.kill()
+        await child.wait()
+    deadline = time.monotonic() + 20
+    while await ids(socket_of, running=True):
+        assert time.monotonic() < deadline, "a container goes on without its service"
+        await asyncio.sleep(0.1)
+    assert len(await ids(socket_of)) == 2
+    pool = RuntimePool(config)
+    try:
+        await pool.open()
+        assert await ids(socket_of) == [], "the next service removes what is left"
+    finally:
+        await pool.close()
+
+
+def test_committed_tasks_are_solved_by_their_solutions_in_containers(
+    socket_of: Path, python_image: str, tmp_path: Path
+) -> None:
+    tasks = (ROOT / "examples/computer/repairs.jsonl").read_text().splitlines(keepends=True)[:2]
+    (tmp_path / "repairs.jsonl").write_text("".join(tasks))
+    words = ["runtime", "check", f"{tmp_path}/repairs.jsonl", "--image", python_image]
+    out = io.StringIO()
+    assert computer_check.main([*words, "--kind", "engine", "--socket", str(socket_of)], out=out) == 0, out.getvalue()
+    assert out.getvalue() == "2 of 2 tasks are solved by their solution, and not without\n"
+
+
+async def test_work_on_a_repository_is_judged_by_tests_in_a_fresh_container(socket_of: Path, python_image: str) -> None:
+    limits = LIMITS.model_copy(update={"memory_mib": 192, "disk_mib": 32})
+    pool = use_runtimes(RuntimePool(config_of(socket_of, python_image, limits=limits)))
+    try:
+        solved = await worked(with_pytest(task()), FIX)
+        assert (solved.reward, solved.work.outside) == (1.0, ()), solved
+        assert (await worked(with_pytest(task()), "rm -rf tests; echo > shop/sums.py")).reward == 0.0
+    finally:
+        await pool.close()
+
+
+@pytest.fixture
+def mortal(engine: ContainerEngine) -> Iterator[tuple[Path, "Daemon"]]:
+    """An engine of its own, which may die."""
+    if shutil.which("dockerd", path="/usr/sbin:/usr/bin") is None or os.geteuid() != 0:
+        pytest.skip("needs dockerd, and root")
+    folder = Path(tempfile.mkdtemp(prefix="headway-docker-"))
+    daemon = Daemon(folder)
+    try:
+        daemon.start()
+        yield folder / "docker.sock", daemon
+    finally:
+        daemon.end()
+
+
+class Daemon:
+    """A docker engine without networks, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return when it answers."""
+        folder = self._folder
+        words = ["--data-root", f"{folder}/data", "--exec-root", f"{folder}/run", "--pidfile", f"{folder}/pid"]
+        words += ["-H", f"unix://{folder}/docker.sock", "--bridge", "none", "--iptables=false", "--ip-forward=false"]
+        (folder / "pid").unlink(missing_ok=True)
+        with (folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(["/usr/sbin/dockerd", *words], stdout=log, stderr=log)
+        deadline = time.monotonic() + 30
+        while self("info").returncode:
+            assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
+            time.sleep(0.1)
+
+    def __call__(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        command = ["/usr/bin/docker", "-H", f"unix://{self._folder}/docker.sock", *words]
+        return subprocess.run(command, capture_output=True, input=stdin, timeout=60)
+
+    def signal(self, number: int) -> None:
+        """Return when it has ended of a signal, and its containerd with it."""
+        assert self._process is not None
+        containerd = int((self._folder / "run/containerd/containerd.pid").read_text())
+        self._process.send_signal(number)
+        self._process.wait(timeout=60)
+        deadline = time.monotonic() + 20
+        while Path(f"/proc/{containerd}").exists():  # its remains would be taken for it
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        """End it with all that it has."""
+        if self._process is not None and self._process.poll() is None:
+            containers = self("ps", "-aq").stdout.decode().split()
+            if containers:
+                self("rm", "-f", *containers)
+            self.signal(signal.SIGTERM)
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # what the keeper of a container's process leaves if the engine did not come back
+                if f"{self._folder}/".encode() in path.read_bytes():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+        for line in reversed(Path("/proc/mounts").read_text().splitlines()):
+            if line.split()[1].startswith(f"{self._folder}/"):
+                subprocess.run(["umount", "-l", line.split()[1]], check=False)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def small_image() -> bytes:
+    """A root file system with this machine's shell, and little else."""
+    programs = [Path(found) for name in ("dash", "sleep", "rm", "cat") if (found := shutil.which(name))]
+    told = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True, check=True).stdout
+    libraries = {Path(word) for word in told.split() if word.startswith("/") and not word.endswith(":")}
+    packed = io.BytesIO()
+    with closing(tarfile.open(fileobj=packed, mode="w")) as archive:
+        for path in [*programs, *libraries]:
+            archive.add(path.resolve(), arcname=str(path).lstrip("/"))
+        for path in programs:
+            archive.add(path.resolve(), arcname=f"bin/{path.name}")
+        archive.add(programs[0].resolve(), arcname="bin/sh")
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM])
+async def test_an_engine_that_dies_is_nobodys_fault_and_its_return_makes_new_runtimes(
+    mortal: tuple[Path, Daemon], ends: signal.Signals
+) -> None:
+    socket, daemon = mortal
+    assert daemon("import", "-", "small", stdin=small_image()).returncode == 0
+    pool = RuntimePool(config_of(socket, "small"))
+    try:
+        runtime = await pool.start("host")
+        idle = await pool.start("host")
+        assert await said(runtime, "echo works") == "works"
+        running = asyncio.ensure_future(sh(runtime, "sleep 20"))
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(daemon.signal, ends)
+        with pytest.raises(RuntimeLost, match="is gone"):
+            await running
+        with pytest.raises(RuntimeLost, match="is gone"):
+            await said(idle, "echo works")
+        await asyncio.gather(runtime.stop(), idle.stop())
+        with pytest.raises(RuntimeLost, match="cannot be started: the container engine at"):
+            await pool.start("host")
+        await asyncio.to_thread(daemon.start)
+        fresh = await pool.start("host")
+        assert await said(fresh, "echo works") == "works"
+        assert len(await ids(socket)) == 1, "what could not be removed has been since"
+    finally:
+        await pool.close()

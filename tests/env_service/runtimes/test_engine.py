@@ -1,0 +1,317 @@
+"""Runtimes by an engine, against a small one that answers like Docker: calls, faults, and whose doing they are."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from env_service.runtimes.config import EngineConfig, RuntimeLimits, RuntimesConfig
+from env_service.runtimes.engine import kind as engine_kind
+from env_service.runtimes.engine.kind import LABEL, EngineKind
+from env_service.runtimes.engine.runtime import EngineRuntime
+from env_service.runtimes.images import ImageFault
+from env_service.runtimes.interface import (
+    CommandEnd,
+    RuntimeCommand,
+    RuntimeEnded,
+    RuntimeFile,
+    RuntimeLost,
+    RuntimeRefused,
+)
+from env_service.runtimes.kinds import PooledRuntime
+from env_service.runtimes.pool import RuntimePool
+from services.isolation.faults import CannotIsolate
+from services.isolation.owners import Owner
+from tests.env_service.peers import eventually
+from tests.env_service.runtimes.engine_server import StandInContainer, StandInEngine, stand_in
+
+LIMITS = RuntimeLimits(memory_mib=128, disk_mib=1, processes=24, command_s=20, lifetime_s=3600)
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[StandInEngine]:
+    async with stand_in(tmp_path) as made:
+        yield made
+
+
+def config_of(server: StandInEngine, **changed: object) -> RuntimesConfig:
+    settings = EngineConfig(socket=server.socket, user=f"{os.getuid()}:{os.getgid()}")
+    return RuntimesConfig(kind="engine", spare=0, limits=LIMITS, engine=settings).model_copy(update=changed)
+
+
+@pytest.fixture
+async def kind(engine: StandInEngine) -> AsyncIterator[EngineKind]:
+    made = EngineKind(config_of(engine))
+    await made.open({"image"})
+    yield made
+    await made.close()
+
+
+Launch = Callable[[], Awaitable[tuple[EngineRuntime, StandInContainer]]]
+
+
+@pytest.fixture
+async def launch(kind: EngineKind, engine: StandInEngine) -> AsyncIterator[Launch]:
+    """Launches runtimes, each with its container, and stops them."""
+    made: list[EngineRuntime] = []
+
+    async def launched() -> tuple[EngineRuntime, StandInContainer]:
+        runtime = await kind.launch("image", None, name="test", ended=_ignored)
+        made.append(runtime)
+        return runtime, engine.containers[runtime.container]
+
+    yield launched
+    await asyncio.gather(*(each.stop() for each in made))
+
+
+def _ignored(_runtime: PooledRuntime) -> None:
+    """Nobody counts."""
+
+
+async def sh(runtime: EngineRuntime, line: str, *, wall_s: float = 20.0) -> CommandEnd:
+    return await runtime.exec(RuntimeCommand(argv=("/bin/sh", "-c", line), cwd=".", wall_s=wall_s))
+
+
+async def test_commands_have_output_an_end_and_limits(launch: Launch) -> None:
+    runtime, container = await launch()
+    end = await runtime.exec(
+        RuntimeCommand(argv=("sh", "-c", "cat; echo $A >&2; exit 3"), stdin=b"in\n", environment={"A": "b=c"}, cwd=".")
+    )
+    assert (end.exit_code, end.stdout, end.stderr, end.cut) == (3, b"in\n", b"b=c\n", False)
+    much = await runtime.exec(RuntimeCommand(argv=("sh", "-c", "yes | head -c 99999"), output_bytes=1024, cwd="."))
+    assert (len(much.stdout), much.cut, much.stderr) == (1024, True, b"")
+    slow = await sh(runtime, "echo begun; sleep 60 & sleep 61", wall_s=0.2)
+    assert (slow.timed_out, slow.exit_code, slow.signal, slow.stdout) == (True, None, 9, b"begun\n")
+    assert any(order.isdigit() for order in container.orders), "its first process is told whom to kill"
+    assert (await sh(runtime, "exec >&- 2>&-; sleep 0.1; exit 4")).exit_code == 4, "it may print nothing any more"
+    with pytest.raises(RuntimeRefused, match="write it into a file"):
+        await sh(runtime, "x" * 200_000)
+
+
+async def test_a_command_that_is_given_up_is_killed(launch: Launch) -> None:
+    runtime, container = await launch()
+    running = asyncio.ensure_future(sh(runtime, "sleep 60"))
+    await eventually(lambda: bool(container.running))
+    await asyncio.sleep(0.1)  # until its process id has come
+    (process,) = container.running
+    running.cancel()
+    assert await process.wait() == -9
+
+
+async def test_files_go_in_and_out_and_what_differs_is_a_snapshot(
+    launch: Launch, kind: EngineKind, engine: StandInEngine
+) -> None:
+    runtime, container = await launch()
+    await runtime.copy_in({"work/a/one": RuntimeFile(b"1", 0o640), "work/a/link": RuntimeFile(link="one")})
+    (container.root / "work/changed").write_bytes(b"new")
+    os.mkfifo(container.root / "work/pipe")
+    assert await runtime.copy_out("work") == {
+        "a/one": RuntimeFile(b"1", 0o640), "a/link": RuntimeFile(b"", 0o777, "one"), "changed": RuntimeFile(b"new")
+    }  # fmt: skip
+    assert await runtime.copy_out("work/a/link") == {"": RuntimeFile(b"1", 0o640)}, "a link is followed"
+    for path, why in (("none", "No such file"), ("work/pipe", "neither a file"), ("a\0b", "UTF-8")):
+        with pytest.raises(RuntimeRefused, match=f"cannot be read: .*{why}"):
+            await runtime.copy_out(path)
+    with pytest.raises(RuntimeRefused, match="work cannot be read: more than 3 bytes"):
+        await runtime.copy_out("work", most_bytes=3)
+    with pytest.raises(RuntimeRefused, match="No space left"):
+        await runtime.copy_in({"work/big": bytes(2 << 20)})
+
+    told = {"/work": 0, "/work/a": 1, "/work/a/one": 1, "/work/a/link": 1, "/work/changed": 0, "/etc/gone": 2,
+            "/home": 2, "/etc/hosts": 0, "/dev/null": 1}  # fmt: skip
+    container.changes = [{"Path": path, "Kind": what} for path, what in told.items()]
+    snapshot = await runtime.snapshot()
+    assert snapshot.entries == (
+        ("whiteout", "etc/gone", 0, b""), ("folder", "home", 0o755, b"y"), ("folder", "work", 0o755, b""),
+        ("folder", "work/a", 0o755, b""), ("link", "work/a/link", 0o777, b"one"), ("file", "work/a/one", 0o640, b"1"),
+        ("file", "work/changed", 0o644, b"new"),
+    )  # fmt: skip
+    container.changes.append({"Path": "/work/large", "Kind": 1})
+    (container.root / "work/large").write_bytes(bytes(2 << 20))
+    with pytest.raises(RuntimeRefused, match="no snapshot can be taken: more than 1048576 bytes"):
+        await runtime.snapshot()
+
+
+async def test_walls_are_asked_for(launch: Launch) -> None:
+    _, container = await launch()
+    host = container.settings["HostConfig"]
+    assert isinstance(host, dict)
+    expected = {
+        "NetworkMode": "none", "CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges"], "Privileged": False,
+        "Memory": 128 << 20, "MemorySwap": 128 << 20, "PidsLimit": 24 + 16, "NanoCpus": 10**9, "IpcMode": "private",
+        "LogConfig": {"Type": "none", "Config": {}},
+    }  # fmt: skip
+    assert {name: host[name] for name in expected} == expected
+    assert "Binds" not in host
+    assert "Mounts" not in host
+    asked = container.settings
+    assert (asked["Image"], asked["User"]) == ("sha256:image", f"{os.getuid()}:{os.getgid()}")
+    assert (asked["NetworkDisabled"], asked["StdinOnce"], asked["Env"]) == (True, True, ["HOME=/home/agent"])
+    assert "StorageOpt" not in host, "this storage cannot"
+
+
+async def test_storage_that_limits_a_disk_is_asked_to(engine: StandInEngine) -> None:
+    engine.refuses_quota = False
+    kind = EngineKind(config_of(engine))
+    await kind.open({"image"})
+    runtime = await kind.launch("image", None, name="test", ended=_ignored)
+    host = engine.containers[runtime.container].settings["HostConfig"]
+    assert isinstance(host, dict)
+    assert host["StorageOpt"] == {"size": "1M"}
+    await runtime.stop()
+    await kind.close()
+    assert not engine.containers, "the probe is gone, too"
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_kind, "_DISK_LOOK_S", 0.01)
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_what_writes_too_much_is_ended(launch: Launch) -> None:
+    runtime, container = await launch()
+    container.written = 1 << 20
+    other, _ = await launch()
+    running = asyncio.ensure_future(sh(runtime, "sleep 60"))
+    await eventually(lambda: bool(container.running))
+    container.written += 1
+    with pytest.raises(RuntimeEnded, match="it wrote more than 1 MiB"):
+        await running
+    assert (await sh(other, "echo works")).stdout == b"works\n"
+
+
+async def test_why_a_container_ended_is_told_apart(launch: Launch, engine: StandInEngine) -> None:
+    cases: list[tuple[Callable[[StandInContainer], None], type[Exception], str]] = [
+        (lambda container: container.end(137), RuntimeLost, "its container was killed"),
+        (lambda container: container.end(0), RuntimeEnded, "it was ended from inside"),
+        (lambda container: container.end(139), RuntimeEnded, "it was ended from inside"),
+        (lambda container: container.end(137, killed_for_memory=True), RuntimeEnded, "it had no memory left"),
+    ]
+    for end, error, why in cases:
+        runtime, container = await launch()
+        running = asyncio.ensure_future(sh(runtime, "sleep 60"))
+        await eventually(partial(bool, container.running))
+        end(container)
+        with pytest.raises(error, match=why):
+            await running
+        with pytest.raises(error, match=why):
+            await runtime.copy_out("work")
+        assert not runtime.stands
+    runtime, container = await launch()
+    del engine.containers[runtime.container]
+    with pytest.raises(RuntimeLost, match="No such container"):
+        await runtime.snapshot()
+
+
+async def test_a_kill_for_want_of_memory_is_told_of_the_command_and_is_not_the_cause_of_a_later_death(
+    launch: Launch, engine: StandInEngine
+) -> None:
+    runtime, container = await launch()
+    await engine.heard()
+    running = asyncio.ensure_future(sh(runtime, "kill -9 $$"))
+    await eventually(lambda: "json" in engine.asked[-1] and "/exec/" in engine.asked[-1])
+    await engine.tell_of_memory(runtime.container)
+    end = await running
+    assert (end.starved, end.signal, end.exit_code) == (True, 9, None)
+    later = await sh(runtime, "kill -9 $$")
+    assert (later.starved, later.exit_code) == (False, 137)
+    container.end(137, killed_for_memory=True)
+    with pytest.raises(RuntimeLost, match="its container was killed"):
+        await sh(runtime, "true")
+
+
+async def test_room_is_made_for_a_command_that_cannot_start_and_then_it_is_the_runtimes_end(
+    launch: Launch, engine: StandInEngine
+) -> None:
+    runtime, container = await launch()
+    engine.cannot_start = ["OCI runtime exec failed: resource temporarily unavailable"]
+    assert (await sh(runtime, "echo works")).stdout == b"works\n"
+    assert "all" in container.orders
+    engine.cannot_start = ["OCI runtime exec failed: no /bin/sh"] * 2
+    with pytest.raises(RuntimeEnded, match=r"no command can be started in it any more: .*no /bin/sh"):
+        await sh(runtime, "true")
+    other, _ = await launch()
+    engine.cannot_start = ["the disk of the engine is full"] * 2
+    with pytest.raises(RuntimeLost, match="is given up: the disk of the engine is full"):
+        await sh(other, "true")
+
+
+async def test_an_engine_that_dies_is_nobodys_fault_and_what_it_kept_is_removed_when_it_is_back(
+    kind: EngineKind, launch: Launch, engine: StandInEngine
+) -> None:
+    runtime, container = await launch()
+    running = asyncio.ensure_future(sh(runtime, "sleep 60"))
+    await eventually(lambda: bool(container.running))
+    await engine.die()
+    with pytest.raises(RuntimeLost, match="the container engine"):
+        await running
+    await runtime.stop()
+    with pytest.raises(RuntimeLost, match="cannot be started: the container engine at"):
+        await launch()
+    assert list(engine.containers) == [runtime.container]
+    await engine.start()
+    other, _ = await launch()
+    assert list(engine.containers) == [other.container]
+    assert (await sh(other, "echo works")).stdout == b"works\n"
+
+
+async def test_a_lifetime_ends_a_runtime(engine: StandInEngine) -> None:
+    kind = EngineKind(config_of(engine, limits=LIMITS.model_copy(update={"lifetime_s": 0.3})))
+    await kind.open({"image"})
+    runtime = await kind.launch("image", None, name="test", ended=_ignored)
+    runtime.age_from_now()
+    with pytest.raises(RuntimeEnded, match=r"its time was over after 0.3 s"):
+        await sh(runtime, "sleep 60")
+    await runtime.stop()
+    await kind.close()
+
+
+async def test_leftovers_of_services_that_have_ended_are_removed_and_no_others(engine: StandInEngine) -> None:
+    mine = Owner.this()
+    gone = Owner(namespace=mine.namespace, pid=mine.pid, started=mine.started + 1)
+    elsewhere = Owner(namespace=mine.namespace + 1, pid=mine.pid, started=1)
+    made = {
+        name: engine.make(name, {"Labels": {label: value}})
+        for name, label, value in (
+            ("gone", LABEL, gone.mark), ("living", LABEL, mine.mark), ("elsewhere", LABEL, elsewhere.mark),
+            ("ended", LABEL, elsewhere.mark), ("somebody's", "other", gone.mark),
+        )
+    }  # fmt: skip
+    for name in ("gone", "living", "elsewhere"):
+        engine.containers[made[name]].state = "running"
+    engine.containers[made["ended"]].created = int(time.time()) - 3600
+    kind = EngineKind(config_of(engine))
+    await kind.open(set())
+    await kind.close()
+    assert set(engine.removed) == {made["gone"], made["ended"]}
+
+
+async def test_what_is_missing_is_said_at_the_start(engine: StandInEngine, tmp_path: Path) -> None:
+    nowhere = EngineConfig(socket=tmp_path / "none.sock")
+    pool = RuntimePool(RuntimesConfig(kind="engine", engine=nowhere))
+    pool.need("python:3.11-slim")
+    with pytest.raises(CannotIsolate, match=r"kind is 'engine', and no container engine answers: .*none.sock.*; start"):
+        await pool.open()
+    with pytest.raises(
+        ImageFault, match=r"'host' is this machine's own programs.*engine.images = \{host = \"IMAGE\"\}"
+    ):
+        pool.need("host")
+    engine.images["disk"] = {"Id": "sha256:disk", "Config": {"Volumes": {"/data": {}}}}
+    for image, why in (("absent", "has no image 'absent': pull"), ("disk", r"has volumes \(/data\)")):
+        pool = RuntimePool(config_of(engine))
+        pool.need(image)
+        with pytest.raises(ImageFault, match=why):
+            await pool.open()
+    pool = RuntimePool(config_of(engine, engine=EngineConfig(socket=engine.socket, user="4711:4711")))
+    pool.need("image")
+    with pytest.raises(CannotIsolate, match=r"the walls of runtimes do not hold here: it runs as user"):
+        await pool.open()
+    assert not engine.containers
+    engine.security = ["name=seccomp,profile=unconfined"]
+    with pytest.raises(CannotIsolate, match="filters no system calls"):
+        await RuntimePool(config_of(engine)).open()
