@@ -14,7 +14,7 @@ from env_service.builtin.computer import ComputerEnvironment, ComputerOptions, C
 from env_service.builtin.computer_tools import WORK, told
 from env_service.environments.interface import EnvironmentUnavailable
 from env_service.environments.task_files import TaskFileError
-from env_service.runtimes.config import EngineConfig, RuntimesConfig
+from env_service.runtimes.config import ContainerEngineConfig, RuntimesConfig
 from env_service.runtimes.images import HOST, ImageFault
 from env_service.runtimes.interface import CommandEnd, RuntimeCommand, RuntimeEnded, RuntimeFile, RuntimeRefused
 from env_service.runtimes.pool import RuntimePool, use_runtimes
@@ -49,7 +49,7 @@ def main(words: Sequence[str], *, out: TextIO = sys.stdout) -> int:
 
 
 async def _checked(given: argparse.Namespace, out: TextIO) -> int:
-    engine = EngineConfig(socket=given.socket, user=given.user)
+    engine = ContainerEngineConfig(socket=given.socket, user=given.user)
     pool = use_runtimes(RuntimePool(RuntimesConfig(kind=given.kind, folder=given.images, engine=engine)))
     pool.need(given.image)
     source = ComputerEnvironment.tasks(ComputerOptions(train_file=given.file))

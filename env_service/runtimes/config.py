@@ -24,7 +24,7 @@ class RuntimeLimits(ConfigModel):
     lifetime_s: float = Field(3600.0, gt=0, description="a runtime ends after so long in any case, in seconds")
 
 
-class EngineConfig(ConfigModel):
+class ContainerEngineConfig(ConfigModel):
     """Of the kind `engine`: containers of Docker or Podman."""
 
     socket: Path = Field(
@@ -72,4 +72,4 @@ class RuntimesConfig(ConfigModel):
         "auto", description="folder below which cgroups are made; auto: the service's own cgroup; off: none are made"
     )
     limits: RuntimeLimits = RuntimeLimits()
-    engine: EngineConfig = EngineConfig()
+    engine: ContainerEngineConfig = ContainerEngineConfig()

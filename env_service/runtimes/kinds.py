@@ -37,7 +37,7 @@ class RuntimeKind(Protocol):
     """Prints a line for each wall that does not hold, and ends with 0."""
 
     remedy: str
-    """What to do where walls do not hold."""
+    """Advice where walls do not hold."""
 
     memory_mib: int
     """Memory that each runtime counts for, in MiB."""

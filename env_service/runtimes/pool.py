@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from env_service.runtimes.bubblewrap_kind import BubblewrapKind
 from env_service.runtimes.config import RuntimesConfig
-from env_service.runtimes.engine.kind import EngineKind
+from env_service.runtimes.engine_kind import EngineKind
 from env_service.runtimes.images import HOST, RuntimesOff
 from env_service.runtimes.interface import (
     CommandEnd,

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from env_service.builtin import computer_check
-from env_service.runtimes.config import EngineConfig, RuntimeLimits, RuntimesConfig
-from env_service.runtimes.engine.api import EngineApi
-from env_service.runtimes.engine.kind import LABEL
+from env_service.runtimes.config import ContainerEngineConfig, RuntimeLimits, RuntimesConfig
+from env_service.runtimes.engine_api import EngineApi
+from env_service.runtimes.engine_kind import LABEL
 from env_service.runtimes.interface import (
     CommandEnd,
     Runtime,
@@ -117,7 +117,7 @@ def python_image(engine: ContainerEngine) -> str:
 
 
 def config_of(socket: Path, image: str, **changed: object) -> RuntimesConfig:
-    engine = EngineConfig(socket=socket, images={"host": image})
+    engine = ContainerEngineConfig(socket=socket, images={"host": image})
     return RuntimesConfig(kind="engine", spare=0, limits=LIMITS, engine=engine).model_copy(update=changed)
 
 
@@ -210,7 +210,7 @@ async def test_files_go_in_and_out_and_a_fork_begins_with_them(pool: RuntimePool
 
 
 async def test_what_is_removed_or_replaced_of_the_image_is_so_in_a_fork(socket_of: Path, python_image: str) -> None:
-    engine = EngineConfig(socket=socket_of, images={"host": python_image}, user="0:0")
+    engine = ContainerEngineConfig(socket=socket_of, images={"host": python_image}, user="0:0")
     pool = RuntimePool(config_of(socket_of, python_image, engine=engine))
     try:
         runtime = await pool.start("host")

@@ -69,7 +69,7 @@ class _Request:
 
 
 class StandInEngine:
-    """What the engine has, by which a test sees and says everything. `refuses` and `cannot_start` are messages."""
+    """The engine. A test sees and says everything by its attributes; `cannot_start` are messages."""
 
     def __init__(self, socket: Path, folder: Path) -> None:
         self.socket = socket

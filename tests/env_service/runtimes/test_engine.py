@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from env_service.runtimes.config import EngineConfig, RuntimeLimits, RuntimesConfig
-from env_service.runtimes.engine import kind as engine_kind
-from env_service.runtimes.engine.kind import LABEL, EngineKind
-from env_service.runtimes.engine.runtime import EngineRuntime
+from env_service.runtimes import engine_kind
+from env_service.runtimes.config import ContainerEngineConfig, RuntimeLimits, RuntimesConfig
+from env_service.runtimes.engine_kind import LABEL, EngineKind
+from env_service.runtimes.engine_runtime import EngineRuntime
 from env_service.runtimes.images import ImageFault
 from env_service.runtimes.interface import (
     CommandEnd,
@@ -39,7 +39,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[StandInEngine]:
 
 
 def config_of(server: StandInEngine, **changed: object) -> RuntimesConfig:
-    settings = EngineConfig(socket=server.socket, user=f"{os.getuid()}:{os.getgid()}")
+    settings = ContainerEngineConfig(socket=server.socket, user=f"{os.getuid()}:{os.getgid()}")
     return RuntimesConfig(kind="engine", spare=0, limits=LIMITS, engine=settings).model_copy(update=changed)
 
 
@@ -292,7 +292,7 @@ async def test_leftovers_of_services_that_have_ended_are_removed_and_no_others(e
 
 
 async def test_what_is_missing_is_said_at_the_start(engine: StandInEngine, tmp_path: Path) -> None:
-    nowhere = EngineConfig(socket=tmp_path / "none.sock")
+    nowhere = ContainerEngineConfig(socket=tmp_path / "none.sock")
     pool = RuntimePool(RuntimesConfig(kind="engine", engine=nowhere))
     pool.need("python:3.11-slim")
     with pytest.raises(CannotIsolate, match=r"kind is 'engine', and no container engine answers: .*none.sock.*; start"):
@@ -307,7 +307,7 @@ async def test_what_is_missing_is_said_at_the_start(engine: StandInEngine, tmp_p
         pool.need(image)
         with pytest.raises(ImageFault, match=why):
             await pool.open()
-    pool = RuntimePool(config_of(engine, engine=EngineConfig(socket=engine.socket, user="4711:4711")))
+    pool = RuntimePool(config_of(engine, engine=ContainerEngineConfig(socket=engine.socket, user="4711:4711")))
     pool.need("image")
     with pytest.raises(CannotIsolate, match=r"the walls of runtimes do not hold here: it runs as user"):
         await pool.open()

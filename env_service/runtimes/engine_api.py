@@ -53,35 +53,35 @@ class EngineRefused(EngineError):
         self.message = message
 
 
-class _Told(BaseModel):
+class _EngineAnswer(BaseModel):
     """The base of answers, of which a few fields are of interest."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class EngineInfo(_Told):
+class EngineInfo(_EngineAnswer):
     """Of `/info`: what the engine has."""
 
     SecurityOptions: tuple[str, ...] | None = None
     OSType: str = ""
 
 
-class ImageSettings(_Told):
-    """What an image says of its containers."""
+class ImageSettings(_EngineAnswer):
+    """Settings of an image for its containers."""
 
     Env: tuple[str, ...] | None = None
     Volumes: dict[str, object] | None = None
 
 
-class ImageTold(_Told):
+class ImageDescription(_EngineAnswer):
     """Of `/images/NAME/json`."""
 
     Id: str
     Config: ImageSettings | None = None
 
 
-class ContainerState(_Told):
-    """How a container is, or how it ended."""
+class ContainerState(_EngineAnswer):
+    """State of a container, or of its end."""
 
     Running: bool = False
     OOMKilled: bool = False
@@ -89,13 +89,13 @@ class ContainerState(_Told):
     Error: str = ""
 
 
-class ContainerTold(_Told):
+class ContainerDescription(_EngineAnswer):
     """Of `/containers/ID/json`."""
 
     State: ContainerState
 
 
-class ListedContainer(_Told):
+class ListedContainer(_EngineAnswer):
     """A line of `/containers/json`. `SizeRw` are the bytes that it wrote, `Created` is in seconds since 1970."""
 
     Id: str
@@ -105,14 +105,14 @@ class ListedContainer(_Told):
     SizeRw: int | None = None
 
 
-class ExecTold(_Told):
+class ExecDescription(_EngineAnswer):
     """Of `/exec/ID/json`."""
 
     Running: bool
     ExitCode: int | None = None
 
 
-class PathTold(_Told):
+class PathDescription(_EngineAnswer):
     """A path of a container: `mode` as Go writes it, `linkTarget` where a link leads to at last, inside."""
 
     name: str = ""
@@ -136,24 +136,24 @@ class PathTold(_Told):
         return self.mode & 0o777 | sum(bit for at, bit in special if self.mode >> at & 1)
 
 
-class Change(_Told):
+class Change(_EngineAnswer):
     """A path that differs from the image: 0 changed, 1 added, 2 removed."""
 
     Path: str
     Kind: int
 
 
-class _Id(_Told):
+class _Id(_EngineAnswer):
     Id: str
 
 
-class _StatusCode(_Told):
+class _StatusCode(_EngineAnswer):
     StatusCode: int
 
 
-_INFO, _IMAGE = TypeAdapter(EngineInfo), TypeAdapter(ImageTold)
-_CONTAINER, _EXEC = TypeAdapter(ContainerTold), TypeAdapter(ExecTold)
-_ID, _CODE, _PATH = TypeAdapter(_Id), TypeAdapter(_StatusCode), TypeAdapter(PathTold)
+_INFO, _IMAGE = TypeAdapter(EngineInfo), TypeAdapter(ImageDescription)
+_CONTAINER, _EXEC = TypeAdapter(ContainerDescription), TypeAdapter(ExecDescription)
+_ID, _CODE, _PATH = TypeAdapter(_Id), TypeAdapter(_StatusCode), TypeAdapter(PathDescription)
 _CONTAINERS = TypeAdapter(tuple[ListedContainer, ...])
 _CHANGES = TypeAdapter(tuple[Change, ...] | None)
 
@@ -185,10 +185,10 @@ class EngineApi:
         self._version = "/v{}.{}".format(*min(theirs, _NEWEST))
 
     async def info(self) -> EngineInfo:
-        """What the engine has."""
+        """Describe the engine."""
         return _parsed(_INFO, await self._read("GET", "/info"))
 
-    async def image(self, name: str) -> ImageTold:
+    async def image(self, name: str) -> ImageDescription:
         """An image by its name. Raises EngineRefused with 404 if there is none."""
         return _parsed(_IMAGE, await self._read("GET", f"/images/{quote(name, safe='/:@')}/json"))
 
@@ -206,7 +206,7 @@ class EngineApi:
         await self._read("POST", f"/containers/{container}/start")
 
     async def state(self, container: str) -> ContainerState:
-        """How it is."""
+        """Describe a container's state."""
         return _parsed(_CONTAINER, await self._read("GET", f"/containers/{container}/json")).State
 
     async def wait(self, container: str) -> int:
@@ -230,8 +230,8 @@ class EngineApi:
         """Paths that differ from the image."""
         return _parsed(_CHANGES, await self._read("GET", f"/containers/{container}/changes")) or ()
 
-    async def path(self, container: str, path: str) -> PathTold | None:
-        """What is at a path, the last link not followed; None if there is nothing."""
+    async def path(self, container: str, path: str) -> PathDescription | None:
+        """Describe what is at a path, the last link not followed; None if there is nothing."""
         try:
             async with self._call("HEAD", _archive(container), {"path": path}, within_s=ANSWER_S) as answer:
                 return _parsed(_PATH, base64.b64decode(answer.headers.get(_STAT, "")))
@@ -274,8 +274,8 @@ class EngineApi:
         """Prepare a command; its id."""
         return _parsed(_ID, await self._read("POST", f"/containers/{container}/exec", {}, settings)).Id
 
-    async def exec_state(self, command: str) -> ExecTold:
-        """How a command is."""
+    async def exec_state(self, command: str) -> ExecDescription:
+        """Describe a command's state."""
         return _parsed(_EXEC, await self._read("GET", f"/exec/{command}/json"))
 
     @asynccontextmanager

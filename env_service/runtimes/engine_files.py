@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from env_service.runtimes.archives import OVERHEAD, pack_archive, unpack_archive
-from env_service.runtimes.engine.api import Change, EngineApi
+from env_service.runtimes.engine_api import Change, EngineApi
 from env_service.runtimes.interface import RuntimeRefused
 from env_service.runtimes.tree import FOLDER, MAX_ENTRIES, WHITEOUT, TooLarge, TreeEntry
 
@@ -59,7 +59,7 @@ class ContainerFiles:
         return entries
 
     async def differing(self) -> list[TreeEntry]:
-        """What differs from the image, folders before what is in them."""
+        """Entries that differ from the image, folders before what is in them."""
         changes = {each.Path.strip("/"): each.Kind for each in await self.api.changes(self.container) if _counts(each)}
         if len(changes) > MAX_ENTRIES:
             raise TooLarge(self.disk_bytes)
@@ -110,7 +110,7 @@ class ContainerFiles:
                 await self.api.write(self.container, archive, replaces_folders=replaces_folders)
 
     async def _missing(self, folders: Iterable[str]) -> list[str]:
-        """Those folders that there are not, in order; what is below such a one is not asked for."""
+        """Folders of these that are missing, in order; what is below such a one is not asked for."""
         missing: set[str] = set()
         for path in sorted(folders, key=lambda path: path.split("/")):
             if (

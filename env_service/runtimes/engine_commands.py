@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from env_service.runtimes.engine.api import ANSWER_S, EngineApi, EngineStream, EngineUnreachable
+from env_service.runtimes.engine_api import ANSWER_S, EngineApi, EngineStream, EngineUnreachable
 from env_service.runtimes.interface import RuntimeCommand
 
 KILLED = 137
@@ -31,7 +31,7 @@ class DoesNotEnd(Exception):
 
 @dataclass
 class CommandOutput:
-    """What is kept of a command's output, and its process id in the container, which comes first."""
+    """Output of a command as far as it is kept, and its process id in the container, which comes first."""
 
     most: int
     pid: str = ""

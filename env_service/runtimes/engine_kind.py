@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping, Set
 
 from env_service.runtimes.config import RuntimesConfig
-from env_service.runtimes.engine.api import EngineApi, EngineError, EngineRefused, ImageTold, ListedContainer
-from env_service.runtimes.engine.runtime import FIRST, ContainerLaunch, EngineRuntime
+from env_service.runtimes.engine_api import EngineApi, EngineError, EngineRefused, ImageDescription, ListedContainer
+from env_service.runtimes.engine_runtime import FIRST, ContainerLaunch, EngineRuntime
 from env_service.runtimes.images import HOME, HOST, ImageFault
 from env_service.runtimes.interface import RuntimeCommand, RuntimeLost, RuntimeSnapshot
 from env_service.runtimes.kinds import WITHOUT, Ended, PooledRuntime
@@ -139,7 +139,7 @@ class EngineKind:
         return known.get(image, image)
 
     async def _settings_of(self, image: str) -> Mapping[str, object]:
-        """What containers of an image are made with. Raises ImageFault and EngineError."""
+        """Settings with which containers of an image are made. Raises ImageFault and EngineError."""
         name = self._name_of(image)
         async with self._asking:
             if image not in self._settings:
@@ -229,7 +229,7 @@ def _with_quota(settings: Mapping[str, object], config: RuntimesConfig) -> Mappi
     return {**settings, "HostConfig": {**host, "StorageOpt": {"size": f"{config.limits.disk_mib}M"}}}
 
 
-def _settings(config: RuntimesConfig, image: ImageTold, *, mark: str) -> Mapping[str, object]:
+def _settings(config: RuntimesConfig, image: ImageDescription, *, mark: str) -> Mapping[str, object]:
     set_there = {each.partition("=")[0] for each in (image.Config and image.Config.Env) or ()}
     usual = {"HOME": HOME, "LANG": "C.UTF-8"}
     return {

@@ -19,8 +19,8 @@ from typing import TypeVar
 from env_service.runtimes.archives import ArchiveFault
 from env_service.runtimes.asking import bounds, check_command, entry_of, files_of
 from env_service.runtimes.config import RuntimeLimits
-from env_service.runtimes.engine.api import EngineApi, EngineError, EngineRefused, EngineStream
-from env_service.runtimes.engine.commands import (
+from env_service.runtimes.engine_api import EngineApi, EngineError, EngineRefused, EngineStream
+from env_service.runtimes.engine_commands import (
     KILLED,
     DoesNotEnd,
     DoesNotStart,
@@ -28,7 +28,7 @@ from env_service.runtimes.engine.commands import (
     run_command,
     wrapped,
 )
-from env_service.runtimes.engine.files import ContainerFiles, checked_path, removed
+from env_service.runtimes.engine_files import ContainerFiles, checked_path, removed
 from env_service.runtimes.interface import (
     CommandEnd,
     RuntimeCommand,
