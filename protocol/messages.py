@@ -55,8 +55,8 @@ class EnvironmentInfo(WireModel):
     equal size, the easiest first. `parts` are those of a mix, in the order of the tasks, whose shares a learner keeps
     that draws tasks of its own choice; none, if each level is one. `chat_template` is the fingerprint of the policy's
     template with what the environment tells it; empty if it tells it nothing of its own. `no_greedy_answer` says why no
-    greedy answer to its tasks can be sampled; empty if one can. `teacher_hint`: all groups of training tasks have a
-    prompt for a teacher that is shown more than the policy. `most_leases` of it run at once in this env_service at
+    greedy answer to its tasks can be sampled; empty if one can. `teacher_hint`: all groups of training tasks can
+    have a prompt for a teacher that is shown more than the policy. `most_leases` of it run at once in this env_service at
     most; None: as many as there is room for.
     """
 
@@ -153,7 +153,8 @@ class Lease(WireModel):
 
     `trace` is the context of its trace, as in the header `traceparent`; empty if it is not traced. `routed_experts`
     asks for those of its tokens, where generators can tell them. With `greedy_baseline` one more answer is sampled, at
-    temperature 0, beside the `group_size` that `sampling` is of.
+    temperature 0, beside the `group_size` that `sampling` is of. With `teacher_prompt` the group is to have the prompt
+    of a teacher that is shown more than the policy.
     """
 
     incarnation: int = Field(ge=1)
@@ -169,6 +170,7 @@ class Lease(WireModel):
     trace: str = Field(default="", max_length=64, exclude_if=lambda text: not text)
     routed_experts: bool = Field(default=False, exclude_if=lambda asked: not asked)
     greedy_baseline: bool = Field(default=False, exclude_if=lambda asked: not asked)
+    teacher_prompt: bool = Field(default=False, exclude_if=lambda asked: not asked)
 
 
 class LeaseGrant(Message):

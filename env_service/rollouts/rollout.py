@@ -499,9 +499,9 @@ class Rollout:
 
 
 def _teacher_prompt(lease: Lease, opened: _OpenEnvironments, language: Language) -> tuple[int, ...] | None:
-    """The tokens of the opening with the hint for a teacher, of a training task whose rules have one."""
+    """The tokens of the opening with the hint for a teacher, if the lease asks for them and the rules have one."""
     hint, opening = language.rules.teacher_hint, opened.opening
-    if hint is None or lease.purpose != "train":
+    if hint is None or not lease.teacher_prompt:
         return None
     prompt = hinted(opening.prompt, hint, opened.task, environment=lease.environment)
     return tuple(language.tokenization.encode(prompt, tools=opening.tools, now=language.now)[1])

@@ -65,6 +65,7 @@ class GroupFlow:
             make_curriculum=options.make_curriculum,
             make_draws=options.make_draws,
             make_turns=options.make_turns,
+            teaching=options.rules.teaching,
         )
         self._rounds = FilterRounds(options.rules.filters, groups_per_step=ledger.config.groups_per_step)
         self.room = DiskRoom(waits=waits, clock=clock, failed=events.failed_write)

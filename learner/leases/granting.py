@@ -16,6 +16,7 @@ from learner.leases.part_turns import MakeTurns, PartSeats, PartTurns
 from learner.leases.task_draws import MakeDraws, TaskDraws, TaskPlaces
 from learner.leases.task_order import TaskOrder
 from learner.ledger import AttemptId, Grant, Ledger
+from learner.teachers.limits import TeachingLimits
 from protocol.generation import Sampling
 from protocol.messages import EnvironmentInfo, Lease, TaskPart
 from protocol.trajectories import TrajectoryGroup
@@ -58,10 +59,12 @@ class Granting:
         make_curriculum: MakeCurriculum = lambda levels: Curriculum(levels=levels, rules=CurriculumRules()),
         make_draws: MakeDraws | None = None,
         make_turns: MakeTurns | None = None,
+        teaching: TeachingLimits | None = None,
     ) -> None:
         self._make_curriculum = make_curriculum
         self._make_turns = make_turns
         self._make_draws = make_draws
+        self._teaching = teaching or TeachingLimits()
         self._ledger = ledger
         self._evaluator = evaluator
         self._terms = terms
@@ -254,4 +257,5 @@ class Granting:
             trace=trace,
             routed_experts=self.routed_experts,
             greedy_baseline=terms.greedy_baseline,
+            teacher_prompt=self._teaching.shown_more(environment) is not None,
         )

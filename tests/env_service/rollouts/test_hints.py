@@ -57,7 +57,7 @@ def test_a_hint_that_shows_nothing_and_one_beside_several_texts_are_refused() ->
         Rules(teacher_hint="{privileged}", history="split")
 
 
-async def test_a_group_carries_a_teachers_prompt_over_the_wire_and_an_evaluation_none(
+async def test_a_group_carries_a_teachers_prompt_over_the_wire_if_its_lease_asks_for_one(
     bench: MakeBench, model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "t.jsonl").write_text(
@@ -71,7 +71,8 @@ async def test_a_group_carries_a_teachers_prompt_over_the_wire_and_an_evaluation
     made = await bench(lambda r: [part(0, [2, END])], extra=list(catalog.build([entry]).values()))
 
     for task, hint in enumerate(("2=", "7=")):
-        finished = await made.finished(lease(environment="file", group_size=1, task_index=task))
+        asked = lease(environment="file", group_size=1, task_index=task).model_copy(update={"teacher_prompt": True})
+        finished = await made.finished(asked)
         (trajectory,) = finished.group.trajectories
         own = trajectory.token_ids[: trajectory.turns[0].completion_start].tolist()
         received = decode(encode(finished))
@@ -80,5 +81,21 @@ async def test_a_group_carries_a_teachers_prompt_over_the_wire_and_an_evaluation
         assert prompt is not None
         assert list(prompt[2:]) == own, "the policy is not shown the hint"
         assert Tokenization(model).decode([prompt]) == [f"{hint}1+1="]
-    evaluation = lease(environment="file", group_size=1, task_index=0).model_copy(update={"purpose": "evaluate"})
-    assert (await made.finished(evaluation)).group.teacher_prompt is None
+    plain = await made.finished(lease(environment="file", group_size=1, task_index=0))
+    assert plain.group.teacher_prompt is None
+
+
+async def test_a_task_without_text_for_a_hint_is_in_order_where_no_teacher_wants_it(
+    bench: MakeBench, tmp_path: Path
+) -> None:
+    row = '{"prompt": "1+1=", "verifier": "judge", "arguments": {"rubric": "short"}}\n'
+    (tmp_path / "t.jsonl").write_text(row)
+    given = {"source": "jsonl", "name": "file", "train_file": tmp_path / "t.jsonl", "chat": False}
+    entry = JsonlTasks.model_validate({**given, "teacher_hint": "{privileged}="})
+    made = await bench(lambda r: [part(0, [2, END])], extra=list(catalog.build([entry]).values()))
+    made.rewards[0].score = lambda completion, _: 0.0
+
+    granted = lease(environment="file", group_size=1, task_index=0)
+    assert (await made.finished(granted)).group.teacher_prompt is None
+    failed = await made.failed(granted.model_copy(update={"teacher_prompt": True}))
+    assert failed.reason.startswith("environment file has a teacher_hint, and the task no text for it")

@@ -79,3 +79,16 @@ async def test_an_environment_without_a_hint_for_its_teacher_is_refused_at_its_h
     async with learner(tmp_path / "evaluates", teaching=limits(POLICY), total_groups=0) as ours, ours.env("e") as env:
         await env.send(env.hello())
         await env.next(Welcome)
+
+
+async def test_leases_ask_for_a_teachers_prompt_where_a_teacher_is_shown_more(tmp_path: Path) -> None:
+    hinted = (ADDITION.model_copy(update={"teacher_hint": True}),)
+    elsewhere: dict[str, Any] = {**HINTED, "environments": ["words"]}
+    cases: list[tuple[dict[str, Any], bool]] = [(POLICY, True), (HINTED, True), (BEHIND, False), (elsewhere, False)]
+    for place, (given, asks) in enumerate(cases):
+        async with learner(tmp_path / str(place), teaching=limits(given)) as ours, ours.env("e") as env:
+            await env.send(env.hello(environments=hinted))
+            await env.next(Welcome)
+            await ours.serve(0)
+            leases = await env.leases(4)
+            assert {lease.teacher_prompt for lease in leases} == {asks}, given
