@@ -31,6 +31,7 @@ from protocol.messages import without_greedy_answer
 from services.config.agreements import ModelFolder, listened_on, places_of
 from services.config.models import ProcessConfig, RunConfig
 from services.config.options import nearest
+from services.process import WrongSettings
 from services.run_lock import holder_of, taken_text
 
 if TYPE_CHECKING:
@@ -346,11 +347,9 @@ def _learner_problems(config: ProcessConfig) -> Iterator[str]:
 
     assert isinstance(config, LearnerConfig)
     if config.algo.type == "custom":
-        from learner.algorithms.presets.custom import AlgorithmNotFound
-
         try:
-            config.algo.preset()
-        except AlgorithmNotFound as error:
+            config.preset()
+        except WrongSettings as error:
             yield f"[learner] {error}"
     if config.data.path is not None and config.learns_from_files:
         yield from _example_problems(config)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
@@ -27,8 +27,12 @@ from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import WrittenPath
 from services.cores import cores
 from services.network import check_key_settings, is_loopback, is_wildcard
+from services.process import WrongSettings
 from services.rotating_secrets import SHORTEST_TOKEN, accepted
 from services.zmq.keys import KeyFile
+
+if TYPE_CHECKING:
+    from learner.algorithms.preset import Preset
 
 _ROUNDING = 1e-9
 FROM_FILES = ("sft", "rm", "dpo", "distill")
@@ -743,6 +747,20 @@ class LearnerConfig(ProcessConfig):
         """All settings by dotted key, without secrets, and which model is in the folder, with which chat template."""
         model = fingerprint_directory(self.model).model if self.model.is_dir() else None
         return {**settings_of(self), "model_fingerprint": model, **self.run.template_fingerprint}
+
+    def preset(self) -> "Preset":
+        """The algorithm as the trainer sees it. Imports torch, and the module of an own algorithm.
+
+        Raises WrongSettings for one that cannot be had, or that does not go with other settings: of those that are
+        included, that is told by their settings alone.
+        """
+        preset = self.algo.preset()
+        if self.lag.on_lag == "mask" and (why := preset.whole_only):
+            raise WrongSettings(
+                f'lag.on_lag is "mask", and the Preset {preset.name} of algo {self.algo.type} needs whole '
+                f'trajectories: {why}. Set lag.on_lag to "wait" or "drop", or change that'
+            )
+        return preset
 
     @property
     def teacher_top(self) -> int:

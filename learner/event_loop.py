@@ -198,7 +198,7 @@ def intake_options(
 
 
 def _teacher_top(config: LearnerConfig) -> int:
-    return config.algo.preset().candidates if config.teachers else 0
+    return config.preset().candidates if config.teachers else 0
 
 
 def curriculum_of(config: LearnerConfig, *, may_write: Callable[[], None]) -> MakeCurriculum:

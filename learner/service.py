@@ -63,9 +63,11 @@ _ENDING = "then come model, summary and curves; a second Ctrl-C ends at once, an
 async def train_online(config: LearnerConfig, stop: Stop) -> None:
     """Runs the learner until its last step. A stop cancels it; its files are whole at any moment.
 
-    First the folder is taken, then the ports are bound; only then is anything in the folder touched.
+    First the algorithm is looked at, then the folder taken, then the ports are bound; only then is anything in the
+    folder touched.
     """
     folder = config.run.folder
+    config.preset()
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting_traces("learner", **config.run.traces))
         lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume is True))

@@ -194,7 +194,9 @@ class Preset:
     `components` are the reward components in `ScoredBatch.components`, by name and in order; with `turn_rewards` each
     turn's is in `ScoredBatch.turn_rewards`; with `turn_discounts` so is that of each turn that has one. A sampled
     trajectory of at least `good_reward` is a good one, whose tokens have `LossTokens.good_weights`: `weights` of the
-    good ones alone. `greedy_baseline`: it wants `ScoredBatch.greedy_rewards`. `rests_on_advantages`: a token of
+    good ones alone. `greedy_baseline`: it wants `ScoredBatch.greedy_rewards`. `whole_trajectories`: its advantages
+    look at tokens or turns beyond a trajectory's reward, so that those which are too old may not leave by themselves;
+    with `turn_rewards`, `turn_discounts` and `greedy_baseline` that is so anyway. `rests_on_advantages`: a token of
     advantage 0 has no gradient. `value_clip` is for the critic's loss; `candidates`: how many tokens a local teacher is
     asked for at each position.
     """
@@ -215,9 +217,21 @@ class Preset:
     turn_discounts: bool = False
     good_reward: float | None = None
     greedy_baseline: bool = False
+    whole_trajectories: bool = False
     rests_on_advantages: bool = False
     value_clip: float | None = None
     candidates: int = 0
+
+    @property
+    def whole_only(self) -> str:
+        """Reason why tokens that are too old may not leave the loss by themselves; empty where they may."""
+        if self.turn_rewards:
+            return "it has turn_rewards, and of turns whose tokens are too old the last one would have the rewards"
+        if self.turn_discounts:
+            return "it has turn_discounts, and of turns whose tokens are too old the rewards would come with others"
+        if self.greedy_baseline:
+            return "the greedy answer would be older than what is known of who sampled it"
+        return "it has whole_trajectories" if self.whole_trajectories else ""
 
 
 @dataclass(frozen=True)

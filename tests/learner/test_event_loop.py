@@ -1,10 +1,15 @@
 """The learner's parts as its configuration makes them, and settings that are refused."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from learner.algorithms.preset import Preset
+from learner.algorithms.presets.grpo import GrpoConfig
+from learner.algorithms.presets.registry import ALGORITHMS, STREAMED
 from learner.config import LearnerConfig, RolloutConfig
 from learner.event_loop import commit_limit_s, draws_of, group_filter, priors_of, publisher_options
 from learner.leases.filters import GroupFilter
@@ -13,6 +18,7 @@ from learner.leases.task_draws import TaskPlaces
 from learner.leases.task_priors import PriorsFault
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard
+from services.process import WrongSettings
 
 
 def learner_config(algo: str = "grpo", **rollouts: object) -> LearnerConfig:
@@ -188,6 +194,45 @@ def test_old_tokens_do_not_leave_a_loss_that_needs_them(
     assert made("wait").lag.on_lag == "wait"
     with pytest.raises(ValidationError, match=said):
         made("mask")
+
+
+def of_turns(*, name: str) -> Preset:
+    """An own algorithm whose Preset has what `name` says."""
+    said: dict[str, Any] = {name: True}
+    return replace(GrpoConfig().preset(), name="mine", **said)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("turn_rewards", "it has turn_rewards, and of turns whose tokens are too old the last one"),
+        ("turn_discounts", "it has turn_discounts, and of turns"),
+        ("whole_trajectories", "it has whole_trajectories"),
+    ],
+)
+def test_old_tokens_do_not_leave_an_own_loss_whose_preset_needs_them(named: str, said: str) -> None:
+    def made(on_lag: str, name: str = named) -> LearnerConfig:
+        algo = {"type": "custom", "path": f"{__name__}:of_turns", "options": {"name": name}}
+        return LearnerConfig.model_validate({"model": "m", "algo": algo, "lag": {"on_lag": on_lag}})
+
+    assert made("mask", "samples_policy").preset().name == "mine"
+    assert made("wait").preset().whole_only
+    with pytest.raises(WrongSettings, match=f"the Preset mine of algo custom needs whole trajectories: {said}"):
+        made("mask").preset()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"type": name} for name, made in ALGORITHMS.items() if made in STREAMED and name != "gdpo"),
+        {"type": "gigpo", "turn_rewards": True},
+        {"type": "hgpo", "turn_rewards": True},
+        {"type": "grpo", "turn_discount": 0.9},
+    ],
+)
+def test_presets_need_whole_trajectories_where_their_settings_say_so(given: dict[str, object]) -> None:
+    algo = ALGORITHMS[str(given["type"])].model_validate(given)
+    assert bool(algo.preset().whole_only) == bool(algo.whole_only)
 
 
 @pytest.mark.parametrize("algo", ["grpo", "gigpo", "hgpo", "ppo"])

@@ -22,7 +22,7 @@ from learner.training.trainer_thread import TrainerThread
 from protocol.model import PolicyVersion
 from services.http.server import AddressInUse
 from services.http.waiting import Waiting
-from services.process import Stop
+from services.process import Stop, WrongSettings
 from services.run_lock import FolderTaken, RunLock
 from tests.learner.reports.test_run_records import BOOKS, evaluated, record, run_of_two_steps, step_metrics, two_groups
 from tests.learner.training.tiny_model import write_tiny_llama
@@ -103,6 +103,15 @@ def test_a_taken_port_is_noticed_before_anything_is_touched(config: LearnerConfi
             asyncio.run(service.train_online(config.model_copy(update={"http": http}), Stop()))
     assert [path.name for path in config.run.directory.iterdir()] == ["run"], "nothing was moved aside"
     assert (config.run.folder / "incarnation").read_text() == "1\n"
+
+
+def test_an_own_algorithm_that_does_not_fit_is_refused_before_anything_is_touched(config: LearnerConfig) -> None:
+    algo = {"type": "custom", "path": "tests.learner.test_event_loop:of_turns", "options": {"name": "turn_rewards"}}
+    given = {**config.model_dump(include={"model", "http", "leases"}), "run": {"directory": config.run.directory}}
+    unfit = LearnerConfig.model_validate({**given, "algo": algo, "lag": {"on_lag": "mask"}})
+    with pytest.raises(WrongSettings, match="needs whole trajectories: it has turn_rewards"):
+        asyncio.run(service.train_online(unfit, Stop()))
+    assert list(config.run.directory.iterdir()) == []
 
 
 class _LongStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -68,4 +69,5 @@ class TreerlConfig(ClippedGroupAlgorithm):
                 )
             )
 
-        return policy_gradient(self, name=self.type, estimator=estimate, loss=clip(self))
+        made = policy_gradient(self, name=self.type, estimator=estimate, loss=clip(self))
+        return replace(made, whole_trajectories=True)

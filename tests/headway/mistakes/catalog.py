@@ -117,6 +117,14 @@ def _of_a_model(name: str, *names: str, **fields: object) -> Mistake:
     return Mistake(name, files={"model/config.json": small_config(**{"vocab_size": 24} | fields)}, names=names)
 
 
+OF_TURNS = """\
+from dataclasses import replace
+from learner.algorithms.presets.grpo import GrpoConfig
+def build():
+    return replace(GrpoConfig().preset(), name="mine", turn_rewards=True)
+"""
+
+
 def _learner(name: str, line: str, *names: str, files: Mapping[str, str] | None = None) -> Mistake:
     return Mistake(name, change={"steps = 5": line}, names=names, files=files or {})
 
@@ -388,6 +396,12 @@ MISTAKES = (
         'algo = { type = "custom", path = "algo:build", options = { clipp = 0.2 } }',
         "clipp",
         files={"algo.py": "def build(clip=0.2):\n    return 1\n"},
+    ),
+    _learner(
+        "an algorithm of one's own that needs the rewards of turns, beside masked tokens",
+        'algo = { type = "custom", path = "algo:build" }\nlag = { on_lag = "mask" }',
+        "the Preset mine of algo custom needs whole trajectories",
+        files={"algo.py": OF_TURNS},
     ),
     Mistake(
         "no group could be kept",
