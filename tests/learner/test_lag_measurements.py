@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +16,7 @@ from learner.algorithms.presets.registry import ALGORITHMS
 from learner.config import LearnerConfig
 from learner.lag_measurements import ComparedGroups, MeasurementPlan, units_of
 from learner.leases.intake import NewestGroups, TakenBatch
-from learner.online import OnlineTraining
 from learner.reports.tally import Timing
-from learner.teachers.config import TeacherConfig
 from learner.teachers.teachers import TeacherScores
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard, GuardState
@@ -26,6 +24,7 @@ from learner.training.lag_rule import GradientLagState, GradientRule
 from protocol.messages import FailedLease
 from tests.learner.envs import RunningIntake, ScriptedEnv, SetClock, learner
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
+from tests.learner.trainings import NothingToTrain, settings_of, training_of
 
 PLAN = MeasurementPlan(every=4, groups=2, timeout_s=30.0)
 
@@ -174,10 +173,11 @@ async def test_an_early_end_does_not_wait_for_them(tmp_path: Path) -> None:
             assert await waiting == NewestGroups((), "the run is to end")
 
 
-class SketchingTrainer:
+class SketchingTrainer(NothingToTrain):
     """Gives the sketches that it is told, and notes what is asked of it, in order."""
 
     def __init__(self, sketches: list[list[float]]) -> None:
+        super().__init__()
         self.asked: list[tuple[list[int], list[int]]] = []
         self._sketches = np.array(sketches)
 
@@ -189,19 +189,18 @@ class SketchingTrainer:
         return self._sketches
 
 
-def comparing(trainer: SketchingTrainer, fresh: list[Any]) -> Any:
+def comparing(trainer: SketchingTrainer, fresh: list[Any], **settings: Any) -> Any:
     """A training at version 8, whose intake has these groups of the newest version."""
-    training = cast("Any", OnlineTraining.__new__(OnlineTraining))
 
     async def of_version(batch: TakenBatch, *, groups: int, timeout_s: float) -> NewestGroups:
         assert (batch.version, groups, timeout_s) == (8, 2, 30.0)
         return NewestGroups(tuple(fresh), "no more may be granted")
 
-    vars(training).update(
-        _measurements=PLAN, _version=8, _trainer=trainer, _guard=Guard(GuardConfig(), max_lag=8),
-        _intake=SimpleNamespace(newest=of_version), _config=LearnerConfig.model_validate({"model": "m", "max_lag": 8}),
-        _call=lambda work, **_: asyncio.run(work),
-    )  # fmt: skip
+    intake = SimpleNamespace(newest=of_version)
+    training = training_of(
+        settings_of(max_lag=8, **settings), trainer=trainer, intake=intake, measurements=PLAN, first_version=8
+    )
+    training._call = lambda work, **_: asyncio.run(work)
     return training
 
 
@@ -285,9 +284,9 @@ class GlancedTeachers:
 
 def taught(trainer: SketchingTrainer, fresh: list[Any]) -> tuple[Any, GlancedTeachers]:
     """As `comparing`, with a teacher behind a URL."""
-    training, teachers = comparing(trainer, fresh), GlancedTeachers()
-    config = TeacherConfig.model_validate({"name": "t", "urls": ["http://127.0.0.1:1"]})
-    training._config, training._teachers = training._config.model_copy(update={"teachers": (config,)}), teachers
+    behind = {"name": "t", "urls": ["http://127.0.0.1:1"]}
+    training, teachers = comparing(trainer, fresh, algo={"type": "opd"}, teachers=[behind]), GlancedTeachers()
+    training._teachers = teachers
     return training, teachers
 
 
@@ -337,8 +336,8 @@ def test_a_measuring_step_takes_teachers_answers_after_the_measurement_and_its_w
     told = SimpleNamespace(step=nothing)
     vars(training).update(
         _intake=SimpleNamespace(newest=waiting, take=take, trained=trained, level=None, drawn=None), _records=told,
-        _metrics=told, _guard=SimpleNamespace(max_lag=8, observe=nothing), _began=0.0, _before_s=0.0, _computed_s=0.0,
-        _measures=lambda: True, _record=record, _releases=None,
+        _metrics=told, _guard=SimpleNamespace(max_lag=8, observe=nothing), _began=0.0, _measures=lambda: True,
+        _record=record,
         **dict.fromkeys(("_train", "_publish", "_keep", "_test_generators", "_after_step"), nothing),
     )  # fmt: skip
     monkeypatch.setattr(online, "time", SimpleNamespace(monotonic=clock, thread_time=clock, time_ns=lambda: 0))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -15,16 +15,15 @@ from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import Journal
 from learner.leases.intake import EndedEarly, TakenBatch
 from learner.ledger import LedgerConfig
-from learner.online import Credits, OnlineTraining
+from learner.online import Credits
 from learner.page.taken import TakenStep
-from learner.teachers.config import TeacherConfig
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard, GuardState
 from learner.training.trainer import NotFinite
-from learner.weights.published import Snapshot
 from services.config import made_with
-from tests.learner.envs import learner
+from tests.learner.envs import RunningIntake, learner
 from tests.learner.samples import LEDGER, group
+from tests.learner.trainings import NothingToTrain, settings_of, training_of
 
 
 def evaluation(version: int, *, own: int) -> Evaluation:
@@ -70,11 +69,10 @@ def test_where_no_checkpoint_is_kept_for_its_evaluation_nothing_is_said_of_it(
 def test_the_step_at_which_training_gives_up_is_kept_for_the_viewer() -> None:
     kept: list[TakenStep] = []
     skipped = SimpleNamespace(skipped_updates=1, skipped_in_row=3)
-    training = cast("Any", OnlineTraining.__new__(OnlineTraining))
-    training._trainer = SimpleNamespace(train_step=lambda _, version: skipped, tokens=None, tokens_s=0.0)
-    training._samples = SimpleNamespace(put=kept.append)
-    training._config = SimpleNamespace(training=SimpleNamespace(max_skipped_updates=3))
-    training._teacher_lags = []
+    parts: Any = NothingToTrain()
+    parts.train_step = lambda _, version: skipped
+    settings = settings_of(training={"max_skipped_updates": 3})
+    training = training_of(settings, parts=parts, samples=SimpleNamespace(put=kept.append))
 
     with pytest.raises(NotFinite, match="3 updates in a row"):
         training._train(SimpleNamespace(version=6, groups=(), times=()), [])
@@ -82,59 +80,13 @@ def test_the_step_at_which_training_gives_up_is_kept_for_the_viewer() -> None:
     assert [taken.step for taken in kept] == [7]
 
 
-class NothingToTrain:
-    """Stands for trainer, publisher and the rest in a run whose last step is done."""
-
-    preset = tokens = None
-
-    def __init__(self) -> None:
-        self.offered: list[Snapshot] = []
-
-    def probe_logprobs(self, texts: object) -> tuple[float, ...]:
-        return (0.0,)
-
-    def host_copy(self, *, bucket_bytes: int, shared: bool) -> SimpleNamespace:
-        return SimpleNamespace(buckets=(), shares=())
-
-    def offer(self, snapshot: Snapshot, *, hold: bool = False) -> None:
-        assert not hold, "no release is wanted"
-        self.offered.append(snapshot)
-
-    def export(self, folder: Path) -> None:
-        pass
-
-    def may_write(self) -> None:
-        pass
-
-    def begin_steps(self) -> float:
-        return 0.0
-
-    async def wait_until_served(self, version: int) -> None:
-        pass
-
-    async def begin(self) -> None:
-        pass
-
-    async def end(self) -> None:
-        pass
-
-
 async def test_a_resumed_run_goes_on_with_the_bound_that_the_guard_had_lowered(tmp_path: Path) -> None:
     wide = LedgerConfig(**{**dataclasses.asdict(LEDGER), "max_lag": 4})
-    config = SimpleNamespace(
-        steps=7, max_lag=4, time_limit_s=None, exported_model=tmp_path,
-        checkpoint=SimpleNamespace(every_steps=100, keep_best=0, beside_training=False),
-        evaluation=SimpleNamespace(final_tasks=0),
-        weights=SimpleNamespace(probe_tokens=8, bucket_mb=1, senders="all ranks"),
-    )  # fmt: skip
     async with learner(tmp_path, ledger_config=wide) as ours:
         parts: Any = NothingToTrain()
-        training = OnlineTraining(
-            config=cast("Any", config), trainer=parts, intake=ours.intake, publisher=parts, records=parts,
-            metrics=parts, idle=parts, teachers=parts, checkpoints=parts, samples=None,
-            guard=Guard(GuardConfig(), max_lag=4, state=GuardState(max_lag=1, tightened=2)),
-            first_probe=(1, 2), first_version=7, replay=(), loop=asyncio.get_running_loop(),
-        )  # fmt: skip
+        guard = Guard(GuardConfig(), max_lag=4, state=GuardState(max_lag=1, tightened=2))
+        settings = settings_of(tmp_path, steps=7, max_lag=4)
+        training = training_of(settings, parts=parts, intake=ours.intake, guard=guard)
         assert ours.ledger.max_lag == 4
         await asyncio.to_thread(training.run)
         assert ours.ledger.max_lag == 1
@@ -170,21 +122,11 @@ class Written(NothingToTrain):
 async def test_a_run_that_ends_early_leaves_a_checkpoint_of_its_last_step(
     tmp_path: Path, version: int, steps: int, written: list[int]
 ) -> None:
-    config = SimpleNamespace(
-        steps=steps, max_lag=1, time_limit_s=1e-9, exported_model=tmp_path,
-        checkpoint=SimpleNamespace(every_steps=100, keep_best=0, beside_training=False),
-        evaluation=SimpleNamespace(final_tasks=0),
-        weights=SimpleNamespace(probe_tokens=8, bucket_mb=1, senders="all ranks"),
-    )  # fmt: skip
+    settings = settings_of(tmp_path, steps=steps, max_lag=1, time_limit_s=1e-9)
     async with learner(tmp_path) as ours:
         parts: Any = Written()
-        training = OnlineTraining(
-            config=cast("Any", config), trainer=parts, intake=ours.intake, publisher=parts, records=parts,
-            metrics=parts, idle=parts, teachers=parts, checkpoints=parts, samples=None,
-            guard=Guard(GuardConfig(), max_lag=1), first_probe=(1, 2), first_version=7, replay=(),
-            loop=asyncio.get_running_loop(),
-        )  # fmt: skip
-        cast("Any", training)._version = version
+        training = training_of(settings, parts=parts, intake=ours.intake)
+        training._version = version
         await asyncio.to_thread(training.run)
     assert parts.versions == written
 
@@ -216,11 +158,8 @@ async def test_a_batch_that_is_being_written_when_the_end_comes_is_trained(
         await env.enter()
         await env.leases(4)
         await env.finish(group(0), group(1))
-        training = cast("Any", OnlineTraining.__new__(OnlineTraining))
-        vars(training).update(
-            _intake=ours.intake, _loop=asyncio.get_running_loop(), _awaited=None, _interrupted=False, _ending=False,
-            _config=SimpleNamespace(max_lag=1), _sequences=take, _measurements=None, _guard=SimpleNamespace(max_lag=1),
-        )  # fmt: skip
+        training = training_of(settings_of(max_lag=1), intake=ours.intake)
+        training._sequences = take
         step = asyncio.create_task(asyncio.to_thread(training._step))
         assert await asyncio.to_thread(begun.wait, 30)
         training.end_early()
@@ -245,28 +184,19 @@ async def test_a_policy_that_teaches_is_served_before_the_steps_that_it_taught_a
         parts.offered.clear()
         logged = SimpleNamespace(version=7, read=lambda: SimpleNamespace(bound=lambda most: most))
         async with learner(tmp_path / str(teaches)) as ours:
-            training = cast("Any", training_of(parts, ours, tmp_path, limit_s=None))
-            vars(training).update(_version=7, _replay=(logged,), _sequences=ask)
-            training._config.teachers = (TeacherConfig(name="self", policy=True),) if teaches else ()
+            policy = {"algo": {"type": "opd"}, "teachers": [{"name": "self", "policy": True}]}
+            settings = settings_of(tmp_path, max_lag=1, **(policy if teaches else {}))
+            training = training_of(settings, parts=parts, intake=ours.intake, replay=(logged,))
+            training._sequences = ask
             with pytest.raises(StepBegun):
                 await asyncio.to_thread(training.run)
     assert served == [[7], []]
 
 
-def training_of(parts: Any, ours: Any, folder: Path, *, beside: bool = False, limit_s: float | None) -> OnlineTraining:
+def trained_beyond(parts: Any, ours: RunningIntake, folder: Path, **settings: Any) -> Any:
     """A run of nine steps that has trained eight, of which seven are in a checkpoint."""
-    config = SimpleNamespace(
-        steps=9, max_lag=1, time_limit_s=limit_s, exported_model=folder,
-        checkpoint=SimpleNamespace(every_steps=100, keep_best=0, beside_training=beside),
-        evaluation=SimpleNamespace(final_tasks=0),
-        weights=SimpleNamespace(probe_tokens=8, bucket_mb=1, senders="all ranks"),
-    )  # fmt: skip
-    training = OnlineTraining(
-        config=cast("Any", config), trainer=parts, intake=ours.intake, publisher=parts, records=parts, metrics=parts,
-        idle=parts, teachers=parts, checkpoints=parts, samples=None, guard=Guard(GuardConfig(), max_lag=1),
-        first_probe=(1, 2), first_version=7, replay=(), loop=asyncio.get_running_loop(),
-    )  # fmt: skip
-    cast("Any", training)._version = 8
+    training = training_of(settings_of(folder, steps=9, max_lag=1, **settings), parts=parts, intake=ours.intake)
+    training._version = 8
     return training
 
 
@@ -302,7 +232,9 @@ async def test_a_checkpoint_of_an_early_end_that_is_written_beside_is_there_befo
 ) -> None:
     async with learner(tmp_path) as ours:
         parts = SlowlyWritten()
-        await asyncio.to_thread(training_of(parts, ours, tmp_path, beside=True, limit_s=1e-9).run)
+        await asyncio.to_thread(
+            trained_beyond(parts, ours, tmp_path, checkpoint={"beside_training": True}, time_limit_s=1e-9).run
+        )
     assert parts.told == [8]
 
 
@@ -312,7 +244,7 @@ async def test_a_wait_for_groups_ends_with_the_time_of_the_run(
     caplog.set_level("INFO")
     async with learner(tmp_path) as ours:
         parts = Written()
-        training = training_of(parts, ours, tmp_path, limit_s=0.05)
+        training = trained_beyond(parts, ours, tmp_path, time_limit_s=0.05)
         run = asyncio.create_task(asyncio.to_thread(training.run))
         try:
             await asyncio.wait_for(asyncio.shield(run), 20)
@@ -331,7 +263,7 @@ async def test_a_run_whose_time_is_over_before_its_first_step_has_no_model(
     caplog.set_level("INFO")
     async with learner(tmp_path) as ours:
         parts = SlowlyWritten()
-        training = training_of(parts, ours, tmp_path, limit_s=1e-9)
+        training = trained_beyond(parts, ours, tmp_path, time_limit_s=1e-9)
         vars(training).update(_version=0, _kept_version=0)
         await asyncio.to_thread(training.run)
     assert not parts.exported.is_set()
@@ -347,11 +279,9 @@ async def test_what_an_evaluation_beside_training_leaves_on_the_disk_is_not_writ
     def noting(name: str) -> Any:
         return lambda _: threads.update({name: threading.current_thread()})
 
-    training = cast("Any", OnlineTraining.__new__(OnlineTraining))
-    vars(training).update(
-        _intake=SimpleNamespace(evaluated=evaluated), _records=SimpleNamespace(evaluation=noting("line")),
-        _credits=SimpleNamespace(note=noting("score")),
-    )  # fmt: skip
+    intake, records = SimpleNamespace(evaluated=evaluated), SimpleNamespace(evaluation=noting("line"))
+    training = training_of(settings_of(), intake=intake, records=records)
+    training._credits = SimpleNamespace(note=noting("score"))
     await training._evaluate_beside(4, 100)
 
     assert threads["line"] is threading.current_thread()

@@ -3,20 +3,20 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from learner.event_loop import EventLoopParts
 from learner.leases.intake import TakenBatch
-from learner.online import OnlineTraining
 from learner.training.batch import Origin, TrainSequence
 from learner.training.models import TokenValues
 from learner.trust.evidence import Suspicion, TrustTest
 from learner.trust.watch import TrustWatch
 from protocol.trajectories import TrajectoryGroup
 from tests.learner.samples import INSTANCE, group, trajectory
+from tests.learner.trainings import NothingToTrain, settings_of, training_of
 
 VERSION = 4
 FOUND = Suspicion("g", "g-1", "gap", 17.0, 100, 0.2, 0.05)
@@ -118,11 +118,9 @@ async def test_a_step_of_the_trainer_is_tested_and_the_event_loop_is_told_who_is
         )
         for number in range(count)
     ]
-    training = cast("Any", OnlineTraining.__new__(OnlineTraining))
-    training._trust, training._loop = told.watch(), asyncio.get_running_loop()
-    training._trainer = SimpleNamespace(
-        tokens=TokenValues(learner_logprobs=ours, entropies=np.full_like(ours, np.nan), advantages=ours)
-    )
+    parts: Any = NothingToTrain()
+    parts.tokens = TokenValues(learner_logprobs=ours, entropies=np.full_like(ours, np.nan), advantages=ours)
+    training = training_of(settings_of(), parts=parts, trust=told.watch())
     for _ in range(5):
         await asyncio.to_thread(training._test_generators, taken, sequences)
     await asyncio.sleep(0)
