@@ -169,9 +169,10 @@ def intake_options(
     *,
     may_write: Callable[[], None],
     served: Callable[[], Iterable[int]] = tuple,
+    refused: Callable[[str], int | None] = lambda name: None,
 ) -> IntakeOptions:
     """Options of the exchange with env_services; reads the model's directory. `may_write` as of a LevelLog, `served`
-    as of TeachingLimits.
+    and `refused` as of TeachingLimits.
     """
     rollouts = config.rollouts
     return IntakeOptions(
@@ -188,7 +189,7 @@ def intake_options(
             filters=group_filter(config),
             max_reward=rollouts.max_reward,
             greedy_baseline=config.algo.greedy_baseline,
-            teaching=TeachingLimits(config.teachers, top=_teacher_top(config), served=served),
+            teaching=TeachingLimits(config.teachers, top=_teacher_top(config), served=served, refused=refused),
         ),
         pacing=config.lag.pacing,
         make_curriculum=curriculum_of(config, may_write=may_write),
@@ -438,6 +439,7 @@ class EventLoopParts:
                 self.fleet.fingerprints,
                 may_write=self.records.may_write,
                 served=self.fleet.served_lengths,
+                refused=self.teachers.refused_tokens,
             ),
             events=self._events(),
             belongs=self.recovered.history.contains,

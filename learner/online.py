@@ -19,12 +19,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
 
+import numpy as np
+
 from learner.checkpoint_writer import CheckpointWriter
 from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, VersionScore
 from learner.lag_measurements import ComparedGroups, MeasurementPlan
 from learner.leases.intake import EndedEarly, Intake, NewestGroups, TakenBatch
+from learner.leases.partial_credit import without_loss
 from learner.page.store import TrajectoryStore
 from learner.page.taken import SequencePlace, TakenStep
 from learner.recovery import LoggedStep
@@ -34,7 +37,7 @@ from learner.reports.status import LearnerMetrics
 from learner.reports.tally import StepRecord, Timing, step_record
 from learner.snapshots import snapshots_of
 from learner.teachers.config import index_of, teacher_of
-from learner.teachers.teachers import GroupScores, Teachers
+from learner.teachers.teachers import GroupScores, Teachers, TextRefused, Told
 from learner.training.batch import Candidates, Teaching, TrainSequence, sequences_of
 from learner.training.config import LoraConfig
 from learner.training.guard import Guard, GuardChange
@@ -47,6 +50,7 @@ from learner.weights.probe import Prober
 from learner.weights.published import PackedWeights
 from learner.weights.publisher import Publisher
 from protocol.model import PolicyVersion
+from protocol.trajectories import TrajectoryGroup
 from services.config import made_with
 from services.tracing import lease_ended, lease_trace
 
@@ -187,7 +191,8 @@ class OnlineTraining:
             logger.info("replaying the batch of step %d from the log", logged.version + 1)
             batch = logged.read()
             start = time.monotonic()
-            sequences = self._sequences(batch, max_lag=batch.bound(config.max_lag))
+            batch, teaching = self._taught(batch)
+            sequences = self._sequences(batch, max_lag=batch.bound(config.max_lag), teaching=teaching)
             step_metrics = self._train(batch, sequences)
             self._keep(batch, sequences)
             train_s = time.monotonic() - start
@@ -227,7 +232,8 @@ class OnlineTraining:
         taken = time.monotonic()
         lag_bound = self._guard.max_lag
         reading, by_gradient, compared_s = self._compare(batch, served_s=served_s) if measures else (None, None, 0.0)
-        sequences = self._sequences(batch, max_lag=self._config.max_lag)
+        batch, teaching = self._taught(batch)
+        sequences = self._sequences(batch, max_lag=self._config.max_lag, teaching=teaching)
         step_metrics = self._train(batch, sequences)
         change = self._guard.observe(step_metrics, lag=max(batch.lags))
         self._call(self._intake.trained(self._version, max_lag=self._guard.max_lag))
@@ -291,14 +297,15 @@ class OnlineTraining:
         assert plan is not None, "asked for by the caller"
         began = time.monotonic()
         newest = self._call(self._intake.newest(batch, groups=plan.groups, timeout_s=plan.timeout_s))
-        compared, told, waited = plan.select(batch, newest.groups), None, time.monotonic()
+        compared, teaching, waited = plan.select(batch, newest.groups), None, time.monotonic()
         if self._config.teachers:
             glanced = self._call(self._teachers.glance(compared.groups, batch=batch.groups))
-            compared, told = compared.only(glanced), list(glanced.values())
+            compared = compared.only(glanced)
+            teaching = self._teaching(compared.groups, list(glanced.values()))
         moments: Moments = {}
         if compared.fresh > 1:
             chosen = TakenBatch(version=batch.version, groups=compared.groups, lags=())
-            sequences = self._sequences(chosen, max_lag=self._config.max_lag, told=told)
+            sequences = self._sequences(chosen, max_lag=self._config.max_lag, teaching=teaching)
             unit_of = compared.units
             units = [unit_of[one.origin.group] for one in sequences if one.origin is not None]
             sketches = self._trainer.sketches(sequences, units=units, parts=compared.unit_buckets)
@@ -390,31 +397,39 @@ class OnlineTraining:
         )
 
     def _sequences(
-        self, batch: TakenBatch, *, max_lag: int, told: Sequence[GroupScores | None] | None = None
+        self, batch: TakenBatch, *, max_lag: int, teaching: Sequence[Teaching] | None
     ) -> list[TrainSequence]:
-        """`told` is what teachers say of each group; None: they are asked."""
         assert batch.version == self._version, f"a batch of version {batch.version} at version {self._version}"
         return sequences_of(
-            batch.groups,
-            version=batch.version,
-            max_lag=max_lag,
-            preset=self._trainer.preset,
-            teaching=self._teaching(batch, told) if self._config.teachers else None,
+            batch.groups, version=batch.version, max_lag=max_lag, preset=self._trainer.preset, teaching=teaching
         )
 
-    def _teaching(self, batch: TakenBatch, told: Sequence[GroupScores | None] | None) -> list[Teaching]:
+    def _taught(self, batch: TakenBatch) -> tuple[TakenBatch, list[Teaching] | None]:
+        """The teaching of each group of a batch, and the batch in which no token is trained of those without any."""
+        if not self._config.teachers:
+            return batch, None
+        told = self._call(self._teachers.of_batch(batch.groups))
+        groups = []
+        for group, one in zip(batch.groups, told, strict=True):
+            if isinstance(one, TextRefused):
+                logger.warning("lease %d of %s is not trained: %s", group.lease_id, group.environment, one)
+                self._metrics.left_out("untaught")
+            groups.append(without_loss(group) if isinstance(one, TextRefused) else group)
+        self._teacher_lags = [
+            batch.version - PolicyVersion.parse(each.version).number
+            for group, scores in zip(groups, told, strict=True)
+            if isinstance(scores, tuple) and self._is_taught_by_policy(group.environment)
+            for each in scores
+        ]
+        return replace(batch, groups=tuple(groups)), self._teaching(groups, told)
+
+    def _teaching(self, groups: Sequence[TrajectoryGroup], told: Sequence[Told]) -> list[Teaching]:
         """Teacher of each group: its scores from behind a URL, or the model of the ranks that is asked."""
-        if told is None:
-            told = self._call(self._teachers.of_batch(batch.groups))
-            self._teacher_lags = [
-                batch.version - PolicyVersion.parse(each.version).number
-                for group, scores in zip(batch.groups, told, strict=True)
-                if scores is not None and self._is_taught_by_policy(group.environment)
-                for each in scores
-            ]
         return [
-            _teaching_of(scores, index=index_of(self._config.teachers, group.environment))
-            for group, scores in zip(batch.groups, told, strict=True)
+            _untaught(group, top=self._trainer.preset.candidates)
+            if isinstance(scores, TextRefused)
+            else _teaching_of(scores, index=index_of(self._config.teachers, group.environment))
+            for group, scores in zip(groups, told, strict=True)
         ]
 
     def _is_taught_by_policy(self, environment: str) -> bool:
@@ -591,6 +606,15 @@ def _teaching_of(scores: GroupScores | None, *, index: int) -> Teaching:
         index=index,
         logprobs=[each.logprobs for each in scores],
         candidates=[Candidates(top.token_ids, top.logprobs) for top in tops] or None,
+    )
+
+
+def _untaught(group: TrajectoryGroup, *, top: int) -> Teaching:
+    """Of a group that has no loss: what its teacher would say counts nowhere."""
+    lengths = [len(one.token_ids) for one in group.trajectories]
+    none = [Candidates(np.zeros((each, top), np.int32), np.zeros((each, top), np.float32)) for each in lengths]
+    return Teaching(
+        index=-1, logprobs=[np.zeros(each, np.float32) for each in lengths], candidates=none if top else None
     )
 
 

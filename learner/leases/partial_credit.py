@@ -36,6 +36,15 @@ def credited_from(group: TrajectoryGroup, *, version: int) -> CreditedGroup:
     return CreditedGroup(kept, tokens=tokens, trajectories=left.count(0))
 
 
+def without_loss(group: TrajectoryGroup) -> TrajectoryGroup:
+    """The group of which no token is trained. Its trajectories are still compared with each other."""
+    masks = [np.zeros_like(one.loss_mask) for one in group.trajectories]
+    untrained = zip(group.trajectories, masks, strict=True)
+    return group.model_copy(
+        update={"trajectories": tuple(one.model_copy(update={"loss_mask": mask}) for one, mask in untrained)}
+    )
+
+
 def _trained(trajectory: Trajectory) -> int:
     return int(trajectory.loss_mask.sum())
 

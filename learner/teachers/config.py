@@ -57,8 +57,8 @@ class TeacherConfig(ConfigModel):
     max_model_len: int | None = Field(
         None,
         ge=2,
-        description="engine.max_model_len of its generators: a group with a longer text then fails as data, and does "
-        "not end the run; of the policy the learner knows it",
+        description="engine.max_model_len of its generators: a group with a longer text fails as data; of the policy "
+        "the learner knows it, of others only once a text has been refused, whose group is then in its step untrained",
     )
 
     @model_validator(mode="before")

@@ -13,12 +13,14 @@ from protocol.trajectories import TrajectoryGroup
 @dataclass(frozen=True)
 class TeachingLimits:
     """`top` of the likeliest tokens are asked for in each place; `served` gives the longest texts of the run's
-    generators that serve, in tokens, for a teacher that is the policy.
+    generators that serve, in tokens, for a teacher that is the policy; `refused` the length of the shortest text
+    that a teacher, by its name, has refused as too long.
     """
 
     teachers: Sequence[TeacherConfig] = ()
     top: int = 0
     served: Callable[[], Iterable[int]] = tuple
+    refused: Callable[[str], int | None] = lambda name: None
 
     def shown_more(self, environment: str) -> TeacherConfig | None:
         """The environment's teacher, if it is shown privileged text."""
@@ -55,6 +57,13 @@ class TeachingLimits:
             return (
                 f"teacher {teacher.name} would read {longest} tokens, prompt and hint included: its generators take "
                 f"{min(taken) - 1}, one less than engine.max_model_len; raise that, or shorten the hint or completions"
+            )
+        refused = self.refused(teacher.name)
+        if refused is not None and longest >= refused:
+            return (
+                f"teacher {teacher.name} would read {longest} tokens, prompt and hint included, and has refused a text "
+                f"of {refused} as too long: raise engine.max_model_len of its generators, or shorten the hint or "
+                "completions"
             )
         return None
 

@@ -6,7 +6,7 @@ A teacher behind the addresses of generators: token ids go out, logprobs at temp
 sequences ─▶ requests ─▶ endpoint ─▶ checked answer ─▶ logprobs
                 ▲            └─ is gone, hangs, starts, is busy: the same request elsewhere, without end
                 │            └─ fails, or answers nonsense: again, a few times
-                └────────────┘  refuses: TeacherFailed, since it would refuse it again
+                └────────────┘  refuses: TeacherFailed, since it would refuse it again; of one text TextRefused
 """
 
 import asyncio
@@ -43,6 +43,8 @@ _ATTEMPTS = 8
 """Most failures of a request after it was taken up."""
 _MAX_SEQUENCES = 256
 _MAX_PAUSE_S = 5.0
+_OF_ONE_TEXT = frozenset({"too_long", "engine_refused"})
+"""Kinds of refusals that say nothing about other texts."""
 _LOOKS_AGAIN_S = 1.0
 """Time after which a request that waits for a generator of the policy looks anew which there are."""
 Number = TypeVar("Number", np.int32, np.float32)
@@ -82,6 +84,10 @@ class TeacherMetrics:
 
 class TeacherFailed(RuntimeError):
     """A teacher's logprobs cannot be had. The text names the teacher, its counterpart, and what to do."""
+
+
+class TextRefused(TeacherFailed):
+    """A teacher refuses a text, and would so again, but for no fault of others: that one group is not taught."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,8 @@ class RemoteTeacher:
         self._backoff = Backoff(first_s=pause_s, max_s=_MAX_PAUSE_S)
         self._first_version: str | None = None
         self._changes = False
+        self.refused_tokens: int | None = None
+        """Length of the shortest text that it has refused as too long."""
         self.answered_at = float("-inf")
         """Time at which it last gave logprobs, by the event loop's clock."""
         self.last_problem = "no request has ended yet"
@@ -147,7 +155,8 @@ class RemoteTeacher:
         """For each sequence of T tokens what the teacher says of tokens 1 to T - 1, with the `top` tokens that it holds
         likeliest in the place of each.
 
-        Waits without end for a teacher that is away. Raises TeacherFailed for what will not pass.
+        Waits without end for a teacher that is away. Raises TeacherFailed for what will not pass, and TextRefused if
+        that is one of the sequences.
         """
         return [_scores_of(one, version, top=top) for one, version in await self._scored(sequences, top=top)]
 
@@ -178,7 +187,7 @@ class RemoteTeacher:
                 return await self._attempt(url, request)
             except ServiceError as error:
                 if isinstance(error, ServiceRefused) and not _is_away(error):
-                    raise self._refused(error) from error
+                    raise self._refused(error, request) from error
                 self._note(url, error)
                 failures += not _is_away(error)
                 if failures >= _ATTEMPTS:
@@ -211,12 +220,16 @@ class RemoteTeacher:
         self.answered_at = asyncio.get_running_loop().time()
         return answer
 
-    def _refused(self, error: ServiceRefused) -> TeacherFailed:
+    def _refused(self, error: ServiceRefused, request: LogprobsRequest) -> TeacherFailed:
+        if error.kind == "too_long":
+            longest = max(map(len, request.sequences))
+            self.refused_tokens = min(longest, self.refused_tokens or longest)
+        if error.kind in _OF_ONE_TEXT:
+            return TextRefused(f"teacher {self.config.name} refuses its text: {error}")
         remedy = {
             401: "set the teacher's token to the generator's http.token",
             404: "is it a generator of this release?",
-            422: "a teacher needs the learner's vocabulary, and an engine.max_model_len above the longest trajectory; "
-            "or give the teacher that max_model_len, so that what is longer fails as data",
+            422: "a teacher needs the learner's vocabulary",
         }.get(error.status, "its log says more")
         if error.kind == "top_too_large":
             remedy = "set algo.teacher_tokens to at most its vocabulary"
@@ -293,6 +306,8 @@ class PolicyFleet:
 
 GroupScores = tuple[TeacherScores, ...]
 """For each trajectory of T tokens what the teacher says of all of them; 0 at tokens that are not trained."""
+Told = GroupScores | TextRefused | None
+"""The answer for a group of a batch: None if its teacher is in a folder."""
 _Key = tuple[int, int, int]
 
 
@@ -373,7 +388,8 @@ class Teachers:
     async def scores(self, group: TrajectoryGroup) -> GroupScores | None:
         """Scores of a group that is to be trained now, asked for if nobody did; None if its teacher is in a folder.
 
-        Raises TeacherFailed if they cannot be had, or if the teacher gives no answer at all for its `wait_s`.
+        Raises TeacherFailed if they cannot be had, or if the teacher gives no answer at all for its `wait_s`, and
+        TextRefused if it cannot be asked of this group alone.
         """
         teacher = self._teacher(group)
         if isinstance(teacher, TeacherFailed):
@@ -388,11 +404,17 @@ class Teachers:
             self.forget(group)
         return _scores_in(fetch)
 
-    async def of_batch(self, groups: Sequence[TrajectoryGroup]) -> list[GroupScores | None]:
-        """`scores` of each group, in order; all are asked for at once."""
+    async def of_batch(self, groups: Sequence[TrajectoryGroup]) -> list[Told]:
+        """`scores` of each group, in order, or why it has none; all are asked for at once."""
         for group in groups:
             self.prefetch(group)
-        return [await self.scores(group) for group in groups]
+        return [await self._told(group) for group in groups]
+
+    async def _told(self, group: TrajectoryGroup) -> Told:
+        try:
+            return await self.scores(group)
+        except TextRefused as refused:
+            return refused
 
     async def glance(
         self, groups: Sequence[TrajectoryGroup], *, batch: Sequence[TrajectoryGroup]
@@ -400,7 +422,7 @@ class Teachers:
         """As `scores`, by place in `groups`, before their own step, for which what is kept stays.
 
         They are of `batch`, which is trained next and asked for if nobody did, or accepted and wait for their turn: one
-        of these that is forgotten, before this or meanwhile, has no entry.
+        of these that is forgotten, before this or meanwhile, has no entry, and neither has one that is not taught.
         """
         for group in batch:
             self.prefetch(group)
@@ -414,8 +436,14 @@ class Teachers:
             elif fetch := self._fetches.get(_key(group)):
                 await self._wait_for(fetch, teacher)
                 if not fetch.cancelled():
-                    found[place] = _scores_in(fetch)
+                    with contextlib.suppress(TextRefused):
+                        found[place] = _scores_in(fetch)
         return found
+
+    def refused_tokens(self, name: str) -> int | None:
+        """Length of the shortest text that a teacher of this run has refused as too long; None if it has taken all."""
+        teacher = self._remote.get(name)
+        return None if teacher is None else teacher.refused_tokens
 
     def peers(self) -> tuple[PeerStatus, ...]:
         """The generators of teachers, for `/v1/status`."""

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from learner.algorithms.presets.registry import ALGORITHMS
 from learner.evaluation.results import Evaluation, Sample, TaskSamples, result_of
 from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import Journal
@@ -17,9 +19,11 @@ from learner.leases.intake import EndedEarly, TakenBatch
 from learner.ledger import LedgerConfig
 from learner.online import Credits
 from learner.page.taken import TakenStep
+from learner.teachers.teachers import GroupScores, TeacherScores, TextRefused, Told
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard, GuardState
 from learner.training.trainer import NotFinite
+from protocol.trajectories import TrajectoryGroup
 from services.config import made_with
 from tests.learner.envs import RunningIntake, learner
 from tests.learner.samples import LEDGER, group
@@ -171,6 +175,36 @@ async def test_a_batch_that_is_being_written_when_the_end_comes_is_trained(
             await asyncio.to_thread(training._step)
 
 
+class RefusingTeachers:
+    """Teaches all groups but that of lease 1, whose text it refuses."""
+
+    async def of_batch(self, groups: Sequence[TrajectoryGroup]) -> list[Told]:
+        return [TextRefused("too long") if one.lease_id == 1 else self._scores(one) for one in groups]
+
+    def _scores(self, one: TrajectoryGroup) -> GroupScores:
+        return tuple(TeacherScores(np.full(len(each.token_ids), -2.0, np.float32), "1.0") for each in one.trajectories)
+
+
+def test_of_a_group_whose_text_a_teacher_refuses_no_token_is_trained_and_others_are_taught(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    left_out: list[str] = []
+    parts: Any = NothingToTrain()
+    parts.left_out, parts.preset = left_out.append, ALGORITHMS["opd"].model_validate({"type": "opd"}).preset()
+    taught = {"algo": {"type": "opd"}, "teachers": [{"name": "t", "urls": ["http://127.0.0.1:1"]}]}
+    training = training_of(settings_of(**taught), parts=parts, teachers=RefusingTeachers(), first_version=0)
+    training._call = lambda work: asyncio.run(work)
+
+    batch, teaching = training._taught(TakenBatch(version=0, groups=(group(0), group(1)), lags=(0, 0)))
+    sequences = training._sequences(batch, max_lag=0, teaching=teaching)
+
+    assert [(one.group, bool(one.loss_mask.any()), one.teacher_logprobs.min()) for one in sequences] == [
+        (0, True, -2.0), (0, True, -2.0), (1, False, 0.0), (1, False, 0.0)
+    ]  # fmt: skip
+    assert left_out == ["untaught"]
+    assert caplog.messages == ["lease 1 of addition is not trained: too long"]
+
+
 async def test_a_policy_that_teaches_is_served_before_the_steps_that_it_taught_are_replayed(tmp_path: Path) -> None:
     """They ask it, and a generator that starts with the learner has no weights before it publishes some."""
     parts: Any = NothingToTrain()
@@ -187,7 +221,7 @@ async def test_a_policy_that_teaches_is_served_before_the_steps_that_it_taught_a
             policy = {"algo": {"type": "opd"}, "teachers": [{"name": "self", "policy": True}]}
             settings = settings_of(tmp_path, max_lag=1, **(policy if teaches else {}))
             training = training_of(settings, parts=parts, intake=ours.intake, replay=(logged,))
-            training._sequences = ask
+            training._taught = ask
             with pytest.raises(StepBegun):
                 await asyncio.to_thread(training.run)
     assert served == [[7], []]

@@ -32,8 +32,8 @@ def logprob(token: int, position: int) -> float:
 class ScriptedTeacher:
     """`script` is asked at each request, by the number of those before it, for what is to go wrong.
 
-    An int is a status; "short" an answer of too few logprobs, "hang" none until the test ends. `hold` is waited for
-    before each good answer.
+    An int is a status; "short" an answer of too few logprobs, "hang" none until the test ends, any other word the kind
+    of a refusal of the text. `hold` is waited for before each good answer.
     """
 
     script: Callable[[int], int | str | None] = lambda _: None
@@ -84,6 +84,8 @@ class ScriptedTeacher:
             raise RequestRefused(trouble, "scripted", "as the test wants it")
         if trouble == "hang":
             await asyncio.Event().wait()
+        if trouble not in (None, "short"):
+            raise RequestRefused(422, str(trouble), "as the test wants it")
         if self.hold is not None:
             await self.hold.wait()
         cut = 1 if trouble == "short" else 0

@@ -22,8 +22,11 @@ POLICY = {"policy": True}
 TWO_TEXTS = two_turns().model_copy(update={"token_ids": np.arange(8, dtype=np.int32), "sequence_starts": (4,)})
 
 
-def limits(given: dict[str, Any], *, top: int = 0, served: tuple[int, ...] = ()) -> TeachingLimits:
-    return TeachingLimits((TeacherConfig.model_validate({"name": "t", **given}),), top=top, served=lambda: served)
+def limits(
+    given: dict[str, Any], *, top: int = 0, served: tuple[int, ...] = (), refused: int | None = None
+) -> TeachingLimits:
+    made = TeacherConfig.model_validate({"name": "t", **given})
+    return TeachingLimits((made,), top=top, served=lambda: served, refused={"t": refused}.__getitem__)
 
 
 def shown(*prompt: int) -> TrajectoryGroup:
@@ -44,6 +47,8 @@ def shown(*prompt: int) -> TrajectoryGroup:
         (limits({**HINTED, "max_model_len": 6}), shown(1, 2, 3, 4), "would read 6 tokens", True),
         (limits({**BEHIND, "max_model_len": 4}), group(1, trajectory(0, 0)), "would read 4 tokens", True),
         (limits(BEHIND, top=1 << 19), group(1, trajectory(0)), "in 3 places: at most 2 tokens are taken with so", True),
+        (limits(BEHIND, refused=4), group(1, trajectory(0, 0)), "has refused a text of 4 as too long: raise", True),
+        (limits(BEHIND, refused=5), group(1, trajectory(0, 0)), None, False),
         (limits(POLICY), shown(1, 10), "token id 10 of teacher_prompt is outside", True),
     ],
 )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import SecretStr
 
 from learner.teachers.config import TeacherConfig
-from learner.teachers.teachers import RemoteTeacher, TeacherFailed, TeacherMetrics, _parts
+from learner.teachers.teachers import RemoteTeacher, TeacherFailed, TeacherMetrics, TextRefused, _parts
 from services.http.backoff import Backoff
 from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient
@@ -131,7 +131,7 @@ async def test_requests_spread_over_the_addresses_and_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "remedy"), [(422, "engine.max_model_len"), (404, "of this release"), (413, "its log says more")]
+    ("status", "remedy"), [(422, "learner's vocabulary"), (404, "of this release"), (413, "its log says more")]
 )
 async def test_a_refusal_names_teacher_counterpart_and_remedy_at_once(status: int, remedy: str) -> None:
     scripted = ScriptedTeacher(script=lambda _: status)
@@ -139,6 +139,19 @@ async def test_a_refusal_names_teacher_counterpart_and_remedy_at_once(status: in
         with pytest.raises(TeacherFailed, match=rf"teacher math refuses: {url}\S+ refused with {status}.*{remedy}"):
             await math.scores([sequence(3, 4)])
     assert len(scripted.requests) == 1
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("too_long", [5, 3, 3]), ("engine_refused", [None, None, None])])
+async def test_a_refusal_of_one_text_is_told_apart_and_the_shortest_that_was_too_long_is_known(
+    kind: str, refused: list[int | None]
+) -> None:
+    async with ScriptedTeacher(script=lambda _: kind).running() as url, teacher(url) as math:
+        lengths = []
+        for texts in ((sequence(3, 4, 5, 6, 7), sequence(3, 4)), (sequence(3, 4, 5),), (sequence(3, 4, 5, 6),)):
+            with pytest.raises(TextRefused, match=rf"teacher math refuses its text: {url}\S+ refused with 422 {kind}"):
+                await math.scores(texts)
+            lengths.append(math.refused_tokens)
+    assert lengths == refused
 
 
 async def test_a_token_is_shown_and_a_wrong_one_is_named() -> None:

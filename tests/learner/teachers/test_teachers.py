@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from learner.teachers.config import TeacherConfig
-from learner.teachers.teachers import PolicyFleet, TeacherFailed, Teachers
+from learner.teachers.teachers import PolicyFleet, TeacherFailed, Teachers, TextRefused
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
@@ -228,6 +228,21 @@ async def test_one_groups_refusal_leaves_other_groups_alone() -> None:
         assert await ours.scores(group(2)) is not None
         with pytest.raises(TeacherFailed, match="teacher t refuses"):
             await ours.scores(group(1))
+
+
+async def test_a_text_that_is_too_long_is_a_batchs_only_untaught_group_and_takes_no_part_in_comparisons() -> None:
+    refusing, well = ScriptedTeacher(script=lambda _: "too_long"), ScriptedTeacher()
+    async with refusing.running() as first, well.running() as second:
+        configs: list[dict[str, Any]] = [
+            {"name": "t", "urls": [first], "environments": ["addition"]}, {"name": "rest", "urls": [second]}
+        ]  # fmt: skip
+        async with teachers(*configs) as ours:
+            long, short = group(1, two_turns()), group(2).model_copy(update={"environment": "chess"})
+            assert list(await ours.glance([long, short], batch=[long, short])) == [1]
+            refused, scores = await ours.of_batch([long, short])
+            assert (ours.refused_tokens("t"), ours.refused_tokens("rest")) == (6, None)
+    assert isinstance(refused, TextRefused)
+    assert isinstance(scores, tuple)
 
 
 async def test_a_step_that_waits_in_vain_ends_with_the_teachers_name_and_its_last_fault() -> None:
