@@ -21,7 +21,7 @@ class LogprobScoring:
     """Answers `POST /v1/logprobs`. A request falls wholly under one version.
 
     Sequences that a commit met on their way are scored again, and so are those that are under an older version than
-    others of their request. `tokenizer` is the fingerprint of the model's.
+    others of their request. `tokenizer` is the fingerprint of the model's. Answers are signed by `instance`.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class LogprobScoring:
         serving: Serving,
         metrics: GeneratorMetrics,
         generator_id: str,
+        instance: str,
         tokenizer: str,
         vocabulary_size: int,
         max_model_len: int,
@@ -39,6 +40,7 @@ class LogprobScoring:
         self._serving = serving
         self._metrics = metrics
         self._generator_id = generator_id
+        self._instance = instance
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
         self._max_model_len = max_model_len
@@ -51,6 +53,7 @@ class LogprobScoring:
         self._metrics.scored(sum(map(len, request.sequences)))
         return LogprobsAnswer(
             generator_id=self._generator_id,
+            instance=self._instance,
             policy_version=version,
             tokenizer=self._tokenizer,
             sequences=tuple(_body(one, request_id=request.request_id) for one in scored),

@@ -263,6 +263,7 @@ def _scoring(
         serving=serving,
         metrics=metrics,
         generator_id=announcement.generator_id,
+        instance=announcement.instance,
         tokenizer=announcement.fingerprints.tokenizer,
         vocabulary_size=vocabulary_size(config.model),
         max_model_len=config.context_tokens,

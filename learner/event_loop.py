@@ -56,6 +56,7 @@ from learner.weights.tree import TREE_FOLDER, add_tree_routes, tree_readers
 from learner.what_if_form import checked, form_of
 from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size, with_size
 from protocol.generation import Sampling
+from protocol.model import PolicyVersion
 from protocol.status import Status
 from protocol.trajectories import TrajectoryGroup
 from services.diagnosis.verdict import RunVerdict
@@ -342,7 +343,13 @@ class EventLoopParts:
             waits=self.waits,
             registry=self.registry,
             top=_teacher_top(config),
-            fleet=PolicyFleet(serving=lambda: [each.url for each in self.fleet.serving()], client=client),
+            fleet=PolicyFleet(
+                serving=lambda: [each.url for each in self.fleet.serving()],
+                client=client,
+                believed=lambda instance, version: self.fleet.provenance.believed(
+                    instance, PolicyVersion.parse(version)
+                ),
+            ),
             tls=client_tls(config.http.tls),
         )
 

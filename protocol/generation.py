@@ -148,9 +148,11 @@ class LogprobsAnswer(WireModel):
     """Tokens' logprobs out: of all sequences, in order, all under the weights of `policy_version`.
 
     `tokenizer` is the fingerprint of the tokenizer beside the model: token ids mean the same under equal ones only.
+    `instance` is the generator's process, as in the spans of what it samples.
     """
 
     generator_id: str = Field(max_length=256)
+    instance: str = Field(default="", max_length=64)
     policy_version: VersionText
     tokenizer: str = Field(max_length=64)
     sequences: tuple[SequenceLogprobs, ...] = Field(min_length=1, max_length=256)

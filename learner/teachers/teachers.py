@@ -47,6 +47,8 @@ _OF_ONE_TEXT = frozenset({"too_long", "engine_refused"})
 """Kinds of refusals that say nothing about other texts."""
 _LOOKS_AGAIN_S = 1.0
 """Time after which a request that waits for a generator of the policy looks anew which there are."""
+_PROOF_LOOKS_S = 0.1
+"""Time after which it is looked anew whether a generator has proven the weights by which it answered."""
 Number = TypeVar("Number", np.int32, np.float32)
 
 
@@ -103,12 +105,14 @@ class TeacherTopTokens:
 @dataclass(frozen=True)
 class TeacherScores:
     """Logprobs of the T tokens of a sequence, float32 [T], in nats at temperature 1, and the likeliest tokens in the
-    place of each, if they were asked for. `version` is that of the weights that said so.
+    place of each, if they were asked for. `version` is that of the weights that said so, `instance` the generator's
+    process.
     """
 
     logprobs: NDArray[np.float32]
     version: str
     top: TeacherTopTokens | None = None
+    instance: str = ""
 
 
 class RemoteTeacher:
@@ -158,10 +162,12 @@ class RemoteTeacher:
         Waits without end for a teacher that is away. Raises TeacherFailed for what will not pass, and TextRefused if
         that is one of the sequences.
         """
-        return [_scores_of(one, version, top=top) for one, version in await self._scored(sequences, top=top)]
+        return [_scores_of(one, answer, top=top) for one, answer in await self._scored(sequences, top=top)]
 
-    async def _scored(self, sequences: Sequence[NDArray[np.int32]], *, top: int) -> list[tuple[SequenceLogprobs, str]]:
-        found: list[tuple[SequenceLogprobs, str]] = []
+    async def _scored(
+        self, sequences: Sequence[NDArray[np.int32]], *, top: int
+    ) -> list[tuple[SequenceLogprobs, LogprobsAnswer]]:
+        found: list[tuple[SequenceLogprobs, LogprobsAnswer]] = []
         most_tokens = MAX_SCORED_TOKENS // max(1, top)
         longest = max(map(len, sequences), default=0)
         if longest > most_tokens:
@@ -174,7 +180,7 @@ class RemoteTeacher:
             request = LogprobsRequest(request_id=uuid.uuid4().hex, sequences=token_ids, top=top)
             async with self._room:
                 answer = await self._answer(request)
-            found += [(one, answer.policy_version) for one in answer.sequences]
+            found += [(one, answer) for one in answer.sequences]
             self._metrics.scored(self.config.name, sum(map(len, part)))
         return found
 
@@ -267,12 +273,12 @@ class RemoteTeacher:
         logger.debug("a request to teacher %s failed: %s", self.config.name, error)
 
 
-def _scores_of(answer: SequenceLogprobs, version: str, *, top: int) -> TeacherScores:
-    logprobs = np.array(answer.logprobs, dtype=np.float32)
-    if not top:
-        return TeacherScores(logprobs, version)
-    likeliest = np.array(answer.top_token_ids, np.int32), np.array(answer.top_logprobs, np.float32)
-    return TeacherScores(logprobs, version, TeacherTopTokens(*likeliest))
+def _scores_of(found: SequenceLogprobs, answer: LogprobsAnswer, *, top: int) -> TeacherScores:
+    logprobs = np.array(found.logprobs, dtype=np.float32)
+    likeliest = np.array(found.top_token_ids, np.int32), np.array(found.top_logprobs, np.float32)
+    return TeacherScores(
+        logprobs, answer.policy_version, TeacherTopTokens(*likeliest) if top else None, answer.instance
+    )
 
 
 def _is_away(error: ServiceError) -> bool:
@@ -298,10 +304,13 @@ def _some(values: Sequence[tuple[int, int]]) -> str:
 
 @dataclass(frozen=True)
 class PolicyFleet:
-    """The run's generators: `serving` gives the addresses of those that serve, `client` shows their token."""
+    """The run's generators: `serving` gives the addresses of those that serve, `client` shows their token. `believed`
+    says of a process and a version whether what it answered counts, None while its proof is awaited.
+    """
 
     serving: Callable[[], Sequence[str]]
     client: HttpClient
+    believed: Callable[[str, str], bool | None]
 
 
 GroupScores = tuple[TeacherScores, ...]
@@ -397,12 +406,43 @@ class Teachers:
         if teacher is None:
             return None
         self.prefetch(group)
-        fetch = self._fetches[_key(group)]
         try:
-            await self._wait_for(fetch, teacher)
+            return await self._believed(group, teacher)
         finally:
             self.forget(group)
-        return _scores_in(fetch)
+
+    async def _believed(self, group: TrajectoryGroup, teacher: RemoteTeacher) -> GroupScores:
+        """The scores of a group that is asked for. Those of a generator that is not believed, or not any more, are
+        asked for again: it may have answered by other weights than it says.
+        """
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + teacher.config.wait_s
+        while True:
+            fetch = self._fetches[_key(group)]
+            await self._wait_for(fetch, teacher)
+            found = _scores_in(fetch)
+            believed = self._are_believed(found, teacher)
+            if believed:
+                return found
+            if loop.time() > ends:
+                raise TeacherFailed(
+                    f"{teacher}: for {teacher.config.wait_s:g} s all answers came from generators that have not proven "
+                    f"their weights, last one of version {found[-1].version}. Their logs say why"
+                )
+            if believed is None:
+                await asyncio.sleep(_PROOF_LOOKS_S)
+            else:
+                logger.warning(
+                    "lease %d is taught again: the generator that did is not believed any more", group.lease_id
+                )
+                self.forget(group)
+                self.prefetch(group)
+
+    def _are_believed(self, scores: GroupScores, teacher: RemoteTeacher) -> bool | None:
+        if not teacher.config.policy or self._fleet is None:
+            return True
+        told = {self._fleet.believed(one.instance, one.version) for one in scores}
+        return None if None in told and False not in told else False not in told
 
     async def of_batch(self, groups: Sequence[TrajectoryGroup]) -> list[Told]:
         """`scores` of each group, in order, or why it has none; all are asked for at once."""
@@ -437,7 +477,9 @@ class Teachers:
                 await self._wait_for(fetch, teacher)
                 if not fetch.cancelled():
                     with contextlib.suppress(TextRefused):
-                        found[place] = _scores_in(fetch)
+                        scores = _scores_in(fetch)
+                        if self._are_believed(scores, teacher):
+                            found[place] = scores
         return found
 
     def refused_tokens(self, name: str) -> int | None:
@@ -543,7 +585,7 @@ def _placed(trajectory: Trajectory, found: TeacherScores, *, given: int) -> Teac
         return placed
 
     likeliest = None if top is None else TeacherTopTokens(over(top.token_ids), over(top.logprobs))
-    return TeacherScores(over(found.logprobs), found.version, likeliest)
+    return TeacherScores(over(found.logprobs), found.version, likeliest, found.instance)
 
 
 def _key(group: TrajectoryGroup) -> _Key:

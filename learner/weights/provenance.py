@@ -163,6 +163,17 @@ class Provenance:
             return Standing.PROVEN
         return Standing.AWAITED if self._awaited.issuperset(unproven) else Standing.UNPROVEN
 
+    def believed(self, instance: str, version: PolicyVersion) -> bool | None:
+        """True of what a process says under a version that it has proven to serve; None while that is awaited. Of one
+        too old to be known it is true, unless the process is distrusted.
+        """
+        since = self._since(instance)
+        if since is not None and version >= since:
+            return False
+        if self._too_old(version) or instance in self._proven.get(version, ()):
+            return True
+        return None if (instance, version) in self._awaited else False
+
     def _unproven_own(self, group: TrajectoryGroup) -> list[tuple[str, PolicyVersion]]:
         stamps = _signed(group.own_stamps)
         return self._unproven((name, version) for name, version in stamps if not self._too_old(version))

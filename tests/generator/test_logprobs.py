@@ -38,6 +38,7 @@ def scoring_of(rig: Rig) -> "LogprobScoring":
         serving=held(rig),
         metrics=GeneratorMetrics(Metrics("generator"), engine=rig.engine),
         generator_id="g",
+        instance="i",
         tokenizer="70ken1",
         vocabulary_size=32,
         max_model_len=1024,
@@ -56,6 +57,7 @@ def ask(*sequences: Sequence[int], top: int = 0) -> LogprobsRequest:
 
 def assert_exact(rig: Rig, answer: LogprobsAnswer, sequences: Sequence[Sequence[int]]) -> None:
     """Against the policy as it is now."""
+    assert answer.instance == "i"
     for sequence, found in zip(sequences, answer.sequences, strict=True):
         assert found.logprobs == pytest.approx(rig.policy.logprobs(sequence), abs=TOLERANCE)
 

@@ -63,7 +63,7 @@ class RefusingGenerator:
             engine=engine, serving=self.serving, slots=slots, metrics=metrics, generator_id="g"
         )
         self.scoring = LogprobScoring(
-            engine=engine, serving=self.serving, metrics=metrics, generator_id="g", tokenizer="t",
+            engine=engine, serving=self.serving, metrics=metrics, generator_id="g", instance="i", tokenizer="t",
             vocabulary_size=100, max_model_len=64,
         )  # fmt: skip
         self.slots = slots

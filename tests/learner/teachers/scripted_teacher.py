@@ -39,6 +39,7 @@ class ScriptedTeacher:
     script: Callable[[int], int | str | None] = lambda _: None
     tokenizer: str = TOKENIZER
     version: str = "0.0"
+    instance: str = ""
     token: str | None = None
     hold: asyncio.Event | None = None
     requests: list[LogprobsRequest] = field(default_factory=list)
@@ -92,6 +93,7 @@ class ScriptedTeacher:
         return json_answer(
             LogprobsAnswer(
                 generator_id="teacher",
+                instance=self.instance,
                 policy_version=self.version,
                 tokenizer=self.tokenizer,
                 sequences=tuple(_scored(one[: len(one) - cut], top=asked.top) for one in asked.sequences),

@@ -321,7 +321,7 @@ async def test_the_policy_is_asked_at_the_generators_that_serve_it_at_the_moment
     config = TeacherConfig.model_validate({"name": "self", "policy": True})
     async with first.running() as one, second.running() as other, HttpClient() as client:
         serving: list[str] = []
-        fleet = PolicyFleet(serving=lambda: serving, client=client)
+        fleet = PolicyFleet(serving=lambda: serving, client=client, believed=lambda instance, version: True)
         async with Teachers(
             [config], tokenizer=TOKENIZER, waits=Waiting(), registry=Metrics("learner"), fleet=fleet
         ) as ours:
@@ -335,3 +335,49 @@ async def test_the_policy_is_asked_at_the_generators_that_serve_it_at_the_moment
     assert later is not None
     assert (found[0].version, later[0].version) == ("1.1", "1.2")
     assert (len(first.requests), len(second.requests)) == (1, 1)
+
+
+async def test_what_a_generator_said_that_is_not_believed_any_more_is_asked_of_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is quarantined while what it said of the first group is kept, and of the second is on its way."""
+    bad = ScriptedTeacher(version="1.1", instance="bad-1", hold=asyncio.Event())
+    good = ScriptedTeacher(version="1.2", instance="good-1")
+    config = TeacherConfig.model_validate({"name": "self", "policy": True})
+    distrusted: set[str] = set()
+    async with bad.running() as one, good.running() as other, HttpClient() as client:
+        serving = [one]
+        fleet = PolicyFleet(lambda: serving, client, believed=lambda instance, version: instance not in distrusted)
+        async with Teachers(
+            [config], tokenizer=TOKENIZER, waits=Waiting(), registry=Metrics("learner"), fleet=fleet
+        ) as ours:
+            assert bad.hold is not None
+            ours.prefetch(hinted(1))
+            bad.hold.set()
+            await until(lambda: bad.requests and not bad.under_way)
+            bad.hold.clear()
+            ours.prefetch(hinted(2))
+            await until(lambda: bad.under_way)
+            distrusted.add("bad-1")
+            serving[:] = [other]
+            bad.hold.set()
+            assert await ours.glance([hinted(1)], batch=[]) == {}
+            found = await ours.of_batch([hinted(1), hinted(2)])
+    assert [[each.version for each in scores] for scores in found if isinstance(scores, tuple)] == [["1.2"], ["1.2"]]
+    assert caplog.messages.count("lease 1 is taught again: the generator that did is not believed any more") == 1
+
+
+async def test_the_proof_of_weights_that_taught_is_waited_for_and_one_that_never_comes_ends_the_run_by_name() -> None:
+    scripted = ScriptedTeacher(version="1.1", instance="i")
+    config = TeacherConfig.model_validate({"name": "self", "policy": True, "wait_s": 0.3})
+    told: list[bool | None] = [None, True]
+    async with scripted.running() as url, HttpClient() as client:
+        fleet = PolicyFleet(lambda: [url], client, believed=lambda *_: told.pop(0) if len(told) > 1 else told[0])
+        async with Teachers(
+            [config], tokenizer=TOKENIZER, waits=Waiting(), registry=Metrics("learner"), fleet=fleet
+        ) as ours:
+            assert await ours.scores(hinted(1)) is not None
+            assert len(scripted.requests) == 1
+            told[:] = [None]
+            with pytest.raises(TeacherFailed, match=r"for 0.3 s all answers .* not proven their weights, .* 1.1"):
+                await ours.scores(hinted(2))

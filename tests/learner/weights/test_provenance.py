@@ -65,6 +65,22 @@ def test_a_version_counts_from_the_good_proof_on() -> None:
     assert ours.standing("a", version) is Standing.PROVEN
 
 
+def test_what_a_process_says_is_believed_from_its_proof_on_until_it_is_distrusted() -> None:
+    ours, version = Weights(), PolicyVersion(1, 5)
+    member, told = ours.member("a"), ours.fleet.provenance.believed
+    assert told("a-1", version) is False
+    ours.fleet.asked_to_commit(member, version)
+    assert told("a-1", version) is None
+    assert ours.proves(member, version, checksum="right")
+    assert told("a-1", version) is True
+    assert told("b-1", version) is False
+    ours.fleet.provenance.forget(below=7)
+    assert told("a-1", version) is True, "nobody knows any more"
+    ours.fleet.distrust("a-1", since=version)
+    assert told("a-1", version) is False
+    assert told("a-1", PolicyVersion(1, 4)) is True
+
+
 def compared_with(name: str, version: PolicyVersion, *, own: PolicyVersion) -> TrajectoryGroup:
     """A group that was sampled by process a-1, with a greedy answer of another."""
     spans = (VersionSpan(version=str(version), start=2, end=3, instance=f"{name}-1"),)
