@@ -191,7 +191,7 @@ def test_of_a_group_whose_text_a_teacher_refuses_no_token_is_trained_and_others_
     left_out: list[str] = []
     parts: Any = NothingToTrain()
     parts.left_out, parts.preset = left_out.append, ALGORITHMS["opd"].model_validate({"type": "opd"}).preset()
-    taught = {"algo": {"type": "opd"}, "teachers": [{"name": "t", "urls": ["http://127.0.0.1:1"]}]}
+    taught: dict[str, Any] = {"algo": {"type": "opd"}, "teachers": [{"name": "t", "urls": ["http://127.0.0.1:1"]}]}
     training = training_of(settings_of(**taught), parts=parts, teachers=RefusingTeachers(), first_version=0)
     training._call = lambda work: asyncio.run(work)
 
@@ -218,7 +218,7 @@ async def test_a_policy_that_teaches_is_served_before_the_steps_that_it_taught_a
         parts.offered.clear()
         logged = SimpleNamespace(version=7, read=lambda: SimpleNamespace(bound=lambda most: most))
         async with learner(tmp_path / str(teaches)) as ours:
-            policy = {"algo": {"type": "opd"}, "teachers": [{"name": "self", "policy": True}]}
+            policy: dict[str, Any] = {"algo": {"type": "opd"}, "teachers": [{"name": "self", "policy": True}]}
             settings = settings_of(tmp_path, max_lag=1, **(policy if teaches else {}))
             training = training_of(settings, parts=parts, intake=ours.intake, replay=(logged,))
             training._taught = ask

@@ -16,7 +16,8 @@ from learner.weights.published import Snapshot
 class NothingToTrain:
     """Stands for trainer, publisher and the rest in a run whose last step is done."""
 
-    preset = tokens = None
+    preset: Any = None
+    tokens: Any = None
     tokens_s = 0.0
 
     def __init__(self) -> None:
