@@ -56,8 +56,8 @@ class EnvironmentInfo(WireModel):
     that draws tasks of its own choice; none, if each level is one. `chat_template` is the fingerprint of the policy's
     template with what the environment tells it; empty if it tells it nothing of its own. `no_greedy_answer` says why no
     greedy answer to its tasks can be sampled; empty if one can. `teacher_hint`: all groups of training tasks can
-    have a prompt for a teacher that is shown more than the policy. `most_leases` of it run at once in this env_service at
-    most; None: as many as there is room for.
+    have a prompt for a teacher that is shown more than the policy. `most_leases` of it run at once in this env_service
+    at most; None: as many as there is room for.
     """
 
     name: str = Field(min_length=1, max_length=256)

@@ -100,7 +100,8 @@ class GpuStatus(WireModel):
 
 class UsageStatus(WireModel):
     """Use of its machine by a process and its children: cores at work in the last seconds, of `usable_cores` that it
-    may keep busy with whoever shares them, CPU seconds so far, and memory, in which what several share counts for each.
+    may keep busy with whoever shares them, CPU seconds so far, and memory, in which what several share counts once,
+    where the kernel says who does.
     """
 
     cores: float = Field(ge=0)

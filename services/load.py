@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from protocol.status import GpuStatus, LoadStatus, UsageStatus, WaitingItems
 from services.cores import usable_cores
 from services.gpus import GpuWatch
-from services.local_processes import usage_of
+from services.local_processes import proportional_memory_of, usage_of
 
 WINDOW_S = 10.0
 """Long enough for a mean over uneven work, short enough to say soon what has changed."""
@@ -20,6 +20,7 @@ _LEAST_LONG_S = 18.0
 _EVERY_S = 1.0
 _SHORTEST_S = 3.0
 _USAGE_EVERY = 5
+_MEMORY_EVERY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,15 @@ class LoadWindow:
         self._seen: deque[tuple[float, LoadSample]] = deque()
         self._long: deque[tuple[float, LoadSample]] = deque()
         self._measured: tuple[float, float] | None = None
-        self.usage: UsageStatus | None = None
+        self._usage: UsageStatus | None = None
+        self._asked = True
+        self._memory: tuple[float, int] | None = None
+
+    @property
+    def usage(self) -> UsageStatus | None:
         """Use of this machine by this process and its children, over the last seconds."""
+        self._asked = True
+        return self._usage
 
     async def run(self, *, gpus: Callable[[Sequence[GpuStatus]], None] = _unheard) -> None:
         """Looks once a second until cancelled, and more rarely at what the machine gives. `gpus` is told each time
@@ -66,17 +74,30 @@ class LoadWindow:
         for number in itertools.count():
             self.sample()
             if number % _USAGE_EVERY == 0:
-                used, held = await asyncio.to_thread(lambda: (usage_of(os.getpid()), watch.look(os.getpid())))
+                (cpu_s, resident), held = await asyncio.to_thread(
+                    lambda: (usage_of(os.getpid()), watch.look(os.getpid()))
+                )
                 gpus(held)
-                self._measure(*used, gpus=held)
+                self._measure(cpu_s, await self._memory_bytes(resident), gpus=held)
             await asyncio.sleep(_EVERY_S)
+
+    async def _memory_bytes(self, resident: int) -> int:
+        """Memory with shared pages counted once, which costs the kernel a walk through all of them: so it is looked at
+        every half minute at most, and only if somebody has asked since. After a minute without it is `resident`.
+        """
+        if self._asked and (self._memory is None or self._clock() - self._memory[0] >= _MEMORY_EVERY_S):
+            self._asked = False
+            self._memory = self._clock(), await asyncio.to_thread(proportional_memory_of, os.getpid())
+        if self._memory is None or self._clock() - self._memory[0] > LONG_S:
+            return resident
+        return self._memory[1]
 
     def _measure(self, cpu_s: float, memory_bytes: int, *, gpus: tuple[GpuStatus, ...] = ()) -> None:
         now = self._clock()
         if self._measured is not None and now > self._measured[0]:
             since, before_s = self._measured
             cores = max(0.0, (cpu_s - before_s) / (now - since))  # children that ended take their seconds with them
-            self.usage = UsageStatus(
+            self._usage = UsageStatus(
                 cores=cores, usable_cores=usable_cores(), cpu_s=cpu_s, memory_bytes=memory_bytes, gpus=gpus
             )
         self._measured = now, cpu_s

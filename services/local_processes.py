@@ -64,7 +64,9 @@ def process_behind(url: str) -> LocalProcess | None:
 
 
 def usage_of(pid: int, *, proc: Path = _PROC) -> tuple[float, int]:
-    """CPU seconds so far, and bytes of memory, of a process of this machine and its descendants; `proc` is proc(5)."""
+    """CPU seconds so far, and bytes of resident memory, of a process of this machine and its descendants; `proc` is
+    proc(5). Pages that several of them share, as forks do, count for each.
+    """
     cpu_s, memory = 0.0, 0
     for one in family_of(pid, proc=proc):
         with suppress(OSError):  # it has ended meanwhile
@@ -72,6 +74,19 @@ def usage_of(pid: int, *, proc: Path = _PROC) -> tuple[float, int]:
             cpu_s += (int(fields[11]) + int(fields[12])) / _TICKS
             memory += int(fields[21]) * _PAGE_BYTES
     return cpu_s, memory
+
+
+def proportional_memory_of(pid: int, *, proc: Path = _PROC) -> int:
+    """Bytes of memory of a process and its descendants, in which shared pages count once: of each page that n processes
+    have, one of them has an n-th. Of those that do not say so, all of their resident memory.
+
+    The kernel walks all pages for that: some 25 ms of a core for each GiB of small ones.
+    """
+    memory = 0
+    for one in family_of(pid, proc=proc):
+        with suppress(OSError):  # it has ended meanwhile
+            memory += _proportional_bytes(proc / str(one)) or int(_statistics(proc / str(one))[21]) * _PAGE_BYTES
+    return memory
 
 
 def machine_cpu_s(*, proc: Path = _PROC) -> float | None:
@@ -129,6 +144,15 @@ def _parents(proc: Path) -> Callable[[Path], list[int]]:
         with suppress(OSError):  # it has ended meanwhile
             children.setdefault(int(_statistics(path.parent)[1]), []).append(int(path.parent.name))
     return lambda folder: children.get(int(folder.name), [])
+
+
+def _proportional_bytes(folder: Path) -> int | None:
+    """The Pss of a process; None if the kernel does not tell, or not us."""
+    with suppress(OSError):
+        for line in (folder / "smaps_rollup").read_bytes().splitlines():
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) << 10
+    return None
 
 
 def _statistics(folder: Path) -> list[bytes]:

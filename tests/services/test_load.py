@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from protocol.status import GpuStatus
-from services.load import WINDOW_S, LoadSample, LoadWindow
+from services import load
+from services.load import LONG_S, WINDOW_S, LoadSample, LoadWindow
 from services.local_processes import usage_of
 
 
@@ -58,6 +59,33 @@ def test_the_cores_at_work_are_those_of_the_last_seconds() -> None:
 
     assert watched.usage is not None
     assert (watched.usage.cores, watched.usage.memory_bytes, watched.usage.gpus) == (2.0, 7, held)
+
+
+async def test_shared_pages_are_looked_at_only_if_somebody_has_asked_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = [0.0], list[int]()
+
+    def look(pid: int) -> int:
+        looks.append(pid)
+        return 5
+
+    monkeypatch.setattr(load, "proportional_memory_of", look)
+    watched = LoadWindow(lambda: LoadSample(done=0, running=0), limit=lambda: None, clock=lambda: now[0])
+    assert [await watched._memory_bytes(9) for _ in range(3)] == [5, 5, 5]
+    now[0] = 29.0
+    assert watched.usage is None
+    assert await watched._memory_bytes(9) == 5
+    assert len(looks) == 1, "that is too soon, whoever asks"
+    now[0] = 30.0
+    assert await watched._memory_bytes(9) == 5
+    assert len(looks) == 2
+    now[0] = 60.0
+    assert await watched._memory_bytes(9) == 5
+    assert len(looks) == 2, "nobody has asked"
+    now[0] = 30.0 + LONG_S + 1
+    assert await watched._memory_bytes(9) == 9, "what was seen so long ago says nothing"
+    assert watched.usage is None
+    assert [await watched._memory_bytes(9) for _ in range(2)] == [5, 5]
+    assert len(looks) == 3
 
 
 async def test_what_a_process_holds_of_gpus_is_told_from_the_first_look_on() -> None:

@@ -10,11 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from services.local_processes import listener_of, machine_cpu_s, usage_of
+from services.local_processes import listener_of, machine_cpu_s, proportional_memory_of, usage_of
 
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 FAMILY = {10: (1, 100), 11: (10, 20), 12: (10, 3), 13: (12, 4), 20: (1, 1000)}
 """A machine's processes: the parent of each, and both the ticks and the pages that it takes. 20 is a stranger."""
+
+_HELD = 64 << 20
+_FORKS = f"""
+import os, sys
+held = b"x" * {_HELD}
+reads, writes = os.pipe()
+if os.fork() == 0:
+    os.close(writes)
+    print(len(held), flush=True)
+    os.read(reads, 1)
+    os._exit(0)
+sys.stdin.readline()
+os.close(writes)
+os.wait()
+"""
+"""A process that shares so many bytes with a fork of itself, until it is told to end."""
 
 
 def made(proc: Path, *, listed: bool) -> Path:
@@ -40,6 +56,28 @@ def test_the_use_of_a_process_is_that_of_all_its_descendants(tmp_path: Path, lis
     assert usage_of(10, proc=proc) == (127 / _TICKS, 127 * _PAGE)
     assert usage_of(12, proc=proc) == (7 / _TICKS, 7 * _PAGE)
     assert usage_of(99, proc=proc) == (0.0, 0)
+
+
+def test_shared_pages_count_once_where_the_kernel_says_who_shares_them(tmp_path: Path) -> None:
+    proc = made(tmp_path, listed=True)
+    (proc / "10/smaps_rollup").write_text("5-7 ---p 0 0 [rollup]\nRss:  400 kB\nPss:   90 kB\nPss_Dirty:   80 kB\n")
+    (proc / "13/smaps_rollup").write_text("5-7 ---p 0 0 [rollup]\nRss:   16 kB\n")
+
+    assert proportional_memory_of(10, proc=proc) == 90 * 1024 + (20 + 3 + 4) * _PAGE
+    assert proportional_memory_of(99, proc=proc) == 0
+
+
+def test_what_a_fork_shares_with_its_parent_counts_once() -> None:
+    words = [sys.executable, "-c", _FORKS]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        _, resident = usage_of(parent.pid)
+        proportional = proportional_memory_of(parent.pid)
+        parent.communicate("\n")
+
+    assert resident > 2 * _HELD
+    assert _HELD < proportional < resident - _HELD // 2
 
 
 def test_the_use_of_the_machine_is_all_but_its_idle_time(tmp_path: Path) -> None:
