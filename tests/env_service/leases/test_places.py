@@ -153,3 +153,48 @@ async def test_a_place_that_is_given_to_a_lease_at_the_moment_of_its_cancellatio
         async with asyncio.timeout(60):
             await got.wait()
         third.cancel()
+
+
+@pytest.mark.parametrize(("most", "together"), [(1, 1), (2, 1), (3, 1), (4, 2)])
+async def test_evaluation_and_training_of_an_environment_with_a_limit_starve_neither(most: int, together: int) -> None:
+    """Of nine places; ten leases of either kind want one at any time."""
+    clock, places, ids = CountedTime(), LeasePlaces(9, {"e": PlaceRule(most=most)}), itertools.count()
+    held, ended, at_once = Counter[int](), Counter[int](), Counter[int]()
+
+    async def ask_again_and_again(kind: int) -> None:
+        while True:
+            async with places.held((kind, next(ids), 0), "e"):
+                held[kind] += 1
+                assert held.total() <= most
+                at_once[kind] = max(at_once[kind], held[kind])
+                await clock.sleep(5)
+                held[kind] -= 1
+                ended[kind] += 1
+
+    tasks = [asyncio.create_task(ask_again_and_again(kind)) for _ in range(10) for kind in (1, 0)]
+    await asyncio.sleep(0)
+    at_once.clear()
+    await clock.run(400)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (at_once[0], at_once[1]) == (together, max(1, most - together))
+    assert ended[0] / ended.total() == pytest.approx(1 / 2 if most == 1 else together / most, abs=0.02)
+
+
+async def test_evaluation_has_all_places_of_an_environment_with_a_limit_while_no_training_of_it_waits() -> None:
+    places, never = LeasePlaces(9, {"e": PlaceRule(most=3)}), asyncio.Event()
+
+    async def hold(kind: int, number: int, environment: str) -> None:
+        async with places.held((kind, number, 0), environment):
+            await never.wait()
+
+    tasks = [asyncio.create_task(hold(0, number, "e")) for number in range(5)]
+    tasks += [asyncio.create_task(hold(1, number, "other")) for number in range(9)]
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert (places.running["e"], places.running["other"]) == (3, 6)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert places.running.total() == places.waiting.total() == 0
