@@ -12,7 +12,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +25,7 @@ from learner.checkpoint_writer import CheckpointWriter
 from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, VersionScore
+from learner.journal.journal import LoggedTeaching
 from learner.lag_measurements import ComparedGroups, MeasurementPlan
 from learner.leases.intake import EndedEarly, Intake, NewestGroups, TakenBatch
 from learner.leases.partial_credit import without_loss
@@ -183,7 +184,9 @@ class OnlineTraining:
         self._writer.settle(wait=True)  # the process ends next, and would cut off what is being written beside
 
     def _replay_logged(self) -> None:
-        """Trains the logged steps again. A teacher that is the policy answers with the weights that they begin with."""
+        """Trains the logged steps again. What a policy that teaches has not said of them yet it says with the weights
+        that they begin with.
+        """
         config = self._config
         if self._replay and any(teacher.policy for teacher in config.teachers):
             self._publish()  # without weights no generator would serve, and all of this would wait for one
@@ -191,7 +194,7 @@ class OnlineTraining:
             logger.info("replaying the batch of step %d from the log", logged.version + 1)
             batch = logged.read()
             start = time.monotonic()
-            batch, teaching = self._taught(batch)
+            batch, teaching = self._taught(batch, noted=logged.told())
             sequences = self._sequences(batch, max_lag=batch.bound(config.max_lag), teaching=teaching)
             step_metrics = self._train(batch, sequences)
             self._keep(batch, sequences)
@@ -404,11 +407,15 @@ class OnlineTraining:
             batch.groups, version=batch.version, max_lag=max_lag, preset=self._trainer.preset, teaching=teaching
         )
 
-    def _taught(self, batch: TakenBatch) -> tuple[TakenBatch, list[Teaching] | None]:
-        """The teaching of each group of a batch, and the batch in which no token is trained of those without any."""
+    def _taught(
+        self, batch: TakenBatch, *, noted: Mapping[int, GroupScores | TextRefused] | None = None
+    ) -> tuple[TakenBatch, list[Teaching] | None]:
+        """The teaching of each group of a batch, and the batch in which no token is trained of those without any. What
+        is `noted` by lease id is not asked for again.
+        """
         if not self._config.teachers:
             return batch, None
-        told = self._call(self._teachers.of_batch(batch.groups))
+        told = self._told(batch, noted or {})
         groups = []
         for group, one in zip(batch.groups, told, strict=True):
             if isinstance(one, TextRefused):
@@ -422,6 +429,19 @@ class OnlineTraining:
             for each in scores
         ]
         return replace(batch, groups=tuple(groups)), self._teaching(groups, told)
+
+    def _told(self, batch: TakenBatch, noted: Mapping[int, GroupScores | TextRefused]) -> list[Told]:
+        """A policy that teaches changes: what it says is in the journal before it is trained."""
+        asked = [group for group in batch.groups if group.lease_id not in noted]
+        answers = list(zip(asked, self._call(self._teachers.of_batch(asked)) if asked else [], strict=True))
+        if new := [
+            LoggedTeaching(batch.version, group.lease_id, told)
+            for group, told in answers
+            if told is not None and self._is_taught_by_policy(group.environment)
+        ]:
+            self._call(self._intake.taught(new))
+        known: dict[int, Told] = {**noted, **{group.lease_id: told for group, told in answers}}
+        return [known[group.lease_id] for group in batch.groups]
 
     def _teaching(self, groups: Sequence[TrajectoryGroup], told: Sequence[Told]) -> list[Teaching]:
         """Teacher of each group: its scores from behind a URL, or the model of the ranks that is asked."""

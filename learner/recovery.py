@@ -7,7 +7,7 @@ good part ends.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,11 +30,14 @@ from learner.journal.segments import (
     read_segment,
     segments_of,
     set_aside,
+    teaching_at,
 )
+from learner.journal.teaching import LoggedTeaching
 from learner.leases.dead_letters import DEAD_LETTERS, dead_lettered_since
 from learner.leases.intake import TakenBatch
 from learner.leases.worth import worth_of
 from learner.ledger import Ledger, LedgerConfig, ReusableGroup
+from learner.teachers.teachers import GroupScores, TextRefused
 from learner.training.guard import NEW_GUARD, GuardState
 from learner.weights.provenance import LoggedDistrust, LoggedProof, is_recalled
 from protocol.model import PolicyVersion
@@ -60,7 +63,8 @@ class _Place:
 class LoggedStep:
     """A batch to train again. Its groups stay on the disk until they are read, or a resume would hold all at once.
 
-    `lags` are those of the leases and then of the `reused` ones, whose groups had been trained before.
+    `lags` are those of the leases and then of the `reused` ones, whose groups had been trained before. `taught` are
+    places of what teachers said, by lease id.
     """
 
     version: int
@@ -68,6 +72,11 @@ class LoggedStep:
     lags: tuple[int, ...]
     places: tuple[_Place, ...] = field(repr=False)
     reused: tuple[int, ...] = ()
+    taught: Mapping[int, tuple[Path, int]] = field(default_factory=dict, repr=False)
+
+    def told(self) -> dict[int, GroupScores | TextRefused]:
+        """What teachers said of its groups, as far as it was noted, by lease id."""
+        return {lease_id: teaching_at(path, at).told for lease_id, (path, at) in self.taught.items()}
 
     def read(self) -> TakenBatch:
         """The batch, as it was taken."""
@@ -214,6 +223,7 @@ class _LoggedSteps:
     uses: dict[int, int] = field(default_factory=dict)
     proofs: list[LoggedProof] = field(default_factory=list)
     recalled: set[_Place] = field(default_factory=set)
+    taught: dict[int, dict[int, tuple[Path, int]]] = field(default_factory=dict)
     damage: JournalDamaged | None = None
 
     def add(self, record: Record, *, path: Path, at: int) -> None:
@@ -235,6 +245,8 @@ class _LoggedSteps:
                 self.proofs.append(record)
             case LoggedDistrust(instance=instance, since=since):
                 self._distrust(instance, since=since)
+            case LoggedTeaching(version=version, lease_id=lease_id):
+                self.taught.setdefault(version, {})[lease_id] = path, at
 
     def _distrust(self, instance: str, *, since: PolicyVersion) -> None:
         """Of what was accepted so far: what the process proves after this to a later life counts again."""
@@ -290,6 +302,7 @@ def _read(segments: list[Segment], *, version: int) -> _LoggedSteps:
                 logged.add(record, path=segment.path, at=at)
     except JournalDamaged as damage:
         logged.damage = damage
+    logged.batches = [replace(batch, taught=logged.taught.get(batch.version, {})) for batch in logged.batches]
     return logged
 
 

@@ -56,7 +56,7 @@ def settings_of_run(folder: Path, *, changes: Sequence[str] = ()) -> LearnerConf
         )
     asked_elsewhere = ["policy" if each.policy else each.urls[0] for each in config.teachers if each.is_remote]
     if asked_elsewhere:
-        raise WrongSettings(f"a teacher at {asked_elsewhere[0]} taught this run, and its words are not in the journal")
+        raise WrongSettings(f"a teacher at {asked_elsewhere[0]} taught this run, and a replay asks no generators")
     return config.model_copy(
         # The optimizer's own weights, whatever is published.
         update={"training": config.training.model_copy(update={"publish_dtype": "float32"})}

@@ -32,6 +32,7 @@ from learner.journal.segments import (
     read_segment,
     segments_of,
 )
+from learner.journal.teaching import LoggedTeaching
 from learner.weights.provenance import LoggedDistrust, LoggedProof
 from protocol.codec import Frame
 from protocol.trajectories import TrajectoryGroup
@@ -52,6 +53,7 @@ __all__ = [
     "LoggedFilter",
     "LoggedGroup",
     "LoggedProof",
+    "LoggedTeaching",
     "LoggedUse",
     "NoJournal",
     "Record",
@@ -105,6 +107,11 @@ class RunLog(Protocol):
 
     def append_provenance(self, news: LoggedProof | LoggedDistrust) -> None:
         """Notes what became known of a generator's process. Raises JournalFull."""
+
+    def append_teaching(self, teaching: Sequence[LoggedTeaching]) -> None:
+        """Hands what teachers said of the newest batch to the operating system. Raises JournalFull, and is then called
+        again.
+        """
 
     def append_batch(self, *, version: int, lease_ids: Sequence[int], reused: Sequence[int] = ()) -> None:
         """Returns when the batch, and all before it, are on the disk. Raises JournalFull, and is then called again."""
@@ -207,6 +214,10 @@ class Journal:
     def append_provenance(self, news: LoggedProof | LoggedDistrust) -> None:
         """See RunLog."""
         self._append(encoded(news))
+
+    def append_teaching(self, teaching: Sequence[LoggedTeaching]) -> None:
+        """See RunLog. If the machine dies before the disk has it, teachers are asked again."""
+        self._append(*map(encoded, teaching))
 
     def append_batch(self, *, version: int, lease_ids: Sequence[int], reused: Sequence[int] = ()) -> None:
         """See RunLog."""
@@ -355,6 +366,9 @@ class NoJournal:
         """Keeps nothing."""
 
     def append_provenance(self, news: LoggedProof | LoggedDistrust) -> None:
+        """Keeps nothing."""
+
+    def append_teaching(self, teaching: Sequence[LoggedTeaching]) -> None:
         """Keeps nothing."""
 
     def append_batch(self, *, version: int, lease_ids: Sequence[int], reused: Sequence[int] = ()) -> None:

@@ -8,16 +8,18 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from learner.journal.files import sync_folder, unused
 from learner.journal.records import JournalDamaged, framed, record, scan
+from learner.journal.teaching import LoggedTeaching, teaching_frames, teaching_of
 from learner.weights.provenance import LoggedDistrust, LoggedProof
 from protocol.codec import Frame, WrongProtocolVersion, decode, encode
 from protocol.messages import FinishedLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
-_GROUP, _BATCH, _FILTERED, _PROOF, _DISTRUST, _USED, _BATCH_WITH_REUSED = 1, 2, 3, 4, 5, 6, 7
+_GROUP, _BATCH, _FILTERED, _PROOF, _DISTRUST, _USED, _BATCH_WITH_REUSED, _TEACHING = 1, 2, 3, 4, 5, 6, 7, 8
 _FRAME = struct.Struct("<I")
 _NAME = re.compile(r"segment-(\d{8,})\.log")
 
@@ -59,7 +61,8 @@ class LoggedUse:
     reuses: int
 
 
-Record = LoggedGroup | LoggedBatch | LoggedFilter | LoggedProof | LoggedDistrust | LoggedUse
+Record = LoggedGroup | LoggedBatch | LoggedFilter | LoggedProof | LoggedDistrust | LoggedUse | LoggedTeaching
+R = TypeVar("R", LoggedGroup, LoggedTeaching)
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,17 @@ def encoded(record: Record) -> bytes:
             return framed(_DISTRUST, json.dumps([instance, str(since)]).encode())
         case LoggedUse(lease_id=lease_id, reuses=reuses):
             return framed(_USED, json.dumps([lease_id, reuses]).encode())
+        case LoggedTeaching():
+            return framed(_TEACHING, b"".join(_joined(teaching_frames(record))))
 
 
 def encoded_group(frames: Sequence[Frame]) -> list[Frame]:
     """The record of the group that a Finished message of these frames brings, in parts, of which none is copied."""
-    return record(_GROUP, [part for frame in frames for part in (_FRAME.pack(len(frame)), frame)])
+    return record(_GROUP, _joined(frames))
+
+
+def _joined(frames: Sequence[Frame]) -> list[Frame]:
+    return [part for frame in frames for part in (_FRAME.pack(len(frame)), frame)]
 
 
 def read_segment(path: Path) -> Iterator[tuple[Record, int]]:
@@ -117,12 +126,21 @@ def read_segment(path: Path) -> Iterator[tuple[Record, int]]:
 
 def group_at(path: Path, at: int) -> TrajectoryGroup:
     """The group whose record begins at this byte, as `read_segment` said. Raises JournalDamaged."""
+    return _record_at(path, at, LoggedGroup).group
+
+
+def teaching_at(path: Path, at: int) -> LoggedTeaching:
+    """The teaching whose record begins at this byte. Raises JournalDamaged."""
+    return _record_at(path, at, LoggedTeaching)
+
+
+def _record_at(path: Path, at: int, wanted: type[R]) -> R:
     for kind, payload, _, _ in scan(path, at=at):
         record = _decoded(kind, payload, path=path)
-        if isinstance(record, LoggedGroup):
-            return record.group
+        if isinstance(record, wanted):
+            return record
         break
-    raise JournalDamaged(path, at, what="there was a group, and is none now")
+    raise JournalDamaged(path, at, what=f"there was a {wanted.__name__}, and is none now")
 
 
 def end_of_records(path: Path, *, start: int = 0, size: int | None = None) -> int:
@@ -178,6 +196,8 @@ def _decoded(kind: int, payload: bytes, *, path: Path) -> Record:
         case 7:
             version, lease_ids, reused = json.loads(payload)
             return LoggedBatch(version=version, lease_ids=tuple(lease_ids), reused=tuple(reused))
+        case 8:
+            return teaching_of(_split(payload))
         case _:
             raise JournalUnknown(f"{path}: record type {kind} is not known; was it written by a newer release?")
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from learner.journal.journal import DiskRoom, JournalFull, RunLog
+from learner.journal.journal import DiskRoom, JournalFull, LoggedTeaching, RunLog
 from learner.leases.dead_letters import DeadLetters, RunAborted
 from learner.leases.env_services import ConnectedEnvService, EnvServices
 from learner.leases.evaluation_leases import Evaluator
@@ -146,6 +146,10 @@ class GroupFlow:
         await self.env_services.cancel(batch.dropped)
         await self.grant_all()
         return (*groups, *reused)
+
+    async def taught(self, teaching: Sequence[LoggedTeaching]) -> None:
+        """Notes what teachers said of a batch that is trained next."""
+        await self.room.wait_for(partial(self._journal.append_teaching, teaching))
 
     def _keep_used(self, groups: Sequence[TrajectoryGroup]) -> None:
         known = {**self.used, **{group.lease_id: group for group in groups}}

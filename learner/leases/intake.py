@@ -10,14 +10,14 @@ ledger; the trainer's calls come from another thread, through `asyncio.run_corou
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
 from learner.evaluation.results import Evaluation
-from learner.journal.journal import JournalFull, RunLog
+from learner.journal.journal import JournalFull, LoggedTeaching, RunLog
 from learner.leases.conversation import MISSED_HEARTBEATS, EnvServiceConversation
 from learner.leases.dead_letters import DeadLetters
 from learner.leases.env_services import ConnectedEnvService
@@ -172,6 +172,10 @@ class Intake:
             times=times,
             reused=len(decision.reused),
         )
+
+    async def taught(self, teaching: Sequence[LoggedTeaching]) -> None:
+        """What teachers said of the batch that is trained next is in the journal when this returns."""
+        await self._flow.taught(teaching)
 
     async def newest(self, batch: TakenBatch, *, groups: int, timeout_s: float) -> NewestGroups:
         """The first groups whose leases were granted while the version of `batch` was served, those that are in it

@@ -19,6 +19,7 @@ from learner.leases.intake import EndedEarly, TakenBatch
 from learner.ledger import LedgerConfig
 from learner.online import Credits
 from learner.page.taken import TakenStep
+from learner.recovery import logged_steps
 from learner.teachers.teachers import GroupScores, TeacherScores, TextRefused, Told
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard, GuardState
@@ -205,6 +206,56 @@ def test_of_a_group_whose_text_a_teacher_refuses_no_token_is_trained_and_others_
     assert caplog.messages == ["lease 1 of addition is not trained: too long"]
 
 
+class ChangingTeachers:
+    """A policy that teaches, of which it is noted what it is asked; each life gets other logprobs of it."""
+
+    def __init__(self, logprob: float) -> None:
+        self.asked: list[int] = []
+        self._logprob = logprob
+
+    async def of_batch(self, groups: Sequence[TrajectoryGroup]) -> list[Told]:
+        self.asked += [one.lease_id for one in groups]
+        return [
+            tuple(
+                TeacherScores(np.where(each.loss_mask, self._logprob, 0).astype(np.float32), "3.0")
+                for each in one.trajectories
+            )
+            for one in groups
+        ]
+
+
+async def test_a_step_that_is_trained_again_is_taught_as_it_was_by_a_policy_that_has_changed_since(
+    tmp_path: Path,
+) -> None:
+    parts: Any = NothingToTrain()
+    parts.preset = ALGORITHMS["opd"].model_validate({"type": "opd"}).preset()
+    policy: dict[str, Any] = {"algo": {"type": "opd"}, "teachers": [{"name": "self", "policy": True}], "max_lag": 1}
+    first, second, third = ChangingTeachers(-2.0), ChangingTeachers(-3.0), ChangingTeachers(-4.0)
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+
+        async def trained(teachers: ChangingTeachers, batch: TakenBatch, **noted: Any) -> list[list[float]]:
+            training = training_of(
+                settings_of(**policy), parts=parts, intake=ours.intake, teachers=teachers, first_version=0
+            )
+            batch, teaching = await asyncio.to_thread(training._taught, batch, **noted)
+            sequences = training._sequences(batch, max_lag=1, teaching=teaching)
+            return [one.teacher_logprobs.tolist() for one in sequences]
+
+        await env.enter()
+        await env.leases(4)
+        await env.finish(group(0), group(1))
+        as_it_was = await trained(first, await ours.intake.take())
+        (step,) = logged_steps(tmp_path, version=0)
+        assert await trained(second, step.read(), noted=step.told()) == as_it_was
+        assert (first.asked, second.asked) == ([0, 1], [])
+        (lost, kept) = step.taught
+        once_more = await trained(second, step.read(), noted={kept: step.told()[kept]})
+        assert (once_more[2:], second.asked) == (as_it_was[2:], [lost])
+        (step,) = logged_steps(tmp_path, version=0)
+        assert await trained(third, step.read(), noted=step.told()) == once_more
+        assert third.asked == []
+
+
 async def test_a_policy_that_teaches_is_served_before_the_steps_that_it_taught_are_replayed(tmp_path: Path) -> None:
     """They ask it, and a generator that starts with the learner has no weights before it publishes some."""
     parts: Any = NothingToTrain()
@@ -216,7 +267,7 @@ async def test_a_policy_that_teaches_is_served_before_the_steps_that_it_taught_a
 
     for teaches in (True, False):
         parts.offered.clear()
-        logged = SimpleNamespace(version=7, read=lambda: SimpleNamespace(bound=lambda most: most))
+        logged = SimpleNamespace(version=7, told=dict, read=lambda: SimpleNamespace(bound=lambda most: most))
         async with learner(tmp_path / str(teaches)) as ours:
             policy: dict[str, Any] = {"algo": {"type": "opd"}, "teachers": [{"name": "self", "policy": True}]}
             settings = settings_of(tmp_path, max_lag=1, **(policy if teaches else {}))
