@@ -12,10 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from learner.algorithms.presets.grpo import GrpoConfig
+from learner.algorithms.presets.opd import OpdConfig
 from learner.algorithms.presets.ppo import PpoConfig
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.algorithms.presets.sft import SftConfig
-from learner.training.batch import TrainSequence, flatten
+from learner.training.batch import Candidates, TrainSequence, flatten
 from learner.training.config import Dtype, OptimizerConfig, TrainingConfig
 from learner.training.models import Output
 from learner.training.packing import Microbatch
@@ -86,6 +87,33 @@ def test_a_trajectory_without_a_token_to_train_is_compared_with_like_the_others(
         metrics = made.train_step(step, version=0)
         assert_same_weights(made.host_copy(), expected.weights)
     assert metrics.loss == pytest.approx(expected.losses[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("divergence", ["sampled", "reverse_kl"])
+def test_a_step_of_which_no_token_is_trained_changes_no_weights(
+    tiny_llama: Path, commands: CommandChannel, divergence: str
+) -> None:
+    """As one is whose teacher refuses all of its texts; it says nothing of them."""
+    opd = OpdConfig.model_validate({"divergence": divergence})
+    unlike = OptimizerConfig(learning_rate=1e-2, weight_decay=0.0)
+    step = [
+        replace(
+            one,
+            loss_mask=np.zeros_like(one.loss_mask),
+            teacher_logprobs=np.zeros(len(one.token_ids), np.float32),
+            candidates=None if divergence == "sampled" else no_candidates(len(one.token_ids), opd.teacher_tokens),
+        )
+        for one in random_sequences(6, seed=3)
+    ]
+    with trainer(tiny_llama, commands, algorithm=opd, config=config_with(optimizer=unlike)) as made:
+        before = {tensor.name: tensor.value.clone() for tensor in made.host_copy().tensors}
+        metrics = made.train_step(step, version=0)
+        assert_same_weights(made.host_copy(), before, atol=0)
+    assert (metrics.loss, metrics.skipped_updates) == (0.0, 0)
+
+
+def no_candidates(length: int, count: int) -> Candidates:
+    return Candidates(np.zeros((length, count), np.int32), np.zeros((length, count), np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
