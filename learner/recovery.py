@@ -75,7 +75,7 @@ class LoggedStep:
     taught: Mapping[int, tuple[Path, int]] = field(default_factory=dict, repr=False)
 
     def told(self) -> dict[int, GroupScores | TextRefused]:
-        """What teachers said of its groups, as far as it was noted, by lease id."""
+        """Answers of teachers for its groups, as far as they were noted, by lease id."""
         return {lease_id: teaching_at(path, at).told for lease_id, (path, at) in self.taught.items()}
 
     def read(self) -> TakenBatch:

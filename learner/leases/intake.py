@@ -174,7 +174,7 @@ class Intake:
         )
 
     async def taught(self, teaching: Sequence[LoggedTeaching]) -> None:
-        """What teachers said of the batch that is trained next is in the journal when this returns."""
+        """Notes answers of teachers for the batch that is trained next: they are in the journal when this returns."""
         await self._flow.taught(teaching)
 
     async def newest(self, batch: TakenBatch, *, groups: int, timeout_s: float) -> NewestGroups:

@@ -1,4 +1,4 @@
-"""What teachers said of a batch, in the journal and out of it again."""
+"""Answers of teachers for a batch, in the journal and out of it again."""
 
 from pathlib import Path
 
