@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from learner.data.examples import TokenizedExample
-from learner.journal.files import sync_folder
+from services.append_file import sync_folder
 
 logger = logging.getLogger(__name__)
 

@@ -20,12 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from learner.journal.files import anyone, sync_folder, sync_tree, unused, write_atomically
+from learner.journal.files import anyone, sync_tree, unused, write_atomically
 from learner.journal.journal import FOLDER, NoJournal, RunLog
 from learner.journal.manifest import Signer, manifest_fault, write_manifest
 from learner.journal.segments import Segment
 from learner.ledger import LedgerSnapshot
 from learner.training.guard import NEW_GUARD, GuardState
+from services.append_file import sync_folder
 
 logger = logging.getLogger(__name__)
 

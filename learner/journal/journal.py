@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol, Self
 
-from learner.journal.files import AppendFile, anyone, ignore, sync_folder
+from learner.journal.files import anyone, ignore
 from learner.journal.records import JournalDamaged
 from learner.journal.segments import (
     JournalUnknown,
@@ -36,6 +36,7 @@ from learner.journal.teaching import LoggedTeaching
 from learner.weights.provenance import LoggedDistrust, LoggedProof
 from protocol.codec import Frame
 from protocol.trajectories import TrajectoryGroup
+from services.append_file import AppendFile, sync_folder
 from services.http.waiting import Waiting
 
 logger = logging.getLogger(__name__)

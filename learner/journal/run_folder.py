@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learner.journal.checkpoints import checkpoints_of
-from learner.journal.files import sync_folder, unused, write_atomically
+from learner.journal.files import unused, write_atomically
 from learner.journal.journal import FOLDER
 from learner.journal.segments import Segment, segments_of
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
+from services.append_file import sync_folder
 from services.config.made_with import TEMPLATE, Difference, changes_of_a_resume, refusal, since_last_start
 from services.process import WrongSettings
 from services.run_lock import RunLock

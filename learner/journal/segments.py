@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from learner.journal.files import sync_folder, unused
+from learner.journal.files import unused
 from learner.journal.records import JournalDamaged, framed, record, scan
 from learner.journal.teaching import LoggedTeaching, teaching_frames, teaching_of
 from learner.weights.provenance import LoggedDistrust, LoggedProof
@@ -18,6 +18,7 @@ from protocol.codec import Frame, WrongProtocolVersion, decode, encode
 from protocol.messages import FinishedLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
+from services.append_file import sync_folder
 
 _GROUP, _BATCH, _FILTERED, _PROOF, _DISTRUST, _USED, _BATCH_WITH_REUSED, _TEACHING = 1, 2, 3, 4, 5, 6, 7, 8
 _FRAME = struct.Struct("<I")

@@ -7,7 +7,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from learner.journal.files import AppendFile, anyone, sync_folder, write_atomically
+from learner.journal.files import anyone, write_atomically
+from services.append_file import AppendFile, sync_folder
 
 
 class RunRows:

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.journal.files import AppendFile, anyone, end_of_lines, sync_folder
+from learner.journal.files import anyone, end_of_lines
 from protocol.feedback import Feedback, FeedbackAnswer, ServedCompletion
+from services.append_file import AppendFile, sync_folder
 from services.http.refusals import RequestRefused
 
 logger = logging.getLogger(__name__)

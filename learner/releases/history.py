@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from learner.journal.files import AppendFile, anyone, sync_folder
+from learner.journal.files import anyone
+from services.append_file import AppendFile, sync_folder
 
 FILE = "history.jsonl"
 ReleaseEvent = Literal["refused", "trial", "released", "rolled_back", "resumed", "served"]

@@ -20,7 +20,7 @@ import torch
 import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from learner.journal.files import anyone, sync_folder, sync_tree, unused
+from learner.journal.files import anyone, sync_tree, unused
 from learner.journal.manifest import Signer, manifest_fault, write_manifest
 from learner.weights.probe import Probe
 from learner.weights.process_group import Bucket
@@ -28,6 +28,7 @@ from learner.weights.published import PackedWeights
 from learner.weights.senders import own_buckets
 from protocol.fleet import BucketSpec, LowRank
 from protocol.model import PolicyVersion
+from services.append_file import sync_folder
 
 logger = logging.getLogger(__name__)
 

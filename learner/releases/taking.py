@@ -13,8 +13,9 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from learner.journal.files import AppendFile, end_of_lines, sync_folder
+from learner.journal.files import end_of_lines
 from learner.releases.feedback import FILE
+from services.append_file import AppendFile, sync_folder
 
 TAKEN = "feedback_taken.jsonl"
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.journal.files import AppendFile
 from learner.journal.records import record, scan
 from protocol.tinker.sampling import SampledTokens, SampleRequest
 from protocol.tinker.tensors import TinkerWireError
 from protocol.tinker.training import ProvenanceSpan, WireDatum
+from services.append_file import AppendFile
 
 logger = logging.getLogger(__name__)
 

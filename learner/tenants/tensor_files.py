@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 from safetensors.numpy import load, save
 
-from learner.journal.files import sync_folder, sync_tree, unused, write_atomically
+from learner.journal.files import sync_tree, unused, write_atomically
+from services.append_file import sync_folder
 
 Tensors = Mapping[str, NDArray[np.generic]]
 _FACTS = "facts.json"

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.journal.files import AppendFile
 from learner.journal.journal import (
     Journal,
     JournalDamaged,
@@ -29,6 +28,7 @@ from protocol.codec import encode, sealed
 from protocol.messages import FinishedLease
 from protocol.model import PolicyVersion
 from protocol.routed_experts import RoutedExperts
+from services.append_file import AppendFile
 from services.run_lock import FolderLost
 from tests.learner.samples import group, trajectory
 
@@ -165,7 +165,7 @@ def test_a_batch_is_synced_before_append_batch_returns(path: Path, monkeypatch: 
         synced.append(os.fstat(handle).st_size)
         really(handle)
 
-    monkeypatch.setattr("learner.journal.files.os.fdatasync", spy)
+    monkeypatch.setattr("services.append_file.os.fdatasync", spy)
     with Journal.open(path.parent) as journal:
         journal.append_group(group(0))
         assert synced == [], "a group only has to survive the process"

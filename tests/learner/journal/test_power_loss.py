@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from learner.journal.checkpoints import Checkpoints, checkpoints_of
-from learner.journal.files import sync_folder, write_atomically
+from learner.journal.files import write_atomically
 from learner.journal.journal import FOLDER, Journal, LoggedBatch, LoggedGroup, Record, read_journal
+from services.append_file import sync_folder
 from tests.learner.journal.power_loss import UnsyncedDisk
 from tests.learner.samples import group
 

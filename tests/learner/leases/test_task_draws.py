@@ -138,7 +138,7 @@ def test_groups_whose_showing_is_lost_are_said_once(
     draws.cover(next_lease=0, end=4, at=0)
 
     with monkeypatch.context() as patched:
-        patched.setattr("learner.journal.files.AppendFile.append", fails)
+        patched.setattr("services.append_file.AppendFile.append", fails)
         for lease_id in range(3):
             draws.accepted(rolled_out(1, 1.0).model_copy(update={"lease_id": lease_id}), at=0)
     draws.accepted(rolled_out(1, 1.0), at=0)

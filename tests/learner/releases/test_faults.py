@@ -12,13 +12,13 @@ import pytest
 import torch
 import xxhash
 
-from learner.journal.files import AppendFile
 from learner.releases.history import FILE, ReleaseEvent, ReleaseHistory, read_rows, state_of
 from learner.releases.kept_weights import KeptWeights, TaskScores
 from learner.releases.making import releases_without_learner
 from learner.releases.releases import Releases
 from learner.weights.fleet import JoinRefused
 from learner.weights.senders import own_buckets
+from services.append_file import AppendFile
 from services.http.refusals import RequestRefused
 from tests.learner.generators import ScriptedGenerator
 from tests.learner.releases.evaluations import evaluation

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from learner.journal.files import AppendFile
 from learner.releases import taking
 from learner.releases.feedback import FILE, FeedbackStore, key_hash, rows_in
 from learner.releases.taking import NothingRated, take
 from protocol.feedback import Feedback, ServedCompletion
+from services.append_file import AppendFile
 from services.http.refusals import RequestRefused
 
 KEY = "k" * 32
