@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from fastapi import FastAPI
 
 from env_service.agents.attempts import attempts_in
 from env_service.agents.registry import AgentLimits, AgentSessions
 from env_service.agents.routes import OPEN_FOLDER, add_session_routes
+from env_service.checkpoints.records import LeaseRecords
 from env_service.config import EnvServiceConfig
 from env_service.connection import LearnerLink
 from env_service.environments import catalog
@@ -57,6 +58,7 @@ from services.load import LoadWindow
 from services.process import Stop, WrongSettings, run_loops
 from services.rewards.client import RewardClient
 from services.rewards.settings import ClientSettings, HedgeSettings, RewardService
+from services.run_lock import FolderTaken, RunLock, holder_of
 from services.tracing import exporting_traces
 from services.zmq.keys import ClientKeys
 from services.zmq.sockets import DealerSocket
@@ -169,7 +171,10 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
         )
         await stack.enter_async_context(connection)
         fleet, outbox, sessions = GeneratorFleet(), Outbox(resend_s=config.resend_s), sessions_of(config, listener.url)
-        link = LearnerLink(connection=connection, hello=hello, fleet=fleet, outbox=outbox, metrics=counted)
+        records = await opened_records(config, stack, env_id=hello.env_id, metrics=metrics)
+        link = LearnerLink(
+            connection=connection, hello=hello, fleet=fleet, outbox=outbox, metrics=counted, records=records
+        )
         rollout = Rollout(
             env_id=hello.env_id,
             environments=environments,
@@ -183,11 +188,13 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             metrics=counted,
             agents=attempts_in(sessions),
             opponents=await opponents_of(config, stack, tokenization=tokenization, metrics=counted),
+            records=records,
         )
         app = _application(config, waits=waits, metrics=metrics, sessions=sessions)
         async with asyncio.TaskGroup() as tasks:
             whose = partial(environment_of, environments)
             running = running_leases(config, rollout, link, whose=whose, tasks=tasks, metrics=counted)
+            await go_on(running, records)
             status = EnvServiceStatus(
                 config, link=link, outbox=outbox, running=running, fleet=fleet, generators=generators, rewards=rewards
             )
@@ -205,6 +212,34 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             await link.leave(stop.reason or "stopping", within_s=config.drain_s)
             loops.cancel()
             http.cancel()
+
+
+async def opened_records(
+    config: EnvServiceConfig, stack: AsyncExitStack, *, env_id: str, metrics: Metrics
+) -> LeaseRecords | None:
+    """Records of leases, those that a former process of this name has left among them; None if none are kept. Raises
+    WrongSettings if another process has their folder.
+    """
+    settings = config.checkpoints
+    if settings.folder is None:
+        return None
+    folder = settings.folder / quote(env_id, safe="")
+    try:
+        lock = stack.enter_context(await RunLock.held(folder))
+    except FolderTaken as error:
+        raise WrongSettings(
+            f"[env-service.checkpoints] {folder} is that of {holder_of(folder) or 'another process'}: stop it first, "
+            "or give this one another env_id"
+        ) from error
+    records = LeaseRecords(folder, max_bytes=settings.max_mb << 20, metrics=metrics, lock=lock)
+    stack.callback(records.close)
+    return records
+
+
+async def go_on(running: RunningLeases, records: LeaseRecords | None) -> None:
+    """Begin the leases of a former process, before the learner is told which ones run here."""
+    for past in () if records is None else records.past().values():
+        await running.start(past.first.lease, oldest=past.oldest_version, elapsed_s=past.elapsed_s)
 
 
 def running_leases(

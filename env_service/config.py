@@ -9,6 +9,7 @@ from env_service.environments.task_configs import AdditionTasks, ClassTasks, Lev
 from env_service.runtimes.config import RuntimesConfig
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
+from services.config.run_paths import WrittenPath
 from services.network import check_key_settings
 from services.zmq.keys import AuthorizedBy, KeyFile, PublicKeyOf
 
@@ -121,10 +122,26 @@ class ConcurrencyConfig(ConfigModel):
         return self
 
 
+class CheckpointsConfig(ConfigModel):
+    """Records of conversations that are going on, for the next process of this name."""
+
+    folder: Annotated[Path | None, WrittenPath()] = Field(
+        None,
+        description="folder in which each env_service has one by its `env_id`, and which outlives the process. Of "
+        "environments whose rules say replayable, conversations go on where they were when the process died; none: "
+        "leases are rolled out anew",
+    )
+    max_mb: int = Field(
+        1024, ge=1, le=1 << 24, description="records of an env_service in MiB; leases beyond that have none"
+    )
+
+
 class EnvServiceConfig(ProcessConfig):
     """An env_service: its peers, and how many groups it rolls out."""
 
-    usual_groups: ClassVar[tuple[str, ...]] = ("retry", "scoring", "concurrency", "agents", "http", "runtimes")
+    usual_groups: ClassVar[tuple[str, ...]] = (
+        "retry", "scoring", "concurrency", "agents", "http", "runtimes", "checkpoints",
+    )  # fmt: skip
 
     http: HttpConfig = HttpConfig(port=7330)
     model: Annotated[Path, ModelFolder(("tokenizer", "chat_template"))] = Field(
@@ -170,6 +187,7 @@ class EnvServiceConfig(ProcessConfig):
     concurrency: ConcurrencyConfig = ConcurrencyConfig()
     agents: AgentsConfig = AgentsConfig()
     runtimes: RuntimesConfig = RuntimesConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
     environments: tuple[Tasks, ...] = Field(
         (AdditionTasks(),), min_length=1, max_length=256, description="what can be rolled out, by name"
     )

@@ -17,12 +17,13 @@ import logging
 import time
 from collections.abc import Callable
 
-from env_service.leases.keys import key_of
+from env_service.checkpoints.records import LeaseRecords
 from env_service.leases.outbox import Outbox
 from env_service.leases.running import RunningLeases
 from env_service.rollouts.fleet import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.codec import MalformedMessage, MessageTooLarge
+from protocol.lease_keys import LeaseKey, key_of
 from protocol.messages import (
     MAX_LEASES,
     Fleet,
@@ -66,7 +67,8 @@ twice as many it counts as gone.
 class LearnerLink:
     """Speaks with one learner, through all of its restarts. `clock` is in seconds.
 
-    `refusal` is why the learner has not taken this process in, in its words; None if it has, or has not said so.
+    `records` are of the leases that the next process of this name can go on with. `refusal` is why the learner has not
+    taken this process in, in its words; None if it has, or has not said so.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class LearnerLink:
         metrics: RolloutMetrics,
         clock: Callable[[], float] = time.monotonic,
         hello_every_s: float = _HELLO_EVERY_S,
+        records: LeaseRecords | None = None,
     ) -> None:
         self._connection = connection
         self._hello = hello
@@ -89,7 +92,8 @@ class LearnerLink:
         self._hello_every_s = hello_every_s
         self._welcome: Welcome | None = None
         self._must_greet = True
-        self._run = ""
+        self._records = records
+        self._run = "" if records is None else records.run
         self._last_heard = clock()
         self._unheard = True
         self._unanswered_hellos = 0
@@ -153,7 +157,12 @@ class LearnerLink:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
                     await self.wait_for(lambda: len(self._outbox) == 0)
-        await self._send(Goodbye(reason=reason), deadline_s=_GOODBYE_S)
+        await self._send(Goodbye(reason=reason, keeps=self._recorded()), deadline_s=_GOODBYE_S)
+
+    def _recorded(self) -> tuple[RunningLease, ...]:
+        """The leases that the next process of this name goes on with."""
+        keys = () if self._records is None else self._records.keys()[:MAX_LEASES]
+        return tuple(RunningLease(**key._asdict()) for key in keys)
 
     def _interval_s(self) -> float:
         if self._welcome is not None:
@@ -205,6 +214,7 @@ class LearnerLink:
                 await self._on_granted(message, running)
             case OutcomeReceipt():
                 self._outbox.acknowledge(key_of(message))
+                self._forget_records(key_of(message))
             case LeaseCancellation():
                 self._on_cancelled(message, running)
             case PeerRefusal():
@@ -233,6 +243,8 @@ class LearnerLink:
         running.cancel_all()
         self._outbox.clear()
         self._run = run
+        if self._records is not None:
+            self._records.begin_run(run)
 
     async def _on_granted(self, granted: LeaseGrant, running: RunningLeases) -> None:
         for lease in granted.leases:
@@ -244,7 +256,14 @@ class LearnerLink:
 
     def _on_cancelled(self, cancelled: LeaseCancellation, running: RunningLeases) -> None:
         """Keeps what has finished already until it is acknowledged: the learner may want it after all."""
-        running.cancel(key_of(lease) for lease in cancelled.leases)
+        keys = [key_of(lease) for lease in cancelled.leases]
+        running.cancel(keys)
+        self._forget_records(*(key for key in keys if key not in self._outbox))
+
+    def _forget_records(self, *keys: LeaseKey) -> None:
+        if self._records is not None:
+            for key in keys:
+                self._records.remove(key)
 
     def _on_refused(self, refused: PeerRefusal) -> None:
         """Greets a learner again that does not know this process any more, and gives up groups that cannot be read; to

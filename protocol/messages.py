@@ -111,9 +111,9 @@ class RunningLease(WireModel):
 class Hello(Message):
     """env_service → learner, first: who I am, what I can run at once, and what I hold of run `run` already.
 
-    `instance` is made at the start of the process: another one under the same `env_id` is another holder, which knows
-    nothing of what the former one held. A restarted learner takes up `running` before it grants anything. `address`
-    says to people where the process is.
+    `instance` is made at the start of the process: another one under the same `env_id` holds of what the former one
+    held what it lists in `running`, from its records, and nothing else. A restarted learner takes up `running` before
+    it grants anything. `address` says to people where the process is.
     """
 
     kind: ClassVar[str] = "hello"
@@ -260,10 +260,13 @@ class Fleet(Message):
 
 
 class Goodbye(Message):
-    """Either way: I am leaving on purpose. Leases held by the sender are granted afresh."""
+    """Either way: I am leaving on purpose. Leases held by the sender are granted afresh, but those that it `keeps`:
+    its next process, under the same `env_id`, goes on with them if it comes before their deadline.
+    """
 
     kind: ClassVar[str] = "goodbye"
     reason: str = Field(max_length=4096)
+    keeps: tuple[RunningLease, ...] = Field(default=(), max_length=MAX_LEASES, exclude_if=lambda keeps: not keeps)
 
 
 ALL: tuple[type[Message], ...] = (

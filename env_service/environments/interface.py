@@ -460,6 +460,11 @@ class OfferedEnvironment:
         return part.at(purpose, own)
 
     @property
+    def is_recorded(self) -> bool:
+        """True if its conversations can be gone on with by a process that was started again, and have turns enough."""
+        return self.rules.replayable and self.rules.max_turns > 1
+
+    @property
     def no_greedy_answer(self) -> str:
         """The reason why no answer to its tasks is sampled at temperature 0 for comparison; empty if one can be."""
         kinds = {

@@ -101,6 +101,11 @@ class Rules(ConfigModel):
     conversation_timeout_s: float | None = Field(
         None, gt=0, description="longest time of a conversation, with all sampling, after which it is cut off"
     )
+    replayable: bool = Field(
+        False,
+        description="its steps depend on task, seed and the actions before alone: with `env-service.checkpoints`, an "
+        "env_service that was started again rebuilds it by the recorded actions, and goes on",
+    )
 
     @model_validator(mode="after")
     def _branch_after_rises(self) -> Self:

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from env_service.leases.keys import LeaseKey, key_of
 from env_service.rollouts.outcomes import Outcome
 from protocol.codec import ProtocolError, decode, encode
+from protocol.lease_keys import LeaseKey, key_of
 from protocol.messages import FailedLease, FinishedLease, RunningLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup

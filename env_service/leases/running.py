@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from env_service.leases.keys import LeaseKey, key_of
 from env_service.leases.places import LeasePlaces, PlaceRule
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
+from protocol.lease_keys import LeaseKey, key_of
 from protocol.messages import FailedLease, Lease, RunningLease, WaitsFor
 from services.load import LoadSample
 
@@ -93,15 +93,18 @@ class RunningLeases:
                 gauge = metrics.environment_leases.labels(environment=name, state=state)
                 gauge.set_function(lambda count=count, name=name: count[name])
 
-    async def start(self, lease: Lease) -> None:
-        """Begin a lease; one that runs already goes on, one for which there is no room is reported as failed."""
+    async def start(self, lease: Lease, *, oldest: str | None = None, elapsed_s: float = 0.0) -> None:
+        """Begin a lease; one that runs already goes on, one for which there is no room is reported as failed. One that
+        a former process had begun has had `elapsed_s` seconds, and tokens of the version `oldest`.
+        """
         key = key_of(lease)
         if key in self._running:
             return
         if len(self._running) >= self._limit:
             await self._report(_no_room(lease, self._limit))
             return
-        entry = self._running[key] = _Running(lease, RolloutProgress(rank=_rank(lease)))
+        progress = RolloutProgress(rank=_rank(lease), oldest=oldest, elapsed_s=elapsed_s)
+        entry = self._running[key] = _Running(lease, progress)
         entry.task = self._tasks.create_task(self._hold(key, entry), name=f"lease {lease.lease_id}")
 
     def cancel(self, keys: Iterable[LeaseKey]) -> None:

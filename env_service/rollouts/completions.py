@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
+from env_service.checkpoints.records import LeaseRecord
 from env_service.environments.interface import Task
 from env_service.rollouts.routing import TokenRouting
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
@@ -307,13 +308,20 @@ def _sampling(whole: Sampling, *, index: int, prefix: int) -> Sampling:
 
 class RolloutProgress:
     """Progress of a rollout: written by its conversations, read when a heartbeat is due. `rank` is that of its
-    lease, the lowest first.
+    lease, the lowest first. One that goes on has had `elapsed_s` seconds in a former process, and `oldest` is the
+    oldest version that sampled a token there.
     """
 
-    def __init__(self, *, rank: tuple[int, ...] = ()) -> None:
+    speaks_of_the_trained = True
+    """True if the age of what it samples counts."""
+
+    def __init__(self, *, rank: tuple[int, ...] = (), oldest: str | None = None, elapsed_s: float = 0.0) -> None:
         self._rank = rank
         self._completions: list[Completion] = []
-        self._oldest: str | None = None
+        self._oldest = oldest
+        self.elapsed_s = elapsed_s
+        self.record: LeaseRecord | None = None
+        """Of its turns; None if none are recorded."""
         self._waiting: Counter[WaitsFor] = Counter()
         self.waits_for: WaitsFor = "environment"
         """For whom the rollout waits: of several, the generators are named first."""
@@ -328,8 +336,8 @@ class RolloutProgress:
         """Reason for which the host of its environment was last waited for."""
 
     def begin(self) -> float:
-        """Counts its times from now on, which is returned."""
-        self.began = time.monotonic()
+        """Counts its times from now on, or from when it had begun; that is returned."""
+        self.began = time.monotonic() - self.elapsed_s
         return self.began
 
     def scored(self, asked_at: float) -> None:
@@ -365,9 +373,11 @@ class RolloutProgress:
 
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
-        """End what is done in it after so many seconds, by TimeoutError; whom it waited for then stays named."""
+        """End what is done in it after so many seconds of the rollout, by TimeoutError; whom it waited for then stays
+        named.
+        """
         loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
+        end = loop.time() + max(0.0, seconds - self.elapsed_s)
         at_end = loop.call_at(end, self._cut_short)
         try:
             async with asyncio.timeout_at(end):
@@ -428,8 +438,11 @@ class SilentProgress(RolloutProgress):
     sampled its tokens are nobody's.
     """
 
+    speaks_of_the_trained = False
+
     def __init__(self, policy: RolloutProgress) -> None:
-        super().__init__()
+        super().__init__(elapsed_s=policy.elapsed_s)
+        self.began = policy.began
         self._policy = policy
 
     def completions(self, count: int, *, end_of: EndOf | None = None) -> Sequence[Completion]:

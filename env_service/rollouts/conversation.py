@@ -21,6 +21,8 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from env_service.checkpoints.records import LeaseRecord
+from env_service.checkpoints.rows import RecordedTurn, StepRow
 from env_service.environments.interface import (
     Action,
     Aggregation,
@@ -48,6 +50,15 @@ from env_service.rollouts.completions import Completion, RolloutProgress
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls
 from env_service.rollouts.generation import beside_each_other
 from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics, in_whole_characters
+from env_service.rollouts.replay import (
+    OTHER_PROMPT,
+    OTHER_STEP,
+    Diverged,
+    completion_of,
+    digest_of,
+    row_of,
+    text_of_step,
+)
 from env_service.rollouts.speech import Language, Speech, Transcript
 from protocol.generation import GenerateRequest, Sampling
 from protocol.trajectories import CutOff, Fork
@@ -97,7 +108,7 @@ class Nonsense(TypeError):
 @dataclass(frozen=True)
 class Fault:
     """A fault of an environment: `kind` is `raised`, `hung` or `nonsense`, of one in a process of its own also
-    `crashed`; or, `passing`, what it suffered: `unavailable`, `killed`.
+    `crashed`; or, `passing`, what it suffered: `unavailable`, `killed`, `diverged`.
     """
 
     kind: str
@@ -117,6 +128,9 @@ def fault_of_step(error: Exception, name: str, *, at: str = "") -> Fault:
             return Fault("hung", str(error))
         case Nonsense():
             return Fault("nonsense", str(error))
+        case Diverged():
+            logger.warning("environment %s cannot be gone on with: %s", name, error)
+            return Fault(error.kind, str(error), passing=True)
         case EnvironmentUnavailable():
             logger.warning("environment %s is not available: %s", name, error)
             return Fault(error.kind, str(error), passing=True)
@@ -139,6 +153,8 @@ class Speaker:
     progress: RolloutProgress
     metrics: RolloutMetrics
     fork: ForkEnvironment | None = None
+    record: LeaseRecord | None = None
+    """Of the turns of all of them, those of a former process among them; None if none are recorded."""
 
 
 def first_request(speaker: Speaker) -> GenerateRequest:
@@ -197,17 +213,34 @@ class Conversation:
 
         Raises RolloutFailure when a turn cannot be sampled.
         """
-        await self._talk_in_time(first)
+        await self._go_through_the_past()
+        if not self.over and not self._is_at_a_fork:
+            await self._talk_in_time(first)
         if not self.over and self._is_at_a_fork:
             branches = await self._branch_off()
             await beside_each_other(each.hold() for each in (self, *branches))
+
+    async def _go_through_the_past(self) -> None:
+        """Says once more what a former process has recorded, up to where it ended: an environment that is replayable
+        stands then where it stood. Nothing is sampled again.
+        """
+        record = self.speaker.record
+        while record is not None and not self.over and not self._is_at_a_fork:
+            past = record.next_turn(self.index)
+            if past is None:
+                return
+            if past.turn.prompt != digest_of(self.speech.transcript.context):
+                self.blame(fault_of_step(Diverged(OTHER_PROMPT), self.name))
+                return
+            await self._take(completion_of(past.turn, began=self.speaker.progress.began), past)
 
     async def _talk_in_time(self, first: Completion | None) -> None:
         if self._rules.conversation_timeout_s is None:
             await self._talk(first)
             return
         if self._ends_at is None:  # of a branch it counts from its beginning on
-            self._ends_at = asyncio.get_running_loop().time() + self._rules.conversation_timeout_s
+            left_s = max(0.0, self._rules.conversation_timeout_s - self.speaker.progress.elapsed_s)
+            self._ends_at = asyncio.get_running_loop().time() + left_s
         limit = asyncio.timeout_at(self._ends_at)
         try:
             async with limit:
@@ -281,16 +314,29 @@ class Conversation:
             if completion is None:
                 return
             first = None
-            if self.speech.sums_up:
-                self._shown(partial(self.speech.take_summary, completion))
-                continue
-            action = self.speech.hear(completion)
-            step = await self._step(action)
-            if step is not None:
-                self._account(step, action)
-                await self._go_on(step)
+            self._record_turn(completion)
+            await self._take(completion)
             if self._is_at_a_fork:
                 return
+
+    def _record_turn(self, completion: Completion) -> None:
+        if self.speaker.record is not None:
+            prompt, progress = self.speech.transcript.context, self.speaker.progress
+            row = row_of(
+                completion, self.index, prompt=prompt, began=progress.began, is_trained=progress.speaks_of_the_trained
+            )
+            self.speaker.record.add_turn(row)
+
+    async def _take(self, completion: Completion, past: RecordedTurn | None = None) -> None:
+        """Goes on with a turn that was sampled; `past`, if a former process has recorded it."""
+        if self.speech.sums_up:
+            self._shown(partial(self.speech.take_summary, completion))
+            return
+        action = self.speech.hear(completion)
+        step = await self._step(action, None if past is None else past.step)
+        if step is not None:
+            self._account(step, action)
+            await self._go_on(step)
 
     @property
     def _is_at_a_fork(self) -> bool:
@@ -372,9 +418,22 @@ class Conversation:
         seed = None if first.seed is None else (first.seed + self.index + turn * _TURN_STRIDE) % _SEEDS
         return first.model_copy(update={"max_tokens": most, "min_tokens": min(first.min_tokens, most), "seed": seed})
 
-    async def _step(self, action: Action) -> Step | None:
+    async def _step(self, action: Action, recorded: str | None) -> Step | None:
+        """The environment's answer; of a turn whose answer was `recorded` the same one, or it is at fault."""
         plain = self.speaker.language.is_plain
-        return await self.answer(partial(self.environment.step, action), lambda step: checked(step, plain=plain))
+
+        def check(given: object) -> Step:
+            step = checked(given, plain=plain)
+            if recorded is not None and text_of_step(step) != recorded:
+                raise Diverged(OTHER_STEP)
+            return step
+
+        step = await self.answer(partial(self.environment.step, action), check)
+        if recorded is not None and self.fault is not None:  # it had answered before: nobody knows where it stands now
+            self.fault = replace(self.fault, passing=True)
+        if step is not None and recorded is None and self.speaker.record is not None:
+            await self.speaker.record.add_step(StepRow(conversation=self.index, step=text_of_step(step)))
+        return step
 
     async def answer(self, step: Call[object], check: Callable[[object], T]) -> T | None:
         """The environment's answer, if it passes the check, which raises Nonsense; None if it is at fault."""

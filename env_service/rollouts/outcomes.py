@@ -20,7 +20,7 @@ Outcome = FinishedLease | FailedLease
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600)
 _REWARDS = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.1, 0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 2.0, 5.0, 10.0)
 _MAX_VERIFIERS = 64
-_FAULTS = ("raised", "nonsense", "hung", "crashed", "killed", "unavailable")
+_FAULTS = ("raised", "nonsense", "hung", "crashed", "killed", "unavailable", "diverged")
 _REFUSALS = ("unknown_peer", "unexpected", "hello", "namesake", "name_taken", "malformed", "protocol_version")
 
 

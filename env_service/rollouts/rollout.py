@@ -21,6 +21,7 @@ from datetime import datetime
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
+from env_service.checkpoints.records import LeaseRecords
 from env_service.environments.bridges import Bridges
 from env_service.environments.interface import (
     Agent,
@@ -132,7 +133,8 @@ Attempts = Callable[[int, Agent, Task, int, Speaker], Attempt]
 class Rollout:
     """Turns leases into outcomes; holds no state of a lease. `timeout_s` bounds one rollout with all its retries,
     `environment_timeout_s` what its environment may take for a task, an opening of all its conversations, or a step.
-    `opponents` play in games, by the name of the environment.
+    `opponents` play in games, by the name of the environment. Turns are kept in `records`, of environments that are
+    replayable.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class Rollout:
         backoff: Backoff = _BACKOFF,
         agents: Attempts | None = None,
         opponents: Mapping[str, Opponent] | None = None,
+        records: LeaseRecords | None = None,
     ) -> None:
         self._env_id = env_id
         self._environments = environments
@@ -163,6 +166,7 @@ class Rollout:
         self._openings = Openings(attempts=opening_attempts, backoff=backoff)
         self._agents = agents
         self._opponents = opponents or {}
+        self._records = records
         self._newest: dict[str, tuple[int, int]] = {}
         for name in environments:
             metrics.know(name)
@@ -198,8 +202,11 @@ class Rollout:
 
     async def _roll_out(self, lease: Lease, progress: RolloutProgress, started: float) -> TrajectoryGroup:
         own = self._own(lease)
-        refuse_without_greedy(own, self._offered(own))
-        roll_out = self._with_agents if self._offered(own).agent else self._with_environments
+        offered = self._offered(own)
+        refuse_without_greedy(own, offered)
+        if self._records is not None and offered.is_recorded:
+            progress.record = self._records.record_of(lease, rules=offered.rules.model_dump_json())
+        roll_out = self._with_agents if offered.agent else self._with_environments
         rolled = await roll_out(own, progress)
         seconds = time.monotonic() - started
         self._count(own, rolled.trajectories, seconds=seconds)
@@ -225,7 +232,7 @@ class Rollout:
             partial(self._open, lease, progress), name=lease.environment, progress=progress
         )
         try:
-            prompt_text, language = self._language(lease, opened)
+            prompt_text, language = self._language(lease, opened, now=self._now(progress))
             for_teacher = _teacher_prompt(lease, opened, language)
             speaker = self._speaker(lease, opened.offered, language, progress)
             speaker = replace(speaker, fork=partial(self._fork, opened))
@@ -367,9 +374,14 @@ class Rollout:
         except (DidNotReturn, EnvironmentUnavailable) as error:  # the work is done by then
             logger.warning("%s", error)
 
-    def _language(self, lease: Lease, opened: _OpenEnvironments) -> tuple[str, Language]:
+    @staticmethod
+    def _now(progress: RolloutProgress) -> datetime:
+        """The date that a chat template shows: of a rollout that goes on, the one that it showed."""
+        return datetime.now() if progress.record is None else progress.record.now
+
+    def _language(self, lease: Lease, opened: _OpenEnvironments, *, now: datetime) -> tuple[str, Language]:
         """The rendered opening, and what the conversations need to go on from there."""
-        now, opening = datetime.now(), opened.opening
+        opening = opened.opening
         if isinstance(opening.prompt, str) and opened.offered.rules.history == "summarize":
             raise DataFailure(
                 f'{opened.offered.name} opens with plain text, and its rules have history = "summarize"; expected '
@@ -416,7 +428,7 @@ class Rollout:
             offered=offered,
             language=language,
             request=GenerateRequest(
-                request_id=f"{self._env_id}/{lease.incarnation}/{lease.purpose}/{lease.lease_id}/{lease.attempt}",
+                request_id=f"{self._env_id}/{_name_of(lease, progress)}",
                 prompt_token_ids=tuple(language.opening_ids) or _NO_PROMPT,
                 purpose=lease.purpose,
                 sampling=_sampling(lease, turn_tokens=language.rules.turn_tokens),
@@ -426,6 +438,7 @@ class Rollout:
             calls=self._calls,
             progress=progress,
             metrics=self._metrics,
+            record=progress.record,
         )
 
     async def _held_with_greedy(
@@ -498,6 +511,13 @@ class Rollout:
         )
 
 
+def _name_of(lease: Lease, progress: RolloutProgress) -> str:
+    """Another one in each process that goes on with a lease: a generator may still be at work for the one before."""
+    lives = 0 if progress.record is None else progress.record.lives
+    name = f"{lease.incarnation}/{lease.purpose}/{lease.lease_id}/{lease.attempt}"
+    return f"{name}/{lives}" if lives else name
+
+
 def _teacher_prompt(lease: Lease, opened: _OpenEnvironments, language: Language) -> tuple[int, ...] | None:
     """The tokens of the opening with the hint for a teacher, if the lease asks for them and the rules have one."""
     hint, opening = language.rules.teacher_hint, opened.opening
@@ -542,8 +562,10 @@ async def _hold_all(all_of_them: Sequence[_Held]) -> None:
     """Return when all are over. Raises RolloutFailure when a turn of one cannot be sampled."""
     speaker = all_of_them[0].speaker
     request, end_of = speaker.request, speaker.language.end_of()
-    if end_of is not None or not continues(request.sampling):
-        # One request each: one that has ended by its text is broken off, one that cannot go on is drawn anew.
+    has_past = speaker.record is not None and speaker.record.has_past
+    if end_of is not None or not continues(request.sampling) or has_past:
+        # One request each: one that has ended by its text is broken off, one that cannot go on is drawn anew, and of
+        # those that a former process had begun some have their first turn.
         await beside_each_other(each.hold() for each in all_of_them)
         return
     firsts = speaker.progress.completions(len(all_of_them))

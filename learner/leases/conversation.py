@@ -6,7 +6,7 @@
                  repeated Hello, what it was granted and does not list goes to others
     Finished ──▶ proven? admissible ─▶ accept, or fail ▶ Acknowledged, then grants
     Failed ────▶ fail ──────────────────────────────▶ Acknowledged, then grants
-    Goodbye ───▶ its leases go to others
+    Goodbye ───▶ its leases go to others, but those that its next process keeps
 
 Messages that have arrived together are taken together: what they are answered with is sent after the last of them, in
 one go, and one grant of several leases takes the place of several of one.
@@ -143,7 +143,7 @@ class EnvServiceConversation:
                 await self._on_failed(holder, message)
             case Goodbye():
                 logger.info("env_service %s leaves: %s", holder.name, message.reason)
-                await self._flow.peer_left(holder)
+                await self._flow.peer_left(holder, keeps=message.keeps)
             case _:
                 text = f"a {message.kind} is for env_services, the learner does not take it"
                 await self._refuse(holder.peer, "unexpected", text)
@@ -164,7 +164,7 @@ class EnvServiceConversation:
             if known.peer != peer and await self._is_there(known, namesake=hello):
                 await self._refuse_namesake(peer, hello, known)
                 return
-            await self._replace(known)
+            await self._replace(known, goes_on_with=hello.running if hello.run == self._options.run else ())
         holder, is_new = self._env_services.welcome(peer=peer, hello=hello, now=self._clock())
         info = holder.agreed(self._options.environment)
         if is_new:
@@ -179,7 +179,7 @@ class EnvServiceConversation:
         )
         await self._env_services.tell_fleet_to(holder)
         if hello.run == options.run:
-            await self._hear(holder, hello.running)
+            await self._hear(holder, hello.running, is_back=is_new)
             self._end_unlisted(holder, hello.running)
         self._flow.wake()
         await self._flow.grant_all()
@@ -215,10 +215,13 @@ class EnvServiceConversation:
             self._flow.wake()
             await self._flow.grant_all()
 
-    async def _replace(self, former: ConnectedEnvService) -> None:
+    async def _replace(self, former: ConnectedEnvService, *, goes_on_with: Sequence[RunningLease]) -> None:
         """Another process has the name of an env_service that is gone."""
-        logger.info("env_service %s was restarted: its leases go to others", former.name)
-        await self._flow.peer_left(former)
+        logger.info(
+            "env_service %s was restarted: it goes on with %d leases, and the others that it had go to others",
+            former.name, len(goes_on_with),
+        )  # fmt: skip
+        await self._flow.peer_left(former, keeps=goes_on_with)
 
     async def _is_there(self, known: ConnectedEnvService, *, namesake: Hello) -> bool:
         """Tells the holder of a name that another process wants it, which also shows whether it is still connected."""
@@ -266,18 +269,24 @@ class EnvServiceConversation:
             )
         return None if self._granting.known is None else _difference(info, self._granting.known)
 
-    async def _hear(self, holder: ConnectedEnvService, running: Sequence[RunningLease]) -> None:
+    async def _hear(
+        self, holder: ConnectedEnvService, running: Sequence[RunningLease], *, is_back: bool = False
+    ) -> None:
         """These attempts are alive at an env_service; those that nobody wants are cancelled."""
         now = self._clock()
         training = [lease for lease in running if lease.purpose == "train"]
         heard = self._incarnations.hear(
-            now=now, holder=holder.name, running=training, disk_is_full=self._flow.room.is_missing()
+            now=now,
+            holder=holder.name,
+            running=training,
+            disk_is_full=self._flow.room.is_missing(),
+            is_back=is_back,
         )
         if heard.adopted:
             logger.info(
                 "env_service %s goes on with %d leases from before the restart", holder.name, len(heard.adopted)
             )
-        holder.running.update(heard.adopted)
+        holder.running.update(heard.alive)
         if heard.unwanted:
             self._env_services.ended(holder, filter(None, map(self._incarnations.attempt_of, heard.unwanted)))
         evaluated = [lease for lease in running if lease.purpose == "evaluate"]

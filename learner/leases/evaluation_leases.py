@@ -221,14 +221,15 @@ class Evaluator:
         logger.warning("held-out task %d is given up: %s", task, reason)
         run.failed += 1
 
-    def holder_gone(self, holder: str) -> None:
-        """All that this env_service held goes back into the line."""
-        self._take_back(lambda attempt: attempt.holder == holder)
+    def holder_gone(self, holder: str, *, keeps: Collection[int] = ()) -> None:
+        """All that this env_service held goes back into the line, but leases that its next process `keeps`."""
+        self._take_back(lambda attempt: attempt.holder == holder, keeps=keeps)
 
-    def _take_back(self, is_lost: Callable[[_Attempt], bool]) -> None:
+    def _take_back(self, is_lost: Callable[[_Attempt], bool], *, keeps: Collection[int] = ()) -> None:
         run = self._line[0] if self._line else None
         if run is not None:
-            for lease_id in [lease_id for lease_id, attempt in run.outstanding.items() if is_lost(attempt)]:
+            lost = [each for each, attempt in run.outstanding.items() if is_lost(attempt) and each not in keeps]
+            for lease_id in lost:
                 attempt = run.take_back(lease_id)
                 run.losses[attempt.task] += 1
                 if run.losses[attempt.task] > _LOSSES:

@@ -21,7 +21,7 @@ from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.leases.partial_credit import CreditedGroup, credited_from
 from learner.ledger import AttemptId, Batch, EndedAttempt, FailureResult, GroupVerdict, Ledger
 from protocol.codec import Frame
-from protocol.messages import FailedLease, LeaseGrant
+from protocol.messages import FailedLease, LeaseGrant, RunningLease
 from protocol.trajectories import TrajectoryGroup
 from services.http.waiting import Waiting as Waits
 from services.tracing import lease_began, lease_ended, lease_trace, span
@@ -213,11 +213,13 @@ class GroupFlow:
         self.failure = self.failure or self._dead_letters.verdict(self._ledger)
         self.wake()
 
-    async def peer_left(self, holder: ConnectedEnvService) -> None:
-        """Passes on to others what an env_service held."""
+    async def peer_left(self, holder: ConnectedEnvService, *, keeps: Sequence[RunningLease] = ()) -> None:
+        """Passes on to others what an env_service held, but what its next process `keeps`."""
         self.env_services.part(holder)
-        self.forget(self._ledger.holder_gone(holder.name), why="holder_gone")
-        self.evaluator.holder_gone(holder.name)
+        trained = set(filter(None, (self.incarnations.attempt_of(each) for each in keeps if each.purpose == "train")))
+        self.forget(self._ledger.holder_gone(holder.name, keeps=trained), why="holder_gone")
+        evaluated = {each.lease_id for each in keeps if each.purpose == "evaluate" and self.incarnations.is_ours(each)}
+        self.evaluator.holder_gone(holder.name, keeps=evaluated)
         await self.grant_all()
 
     async def grant_all(self) -> None:

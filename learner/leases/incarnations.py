@@ -1,6 +1,7 @@
 """Maps attempts of this and of former lives of the learner to this one's ledger.
 
     granted by this life ───────────────▶ the ledger knows it by the number on the wire
+    of this life, expired, still at work ▶ adopted, too, when its env_service comes back and nobody else has its lease
     of a former life, still at work ────▶ adopted: the ledger gives it a number of this life
     of a former life, finished ─────────▶ under the number it was adopted with; else readmitted without one
     of a former life, failed ───────────▶ charged if it was adopted; else nobody waits for it: acknowledged
@@ -11,6 +12,7 @@ A version of a former life counts if `belongs` says that its policy is an ancest
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from learner.leases.worth import worth_of
 from learner.ledger import AttemptId, DeliveryAnswer, EndedAttempt, FailureKind, FailureResult, GroupVerdict, Ledger
@@ -24,10 +26,13 @@ Belongs = Callable[[PolicyVersion], bool]
 
 @dataclass(frozen=True)
 class HeartbeatOutcome:
-    """Outcome of a list of running attempts: some are new to this life, some should be cancelled."""
+    """Outcome of a list of running attempts: some are new to this life, some should be cancelled, all others are
+    `alive` at their holder.
+    """
 
     adopted: tuple[AttemptId, ...]
     unwanted: tuple[RunningLease, ...]
+    alive: tuple[AttemptId, ...]
 
 
 def up_to(version: int) -> Belongs:
@@ -57,9 +62,8 @@ class Incarnations:
 
     def attempt_of(self, about: TrajectoryGroup | FailedLease | RunningLease) -> AttemptId | None:
         """The attempt as the ledger knows it; None for one of a former life that was not adopted."""
-        number: int | None = about.attempt
-        if not self.is_ours(about):
-            number = self._adopted.get((about.incarnation, about.lease_id, about.attempt))
+        own = about.attempt if self.is_ours(about) else None
+        number = self._adopted.get((about.incarnation, about.lease_id, about.attempt), own)
         return None if number is None else AttemptId(about.lease_id, number)
 
     def on_the_wire(self, attempt: AttemptId) -> RunningLease:
@@ -80,9 +84,16 @@ class Incarnations:
         )
 
     def hear(
-        self, *, now: float, holder: str, running: Iterable[RunningLease], disk_is_full: bool = False
+        self,
+        *,
+        now: float,
+        holder: str,
+        running: Iterable[RunningLease],
+        disk_is_full: bool = False,
+        is_back: bool = False,
     ) -> HeartbeatOutcome:
-        """Training attempts that a holder reports: moves their deadlines, and adopts those of former lives.
+        """Training attempts that a holder reports: moves their deadlines, and adopts those of former lives. Of one that
+        `is_back`, as its hello says, so are those of this life that have expired meanwhile and that nobody else has.
 
         A finished group that stays unacknowledged is excused while the disk is full; else nobody can take it.
         """
@@ -99,6 +110,8 @@ class Incarnations:
                     unwanted.append(lease)
                     continue
                 adopted.append(attempt)
+            elif is_back and not self._ledger.runs(attempt):
+                attempt = self._adopt(lease, now=now, holder=holder, expired=attempt) or attempt
             known[attempt] = _number(lease)
             if lease.waits_for in OTHERS:
                 excused.add(attempt)
@@ -106,7 +119,8 @@ class Incarnations:
                 kept.add(attempt)
         ended = self._ledger.heartbeat(now=now, holder=holder, running=known, excused=excused, kept=kept)
         unwanted += map(self.on_the_wire, ended)
-        return HeartbeatOutcome(adopted=tuple(adopted), unwanted=tuple(unwanted))
+        alive = tuple(AttemptId(*attempt) for attempt in known if attempt not in ended)
+        return HeartbeatOutcome(adopted=tuple(adopted), unwanted=tuple(unwanted), alive=alive)
 
     def unlisted(
         self, *, now: float, holder: str, running: Iterable[RunningLease], since_s: float
@@ -115,11 +129,14 @@ class Incarnations:
         known = {attempt for attempt in map(self.attempt_of, running) if attempt is not None}
         return self._ledger.unlisted(now=now, holder=holder, running=known, since_s=since_s)
 
-    def _adopt(self, lease: RunningLease, *, now: float, holder: str) -> AttemptId | None:
+    def _adopt(
+        self, lease: RunningLease, *, now: float, holder: str, expired: AttemptId | None = None
+    ) -> AttemptId | None:
         version = None if lease.oldest_version is None else PolicyVersion.parse(lease.oldest_version)
         if lease.incarnation > self._incarnation or (version is not None and not self.belongs(version)):
             return None
-        number = self._ledger.adopt(now=now, lease_id=lease.lease_id, holder=holder, version=_number(lease))
+        adopt = self._ledger.adopt if expired is None else partial(self._ledger.revive, attempt=expired.attempt)
+        number = adopt(now=now, lease_id=lease.lease_id, holder=holder, version=_number(lease))
         if number is None:
             return None
         attempt = AttemptId(lease.lease_id, number)

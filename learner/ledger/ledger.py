@@ -383,9 +383,15 @@ class Ledger:
         ]
         return tuple(map(self._expire, lost))
 
-    def holder_gone(self, holder: str) -> tuple[EndedAttempt, ...]:
-        """Ends all attempts of a holder that is known to be gone, as if they had expired."""
-        held = [lease_id for lease_id, running in self._table.running.items() if running.holder == holder]
+    def holder_gone(self, holder: str, *, keeps: Collection[tuple[int, int]] = ()) -> tuple[EndedAttempt, ...]:
+        """Ends all attempts of a holder that is known to be gone, as if they had expired, but those that its next
+        process `keeps`, as (lease id, attempt): they have their deadline.
+        """
+        held = [
+            lease_id
+            for lease_id, running in self._table.running.items()
+            if running.holder == holder and (lease_id, running.attempt) not in keeps
+        ]
         return tuple(map(self._expire, held))
 
     def _expire(self, lease_id: int) -> EndedAttempt:
@@ -615,6 +621,16 @@ class Ledger:
         if lease_id not in self._table.pending:
             return None
         return self._start(lease_id, now=now, holder=holder, version=version)
+
+    def revive(self, *, now: float, lease_id: int, attempt: int, holder: str, version: int | None) -> int | None:
+        """Notes that `holder` goes on with an attempt that this life granted it and that has expired, as an env_service
+        does that was away for long. Returns what `adopt` does; None, too, for an attempt that ended otherwise.
+        """
+        lease = self._table.leases.get(lease_id)
+        ends = () if lease is None else lease.attempts[attempt : attempt + 1]
+        if list(ends) != [AttemptOutcome.EXPIRED]:
+            return None
+        return self.adopt(now=now, lease_id=lease_id, holder=holder, version=version)
 
     def would_readmit(self, *, lease_id: int, oldest_version: int) -> GroupVerdict:
         """The verdict that `readmit` would give; changes nothing, so that the journal can be written in between."""

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from env_service.checkpoints.records import LeaseRecords
 from env_service.environments import catalog
 from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.task_configs import AdditionTasks
@@ -93,6 +94,7 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
             environment_timeout_s: float = 5.0,
             agents: Attempts | None = None,
             opponents: Mapping[str, Opponent] | None = None,
+            records: LeaseRecords | None = None,
         ) -> Bench:
             generators = [ScriptedCompletions(script) for script in scripts or (well,)]
             judges = list(rewards or [ScriptedRewards(exact)])
@@ -137,6 +139,7 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
                 opening_attempts=3,
                 backoff=backoff,
                 opponents=opponents,
+                records=records,
             )
             return Bench(rollout, fleet, generators, judges, pauses, process_metrics)
 

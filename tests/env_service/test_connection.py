@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from env_service.checkpoints.records import LeaseRecords
 from env_service.connection import LearnerLink
-from env_service.leases.keys import LeaseKey, key_of
 from env_service.leases.outbox import Outbox
 from env_service.leases.running import RunningLeases
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.fleet import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.codec import DamagedMessage
+from protocol.lease_keys import LeaseKey, key_of
 from protocol.messages import (
     EnvironmentInfo,
     FailedLease,
@@ -87,14 +88,22 @@ class LearnerConversation:
 
 
 @asynccontextmanager
-async def conversing(*, resend_s: float = 0.2, capacity: int = 2) -> AsyncIterator[LearnerConversation]:
+async def conversing(
+    *, resend_s: float = 0.2, capacity: int = 2, records: LeaseRecords | None = None
+) -> AsyncIterator[LearnerConversation]:
     metrics = RolloutMetrics(Metrics("env-service"))
     fleet, outbox, rollouts = GeneratorFleet(), Outbox(resend_s=resend_s), ManualRollouts()
     router = RouterSocket.bind("tcp://127.0.0.1:*")
     learner = ScriptedLearner(router)
     async with DealerSocket.connect(router.address, identity="env-0") as dealer:
         link = LearnerLink(
-            connection=dealer, hello=HELLO, fleet=fleet, outbox=outbox, metrics=metrics, hello_every_s=0.1
+            connection=dealer,
+            hello=HELLO,
+            fleet=fleet,
+            outbox=outbox,
+            metrics=metrics,
+            hello_every_s=0.1,
+            records=records,
         )
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -1,6 +1,6 @@
 """A learner that is away for long: finished groups wait for it, and are no more than what it had granted."""
 
-from env_service.leases.keys import key_of
+from protocol.lease_keys import key_of
 from tests.env_service.peers import eventually, lease, serving
 from tests.env_service.test_connection import conversing, finished
 

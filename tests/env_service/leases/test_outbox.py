@@ -1,7 +1,7 @@
 """Outcomes in the outbox: due at once, ever more rarely while unacknowledged, and anew after a welcome."""
 
-from env_service.leases.keys import LeaseKey
 from env_service.leases.outbox import Outbox
+from protocol.lease_keys import LeaseKey
 from protocol.messages import FailedLease
 
 FAILED = FailedLease(incarnation=1, lease_id=1, attempt=0, purpose="train", data_fault=False, reason="r")

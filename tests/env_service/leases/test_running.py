@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from env_service.leases.keys import key_of
 from env_service.leases.running import RunningLeases
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.generation import GeneratePart
+from protocol.lease_keys import key_of
 from protocol.messages import OTHERS, FailedLease, Lease
 from protocol.trajectories import Purpose, VersionSpan
 from services.http.metrics import Metrics

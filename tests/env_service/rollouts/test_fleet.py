@@ -10,13 +10,13 @@ from aiohttp import web
 
 from env_service.app import watch_rollouts
 from env_service.config import EnvServiceConfig
-from env_service.leases.keys import key_of
 from env_service.leases.running import RunningLeases
 from env_service.rollouts.completions import RolloutProgress
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds, ConcurrencyWindow
 from env_service.rollouts.fleet import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.generation import GeneratorState
+from protocol.lease_keys import key_of
 from protocol.messages import FailedLease, Lease, ServingGenerator
 from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient, ServiceError, ServiceTimeout

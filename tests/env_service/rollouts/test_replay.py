@@ -1,0 +1,300 @@
+"""Conversations that a second process goes on with, over real sockets; the first one ends in the middle of a step."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from env_service.checkpoints.records import LeaseRecords
+from env_service.environments.imported import EnvironmentFault
+from env_service.environments.imported import offered as offered_class
+from env_service.environments.interface import Action, ChatMessage, OfferedEnvironment, Opening, Step, Task
+from env_service.environments.rules import Rules
+from env_service.environments.task_configs import ClassTasks
+from env_service.rollouts.completions import RolloutProgress
+from protocol.generation import GeneratePart, GenerateRequest
+from protocol.messages import FailedLease, FinishedLease, Lease
+from protocol.trajectories import Trajectory
+from services.http.metrics import Metrics
+from services.run_lock import RunLock
+from tests.env_service.bench import Bench, MakeBench
+from tests.env_service.peers import eventually, lease
+from tests.env_service.rollouts.test_branching import Spelling
+from tests.env_service.rollouts.test_conversation import ConversationTasks, TrajectoryWords, counted
+
+RULES = Rules(replayable=True)
+
+
+class Stopped(Spelling):
+    """Never answers to `hang` in the first life of its process."""
+
+    hangs: ClassVar[bool] = True
+    heard: ClassVar[list[str]] = []
+
+    async def step(self, action: Action) -> Step:  # type: ignore[override]
+        self.heard.append(action.text)
+        if action.text == "hang" and self.hangs:
+            await asyncio.Event().wait()
+        return super().step(action)
+
+
+class Changed(Stopped):
+    """Says in its second life something else, and cannot be asked `odd` again."""
+
+    def reset(self, task: Task, seed: int) -> Opening:
+        return super().reset(task, seed) if self.hangs else Opening((ChatMessage("user", self.opening),))
+
+    opening: ClassVar[str] = "go"
+
+    async def step(self, action: Action) -> Step:  # type: ignore[override]
+        step = await super().step(action)
+        if not self.hangs and action.text == "odd":
+            raise ValueError("I am another one")
+        if not self.hangs and action.text == "two":
+            return Step((ChatMessage("user", "something else"),), reward=0.5, state="something else")
+        return step
+
+
+class Asked(TrajectoryWords):
+    """Notes the turns that it was asked for."""
+
+    def __init__(self, model: Path, *said: str) -> None:
+        super().__init__(model, *said)
+        self.asked: list[str] = []
+        self.names: list[str] = []
+
+    def __call__(self, request: GenerateRequest) -> Sequence[GeneratePart]:
+        self.names.append(request.request_id)
+        self.asked.append(request.request_id.rpartition("/")[2])
+        return super().__call__(request)
+
+
+@dataclass
+class Lives:
+    """Two processes, one after the other, with the same records."""
+
+    chat_bench: MakeBench
+    model: Path
+    folder: Path
+    said: tuple[str, ...]
+    rules: Rules = RULES
+    start: type[Stopped] = Stopped
+    group_size: int = 1
+    made: list[Bench] = field(default_factory=list)
+
+    @property
+    def lease(self) -> Lease:
+        return lease(environment="counting", group_size=self.group_size)
+
+    async def first(self, *, until: int = 1) -> Asked:
+        """It dies when this many conversations hang in a step."""
+        self.start.hangs, self.start.heard = True, []
+        words = Asked(self.model, *self.said)
+        async with records_in(self.folder) as records:
+            made = await self._bench(words, records)
+            rollout = asyncio.create_task(made.rollout.run(self.lease, RolloutProgress()))
+            await eventually(lambda: self.start.heard.count("hang") >= until and self.is_asked_all(words))
+            rollout.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await rollout
+        return words
+
+    def is_asked_all(self, words: Asked) -> bool:
+        """True once each conversation is where it hangs or ends."""
+        turns = sum(min(len(line), (*line, "hang").index("hang") + 1) for line in map(str.split, self.said))
+        return len(self.start.heard) == turns
+
+    async def second(self, *, rules: Rules | None = None) -> tuple[FinishedLease | FailedLease, Asked]:
+        """It goes on."""
+        self.start.hangs, self.start.heard = False, []
+        self.rules = rules or self.rules
+        words = Asked(self.model, *self.said)
+        async with records_in(self.folder) as records:
+            (past,) = records.past().values()
+            assert past.first.lease == self.lease
+            made = await self._bench(words, records)
+            progress = RolloutProgress(oldest=past.oldest_version, elapsed_s=past.elapsed_s)
+            async with asyncio.timeout(20):
+                outcome = await made.rollout.run(past.first.lease, progress)
+        return outcome, words
+
+    async def uninterrupted(self) -> Sequence[Trajectory]:
+        """A process that does not die."""
+        self.start.hangs = False
+        async with records_in(self.folder) as records:
+            made = await self._bench(Asked(self.model, *self.said), records)
+            return told(await made.run(self.lease))
+
+    async def _bench(self, words: Asked, records: LeaseRecords) -> Bench:
+        environment = OfferedEnvironment(
+            name="counting", tasks=ConversationTasks(), start=self.start, rules=self.rules, metrics={"words": "max"}
+        )
+        self.made.append(await self.chat_bench(words, extra=[environment], records=records))
+        return self.made[-1]
+
+
+@asynccontextmanager
+async def records_in(folder: Path, *, max_bytes: int = 1 << 20) -> AsyncIterator[LeaseRecords]:
+    with await RunLock.held(folder) as lock:
+        records = LeaseRecords(folder, max_bytes=max_bytes, metrics=Metrics("env-service"), lock=lock)
+        try:
+            yield records
+        finally:
+            records.close()
+
+
+@pytest.fixture
+def lives(chat_bench: MakeBench, chat_model: Path, tmp_path: Path) -> Lives:
+    return Lives(chat_bench, chat_model, tmp_path / "records", ("one two hang three stop",))
+
+
+def told(outcome: FinishedLease | FailedLease) -> tuple[Trajectory, ...]:
+    assert isinstance(outcome, FinishedLease), outcome
+    return outcome.group.trajectories
+
+
+def rows_of(trajectory: Trajectory) -> dict[str, object]:
+    arrays = {name: getattr(trajectory, name).tolist() for name in ("token_ids", "loss_mask", "behavior_logprobs")}
+    turns = [(turn.start, turn.end, turn.reward, turn.state, turn.generator_ids) for turn in trajectory.turns]
+    spans = [(span.version, span.start, span.end) for span in trajectory.version_spans]
+    return {**arrays, "turns": turns, "spans": spans, "text": trajectory.completion_text}
+
+
+async def test_a_conversation_goes_on_at_the_turn_at_which_its_process_died(lives: Lives) -> None:
+    before = await lives.first()
+    outcome, after = await lives.second()
+    (trajectory,) = told(outcome)
+
+    assert before.asked == ["0", "0.1", "0.2"]
+    assert after.asked == ["0.3", "0.4"]
+    assert lives.start.heard == ["one", "two", "hang", "three", "stop"]
+    assert [turn.reward for turn in trajectory.turns] == [0.5, 0.5, 0.5, 0.5, 5.0]
+    assert [span.version for span in trajectory.version_spans] == ["1.3", "1.4", "1.5", "1.6", "1.7"]
+    assert trajectory.reward.components == {"words": 5.0, "turns": 5.0, "invalid_actions": 0.0}
+
+    (whole,) = await replace(lives, folder=lives.folder.with_name("other")).uninterrupted()
+    assert rows_of(trajectory) == rows_of(whole)
+
+
+async def test_times_of_turns_and_of_the_rollout_count_from_its_first_beginning(lives: Lives) -> None:
+    await lives.first()
+    outcome, _ = await lives.second()
+    (trajectory,) = told(outcome)
+
+    times = [(turn.asked_s, turn.ended_s) for turn in trajectory.turns]
+    assert all(asked is not None and ended is not None and asked <= ended for asked, ended in times)
+    assert times == sorted(times)
+    assert isinstance(outcome, FinishedLease)
+    assert outcome.group.rollout_s >= (trajectory.turns[-1].ended_s or 0.0)
+
+
+async def test_of_a_group_each_conversation_goes_on_from_its_own_place_and_a_finished_one_stays(lives: Lives) -> None:
+    lives = replace(lives, said=("one stop", "two bad hang stop", "hang three stop"), group_size=3)
+    await lives.first(until=2)
+    outcome, after = await lives.second()
+    members = told(outcome)
+
+    assert sorted(after.asked) == ["1.3", "2.1", "2.2"]
+    assert [len(member.turns) for member in members] == [2, 4, 3]
+    assert [member.reward.reward for member in members] == [2.5, 5.5, 4.0]
+    assert members[1].reward.components["invalid_actions"] == 1.0
+
+
+async def test_a_group_that_branches_goes_on_in_all_its_branches(lives: Lives) -> None:
+    rules = Rules(replayable=True, branch_after=(1,))
+    lives = replace(lives, said=("one two hang stop", "one three stop"), rules=rules, group_size=2)
+    words = await first_of_branches(lives)
+    outcome, after = await lives.second()
+    members = told(outcome)
+
+    assert sorted(words) == ["0", "0.1", "0.2", "1.1", "1.2"]
+    assert after.asked == ["0.3"]
+    assert [len(member.turns) for member in members] == [4, 3]
+    assert members[0].turns[0] == members[1].turns[0]
+
+
+async def first_of_branches(lives: Lives) -> list[str]:
+    """Both begin with the same word, which is sampled once."""
+    lives.is_asked_all = lambda words: len(lives.start.heard) == 5  # type: ignore[method-assign]
+    return (await lives.first()).asked
+
+
+async def test_an_answer_that_differs_ends_the_conversation_as_a_failure_of_infrastructure(lives: Lives) -> None:
+    lives = replace(lives, start=Changed, said=("one hang stop", "one two hang stop"), group_size=2)
+    await lives.first(until=2)
+    outcome, after = await lives.second()
+    kept, diverged = told(outcome)
+
+    assert kept.reward.reward == 3.5 + 0.5
+    assert diverged.reward.reward is None
+    assert diverged.reward.error_kind == "infrastructure"
+    assert "answers a recorded action otherwise" in (diverged.reward.error or "")
+    assert after.asked == ["0.2"]
+    assert counted(lives.made[1], "environment_faults_total", environment="counting", kind="diverged") == 1
+
+
+async def test_an_environment_that_raises_where_it_had_answered_is_no_fault_of_the_task(lives: Lives) -> None:
+    lives = replace(lives, start=Changed, said=("odd hang stop",))
+    await lives.first()
+    outcome, _ = await lives.second()
+
+    assert isinstance(outcome, FailedLease)
+    assert not outcome.data_fault
+    assert "I am another one" in outcome.reason
+
+
+async def test_an_opening_of_other_tokens_ends_all_of_the_lease(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    lives = replace(lives, start=Changed)
+    await lives.first()
+    monkeypatch.setattr(Changed, "opening", "start")
+    outcome, after = await lives.second()
+
+    assert isinstance(outcome, FailedLease)
+    assert not outcome.data_fault
+    assert "its words make other tokens" in outcome.reason
+    assert after.asked == []
+
+
+async def test_with_other_rules_the_lease_is_rolled_out_anew(lives: Lives) -> None:
+    await lives.first()
+    outcome, after = await lives.second(rules=Rules(replayable=True, max_turns=31))
+
+    assert len(told(outcome)[0].turns) == 5
+    assert after.asked == ["0", "0.1", "0.2", "0.3", "0.4"]
+
+
+async def test_a_process_that_goes_on_asks_under_a_name_of_its_own(lives: Lives) -> None:
+    before = await lives.first()
+    _, after = await lives.second()
+    assert {name.rpartition("/")[0] for name in after.names}.isdisjoint(
+        {name.rpartition("/")[0] for name in before.names}
+    )
+
+
+async def test_what_is_not_replayable_or_has_one_turn_leaves_no_record(lives: Lives) -> None:
+    for rules in (Rules(), Rules(replayable=True, max_turns=1)):
+        one = replace(lives, rules=rules, said=("one hang",) if rules.max_turns > 1 else ("hang",))
+        await one.first()
+        async with records_in(lives.folder) as records:
+            assert records.keys() == ()
+
+
+class Duel(Spelling):
+    players = ("first", "second")
+
+
+class Talker:
+    async def run(self, task: Task, client: object) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(("name", "kind"), [("Duel", "a game of several players"), ("Talker", "an agent")])
+def test_games_and_agents_that_call_themselves_replayable_are_refused_by_name(name: str, kind: str) -> None:
+    entry = ClassTasks(name="one", source=f"{__name__}:{name}", rules=RULES)
+    with pytest.raises(EnvironmentFault, match=rf"environment one .*rules\.replayable is true, and it is {kind}"):
+        offered_class(entry)
