@@ -165,11 +165,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             HttpClient(token=config.generator_token, tls=client_tls(config.http.tls))
         )
         rewards = await stack.enter_async_context(reward_client(config, metrics=metrics))
-        keys = ClientKeys.read(secret_key_file=config.secret_key_file, server_key_file=config.learner_key_file)
-        connection = DealerSocket.connect(
-            config.learner, identity=address_of(hello), keys=keys, insecure=config.insecure
-        )
-        await stack.enter_async_context(connection)
+        connection = await stack.enter_async_context(connection_of(config, hello))
         fleet, outbox, sessions = GeneratorFleet(), Outbox(resend_s=config.resend_s), sessions_of(config, listener.url)
         records = await opened_records(config, stack, env_id=hello.env_id, metrics=metrics)
         link = LearnerLink(
@@ -212,6 +208,12 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             await link.leave(stop.reason or "stopping", within_s=config.drain_s)
             loops.cancel()
             http.cancel()
+
+
+def connection_of(config: EnvServiceConfig, hello: Hello) -> DealerSocket:
+    """The connection to the learner's intake, to be entered."""
+    keys = ClientKeys.read(secret_key_file=config.secret_key_file, server_key_file=config.learner_key_file)
+    return DealerSocket.connect(config.learner, identity=address_of(hello), keys=keys, insecure=config.insecure)
 
 
 async def opened_records(

@@ -15,12 +15,12 @@ from datetime import datetime
 from pathlib import Path
 
 from env_service.checkpoints.rows import (
+    AnswerRow,
     LeaseRow,
     RecordedLease,
     RecordedTurn,
     ResumedRow,
     Row,
-    StepRow,
     TurnRow,
     line_of,
     read_record,
@@ -73,7 +73,7 @@ class LeaseRecord:
         self._is_begun = True
         self._write(*rows)
 
-    async def add_step(self, row: StepRow) -> None:
+    async def add_answer(self, row: AnswerRow) -> None:
         """Takes the environment's answer down; all so far is on the disk when this returns."""
         self._write(row)
         if self._file is not None:

@@ -2,7 +2,7 @@
 
     lease                  the lease itself, and what its conversations depend on besides
     turn   conversation 0  tokens, versions, logprobs, routed experts
-    step   conversation 0  observation, reward, end, as the environment gave them
+    answer conversation 0  observation, reward, end, as the environment gave them
     turn   conversation 1  …
     resumed                a process began to go through all that is above
 
@@ -59,10 +59,10 @@ class TurnRow(WireModel):
     is_trained: bool = True
 
 
-class StepRow(WireModel):
+class AnswerRow(WireModel):
     """The answer of the environment to a conversation's newest turn, as JSON."""
 
-    row: Literal["step"] = "step"
+    row: Literal["answer"] = "answer"
     conversation: int
     step: str
 
@@ -73,7 +73,7 @@ class ResumedRow(WireModel):
     row: Literal["resumed"] = "resumed"
 
 
-Row = LeaseRow | TurnRow | StepRow | ResumedRow
+Row = LeaseRow | TurnRow | AnswerRow | ResumedRow
 _ROW: TypeAdapter[Row] = TypeAdapter(Annotated[Row, Field(discriminator="row")])
 
 
@@ -115,7 +115,7 @@ class RecordedLease:
             case TurnRow():
                 self.turns[row.conversation].append(RecordedTurn(row))
                 self.resumed = 0
-            case StepRow():
+            case AnswerRow():
                 self.turns[row.conversation][-1].step = row.step
             case ResumedRow():
                 self.resumed += 1

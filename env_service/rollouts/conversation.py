@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from env_service.checkpoints.records import LeaseRecord
-from env_service.checkpoints.rows import RecordedTurn, StepRow
+from env_service.checkpoints.rows import AnswerRow, RecordedTurn
 from env_service.environments.interface import (
     Action,
     Aggregation,
@@ -53,7 +53,7 @@ from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics, in_who
 from env_service.rollouts.replay import (
     OTHER_PROMPT,
     OTHER_STEP,
-    Diverged,
+    ReplayMismatch,
     completion_of,
     digest_of,
     row_of,
@@ -128,7 +128,7 @@ def fault_of_step(error: Exception, name: str, *, at: str = "") -> Fault:
             return Fault("hung", str(error))
         case Nonsense():
             return Fault("nonsense", str(error))
-        case Diverged():
+        case ReplayMismatch():
             logger.warning("environment %s cannot be gone on with: %s", name, error)
             return Fault(error.kind, str(error), passing=True)
         case EnvironmentUnavailable():
@@ -230,7 +230,7 @@ class Conversation:
             if past is None:
                 return
             if past.turn.prompt != digest_of(self.speech.transcript.context):
-                self.blame(fault_of_step(Diverged(OTHER_PROMPT), self.name))
+                self.blame(fault_of_step(ReplayMismatch(OTHER_PROMPT), self.name))
                 return
             await self._take(completion_of(past.turn, began=self.speaker.progress.began), past)
 
@@ -425,14 +425,14 @@ class Conversation:
         def check(given: object) -> Step:
             step = checked(given, plain=plain)
             if recorded is not None and text_of_step(step) != recorded:
-                raise Diverged(OTHER_STEP)
+                raise ReplayMismatch(OTHER_STEP)
             return step
 
         step = await self.answer(partial(self.environment.step, action), check)
         if recorded is not None and self.fault is not None:  # it had answered before: nobody knows where it stands now
             self.fault = replace(self.fault, passing=True)
         if step is not None and recorded is None and self.speaker.record is not None:
-            await self.speaker.record.add_step(StepRow(conversation=self.index, step=text_of_step(step)))
+            await self.speaker.record.add_answer(AnswerRow(conversation=self.index, step=text_of_step(step)))
         return step
 
     async def answer(self, step: Call[object], check: Callable[[object], T]) -> T | None:

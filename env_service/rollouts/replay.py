@@ -26,7 +26,7 @@ OTHER_PROMPT = f"its words make other tokens than before this process was starte
 OTHER_STEP = f"it answers a recorded action otherwise than before this process was started: {_REMEDY}"
 
 
-class Diverged(EnvironmentUnavailable):
+class ReplayMismatch(EnvironmentUnavailable):
     """An environment that was rebuilt does not stand where it stood."""
 
     kind = "diverged"

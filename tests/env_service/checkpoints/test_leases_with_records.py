@@ -1,15 +1,17 @@
 """Records of leases, and what the learner says of them, over real sockets."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from env_service import app
 from env_service.checkpoints.records import LeaseRecords
+from env_service.config import EnvServiceConfig
 from protocol.lease_keys import key_of
 from protocol.messages import Goodbye, Heartbeat, Hello, LeaseCancellation, RunningLease
+from services.http.metrics import Metrics
 from services.process import WrongSettings
 from tests.env_service.checkpoints.test_records import KEY, records_in, turn, two_turns
 from tests.env_service.peers import eventually, lease
@@ -82,12 +84,12 @@ async def test_one_that_leaves_says_what_its_next_process_goes_on_with(tmp_path:
 
 async def test_the_folder_of_a_process_that_lives_is_refused_by_its_name(tmp_path: Path, model: Path) -> None:
     settings = {"folder": tmp_path}
-    config = app.EnvServiceConfig.model_validate({"model": model, "env_id": "host:1", "checkpoints": settings})
-    async with app.AsyncExitStack() as stack:
-        metrics = app.Metrics("env-service")
+    config = EnvServiceConfig.model_validate({"model": model, "env_id": "host:1", "checkpoints": settings})
+    async with AsyncExitStack() as stack:
+        metrics = Metrics("env-service")
         records = await app.opened_records(config, stack, env_id="host:1", metrics=metrics)
         assert records is not None
         assert (tmp_path / "host%3A1").is_dir()
         with pytest.raises(WrongSettings, match=r"host%3A1 is that of process \d+ .* give this one another env_id"):
-            await app.opened_records(config, stack, env_id="host:1", metrics=app.Metrics("env-service"))
-        assert await app.opened_records(config, stack, env_id="b", metrics=app.Metrics("env-service")) is not None
+            await app.opened_records(config, stack, env_id="host:1", metrics=Metrics("env-service"))
+        assert await app.opened_records(config, stack, env_id="b", metrics=Metrics("env-service")) is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from env_service.checkpoints.records import LeaseRecord, LeaseRecords, file_name_of
-from env_service.checkpoints.rows import StepRow, TurnRow, line_of, read_record
+from env_service.checkpoints.rows import AnswerRow, TurnRow, line_of, read_record
 from protocol.lease_keys import key_of
 from protocol.messages import Lease
 from protocol.routed_experts import RoutedExperts
@@ -53,7 +53,7 @@ async def records_in(folder: Path, *, max_bytes: int = 1 << 20) -> AsyncIterator
 async def two_turns(records: LeaseRecords, granted: Lease | None = None) -> LeaseRecord:
     record = records.record_of(granted or lease(5), rules="r")
     record.add_turn(turn(0))
-    await record.add_step(StepRow(conversation=0, step="a"))
+    await record.add_answer(AnswerRow(conversation=0, step="a"))
     record.add_turn(turn(1))
     return record
 
@@ -133,7 +133,7 @@ async def test_a_lease_whose_outcome_the_learner_has_leaves_nothing(tmp_path: Pa
         assert records.keys() == (KEY,)
         records.remove(KEY)
         record.add_turn(turn(0))
-        await record.add_step(StepRow(conversation=0, step="late"))
+        await record.add_answer(AnswerRow(conversation=0, step="late"))
         assert records.keys() == ()
     async with records_in(tmp_path) as records:
         assert records.past() == {}
@@ -180,7 +180,7 @@ async def test_a_disk_that_takes_nothing_costs_the_record_and_nothing_else(
         record = await two_turns(records)
         monkeypatch.setattr("services.append_file.AppendFile.append", full)
         record.add_turn(turn(0))
-        await record.add_step(StepRow(conversation=0, step="b"))
+        await record.add_answer(AnswerRow(conversation=0, step="b"))
         assert records.keys() == ()
     assert "No space left on device" in caplog.text
     assert not (tmp_path / file_name_of(KEY)).exists()
@@ -193,7 +193,7 @@ async def test_a_step_is_on_the_disk_when_it_was_taken_down(tmp_path: Path, monk
     async with records_in(tmp_path) as records:
         record = records.record_of(lease(5), rules="r")
         record.add_turn(turn(0))
-        await record.add_step(StepRow(conversation=0, step="a"))
+        await record.add_answer(AnswerRow(conversation=0, step="a"))
         assert synced == [path.stat().st_size]
 
 

@@ -30,7 +30,7 @@ from tests.env_service.rollouts.test_conversation import ConversationTasks, Traj
 RULES = Rules(replayable=True)
 
 
-class Stopped(Spelling):
+class HangingSpelling(Spelling):
     """Never answers to `hang` in the first life of its process."""
 
     hangs: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class Stopped(Spelling):
         return super().step(action)
 
 
-class Changed(Stopped):
+class ChangedSpelling(HangingSpelling):
     """Says in its second life something else, and cannot be asked `odd` again."""
 
     def reset(self, task: Task, seed: int) -> Opening:
@@ -60,7 +60,7 @@ class Changed(Stopped):
         return step
 
 
-class Asked(TrajectoryWords):
+class AskedWords(TrajectoryWords):
     """Notes the turns that it was asked for."""
 
     def __init__(self, model: Path, *said: str) -> None:
@@ -75,7 +75,7 @@ class Asked(TrajectoryWords):
 
 
 @dataclass
-class Lives:
+class TwoLives:
     """Two processes, one after the other, with the same records."""
 
     chat_bench: MakeBench
@@ -83,7 +83,7 @@ class Lives:
     folder: Path
     said: tuple[str, ...]
     rules: Rules = RULES
-    start: type[Stopped] = Stopped
+    start: type[HangingSpelling] = HangingSpelling
     group_size: int = 1
     made: list[Bench] = field(default_factory=list)
 
@@ -91,10 +91,10 @@ class Lives:
     def lease(self) -> Lease:
         return lease(environment="counting", group_size=self.group_size)
 
-    async def first(self, *, until: int = 1) -> Asked:
+    async def first(self, *, until: int = 1) -> AskedWords:
         """It dies when this many conversations hang in a step."""
         self.start.hangs, self.start.heard = True, []
-        words = Asked(self.model, *self.said)
+        words = AskedWords(self.model, *self.said)
         async with records_in(self.folder) as records:
             made = await self._bench(words, records)
             rollout = asyncio.create_task(made.rollout.run(self.lease, RolloutProgress()))
@@ -104,16 +104,16 @@ class Lives:
                 await rollout
         return words
 
-    def is_asked_all(self, words: Asked) -> bool:
+    def is_asked_all(self, words: AskedWords) -> bool:
         """True once each conversation is where it hangs or ends."""
         turns = sum(min(len(line), (*line, "hang").index("hang") + 1) for line in map(str.split, self.said))
         return len(self.start.heard) == turns
 
-    async def second(self, *, rules: Rules | None = None) -> tuple[FinishedLease | FailedLease, Asked]:
+    async def second(self, *, rules: Rules | None = None) -> tuple[FinishedLease | FailedLease, AskedWords]:
         """It goes on."""
         self.start.hangs, self.start.heard = False, []
         self.rules = rules or self.rules
-        words = Asked(self.model, *self.said)
+        words = AskedWords(self.model, *self.said)
         async with records_in(self.folder) as records:
             (past,) = records.past().values()
             assert past.first.lease == self.lease
@@ -127,10 +127,10 @@ class Lives:
         """A process that does not die."""
         self.start.hangs = False
         async with records_in(self.folder) as records:
-            made = await self._bench(Asked(self.model, *self.said), records)
+            made = await self._bench(AskedWords(self.model, *self.said), records)
             return told(await made.run(self.lease))
 
-    async def _bench(self, words: Asked, records: LeaseRecords) -> Bench:
+    async def _bench(self, words: AskedWords, records: LeaseRecords) -> Bench:
         environment = OfferedEnvironment(
             name="counting", tasks=ConversationTasks(), start=self.start, rules=self.rules, metrics={"words": "max"}
         )
@@ -149,8 +149,8 @@ async def records_in(folder: Path, *, max_bytes: int = 1 << 20) -> AsyncIterator
 
 
 @pytest.fixture
-def lives(chat_bench: MakeBench, chat_model: Path, tmp_path: Path) -> Lives:
-    return Lives(chat_bench, chat_model, tmp_path / "records", ("one two hang three stop",))
+def lives(chat_bench: MakeBench, chat_model: Path, tmp_path: Path) -> TwoLives:
+    return TwoLives(chat_bench, chat_model, tmp_path / "records", ("one two hang three stop",))
 
 
 def told(outcome: FinishedLease | FailedLease) -> tuple[Trajectory, ...]:
@@ -165,7 +165,7 @@ def rows_of(trajectory: Trajectory) -> dict[str, object]:
     return {**arrays, "turns": turns, "spans": spans, "text": trajectory.completion_text}
 
 
-async def test_a_conversation_goes_on_at_the_turn_at_which_its_process_died(lives: Lives) -> None:
+async def test_a_conversation_goes_on_at_the_turn_at_which_its_process_died(lives: TwoLives) -> None:
     before = await lives.first()
     outcome, after = await lives.second()
     (trajectory,) = told(outcome)
@@ -181,7 +181,7 @@ async def test_a_conversation_goes_on_at_the_turn_at_which_its_process_died(live
     assert rows_of(trajectory) == rows_of(whole)
 
 
-async def test_times_of_turns_and_of_the_rollout_count_from_its_first_beginning(lives: Lives) -> None:
+async def test_times_of_turns_and_of_the_rollout_count_from_its_first_beginning(lives: TwoLives) -> None:
     await lives.first()
     outcome, _ = await lives.second()
     (trajectory,) = told(outcome)
@@ -193,7 +193,9 @@ async def test_times_of_turns_and_of_the_rollout_count_from_its_first_beginning(
     assert outcome.group.rollout_s >= (trajectory.turns[-1].ended_s or 0.0)
 
 
-async def test_of_a_group_each_conversation_goes_on_from_its_own_place_and_a_finished_one_stays(lives: Lives) -> None:
+async def test_of_a_group_each_conversation_goes_on_from_its_own_place_and_a_finished_one_stays(
+    lives: TwoLives,
+) -> None:
     lives = replace(lives, said=("one stop", "two bad hang stop", "hang three stop"), group_size=3)
     await lives.first(until=2)
     outcome, after = await lives.second()
@@ -205,7 +207,7 @@ async def test_of_a_group_each_conversation_goes_on_from_its_own_place_and_a_fin
     assert members[1].reward.components["invalid_actions"] == 1.0
 
 
-async def test_a_group_that_branches_goes_on_in_all_its_branches(lives: Lives) -> None:
+async def test_a_group_that_branches_goes_on_in_all_its_branches(lives: TwoLives) -> None:
     rules = Rules(replayable=True, branch_after=(1,))
     lives = replace(lives, said=("one two hang stop", "one three stop"), rules=rules, group_size=2)
     words = await first_of_branches(lives)
@@ -218,14 +220,14 @@ async def test_a_group_that_branches_goes_on_in_all_its_branches(lives: Lives) -
     assert members[0].turns[0] == members[1].turns[0]
 
 
-async def first_of_branches(lives: Lives) -> list[str]:
+async def first_of_branches(lives: TwoLives) -> list[str]:
     """Both begin with the same word, which is sampled once."""
     lives.is_asked_all = lambda words: len(lives.start.heard) == 5  # type: ignore[method-assign]
     return (await lives.first()).asked
 
 
-async def test_an_answer_that_differs_ends_the_conversation_as_a_failure_of_infrastructure(lives: Lives) -> None:
-    lives = replace(lives, start=Changed, said=("one hang stop", "one two hang stop"), group_size=2)
+async def test_an_answer_that_differs_ends_the_conversation_as_a_failure_of_infrastructure(lives: TwoLives) -> None:
+    lives = replace(lives, start=ChangedSpelling, said=("one hang stop", "one two hang stop"), group_size=2)
     await lives.first(until=2)
     outcome, after = await lives.second()
     kept, diverged = told(outcome)
@@ -238,8 +240,8 @@ async def test_an_answer_that_differs_ends_the_conversation_as_a_failure_of_infr
     assert counted(lives.made[1], "environment_faults_total", environment="counting", kind="diverged") == 1
 
 
-async def test_an_environment_that_raises_where_it_had_answered_is_no_fault_of_the_task(lives: Lives) -> None:
-    lives = replace(lives, start=Changed, said=("odd hang stop",))
+async def test_an_environment_that_raises_where_it_had_answered_is_no_fault_of_the_task(lives: TwoLives) -> None:
+    lives = replace(lives, start=ChangedSpelling, said=("odd hang stop",))
     await lives.first()
     outcome, _ = await lives.second()
 
@@ -248,10 +250,12 @@ async def test_an_environment_that_raises_where_it_had_answered_is_no_fault_of_t
     assert "I am another one" in outcome.reason
 
 
-async def test_an_opening_of_other_tokens_ends_all_of_the_lease(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
-    lives = replace(lives, start=Changed)
+async def test_an_opening_of_other_tokens_ends_all_of_the_lease(
+    lives: TwoLives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives = replace(lives, start=ChangedSpelling)
     await lives.first()
-    monkeypatch.setattr(Changed, "opening", "start")
+    monkeypatch.setattr(ChangedSpelling, "opening", "start")
     outcome, after = await lives.second()
 
     assert isinstance(outcome, FailedLease)
@@ -260,7 +264,7 @@ async def test_an_opening_of_other_tokens_ends_all_of_the_lease(lives: Lives, mo
     assert after.asked == []
 
 
-async def test_with_other_rules_the_lease_is_rolled_out_anew(lives: Lives) -> None:
+async def test_with_other_rules_the_lease_is_rolled_out_anew(lives: TwoLives) -> None:
     await lives.first()
     outcome, after = await lives.second(rules=Rules(replayable=True, max_turns=31))
 
@@ -268,7 +272,7 @@ async def test_with_other_rules_the_lease_is_rolled_out_anew(lives: Lives) -> No
     assert after.asked == ["0", "0.1", "0.2", "0.3", "0.4"]
 
 
-async def test_a_process_that_goes_on_asks_under_a_name_of_its_own(lives: Lives) -> None:
+async def test_a_process_that_goes_on_asks_under_a_name_of_its_own(lives: TwoLives) -> None:
     before = await lives.first()
     _, after = await lives.second()
     assert {name.rpartition("/")[0] for name in after.names}.isdisjoint(
@@ -276,7 +280,7 @@ async def test_a_process_that_goes_on_asks_under_a_name_of_its_own(lives: Lives)
     )
 
 
-async def test_what_is_not_replayable_or_has_one_turn_leaves_no_record(lives: Lives) -> None:
+async def test_what_is_not_replayable_or_has_one_turn_leaves_no_record(lives: TwoLives) -> None:
     for rules in (Rules(), Rules(replayable=True, max_turns=1)):
         one = replace(lives, rules=rules, said=("one hang",) if rules.max_turns > 1 else ("hang",))
         await one.first()
@@ -284,16 +288,16 @@ async def test_what_is_not_replayable_or_has_one_turn_leaves_no_record(lives: Li
             assert records.keys() == ()
 
 
-class Duel(Spelling):
+class SpellingDuel(Spelling):
     players = ("first", "second")
 
 
-class Talker:
+class LoneTalker:
     async def run(self, task: Task, client: object) -> float:
         return 0.0
 
 
-@pytest.mark.parametrize(("name", "kind"), [("Duel", "a game of several players"), ("Talker", "an agent")])
+@pytest.mark.parametrize(("name", "kind"), [("SpellingDuel", "a game of several players"), ("LoneTalker", "an agent")])
 def test_games_and_agents_that_call_themselves_replayable_are_refused_by_name(name: str, kind: str) -> None:
     entry = ClassTasks(name="one", source=f"{__name__}:{name}", rules=RULES)
     with pytest.raises(EnvironmentFault, match=rf"environment one .*rules\.replayable is true, and it is {kind}"):
