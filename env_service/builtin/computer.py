@@ -19,7 +19,14 @@ from env_service.builtin.computer_tools import SUBMIT, WORK, ComputerToolbox, To
 from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task
 from env_service.environments.rules import Rules
 from env_service.environments.task_files import TaskLists, tasks_of_files
-from env_service.runtimes.interface import Runtime, RuntimeCommand, RuntimeEnded, RuntimeFile, RuntimeRefused
+from env_service.runtimes.interface import (
+    Runtime,
+    RuntimeCommand,
+    RuntimeEnded,
+    RuntimeFile,
+    RuntimeRefused,
+    RuntimeSnapshot,
+)
 from env_service.runtimes.pool import runtimes
 from env_service.task_sets.carrying import is_bytecode
 from env_service.task_sets.judging import lay
@@ -134,6 +141,19 @@ class ComputerEnvironment:
         forked._tools = self._called_tools(forked._runtime)
         await forked._tools.offered()
         return forked
+
+    async def save(self) -> bytes:
+        """The files of its computer. Raises as `fork`."""
+        assert self._runtime is not None
+        return (await self._runtime.snapshot()).packed()
+
+    async def restore(self, saved: bytes) -> None:
+        """Has these files on a computer in the place of its own. Raises RuntimeLost and RuntimesBusy."""
+        assert self._runtime is not None
+        snapshot = RuntimeSnapshot.unpacked(saved)
+        self._runtime = await runtimes().exchange(self._runtime, snapshot.image, snapshot=snapshot)
+        self._tools = self._called_tools(self._runtime)
+        await self._tools.offered()
 
     def _called_tools(self, runtime: Runtime) -> CalledTools:
         toolbox = ComputerToolbox(runtime, self._options.tools)

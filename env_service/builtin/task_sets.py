@@ -15,7 +15,7 @@ from pydantic import Field
 
 from env_service.builtin.called_tools import TOOL_METRICS, CalledTools
 from env_service.builtin.computer_tools import SUBMIT, ComputerToolbox, ToolName
-from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task
+from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task, Tool
 from env_service.environments.rules import Rules
 from env_service.environments.task_files import TaskFileError, read_tasks
 from env_service.runtimes.interface import Runtime, RuntimeEnded, RuntimeRefused, RuntimeSnapshot
@@ -125,14 +125,30 @@ class _WorkAndTests:
     async def begin(self, task: JudgedTask) -> Opening:
         self._task = task
         self._runtime, self._before = await opened(task.setup)
+        tools = await self._offered(task, self._runtime)
+        told = self._options.system_prompt.replace("{folder}", task.setup.cwd)
+        system = (ChatMessage("system", told),) if told else ()
+        return Opening((*system, ChatMessage("user", task.prompt)), tools=tools)
+
+    async def _offered(self, task: JudgedTask, runtime: Runtime) -> tuple[Tool, ...]:
+        """The tools on a runtime, which are its tools from here on."""
         setup, options = task.setup, self._options
-        toolbox = ComputerToolbox(self._runtime, options.tools, folder=setup.cwd, environment=setup.environment)
+        toolbox = ComputerToolbox(runtime, options.tools, folder=setup.cwd, environment=setup.environment)
         self._tools = CalledTools(
             [toolbox], role=options.result_role, characters=options.result_characters, in_turn=True
         )
-        told = options.system_prompt.replace("{folder}", setup.cwd)
-        system = (ChatMessage("system", told),) if told else ()
-        return Opening((*system, ChatMessage("user", task.prompt)), tools=await self._tools.offered())
+        return await self._tools.offered()
+
+    async def save(self) -> bytes:
+        assert self._runtime is not None
+        return (await self._runtime.snapshot()).packed()
+
+    async def restore(self, saved: bytes) -> None:
+        assert self._runtime is not None
+        assert self._task is not None
+        snapshot = RuntimeSnapshot.unpacked(saved)
+        self._runtime = await runtimes().exchange(self._runtime, snapshot.image, snapshot=snapshot)
+        await self._offered(self._task, self._runtime)
 
     async def step(self, action: Action, *, by_share: bool) -> Step:
         assert self._tools is not None
@@ -226,6 +242,14 @@ class HarborEnvironment:
         """Results of the calls; or the end: submitted, no call, or the last turn. Raises RuntimeLost."""
         return await self._work.step(action, by_share=False)
 
+    async def save(self) -> bytes:
+        """The files of its computer. Raises RuntimeLost, RuntimeEnded, RuntimeRefused."""
+        return await self._work.save()
+
+    async def restore(self, saved: bytes) -> None:
+        """Has these files on a computer in the place of its own. Raises RuntimeLost and RuntimesBusy."""
+        await self._work.restore(saved)
+
     async def close(self) -> None:
         """Ends the runtime."""
         await self._work.close()
@@ -286,6 +310,14 @@ class RepositoryEnvironment:
     async def step(self, action: Action) -> Step:
         """Results of the calls; or the end: submitted, no call, or the last turn. Raises RuntimeLost."""
         return await self._work.step(action, by_share=self._options.reward == "fraction")
+
+    async def save(self) -> bytes:
+        """The files of its computer. Raises RuntimeLost, RuntimeEnded, RuntimeRefused."""
+        return await self._work.save()
+
+    async def restore(self, saved: bytes) -> None:
+        """Has these files on a computer in the place of its own. Raises RuntimeLost and RuntimesBusy."""
+        await self._work.restore(saved)
 
     async def close(self) -> None:
         """Ends the runtime."""

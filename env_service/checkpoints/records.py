@@ -9,6 +9,7 @@ A record is an aid: where it cannot be written, or the folder is full, the lease
 import asyncio
 import hashlib
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -21,6 +22,7 @@ from env_service.checkpoints.rows import (
     RecordedTurn,
     ResumedRow,
     Row,
+    SavedState,
     TurnRow,
     line_of,
     read_record,
@@ -34,6 +36,7 @@ from services.run_lock import FolderLost, RunLock
 logger = logging.getLogger(__name__)
 
 _ENDING = ".turns"
+_SAVED = ".saved"
 _TRIES = 2
 """Processes in a row that may go on with a lease and add no turn: it may be what they die of."""
 
@@ -41,6 +44,11 @@ _TRIES = 2
 def file_name_of(key: LeaseKey) -> str:
     """The file of a lease's record."""
     return f"{key.purpose}-{key.incarnation}-{key.lease_id}-{key.attempt}{_ENDING}"
+
+
+def saved_name_of(key: LeaseKey, conversation: int) -> str:
+    """The file of the state of one conversation's environment."""
+    return f"{file_name_of(key).removesuffix(_ENDING)}.{conversation}{_SAVED}"
 
 
 class LeaseRecord:
@@ -80,7 +88,30 @@ class LeaseRecord:
             try:
                 await asyncio.to_thread(self._sync, self._file)
             except OSError as error:
-                self._give_up("disk", error)
+                self.give_up("disk", error)
+
+    def has_more(self, conversation: int) -> bool:
+        """True if a former process had another turn of a conversation."""
+        return self._past is not None and bool(self._past.turns[conversation])
+
+    def saved(self, conversation: int) -> SavedState | None:
+        """The state in which a former process saved a conversation's environment last; None if it did not."""
+        return self._records.saved(self.key, conversation) if self.has_past else None
+
+    async def save(self, conversation: int, state: SavedState) -> None:
+        """Takes the environment's state down, in the place of the one before; it is on the disk when this returns."""
+        if self._is_given_up:
+            return
+        try:
+            if not self._records.has_room_for(len(state.data)):
+                self.give_up("full", None)
+                return
+            await asyncio.to_thread(self._records.write_saved, self.key, conversation, state)
+            self._records.grew(self.key, len(state.data), name=saved_name_of(self.key, conversation))
+        except (OSError, FolderLost) as error:
+            self.give_up("disk", error)
+        if self._is_given_up:  # the lease has ended meanwhile
+            self._records.remove(self.key)
 
     def resume(self) -> None:
         """This process goes on with it."""
@@ -99,14 +130,14 @@ class LeaseRecord:
         lines = [line_of(row) for row in rows]
         try:
             if not self._records.has_room_for(sum(map(len, lines))):
-                self._give_up("full", None)
+                self.give_up("full", None)
                 return
             if self._file is None:
                 self._file = self._records.opened(self.key, end=self._past.end if self._past is not None else 0)
             self._file.append(*lines)
             self._records.grew(self.key, self._file.end)
         except (OSError, FolderLost) as error:
-            self._give_up("disk", error)
+            self.give_up("disk", error)
 
     def _sync(self, file: AppendFile) -> None:
         if self._is_given_up:
@@ -116,7 +147,8 @@ class LeaseRecord:
             self._is_named = True
             self._records.sync_names()
 
-    def _give_up(self, reason: str, error: Exception | None) -> None:
+    def give_up(self, reason: str, error: Exception | None) -> None:
+        """The lease goes on without a record."""
         if not self._is_given_up:
             self._records.give_up(self.key, reason, error)
 
@@ -129,7 +161,7 @@ class LeaseRecords:
         self._max_bytes = max_bytes
         self._lock = lock
         self._open: dict[LeaseKey, LeaseRecord] = {}
-        self._sizes: dict[LeaseKey, int] = {}
+        self._sizes: dict[LeaseKey, dict[str, int]] = {}
         self._past: dict[LeaseKey, RecordedLease] = {}
         self._has_complained = False
         self.run = ""
@@ -149,12 +181,16 @@ class LeaseRecords:
         )
         self._unrecorded = metrics.counter(
             "unrecorded_leases",
-            "Leases whose record was given up: `full`, the folder may hold no more; `disk`, it could not be written.",
+            "Leases whose record was given up: `full`, the folder may hold no more; `disk`, it could not be written; "
+            "`unsaved`, an environment could not be.",
             labels=("reason",),
-            known=one_label("full", "disk"),
+            known=one_label("full", "disk", "unsaved"),
         )
         size = metrics.gauge("record_bytes", "Bytes of the records of conversations that are going on.")
-        size.set_function(lambda: sum(self._sizes.values()))
+        size.set_function(self._bytes)
+
+    def _bytes(self) -> int:
+        return sum(size for files in self._sizes.values() for size in files.values())
 
     def past(self) -> Mapping[LeaseKey, RecordedLease]:
         """Leases of a former process that nobody has gone on with yet."""
@@ -184,10 +220,11 @@ class LeaseRecords:
         record = self._open.pop(key, None)
         if record is not None:
             record.close()
-        if self._sizes.pop(key, None) is not None:
-            with suppress(OSError, FolderLost):
-                self._lock.check()
-                (self._folder / file_name_of(key)).unlink(missing_ok=True)
+        files = self._sizes.pop(key, None)
+        with suppress(OSError, FolderLost):
+            self._lock.check()
+            for name in files or ():
+                (self._folder / name).unlink(missing_ok=True)
 
     def begin_run(self, run: str) -> None:
         """Records are of this run from here on; those of another one are of nobody any more."""
@@ -205,15 +242,31 @@ class LeaseRecords:
     def has_room_for(self, size: int) -> bool:
         """True if so many bytes more may be written. Raises FolderLost."""
         self._lock.check()
-        return sum(self._sizes.values()) + size <= self._max_bytes
+        return self._bytes() + size <= self._max_bytes
 
     def opened(self, key: LeaseKey, *, end: int) -> AppendFile:
         """The file of a record, cut at the byte `end`. Raises OSError."""
         return AppendFile(self._folder / file_name_of(key), end=end)
 
-    def grew(self, key: LeaseKey, size: int) -> None:
-        """The file of a record has so many bytes now."""
-        self._sizes[key] = size
+    def grew(self, key: LeaseKey, size: int, *, name: str = "") -> None:
+        """The file of a record, or the one of this `name` beside it, has so many bytes now."""
+        self._sizes.setdefault(key, {})[name or file_name_of(key)] = size
+
+    def saved(self, key: LeaseKey, conversation: int) -> SavedState | None:
+        """The state of an environment that was saved last; None if there is no whole one."""
+        path = self._folder / saved_name_of(key, conversation)
+        return SavedState.unpacked(path.read_bytes()) if path.exists() else None
+
+    def write_saved(self, key: LeaseKey, conversation: int, state: SavedState) -> None:
+        """Puts a state in the place of the one before, whole or not at all. Raises OSError."""
+        path = self._folder / saved_name_of(key, conversation)
+        draft = path.with_name(f"{path.name}.new")
+        with draft.open("wb") as file:
+            file.write(state.packed())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        self.sync_names()
 
     def sync_names(self) -> None:
         """Returns when the names of all records are on the disk. Raises OSError."""
@@ -221,7 +274,7 @@ class LeaseRecords:
 
     def give_up(self, key: LeaseKey, reason: str, error: Exception | None) -> None:
         """The lease goes on without a record."""
-        self._sizes.setdefault(key, 0)
+        self._sizes.setdefault(key, {})[file_name_of(key)] = 0
         self.remove(key)
         self._unrecorded.labels(reason=reason).inc()
         if not self._has_complained:
@@ -234,9 +287,11 @@ class LeaseRecords:
 
     def _read(self) -> None:
         """Takes up what a former process has left."""
+        for path in self._folder.glob("*.new"):
+            path.unlink()
         for path, found in self._found():
             key = key_of(found.first.lease)
-            self._sizes[key] = found.end
+            self._sizes[key] = {path.name: found.end, **self._sizes_of_saved(key)}
             if found.size > found.end:
                 logger.info("%s: its last %d bytes are torn, and left out", path, found.size - found.end)
             if found.resumed >= _TRIES:
@@ -245,6 +300,10 @@ class LeaseRecords:
                 self._refuse(key, found, "it is of another run than others here")
             else:
                 self.run, self._past[key] = found.first.run, found
+
+    def _sizes_of_saved(self, key: LeaseKey) -> dict[str, int]:
+        stem = file_name_of(key).removesuffix(_ENDING)
+        return {path.name: path.stat().st_size for path in self._folder.glob(f"{stem}.*{_SAVED}")}
 
     def _found(self) -> Iterator[tuple[Path, RecordedLease]]:
         for path in sorted(self._folder.glob(f"*{_ENDING}")):

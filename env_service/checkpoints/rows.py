@@ -73,6 +73,28 @@ class ResumedRow(WireModel):
     row: Literal["resumed"] = "resumed"
 
 
+@dataclass(frozen=True)
+class SavedState:
+    """State of a conversation's environment after so many `answers`, as it gave it."""
+
+    answers: int
+    data: bytes
+
+    def packed(self) -> bytes:
+        """As it stands in a file of its own."""
+        body = b"%d\n%s" % (self.answers, self.data)
+        return b"%s %s" % (_sum_of(body), body)
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> "SavedState | None":
+        """The state in a file; None if it is not whole."""
+        body = packed[_SUM_CHARS + 1 :]
+        answers, newline, data = body.partition(b"\n")
+        if packed[:_SUM_CHARS] != _sum_of(body) or not newline:
+            return None
+        return cls(int(answers), data)
+
+
 Row = LeaseRow | TurnRow | AnswerRow | ResumedRow
 _ROW: TypeAdapter[Row] = TypeAdapter(Annotated[Row, Field(discriminator="row")])
 

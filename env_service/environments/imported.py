@@ -111,9 +111,14 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
         agent=typing.cast("Callable[[], Agent]", partial(made, *arguments)) if is_agent(made) else None,
         players=declared.players,
         own_loop=made.__module__.partition(".")[0] != _OURS,
-        makes_room=callable(getattr(example, "on_full", None)),
+        makes_room=(makes_room := callable(getattr(example, "on_full", None))),
+        saves=_saves(example) and not (makes_room or rules.branch_after or declared.players or is_agent(made)),
         template_arguments=entry.chat_template_kwargs,
     )
+
+
+def _saves(example: Environment | Agent) -> bool:
+    return all(callable(getattr(example, name, None)) for name in ("save", "restore"))
 
 
 def is_agent(made: object) -> bool:

@@ -60,6 +60,11 @@ An environment of one's own is a class, named by its import path in the config f
   from there on. It may be a coroutine; `copy.deepcopy(self)` will do for what is all in the instance, chance included.
   With `branch_after` of its rules a training group begins with fewer conversations, and they branch: see branching.py.
 
+- `save()`, if there is one, returns bytes with which `restore(saved)` puts another instance, which was reset with the
+  same task and seed, where this one stands. With `env-service.checkpoints` it is called after every `save_every` turns
+  of the rules, and an env_service that was started again goes on from there. They may be coroutines. Without them, the
+  same is done for environments whose rules say `replayable`, by the actions that were recorded.
+
 - `on_full(full)`, if there is one, is asked before the prompt of a turn gets longer than the rules' `context_tokens`:
   see FullContext. It may be a coroutine.
 
@@ -314,6 +319,16 @@ class RoomMaker(Environment, Protocol):
     def on_full(self, full: FullContext) -> OnFull | Awaitable[OnFull]: ...
 
 
+class SavableEnvironment(Environment, Protocol):
+    """An environment whose state can be laid down as bytes, from which another instance that was reset alike goes on:
+    see the top of this file.
+    """
+
+    def save(self) -> bytes | Awaitable[bytes]: ...
+
+    def restore(self, saved: bytes) -> Awaitable[None] | None: ...
+
+
 class ForkableEnvironment(Environment, Protocol):
     """An environment of which there can be a second instance that stands where it does: see the top of this file."""
 
@@ -429,8 +444,9 @@ class OfferedEnvironment:
     `players`, what `start` makes is a `SeveralPlayers`. With `parts` it consists of others, its `members`, and these
     tell which of them has a task, and as which of its own; training tasks are in `levels` of equal size, the easiest
     first. What `start` makes is called `at_once`, on the event loop, if its code is known to take microseconds; else in
-    a thread. `tasks_at_once` says the same of the source of its tasks. `makes_room`: it has `on_full`. Coroutines of an
-    environment or agent with `own_loop`, which may block, run in the users' event loop, those of others in the
+    a thread. `tasks_at_once` says the same of the source of its tasks. `makes_room`: it has `on_full`. `saves`: it has
+    `save` and `restore`, and neither branches nor makes room, since it would be asked before it is restored. Coroutines
+    of an environment or agent with `own_loop`, which may block, run in the users' event loop, those of others in the
     process's. `template_arguments` are what the chat template is told in its conversations, over what it is told in
     the run's.
     """
@@ -449,6 +465,7 @@ class OfferedEnvironment:
     tasks_at_once: bool = False
     own_loop: bool = False
     makes_room: bool = False
+    saves: bool = False
     parts: Callable[[Purpose, int], tuple["OfferedEnvironment", int]] | None = None
     template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
 
@@ -462,7 +479,7 @@ class OfferedEnvironment:
     @property
     def is_recorded(self) -> bool:
         """True if its conversations can be gone on with by a process that was started again, and have turns enough."""
-        return self.rules.replayable and self.rules.max_turns > 1
+        return (self.rules.replayable or self.saves) and self.rules.max_turns > 1
 
     @property
     def no_greedy_answer(self) -> str:

@@ -106,6 +106,12 @@ class Rules(ConfigModel):
         description="its steps depend on task, seed and the actions before alone: with `env-service.checkpoints`, an "
         "env_service that was started again rebuilds it by the recorded actions, and goes on",
     )
+    save_every: int = Field(
+        1,
+        ge=1,
+        description="turns between two saves of an environment that has `save` and `restore`, with "
+        "`env-service.checkpoints`",
+    )
 
     @model_validator(mode="after")
     def _branch_after_rises(self) -> Self:

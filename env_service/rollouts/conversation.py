@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from env_service.checkpoints.records import LeaseRecord
-from env_service.checkpoints.rows import AnswerRow, RecordedTurn
+from env_service.checkpoints.rows import AnswerRow, RecordedTurn, SavedState
 from env_service.environments.interface import (
     Action,
     Aggregation,
@@ -36,6 +36,7 @@ from env_service.environments.interface import (
     Prompt,
     RoomMaker,
     Round,
+    SavableEnvironment,
     ShorterContext,
     Step,
     SummaryRequest,
@@ -51,12 +52,14 @@ from env_service.rollouts.environment_calls import Call, DidNotReturn, Environme
 from env_service.rollouts.generation import beside_each_other
 from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics, in_whole_characters
 from env_service.rollouts.replay import (
+    LOST_TURNS,
     OTHER_PROMPT,
     OTHER_STEP,
     ReplayMismatch,
     completion_of,
     digest_of,
     row_of,
+    step_of,
     text_of_step,
 )
 from env_service.rollouts.speech import Language, Speech, Transcript
@@ -202,6 +205,8 @@ class Conversation:
     _ends_at: float | None = None
     _metrics: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     _branches: "list[Conversation]" = field(default_factory=list)
+    _not_restored: SavedState | None = None
+    """State of its environment, up to which its answers are those that were recorded."""
 
     def __post_init__(self) -> None:
         self.speech = Speech(self.speaker.language)
@@ -222,17 +227,64 @@ class Conversation:
 
     async def _go_through_the_past(self) -> None:
         """Says once more what a former process has recorded, up to where it ended: an environment that is replayable
-        stands then where it stood. Nothing is sampled again.
+        stands then where it stood, and one that saves is restored. Nothing is sampled again.
         """
         record = self.speaker.record
+        if record is not None and self.speaker.offered.saves:
+            self._not_restored = record.saved(self.index)
         while record is not None and not self.over and not self._is_at_a_fork:
             past = record.next_turn(self.index)
+            if past is None and self._not_restored is not None:
+                self.blame(fault_of_step(ReplayMismatch(LOST_TURNS), self.name))
             if past is None:
                 return
             if past.turn.prompt != digest_of(self.speech.transcript.context):
                 self.blame(fault_of_step(ReplayMismatch(OTHER_PROMPT), self.name))
                 return
+            if not (self.speaker.offered.rules.replayable or record.has_more(self.index)):
+                # The policy has heard nothing of the last answer, so that another one is as good.
+                past = RecordedTurn(past.turn, past.step if self._not_restored is not None else None)
             await self._take(completion_of(past.turn, began=self.speaker.progress.began), past)
+            await self._restore()
+
+    async def _restore(self) -> None:
+        """Puts its environment where it was saved, once the conversation is there."""
+        saved = self._not_restored
+        if saved is None or self.over or self.speech.actions < saved.answers:
+            return
+        self._not_restored = None
+        restore = cast("SavableEnvironment", self.environment).restore
+        try:
+            await self._called(partial(restore, saved.data), what="the environment's restore")
+        except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever it raises becomes a record
+            self.blame(replace(fault_of_step(error, self.name, at=" in its restore"), passing=True))
+
+    async def _save(self) -> None:
+        """Takes down where its environment stands; where it cannot be saved, the lease goes on without a record."""
+        record, offered = self.speaker.record, self.speaker.offered
+        if record is None or self.over or not offered.saves or self.speech.actions % offered.rules.save_every:
+            return
+        save = cast("SavableEnvironment", self.environment).save
+        try:
+            data = await self._called(partial(save), what="the environment's save")
+            if not isinstance(data, bytes):
+                raise Nonsense(f"the environment's save returned {type(data).__name__}, expected bytes")
+        except Exception as error:
+            logger.warning("environment %s cannot be saved", self.name, exc_info=error)
+            record.give_up("unsaved", error)
+        else:
+            await record.save(self.index, SavedState(self.speech.actions, data))
+
+    async def _called(self, call: Call[object], *, what: str) -> object:
+        """The result of a call of its environment."""
+        with self.speaker.progress.waiting_for("environment"):
+            return await self.speaker.calls.one(
+                call,
+                what=what,
+                timeout_s=self._rules.step_timeout_s,
+                at_once=self.speaker.offered.at_once,
+                own_loop=self.speaker.offered.own_loop,
+            )
 
     async def _talk_in_time(self, first: Completion | None) -> None:
         if self._rules.conversation_timeout_s is None:
@@ -337,6 +389,8 @@ class Conversation:
         if step is not None:
             self._account(step, action)
             await self._go_on(step)
+            if past is None or past.step is None:
+                await self._save()
 
     @property
     def _is_at_a_fork(self) -> bool:
@@ -421,6 +475,8 @@ class Conversation:
     async def _step(self, action: Action, recorded: str | None) -> Step | None:
         """The environment's answer; of a turn whose answer was `recorded` the same one, or it is at fault."""
         plain = self.speaker.language.is_plain
+        if recorded is not None and self._not_restored is not None:
+            return step_of(recorded)
 
         def check(given: object) -> Step:
             step = checked(given, plain=plain)
@@ -438,15 +494,7 @@ class Conversation:
     async def answer(self, step: Call[object], check: Callable[[object], T]) -> T | None:
         """The environment's answer, if it passes the check, which raises Nonsense; None if it is at fault."""
         try:
-            with self.speaker.progress.waiting_for("environment"):
-                answered = await self.speaker.calls.one(
-                    step,
-                    what="the environment's step",
-                    timeout_s=self._rules.step_timeout_s,
-                    at_once=self.speaker.offered.at_once,
-                    own_loop=self.speaker.offered.own_loop,
-                )
-            return check(answered)
+            return check(await self._called(step, what="the environment's step"))
         except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever it raises becomes a record
             at = f" at {_brief(self.last_text)}, of a game that began with {_brief(self.opening_text)}"
             self.blame(fault_of_step(error, self.speaker.offered.name, at=at))

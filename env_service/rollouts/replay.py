@@ -25,6 +25,8 @@ _REMEDY = (
 OTHER_PROMPT = f"its words make other tokens than before this process was started: {_REMEDY}"
 OTHER_STEP = f"it answers a recorded action otherwise than before this process was started: {_REMEDY}"
 
+LOST_TURNS = "it was saved behind the last turn of its record, which is damaged: it is rolled out anew"
+
 
 class ReplayMismatch(EnvironmentUnavailable):
     """An environment that was rebuilt does not stand where it stood."""
@@ -43,6 +45,11 @@ def text_of_step(step: Step) -> str:
     metrics = {name: checked_number(step.metrics[name]) for name in sorted(step.metrics)}
     plain = replace(step, reward=checked_number(step.reward), invalid=bool(step.invalid), metrics=metrics)
     return _STEP.dump_json(plain).decode()
+
+
+def step_of(text: str) -> Step:
+    """The step of such a text."""
+    return _STEP.validate_json(text)
 
 
 def row_of(

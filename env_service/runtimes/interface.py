@@ -12,11 +12,20 @@ ended, and that is the doing of whoever was inside: RuntimeEnded. One that was k
 nobody's fault here: RuntimeLost, a failure of infrastructure.
 """
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pydantic import ConfigDict, TypeAdapter
+
 from env_service.environments.interface import EnvironmentFull, EnvironmentUnavailable
+
+_FASTEST = 1
+_Entry = tuple[str, str, int, bytes]
+_SNAPSHOT: TypeAdapter[tuple[str, tuple[_Entry, ...]]] = TypeAdapter(
+    tuple[str, tuple[_Entry, ...]], config=ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+)
 
 
 class RuntimeLost(EnvironmentUnavailable):
@@ -73,7 +82,16 @@ class RuntimeSnapshot:
     """Files of a runtime that differ from its image's. `entries` are the kind's own, `image` is the name of that."""
 
     image: str
-    entries: tuple[tuple[str, str, int, bytes], ...] = field(repr=False)
+    entries: tuple[_Entry, ...] = field(repr=False)
+
+    def packed(self) -> bytes:
+        """As bytes, compressed."""
+        return zlib.compress(_SNAPSHOT.dump_json((self.image, self.entries)), _FASTEST)
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> "RuntimeSnapshot":
+        """Of such bytes."""
+        return cls(*_SNAPSHOT.validate_json(zlib.decompress(packed)))
 
 
 @dataclass(frozen=True)

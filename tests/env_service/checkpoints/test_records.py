@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from env_service.checkpoints.records import LeaseRecord, LeaseRecords, file_name_of
-from env_service.checkpoints.rows import AnswerRow, TurnRow, line_of, read_record
+from env_service.checkpoints.records import LeaseRecord, LeaseRecords, file_name_of, saved_name_of
+from env_service.checkpoints.rows import AnswerRow, SavedState, TurnRow, line_of, read_record
 from protocol.lease_keys import key_of
 from protocol.messages import Lease
 from protocol.routed_experts import RoutedExperts
@@ -207,6 +207,31 @@ async def test_a_lease_that_processes_die_of_is_given_up_and_one_that_moves_on_i
             records.record_of(lease(6), rules="r").add_turn(turn(0))
     async with records_in(tmp_path) as records:
         assert set(records.past()) == {key_of(lease(6))}
+
+
+async def test_of_an_environment_the_last_whole_state_is_there_and_goes_with_its_lease(tmp_path: Path) -> None:
+    async with records_in(tmp_path) as records:
+        record = await two_turns(records)
+        await record.save(0, SavedState(1, b"one"))
+        await record.save(0, SavedState(2, b"two\nlines"))
+        await record.save(1, SavedState(1, b"other"))
+    async with records_in(tmp_path) as records:
+        record = records.record_of(lease(5), rules="r")
+        assert record.saved(0) == SavedState(2, b"two\nlines")
+        assert record.saved(2) is None
+        path = tmp_path / saved_name_of(KEY, 1)
+        path.write_bytes(path.read_bytes()[:-1])
+        assert record.saved(1) is None
+        records.remove(KEY)
+    assert not tmp_path.exists(), "an empty folder is removed"
+
+
+async def test_states_count_against_the_bound(tmp_path: Path) -> None:
+    async with records_in(tmp_path, max_bytes=10_000) as records:
+        record = await two_turns(records)
+        await record.save(0, SavedState(1, bytes(10_000)))
+        assert records.keys() == ()
+    assert not tmp_path.exists(), "an empty folder is removed"
 
 
 async def test_of_two_processes_one_has_the_folder(tmp_path: Path) -> None:

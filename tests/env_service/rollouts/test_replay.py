@@ -60,6 +60,22 @@ class ChangedSpelling(HangingSpelling):
         return step
 
 
+class SavedSpelling(HangingSpelling):
+    """Is saved and restored; its steps depend on how often it was made, too."""
+
+    saves: ClassVar[int] = 0
+    fails: ClassVar[bool] = False
+
+    def save(self) -> bytes:
+        if self.fails:
+            raise ValueError("there is no room for me")
+        type(self).saves += 1
+        return " ".join(self.words).encode()
+
+    async def restore(self, saved: bytes) -> None:
+        self.words = [f"{word}*" for word in saved.decode().split()]
+
+
 class AskedWords(TrajectoryWords):
     """Notes the turns that it was asked for."""
 
@@ -132,7 +148,12 @@ class TwoLives:
 
     async def _bench(self, words: AskedWords, records: LeaseRecords) -> Bench:
         environment = OfferedEnvironment(
-            name="counting", tasks=ConversationTasks(), start=self.start, rules=self.rules, metrics={"words": "max"}
+            name="counting",
+            tasks=ConversationTasks(),
+            start=self.start,
+            rules=self.rules,
+            metrics={"words": "max"},
+            saves=hasattr(self.start, "save"),
         )
         self.made.append(await self.chat_bench(words, extra=[environment], records=records))
         return self.made[-1]
@@ -286,6 +307,52 @@ async def test_what_is_not_replayable_or_has_one_turn_leaves_no_record(lives: Tw
         await one.first()
         async with records_in(lives.folder) as records:
             assert records.keys() == ()
+
+
+async def test_an_environment_that_saves_is_restored_and_hears_no_action_again(lives: TwoLives) -> None:
+    lives = replace(lives, start=SavedSpelling, rules=Rules())
+    await lives.first()
+    outcome, after = await lives.second()
+    (trajectory,) = told(outcome)
+
+    assert lives.start.heard == ["hang", "three", "stop"]
+    assert after.asked == ["0.3", "0.4"]
+    assert [turn.state for turn in trajectory.turns] == ["", "one", "one two", "one* two* hang", "one* two* hang three"]
+    assert [turn.reward for turn in trajectory.turns] == [0.5, 0.5, 0.5, 0.5, 5.0]
+    assert trajectory.reward.components == {"words": 5.0, "turns": 5.0, "invalid_actions": 0.0}
+
+
+async def test_turns_behind_the_last_save_are_made_again_and_have_to_be_answered_as_they_were(lives: TwoLives) -> None:
+    lives = replace(lives, start=SavedSpelling, rules=Rules(save_every=2), said=("one two three hang stop",))
+    await lives.first()
+    outcome, _ = await lives.second()
+    assert lives.start.heard == ["three"]
+    assert isinstance(outcome, FailedLease)
+    assert "answers a recorded action otherwise" in outcome.reason
+
+
+async def test_an_answer_that_the_policy_never_heard_may_be_another_one(lives: TwoLives) -> None:
+    """It came after the last save, and the process died before another turn was sampled."""
+    lives = replace(lives, start=SavedSpelling, rules=Rules(save_every=3), said=("one two hang stop",))
+    await lives.first()
+    for path in lives.folder.glob("*.turns"):
+        *rows, last = path.read_bytes().splitlines(keepends=True)
+        assert b'"row":"turn"' in last
+        path.write_bytes(b"".join(rows))
+    outcome, after = await lives.second()
+    assert after.asked == ["0.2", "0.3"]
+    assert [turn.state for turn in told(outcome)[0].turns] == ["", "one", "one two", "one two hang"]
+
+
+async def test_where_an_environment_cannot_be_saved_its_lease_goes_on_without_a_record(
+    lives: TwoLives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SavedSpelling, "fails", True)
+    lives = replace(lives, start=SavedSpelling, rules=Rules())
+    (trajectory,) = await lives.uninterrupted()
+    assert len(trajectory.turns) == 5
+    async with records_in(lives.folder) as records:
+        assert records.past() == {}
 
 
 class SpellingDuel(Spelling):
