@@ -223,7 +223,7 @@ async def test_of_an_environment_the_last_whole_state_is_there_and_goes_with_its
         path.write_bytes(path.read_bytes()[:-1])
         assert record.saved(1) is None
         records.remove(KEY)
-    assert not tmp_path.exists(), "an empty folder is removed"
+    assert not tmp_path.exists(), "an empty folder is removed"  # noqa: ASYNC240
 
 
 async def test_states_count_against_the_bound(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ async def test_states_count_against_the_bound(tmp_path: Path) -> None:
         record = await two_turns(records)
         await record.save(0, SavedState(1, bytes(10_000)))
         assert records.keys() == ()
-    assert not tmp_path.exists(), "an empty folder is removed"
+    assert not tmp_path.exists(), "an empty folder is removed"  # noqa: ASYNC240
 
 
 async def test_of_two_processes_one_has_the_folder(tmp_path: Path) -> None:
