@@ -63,6 +63,8 @@ class ClusterSettings:
     success_reward: float = 1.0
     guard: Mapping[str, Any] = field(default_factory=dict)
     """Of the learner's settings `guard`, what differs from their defaults."""
+    checkpoints: bool = False
+    """Env_services keep records of conversations, and go on with them."""
     reuse: Mapping[str, Any] = field(default_factory=dict)
     """Of the learner's settings `reuse`, what differs from their defaults."""
 
@@ -164,7 +166,7 @@ class Cluster:
         def make(again: bool) -> Main:
             from env_service.app import run
 
-            config = self._env_config(env_id or f"env-{index}")
+            config = self._env_config(env_id or f"env-{index}", host=name)
             return lambda stop: run(config, stop)
 
         return Service(name=name, host=name, make=make)
@@ -247,7 +249,7 @@ class Cluster:
         urls = [f"http://teacher-{index}:7310" for index in range(self.settings.teachers)]
         return {"algo": {"type": "opd"}, "teachers": [{"name": "teacher", "urls": urls, "same_tokenizer": False}]}
 
-    def _env_config(self, env_id: str) -> Any:
+    def _env_config(self, env_id: str, *, host: str) -> Any:
         from env_service.config import EnvServiceConfig
 
         s = self.settings
@@ -259,6 +261,7 @@ class Cluster:
                     "rollout_timeout_s": s.rollout_timeout_s, "environment_timeout_s": s.environment_timeout_s,
                 },
                 "scoring": {"hedge_share": s.hedged, "hedge_after_s": s.hedged_after_s},
+                "checkpoints": {"folder": self.folder / "disks" / host if s.checkpoints else None},
             }
         )  # fmt: skip
 

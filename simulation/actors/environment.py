@@ -48,6 +48,8 @@ class EnvironmentScript:
     """Invalid actions of a conversation, after which it is cut off."""
     branch_after: tuple[int, ...] = ()
     """Turns after which conversations of a training group go on in two ways."""
+    replayable: bool = False
+    """Env_services that were started again go on with its conversations."""
     uniform: float = 0.1
     """Share of the tasks of which all rewards are equal."""
     computed_s: Mapping[str, float] = field(default_factory=dict)
@@ -64,6 +66,7 @@ class EnvironmentScript:
             stop=(self.stop,) if self.stop else (),
             max_invalid=self.most_invalid,
             branch_after=self.branch_after,
+            replayable=self.replayable,
         )
 
     def wanted_turns(self, task: int) -> int:

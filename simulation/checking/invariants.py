@@ -455,7 +455,7 @@ def simulate(scenario: Scenario) -> Result:
     environment = EnvironmentScript(
         redundant=scenario.redundant, turns=shape.turns, tokens=shape.tokens, conversation_s=scenario.conversation_s,
         stop=shape.stop, most_invalid=shape.most_invalid, levels=shape.levels,
-        branch_after=() if scenario.redundant else shape.branch_after,
+        branch_after=() if scenario.redundant else shape.branch_after, replayable=scenario.settings.checkpoints,
     )  # fmt: skip
     with staged(
         seed=scenario.seed, settings=scenario.settings, rates=scenario.rates, trainer=trainer, environment=environment

@@ -496,6 +496,8 @@ def _shaped(scenario: Scenario) -> Scenario:
         # Two beginnings at least, since a conversation that is over before it branches is one of two members.
         shape = replace(shape, branch_after=dice_of_trees.choice(((1,), (1,), (2,) if turns > 2 else (1,))))
         settings = replace(settings, group_size=4)
+    if turns > 1 and random.Random(f"checkpoints of {scenario.seed}").random() < 0.5:
+        settings = replace(settings, checkpoints=True)
     if shape.levels > 1:
         curriculum = {"start": dice.choice((0, 1)), "window": 2, "raise_at": 0.6, "lower_at": 0.4}
         settings = replace(settings, curriculum=curriculum, success_reward=0.5)
@@ -733,6 +735,7 @@ def _smaller_settings(settings: ClusterSettings, faults: tuple[ScheduledFault, .
         "checkpoints_kept",
         "hedged",
         "tasks",
+        "checkpoints",
     ):
         if getattr(settings, name) != getattr(plain, name):
             yield replace(settings, **{name: getattr(plain, name)})
