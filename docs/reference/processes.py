@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
 
 from env_service.agents.routes import add_session_routes
+from env_service.checkpoints.records import RecordMetrics
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.pool import RuntimePool
@@ -172,6 +173,7 @@ async def _reward_service() -> Described:
 def _env_service() -> Described:
     metrics = _Noted("env-service")
     RolloutMetrics(metrics)
+    RecordMetrics(metrics)
     RewardMetrics(metrics)
     RuntimePool(RuntimesConfig()).show(metrics)
     app = _app("env-service", metrics)

@@ -72,7 +72,7 @@ class LeaseRecord:
         turns = self._past.turns[conversation] if self._past is not None else None
         turn = turns.popleft() if turns else None
         if turn is not None:
-            self._records.replayed.inc()
+            self._records.metrics.replayed.inc()
         return turn
 
     def add_turn(self, row: TurnRow) -> None:
@@ -153,6 +153,29 @@ class LeaseRecord:
             self._records.give_up(self.key, reason, error)
 
 
+class RecordMetrics:
+    """The metrics of records."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.replayed = metrics.counter(
+            "replayed_turns", "Turns that a former process had recorded, and that were gone through again."
+        )
+        self.resumed = metrics.counter(
+            "resumed_leases",
+            "Leases that a former process had recorded: resumed, or refused, so that they are rolled out anew.",
+            labels=("outcome",),
+            known=one_label("resumed", "refused"),
+        )
+        self.unrecorded = metrics.counter(
+            "unrecorded_leases",
+            "Leases whose record was given up: `full`, the folder may hold no more; `disk`, it could not be written; "
+            "`unsaved`, an environment could not be.",
+            labels=("reason",),
+            known=one_label("full", "disk", "unsaved"),
+        )
+        self.size = metrics.gauge("record_bytes", "Bytes of the records of conversations that are going on.")
+
+
 class LeaseRecords:
     """The records of one env_service, of at most `max_bytes`. `lock` holds the folder, which nobody else reads."""
 
@@ -166,28 +189,9 @@ class LeaseRecords:
         self._has_complained = False
         self.run = ""
         """The run that the records are of, as its learner names it."""
-        self._measure(metrics)
+        self.metrics = RecordMetrics(metrics)
+        self.metrics.size.set_function(self._bytes)
         self._read()
-
-    def _measure(self, metrics: Metrics) -> None:
-        self.replayed = metrics.counter(
-            "replayed_turns", "Turns that a former process had recorded, and that were gone through again."
-        )
-        self._resumed = metrics.counter(
-            "resumed_leases",
-            "Leases that a former process had recorded: resumed, or refused, so that they are rolled out anew.",
-            labels=("outcome",),
-            known=one_label("resumed", "refused"),
-        )
-        self._unrecorded = metrics.counter(
-            "unrecorded_leases",
-            "Leases whose record was given up: `full`, the folder may hold no more; `disk`, it could not be written; "
-            "`unsaved`, an environment could not be.",
-            labels=("reason",),
-            known=one_label("full", "disk", "unsaved"),
-        )
-        size = metrics.gauge("record_bytes", "Bytes of the records of conversations that are going on.")
-        size.set_function(self._bytes)
 
     def _bytes(self) -> int:
         return sum(size for files in self._sizes.values() for size in files.values())
@@ -211,7 +215,7 @@ class LeaseRecords:
         record = self._open[key] = LeaseRecord(self, first if past is None else past.first, past)
         if past is not None:
             record.resume()
-            self._resumed.labels(outcome="resumed").inc()
+            self.metrics.resumed.labels(outcome="resumed").inc()
         return record
 
     def remove(self, key: LeaseKey) -> None:
@@ -276,7 +280,7 @@ class LeaseRecords:
         """The lease goes on without a record."""
         self._sizes.setdefault(key, {})[file_name_of(key)] = 0
         self.remove(key)
-        self._unrecorded.labels(reason=reason).inc()
+        self.metrics.unrecorded.labels(reason=reason).inc()
         if not self._has_complained:
             self._has_complained = True
             what = f"more than {self._max_bytes >> 20} MiB" if error is None else str(error)
@@ -311,7 +315,7 @@ class LeaseRecords:
             if found is None or file_name_of(key_of(found.first.lease)) != path.name:
                 logger.warning("%s is no whole record of a lease: it is removed", path)
                 path.unlink()
-                self._resumed.labels(outcome="refused").inc()
+                self.metrics.resumed.labels(outcome="refused").inc()
             else:
                 yield path, found
 
@@ -320,5 +324,5 @@ class LeaseRecords:
             "lease %d of environment %s is not gone on with: %s; it is rolled out anew",
             key.lease_id, found.first.lease.environment, why,
         )  # fmt: skip
-        self._resumed.labels(outcome="refused").inc()
+        self.metrics.resumed.labels(outcome="refused").inc()
         self.remove(key)
