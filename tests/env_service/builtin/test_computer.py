@@ -238,3 +238,15 @@ async def test_a_computer_that_dies_is_nobodys_fault_and_no_reward_of_nought() -
     with pytest.raises(EnvironmentUnavailable):
         await environment.step(SUBMIT)
     await environment.close()
+
+
+async def test_a_computer_that_was_saved_is_restored_with_its_files() -> None:
+    environment, _ = await opened("shell", 0)
+    await environment.step(call("shell", command="mkdir kept; printf 'a\\nb' > kept/file; rm app.log"))
+    saved = await environment.save()
+    await environment.close()
+    other, _ = await opened("shell", 0)
+    assert "app.log" in await shown(other, "shell", command="ls")
+    await other.restore(saved)
+    assert await shown(other, "shell", command="cat kept/file; ls") == "a\nbkept"
+    assert (await left(other)).stop == "failed"
