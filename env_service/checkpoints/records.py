@@ -17,12 +17,12 @@ from pathlib import Path
 
 from env_service.checkpoints.rows import (
     AnswerRow,
+    EnvironmentState,
     LeaseRow,
     RecordedLease,
     RecordedTurn,
     ResumedRow,
     Row,
-    SavedState,
     TurnRow,
     line_of,
     read_record,
@@ -94,11 +94,11 @@ class LeaseRecord:
         """True if a former process had another turn of a conversation."""
         return self._past is not None and bool(self._past.turns[conversation])
 
-    def saved(self, conversation: int) -> SavedState | None:
+    def saved(self, conversation: int) -> EnvironmentState | None:
         """The state in which a former process saved a conversation's environment last; None if it did not."""
         return self._records.saved(self.key, conversation) if self.has_past else None
 
-    async def save(self, conversation: int, state: SavedState) -> None:
+    async def save(self, conversation: int, state: EnvironmentState) -> None:
         """Takes the environment's state down, in the place of the one before; it is on the disk when this returns."""
         if self._is_given_up:
             return
@@ -256,12 +256,12 @@ class LeaseRecords:
         """The file of a record, or the one of this `name` beside it, has so many bytes now."""
         self._sizes.setdefault(key, {})[name or file_name_of(key)] = size
 
-    def saved(self, key: LeaseKey, conversation: int) -> SavedState | None:
+    def saved(self, key: LeaseKey, conversation: int) -> EnvironmentState | None:
         """The state of an environment that was saved last; None if there is no whole one."""
         path = self._folder / saved_name_of(key, conversation)
-        return SavedState.unpacked(path.read_bytes()) if path.exists() else None
+        return EnvironmentState.unpacked(path.read_bytes()) if path.exists() else None
 
-    def write_saved(self, key: LeaseKey, conversation: int, state: SavedState) -> None:
+    def write_saved(self, key: LeaseKey, conversation: int, state: EnvironmentState) -> None:
         """Puts a state in the place of the one before, whole or not at all. Raises OSError."""
         path = self._folder / saved_name_of(key, conversation)
         draft = path.with_name(f"{path.name}.new")

@@ -74,7 +74,7 @@ class ResumedRow(WireModel):
 
 
 @dataclass(frozen=True)
-class SavedState:
+class EnvironmentState:
     """State of a conversation's environment after so many `answers`, as it gave it."""
 
     answers: int
@@ -86,7 +86,7 @@ class SavedState:
         return b"%s %s" % (_sum_of(body), body)
 
     @classmethod
-    def unpacked(cls, packed: bytes) -> "SavedState | None":
+    def unpacked(cls, packed: bytes) -> "EnvironmentState | None":
         """The state in a file; None if it is not whole."""
         body = packed[_SUM_CHARS + 1 :]
         answers, newline, data = body.partition(b"\n")

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from env_service.checkpoints.records import LeaseRecord
-from env_service.checkpoints.rows import AnswerRow, RecordedTurn, SavedState
+from env_service.checkpoints.rows import AnswerRow, EnvironmentState, RecordedTurn
 from env_service.environments.interface import (
     Action,
     Aggregation,
@@ -205,7 +205,7 @@ class Conversation:
     _ends_at: float | None = None
     _metrics: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     _branches: "list[Conversation]" = field(default_factory=list)
-    _not_restored: SavedState | None = None
+    _not_restored: EnvironmentState | None = None
     """State of its environment, up to which its answers are those that were recorded."""
 
     def __post_init__(self) -> None:
@@ -273,7 +273,7 @@ class Conversation:
             logger.warning("environment %s cannot be saved", self.name, exc_info=error)
             record.give_up("unsaved", error)
         else:
-            await record.save(self.index, SavedState(self.speech.actions, data))
+            await record.save(self.index, EnvironmentState(self.speech.actions, data))
 
     async def _called(self, call: Call[object], *, what: str) -> object:
         """The result of a call of its environment."""

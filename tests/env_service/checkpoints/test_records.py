@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from env_service.checkpoints.records import LeaseRecord, LeaseRecords, file_name_of, saved_name_of
-from env_service.checkpoints.rows import AnswerRow, SavedState, TurnRow, line_of, read_record
+from env_service.checkpoints.rows import AnswerRow, EnvironmentState, TurnRow, line_of, read_record
 from protocol.lease_keys import key_of
 from protocol.messages import Lease
 from protocol.routed_experts import RoutedExperts
@@ -212,12 +212,12 @@ async def test_a_lease_that_processes_die_of_is_given_up_and_one_that_moves_on_i
 async def test_of_an_environment_the_last_whole_state_is_there_and_goes_with_its_lease(tmp_path: Path) -> None:
     async with records_in(tmp_path) as records:
         record = await two_turns(records)
-        await record.save(0, SavedState(1, b"one"))
-        await record.save(0, SavedState(2, b"two\nlines"))
-        await record.save(1, SavedState(1, b"other"))
+        await record.save(0, EnvironmentState(1, b"one"))
+        await record.save(0, EnvironmentState(2, b"two\nlines"))
+        await record.save(1, EnvironmentState(1, b"other"))
     async with records_in(tmp_path) as records:
         record = records.record_of(lease(5), rules="r")
-        assert record.saved(0) == SavedState(2, b"two\nlines")
+        assert record.saved(0) == EnvironmentState(2, b"two\nlines")
         assert record.saved(2) is None
         path = tmp_path / saved_name_of(KEY, 1)
         path.write_bytes(path.read_bytes()[:-1])
@@ -229,7 +229,7 @@ async def test_of_an_environment_the_last_whole_state_is_there_and_goes_with_its
 async def test_states_count_against_the_bound(tmp_path: Path) -> None:
     async with records_in(tmp_path, max_bytes=10_000) as records:
         record = await two_turns(records)
-        await record.save(0, SavedState(1, bytes(10_000)))
+        await record.save(0, EnvironmentState(1, bytes(10_000)))
         assert records.keys() == ()
     assert not tmp_path.exists(), "an empty folder is removed"  # noqa: ASYNC240
 
