@@ -45,7 +45,7 @@ class ArithmeticEnvironment:
         self._reached = 0
         tools = options.form == "tools"
         self.roles: tuple[Role, ...] = ("tool",) if tools else ("user",)
-        self.rules = Rules(max_turns=2 * options.operands, action="tools" if tools else "text")
+        self.rules = Rules(max_turns=2 * options.operands, action="tools" if tools else "text", replayable=True)
 
     async def reset(self, task: Task, seed: int) -> Opening:
         """Raises ValueError if there are too few expressions to keep some for evaluation."""

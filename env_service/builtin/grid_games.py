@@ -114,7 +114,7 @@ class Maze:
 class MazeEnvironment(GameEnvironment[MazeState]):
     """Grid mazes of several turns; larger ones than 4×4 want more turns."""
 
-    rules = Rules(max_turns=10)
+    rules = Rules(max_turns=10, replayable=True)
 
     def __init__(self, options: MazeOptions) -> None:
         super().__init__(Maze(options), options)
@@ -256,7 +256,7 @@ class Sokoban:
 class SokobanEnvironment(GameEnvironment[SokobanState]):
     """Sokoban of several turns."""
 
-    rules = Rules(max_turns=25)
+    rules = Rules(max_turns=25, replayable=True)
 
     def __init__(self, options: SokobanOptions) -> None:
         super().__init__(Sokoban(options), options)
@@ -361,7 +361,7 @@ def _distances(solved: str, rows: int, columns: int) -> dict[str, int]:
 class SlidingPuzzleEnvironment(GameEnvironment[str]):
     """The sliding puzzle of several turns."""
 
-    rules = Rules(max_turns=16)
+    rules = Rules(max_turns=16, replayable=True)
 
     def __init__(self, options: SlidingOptions) -> None:
         super().__init__(SlidingPuzzle(options), options)

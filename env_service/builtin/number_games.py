@@ -182,7 +182,7 @@ def _answer(guess: int, secret: int) -> str:
 class NimEnvironment(GameEnvironment[NimState]):
     """Nim against a scripted opponent."""
 
-    rules = Rules(max_turns=36)
+    rules = Rules(max_turns=36, replayable=True)
 
     def __init__(self, options: NimOptions) -> None:
         super().__init__(Nim(options), options)
@@ -191,7 +191,7 @@ class NimEnvironment(GameEnvironment[NimState]):
 class GuessingEnvironment(GameEnvironment[GuessingState]):
     """Guessing a number; the game itself ends after its tries, and the turns bound invalid actions too."""
 
-    rules = Rules(max_turns=20)
+    rules = Rules(max_turns=20, replayable=True)
 
     def __init__(self, options: GuessingOptions) -> None:
         super().__init__(Guessing(options), options)

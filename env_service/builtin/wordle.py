@@ -131,7 +131,7 @@ def answer(guess: str, secret: str) -> str:
 class WordleEnvironment(GameEnvironment[WordleState]):
     """Wordle; the game itself ends after its tries, and the turns bound invalid actions too."""
 
-    rules = Rules(max_turns=20)
+    rules = Rules(max_turns=20, replayable=True)
 
     def __init__(self, options: WordleOptions) -> None:
         super().__init__(Wordle(options), options)
