@@ -106,12 +106,12 @@ class LeaseRecord:
             if not self._records.has_room_for(len(state.data)):
                 self.give_up("full", None)
                 return
-            await asyncio.to_thread(self._records.write_saved, self.key, conversation, state)
             self._records.grew(self.key, len(state.data), name=saved_name_of(self.key, conversation))
+            await asyncio.to_thread(self._records.write_saved, self.key, conversation, state)
         except (OSError, FolderLost) as error:
             self.give_up("disk", error)
         if self._is_given_up:  # the lease has ended meanwhile
-            self._records.remove(self.key)
+            self._records.remove_saved(self.key, conversation)
 
     def resume(self) -> None:
         """This process goes on with it."""
@@ -233,7 +233,7 @@ class LeaseRecords:
     def begin_run(self, run: str) -> None:
         """Records are of this run from here on; those of another one are of nobody any more."""
         if run != self.run:
-            for key in self.keys():
+            for key in {*self._open, *self._sizes}:
                 self.remove(key)
             self.run = run
 
@@ -260,6 +260,12 @@ class LeaseRecords:
         """The state of an environment that was saved last; None if there is no whole one."""
         path = self._folder / saved_name_of(key, conversation)
         return EnvironmentState.unpacked(path.read_bytes()) if path.exists() else None
+
+    def remove_saved(self, key: LeaseKey, conversation: int) -> None:
+        """Forgets the state of an environment whose lease has ended."""
+        with suppress(OSError, FolderLost):
+            self._lock.check()
+            (self._folder / saved_name_of(key, conversation)).unlink(missing_ok=True)
 
     def write_saved(self, key: LeaseKey, conversation: int, state: EnvironmentState) -> None:
         """Puts a state in the place of the one before, whole or not at all. Raises OSError."""
@@ -291,8 +297,6 @@ class LeaseRecords:
 
     def _read(self) -> None:
         """Takes up what a former process has left."""
-        for path in self._folder.glob("*.new"):
-            path.unlink()
         for path, found in self._found():
             key = key_of(found.first.lease)
             self._sizes[key] = {path.name: found.end, **self._sizes_of_saved(key)}
@@ -304,6 +308,10 @@ class LeaseRecords:
                 self._refuse(key, found, "it is of another run than others here")
             else:
                 self.run, self._past[key] = found.first.run, found
+        known = {name for files in self._sizes.values() for name in files}
+        for path in (*self._folder.glob(f"*{_SAVED}"), *self._folder.glob(f"*{_SAVED}.new")):
+            if path.name not in known:  # its lease had ended, or its process died while it was written
+                path.unlink()
 
     def _sizes_of_saved(self, key: LeaseKey) -> dict[str, int]:
         stem = file_name_of(key).removesuffix(_ENDING)

@@ -222,6 +222,9 @@ async def test_of_an_environment_the_last_whole_state_is_there_and_goes_with_its
         path = tmp_path / saved_name_of(KEY, 1)
         path.write_bytes(path.read_bytes()[:-1])
         assert record.saved(1) is None
+        (tmp_path / saved_name_of(key_of(lease(9)), 0)).write_bytes(b"of a lease that has ended")
+        (tmp_path / f"{saved_name_of(KEY, 0)}.new").write_bytes(b"half")
+    async with records_in(tmp_path) as records:
         records.remove(KEY)
     assert not tmp_path.exists(), "an empty folder is removed"  # noqa: ASYNC240
 
