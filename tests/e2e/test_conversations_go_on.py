@@ -1,4 +1,4 @@
-"""An env_service that is killed in the middle of its conversations, and goes on with them when it is started again."""
+"""An env_service that ends in the middle of its conversations, and goes on with them when it is started again."""
 
 import json
 import signal
@@ -40,8 +40,9 @@ def launched_run(launch: Launcher, run_file: RunFile, *words: str) -> None:
     )  # fmt: skip
 
 
-def test_a_killed_env_service_goes_on_at_the_turn_at_which_it_was_with_the_very_tokens(
-    untrained_model: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "rolled"])
+def test_an_env_service_goes_on_at_the_turn_at_which_it_was_with_the_very_tokens(
+    untrained_model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     run_file = write_run_file(tmp_path, model=untrained_model)
     folder, steps = tmp_path / "conversations", tmp_path / "steps.txt"
@@ -52,8 +53,8 @@ def test_a_killed_env_service_goes_on_at_the_turn_at_which_it_was_with_the_very_
         launched_run(launch, run_file, *words)
         *_, first, learner = launch.launched
         until(lambda: in_the_middle(recorded(folder)), what="turns of all", during=launch.launched)
-        first.send(signal.SIGKILL)
-        first.wait()
+        first.send(number)
+        assert first.wait() == (0 if number == signal.SIGTERM else -number)
         before = recorded(folder)
         second = launch("env-service", "--config", str(run_file.path), *words)
         assert learner.wait(timeout_s=280) == 0, learner.text()
