@@ -154,12 +154,16 @@ class BucketSpec(WireModel):
 
     Buckets of one sender are sent in the order of the plan. Who takes part in several groups in one thread receives in
     the order of the plan, too: the senders take turns in it.
+
+    `device_hash` is that of `services.tensor_hash`, for who has the bytes on a device: it is sent with a broadcast
+    between devices.
     """
 
     nbytes: int = Field(ge=1)
     xxh3: Digest
     tensors: tuple[TensorSpec, ...] = Field(min_length=1)
     sender: int = Field(default=0, ge=0, exclude_if=lambda sender: sender == 0)
+    device_hash: Digest = Field(default="", exclude_if=lambda found: not found)
 
 
 WeightForm = Literal["whole", "based", "alone"]

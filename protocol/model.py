@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, PlainValidator, StringConstraints, WithJsonSchema
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Rises with every change that an older peer would misread."""
 ROWS_APART = 4
 """The newest version whose groups have arrays for each trajectory; files of groups may be of it."""

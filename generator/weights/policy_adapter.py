@@ -19,6 +19,7 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import parse_fine_tuned_lora_name
 
+from generator.weights.hashes import update_digest
 from generator.weights.plan import POLICY_ADAPTER
 from protocol.fleet import LowRank
 
@@ -90,7 +91,7 @@ class PolicyAdapter:
             digest.update(name.encode())
             for stacked in (value for key, value in vars(module).items() if key.endswith(_STACKED)):
                 for tensor in stacked if isinstance(stacked, tuple | list) else (stacked,):
-                    digest.update(tensor[slot].contiguous().view(-1).view(torch.uint8).cpu().numpy())
+                    update_digest(digest, tensor[slot])
 
     @contextmanager
     def away(self) -> Iterator[None]:

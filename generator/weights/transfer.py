@@ -34,6 +34,7 @@ from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process
 from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS, materialize_layer
 
 from generator.weights.group import BroadcastRanks
+from generator.weights.hashes import update_digest, verify_bucket
 from generator.weights.held_base import HeldBase, check_factors, view_of
 from generator.weights.plan import WeightSyncError
 from generator.weights.policy_adapter import PolicyAdapter
@@ -43,7 +44,6 @@ from services.process import DaemonThreads
 logger = logging.getLogger(__name__)
 
 BACKEND = "headway"
-DIGEST_CHUNK_BYTES = 64 << 20
 
 
 @dataclass
@@ -272,7 +272,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self._run(lambda _: self._hash())
 
     def fingerprint(self) -> str:
-        """XXH3 over the loaded parameters of this worker, by name. Equal weights on equal devices give equal ones."""
+        """A hash over the loaded parameters of this worker, by name. Equal weights on equal devices give equal ones."""
         return self._fingerprint
 
     def _hash(self) -> None:
@@ -281,7 +281,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         hidden = False
         for name, parameter in self.model.named_parameters():
             digest.update(name.encode())
-            _update_digest(digest, parameter.detach())
+            update_digest(digest, parameter.detach())
             hidden = hidden or parameter.numel() == 0
         if hidden or self._is_merged:  # a merge may round away what an adapter has moved by
             digest.update(self._loaded.encode())
@@ -341,7 +341,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
                 staged[index] = self._to_host(group=group, bucket=bucket, index=index)
                 if checked is not None:
                     checked.result()
-                checked = beside.submit(_verify, staged[index], bucket=bucket, index=index)
+                checked = beside.submit(verify_bucket, staged[index], bucket=bucket, index=index)
             if checked is not None:
                 checked.result()
 
@@ -352,7 +352,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         for index, (bucket, path) in enumerate(zip(plan.buckets, paths, strict=True)):
             # Mapped, not copied: the file may be removed, and goes with the last use of its bytes.
             raw = torch.from_file(path, size=bucket.nbytes, dtype=torch.uint8)
-            _verify(raw, bucket=bucket, index=index)
+            verify_bucket(raw, bucket=bucket, index=index)
             staged.append(raw)
         self._all_are_here(plan, staged, from_files=True)
 
@@ -378,7 +378,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         """The bucket where the group puts it, for a load at once."""
         buffer = torch.empty(bucket.nbytes, dtype=torch.uint8, device=group.device)
         group.receive(buffer=buffer, index=index, sender=bucket.sender)
-        _verify(buffer, bucket=bucket, index=index)
+        verify_bucket(buffer, bucket=bucket, index=index)
         return buffer
 
     def _to_host(self, *, group: BroadcastRanks, bucket: BucketSpec, index: int) -> torch.Tensor:
@@ -423,12 +423,6 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
                 raise WeightSyncError(f"the pause outlived its time to live at bucket {index} of {len(plan.buckets)}")
             bucket = plan.buckets[index]
             yield bucket, self._receive(group=self._joined(), bucket=bucket, index=index)
-
-
-def _verify(buffer: torch.Tensor, *, bucket: BucketSpec, index: int) -> None:
-    found = xxhash.xxh3_64_hexdigest(_bytes(buffer))
-    if found != bucket.xxh3:
-        raise WeightSyncError(f"bucket {index} has hash {found}, its plan says {bucket.xxh3}")
 
 
 def _views(*, bucket: BucketSpec, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -492,17 +486,6 @@ def _forget_half_loaded_layers(model: torch.nn.Module) -> None:
         if info.can_load():
             info.loaded_weights.clear()
             info.load_numel = 0
-
-
-def _update_digest(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
-    raw = tensor.contiguous().view(-1).view(torch.uint8)
-    for start in range(0, raw.numel(), DIGEST_CHUNK_BYTES):
-        digest.update(_bytes(raw[start : start + DIGEST_CHUNK_BYTES]))
-
-
-def _bytes(raw: torch.Tensor) -> Any:
-    """The bytes of a tensor of uint8, not copied if it is on the CPU."""
-    return raw.cpu().numpy()
 
 
 def register() -> None:

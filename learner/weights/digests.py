@@ -46,16 +46,16 @@ def _digests(laid_out: LaidOut) -> dict[str, str]:
 
 
 async def hashed(
-    laid_outs: Sequence[LaidOut], *, threads: DaemonThreads, sender: int = 0
+    laid_outs: Sequence[LaidOut], *, threads: DaemonThreads, sender: int = 0, for_devices: bool = False
 ) -> tuple[Sequence[Bucket], dict[str, str]]:
     """Buckets, and the digests of their tensors by name, made beside each other by two threads: both let go of the
-    GIL. Nothing is copied.
+    GIL. Nothing is copied. `for_devices` as in `LaidOut.hashed`.
     """
     buckets: list[Bucket] = []
     digests: dict[str, str] = {}
     for laid_out in laid_outs:
         bucket, found = await asyncio.gather(
-            in_thread(partial(laid_out.hashed, sender=sender), threads=threads),
+            in_thread(partial(laid_out.hashed, sender=sender, for_devices=for_devices), threads=threads),
             in_thread(partial(_digests, laid_out), threads=threads),
         )
         buckets.append(bucket)

@@ -178,12 +178,18 @@ class PackedWeights:
 
 
 class Packer:
-    """Makes snapshots ready to be sent, hashing base weights once. Without a `client` they are rank 0's alone."""
+    """Makes snapshots ready to be sent, hashing base weights once. Without a `client` they are rank 0's alone.
 
-    def __init__(self, *, incarnation: int, threads: DaemonThreads, client: HttpClient | None = None) -> None:
+    `for_devices` as in `LaidOut.hashed`.
+    """
+
+    def __init__(
+        self, *, incarnation: int, threads: DaemonThreads, client: HttpClient | None = None, for_devices: bool = False
+    ) -> None:
         self._incarnation = incarnation
         self._threads = threads
         self._client = client
+        self._for_devices = for_devices
         self._base: tuple[BaseWeights, Sequence[AnyBucket], LowRank, Sequence[SenderLink]] | None = None
 
     async def pack(self, snapshot: Snapshot) -> PackedWeights:
@@ -211,8 +217,8 @@ class Packer:
         self, laid_outs: Sequence[LaidOut], links: Sequence[SenderLink]
     ) -> tuple[Sequence[AnyBucket], Mapping[str, str]]:
         """Buckets of all ranks in the order of sending, and the digests of all tensors; each rank hashes its own."""
-        own = hashed(laid_outs, threads=self._threads)
-        shares = await together([own, *(link.hashed() for link in links)])
+        own = hashed(laid_outs, threads=self._threads, for_devices=self._for_devices)
+        shares = await together([own, *(link.hashed(for_devices=self._for_devices) for link in links)])
         digests = {name: digest for _, share in shares for name, digest in share.items()}
         return in_turns(buckets for buckets, _ in shares), digests
 

@@ -101,7 +101,9 @@ class Publisher:
             if tree_folder is None
             else WeightTree(tree_folder, anchor_every=options.anchor_every, threads=self._threads, may_write=may_write)
         )
-        self._packer = Packer(incarnation=options.incarnation, threads=self._threads, client=client)
+        self._packer = Packer(
+            incarnation=options.incarnation, threads=self._threads, client=client, for_devices=options.backend == "nccl"
+        )
         self._offered: Snapshot | None = None
         self._held_at: int | None = None
         self._later: list[tuple[Snapshot, bool]] = []

@@ -50,6 +50,12 @@ class HashedCopy(WireModel):
     digests: dict[str, str]
 
 
+class HashOrder(WireModel):
+    """Request to hash a copy; `for_devices` as in `LaidOut.hashed`."""
+
+    for_devices: bool
+
+
 class SenderMeeting(WireModel):
     """Request to meet all generators of an epoch, in a group whose rank 0 is the rank that is asked."""
 
@@ -152,8 +158,10 @@ class RankSender:
         )  # fmt: skip
 
         @app.post("/v1/copies/{number}/hash")
-        async def hash_copy(number: int) -> Response:
-            buckets, digests = await hashed(self._copy(number), threads=self._threads, sender=self._rank)
+        async def hash_copy(number: int, body: Annotated[HashOrder, Depends(json_body(HashOrder))]) -> Response:
+            buckets, digests = await hashed(
+                self._copy(number), threads=self._threads, sender=self._rank, for_devices=body.for_devices
+            )
             return json_answer(HashedCopy(buckets=tuple(bucket.spec for bucket in buckets), digests=digests))
 
         @app.get("/v1/copies/{number}/buckets/{index}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from learner.weights.process_group import Bucket, ProcessGroupError, in_thread
-from learner.weights.rank_sender import HashedCopy, SenderAnswer, SenderMeeting, SenderPlace, SendOrder
+from learner.weights.rank_sender import HashedCopy, HashOrder, SenderAnswer, SenderMeeting, SenderPlace, SendOrder
 from protocol.fleet import Backend, BucketSpec
 from services.http.client import HttpClient, R, ServiceError, ServiceRefused
 from services.process import DaemonThreads
@@ -74,9 +74,11 @@ class SenderLink:
     def url(self) -> str:
         return self.share.place.url
 
-    async def hashed(self) -> tuple[Sequence["RemoteBucket"], dict[str, str]]:
+    async def hashed(self, *, for_devices: bool = False) -> tuple[Sequence["RemoteBucket"], dict[str, str]]:
         """Its buckets, and the digests of their tensors by name. Raises SenderLost."""
-        found = await self._ask("hash", SenderAnswer(), HashedCopy, deadline_s=hashing_s(self.share.nbytes))
+        found = await self._ask(
+            "hash", HashOrder(for_devices=for_devices), HashedCopy, deadline_s=hashing_s(self.share.nbytes)
+        )
         return [RemoteBucket(spec, self, index) for index, spec in enumerate(found.buckets)], dict(found.digests)
 
     async def meet(self, meeting: MeetingTerms) -> None:

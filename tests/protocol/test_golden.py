@@ -163,19 +163,19 @@ def test_golden_bytes_are_decoded_to_their_message(kind: str) -> None:
     assert repr(decoded) == repr(EXAMPLES[kind])
 
 
-@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("version", [4, 5, 6])
 def test_a_group_that_a_former_version_stored_is_read_and_one_that_it_sends_is_not(version: int) -> None:
     lines = (GOLDEN / f"stored/finished-{version}.hex").read_text("ascii").splitlines()
     frames = [bytes.fromhex(line) for line in lines]
     assert repr(decode(frames, stored=True)) == repr(EXAMPLES["finished"])
-    with pytest.raises(WrongProtocolVersion, match=f"the peer speaks protocol version {version}, this process 6"):
+    with pytest.raises(WrongProtocolVersion, match=f"the peer speaks protocol version {version}, this process 7"):
         decode(frames)
 
 
 def test_a_group_of_a_version_that_is_not_read_any_more_is_named() -> None:
     header, *rest = frames_of("finished")
-    with pytest.raises(WrongProtocolVersion, match="speaks protocol version 3; this one reads 4 to 6"):
-        decode(sealed([header.replace(b"\x93\x06", b"\x93\x03", 1), *rest[:-1]]), stored=True)
+    with pytest.raises(WrongProtocolVersion, match="speaks protocol version 3; this one reads 4 to 7"):
+        decode(sealed([header.replace(b"\x93\x07", b"\x93\x03", 1), *rest[:-1]]), stored=True)
 
 
 def test_a_decoded_group_knows_the_versions_of_its_tokens() -> None:
