@@ -226,7 +226,9 @@ class WeightSync:
         return None
 
     async def commit(self, request: Commit) -> CommitResult:
-        """Loads what is staged and serves it; then the logprobs of the probe. Raises RequestRefused."""
+        """Loads what is staged and serves it; then the checksum of it, and the logprobs of the probe beside that. Raises
+        RequestRefused.
+        """
         self._check_epoch(request.epoch)
         if self._staged != request.version:
             message = f"version {request.version} is not staged here; staged is {self._staged}: prepare it first"
@@ -234,6 +236,10 @@ class WeightSync:
         self._staged = None
         try:
             report = await self._engine.commit(version=request.version)
+            self._serving.holds(request.version)
+            fingerprint, probe_logprobs = await asyncio.gather(
+                self._engine.fingerprint(version=request.version), self._probe(request.version, request.probe)
+            )
         except WeightSyncError as error:
             self._epoch = None
             if error.unloaded:
@@ -241,11 +247,10 @@ class WeightSync:
             elif self._engine.version == request.version:
                 self._serving.holds(request.version)
             raise self._failed("commit", error) from error
-        self._serving.holds(request.version)
         committed = CommitResult(
             version=request.version,
-            fingerprint=report.fingerprint,
-            probe_logprobs=await self._probe(request.version, request.probe),
+            fingerprint=fingerprint,
+            probe_logprobs=probe_logprobs,
             load_s=report.load_s,
             pause_s=report.pause_s,
         )

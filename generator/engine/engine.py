@@ -438,16 +438,18 @@ class Engine:
         self._commit_task = asyncio.ensure_future(self._commit(version=version))
         return await asyncio.shield(self._commit_task)
 
-    async def fingerprint(self) -> str:
-        """The fingerprint of the weights that serve now."""
-        async with self._sync_lock:
-            return await self._fingerprint()
+    async def fingerprint(self, *, version: str = "") -> str:
+        """A hash over the loaded parameters of all workers, of weights that serve meanwhile.
 
-    async def _fingerprint(self) -> str:
-        """Hashed by the workers in a thread: it takes as long as the reading of all weights, which serve meanwhile."""
-        await self._calls.answer(self._llm.collective_rpc("headway_begin_fingerprint"))
-        await self._calls.settled(deadline_s=self._fingerprint_s)
-        return _combined(await self._calls.answer(self._llm.collective_rpc("headway_fingerprint")))
+        Workers compute it in a thread, in the time in which all weights are read. Raises WeightSyncError if another
+        version than that one is served by now.
+        """
+        async with self._sync_lock:
+            if version and self.version != version:
+                raise WeightSyncError(f"version {self.version} serves by now, and not {version}")
+            await self._calls.answer(self._llm.collective_rpc("headway_begin_fingerprint"))
+            await self._calls.settled(deadline_s=self._fingerprint_s)
+            return _combined(await self._calls.answer(self._llm.collective_rpc("headway_fingerprint")))
 
     async def abandon_group(self) -> None:
         """Leave the group, and forget what was staged. The next sync needs a new group."""
@@ -477,9 +479,8 @@ class Engine:
             async with self._pausing:
                 reports = await self._load_paused(version=version)
             pause_s = time.perf_counter() - start
-            fingerprint = await self._fingerprint()
-        load_s = max(report.load_s for report in reports)
-        return CommitReport(version=version, fingerprint=fingerprint, load_s=load_s, pause_s=pause_s)
+        load_s, wait_s = max(report.load_s for report in reports), max(report.wait_s for report in reports)
+        return CommitReport(version=version, load_s=load_s, pause_s=pause_s, wait_s=wait_s)
 
     async def _load_paused(self, *, version: str) -> list[LoadReport]:
         try:

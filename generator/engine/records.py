@@ -7,14 +7,14 @@ from dataclasses import dataclass
 class CommitReport:
     """A version that is served now.
 
-    `fingerprint` is over the loaded parameters of all workers. `load_s` is the slowest worker's loading time; `pause_s`
-    is how long no token was sampled.
+    `pause_s` is how long no token was sampled, `load_s` the slowest worker's loading time in it. Of that it waited for
+    `wait_s` until buckets had arrived and were verified, if they were not staged before.
     """
 
     version: str
-    fingerprint: str
     load_s: float
     pause_s: float
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,9 +63,13 @@ def _check_place(tensor: TensorSpec, *, after: int, bucket: BucketSpec, index: i
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """A worker's report of a load. `error` is empty on success; `unloaded` as in WeightSyncError."""
+    """A worker's report of a load. `error` is empty on success; `unloaded` as in WeightSyncError.
+
+    `wait_s` of the `load_s` seconds it waited for buckets.
+    """
 
     load_s: float = 0.0
+    wait_s: float = 0.0
     error: str = ""
     unloaded: bool = False
 

@@ -81,6 +81,8 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self._lock = threading.Lock()
         """Of what is staged, and of spare buffers: an operation that was overtaken by another one runs beside it."""
         self._deadline = float("inf")
+        self.wait_s = 0.0
+        """Seconds of the last load in which it waited for buckets that were not staged."""
         self.touched = False
         self._parameters = _loaded_parameters(model)
         self._written: set[torch.nn.Module] = set()
@@ -260,11 +262,12 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         The load that follows may not wait for a bucket later than `ttl_s` from now.
         """
         self._deadline = time.monotonic() + ttl_s
+        self.wait_s = 0.0
         plan = self._plan
         if plan is None:
             raise WeightSyncError("there is nothing to load: stage a plan first")
         if self._staged is None and plan.buckets:
-            self._staged = [self._receive(group=self._joined(), bucket=plan.buckets[0], index=0)]
+            self._staged = [self._waited_for(self._receiving(plan, 0))]
             self._from_files = False
 
     def begin_fingerprint(self) -> None:
@@ -415,14 +418,40 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         yield from self._merged or ()
 
     def _buffers(self, plan: Prepare) -> Iterator[tuple[BucketSpec, torch.Tensor]]:
-        """The staged buckets, and then the rest as it arrives."""
+        """The staged buckets, and then the rest as it arrives: each is received and verified beside the load of the one
+        before.
+        """
         staged = self._staged or []
+        left = range(len(staged), len(plan.buckets))
+        coming = self._receiving(plan, left[0]) if left else None
         yield from zip(plan.buckets, staged, strict=False)
-        for index in range(len(staged), len(plan.buckets)):
+        for index in left:
+            assert coming is not None, "there is one more"
+            buffer = self._waited_for(coming)
             if time.monotonic() > self._deadline:
                 raise WeightSyncError(f"the pause outlived its time to live at bucket {index} of {len(plan.buckets)}")
-            bucket = plan.buckets[index]
-            yield bucket, self._receive(group=self._joined(), bucket=bucket, index=index)
+            coming = self._receiving(plan, index + 1) if index + 1 < len(plan.buckets) else None
+            yield plan.buckets[index], buffer
+
+    def _receiving(self, plan: Prepare, index: int) -> "Future[torch.Tensor]":
+        """Begins to receive a bucket and to verify it, in a thread."""
+        group, bucket = self._joined(), plan.buckets[index]
+        future: Future[torch.Tensor] = Future()
+
+        def target() -> None:
+            try:
+                future.set_result(self._receive(group=group, bucket=bucket, index=index))
+            except (WeightSyncError, RuntimeError, OSError) as error:
+                future.set_exception(error)
+
+        self._threads.start(target)
+        return future
+
+    def _waited_for(self, coming: "Future[torch.Tensor]") -> torch.Tensor:
+        start = time.perf_counter()
+        buffer = coming.result()
+        self.wait_s += time.perf_counter() - start
+        return buffer
 
 
 def _views(*, bucket: BucketSpec, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

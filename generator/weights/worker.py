@@ -84,14 +84,13 @@ class WorkerExtension:
     def headway_load(self, ttl_s: float) -> str:
         """Load what is staged, in one call, within `ttl_s`. Generation must be paused."""
         try:
-            self.weight_transfer_engine.first_bucket(ttl_s=ttl_s)
-            load_s = timed(self._load)
+            load_s = timed(lambda: self._load_within(ttl_s))
         except LOAD_ERRORS as error:
             self.weight_transfer_engine.abandon()
             self._weight_update_active = False
             reason = f"{type(error).__name__}: {error}"
             return LoadReport(error=reason, unloaded=self.weight_transfer_engine.touched).to_json()
-        return LoadReport(load_s=load_s).to_json()
+        return LoadReport(load_s=load_s, wait_s=self.weight_transfer_engine.wait_s).to_json()
 
     def headway_begin_fingerprint(self) -> None:
         """Begin to hash the weights that serve."""
@@ -101,8 +100,9 @@ class WorkerExtension:
         """The outcome of the load."""
         return self.weight_transfer_engine.fingerprint()
 
-    def _load(self) -> None:
+    def _load_within(self, ttl_s: float) -> None:
         engine = self.weight_transfer_engine
+        engine.first_bucket(ttl_s=ttl_s)
         if engine.reloads:
             with engine.without_layers():
                 self.start_weight_update()

@@ -28,6 +28,8 @@ class ScriptedEngine:
     version: str = "1.4"
     fails: WeightSyncError | None = None
     busy: bool = False
+    beside: asyncio.Barrier | None = None
+    """Where the hash of the weights and the scores wait for each other."""
     done: list[str] = field(default_factory=list)
     is_alive: bool = True
 
@@ -45,11 +47,18 @@ class ScriptedEngine:
         if self.fails is not None:
             raise self.fails
         self.version = version
-        return CommitReport(version=version, fingerprint="f", load_s=0.0, pause_s=0.0)
+        return CommitReport(version=version, load_s=0.0, pause_s=0.0)
+
+    async def fingerprint(self, *, version: str) -> str:
+        if self.beside is not None:
+            await self.beside.wait()
+        return f"f{version}"
 
     async def score(self, *, request_id: str, token_ids: Sequence[int], before_others: bool) -> ScoredSequence:
         if self.busy:
             await asyncio.Event().wait()
+        if self.beside is not None:
+            await self.beside.wait()
         return ScoredSequence(logprobs=(-1.0,) * (len(token_ids) - 1), top_token_ids=(), top_logprobs=(), version="")
 
 
@@ -127,6 +136,14 @@ async def test_what_was_committed_has_to_be_staged_again(generator: ServingParts
 
     assert await generator.refused(again) == "not_staged"
     assert generator.engine.done == ["stage 1.5", "commit 1.5"]
+
+
+async def test_weights_are_hashed_beside_the_probe(generator: ServingParts) -> None:
+    generator.engine.beside = asyncio.Barrier(2)
+    await generator.sync.pull(Pull(version="1.5", deadline_s=10.0))
+    commit = Commit(version="1.5", epoch=PULLED_EPOCH, probe=((1, 2, 3),))
+    committed = await asyncio.wait_for(generator.sync.commit(commit), 5)
+    assert (committed.fingerprint, committed.probe_logprobs) == ("f1.5", (-1.0, -1.0))
 
 
 async def test_a_probe_that_the_commit_did_not_come_to_can_be_asked_for_again(generator: ServingParts) -> None:

@@ -236,7 +236,7 @@ async def test_fingerprints_follow_the_weights_and_not_the_version(rig: Rig) -> 
             rig.policy.change(seed=seed)
         await rig.stage(pack(rig.policy.tensors()), version=version)
         report = await rig.engine.commit(version=version)
-        found.append(report.fingerprint)
+        found.append(await rig.engine.fingerprint(version=version))
         assert report.version == version
     assert found[0] == found[1] != found[2]
     assert await rig.engine.fingerprint() == found[2]

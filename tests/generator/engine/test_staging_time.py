@@ -69,3 +69,16 @@ async def test_a_fingerprint_has_the_time_of_its_weights(monkeypatch: pytest.Mon
     options = EngineOptions(model=str(tmp_path))
     engine = module.Engine(options=options, llm=llm, last_words=None)  # type: ignore[arg-type]
     assert await engine.fingerprint() == "f"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_a_fingerprint_of_one_version_is_not_taken_of_another() -> None:
+    pytest.importorskip("vllm")
+    from generator.engine import engine as module
+
+    llm: Any = BusyWorkers(polls=1)
+    llm.cache_version = "1.5"
+    engine = module.Engine(options=EngineOptions(model="m"), llm=llm, last_words=None)  # type: ignore[arg-type]
+    assert await engine.fingerprint(version="1.5") == "f"
+    with pytest.raises(WeightSyncError, match=r"version 1\.5 serves by now, and not 1\.4"):
+        await engine.fingerprint(version="1.4")

@@ -49,11 +49,15 @@ class TwoSenders:
             self._second_sent.set()
 
 
-def staged(group: TwoSenders) -> HeadwayTransferEngine:
+def bare_engine() -> HeadwayTransferEngine:
     parallel: Any = SimpleNamespace(rank=0)
     config: Any = SimpleNamespace(parallel_config=parallel, model_config=None)
     given: Any = SimpleNamespace()
-    engine = HeadwayTransferEngine(given, config, torch.device("cpu"), torch.nn.Linear(4, 4, bias=False))
+    return HeadwayTransferEngine(given, config, torch.device("cpu"), torch.nn.Linear(4, 4, bias=False))
+
+
+def staged(group: TwoSenders) -> HeadwayTransferEngine:
+    engine = bare_engine()
     engine._group = group  # type: ignore[assignment]
     engine.stage(Prepare(version="1.1", epoch=1, buckets=tuple(bucket.spec for bucket in PLANNED)))
     return engine
@@ -75,3 +79,33 @@ def test_a_bucket_that_does_not_come_from_one_sender_fails_the_whole() -> None:
     with pytest.raises(WeightSyncError, match="bucket 2 did not arrive"):
         until_done(engine)
     assert engine._staged is None
+
+
+class OneAhead:
+    """In place of the groups: notes which buckets were asked for."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.asked = [threading.Event() for _ in PLANNED]
+
+    def receive(self, *, buffer: torch.Tensor, index: int, sender: int) -> None:
+        del sender
+        self.asked[index].set()
+        buffer.copy_(PLANNED[index].data)
+
+
+def test_within_a_pause_the_next_bucket_arrives_beside_the_load_of_the_one_before() -> None:
+    group = OneAhead()
+    engine = bare_engine()
+    engine._group = group  # type: ignore[assignment]
+    plan = Prepare(version="1.1", epoch=1, buckets=tuple(bucket.spec for bucket in PLANNED))
+    engine.expect(plan)
+    engine.first_bucket(ttl_s=60.0)
+    assert not group.asked[1].is_set(), "nothing touches the model yet, and nothing more is needed"
+    for index, (spec, buffer) in enumerate(engine._buffers(plan)):
+        assert spec is plan.buckets[index]
+        assert torch.equal(buffer, PLANNED[index].data)
+        assert index + 1 == len(PLANNED) or group.asked[index + 1].wait(10)
+        assert index + 2 >= len(PLANNED) or not group.asked[index + 2].is_set(), "there is room for one"
+    assert engine.wait_s > 0
