@@ -1,12 +1,13 @@
-"""Bytes, memory and seconds of a publish: by rank 0 alone, and by all ranks of a learner, each its share.
+"""Bytes, memory and seconds of a publish: by rank 0 alone, by all ranks of a learner, each its share, and in slices.
 
     .venv/bin/python -m benchmarks.shared_publish [--ranks 2] [--workers 2] [--layers N] [--rounds N]
 
 Real ranks under DeepSpeed's ZeRO-3 copy, hash and broadcast a random Llama in bfloat16 over gloo to workers, which are
 processes with the generator's own receiving side (`generator/weights/group.py`) and its checks of hashes, without an
-engine. What a process has sent and received is the kernel's count of its TCP connections (TCP_INFO), in two parts of a
-publish: while the copy is made, and while it is hashed and broadcast. A peak of memory counts from before the copy.
-Both ways take turns, round by round, in the same processes. Results go to benchmarks/results/shared_publish.md.
+engine. Slices are what vLLM's loaders read of a Llama: rows of most matrices, columns of two in each layer. What a
+process has sent and received is the kernel's count of its TCP connections (TCP_INFO), in two parts of a publish: while
+the copy is made, and while it is hashed and broadcast. A peak of memory counts from before the copy. The ways take
+turns, round by round, in the same processes. Results go to benchmarks/results/shared_publish.md.
 """
 
 import argparse
@@ -37,16 +38,19 @@ from learner.algorithms.presets.grpo import GrpoConfig
 from learner.training.config import TrainingConfig
 from learner.training.trainer import Trainer
 from learner.weights.probe import Probe
-from learner.weights.process_group import Meeting, in_thread
+from learner.weights.process_group import Meeting, in_thread, joined
 from learner.weights.published import PackedWeights, Packer, Snapshot
-from learner.weights.senders import MeetingTerms, SendingGroups, together
-from protocol.fleet import JoinGroup, Prepare
+from learner.weights.senders import MeetingTerms, SendingGroups, sliced_weights, together
+from learner.weights.slices import SlicedWeights, Slicer
+from protocol.fleet import JoinGroup, Prepare, SliceLayout, TensorBox, WorkerSlices
 from services.http.client import HttpClient
 from services.network import LOOPBACK
 from services.process import DaemonThreads
 
 RESULTS = Path(__file__).with_name("results")
-WAYS = ("rank 0", "all ranks")
+WAYS = ("rank 0", "all ranks", "slices")
+_BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
+_BY_COLUMNS = ("o_proj", "down_proj")
 TIMEOUT_S = 120.0
 BUCKET_BYTES = 8 << 20
 _TCP_INFO_BYTES = (200, 128)
@@ -110,19 +114,37 @@ def worker(folder: Path, number: int) -> None:
             groups[spec.epoch] = BroadcastRanks(spec=spec, worker_rank=number, device=torch.device("cpu"))
         else:
             plan = Prepare.model_validate_json(line)
-            _receive(groups[plan.epoch], plan)
+            _receive(groups[plan.epoch], plan, number)
         print("done", flush=True)
 
 
-def _receive(ranks: BroadcastRanks, plan: Prepare) -> None:
+def layout_of(packed: PackedWeights, *, workers: int) -> SliceLayout:
+    """The slices of a Llama's weights that each worker reads: rows of most matrices, columns of two in each layer."""
+
+    def boxes(worker: int) -> dict[str, tuple[TensorBox, ...]]:
+        found: dict[str, tuple[TensorBox, ...]] = {}
+        for spec in (spec for bucket in packed.buckets for spec in bucket.spec.tensors):
+            cut = 0 if any(part in spec.name for part in _BY_ROWS) else 1
+            if cut == 0 or any(part in spec.name for part in _BY_COLUMNS):
+                shape = [size // workers if at == cut else size for at, size in enumerate(spec.shape)]
+                start = [worker * shape[at] if at == cut else 0 for at in range(len(shape))]
+                found[spec.name] = (TensorBox(start=tuple(start), shape=tuple(shape)),)
+        return found
+
+    return SliceLayout(workers=tuple(WorkerSlices(boxes=boxes(worker)) for worker in range(workers)))
+
+
+def _receive(ranks: BroadcastRanks, plan: Prepare, worker: int) -> None:
+    arriving = plan.arriving(worker)
+
     def of(sender: int) -> None:
-        for index, bucket in enumerate(plan.buckets):
+        for index, bucket in enumerate(arriving):
             if bucket.sender == sender:
                 buffer = torch.empty(bucket.nbytes, dtype=torch.uint8)
                 ranks.receive(buffer=buffer, index=index, sender=sender)
                 assert xxhash.xxh3_64_hexdigest(buffer.numpy().data) == bucket.xxh3, f"bucket {index} is damaged"
 
-    threads = [threading.Thread(target=of, args=(sender,)) for sender in {b.sender for b in plan.buckets}]
+    threads = [threading.Thread(target=of, args=(sender,)) for sender in {b.sender for b in arriving}]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -171,7 +193,7 @@ class Publishing:
         self._names = [f"rank {rank}" for rank in range(ranks)] + workers.names
         self._threads = DaemonThreads(name="publish")
         self._epoch = 0
-        self._groups: dict[str, SendingGroups] = {}
+        self._slicer = Slicer()
         self.seen: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in WAYS}
         self.nbytes = 0
 
@@ -183,60 +205,72 @@ class Publishing:
         """A publish."""
         start = [counts_of(self._folder, name, anew=True) for name in self._names]
         times = [time.monotonic()]
-        copy = self._trainer.host_copy(bucket_bytes=BUCKET_BYTES, shared=way == "all ranks")
+        copy = self._trainer.host_copy(bucket_bytes=BUCKET_BYTES, shared=way != "rank 0")
         times.append(time.monotonic())
         copied = [counts_of(self._folder, name) for name in self._names]
         snapshot = Snapshot(version=1, buckets=copy.buckets, probe=Probe(), shares=copy.shares)
         packer = Packer(incarnation=1, threads=self._threads, client=client)
         packing = time.monotonic()
         packed = await packer.pack(snapshot)
+        slices = await self._sliced(packed) if way == "slices" else None
         times.append(time.monotonic() - packing)
-        if way not in self._groups:
-            self._groups[way] = await self._meet(packed)
-            copied = [counts_of(self._folder, name) for name in self._names]
+        groups = await self._meet(packed, sliced=0 if slices is None else len(slices.buckets))
+        met = [counts_of(self._folder, name) for name in self._names]
         sending = time.monotonic()
-        await self._send(self._groups[way], packed)
+        await self._send(groups, packed, slices)
+        slices = None
         times.append(time.monotonic() - sending)
         ended = [counts_of(self._folder, name) for name in self._names]
+        groups.close()
         self.nbytes = packed.nbytes("whole")
         if not counts:
             return
         seen = self.seen[way]
         for name, value in zip(("copy", "hash", "send"), (times[1] - times[0], times[2], times[3]), strict=True):
             seen[name].append(value)
-        for name, first, middle, last in zip(self._names, start, copied, ended, strict=True):
+        for name, *counted, last in zip(self._names, start, copied, met, ended, strict=True):
             for what, value in zip(("sent", "received"), range(2), strict=True):
-                seen[f"{name} copy {what}"].append((middle[value] - first[value]) / _MB)
-                seen[f"{name} send {what}"].append((last[value] - middle[value]) / _MB)
+                first, middle, before = (counts[value] for counts in counted)
+                seen[f"{name} copy {what}"].append((middle - first) / _MB)
+                seen[f"{name} send {what}"].append((last[value] - before) / _MB)
             seen[f"{name} peak"].append(last[2] / _MB)
 
-    async def _meet(self, packed: PackedWeights) -> SendingGroups:
+    async def _sliced(self, packed: PackedWeights) -> SlicedWeights:
+        layout = layout_of(packed, workers=len(self._workers.names))
+        return await sliced_weights(packed, layout, slicer=self._slicer, threads=self._threads)
+
+    async def _meet(self, packed: PackedWeights, *, sliced: int) -> SendingGroups:
         self._epoch += 1
-        world = 1 + len(self._workers.names)
+        world = 2 if sliced else 1 + len(self._workers.names)
         meeting = Meeting(host=LOOPBACK, epoch=self._epoch, world_size=world, timeout_s=TIMEOUT_S)
         spec = JoinGroup(
             epoch=self._epoch, backend="gloo", host=LOOPBACK, port=meeting.port, rank_offset=1, world_size=world,
-            meet_timeout_s=TIMEOUT_S, bucket_timeout_s=TIMEOUT_S, senders=1 + len(packed.links),
+            meet_timeout_s=TIMEOUT_S, bucket_timeout_s=TIMEOUT_S, senders=1 + len(packed.links), sliced=sliced,
         )  # fmt: skip
         self._workers.tell("join " + spec.model_dump_json())
-        asked = MeetingTerms(LOOPBACK, meeting.port, self._epoch, world, "gloo", TIMEOUT_S)
-        own = in_thread(lambda: meeting.join(backend="gloo"), threads=self._threads)
-        group, *_ = await together([own, *(link.meet(asked) for link in packed.links)])
+        asked = MeetingTerms(LOOPBACK, meeting.port, self._epoch, world, "gloo", TIMEOUT_S, sliced)
+        own = joined(meeting, backend="gloo", sliced=sliced, threads=self._threads)
+        made, *_ = await together([own, *(link.meet(asked) for link in packed.links)])
         await in_thread(self._workers.done, threads=self._threads)
-        return SendingGroups(own=group, epoch=self._epoch)
+        return SendingGroups(own=made, epoch=self._epoch)
 
-    async def _send(self, groups: SendingGroups, packed: PackedWeights) -> None:
+    async def _send(self, groups: SendingGroups, packed: PackedWeights, slices: SlicedWeights | None) -> None:
         specs = tuple(bucket.spec for bucket in packed.buckets)
-        plan = Prepare(version=str(packed.version), epoch=groups.epoch, buckets=specs)
+        plan = Prepare(
+            version=str(packed.version), epoch=groups.epoch, buckets=specs, slices=slices.specs if slices else ()
+        )
         self._workers.tell(plan.model_dump_json())
-        await groups.send(packed.buckets, timeout_s=TIMEOUT_S, threads=self._threads)
+        if slices is None:
+            await groups.send(packed.buckets, timeout_s=TIMEOUT_S, threads=self._threads)
+        else:
+            await groups.send_slices(slices.buckets, timeout_s=TIMEOUT_S, threads=self._threads)
         await in_thread(self._workers.done, threads=self._threads)
 
 
 async def _published(publishing: Publishing, rounds: int) -> None:
     async with HttpClient() as client:
         for number in range(rounds + 1):
-            for way in WAYS if number % 2 else WAYS[::-1]:
+            for way in WAYS if number % 2 else reversed(WAYS):
                 await publishing.round(way, client, counts=number > 0)
 
 
@@ -263,7 +297,7 @@ def report(publishing: Publishing, given: argparse.Namespace) -> str:
     """The table."""
     names = [f"rank {rank}" for rank in range(given.ranks)] + [f"worker {number}" for number in range(given.workers)]
     lines = [
-        f"# A publish by rank 0 alone, and by all ranks\n\n`python -m benchmarks.shared_publish`: "
+        f"# A publish by rank 0 alone, by all ranks, and in slices\n\n`python -m benchmarks.shared_publish`: "
         f"{publishing.nbytes / _MB:.1f} MB of bfloat16, {given.ranks} ranks under ZeRO-3, {given.workers} workers of "
         "a generator over gloo, all on one machine. MB that the kernel counted on each process's TCP connections, sent "
         f"and received; medians of {given.rounds} rounds, in turns.\n",
@@ -275,7 +309,7 @@ def report(publishing: Publishing, given: argparse.Namespace) -> str:
             counts = [f"{name} {part} {what}" for part in ("copy", "send") for what in ("sent", "received")]
             cells = [f"{publishing.median(way, key):.1f}" for key in (*counts, f"{name} peak")]
             lines.append(f"| {way} | {name} | {' | '.join(cells)} |")
-    lines += ["", "| way | copy, s | hash, s | broadcast with checks, s |", "|---|---|---|---|"]
+    lines += ["", "| way | copy, s | hash, and cut slices, s | broadcast with checks, s |", "|---|---|---|---|"]
     for way in WAYS:
         cells = [f"{publishing.median(way, part):.2f}" for part in ("copy", "hash", "send")]
         lines.append(f"| {way} | {' | '.join(cells)} |")

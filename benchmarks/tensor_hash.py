@@ -24,7 +24,7 @@ _DTYPES = (torch.bfloat16, torch.float32)
 
 def by_xxh3(tensor: torch.Tensor) -> str:
     """The host's hash."""
-    return str(xxhash.xxh3_64_hexdigest(tensor.view(-1).view(torch.uint8).cpu().numpy()))
+    return str(xxhash.xxh3_64_hexdigest(tensor.view(-1).view(torch.uint8).cpu().numpy().data))
 
 
 def seconds_of(work: Callable[[torch.Tensor], str], tensor: torch.Tensor) -> float:

@@ -70,7 +70,9 @@ class TransferEngineHost:
     """The real transfer engine, without vLLM's own part of a load."""
 
     def __init__(self, model: LoadableModel, device: torch.device) -> None:
-        config: Any = SimpleNamespace(parallel_config=SimpleNamespace(rank=0), model_config=None)
+        config: Any = SimpleNamespace(
+            parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1), model_config=None
+        )
         self._engine = HeadwayTransferEngine(config, config, device, model)
         self._model = model
         # A GPU works while the CPU waits.

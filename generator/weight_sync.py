@@ -226,7 +226,7 @@ class WeightSync:
         return None
 
     async def commit(self, request: Commit) -> CommitResult:
-        """Loads what is staged and serves it; then the checksum of it, and the logprobs of the probe beside that. Raises
+        """Loads what is staged and serves it; then its checksum, and the probe's logprobs beside that. Raises
         RequestRefused.
         """
         self._check_epoch(request.epoch)
@@ -253,6 +253,7 @@ class WeightSync:
             probe_logprobs=probe_logprobs,
             load_s=report.load_s,
             pause_s=report.pause_s,
+            slices=report.slices,
         )
         self._metrics.committed(committed, number=PolicyVersion.parse(request.version).number)
         return committed

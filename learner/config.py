@@ -350,6 +350,11 @@ class WeightsConfig(ConfigModel):
         description="of several ranks, each copies, hashes and sends its share of the weights, so that none holds the "
         "whole model; or rank 0 sends all, where generators reach no other host of the learner",
     )
+    slices: bool = Field(
+        True,
+        description="over gloo, workers of a tensor-parallel generator are sent the parts of weights that they read, "
+        "or else all of them whole tensors",
+    )
     bucket_mb: int = Field(64, ge=1, le=2048, description="size of one broadcast, in MiB")
     bucket_timeout_s: float = Field(10.0, gt=0, description="longest wait for one bucket, in seconds")
     meet_timeout_s: float = Field(10.0, gt=0, description="longest wait for all generators to meet, in seconds")

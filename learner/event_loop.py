@@ -125,6 +125,7 @@ def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptio
         most_behind=min(config.max_lag, max(1, config.max_lag // 2)),
         probe_tolerance=weights.probe_tolerance,
         dtype=training.publish_dtype,
+        slices=weights.slices,
         as_computed=training.dtype == training.publish_dtype and not merged,
     )
 

@@ -120,7 +120,9 @@ class JoinGroup(WireModel):
     """`POST /v1/weights/group`: meet the learner (rank 0) in a process group for weight broadcasts.
 
     A learner of several ranks may have several `senders`: each is rank 0 of a group of its own with all workers, which
-    meets at the same store under the name of `group_name`.
+    meets at the same store under the name of `group_name`. If slices are sent, each sender has `sliced` groups: one for
+    each worker of a generator, with the workers of that number of all generators. `rank_offset` is then the rank of all
+    workers of this generator, each in its own group, and `world_size` is that of a group.
     """
 
     epoch: int = Field(ge=1)
@@ -132,6 +134,7 @@ class JoinGroup(WireModel):
     meet_timeout_s: float = Field(default=10.0, gt=0)
     bucket_timeout_s: float = Field(gt=0)
     senders: int = Field(default=1, ge=1, exclude_if=lambda senders: senders == 1)
+    sliced: int = Field(default=0, ge=0, exclude_if=lambda sliced: sliced == 0)
 
 
 class JoinedGroup(WireModel):
@@ -141,12 +144,37 @@ class JoinedGroup(WireModel):
 
 
 class TensorSpec(WireModel):
-    """A tensor's place in its bucket. `dtype` is torch's name without the prefix, such as `float32`."""
+    """A tensor's place in its bucket. `dtype` is torch's name without the prefix, such as `float32`.
+
+    With `whole` it is the part of this shape, from `start` on, of a tensor of that one; all parts of a tensor that a
+    worker is sent stand one after another in one bucket.
+    """
 
     name: str = Field(max_length=512)
     dtype: str = Field(max_length=32)
     shape: tuple[int, ...] = Field(max_length=8)
     offset: int = Field(ge=0)
+    start: tuple[int, ...] = Field(default=(), max_length=8, exclude_if=lambda start: not start)
+    whole: tuple[int, ...] | None = Field(default=None, max_length=8, exclude_if=lambda whole: whole is None)
+
+
+class TensorBox(WireModel):
+    """A part of a tensor: its first place and its size in each dimension."""
+
+    start: tuple[int, ...] = Field(max_length=8)
+    shape: tuple[int, ...] = Field(max_length=8)
+
+
+class WorkerSlices(WireModel):
+    """Parts of the weights that a worker of a generator reads, by the names of tensors. It reads others whole."""
+
+    boxes: dict[str, tuple[TensorBox, ...]]
+
+
+class SliceLayout(WireModel):
+    """The slices of all workers of a generator, in their order."""
+
+    workers: tuple[WorkerSlices, ...] = Field(min_length=2, max_length=256)
 
 
 class BucketSpec(WireModel):
@@ -187,13 +215,19 @@ class LowRank(WireModel):
 class Prepare(WireModel):
     """`POST /v1/weights/prepare`: receive these buckets into the staging buffer while serving goes on.
 
-    Without `adapter` they hold the model's weights as they are.
+    Without `adapter` they hold the model's weights as they are. With `slices` the buckets themselves are not sent, but
+    each worker is sent those of its number, of the same version.
     """
 
     version: VersionText
     epoch: int = Field(ge=0)
     buckets: tuple[BucketSpec, ...] = Field(min_length=1)
     adapter: LowRank | None = Field(default=None, exclude_if=lambda adapter: adapter is None)
+    slices: tuple[tuple[BucketSpec, ...], ...] = Field(default=(), exclude_if=lambda slices: not slices)
+
+    def arriving(self, worker: int) -> tuple[BucketSpec, ...]:
+        """The buckets that a worker is sent."""
+        return self.slices[worker] if self.slices else self.buckets
 
     @property
     def brings_base(self) -> bool:
@@ -252,7 +286,8 @@ class Commit(WireModel):
 
 class CommitResult(WireModel):
     """The generator serves `version`. `fingerprint` is over the loaded parameters; `probe_logprobs` are those of the
-    tokens 1… of each text of the probe, one text after another, or none if the engine was too busy to answer.
+    tokens 1… of each text of the probe, one text after another, or none if the engine was too busy to answer. `slices`
+    are what its workers have read of whole tensors, if that was less.
     """
 
     version: VersionText
@@ -260,6 +295,7 @@ class CommitResult(WireModel):
     probe_logprobs: tuple[float, ...]
     load_s: float = Field(ge=0)
     pause_s: float = Field(ge=0)
+    slices: SliceLayout | None = Field(default=None, exclude_if=lambda slices: slices is None)
 
 
 class Reprobe(WireModel):
@@ -276,9 +312,12 @@ class ReprobeResult(WireModel):
     probe_logprobs: tuple[float, ...]
 
 
-def group_name(epoch: int, sender: int = 0) -> str:
-    """The name under which the members of a sender's group find each other in the store of their meeting."""
-    return f"headway-{epoch}-{sender}" if sender else f"headway-{epoch}"
+def group_name(epoch: int, sender: int = 0, worker: int | None = None) -> str:
+    """The name under which the members of a sender's group find each other in the store of their meeting; of the group
+    for one worker's slices, if that is given.
+    """
+    name = f"headway-{epoch}-{sender}" if sender else f"headway-{epoch}"
+    return name if worker is None else f"{name}-worker-{worker}"
 
 
 def is_factor(name: str) -> bool:

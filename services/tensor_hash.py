@@ -50,7 +50,9 @@ def _row_sums(flat: torch.Tensor) -> torch.Tensor:
         words = _aligned(flat[:whole]).view(torch.int64).view(-1, ROW_WORDS)
         at_once = _HOST_ROWS if flat.device.type == "cpu" else _DEVICE_ROWS
         room = torch.empty((2, min(at_once, len(words)), ROW_WORDS), dtype=torch.int64, device=flat.device)
-        parts = [_sums_of(rows, room[:, : len(rows)]) for rows in words.split(at_once)]
+        for at in range(0, len(words), at_once):
+            rows = words[at : at + at_once]
+            parts.append(_sums_of(rows, room[:, : len(rows)]))
     if left := flat.numel() - whole:
         last = torch.zeros(-(-left // _WORD_BYTES) * _WORD_BYTES, dtype=torch.uint8, device=flat.device)
         last[:left] = flat[whole:]
@@ -70,13 +72,13 @@ def _sums_of(words: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
     moved, shifted = room
     torch.add(words, starts, out=moved)
     torch.bitwise_right_shift(moved, _SHIFT, out=shifted)
-    shifted.bitwise_and_(_SHIFTED).bitwise_xor_(moved).mul_(odds)
-    return shifted.sum(1)
+    sums: torch.Tensor = shifted.bitwise_and_(_SHIFTED).bitwise_xor_(moved).mul_(odds).sum(1)
+    return sums
 
 
 @cache
 def _constants(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is added at each place of a row, and the odd factor there; each [ROW_WORDS] int64."""
+    """The number that is added at each place of a row, and the odd factor there; each [ROW_WORDS] int64."""
     counted = np.arange(1, 2 * ROW_WORDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     mixed = counted ^ (counted >> np.uint64(30))
     mixed *= np.uint64(0xBF58476D1CE4E5B9)

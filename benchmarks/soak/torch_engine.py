@@ -157,7 +157,7 @@ class AsyncLLM:
         self.policy = TorchPolicy.read(Path(options.model), positions=options.max_model_len)
         self.vllm_config = SimpleNamespace(
             scheduler_config=SimpleNamespace(stream_interval=options.stream_interval),
-            parallel_config=SimpleNamespace(rank=0),
+            parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1),
             model_config=None,
         )
         self.renderer = SimpleNamespace(tokenizer=None)

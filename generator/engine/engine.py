@@ -41,10 +41,10 @@ from generator.engine.options import EngineOptions
 from generator.engine.records import CommitReport, EngineCounters, ScoredSequence
 from generator.engine.refusals import engine_refusals
 from generator.engine.socket_folder import make_socket_folder, remove_socket_folder
-from generator.weights.plan import POLICY_ADAPTER, LoadReport, WeightSyncError, check_plan
+from generator.weights.plan import POLICY_ADAPTER, LoadReport, WeightSyncError, check_plan, check_slices
 from protocol.adapters import AdapterSampleRequest
 from protocol.costs import CostSums
-from protocol.fleet import SLOWEST_BYTES_PER_S, JoinGroup, Prepare, with_size
+from protocol.fleet import SLOWEST_BYTES_PER_S, JoinGroup, Prepare, SliceLayout, WorkerSlices, with_size
 from protocol.generation import GeneratePart, Sampling
 from services.process import NeverServed
 
@@ -404,6 +404,7 @@ class Engine:
         staging = self._options.staging == "staging"
         async with self._sync_lock, self._abandoned_on_failure():
             check_plan(plan.buckets)
+            check_slices(plan, workers=self._options.tensor_parallel_size)
             await self._calls.told(self._llm.collective_rpc("headway_stage", args=(plan.model_dump_json(), staging)))
             if staging:
                 await self._calls.settled(deadline_s=self._stage_s(plan))
@@ -480,7 +481,8 @@ class Engine:
                 reports = await self._load_paused(version=version)
             pause_s = time.perf_counter() - start
         load_s, wait_s = max(report.load_s for report in reports), max(report.wait_s for report in reports)
-        return CommitReport(version=version, load_s=load_s, pause_s=pause_s, wait_s=wait_s)
+        slices = _layout_of([report.slices for report in reports])
+        return CommitReport(version=version, load_s=load_s, pause_s=pause_s, wait_s=wait_s, slices=slices)
 
     async def _load_paused(self, *, version: str) -> list[LoadReport]:
         try:
@@ -564,6 +566,13 @@ async def _started(options: EngineOptions, last_words: LastWords) -> GatedLLM:
         if starting.exception() is None:
             await starting.result().stop(timeout_s=SHUTDOWN_S)
         raise
+
+
+def _layout_of(slices: Sequence[str]) -> SliceLayout | None:
+    """The slices of all workers; None unless each has told its own."""
+    if len(slices) < 2 or not all(slices):
+        return None
+    return SliceLayout(workers=tuple(map(WorkerSlices.model_validate_json, slices)))
 
 
 def _combined(fingerprints: Sequence[str]) -> str:

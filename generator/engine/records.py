@@ -2,19 +2,22 @@
 
 from dataclasses import dataclass
 
+from protocol.fleet import SliceLayout
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommitReport:
     """A version that is served now.
 
     `pause_s` is how long no token was sampled, `load_s` the slowest worker's loading time in it. Of that it waited for
-    `wait_s` until buckets had arrived and were verified, if they were not staged before.
+    `wait_s` until buckets had arrived and were verified, if they were not staged before. `slices` as in a CommitResult.
     """
 
     version: str
     load_s: float
     pause_s: float
     wait_s: float = 0.0
+    slices: SliceLayout | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,17 +25,19 @@ NCCL_POLL_S = 0.001
 
 
 class BroadcastRank:
-    """A rank of a sender's group. The constructor returns when all ranks have joined, or raises WeightSyncError."""
+    """A rank of a sender's group, or of that for this worker's slices. The constructor returns when all ranks have
+    joined, or raises WeightSyncError.
+    """
 
     def __init__(self, *, spec: JoinGroup, worker_rank: int, device: torch.device, sender: int = 0) -> None:
         self._spec = spec
-        self._sender = sender
+        self._name = group_name(spec.epoch, sender, worker_rank if spec.sliced else None)
         self.device = device if spec.backend == "nccl" else torch.device("cpu")
         """Device on which the group receives: gloo's is host memory, whatever the worker computes on."""
         self._timeout = datetime.timedelta(seconds=spec.bucket_timeout_s)
         self._meet_timeout = datetime.timedelta(seconds=spec.meet_timeout_s)
         try:
-            self._group = self._join(rank=spec.rank_offset + worker_rank)
+            self._group = self._join(rank=spec.rank_offset + (0 if spec.sliced else worker_rank))
             if spec.backend == "nccl":
                 self._meet()
         except (RuntimeError, OSError) as error:
@@ -62,7 +64,7 @@ class BroadcastRank:
         spec = self._spec
         wait_for_listener(host=spec.host, port=spec.port, timeout_s=spec.meet_timeout_s)
         store = c10d.TCPStore(spec.host, spec.port, spec.world_size, is_master=False, timeout=self._meet_timeout)
-        prefixed = c10d.PrefixStore(group_name(spec.epoch, self._sender), store)
+        prefixed = c10d.PrefixStore(self._name, store)
         if spec.backend == "nccl":
             options = c10d.ProcessGroupNCCL.Options()
             options._timeout = self._meet_timeout

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.fleet import BUCKET_ALIGNMENT, BucketSpec, TensorSpec
+from protocol.fleet import BUCKET_ALIGNMENT, BucketSpec, Prepare, TensorSpec
 
 POLICY_ADAPTER = 1
 """The number of the learner's adapter in an engine that computes it beside the weights."""
@@ -32,11 +32,14 @@ def check_plan(buckets: Sequence[BucketSpec]) -> None:
     """Raises WeightSyncError if a tensor lies where it cannot: outside its bucket, over another, or not aligned."""
     names: set[str] = set()
     for index, bucket in enumerate(buckets):
-        end = 0
+        end, before = 0, ""
         for tensor in sorted(bucket.tensors, key=lambda spec: spec.offset):
-            if tensor.name in names:
+            is_next_part = tensor.whole is not None and tensor.name == before
+            if tensor.name in names and not is_next_part:
                 raise WeightSyncError(f"tensor {tensor.name} is in the plan twice")
             names.add(tensor.name)
+            before = tensor.name
+            _check_part(tensor)
             _check_place(tensor, after=end, bucket=bucket, index=index)
             end = tensor.offset + tensor_bytes(tensor)
 
@@ -48,6 +51,29 @@ def tensor_bytes(tensor: TensorSpec) -> int:
     if min(tensor.shape, default=1) < 0:
         raise WeightSyncError(f"tensor {tensor.name}: shape {list(tensor.shape)} has a negative size")
     return math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+
+
+def _check_part(tensor: TensorSpec) -> None:
+    if tensor.whole is None:
+        return
+    places = tuple(zip(tensor.start, tensor.shape, tensor.whole, strict=False))
+    if not len(tensor.start) == len(tensor.shape) == len(tensor.whole) or any(
+        start < 0 or start + size > whole for start, size, whole in places
+    ):
+        raise WeightSyncError(
+            f"tensor {tensor.name}: the part of shape {list(tensor.shape)} at {list(tensor.start)} is not within "
+            f"{list(tensor.whole)}"
+        )
+
+
+def check_slices(plan: Prepare, *, workers: int) -> None:
+    """Raises WeightSyncError if a plan of slices is not for so many workers, or one of theirs is no plan."""
+    if plan.slices and len(plan.slices) != workers:
+        raise WeightSyncError(f"slices for {len(plan.slices)} workers came, this generator has {workers}")
+    if plan.slices and plan.adapter is not None:
+        raise WeightSyncError("slices of an adapter came: adapters are sent whole")
+    for buckets in plan.slices:
+        check_plan(buckets)
 
 
 def _check_place(tensor: TensorSpec, *, after: int, bucket: BucketSpec, index: int) -> None:
@@ -65,11 +91,12 @@ def _check_place(tensor: TensorSpec, *, after: int, bucket: BucketSpec, index: i
 class LoadReport:
     """A worker's report of a load. `error` is empty on success; `unloaded` as in WeightSyncError.
 
-    `wait_s` of the `load_s` seconds it waited for buckets.
+    `wait_s` of the `load_s` seconds it waited for buckets. `slices` are a WorkerSlices as JSON, or empty.
     """
 
     load_s: float = 0.0
     wait_s: float = 0.0
+    slices: str = ""
     error: str = ""
     unloaded: bool = False
 

@@ -38,7 +38,8 @@ from generator.weights.hashes import update_digest, verify_bucket
 from generator.weights.held_base import HeldBase, check_factors, view_of
 from generator.weights.plan import WeightSyncError
 from generator.weights.policy_adapter import PolicyAdapter
-from protocol.fleet import BucketSpec, JoinGroup, Prepare, is_factor
+from generator.weights.slices import ReadTrace, check_reads, is_sliced, whole_tensors, worth_sending
+from protocol.fleet import BucketSpec, JoinGroup, Prepare, TensorSpec, is_factor
 from services.process import DaemonThreads
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,16 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self.touched = False
         self._parameters = _loaded_parameters(model)
         self._written: set[torch.nn.Module] = set()
+        self._worker = vllm_config.parallel_config.rank
+        self._trace: ReadTrace | None = None
+        """Of the load that is under way, if it is watched."""
+        self._takes_slices = int(vllm_config.parallel_config.tensor_parallel_size) > 1
+        self._watched: Sequence[Sequence[TensorSpec]] = ()
+        """Slices, bucket for bucket, whose load was watched: another load of the same ones reads what that one did."""
+        self._placed: dict[int, Sequence[tuple[str, torch.Tensor]]] = {}
+        """Tensors of slices that are in their places already, by the id of their buffer."""
+        self.slices = ""
+        """WorkerSlices as JSON, of the last load of whole tensors; empty if they save nothing."""
         self._layers: PolicyAdapter | None = None
         self._in_layers = False
         self._base = ""
@@ -169,6 +180,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         with self._lock:
             self._plan = None
             self._staged = self._merged = None
+            self._placed = {}
 
     def start_weight_update(self) -> None:
         self.touched = True
@@ -176,6 +188,35 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         _forget_half_loaded_layers(self.model)
         _pack_experts_with_the_load(self.model)
         initialize_layerwise_reload(self.model)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within it, a load; what it reads is noted, where slices may be sent. Raises WeightSyncError for slices that
+        were too small.
+        """
+        plan = self._plan
+        assert plan is not None, "nothing was staged"
+        self.slices = ""
+        if not self._takes_slices or plan.adapter is not None or self._was_watched(plan):
+            yield
+            return
+        trace = self._trace = ReadTrace()
+        try:
+            with trace:
+                yield
+        finally:
+            self._trace = None
+        arriving = plan.arriving(self._worker)
+        if plan.slices:
+            self._takes_slices = False  # unless it is seen to be right
+            check_reads(trace, arriving)
+            self._takes_slices = True
+            self._watched = [bucket.tensors for bucket in arriving]
+        else:
+            self.slices = worth_sending(trace, arriving)
+
+    def _was_watched(self, plan: Prepare) -> bool:
+        return bool(plan.slices) and [bucket.tensors for bucket in plan.arriving(self._worker)] == self._watched
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load every bucket of the plan. Unlike the base class it does not ask for an accelerator."""
@@ -199,20 +240,33 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         A reload gathers what comes by parameters' loaders. What a model writes into its parameters itself, as gpt-oss
         does with experts and sinks, is lost on its placeholders: such layers get memory, and the bucket once more.
         """
-        loaded: set[str] = self.model.load_weights(_views(bucket=bucket, buffer=buffer))
+        tensors = self._tensors_of(bucket, buffer)
+        loaded: set[str] = self.model.load_weights(iter(tensors))
         written = {
             self.model.get_submodule(name.rpartition(".")[0])
             for name in loaded & self._parameters
             if self.model.get_parameter(name).is_meta
         }
-        written = {layer for layer in written if get_layerwise_info(layer).load_numel == 0}
+        # A loader may have been called that copies nothing, as that of embeddings does whose rows others have.
+        written = {layer for layer in written if not get_layerwise_info(layer).loaded_weights}
         if written:
             for layer in written:
                 materialize_layer(layer, get_layerwise_info(layer))
             self._written |= written
             with _loaders_at_rest(self.model):
-                self.model.load_weights(_views(bucket=bucket, buffer=buffer))
+                self.model.load_weights(iter(tensors))
         return loaded
+
+    def _tensors_of(self, bucket: BucketSpec, buffer: torch.Tensor) -> Sequence[tuple[str, torch.Tensor]]:
+        """The tensors of a bucket: slices within whole shapes, on the host as long as they are watched."""
+        on_host = self._trace is not None
+        where = torch.device("cpu") if on_host else self.device
+        placed = self._placed.get(id(buffer)) or list(whole_tensors(bucket, buffer, device=where))
+        if self._trace is not None and is_sliced(bucket):
+            self._trace.watch_whole(placed)
+        elif self._trace is not None:
+            self._trace.watch(buffer, bucket.tensors)
+        return placed
 
     def finish_weight_update(self) -> None:
         for layer in self._written:
@@ -253,6 +307,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         staged = [] if self._from_files or self._staged is None else self._staged
         self._spare = staged if self._merged is None else [buffer for _, buffer in self._merged]
         self._staged = self._merged = None
+        self._placed = {}
         self._for_layers = []
         self._plan = None
 
@@ -266,7 +321,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         plan = self._plan
         if plan is None:
             raise WeightSyncError("there is nothing to load: stage a plan first")
-        if self._staged is None and plan.buckets:
+        if self._staged is None:
             self._staged = [self._waited_for(self._receiving(plan, 0))]
             self._from_files = False
 
@@ -323,8 +378,8 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
 
     def _receive_all(self, group: BroadcastRanks, plan: Prepare) -> None:
         staged: dict[int, torch.Tensor] = {}
-        places = list(enumerate(plan.buckets))
-        senders = sorted({bucket.sender for bucket in plan.buckets})
+        places = list(enumerate(plan.arriving(self._worker)))
+        senders = sorted({bucket.sender for _, bucket in places})
         if len(senders) == 1 or not group.at_once:
             self._receive_in_order(group, places, staged)
         else:
@@ -363,9 +418,23 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         if self._plan is not plan:
             return
         merged = self._merge(plan, list(zip(plan.buckets, staged, strict=True))) if self._merges(plan) else None
+        placed = self._put_in_place(plan, staged)
         with self._lock:
             if self._plan is plan:  # another one may have come while this one was merged
                 self._staged, self._merged, self._from_files = staged, merged, from_files
+                self._placed = placed
+
+    def _put_in_place(
+        self, plan: Prepare, staged: Sequence[torch.Tensor]
+    ) -> dict[int, Sequence[tuple[str, torch.Tensor]]]:
+        """Slices where they lie in the whole, beside what serves; on a GPU that is done as they are loaded, but for
+        those that are watched.
+        """
+        if not plan.slices or (self.device.type != "cpu" and self._was_watched(plan)):
+            return {}
+        host = torch.device("cpu")
+        pairs = zip(plan.arriving(self._worker), staged, strict=True)
+        return {id(buffer): list(whole_tensors(bucket, buffer, device=host)) for bucket, buffer in pairs}
 
     def _merge(
         self, plan: Prepare, received: Sequence[tuple[BucketSpec, torch.Tensor]]
@@ -410,7 +479,8 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         """Weights under the model's own names, adapters merged unless layers hold them."""
         if not self._merges(plan):
             buffers = self._buffers(plan)
-            yield from itertools.islice(buffers, sum(not _has_factors(bucket) for bucket in plan.buckets))
+            weights = [bucket for bucket in plan.arriving(self._worker) if not _has_factors(bucket)]
+            yield from itertools.islice(buffers, len(weights))
             self._for_layers = list(buffers)  # the factors come last
             return
         if self._merged is None:
@@ -421,21 +491,21 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         """The staged buckets, and then the rest as it arrives: each is received and verified beside the load of the one
         before.
         """
-        staged = self._staged or []
-        left = range(len(staged), len(plan.buckets))
+        staged, buckets = self._staged or [], plan.arriving(self._worker)
+        left = range(len(staged), len(buckets))
         coming = self._receiving(plan, left[0]) if left else None
-        yield from zip(plan.buckets, staged, strict=False)
+        yield from zip(buckets, staged, strict=False)
         for index in left:
             assert coming is not None, "there is one more"
             buffer = self._waited_for(coming)
             if time.monotonic() > self._deadline:
-                raise WeightSyncError(f"the pause outlived its time to live at bucket {index} of {len(plan.buckets)}")
-            coming = self._receiving(plan, index + 1) if index + 1 < len(plan.buckets) else None
-            yield plan.buckets[index], buffer
+                raise WeightSyncError(f"the pause outlived its time to live at bucket {index} of {len(buckets)}")
+            coming = self._receiving(plan, index + 1) if index + 1 < len(buckets) else None
+            yield buckets[index], buffer
 
     def _receiving(self, plan: Prepare, index: int) -> "Future[torch.Tensor]":
         """Begins to receive a bucket and to verify it, in a thread."""
-        group, bucket = self._joined(), plan.buckets[index]
+        group, bucket = self._joined(), plan.arriving(self._worker)[index]
         future: Future[torch.Tensor] = Future()
 
         def target() -> None:
@@ -454,18 +524,13 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         return buffer
 
 
-def _views(*, bucket: BucketSpec, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    for tensor in bucket.tensors:
-        yield tensor.name, view_of(buffer, tensor)
-
-
 def _has_factors(bucket: BucketSpec) -> bool:
     return is_factor(bucket.tensors[0].name)
 
 
 def _factors(received: Sequence[tuple[BucketSpec, torch.Tensor]]) -> dict[str, torch.Tensor]:
     buckets = [(bucket, buffer) for bucket, buffer in received if _has_factors(bucket)]
-    return {name: view for bucket, buffer in buckets for name, view in _views(bucket=bucket, buffer=buffer)}
+    return {spec.name: view_of(buffer, spec) for bucket, buffer in buckets for spec in bucket.tensors}
 
 
 def _loaded_parameters(model: torch.nn.Module) -> frozenset[str]:

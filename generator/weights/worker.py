@@ -90,7 +90,8 @@ class WorkerExtension:
             self._weight_update_active = False
             reason = f"{type(error).__name__}: {error}"
             return LoadReport(error=reason, unloaded=self.weight_transfer_engine.touched).to_json()
-        return LoadReport(load_s=load_s, wait_s=self.weight_transfer_engine.wait_s).to_json()
+        engine = self.weight_transfer_engine
+        return LoadReport(load_s=load_s, wait_s=engine.wait_s, slices=engine.slices).to_json()
 
     def headway_begin_fingerprint(self) -> None:
         """Begin to hash the weights that serve."""
@@ -104,7 +105,7 @@ class WorkerExtension:
         engine = self.weight_transfer_engine
         engine.first_bucket(ttl_s=ttl_s)
         if engine.reloads:
-            with engine.without_layers():
+            with engine.without_layers(), engine.watched():
                 self.start_weight_update()
                 self.update_weights({})
                 self.finish_weight_update()

@@ -33,12 +33,22 @@ from learner.weights.process_group import (
     ProcessGroupError,
     collective_beside,
     in_thread,
+    joined,
 )
 from learner.weights.proofs import Commits, Proof
 from learner.weights.provenance import InstanceMemory
 from learner.weights.published import PackedWeights, PublisherOptions
-from learner.weights.senders import MeetingTerms, SenderLink, SenderLost, SendingGroups, silent_sender, together
-from protocol.fleet import JoinedGroup, JoinGroup, Prepare, PrepareResult
+from learner.weights.senders import (
+    MeetingTerms,
+    SenderLink,
+    SenderLost,
+    SendingGroups,
+    silent_sender,
+    sliced_weights,
+    together,
+)
+from learner.weights.slices import SlicedWeights, Slicer, SlicesUnfit
+from protocol.fleet import JoinedGroup, JoinGroup, Prepare, PrepareResult, SliceLayout
 from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachable
 from services.network import LOOPBACK, address_towards
 from services.process import DaemonThreads
@@ -145,6 +155,11 @@ class WeightBroadcast:
         self._place: MeetingPlace | None = None
         self._group: SendingGroups | None = None
         self._group_members: tuple[FleetMember, ...] = ()
+        self._sliced = 0
+        """Number of workers that are sent slices in the group; 0: all are sent whole tensors."""
+        self._slicer = Slicer()
+        self._unfit: SliceLayout | None = None
+        """The slices of some generator that could not be cut from the weights."""
         self._failures: InstanceMemory[int] = InstanceMemory()
         self._late: set[FleetMember] = set()
         self.busy: set[FleetMember] = set()
@@ -197,38 +212,70 @@ class WeightBroadcast:
         return (await self._round(victims, packed, last=True)).proofs if victims else []
 
     async def _broadcast(self, members: Sequence[FleetMember], packed: PackedWeights) -> _CollectiveResult:
-        if self._group is None or not self._is_group_of(members):
-            met = await self._meet(members, packed.links)
+        slices = await self._slices(members, packed)
+        sliced = 0 if slices is None else len(slices.buckets)
+        if self._group is None or not self._is_group_of(members, sliced):
+            met = await self._meet(members, packed.links, sliced)
             if self._group is None:
                 return met
-        return await self._prepare(self._group, members, packed)
+        return await self._prepare(self._group, members, packed, slices)
 
-    def _is_group_of(self, members: Sequence[FleetMember]) -> bool:
+    async def _slices(self, members: Sequence[FleetMember], packed: PackedWeights) -> SlicedWeights | None:
+        """The slices that all members take; None if they are to be sent whole tensors."""
+        layout = members[0].slices
+        if (
+            layout is None
+            or layout == self._unfit
+            or not self._options.slices
+            or packed.adapter is not None
+            or self._options.backend == "nccl"  # several groups of it on one GPU were never tried
+            or any(_world(member) != len(layout.workers) or member.slices != layout for member in members)
+        ):
+            return None
+        try:
+            return await sliced_weights(packed, layout, slicer=self._slicer, threads=self._threads)
+        except SlicesUnfit as error:
+            logger.warning("version %s and later ones go out whole, and not in slices: %s", packed.version, error)
+            self._unfit = layout
+        except SenderLost as error:
+            logger.warning("version %s goes out whole, and not in slices: %s", packed.version, error)
+        return None
+
+    def _is_group_of(self, members: Sequence[FleetMember], sliced: int) -> bool:
         """By identity: a generator that was started afresh is another member under the same name."""
-        return len(members) == len(self._group_members) and all(map(operator.is_, members, self._group_members))
+        same = len(members) == len(self._group_members) and all(map(operator.is_, members, self._group_members))
+        return same and sliced == self._sliced
 
-    async def _meet(self, members: Sequence[FleetMember], links: Sequence[SenderLink]) -> _CollectiveResult:
-        """Builds the process groups of exactly these members, one for each rank that sends, or tells who was in the
-        way.
+    async def _meet(
+        self, members: Sequence[FleetMember], links: Sequence[SenderLink], sliced: int
+    ) -> _CollectiveResult:
+        """Builds the process groups of exactly these members, one for each rank that sends, or as many as workers are
+        sent slices; or tells who was in the way.
         """
         self.close()
         self._epoch += 1
+        self._sliced = sliced
         options = self._options
-        world_size = 1 + sum(member.announcement.world_size for member in members)
+        sizes = [1 if sliced else _world(member) for member in members]
+        world_size = 1 + sum(sizes)
         host = options.host if options.host != "auto" else await self._address_towards(members, links)
         meeting = Meeting(
             host=host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s,
             place=self._kept_place(host) if options.port else None,
         )  # fmt: skip
-        logger.info("opening the weight broadcast group with %s (group %d)", _names(members), self._epoch)
+        how = f", in slices for {sliced} workers" if sliced else ""
+        logger.info("opening the weight broadcast group with %s (group %d%s)", _names(members), self._epoch, how)
         asked = _MemberRequests(
             {
-                member: self._invite(member, meeting, rank_offset, senders=1 + len(links))
-                for member, rank_offset in zip(members, _rank_offsets(members), strict=True)
+                member: self._invite(member, meeting, rank_offset, senders=1 + len(links), sliced=sliced)
+                for member, rank_offset in zip(members, accumulate(sizes[:-1], initial=1), strict=True)
             }
         )
         group = await collective_beside(
-            self._join(meeting, links), asked.answers.values(), answer_s=options.meet_timeout_s, grace_s=_GRACE_S
+            self._join(meeting, links, sliced),
+            asked.answers.values(),
+            answer_s=options.meet_timeout_s,
+            grace_s=_GRACE_S,
         )
         if not isinstance(group, SendingGroups):
             group = await self._explained(group, links)
@@ -243,24 +290,25 @@ class WeightBroadcast:
             self._group, self._group_members = group, tuple(members)
         return reached
 
-    async def _join(self, meeting: Meeting, links: Sequence[SenderLink]) -> SendingGroups:
+    async def _join(self, meeting: Meeting, links: Sequence[SenderLink], sliced: int) -> SendingGroups:
         options = self._options
         asked = MeetingTerms(
             host=meeting.host, port=meeting.port, epoch=meeting.epoch, world_size=meeting.world_size,
-            backend=options.backend, timeout_s=options.meet_timeout_s,
+            backend=options.backend, timeout_s=options.meet_timeout_s, sliced=sliced,
         )  # fmt: skip
-        own = asyncio.ensure_future(in_thread(lambda: meeting.join(backend=options.backend), threads=self._threads))
+        own = asyncio.ensure_future(joined(meeting, backend=options.backend, sliced=sliced, threads=self._threads))
         try:
-            group, *_ = await together([asyncio.shield(own), *(link.meet(asked) for link in links)])
+            groups, *_ = await together([asyncio.shield(own), *(link.meet(asked) for link in links)])
         except BaseException:
             own.add_done_callback(self._let_go)
             raise
-        return SendingGroups(own=group, epoch=meeting.epoch)
+        return SendingGroups(own=groups, epoch=meeting.epoch)
 
-    def _let_go(self, own: "asyncio.Future[BroadcastGroup]") -> None:
-        """Of a meeting to which others did not come. In a thread: this one is the event loop's."""
+    def _let_go(self, own: "asyncio.Future[Sequence[BroadcastGroup]]") -> None:
+        """Of a meeting to which others did not come. In threads: this one is the event loop's."""
         if not own.cancelled() and own.exception() is None:
-            self._threads.start(own.result().close)
+            for group in own.result():
+                self._threads.start(group.close)
 
     async def _explained(self, error: Exception, links: Sequence[SenderLink]) -> Exception:
         """The loss of another rank that sends, if one does not answer: then all generators fail for want of it."""
@@ -286,7 +334,9 @@ class WeightBroadcast:
             logger.warning("found no address of this machine that generators at %s reach: %s", ", ".join(hosts), error)
             return LOOPBACK
 
-    async def _invite(self, member: FleetMember, meeting: Meeting, rank_offset: int, *, senders: int) -> object:
+    async def _invite(
+        self, member: FleetMember, meeting: Meeting, rank_offset: int, *, senders: int, sliced: int
+    ) -> object:
         options = self._options
         body = JoinGroup(
             epoch=meeting.epoch,
@@ -298,21 +348,30 @@ class WeightBroadcast:
             meet_timeout_s=options.meet_timeout_s,
             bucket_timeout_s=options.bucket_timeout_s,
             senders=senders,
+            sliced=sliced,
         )
         deadline_s = 2 * options.meet_timeout_s + _GRACE_S
         return await self._commits.ask(member, "group", body, JoinedGroup, deadline_s=deadline_s)
 
     async def _prepare(
-        self, group: SendingGroups, members: Sequence[FleetMember], packed: PackedWeights
+        self,
+        group: SendingGroups,
+        members: Sequence[FleetMember],
+        packed: PackedWeights,
+        slices: SlicedWeights | None,
     ) -> _CollectiveResult:
         timeout_s = self._options.bucket_timeout_s
         form = packed.form_for(member.base for member in members)
         buckets = packed.in_form(form)
         specs = tuple(bucket.spec for bucket in buckets)
-        body = Prepare(version=str(packed.version), epoch=self._epoch, buckets=specs, adapter=packed.adapter)
+        body = Prepare(
+            version=str(packed.version), epoch=self._epoch, buckets=specs, adapter=packed.adapter,
+            slices=() if slices is None else slices.specs,
+        )  # fmt: skip
         for member in members:
-            member.form = form
-        deadline_s = timeout_s * (len(specs) + 1) + _GRACE_S + packed.merge_s
+            member.form, member.sent_bytes = form, None if slices is None else slices.nbytes
+        longest = max(map(len, body.slices), default=len(specs))
+        deadline_s = timeout_s * (longest + 1) + _GRACE_S + packed.merge_s
         asked = _MemberRequests(
             {
                 member: self._ask_to_prepare(member, body, deadline_s=deadline_s)
@@ -324,8 +383,13 @@ class WeightBroadcast:
         staging = all(member.announcement.staging for member in members)
         in_one_thread = not staging or self._options.backend == "nccl"
         turn_s = timeout_s * (1 + len(packed.links)) if in_one_thread else timeout_s
+        sending = (
+            group.send(buckets, timeout_s=turn_s, threads=self._threads)
+            if slices is None
+            else group.send_slices(slices.buckets, timeout_s=turn_s, threads=self._threads)
+        )
         sent = await collective_beside(
-            group.send(buckets, timeout_s=turn_s, threads=self._threads), asked.answers.values(),
+            sending, asked.answers.values(),
             answer_s=packed.merge_s + (timeout_s if staging else self._options.commit_timeout_s), grace_s=_GRACE_S,
         )  # fmt: skip
         _raise_unless_expected(sent)
@@ -443,7 +507,5 @@ def _process(member: FleetMember) -> tuple[str, str]:
     return member.generator_id, member.announcement.instance
 
 
-def _rank_offsets(members: Sequence[FleetMember]) -> list[int]:
-    """The first rank of each member's workers; the learner is rank 0."""
-    sizes = [member.announcement.world_size for member in members]
-    return list(accumulate(sizes, initial=1))[:-1]
+def _world(member: FleetMember) -> int:
+    return member.announcement.world_size

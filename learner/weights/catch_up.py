@@ -170,7 +170,7 @@ class CatchUps:
     async def _attempt(self, member: FleetMember, packed: PackedWeights) -> None:
         start = time.monotonic()
         deadline_s = self._deadline_s(member, packed)
-        member.form = packed.form_for([member.base])
+        member.form, member.sent_bytes = packed.form_for([member.base]), None
         manifest = None if self._tree is None or not member.pulls else self._tree.manifest(packed)
         body = Pull(version=str(packed.version), deadline_s=deadline_s, form=member.form, manifest=manifest)
         came = await self._commits.ask(member, "pull", body, PrepareResult, deadline_s=deadline_s + _GRACE_S)

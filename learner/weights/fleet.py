@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from learner.weights.provenance import InstanceMemory, LoadedWeights, Provenance
-from protocol.fleet import TOLD_ALIKE, Announcement, AnnouncementAnswer, Fingerprints, WeightForm
+from protocol.fleet import TOLD_ALIKE, Announcement, AnnouncementAnswer, Fingerprints, SliceLayout, WeightForm
 from protocol.generation import GeneratorState
 from protocol.messages import MAX_GENERATORS, ServingGenerator
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
@@ -53,6 +53,10 @@ class FleetMember:
     """Of what it was sent last."""
     base: str = ""
     """Digest of the base weights that it holds, to which adapters alone can be sent; empty if it holds none."""
+    slices: SliceLayout | None = None
+    """The parts of the weights that its workers read, if they have told."""
+    sent_bytes: int | None = None
+    """Bytes of what it was sent last, if they are not those of its form."""
     doubted: str | None = None
     """Reason why its weights may be wrong, if they may: it serves nothing, and is sent nothing."""
 

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from operator import add
 from typing import Any, Protocol, Self, TypeVar, cast
 
 import numpy as np
@@ -25,7 +27,7 @@ import torch
 import xxhash
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
-from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorSpec, group_name
+from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorBox, TensorSpec, group_name
 from services.collective_errors import in_plain_words
 from services.nccl import environment_of_nccl, failure_of
 from services.network import BACKLOG, local_address, wait_for_listener
@@ -132,20 +134,36 @@ class BucketWriter:
 
     def add(self, name: str, value: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
         """The copy of `value`, from whatever device, as `dtype`: contiguous, on the CPU, within a bucket."""
-        nbytes = value.numel() * dtype.itemsize
-        padded = -(-nbytes // BUCKET_ALIGNMENT) * BUCKET_ALIGNMENT
+        self._make_room(_padded(value, dtype))
+        return self._put(
+            TensorSpec(name=name, dtype=_name_of(dtype), shape=tuple(value.shape), offset=self._used), value
+        )
+
+    def add_parts(self, name: str, value: torch.Tensor, boxes: Sequence[TensorBox]) -> None:
+        """Copies of these parts of a tensor, one after another within a bucket."""
+        parts = [value[tuple(map(slice, box.start, map(add, box.start, box.shape)))] for box in boxes]
+        self._make_room(sum(_padded(part, value.dtype) for part in parts))
+        for box, part in zip(boxes, parts, strict=True):
+            spec = TensorSpec(
+                name=name, dtype=_name_of(value.dtype), shape=box.shape, offset=self._used, start=box.start,
+                whole=tuple(value.shape),
+            )  # fmt: skip
+            self._put(spec, part)
+
+    def _make_room(self, padded: int) -> None:
         if self._specs and self._used + padded > self._bucket_bytes:
             self._end()
         if not self._specs:
             # Of one size, so that the next version fits into it: what is not used of it is never touched.
             self._room = self._rooms.take(max(padded, self._bucket_bytes))
-        shape = tuple(value.shape)
-        spec = TensorSpec(name=name, dtype=str(dtype).removeprefix("torch."), shape=shape, offset=self._used)
+
+    def _put(self, spec: TensorSpec, value: torch.Tensor) -> torch.Tensor:
         place = _place(self._room, spec)
         place.copy_(value.detach())
-        self._room[self._used + nbytes : self._used + padded].zero_()  # the padding is hashed and sent, too
+        end = self._used + _padded(place, place.dtype)
+        self._room[self._used + place.nbytes : end].zero_()  # the padding is hashed and sent, too
         self._specs.append(spec)
-        self._used += padded
+        self._used = end
         return place
 
     def buckets(self) -> tuple[LaidOut, ...]:
@@ -177,6 +195,14 @@ def pack_buckets(tensors: NamedTensors, *, bucket_bytes: int) -> list[Bucket]:
 def _hash_for_devices(data: torch.Tensor) -> str:
     """On the GPU if there is one: the way there and back takes less time than a CPU does."""
     return tensor_hash(data.to("cuda") if torch.cuda.is_available() else data)
+
+
+def _padded(value: torch.Tensor, dtype: torch.dtype) -> int:
+    return -(-value.numel() * dtype.itemsize // BUCKET_ALIGNMENT) * BUCKET_ALIGNMENT
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _place(data: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
@@ -228,16 +254,19 @@ class Meeting:
         self._place = place or MeetingPlace(host=host, timeout_s=timeout_s)
         self.port = self._place.port
         # A connection of its own: one in which a former epoch still waits for somebody would keep this one waiting.
-        self._store = (
-            self._place.store
-            if place is None
-            else TCPStore(host, self.port, None, False, self._timeout, wait_for_workers=False)
-        )
+        self._store = self._place.store if place is None else self._connected()
 
-    def join(self, *, backend: Backend) -> "BroadcastGroup":
-        """Blocks until all members have come. Raises ProcessGroupError after the timeout."""
-        store = PrefixStore(group_name(self.epoch), self._store)
+    def _connected(self) -> Store:
+        return TCPStore(self.host, self.port, None, False, self._timeout, wait_for_workers=False)
+
+    def join(self, *, backend: Backend, worker: int | None = None) -> "BroadcastGroup":
+        """Blocks until all members have come; to the group for one worker's slices, if that is given. Raises
+        ProcessGroupError after the timeout.
+        """
         try:
+            # A wait in a store keeps all that use the connection waiting.
+            kept = self._store if not worker else self._connected()
+            store = PrefixStore(group_name(self.epoch, worker=worker), kept)
             group = _process_group(store, backend, self.host, self.world_size, self._timeout)
         except (RuntimeError, ValueError) as error:
             message = (
@@ -245,7 +274,7 @@ class Meeting:
                 f"came to {self.host}:{self.port}: {in_plain_words(error)}"
             )
             raise ProcessGroupError(message) from error
-        return _met(group, backend, self._store, self._timeout)
+        return _met(group, backend, kept, self._timeout)
 
 
 @dataclass(frozen=True)
@@ -259,14 +288,14 @@ class MeetingElsewhere:
     world_size: int
     timeout_s: float
 
-    def join(self, *, backend: Backend) -> "BroadcastGroup":
-        """Blocks until all members have come. Raises ProcessGroupError after the timeout."""
+    def join(self, *, backend: Backend, worker: int | None = None) -> "BroadcastGroup":
+        """As of a `Meeting`."""
         timeout = datetime.timedelta(seconds=self.timeout_s)
         try:
             wait_for_listener(host=self.host, port=self.port, timeout_s=self.timeout_s)
             store = TCPStore(self.host, self.port, None, False, timeout, wait_for_workers=False)
             own = local_address(host=self.host, port=self.port)
-            named = PrefixStore(group_name(self.epoch, self.sender), store)
+            named = PrefixStore(group_name(self.epoch, self.sender, worker), store)
             group = _process_group(named, backend, own, self.world_size, timeout)
         except (RuntimeError, ValueError, OSError) as error:
             message = (
@@ -379,6 +408,35 @@ class BroadcastGroup:
         """
         self._group = None
         self._store = None
+
+
+async def joined(
+    meeting: "Meeting | MeetingElsewhere", *, backend: Backend, sliced: int, threads: DaemonThreads
+) -> "Sequence[BroadcastGroup]":
+    """The group of a meeting, or those for the slices of so many workers. Raises ProcessGroupError."""
+    workers = range(sliced) if sliced else (None,)
+    works = [in_thread(partial(meeting.join, backend=backend, worker=worker), threads=threads) for worker in workers]
+    found = await asyncio.gather(*works, return_exceptions=True)
+    groups = [group for group in found if isinstance(group, BroadcastGroup)]
+    for error in found:
+        if isinstance(error, BaseException):
+            for group in groups:
+                threads.start(group.close)
+            raise error
+    return groups
+
+
+async def send_each(
+    groups: "Sequence[BroadcastGroup]", shares: Sequence[Sequence[Bucket]], *, timeout_s: float, threads: DaemonThreads
+) -> None:
+    """Broadcasts a share in each group, beside each other. Raises ProcessGroupError when all have ended."""
+    works = [
+        in_thread(partial(group.send, share, timeout_s=timeout_s), threads=threads)
+        for group, share in zip(groups, shares, strict=True)
+    ]
+    for error in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(error, BaseException):
+            raise error
 
 
 async def in_thread(work: Callable[[], T], *, threads: DaemonThreads) -> T:

@@ -62,6 +62,7 @@ class Proof:
     answer: CommitResult
     gap: ProbeGap
     form: WeightForm = "whole"
+    sent_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -87,7 +88,7 @@ def proof_of(member: FleetMember, answer: CommitResult, packed: PackedWeights) -
         gap = ProbeGap()
     else:
         gap = ProbeGap.of(probe, answer.probe_logprobs)
-    return Proof(member=member, answer=answer, gap=gap, form=member.form)
+    return Proof(member=member, answer=answer, gap=gap, form=member.form, sent_bytes=member.sent_bytes)
 
 
 @dataclass(frozen=True)
@@ -314,6 +315,8 @@ class Commits:
         self._fleet.asked_to_commit(member, packed.version)
         try:
             answer = await self.ask(member, "commit", body, CommitResult, deadline_s=self._timeout_s + receive_s)
+            if member.sent_bytes is None:  # after slices it tells none
+                member.slices = answer.slices
             answer = await self._with_probe(member, answer, packed)
         except BaseException:
             self._fleet.not_committed(member, packed.version)

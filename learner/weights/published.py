@@ -127,6 +127,8 @@ class PublisherOptions:
     """Failures in a row after which a generator is expelled."""
     anchor_every: int = 50
     """Versions after which the tree for those that pull has the weights as they are again."""
+    slices: bool = True
+    """Workers of tensor-parallel generators are sent what they read, and not whole tensors."""
     most_behind: int = 1
     """Versions that one which pulls may be behind the newest before others do without it."""
 

@@ -23,8 +23,9 @@ from pydantic import SecretStr
 from torch._C._distributed_c10d import Store
 
 from learner.weights.digests import hashed
-from learner.weights.process_group import Bucket, LaidOut, MeetingElsewhere, ProcessGroupError, in_thread
-from protocol.fleet import Backend, BucketSpec
+from learner.weights.process_group import Bucket, LaidOut, MeetingElsewhere, ProcessGroupError, joined, send_each
+from learner.weights.slices import Slicer, SlicesUnfit
+from protocol.fleet import Backend, BucketSpec, SliceLayout
 from protocol.model import WireModel
 from protocol.status import Readiness
 from services.http.app import create_app
@@ -56,8 +57,22 @@ class HashOrder(WireModel):
     for_devices: bool
 
 
+class SliceOrder(WireModel):
+    """Request to cut slices of a copy, and to hash them."""
+
+    layout: SliceLayout
+
+
+class SlicedCopy(WireModel):
+    """The buckets of slices of a rank's copy, for each worker."""
+
+    workers: tuple[tuple[BucketSpec, ...], ...]
+
+
 class SenderMeeting(WireModel):
-    """Request to meet all generators of an epoch, in a group whose rank 0 is the rank that is asked."""
+    """Request to meet all generators of an epoch, in a group whose rank 0 is the rank that is asked; or in `sliced`
+    groups, one for each worker of a generator.
+    """
 
     host: str
     port: int
@@ -65,14 +80,16 @@ class SenderMeeting(WireModel):
     world_size: int
     backend: Backend
     timeout_s: float
+    sliced: int = 0
 
 
 class SendOrder(WireModel):
-    """Request to broadcast these buckets of a copy, in order, in the group of an epoch."""
+    """Request to broadcast these buckets of a copy, in order, in the group of an epoch; or its slices, in theirs."""
 
     epoch: int
     buckets: tuple[int, ...]
     timeout_s: float
+    sliced: bool = False
 
 
 class SenderAnswer(WireModel):
@@ -119,7 +136,9 @@ class RankSender:
         self._rank = rank
         self._threads = DaemonThreads(name="rank-sender")
         self._epoch = 0
-        self._group: BroadcastGroup | None = None
+        self._groups: Sequence[BroadcastGroup] = ()
+        self._slicer = Slicer()
+        self._slices: Sequence[Sequence[Bucket]] = ()
         self._listener = Listener(host=host, port=0)
         self.place = SenderPlace(url=self._listener.url, token=secrets.token_urlsafe(24))
         self._loop = asyncio.new_event_loop()
@@ -164,6 +183,18 @@ class RankSender:
             )
             return json_answer(HashedCopy(buckets=tuple(bucket.spec for bucket in buckets), digests=digests))
 
+        @app.post("/v1/copies/{number}/slices")
+        async def cut(number: int, body: Annotated[SliceOrder, Depends(json_body(SliceOrder))]) -> Response:
+            self._slices = ()
+            try:
+                self._slices = await self._slicer.hashed(
+                    self._copy(number), body.layout, threads=self._threads, sender=self._rank
+                )
+            except SlicesUnfit as error:
+                raise RequestRefused(409, "slices_unfit", str(error)) from error
+            specs = tuple(tuple(bucket.spec for bucket in share) for share in self._slices)
+            return json_answer(SlicedCopy(workers=specs))
+
         @app.get("/v1/copies/{number}/buckets/{index}")
         async def read(
             number: int, index: int, offset: Annotated[int, Query(ge=0)], length: Annotated[int, Query(gt=0)]
@@ -178,7 +209,8 @@ class RankSender:
 
         @app.post("/v1/copies/{number}/send")
         async def send(number: int, body: Annotated[SendOrder, Depends(json_body(SendOrder))]) -> Response:
-            return json_answer(SenderAnswer(nbytes=await self._send(self._copy(number), body)))
+            sending = self._send_slices(body) if body.sliced else self._send(self._copy(number), body)
+            return json_answer(SenderAnswer(nbytes=await sending))
 
         return app
 
@@ -197,30 +229,39 @@ class RankSender:
             timeout_s=asked.timeout_s,
         )  # fmt: skip
         try:
-            group = await in_thread(lambda: meeting.join(backend=asked.backend), threads=self._threads)
+            groups = await joined(meeting, backend=asked.backend, sliced=asked.sliced, threads=self._threads)
         except ProcessGroupError as error:
             raise RequestRefused(409, "group_failed", str(error)) from error
         if self._epoch == asked.epoch:
-            self._group = group
+            self._groups = groups
         else:  # rank 0 has moved on
-            self._threads.start(group.close)
+            self._close(groups)
 
     async def _send(self, copy: Sequence[LaidOut], asked: SendOrder) -> int:
-        group = self._group
-        if group is None or self._epoch != asked.epoch:
+        return await self._broadcast([[_unhashed(copy[index]) for index in asked.buckets]], asked)
+
+    async def _send_slices(self, asked: SendOrder) -> int:
+        slices, self._slices = self._slices, ()
+        return await self._broadcast(slices, asked)
+
+    async def _broadcast(self, shares: Sequence[Sequence[Bucket]], asked: SendOrder) -> int:
+        groups = self._groups
+        if len(groups) != len(shares) or self._epoch != asked.epoch:
             raise RequestRefused(409, "wrong_epoch", f"rank {self._rank} has no group of epoch {asked.epoch}")
-        sent = [_unhashed(copy[index]) for index in asked.buckets]
         try:
-            await in_thread(lambda: group.send(sent, timeout_s=asked.timeout_s), threads=self._threads)
+            await send_each(groups, shares, timeout_s=asked.timeout_s, threads=self._threads)
         except ProcessGroupError as error:
             self._drop()
             raise RequestRefused(409, "send_failed", str(error)) from error
-        return sum(bucket.spec.nbytes for bucket in sent)
+        return sum(bucket.spec.nbytes for share in shares for bucket in share)
 
     def _drop(self) -> None:
-        if self._group is not None:
-            self._threads.start(self._group.close)
-        self._group = None
+        self._close(self._groups)
+        self._groups = ()
+
+    def _close(self, groups: "Sequence[BroadcastGroup]") -> None:
+        for group in groups:
+            self._threads.start(group.close)
 
 
 def _unhashed(laid_out: LaidOut) -> Bucket:

@@ -4,20 +4,32 @@ The order of buckets lets the ranks take turns, by the share of its own that eac
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from learner.weights.process_group import Bucket, ProcessGroupError, in_thread
-from learner.weights.rank_sender import HashedCopy, HashOrder, SenderAnswer, SenderMeeting, SenderPlace, SendOrder
-from protocol.fleet import Backend, BucketSpec
+from learner.weights.process_group import Bucket, LaidOut, ProcessGroupError, send_each
+from learner.weights.rank_sender import (
+    HashedCopy,
+    HashOrder,
+    SenderAnswer,
+    SenderMeeting,
+    SenderPlace,
+    SendOrder,
+    SlicedCopy,
+    SliceOrder,
+)
+from learner.weights.slices import SlicedWeights, Slicer, SlicesUnfit
+from protocol.fleet import Backend, BucketSpec, SliceLayout
 from services.http.client import HttpClient, R, ServiceError, ServiceRefused
 from services.process import DaemonThreads
 
 if TYPE_CHECKING:
     from learner.weights.process_group import BroadcastGroup
+    from learner.weights.published import PackedWeights
 
 READ_BYTES = 4 << 20
 """Most bytes that are read of another rank at once."""
@@ -57,6 +69,7 @@ class MeetingTerms:
     world_size: int
     backend: Backend
     timeout_s: float
+    sliced: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +104,17 @@ class SenderLink:
         body = SendOrder(epoch=epoch, buckets=tuple(bucket.index for bucket in buckets), timeout_s=timeout_s)
         await self._ask("send", body, SenderAnswer, deadline_s=timeout_s * (len(buckets) + 1) + _ASK_S)
 
+    async def sliced(self, layout: SliceLayout) -> "Sequence[Sequence[RemoteBucket]]":
+        """Slices of its copy, for each worker. Raises SenderLost, and SlicesUnfit."""
+        deadline_s = hashing_s(self.share.nbytes * len(layout.workers))
+        found = await self._ask("slices", SliceOrder(layout=layout), SlicedCopy, deadline_s=deadline_s)
+        return [[RemoteBucket(spec, self, at) for at, spec in enumerate(specs)] for specs in found.workers]
+
+    async def send_slices(self, *, count: int, epoch: int, timeout_s: float) -> None:
+        """Returns when all generators have taken the slices that it cut, `count` buckets. Raises ProcessGroupError."""
+        body = SendOrder(epoch=epoch, buckets=(), timeout_s=timeout_s, sliced=True)
+        await self._ask("send", body, SenderAnswer, deadline_s=timeout_s * (count + 1) + _ASK_S)
+
     async def check(self, *, deadline_s: float) -> None:
         """Returns if it answers at all. Raises SenderLost."""
         try:
@@ -119,6 +143,8 @@ class SenderLink:
         try:
             return await self.client.post(url, body, answer, deadline_s=deadline_s, headers=self._headers)
         except ServiceRefused as error:
+            if error.kind == "slices_unfit":
+                raise SlicesUnfit(error.message) from error
             kind = ProcessGroupError if error.kind in ("group_failed", "send_failed") else SenderLost
             raise kind(f"rank {self.rank}: {error.message}") from error
         except ServiceError as error:
@@ -171,7 +197,8 @@ def in_turns(shares: Iterable[Sequence[AnyBucket]]) -> Sequence[AnyBucket]:
 class SendingGroups:
     """The groups of an epoch: rank 0's own, and those of other ranks with all generators."""
 
-    own: "BroadcastGroup"
+    own: "Sequence[BroadcastGroup]"
+    """A group with all workers, or for each worker's slices one."""
     epoch: int
     links: Sequence[SenderLink] = ()
 
@@ -179,9 +206,7 @@ class SendingGroups:
         """Broadcasts them all, each by the rank that has it. Raises ProcessGroupError."""
         mine = own_buckets(buckets)
         theirs = [bucket for bucket in buckets if isinstance(bucket, RemoteBucket)]
-        works: list[Coroutine[Any, Any, None]] = [
-            in_thread(lambda: self.own.send(mine, timeout_s=timeout_s), threads=threads)
-        ]
+        works: list[Coroutine[Any, Any, None]] = [send_each(self.own, [mine], timeout_s=timeout_s, threads=threads)]
         links = {bucket.link for bucket in theirs}
         assert len({link.rank for link in links}) == len(links), "a rank sends what one copy of it has"
         for link in links:
@@ -189,9 +214,34 @@ class SendingGroups:
             works.append(link.send(share, epoch=self.epoch, timeout_s=timeout_s))
         await together(works)
 
+    async def send_slices(
+        self, shares: Sequence[Sequence[AnyBucket]], *, timeout_s: float, threads: DaemonThreads
+    ) -> None:
+        """Broadcasts each worker's slices, in groups of their own, each bucket by the rank that has it. Raises
+        ProcessGroupError.
+        """
+        mine = [own_buckets(share) for share in shares]
+        theirs = Counter(bucket.link for share in shares for bucket in share if isinstance(bucket, RemoteBucket))
+        works: list[Coroutine[Any, Any, None]] = [send_each(self.own, mine, timeout_s=timeout_s, threads=threads)]
+        works += [
+            link.send_slices(count=count, epoch=self.epoch, timeout_s=timeout_s) for link, count in theirs.items()
+        ]
+        await together(works)
+
     def close(self) -> None:
         """Lets go of rank 0's; may block. The other ranks let go of theirs at the next meeting, or after a failure."""
-        self.own.close()
+        for group in self.own:
+            group.close()
+
+
+async def sliced_weights(
+    packed: "PackedWeights", layout: SliceLayout, *, slicer: Slicer, threads: DaemonThreads
+) -> SlicedWeights:
+    """Slices of a version for each worker, of all ranks, in the order of sending. Raises SenderLost and SlicesUnfit."""
+    here = [LaidOut(tensors=bucket.spec.tensors, data=bucket.data) for bucket in own_buckets(packed.buckets)]
+    own = slicer.hashed(here, layout, threads=threads)
+    shares = await together([own, *(link.sliced(layout) for link in packed.links)])
+    return SlicedWeights(layout, [in_turns(each) for each in zip(*shares, strict=True)])
 
 
 async def together(works: Sequence[Awaitable[Any]]) -> list[Any]:

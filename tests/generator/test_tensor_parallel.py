@@ -5,18 +5,23 @@ The real publisher of the learner is at the other end: each worker is a rank of 
 
 import asyncio
 import dataclasses
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
 from generator.weights.plan import WeightSyncError
+from learner.weights.senders import own_buckets
+from protocol.fleet import Prepare
 from tests.generator.conftest import Rig, largest_gap, sample, start_rig
 from tests.generator.engine.test_engine import TOLERANCE, gaps
 from tests.generator.real_sync import TEXTS, served, snapshot_of
+from tests.learner.generators import ScriptedGenerator
 from tests.learner.weights.publishing import OPTIONS, learner
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -54,15 +59,78 @@ async def test_both_workers_join_by_download_and_take_broadcasts_and_prove_them(
     assert len(fingerprints) == 4, "each version has a checksum of its own"
 
 
-async def test_the_death_of_one_worker_is_the_death_of_the_engine_and_no_sync_waits_for_it(rig: Rig) -> None:
-    """The last test of this module: the engine is gone after it."""
+async def test_workers_are_sent_their_slices_and_load_what_whole_tensors_bring_bit_by_bit(
+    rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = dataclasses.replace(OPTIONS, bucket_timeout_s=10.0, commit_timeout_s=30.0)
+    async with learner(options) as ours, served(rig, ours, world_size=WORKERS) as generator:
+        with caplog.at_level(logging.INFO, logger="learner.weights.broadcast"):
+            for version in range(3):
+                rig.policy.change(seed=20 + version)
+                if not version:
+                    generator.join(ours)
+                ours.publisher.offer(snapshot_of(rig.policy, version=version))
+                await ours.until_served(real=version)
+                await ours.until(lambda at=version: ours.reports[-1].version == at)  # type: ignore[misc]
+                assert await gaps(rig) < TOLERANCE
+        (member,), newest = ours.fleet.members(), ours.publisher.newest
+        assert [record for record in caplog.records if "in slices for 2 workers" in record.message]
+    whole = sum(value.nbytes for value in rig.policy.tensors().values())
+    twice = sum(value.nbytes for name, value in rig.policy.tensors().items() if "norm" in name or "embed" in name)
+    assert member.sent_bytes is not None
+    assert whole < member.sent_bytes < whole + twice + 16 * 2 * len(rig.policy.tensors()), "each of the rest once"
+    sliced = await scores(rig), await rig.engine.fingerprint()
+    assert newest is not None
+    paths: list[str] = []
+    for bucket in own_buckets(newest.buckets):
+        paths.append(str(tmp_path / f"{len(paths)}"))
+        bucket.data.numpy().tofile(paths[-1])
+    specs = tuple(bucket.spec for bucket in newest.buckets)
+    await rig.engine.stage_files(Prepare(version="1.9", epoch=1, buckets=specs), paths=paths)
+    report = await rig.engine.commit(version="1.9")
+    assert report.slices == member.slices, "what is read of whole tensors is the same each time"
+    assert (await scores(rig), await rig.engine.fingerprint()) == sliced
+
+
+async def scores(rig: Rig) -> list[tuple[float, ...]]:
+    texts = (*TEXTS, tuple(range(3, 30)), tuple(range(29, 2, -1)))
+    return [(await rig.engine.score(request_id=rig.next_request(), token_ids=text)).logprobs for text in texts]
+
+
+async def test_the_death_of_one_worker_in_the_middle_of_slices_is_that_of_its_engine_and_nobody_waits_for_it(
+    rig: Rig,
+) -> None:
+    """The last test of this module: the engine is gone after it. The other generator takes the same slices."""
     from generator.engine.engine import EngineGone
     from generator.service import watch_life
 
-    assert await gaps(rig) < TOLERANCE
-    workers = worker_processes()
-    assert len(workers) >= WORKERS
-    os.kill(workers[-1], signal.SIGKILL)
+    other = ScriptedGenerator("other", workers=WORKERS)
+    said: dict[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = {}
+    other.says = lambda version: said[version]
+    options = dataclasses.replace(OPTIONS, bucket_timeout_s=2.0, meet_timeout_s=20.0, commit_timeout_s=30.0)
+    async with other.running(), learner(options) as ours, served(rig, ours, world_size=WORKERS) as generator:
+        generator.join(ours)
+        for version in range(4):
+            rig.policy.change(seed=40 + version)
+            snapshot = snapshot_of(rig.policy, version=version)
+            said[version] = np.array(snapshot.probe.logprobs)
+            if version == 1:
+                other.slices = ours.fleet.members()[0].slices
+                assert other.slices is not None
+                ours.join(other)
+            worker = worker_processes()[-1]
+            if version == 3:
+                os.kill(worker, signal.SIGSTOP)
+                other.preparing.clear()
+            ours.publisher.offer(snapshot)
+            if version == 3:
+                await other.preparing.wait()
+                os.kill(worker, signal.SIGKILL)
+            serve = {"real": range(3), "other": range(1, 4)}
+            expected = {name: f"1.{version}" for name, versions in serve.items() if version in versions}
+            await ours.until(lambda expected=expected: ours.serving == expected)  # type: ignore[misc]
+            assert version == 3 or await gaps(rig) < TOLERANCE
+        assert [join.sliced for join in other.joins][:1] == [WORKERS]
     with pytest.raises(EngineGone):
         await asyncio.wait_for(watch_life(rig.engine), 60)
     with pytest.raises((EngineGone, WeightSyncError)):

@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import datetime
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
@@ -34,6 +35,8 @@ from protocol.fleet import (
     PullPlan,
     Reprobe,
     ReprobeResult,
+    SliceLayout,
+    TensorSpec,
     WeightForm,
     WeightWay,
     group_name,
@@ -81,15 +84,23 @@ def announcement(
 
 
 def gloo_group(
-    *, host: str, port: int, epoch: int, rank: int, world_size: int, timeout_s: float, sender: int = 0
+    *,
+    host: str,
+    port: int,
+    epoch: int,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    sender: int = 0,
+    worker: int | None = None,
 ) -> Any:
-    """Joins a sender's private process group, as a generator's worker does."""
+    """Joins a sender's private process group, as a generator's worker does; with a `worker`, that of its slices."""
     timeout = datetime.timedelta(seconds=timeout_s)
     store = c10d.TCPStore(host, port, world_size, is_master=False, timeout=timeout)
     options = c10d.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=host)]
-    return c10d.ProcessGroupGloo(c10d.PrefixStore(group_name(epoch, sender), store), rank, world_size, options)
+    return c10d.ProcessGroupGloo(c10d.PrefixStore(group_name(epoch, sender, worker), store), rank, world_size, options)
 
 
 def gloo_groups(body: JoinGroup, *, worker: int) -> list[Any]:
@@ -99,10 +110,11 @@ def gloo_groups(body: JoinGroup, *, worker: int) -> list[Any]:
             host=body.host,
             port=body.port,
             epoch=body.epoch,
-            rank=body.rank_offset + worker,
+            rank=body.rank_offset + (0 if body.sliced else worker),
             world_size=body.world_size,
             timeout_s=body.meet_timeout_s,
             sender=sender,
+            worker=worker if body.sliced else None,
         )
         for sender in range(body.senders)
     ]
@@ -110,6 +122,11 @@ def gloo_groups(body: JoinGroup, *, worker: int) -> list[Any]:
 
 def receive_bucket(group: Any, spec: BucketSpec, *, timeout_s: float) -> dict[str, torch.Tensor]:
     """The tensors of the next bucket, if its hash agrees."""
+    return put_together(receive_parts(group, spec, timeout_s=timeout_s))
+
+
+def receive_parts(group: Any, spec: BucketSpec, *, timeout_s: float) -> list[tuple[TensorSpec, torch.Tensor]]:
+    """The tensors of the next bucket, or parts of them, if its hash agrees."""
     timeout = datetime.timedelta(seconds=timeout_s)
     data = torch.empty(spec.nbytes, dtype=torch.uint8)
     options = dist.BroadcastOptions()
@@ -117,19 +134,37 @@ def receive_bucket(group: Any, spec: BucketSpec, *, timeout_s: float) -> dict[st
     options.rootTensor = 0
     options.timeout = timeout
     group.broadcast([data], options).wait(timeout)
-    return unpacked(data, spec)
+    return parts_in(data, spec)
 
 
 def unpacked(data: torch.Tensor, spec: BucketSpec) -> dict[str, torch.Tensor]:
     """The tensors in the bytes of a bucket, if its hash agrees."""
+    return {tensor.name: value for tensor, value in parts_in(data, spec)}
+
+
+def put_together(parts: Sequence[tuple[TensorSpec, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Tensors of parts that workers were sent; zeros where none was."""
+    tensors: dict[str, torch.Tensor] = {}
+    for spec, value in parts:
+        if spec.whole is None:
+            tensors[spec.name] = value
+            continue
+        whole = tensors.setdefault(spec.name, torch.zeros(spec.whole, dtype=value.dtype))
+        ends = [start + size for start, size in zip(spec.start, spec.shape, strict=True)]
+        whole[tuple(map(slice, spec.start, ends))] = value
+    return tensors
+
+
+def parts_in(data: torch.Tensor, spec: BucketSpec) -> list[tuple[TensorSpec, torch.Tensor]]:
+    """The tensors in the bytes of a bucket, or parts of them, with their places, if its hash agrees."""
     if xxhash.xxh3_64_hexdigest(data.numpy().data) != spec.xxh3:
         raise RuntimeError("the bucket's hash differs")
-    tensors = {}
+    tensors = []
     for tensor in spec.tensors:
         dtype: torch.dtype = getattr(torch, tensor.dtype)
         count = int(torch.Size(tensor.shape).numel())
         flat = data[tensor.offset : tensor.offset + count * dtype.itemsize].view(dtype)
-        tensors[tensor.name] = flat.view(tensor.shape).clone()
+        tensors.append((tensor, flat.view(tensor.shape).clone()))
     return tensors
 
 
@@ -217,6 +252,8 @@ class ScriptedGenerator:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     received: dict[int, int] = field(default_factory=dict)
     """Bytes that broadcasts have brought, by sender; of all workers together."""
+    slices: SliceLayout | None = None
+    """Told with each version that came whole."""
     version: str | None = None
     _staged: dict[str, torch.Tensor] = field(default_factory=dict)
     _group: Any = None
@@ -354,8 +391,10 @@ class ScriptedGenerator:
             return _BrokenAnswer()
         await self._scripted("prepare")
         try:
-            received = [asyncio.to_thread(self._receive, body, rank) for rank in self._group]
-            self._staged = (await asyncio.gather(*received))[0]
+            received = await asyncio.gather(
+                *(asyncio.to_thread(self._receive, body, rank, worker) for worker, rank in enumerate(self._group))
+            )
+            self._staged = put_together(list(chain(*received)) if body.slices else received[0])
         except RuntimeError as error:
             self._group = None
             raise RequestRefused(409, "prepare_failed", str(error)) from error
@@ -363,10 +402,10 @@ class ScriptedGenerator:
         await self._scripted("merge")
         return json_answer(PrepareResult(version=body.version, receive_s=0.01))
 
-    def _receive(self, body: Prepare, group: Any) -> dict[str, torch.Tensor]:
-        staged: dict[str, torch.Tensor] = {}
-        for bucket in body.buckets:
-            staged |= receive_bucket(group[bucket.sender], bucket, timeout_s=self.joins[-1].bucket_timeout_s)
+    def _receive(self, body: Prepare, group: Any, worker: int) -> list[tuple[TensorSpec, torch.Tensor]]:
+        staged: list[tuple[TensorSpec, torch.Tensor]] = []
+        for bucket in body.arriving(worker):
+            staged += receive_parts(group[bucket.sender], bucket, timeout_s=self.joins[-1].bucket_timeout_s)
             self.received[bucket.sender] = self.received.get(bucket.sender, 0) + bucket.nbytes
         return staged
 
@@ -394,5 +433,6 @@ class ScriptedGenerator:
                 probe_logprobs=self._probe(body),
                 load_s=0.01,
                 pause_s=0.002,
+                slices=None if self.joins and self.joins[-1].sliced else self.slices,
             )
         )

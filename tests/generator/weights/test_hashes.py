@@ -1,4 +1,4 @@
-"""What a worker hashes where it is: buckets by their plan, and loaded parameters."""
+"""Hashes that a worker takes where the bytes are: buckets by their plan, and loaded parameters."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ TENSORS = [("a", torch.arange(1000.0)), ("b", torch.arange(7).to(torch.bfloat16)
 
 @pytest.fixture(params=["host", "device"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is on a device is hashed by torch: here on a CPU that is taken for one."""
+    """A device's bytes are hashed by torch: here a CPU is taken for one."""
     if request.param == "device":
         monkeypatch.setattr(hashes, "HOST", frozenset())
     return str(request.param)

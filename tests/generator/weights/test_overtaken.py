@@ -52,7 +52,7 @@ def until_done(engine: HeadwayTransferEngine) -> None:
 
 @pytest.fixture
 def engine() -> HeadwayTransferEngine:
-    parallel: Any = SimpleNamespace(rank=0)
+    parallel: Any = SimpleNamespace(rank=0, tensor_parallel_size=1)
     config: Any = SimpleNamespace(parallel_config=parallel, model_config=None)
     given: Any = SimpleNamespace()
     return HeadwayTransferEngine(given, config, torch.device("cpu"), torch.nn.Linear(4, 4, bias=False))

@@ -50,7 +50,7 @@ class TwoSenders:
 
 
 def bare_engine() -> HeadwayTransferEngine:
-    parallel: Any = SimpleNamespace(rank=0)
+    parallel: Any = SimpleNamespace(rank=0, tensor_parallel_size=1)
     config: Any = SimpleNamespace(parallel_config=parallel, model_config=None)
     given: Any = SimpleNamespace()
     return HeadwayTransferEngine(given, config, torch.device("cpu"), torch.nn.Linear(4, 4, bias=False))

@@ -15,10 +15,11 @@ from learner.weights.probe import Probe
 from learner.weights.process_group import BroadcastGroup, Bucket, LaidOut, lay_out
 from learner.weights.published import Packer, Snapshot
 from learner.weights.rank_sender import RankCopies, RankSender, sender_place
-from learner.weights.senders import CopyShare, CopyTicket, SenderLost, in_turns
+from learner.weights.senders import CopyShare, CopyTicket, SenderLost, brought_here, in_turns
 from protocol.fleet import Announcement
 from services.http.client import HttpClient
 from services.process import DaemonThreads
+from services.tensor_hash import tensor_hash
 from tests.learner.generators import ScriptedGenerator, probe_logprobs
 from tests.learner.weights.publishing import OPTIONS, PROBE, PublishingLearner, learner, tensors_of
 
@@ -194,7 +195,20 @@ async def test_a_sender_is_asked_by_nobody_who_lacks_its_token_and_is_found_in_t
         async with httpx.AsyncClient() as asking:
             url = f"{sender.place.url}/v1/copies/7/hash"
             assert (await asking.post(url)).status_code == 401
-            told = {"Authorization": f"Bearer {sender.place.token}"}
-            assert [each["sender"] for each in (await asking.post(url, headers=told)).json()["buckets"]] == [1]
-            unknown = await asking.post(url.replace("/7/", "/8/"), headers=told)
+            told, body = {"Authorization": f"Bearer {sender.place.token}"}, {"for_devices": False}
+            assert [each["sender"] for each in (await asking.post(url, json=body, headers=told)).json()["buckets"]] == [
+                1
+            ]
+            unknown = await asking.post(url.replace("/7/", "/8/"), json=body, headers=told)
             assert (unknown.status_code, unknown.json()["error"]["kind"]) == (404, "not_kept")
+
+
+@pytest.mark.parametrize("for_devices", [False, True])
+async def test_both_ranks_tell_the_hashes_that_devices_compute_where_weights_go_to_them(*, for_devices: bool) -> None:
+    with other_rank() as (copies, sender):
+        async with HttpClient() as client:
+            packer = Packer(incarnation=1, threads=DaemonThreads(name="pack"), client=client, for_devices=for_devices)
+            packed = await packer.pack(shared(1, copies, sender))
+            assert {bucket.spec.sender for bucket in packed.buckets} == {0, 1}
+            for bucket in await brought_here(packed.buckets):
+                assert bucket.spec.device_hash == (tensor_hash(bucket.data) if for_devices else "")
