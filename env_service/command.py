@@ -1,6 +1,6 @@
 """The command `env-service`, which serves; `host` runs one environment for others; `list`, `show`, `play`, `bench` and
 `try` look at environments; `runtime` builds images for runtimes, and checks tasks that are done in them; `tasks` makes
-tasks of a repository's history.
+tasks of a repository's history; `harness` installs harnesses of others.
 """
 
 import os
@@ -23,6 +23,8 @@ def main() -> None:
         sys.exit(_tasks(sys.argv[1:]))
     if sys.argv[1:2] == ["runtime"]:
         sys.exit(_runtime(sys.argv[1:]))
+    if sys.argv[1:2] == ["harness"]:
+        sys.exit(_harness(sys.argv[1:]))
     if sys.argv[1:2] == ["host"]:
         sys.exit(_host(sys.argv[1:]))
     config = load_or_exit(
@@ -47,6 +49,13 @@ def _runtime(words: list[str]) -> int:
     from env_service.runtimes import building
 
     return building.main(words)
+
+
+def _harness(words: list[str]) -> int:
+    # Deferred as below.
+    from env_service.harnesses import installing
+
+    return installing.main(words)
 
 
 def _tasks(words: list[str]) -> int:

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from env_service.agents.commands import ComputerUser
 from env_service.agents.registry import AgentSessions
 from env_service.agents.results import checked_result
-from env_service.agents.sessions import AgentSession
+from env_service.agents.sessions import AgentSession, OwnSampling
 from env_service.environments.interface import (
     Agent,
     AgentClient,
@@ -25,7 +26,7 @@ from env_service.environments.interface import (
 )
 from env_service.rollouts.conversation import Fault, Speaker, fault_of_step
 from env_service.rollouts.environment_calls import as_fault, resolved_by_others
-from env_service.rollouts.outcomes import RolloutFailure
+from env_service.rollouts.outcomes import RolloutFailure, in_whole_characters
 from env_service.rollouts.rollout import Attempt, Attempts
 from env_service.rollouts.speech import Transcript
 from protocol.messages import WaitsFor
@@ -67,6 +68,7 @@ class AgentAttempt:
         self.opening_text = ""
         self.single_turn = False
         self._over = self._found_nobody = False
+        self._answer: str | None = None
         self._whom: WaitsFor = "environment"
         self._agent = agent
         self._task = task
@@ -81,7 +83,14 @@ class AgentAttempt:
         # Whom an agent looked for in vain is what it waits for when it looks again.
         self._whom = "host" if self._found_nobody else "environment"
         self._found_nobody = False
-        session = self._sessions.open(task=self._task, speaker=self._speaker, index=self.index)
+        agent = self._agent
+        session = self._sessions.open(
+            task=self._task,
+            speaker=self._speaker,
+            index=self.index,
+            computer=agent if isinstance(agent, ComputerUser) else None,
+            other_sampling=agent.other_sampling if isinstance(agent, OwnSampling) else None,
+        )
         limit = asyncio.timeout(self._speaker.language.rules.conversation_timeout_s)
         try:
             async with limit:
@@ -170,6 +179,7 @@ class AgentAttempt:
         self._over = True
         plain = {name: checked_number(value) for name, value in result.metrics.items()}
         self.given, self.metrics, self.verification = number_of(result.reward), plain, result.verification
+        self._answer = None if result.answer is None else in_whole_characters(result.answer)
         # The words for a limit are told by who keeps the limits alone.
         self.stop_reason = result.stop if result.stop not in CUT_OFF else "finished"
 
@@ -197,6 +207,8 @@ class AgentAttempt:
         self.transcript, self.opening_text = recorded.transcript(), recorded.opening_text
         replies = recorded.replies
         self.text, self.last_text = "\n\n".join(replies), replies[-1] if replies else ""
+        if self._answer is not None:
+            self.last_text = self._answer
         if not self._over and not is_being_cancelled():
             self._blame(session, Fault("raised", "the agent stopped without a reward; expected one, or an Exception"))
         if self.fault is None and not self.transcript.turns:

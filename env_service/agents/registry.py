@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from env_service.agents.commands import ComputerUser
 from env_service.agents.sessions import AgentSession, CallRefused, OtherSampling
 from env_service.environments.interface import Task
 from env_service.rollouts.conversation import Speaker
@@ -44,8 +45,16 @@ class AgentSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, *, task: Task, speaker: Speaker, index: int) -> AgentSession:
-        """A new session, with a key that nobody can guess."""
+    def open(
+        self,
+        *,
+        task: Task,
+        speaker: Speaker,
+        index: int,
+        computer: ComputerUser | None = None,
+        other_sampling: OtherSampling | None = None,
+    ) -> AgentSession:
+        """A new session, with a key that nobody can guess. `other_sampling` of None is as the limits say."""
         name = secrets.token_hex(8)
 
         async def offer() -> None:
@@ -61,8 +70,9 @@ class AgentSessions:
             index=index,
             calls_at_once=self.limits.calls_at_once,
             offer=offer,
-            other_sampling=self.limits.other_sampling,
+            other_sampling=other_sampling or self.limits.other_sampling,
             told=self._told,
+            computer=computer,
         )
         self._sessions[name] = session
         return session

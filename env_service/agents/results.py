@@ -39,12 +39,22 @@ class RewardPosted(WireModel):
     stop: str = Field("finished", min_length=1, max_length=64, description="why it ended, in a word")
     verifier: str | None = Field(None, min_length=1, max_length=256)
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    answer: str | None = Field(
+        None,
+        max_length=1 << 20,
+        description="what the verifier judges; if not given, what the policy said last",
+    )
 
     def result(self) -> AgentResult:
         """The same, as an agent returns it."""
         verification = None if self.verifier is None else Verification(self.verifier, self.arguments)
         return AgentResult(
-            reward=self.reward, rewards=self.rewards, metrics=self.metrics, stop=self.stop, verification=verification
+            reward=self.reward,
+            rewards=self.rewards,
+            metrics=self.metrics,
+            stop=self.stop,
+            verification=verification,
+            answer=self.answer,
         )
 
 
@@ -94,4 +104,6 @@ def checked_result(returned: object) -> AgentResult:
         plain = number_of(given)
         if plain is None or not math.isfinite(plain):
             raise Nonsense(f"the agent gives {given!r} as its {name}, expected a finite number")
+    if not isinstance(returned.answer, str | None):
+        raise Nonsense(f"the agent gives {type(returned.answer).__name__} as its answer, expected text")
     return returned

@@ -5,6 +5,7 @@
     POST /v1/sessions/{id}/v1/responses
     POST /v1/sessions/{id}/v1/messages             the same as Anthropic's API, with `/count_tokens`
     GET  /v1/sessions/{id}/v1/models
+    POST /v1/sessions/{id}/commands                runs a command on the computer of its task, if that has one
     POST /v1/sessions/{id}/reward                  ends the session
 
 Errors have the form of the API that is asked: clients decide by status and code whether they try again.
@@ -27,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 from env_service.agents.anthropic_route import anthropic_error, asked_of_messages, message_answer, message_events
 from env_service.agents.chat_route import asked_of_chat, chat_answer, chat_chunks
+from env_service.agents.commands import CommandAsked
 from env_service.agents.fields import Terms
 from env_service.agents.messages import NotUnderstood
 from env_service.agents.program import task_json
@@ -114,6 +116,11 @@ def add_session_routes(app: FastAPI, sessions: AgentSessions) -> None:
             return JSONResponse(openai_error(refusal), status_code=refusal.status)
         model = {"id": session.model, "object": "model", "created": 0, "owned_by": "headway"}
         return JSONResponse({"object": "list", "data": [model]})
+
+    @app.post("/v1/sessions/{name}/commands")
+    async def commands(name: str, request: Request) -> Response:
+        """Runs a command on the computer of the session's task; 404 for one without a computer."""
+        return await _served(sessions, name, request, _commands)
 
     @app.post("/v1/sessions/{name}/reward")
     async def reward(name: str, request: Request) -> Response:
@@ -341,6 +348,17 @@ async def _typed_events(
 async def _count_tokens(session: AgentSession, body: Mapping[str, Any], request: Request, digest: str) -> Response:
     asked = asked_of_messages(body, _terms(session), digest=digest, again=False)
     return JSONResponse({"input_tokens": session.count(asked)})
+
+
+async def _commands(session: AgentSession, body: Mapping[str, Any], request: Request, digest: str) -> Response:
+    try:
+        asked = CommandAsked.model_validate(body)
+    except ValidationError as error:
+        raise CallRefused(422, "invalid_command", describe(error)) from error
+    if session.computer is None:
+        raise CallRefused(404, "no_computer", "the task of this session has no computer to run commands on")
+    with session.serving():
+        return json_answer(await session.computer.command(asked))
 
 
 async def _reward(session: AgentSession, body: Mapping[str, Any], request: Request, digest: str) -> Response:

@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
+from env_service.agents.commands import ComputerUser
 from env_service.agents.matching import Branch, RecordedTurns
 from env_service.agents.messages import AgentMessage, MadeCall, call_id_of
 from env_service.agents.results import MAX_COMPLETIONS
@@ -35,6 +36,13 @@ OtherSampling = Literal["refuse", "ignore"]
 
 _SEEDS = 1 << 63
 _STRIDE = 0xD1B54A32D192ED03 % _SEEDS
+
+
+@runtime_checkable
+class OwnSampling(Protocol):
+    """An agent that says itself what becomes of its requests that want other sampling: it is somebody else's code."""
+
+    other_sampling: OtherSampling
 
 
 class CallRefused(Exception):
@@ -174,6 +182,7 @@ class PendingTurn:
 class AgentSession:
     """An agent's access to the policy. `limits` bound it; it is `over` when its trajectory is made, or given up.
     `told` are the environments and fields of which the log says already that they are ignored, in any session.
+    `computer` runs commands on the computer of its task, if that has one.
     """
 
     id: str
@@ -187,6 +196,7 @@ class AgentSession:
     offer: Callable[[], Awaitable[None]]
     other_sampling: OtherSampling = "refuse"
     told: set[tuple[str, str]] = field(default_factory=set)
+    computer: ComputerUser | None = None
     cut_off: CutOff | None = None
     over: bool = False
     stopping: bool = False
@@ -219,7 +229,13 @@ class AgentSession:
             posted=posted,
             offer=offer,
             room=self.room,
+            max_turns=self._max_turns,
+            cut_off=lambda: self.cut_off,
         )
+
+    @property
+    def _max_turns(self) -> int:
+        return min(self.speaker.language.rules.max_turns, MAX_COMPLETIONS)
 
     def room(self) -> int:
         """Tokens that may still come behind the newest turn: of the budget, or of the model's context."""
@@ -330,7 +346,7 @@ class AgentSession:
         rules = self.speaker.language.rules
         if self.over or self.posted.done():
             raise CallRefused(404, "session_over", "this session has ended")
-        if self._made >= min(rules.max_turns, MAX_COMPLETIONS):
+        if self._made >= self._max_turns:
             self.cut_off = self.cut_off or "turn_limit"
             raise CallRefused(400, "turn_limit", f"this session has had its {self._made} calls")
         invalid = self.recorded.invalid

@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from env_service.builtin.called_tools import TOOL_METRICS, CalledTools
-from env_service.builtin.computer_tools import SUBMIT, WORK, ComputerToolbox, ToolName
+from env_service.builtin.computer_tools import SUBMIT, WORK, ComputerToolbox, TaskComputer, ToolName
 from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task
 from env_service.environments.rules import Rules
 from env_service.environments.task_files import TaskLists, tasks_of_files
@@ -35,6 +35,9 @@ from services.config.models import ConfigModel
 
 # What one check runs would be found by the next, over other files of the same second and size.
 _NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
+_ENDED = Step(stop="computer_ended", metrics={"passed_checks": 0.0})
 
 
 class ComputerOptions(ConfigModel):
@@ -123,11 +126,24 @@ class ComputerEnvironment:
         acts = bool(action.calls or action.fault)
         try:
             step = await self._tools.answered(action) if acts else Step(stop="answered")
-            if acts and not action.last and not any(call.name == SUBMIT for call in action.calls):
-                return step
+        except RuntimeEnded:
+            return _ENDED
+        if acts and not action.last and not any(call.name == SUBMIT for call in action.calls):
+            return step
+        return await self.judged(step)
+
+    @property
+    def computer(self) -> TaskComputer:
+        """The computer of a task that was reset."""
+        assert self._runtime is not None
+        return TaskComputer(runtime=self._runtime)
+
+    async def judged(self, step: Step) -> Step:
+        """The end: what is left is judged, behind a last step. Raises RuntimeLost."""
+        try:
             return await self._judged(step)
         except RuntimeEnded:
-            return Step(stop="computer_ended", metrics={"passed_checks": 0.0})
+            return _ENDED
 
     async def fork(self) -> "ComputerEnvironment":
         """Another one, whose computer has the files of this one's, and none of its processes. Raises RuntimeLost,

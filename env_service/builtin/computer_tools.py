@@ -5,6 +5,7 @@ They act on a runtime, in which whatever they find and change is the policy's ow
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import Field
@@ -47,6 +48,15 @@ class _Search(ToolArguments):
 
 class _Submit(ToolArguments):
     pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskComputer:
+    """A runtime in which a task is done, the folder where that is, and variables that its commands see."""
+
+    runtime: Runtime
+    folder: str = WORK
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class ComputerToolbox:

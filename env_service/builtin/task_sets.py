@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from env_service.builtin.called_tools import TOOL_METRICS, CalledTools
-from env_service.builtin.computer_tools import SUBMIT, ComputerToolbox, ToolName
+from env_service.builtin.computer_tools import SUBMIT, ComputerToolbox, TaskComputer, ToolName
 from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task, Tool
 from env_service.environments.rules import Rules
 from env_service.environments.task_files import TaskFileError, read_tasks
@@ -33,6 +33,8 @@ from services.config.models import ConfigModel
 logger = logging.getLogger(__name__)
 
 _METRICS: Mapping[str, Aggregation] = {**TOOL_METRICS, "passed_tests": "last", "tampered": "last", "kept_out": "last"}
+
+_ENDED = Step(stop="computer_ended", metrics={"passed_tests": 0.0})
 
 
 class TaskSetOptions(ConfigModel):
@@ -155,11 +157,24 @@ class _WorkAndTests:
         acts = bool(action.calls or action.fault)
         try:
             step = await self._tools.answered(action) if acts else Step(stop="answered")
-            if acts and not action.last and not any(call.name == SUBMIT for call in action.calls):
-                return step
+        except RuntimeEnded:
+            return _ENDED
+        if acts and not action.last and not any(call.name == SUBMIT for call in action.calls):
+            return step
+        return await self.judged(step, by_share=by_share)
+
+    @property
+    def computer(self) -> TaskComputer:
+        assert self._runtime is not None
+        assert self._task is not None
+        setup = self._task.setup
+        return TaskComputer(runtime=self._runtime, folder=setup.cwd, environment=setup.environment)
+
+    async def judged(self, step: Step, *, by_share: bool) -> Step:
+        try:
             return await self._ended(step, by_share=by_share)
         except RuntimeEnded:
-            return Step(stop="computer_ended", metrics={"passed_tests": 0.0})
+            return _ENDED
 
     async def close(self) -> None:
         if self._runtime is not None:
@@ -250,6 +265,15 @@ class HarborEnvironment:
         """Has these files on a computer in the place of its own. Raises RuntimeLost and RuntimesBusy."""
         await self._work.restore(saved)
 
+    @property
+    def computer(self) -> TaskComputer:
+        """The computer of a task that was reset."""
+        return self._work.computer
+
+    async def judged(self, step: Step) -> Step:
+        """The end: what was changed is judged, behind a last step. Raises RuntimeLost."""
+        return await self._work.judged(step, by_share=False)
+
     async def close(self) -> None:
         """Ends the runtime."""
         await self._work.close()
@@ -318,6 +342,15 @@ class RepositoryEnvironment:
     async def restore(self, saved: bytes) -> None:
         """Has these files on a computer in the place of its own. Raises RuntimeLost and RuntimesBusy."""
         await self._work.restore(saved)
+
+    @property
+    def computer(self) -> TaskComputer:
+        """The computer of a task that was reset."""
+        return self._work.computer
+
+    async def judged(self, step: Step) -> Step:
+        """The end: what was changed is judged, behind a last step. Raises RuntimeLost."""
+        return await self._work.judged(step, by_share=self._options.reward == "fraction")
 
     async def close(self) -> None:
         """Ends the runtime."""

@@ -99,7 +99,7 @@ from typing import Literal, Protocol
 from pydantic import JsonValue
 
 from env_service.environments.rules import Rules
-from protocol.trajectories import FinishReason, Purpose
+from protocol.trajectories import CutOff, FinishReason, Purpose
 
 
 class EnvironmentFailed(Exception):
@@ -341,7 +341,8 @@ class AgentResult:
     said last, on top of the reward. A reward of None is none: without a `verification` or `rewards`, it is missing.
 
     `rewards` are those of its completions: one for each, in the order of the requests, or by the id that the answer
-    had (those that are not named have 0). They are the turns' own, and add up with `reward`.
+    had (those that are not named have 0). They are the turns' own, and add up with `reward`. `answer` is what the
+    `verification` judges in place of what the policy said last: that may be a call of a tool, and no answer.
     """
 
     reward: float | None = 0.0
@@ -349,6 +350,7 @@ class AgentResult:
     stop: str = "finished"
     verification: Verification | None = None
     rewards: Sequence[float] | Mapping[str, float] = ()
+    answer: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +361,8 @@ class AgentClient:
     `posted` resolves to the result that somebody posts to the session, at `<base_url>/../reward`; `offer` lets an agent
     from outside have it, and returns when one has. `seed` is the lease's. `room` gives the tokens that may still come
     behind the newest turn, in what is asked and its answer together: an agent shortens its history, or ends, before a
-    request is refused with `context_length_exceeded`.
+    request is refused with `context_length_exceeded`. `cut_off` gives the limit by which a request was refused, or
+    None; `max_turns` is the number of requests that are answered.
     """
 
     base_url: str
@@ -369,6 +372,8 @@ class AgentClient:
     posted: Callable[[], Awaitable[AgentResult]]
     offer: Callable[[], Awaitable[None]]
     room: Callable[[], int] = field(default=lambda: 0, repr=False)
+    max_turns: int = 1024
+    cut_off: Callable[[], CutOff | None] = field(default=lambda: None, repr=False)
 
     @property
     def anthropic_url(self) -> str:

@@ -28,6 +28,7 @@ BUILT_IN: Mapping[str, str] = {
     "remote": "env_service.hosting.remote:RemoteEnvironment",
     "openenv": "env_service.hosting.openenv:OpenEnvEnvironment",
     "agent": "env_service.agents.program:AgentProgram",
+    "harness": "env_service.harnesses.environment:HarnessAgent",
     "verifiers": "env_service.hosting.verifiers_server:VerifiersAgent",
     "nim_duel": "env_service.builtin.duels:NimDuel",
     "tic_tac_toe": "env_service.builtin.duels:TicTacToe",

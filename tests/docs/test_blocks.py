@@ -37,6 +37,7 @@ REST_OF_THE_FILE = {
 LEFT = {
     "10.0.0.1": ("no token is set|no keys are set", "`headway keys` prints the tokens and keys"),
     "127.0.0.1:7340": ("no host of environments|cannot be reached|cannot be made", "the host is another machine's"),
+    'source = "harness"': ("is not in harnesses", "packages of others, which the page installs"),
     'priors = "rates.jsonl"': (r"rates\.jsonl cannot be read", "the user's own file, of lines that the page shows"),
     'device = "cuda:0"': ("cuda:0", "the GPU of this machine, if it has one, has other work"),
 }

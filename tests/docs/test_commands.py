@@ -32,6 +32,7 @@ ELSEWHERE: Mapping[str, str] = {
     "env-service host": "it serves until a signal; tests/env_service/hosting starts it",
     "headway relay": "it serves until a signal; tests/headway/test_relay.py has its routes",
     "reward-service": "it serves until a signal; tests/e2e/test_serve.py starts it beside the example",
+    "env-service harness install": "it fetches packages: make harnesses",
     "env-service runtime": "it fetches packages; tests/env_service/runtimes/test_building.py builds images",
     "python -m simulation": "tests/simulation runs it",
     "python -m tests.mutants": "tests/mutants reads its entries; a run takes an hour",

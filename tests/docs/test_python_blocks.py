@@ -59,6 +59,10 @@ OF_AN_EXAMPLE = {
         "tests/env_service/rollouts/test_branching.py",
     ),
     ("docs/environments.md", "AsyncOpenAI"): ("own_agent/adder.py", "tests/docs/test_own_agent.py"),
+    ("docs/harnesses.md", "function_tool"): (
+        "harnesses/adder.py",
+        "tests/env_service/harnesses/test_real_harnesses.py",
+    ),
 }
 """Blocks that are files of examples, and who runs these."""
 ELSEWHERE = {

@@ -1,0 +1,1 @@
+"""Harnesses of others as agents: their packages unmodified, in virtual environments of their own."""

@@ -1,0 +1,80 @@
+"""The part that all drivers share: the task, its computer, an agent of the user's, and the answer.
+
+It runs in the virtual environment of a harness, and uses the standard library alone.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import signal
+import sys
+import urllib.request
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Task:
+    """A task as it stands on the standard input. `folder` is that of its computer, None if it has none."""
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        given = json.loads(sys.stdin.readline())
+        self.prompt: str = given["prompt"]
+        self.instructions: str = given["instructions"]
+        self.data: dict[str, Any] = given["data"]
+        self.folder: str | None = given["folder"]
+        self.max_turns: int = given["max_turns"]
+        self.settings: dict[str, Any] = given["settings"]
+        self.model: str = os.environ["AGENT_MODEL"]
+        self._agent_file: str | None = given["agent_file"]
+        self._agent_name: str = given["agent_name"]
+
+    def agent(self) -> Any:
+        """What the user's file calls its agent; None if there is no such file. Raises SystemExit if it has none."""
+        if self._agent_file is None:
+            return None
+        sys.path.insert(0, os.path.dirname(self._agent_file))
+        spec = importlib.util.spec_from_file_location("agent_of_the_user", self._agent_file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        found = getattr(module, self._agent_name, None)
+        if found is None:
+            sys.exit(f"{self._agent_file} has no {self._agent_name!r}, which agent_name names")
+        return found
+
+
+def command(
+    line: str, *, timeout_s: float | None = None, folder: str | None = None, environment: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a line of shell on the task's computer: `output`, `exit_code`, `timed_out`, `cut`, `starved`."""
+    asked = {"command": line, "timeout_s": timeout_s, "folder": folder, "environment": environment or {}}
+    body = json.dumps(asked).encode()
+    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["AGENT_COMMANDS_URL"], body, headers)
+    # No proxy stands between a harness and its session.
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+        told: dict[str, Any] = json.load(answer)
+    return told
+
+
+def shell(line: str) -> str:
+    """What a line of shell prints on the task's computer, and how it ends."""
+    end = command(line)
+    printed = end["output"].rstrip()
+    if len(printed) > 10_000:
+        printed = f"{printed[:5000]}\n… {len(printed) - 10_000} characters are left out …\n{printed[-5000:]}"
+    if end["timed_out"]:
+        return f"{printed}\nstopped: its time was over".strip()
+    return printed if end["exit_code"] == 0 else f"{printed}\nexit code {end['exit_code']}".strip()
+
+
+def finish(answer: object, *, stop: str = "finished") -> None:
+    """Give the answer, as the last line of the output. The verifier, or whoever judges the computer, says the worth."""
+    text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+    sys.stdout.write("\n" + json.dumps({"reward": 0.0, "answer": text, "stop": stop}) + "\n")
+    sys.stdout.flush()
