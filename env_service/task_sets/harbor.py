@@ -6,8 +6,9 @@
     tests/             test.sh, which writes /logs/verifier/reward.txt or reward.json, and what it needs
     solution/          solve.sh, the published solution
 
-What cannot be had in a runtime is refused by name (several services, GPUs, steps, MCP servers); what says something of
-machines that runtimes have settings of their own for (CPUs, memory, disk) is left to those.
+Keys are those of schema 1.4 (harbor 0.25). What cannot be had in a runtime is refused by name (several services, GPUs,
+steps, MCP servers); what says something of machines that runtimes have settings of their own for (CPUs, memory, disk)
+is left to those.
 """
 
 import re
@@ -36,6 +37,7 @@ from protocol.codec import describe
 TESTS, SOLUTION = "/tests", "/solution"
 HarborJudge = Literal["script", "pytest"]
 _DEEPEST = 6
+_COMPOSED = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _CANARY = re.compile(r"^\s*(?:<!--.*canary.*-->|#.*canary.*)\s*$", re.IGNORECASE)
 
@@ -44,13 +46,28 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _VerifierPart(_Part):
+class _NetworkPart(_Part):
+    network_mode: str | None = None
+    allowed_hosts: tuple[str, ...] | None = None
+
+
+class _VerifierPart(_NetworkPart):
     timeout_sec: float = Field(600.0, gt=0)
     env: dict[str, str] = {}
     environment_mode: str | None = None
+    environment: dict[str, JsonValue] | None = None
+    collect: tuple[dict[str, JsonValue], ...] = ()
+
+    @property
+    def is_separate(self) -> bool:
+        """True if tests run in an image of their own, which a table says without the mode, too."""
+        return self.environment_mode == "separate" or self.environment is not None
 
 
-class _EnvironmentPart(_Part):
+class _EnvironmentPart(_NetworkPart):
+    os: str = "linux"
+    tpu: dict[str, JsonValue] | None = None
+    healthcheck: dict[str, JsonValue] | None = None
     build_timeout_sec: float = Field(600.0, gt=0)
     docker_image: str | None = None
     gpus: int | None = 0
@@ -71,6 +88,7 @@ class HarborFile(_Part):
     """The keys of task.toml that count here; others say nothing of how a task is done or judged."""
 
     task: _TaskPart = _TaskPart()
+    agent: _NetworkPart = _NetworkPart()
     verifier: _VerifierPart = _VerifierPart()
     environment: _EnvironmentPart = _EnvironmentPart()
     solution: _SolutionPart = _SolutionPart()
@@ -156,20 +174,28 @@ def _read(folder: Path) -> HarborFile:
 
 def _refuse(given: HarborFile, folder: Path) -> None:
     """Raises TaskUnfit for what a runtime is not."""
-    if given.steps:
-        raise TaskUnfit(f"{folder}: tasks in several steps are not done here; make a task of each")
-    if given.environment.gpus:
-        raise TaskUnfit(f"{folder}: it wants {given.environment.gpus} GPUs, and a runtime has none")
-    if given.environment.mcp_servers:
-        raise TaskUnfit(f"{folder}: its MCP servers cannot be reached from a runtime, which has no network")
-    if given.verifier.environment_mode == "separate":
-        raise TaskUnfit(
-            f"{folder}: verifier.environment_mode is 'separate', an image of the tests' own; leave it out: tests "
-            "run in a fresh copy in any case"
-        )
-    for name in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml"):
-        if (folder / "environment" / name).exists():
-            raise TaskUnfit(f"{folder}: environment/{name} has services of their own, and a runtime is one computer")
+    environment, verifier = given.environment, given.verifier
+    hosts = {host for part in (environment, given.agent, verifier) for host in part.allowed_hosts or ()}
+    services = [name for name in _COMPOSED if (folder / "environment" / name).exists()]
+    unfit = {
+        "tasks in several steps are not done here; make a task of each": given.steps,
+        f"it wants {environment.gpus} GPUs, and a runtime has none": environment.gpus,
+        "it wants a TPU, and a runtime has none": environment.tpu,
+        f"it is for {environment.os}, and a runtime is Linux": environment.os.lower() != "linux",
+        "its MCP servers cannot be reached from a runtime, which has no network": environment.mcp_servers,
+        f"it has to reach {', '.join(sorted(hosts))}, and a runtime has no network": hosts,
+        "its healthcheck waits for a service that its image starts, and a runtime starts none": environment.healthcheck,
+        "verifier.environment_mode is 'separate', or verifier.environment is there, an image of the tests' own; leave "
+        "it out: tests run in a fresh copy in any case": verifier.is_separate,
+        "verifier.collect has commands between the work and its tests, which are not run here": verifier.collect,
+        "trajectory.json has a conversation that the agent goes on from, which is not shown to it here": (
+            folder / "trajectory.json"
+        ).exists(),
+        f"environment/{'/'.join(services)} has services of their own, and a runtime is one computer": services,
+    }
+    for why, holds in unfit.items():
+        if holds:
+            raise TaskUnfit(f"{folder}: {why}")
 
 
 def _setup(given: HarborFile, folder: Path, *, images: Mapping[str, str], network_steps: NetworkSteps) -> ComputerSetup:
