@@ -18,6 +18,7 @@ from env_service.environments.rules import Rules
 from env_service.environments.tokenization import Tokenization
 from env_service.harnesses.catalog import HARNESSES, HarnessName
 from env_service.harnesses.environment import HarnessAgent, HarnessOptions
+from env_service.harnesses.installing import is_installed
 from env_service.rollouts.completions import RolloutProgress
 from env_service.runtimes.config import RuntimeLimits, RuntimesConfig
 from env_service.runtimes.pool import RuntimePool, use_runtimes
@@ -29,7 +30,7 @@ from tests.e2e.run_files import free_ports
 from tests.env_service.agents.served import AgentBench, MakeAgentBench, agent, agent_benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.harnesses.conftest import COUNT, turns_of
-from tests.env_service.harnesses.installed import FOLDER, is_installed, python_with
+from tests.env_service.harnesses.installed import FOLDER, python_with
 from tests.env_service.peers import lease, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

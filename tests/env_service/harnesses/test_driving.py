@@ -15,7 +15,7 @@ from env_service.harnesses.drivers import driving
 from tests.process_ends import all_end
 
 DRIVERS = Path(driving.__file__).parent
-TOLD = {
+TOLD: dict[str, object] = {
     "prompt": "Go.", "instructions": "", "data": {}, "folder": None, "max_turns": 3, "settings": {},
     "agent_file": None, "agent_name": "agent",
 }  # fmt: skip
