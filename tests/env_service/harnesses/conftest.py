@@ -30,8 +30,11 @@ QUESTION = {"prompt": "What is 2+3?", "answer": "5", "topic": "sums"}
 
 class SampledTokens(Saying):
     """Says the answers in turn, letter by letter, in tokens that no tokenizer would choose, and keeps what was shown
-    and sampled. `before` is called before an answer, with its number.
+    and sampled. `before` is called before an answer, with its number. `by_turns`: the number is that of the turn in its
+    conversation, of which there may be several.
     """
+
+    by_turns = False
 
     def __init__(
         self, model: Path, answers: Sequence[str], *, before: Callable[[int], object] = lambda _: None
@@ -45,7 +48,8 @@ class SampledTokens(Saying):
     def __call__(self, request: GenerateRequest) -> Sequence[GeneratePart]:
         (text,) = self.tokenization.decode([request.prompt_token_ids], special=True)
         self.prompts.append(text)
-        number = len(self.sampled) % len(self._answers)
+        turn = text.count("<|im_start|>assistant") - 1 if self.by_turns else len(self.sampled)
+        number = turn % len(self._answers)
         self._before(number)
         ids = [token for letter in self._answers[number] for token in self.tokenization.encode_after("", letter)]
         self.shown.append(tuple(request.prompt_token_ids))
