@@ -102,6 +102,7 @@ async def rolled_out(chat_model: Path, tmp_path: Path, runtimes: RuntimePool) ->
             before: Callable[[int], object] = lambda _: None,
             rules: Rules | None = None,
             group_size: int = 1,
+            by_turns: bool = False,
         ) -> EndedRun:
             file = tmp_path / "tasks.jsonl"
             file.write_text(json.dumps(QUESTION if questions else COUNT))
@@ -113,6 +114,7 @@ async def rolled_out(chat_model: Path, tmp_path: Path, runtimes: RuntimePool) ->
             given = HarnessOptions.model_validate({"tasks": kind, **options})
             offered = replace(agent(lambda: HarnessAgent(given), rules=rules), tasks=HarnessAgent.tasks(given))
             policy = SampledTokens(chat_model, answers, before=before)
+            policy.by_turns = by_turns
             rewards = ScriptedRewards(lambda text, arguments: float(text.strip() == arguments["answer"]))
             bench = await make(policy, offered=offered, rewards=[rewards], timeout_s=150.0, environment_timeout_s=60.0)
             outcome = await bench.rollout.run(lease(environment="agent", group_size=group_size), RolloutProgress())
