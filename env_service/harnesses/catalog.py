@@ -11,13 +11,12 @@ _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Harness:
-    """A harness. `package` is imported to see that it is there. `own_agents`: it runs an agent of a file of the user's.
-    `needs_computer`: it does nothing but run commands. `environ` is for its process.
+class KnownHarness:
+    """A harness. `own_agents`: it runs an agent of a file of the user's. `needs_computer`: it does nothing but run
+    commands. `environ` is for its process.
     """
 
     name: HarnessName
-    package: str
     own_agents: bool = True
     needs_computer: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -33,12 +32,11 @@ class Harness:
         return _HERE / "locks" / f"{self.name}.txt"
 
 
-HARNESSES: Mapping[HarnessName, Harness] = {
+HARNESSES: Mapping[HarnessName, KnownHarness] = {
     each.name: each
     for each in (
-        Harness(
+        KnownHarness(
             name="mini-swe-agent",
-            package="minisweagent",
             own_agents=False,
             needs_computer=True,
             environ={
@@ -48,10 +46,10 @@ HARNESSES: Mapping[HarnessName, Harness] = {
                 "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             },
         ),
-        Harness(name="openai-agents", package="agents", environ={"OPENAI_AGENTS_DISABLE_TRACING": "1"}),
-        Harness(name="pydantic-ai", package="pydantic_ai"),
-        Harness(name="smolagents", package="smolagents", environ={"HF_HUB_OFFLINE": "1"}),
-        Harness(name="anthropic", package="anthropic"),
+        KnownHarness(name="openai-agents", environ={"OPENAI_AGENTS_DISABLE_TRACING": "1"}),
+        KnownHarness(name="pydantic-ai"),
+        KnownHarness(name="smolagents", environ={"HF_HUB_OFFLINE": "1"}),
+        KnownHarness(name="anthropic"),
     )
 }
 assert set(HARNESSES) == set(get_args(HarnessName))

@@ -92,7 +92,7 @@ class HarnessOptions(ConfigModel):
 
 
 class HarnessAgent:
-    """One run of a harness."""
+    """A harness, run once for each trajectory."""
 
     rules = Rules(max_turns=64)
 
@@ -150,7 +150,7 @@ class HarnessAgent:
         )
 
     async def _begun(self, task: Task, client: AgentClient) -> Mapping[str, JsonValue]:
-        """What the harness is told; nothing of it tells how the task is judged."""
+        """The task as the harness is told it; nothing of it tells how the task is judged."""
         prompt, instructions = text_of(task.prompt), ""
         data: dict[str, JsonValue] = {}
         if self._work is not None:
@@ -220,8 +220,8 @@ class HarnessAgent:
 
 
 def _told_by(running: "asyncio.Future[AgentResult | float | None]", *, harness: str, cut_off: bool) -> AgentResult:
-    """What a harness said at its end. Raises EnvironmentFailed if it failed, but not by what was `cut_off`: a refusal
-    of a request of its is no fault of its own.
+    """The answer of a harness at its end. Raises EnvironmentFailed if it failed, unless it was `cut_off`: a refusal of
+    one of its requests is no fault of its own.
     """
     try:
         ended = running.result()

@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 _MAX_ANSWER = 60_000
 
 
-class Task:
+class GivenTask:
     """A task as it stands on the standard input. `folder` is that of its computer, None if it has none."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Task:
         self._agent_name: str = given["agent_name"]
 
     def agent(self) -> Any:
-        """What the user's file calls its agent; None if there is no such file. Raises SystemExit if it has none."""
+        """The agent of the user's file, by its name there; None without a file. Raises SystemExit if it has none."""
         if self._agent_file is None:
             return None
         sys.path.insert(0, os.path.dirname(self._agent_file))
@@ -65,7 +65,7 @@ def command(
 
 
 def shell(line: str) -> str:
-    """What a line of shell prints on the task's computer, and how it ends."""
+    """Output of a line of shell on the task's computer, and how it ends."""
     end = command(line)
     printed = end["output"].rstrip()
     if len(printed) > 10_000:

@@ -3,7 +3,7 @@
 import asyncio
 
 from anthropic import AsyncAnthropic, beta_async_tool
-from driving import Task, finish, shell
+from driving import GivenTask, finish, shell
 
 
 @beta_async_tool(name="shell")
@@ -18,7 +18,7 @@ async def run_shell(command: str) -> str:
 
 async def main() -> None:
     """Run it to its last message."""
-    task = Task()
+    task = GivenTask()
     own = task.agent()
     # Address and key are in the variables that the SDK reads.
     async with AsyncAnthropic() as client:

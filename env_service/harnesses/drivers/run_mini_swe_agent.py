@@ -6,7 +6,7 @@ environment, which runs commands on the task's computer as its own one for Docke
 
 from typing import Any
 
-from driving import Task, command, finish
+from driving import GivenTask, command, finish
 from minisweagent.agents import get_agent
 from minisweagent.config import get_config_from_spec
 from minisweagent.environments.local import LocalEnvironment, LocalEnvironmentConfig
@@ -14,7 +14,7 @@ from minisweagent.models import get_model
 from minisweagent.utils.serialize import recursive_merge
 
 
-class ComputerEnvironment(LocalEnvironment):
+class SessionEnvironment(LocalEnvironment):
     """Commands on the task's computer; the end of the work is told as in its own environments."""
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class ComputerEnvironment(LocalEnvironment):
 
 def main() -> None:
     """Run it until it submits, or gives up."""
-    task = Task()
+    task = GivenTask()
     settings = dict(task.settings)
     config = recursive_merge(
         get_config_from_spec(settings.pop("config", "mini.yaml")),
@@ -51,7 +51,7 @@ def main() -> None:
     )
     del config["agent"]["mode"]  # of its interactive agent
     model = get_model(config=config["model"])
-    environment = ComputerEnvironment(
+    environment = SessionEnvironment(
         config_class=LocalEnvironmentConfig, **{**config.get("environment", {}), "cwd": task.folder}
     )
     ended = get_agent(model, environment, config["agent"], default_type="default").run(task.prompt)

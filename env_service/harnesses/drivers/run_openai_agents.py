@@ -3,7 +3,7 @@
 import asyncio
 
 from agents import Agent, MaxTurnsExceeded, OpenAIProvider, RunConfig, Runner, function_tool
-from driving import Task, finish, shell
+from driving import GivenTask, finish, shell
 
 
 @function_tool(name_override="shell")
@@ -18,7 +18,7 @@ def run_shell(command: str) -> str:
 
 async def main() -> None:
     """Run it to its final output."""
-    task = Task()
+    task = GivenTask()
     agent = task.agent() or Agent(
         name="agent", instructions=task.instructions or None, tools=[run_shell] if task.folder is not None else []
     )

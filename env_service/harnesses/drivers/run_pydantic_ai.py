@@ -2,7 +2,7 @@
 
 import asyncio
 
-from driving import Task, finish, shell
+from driving import GivenTask, finish, shell
 from pydantic_ai import Agent, Tool
 from pydantic_ai.exceptions import UsageLimitExceeded
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -16,7 +16,7 @@ def run_shell(command: str) -> str:
 
 async def main() -> None:
     """Run it to its output."""
-    task = Task()
+    task = GivenTask()
     tools = [Tool(run_shell, name="shell")] if task.folder is not None else []
     agent = task.agent() or Agent(instructions=task.instructions or None, tools=tools)
     # Addresses and keys are in the variables that OpenAI's client reads.

@@ -2,7 +2,7 @@
 
 import os
 
-from driving import Task, finish, shell
+from driving import GivenTask, finish, shell
 from smolagents import MultiStepAgent, OpenAIModel, ToolCallingAgent, tool
 
 
@@ -18,7 +18,7 @@ def run_shell(command: str) -> str:
 
 def main() -> None:
     """Run it to its final answer."""
-    task = Task()
+    task = GivenTask()
     model = OpenAIModel(task.model, api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
     agent = task.agent()
     if isinstance(agent, MultiStepAgent):

@@ -28,7 +28,7 @@ COUNT = {
 QUESTION = {"prompt": "What is 2+3?", "answer": "5", "topic": "sums"}
 
 
-class SampledTokens(Saying):
+class ChosenTokens(Saying):
     """Says the answers in turn, letter by letter, in tokens that no tokenizer would choose, and keeps what was shown
     and sampled. `before` is called before an answer, with its number. `by_turns`: the number is that of the turn in its
     conversation, of which there may be several.
@@ -63,11 +63,11 @@ def call(tool: str, **arguments: object) -> str:
 
 
 @dataclass(frozen=True)
-class EndedRun:
+class EndedHarness:
     """A lease that was rolled out, the words of the policy, and the bench that it was on."""
 
     outcome: FinishedLease | FailedLease
-    policy: SampledTokens
+    policy: ChosenTokens
     bench: AgentBench
 
     @property
@@ -76,7 +76,7 @@ class EndedRun:
         return self.outcome.group.trajectories
 
 
-HarnessRun = Callable[..., Awaitable[EndedRun]]
+HarnessRun = Callable[..., Awaitable[EndedHarness]]
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def rolled_out(chat_model: Path, tmp_path: Path, runtimes: RuntimePool) ->
             rules: Rules | None = None,
             group_size: int = 1,
             by_turns: bool = False,
-        ) -> EndedRun:
+        ) -> EndedHarness:
             file = tmp_path / "tasks.jsonl"
             file.write_text(json.dumps(QUESTION if questions else COUNT))
             kind = (
@@ -113,12 +113,12 @@ async def rolled_out(chat_model: Path, tmp_path: Path, runtimes: RuntimePool) ->
             )
             given = HarnessOptions.model_validate({"tasks": kind, **options})
             offered = replace(agent(lambda: HarnessAgent(given), rules=rules), tasks=HarnessAgent.tasks(given))
-            policy = SampledTokens(chat_model, answers, before=before)
+            policy = ChosenTokens(chat_model, answers, before=before)
             policy.by_turns = by_turns
             rewards = ScriptedRewards(lambda text, arguments: float(text.strip() == arguments["answer"]))
             bench = await make(policy, offered=offered, rewards=[rewards], timeout_s=150.0, environment_timeout_s=60.0)
             outcome = await bench.rollout.run(lease(environment="agent", group_size=group_size), RolloutProgress())
-            return EndedRun(outcome, policy, bench)
+            return EndedHarness(outcome, policy, bench)
 
         yield roll
 

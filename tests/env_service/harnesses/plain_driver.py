@@ -11,7 +11,7 @@ from typing import Any
 
 sys.path.insert(0, os.environ["DRIVERS"])
 
-from driving import Task, command, finish, shell  # type: ignore[import-not-found]
+from driving import GivenTask, command, finish, shell  # type: ignore[import-not-found]
 
 
 def ask(messages: list[dict[str, Any]]) -> str:
@@ -23,7 +23,7 @@ def ask(messages: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    task = Task()
+    task = GivenTask()
     if "told" in task.settings:
         told = {"prompt": task.prompt, "data": task.data, "names": sorted(os.environ), "folder": os.getcwd()}
         Path(task.settings["told"]).write_text(json.dumps({**told, "instructions": task.instructions}))

@@ -12,7 +12,7 @@ from pathlib import Path
 from env_service.harnesses.catalog import HARNESSES
 from protocol.messages import FinishedLease, Fleet, Hello, OutcomeReceipt, Welcome
 from services.zmq.sockets import RouterSocket
-from tests.env_service.harnesses.conftest import COUNT, SampledTokens, call, turns_of
+from tests.env_service.harnesses.conftest import COUNT, ChosenTokens, call, turns_of
 from tests.env_service.harnesses.installed import python_with
 from tests.env_service.peers import ScriptedCompletions, ScriptedLearner, lease, served, serving
 from tests.process_ends import all_end, children_of
@@ -45,13 +45,13 @@ train_file = "{tasks}"
 
 
 @dataclass(frozen=True)
-class Begun:
+class BegunProcess:
     process: asyncio.subprocess.Process
     learner: ScriptedLearner
 
 
 @asynccontextmanager
-async def begun(policy: SampledTokens, model: Path, folder: Path) -> AsyncIterator[Begun]:
+async def begun(policy: ChosenTokens, model: Path, folder: Path) -> AsyncIterator[BegunProcess]:
     """An env_service with a lease of two."""
     (folder / "tasks.jsonl").write_text(json.dumps(COUNT))
     generator = ScriptedCompletions(policy)
@@ -69,7 +69,7 @@ async def begun(policy: SampledTokens, model: Path, folder: Path) -> AsyncIterat
             learner.answer = Welcome(run="r", incarnation=1, heartbeat_every_s=0.1)
             await learner.say(learner.answer, Fleet(generators=(serving("g0", generator_url),)))
             await learner.grant(lease(5, environment="mine", group_size=2).model_copy(update={"timeout_s": 120.0}))
-            yield Begun(process, learner)
+            yield BegunProcess(process, learner)
         finally:
             if process.returncode is None:
                 process.kill()
@@ -77,7 +77,7 @@ async def begun(policy: SampledTokens, model: Path, folder: Path) -> AsyncIterat
 
 
 async def test_a_lease_goes_to_a_harness_and_comes_back(chat_model: Path, tmp_path: Path) -> None:
-    policy = SampledTokens(chat_model, SOLVES, before=lambda _: None)
+    policy = ChosenTokens(chat_model, SOLVES, before=lambda _: None)
     policy.by_turns = True
     async with begun(policy, chat_model, tmp_path) as made:
         group = (await made.learner.expect(FinishedLease, within_s=120)).group
@@ -90,7 +90,7 @@ async def test_a_lease_goes_to_a_harness_and_comes_back(chat_model: Path, tmp_pa
 
 async def test_a_process_that_is_killed_leaves_no_harness_and_no_runtime(chat_model: Path, tmp_path: Path) -> None:
     asked = asyncio.Event()
-    policy = SampledTokens(chat_model, [call("shell", command="sleep 60")], before=lambda _: asked.set())
+    policy = ChosenTokens(chat_model, [call("shell", command="sleep 60")], before=lambda _: asked.set())
     async with begun(policy, chat_model, tmp_path) as made:
         async with asyncio.timeout(120):
             await asked.wait()

@@ -45,7 +45,7 @@ def ended(file: Path, **told: object) -> subprocess.CompletedProcess[str]:
     ("answer", "said"), [("'it is 5'", "it is 5"), ("{'sum': 5}", '{"sum": 5}'), ("'ünï\\n'", "ünï\n"), ("5", "5")]
 )
 def test_an_answer_is_the_last_line_whatever_was_printed_before(tmp_path: Path, answer: str, said: str) -> None:
-    file = driver(tmp_path, "driving.Task()", "print('0.25', end='')", f"driving.finish({answer}, stop='done')")
+    file = driver(tmp_path, "driving.GivenTask()", "print('0.25', end='')", f"driving.finish({answer}, stop='done')")
 
     result = result_in(ended(file).stdout.splitlines()[-1])
     assert isinstance(result, AgentResult)
@@ -53,7 +53,7 @@ def test_an_answer_is_the_last_line_whatever_was_printed_before(tmp_path: Path, 
 
 
 def test_the_beginning_of_an_answer_is_kept_that_is_longer_than_what_is_read(tmp_path: Path) -> None:
-    file = driver(tmp_path, "driving.Task()", "driving.finish('ü' * 100_000)")
+    file = driver(tmp_path, "driving.GivenTask()", "driving.finish('ü' * 100_000)")
 
     line = ended(file).stdout.splitlines()[-1]
     result = result_in(line)
@@ -67,7 +67,7 @@ def test_an_agent_is_found_in_the_users_file_with_what_is_beside_it(tmp_path: Pa
     mine.mkdir()
     (mine / "beside.py").write_text("name = 'found'")
     (mine / "agents_of_mine.py").write_text("from beside import name\nboss = name")
-    file = driver(tmp_path, "driving.finish(driving.Task().agent())")
+    file = driver(tmp_path, "driving.finish(driving.GivenTask().agent())")
 
     told = {"agent_file": str(mine / "agents_of_mine.py")}
     assert '"answer": "found"' in ended(file, **told, agent_name="boss").stdout
@@ -81,7 +81,7 @@ def test_a_harness_dies_with_the_service(tmp_path: Path) -> None:
     file = driver(
         tmp_path,
         "import os, time",
-        "driving.Task()",
+        "driving.GivenTask()",
         f"open({str(begun)!r}, 'w').write(str(os.getpid()))",
         "time.sleep(600)",
     )

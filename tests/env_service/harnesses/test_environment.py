@@ -28,7 +28,7 @@ SOLVES = "grep -c ^ERROR app.log > answer.txt; echo done"
 
 @pytest.fixture(autouse=True)
 def plain_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog.Harness, "driver", PLAIN)
+    monkeypatch.setattr(catalog.KnownHarness, "driver", PLAIN)
 
 
 def options(**settings: Any) -> dict[str, Any]:

@@ -19,21 +19,21 @@ LOOK, SOLVE = "cat app.log", "grep -c ^ERROR app.log > answer.txt; cat answer.tx
 
 
 @dataclass(frozen=True)
-class Expected:
-    """How a harness names its shell, how the policy ends the work, and how many sequences three turns become."""
+class ExpectedHarness:
+    """Name of a harness's shell, the words that end its work, and the sequences that three turns become."""
 
     shell: str
     last: str
     sequences: int = 1
 
 
-EXPECTED: dict[HarnessName, Expected] = {
-    "mini-swe-agent": Expected("bash", call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")),
-    "openai-agents": Expected("shell", "It is done."),
-    "pydantic-ai": Expected("shell", "It is done."),
+EXPECTED: dict[HarnessName, ExpectedHarness] = {
+    "mini-swe-agent": ExpectedHarness("bash", call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")),
+    "openai-agents": ExpectedHarness("shell", "It is done."),
+    "pydantic-ai": ExpectedHarness("shell", "It is done."),
     # It tells calls and results in words of its own, so that each request begins a sequence.
-    "smolagents": Expected("run_shell", call("final_answer", answer="done"), sequences=3),
-    "anthropic": Expected("shell", "It is done."),
+    "smolagents": ExpectedHarness("run_shell", call("final_answer", answer="done"), sequences=3),
+    "anthropic": ExpectedHarness("shell", "It is done."),
 }
 assert set(EXPECTED) == set(HARNESSES)
 
