@@ -41,7 +41,7 @@ def main() -> None:
     if "commands" in task.settings:
         ends = [command(line, timeout_s=1.0) for line in task.settings["commands"]]
         Path(task.settings["ends"]).write_text(json.dumps(ends))
-    finish(said, stop="answered")
+    finish(task.settings.get("answer", said), stop="answered")
 
 
 main()

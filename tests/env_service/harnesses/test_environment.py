@@ -53,8 +53,8 @@ async def test_nothing_done_earns_nothing(rolled_out: HarnessRun) -> None:
     assert (trajectory.reward.reward, trajectory.stop_reason) == (0.0, "failed")
 
 
-async def test_a_verifier_judges_the_answer_of_the_harness(rolled_out: HarnessRun) -> None:
-    ended = await rolled_out(options(), ["5"], questions=True)
+async def test_a_verifier_judges_the_answer_of_the_harness_and_not_the_policys_words(rolled_out: HarnessRun) -> None:
+    ended = await rolled_out(options(answer="5"), ["I call a tool with 5."], questions=True)
 
     (trajectory,) = ended.trajectories
     assert (trajectory.reward.reward, trajectory.stop_reason) == (1.0, "answered")
