@@ -41,7 +41,7 @@ _OF_SAMPLING = (
     "groups_per_step", "max_lag", "rollouts", "lag", "reuse", "guard", "leases", "weights", "trust", "evaluation",
     "release", "http",
     "checkpoint.journal", "checkpoint.journal_mb", "checkpoint.whole_journal", "checkpoint.keep_best",
-    "checkpoint.best_by", "samples", "verdict", "training.router.replay",
+    "checkpoint.best_by", "samples", "verdict", "training.router.replay", "training.partial_batches",
 )  # fmt: skip
 _USED_BY_TENANTS = {
     "": {
@@ -721,6 +721,14 @@ class LearnerConfig(ProcessConfig):
             )
         if why := self.algo.once_only:
             raise ValueError(f"reuse.share is {share:g}: {why}. Leave reuse out, or change that")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_stand_for_themselves(self) -> Self:
+        if self.training.partial_batches and (why := self.algo.whole_step):
+            raise ValueError(
+                f"training.partial_batches is true: {why}. Leave training.partial_batches out, or change that"
+            )
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,8 @@
 
     take batch → advantages → train_step → host copy → offer to the publisher → records
       │ waits for the intake: enough groups, none too old        │ never waits: at most one publish is in flight
-      └ a coroutine of the event loop, called from this thread   └ the next step trains meanwhile
+      │ a coroutine of the event loop, called from this thread   └ the next step trains meanwhile
+      └ with training.partial_batches: begin_step, with the groups that are there already
 
 The event loop of the process owns intake, fleet and publisher; this thread owns the trainer.
 """
@@ -17,17 +18,19 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TypeVar, cast
 
 import numpy as np
 
+from learner.algorithms.preset import Preset
 from learner.checkpoint_writer import CheckpointWriter
 from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, VersionScore
 from learner.journal.journal import LoggedTeaching
 from learner.lag_measurements import ComparedGroups, MeasurementPlan
-from learner.leases.intake import EndedEarly, Intake, NewestGroups, TakenBatch
+from learner.leases.intake import BegunBatch, EndedEarly, Intake, NewestGroups, TakenBatch
 from learner.leases.partial_credit import without_loss
 from learner.page.store import TrajectoryStore
 from learner.page.taken import SequencePlace, TakenStep
@@ -39,7 +42,7 @@ from learner.reports.tally import StepRecord, Timing, step_record
 from learner.snapshots import snapshots_of
 from learner.teachers.config import index_of, teacher_of
 from learner.teachers.teachers import GroupScores, Teachers, TextRefused, Told
-from learner.training.batch import Candidates, Teaching, TrainSequence, sequences_of
+from learner.training.batch import Candidates, GroupsBefore, Teaching, TrainSequence, sequences_of
 from learner.training.config import LoraConfig
 from learner.training.guard import Guard, GuardChange
 from learner.training.lag_gradients import LagReading, Moments, moments_of
@@ -128,11 +131,10 @@ class OnlineTraining:
         self._before_s = 0.0
         self._underway: list[Future[None]] = []
         self._awaited: Future[object] | None = None
-        self._may_end = False
-        self._interrupted = False
-        self._ending = False
+        self._may_end = self._interrupted = self._ending = False
         self.train_wall_s = 0.0
         self._computed_s = 0.0
+        self._ahead = StepSequences(version=first_version, max_lag=config.max_lag, preset=trainer.preset)
 
     def run(self) -> None:
         """Replays, publishes, evaluates, trains until `steps`, evaluates again, exports.
@@ -231,12 +233,17 @@ class OnlineTraining:
         start = time.monotonic()
         measures = self._measures()
         served_s = time.monotonic() - start
-        batch = self._call(self._intake.take())
+        # Gradients are compared by weights that nothing of the step has been computed with.
+        begins = self._config.training.partial_batches and not measures
+        batch, early_s = self._begin_and_take() if begins else (self._call(self._intake.take()), 0.0)
         taken = time.monotonic()
         lag_bound = self._guard.max_lag
         reading, by_gradient, compared_s = self._compare(batch, served_s=served_s) if measures else (None, None, 0.0)
         batch, teaching = self._taught(batch)
-        sequences = self._sequences(batch, max_lag=self._config.max_lag, teaching=teaching)
+        if begins:
+            sequences = self._ahead.sequences(batch.groups)
+        else:
+            sequences = self._sequences(batch, max_lag=self._config.max_lag, teaching=teaching)
         step_metrics = self._train(batch, sequences)
         change = self._guard.observe(step_metrics, lag=max(batch.lags))
         self._call(self._intake.trained(self._version, max_lag=self._guard.max_lag))
@@ -250,8 +257,9 @@ class OnlineTraining:
         before_s, self._computed_s = self._computed_s, time.thread_time()
         timing = Timing(
             time_s=time_s,
-            wait_s=taken - start + compared_s,
-            train_s=trained - taken - compared_s,
+            wait_s=taken - start + compared_s - early_s,
+            train_s=trained - taken - compared_s + early_s,
+            early_s=early_s if begins else None,
             copy_s=copied - trained,
             cpu_s=self._computed_s - before_s,
         )
@@ -268,6 +276,21 @@ class OnlineTraining:
             self._records.guard(each, step=record.step)
             self._metrics.guard(each)
         self._after_step()
+
+    def _begin_and_take(self) -> tuple[TakenBatch, float]:
+        """The next batch, and the seconds in which it was computed before it was complete. Raises EndedEarly."""
+        early_s, known = 0.0, BegunBatch()
+        self._ahead = StepSequences(version=self._version, max_lag=self._config.max_lag, preset=self._trainer.preset)
+        try:
+            while not isinstance(taken := self._call(self._intake.take_or_begin(known)), TakenBatch):
+                known, began = taken, time.monotonic()
+                self._trainer.begin_step(self._ahead.sequences(known.groups), version=self._version)
+                early_s += time.monotonic() - began
+        except EndedEarly:
+            self._trainer.discard_step()
+            raise
+        assert taken.version == self._version, f"a batch of version {taken.version} at version {self._version}"
+        return taken, early_s
 
     def _measures(self) -> bool:
         """True if the coming step compares gradients by lag, and what is granted from now on is of lag 0."""
@@ -610,6 +633,25 @@ class OnlineTraining:
             if self._ending and may_end and not self._interrupted:
                 raise EndedEarly from None
             raise
+
+
+class StepSequences:
+    """The sequences of a step's groups, each made once, however often they are asked for while its batch grows."""
+
+    def __init__(self, *, version: int, max_lag: int, preset: Preset) -> None:
+        """As for `sequences_of`."""
+        self._make = partial(sequences_of, version=version, max_lag=max_lag, preset=preset)
+        self._groups: list[tuple[TrajectoryGroup, list[TrainSequence]]] = []
+
+    def sequences(self, groups: Sequence[TrajectoryGroup]) -> list[TrainSequence]:
+        """Of these groups, in this order. Raises as `sequences_of` does."""
+        known = sum(1 for _ in takewhile(lambda pair: pair[0][0] is pair[1], zip(self._groups, groups, strict=False)))
+        del self._groups[known:]
+        made = [sequence for _, of_group in self._groups for sequence in of_group]
+        for number, group in enumerate(groups[known:], start=known):
+            self._groups.append((group, self._make([group], before=GroupsBefore.of(number, made))))
+            made += self._groups[-1][1]
+        return made
 
 
 def _why_not(compared: ComparedGroups, newest: NewestGroups) -> str:

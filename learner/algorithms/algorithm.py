@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from learner.algorithms.knobs import ClippedKnobs, Knobs, RewardKnobs, ScaleKnobs, StreamedKnobs
+from learner.algorithms.knobs import (
+    ClippedKnobs,
+    CorrectionKnobs,
+    KlKnobs,
+    Knobs,
+    PositiveKnobs,
+    RewardKnobs,
+    SampledKnobs,
+    ScaleKnobs,
+    StreamedKnobs,
+)
 
 if TYPE_CHECKING:
     from learner.algorithms.preset import Preset
@@ -21,6 +31,8 @@ class Algorithm(Knobs):
     """It learns from examples in files, and samples nothing."""
     greedy_baseline: ClassVar[bool] = False
     """It compares a group's rewards with that of an answer sampled at temperature 0."""
+    of_groups: ClassVar[bool] = False
+    """It makes of a group what it would make of it in any other step, unless a knob says otherwise."""
 
     type: str
 
@@ -62,6 +74,32 @@ class Algorithm(Knobs):
             )
         return ""
 
+    @property
+    def whole_step(self) -> str:
+        """Reason why nothing can be computed before all groups of a step are there; empty where each group can."""
+        if not self.of_groups:
+            return f"algo {self.type} looks at all groups of a step together"
+        if self.uses_teacher:
+            return f"the teachers of algo {self.type} are asked about a whole step"
+        reasons = {
+            "advantage_scale is batch, the deviation of all rewards of a step": isinstance(self, ScaleKnobs)
+            and self.advantage_scale == "batch",
+            "reward_normalisation goes by the moments of all rewards so far": isinstance(self, RewardKnobs)
+            and self.reward_normalisation != "none",
+            "kl_control is adaptive, and follows the divergence over a step": isinstance(self, KlKnobs)
+            and self.kl_is_in_reward
+            and self.kl_control == "adaptive",
+            "positive_nll counts the good trajectories of a step": isinstance(self, PositiveKnobs)
+            and self.positive_nll > 0,
+            "self_normalise divides by the mean weight of a step": isinstance(self, CorrectionKnobs)
+            and self.self_normalise,
+            "second_moment_limit bounds a mean over a step": isinstance(self, CorrectionKnobs)
+            and self.second_moment_limit is not None,
+            "entropy_target goes by the entropy of a step": isinstance(self, SampledKnobs)
+            and self.entropy_target is not None,
+        }
+        return next((f"algo.{reason}" for reason, applies in reasons.items() if applies), "")
+
     def preset(self) -> Preset:
         """The algorithm as the trainer sees it. Imports torch, which the settings alone do without."""
         raise NotImplementedError
@@ -70,6 +108,10 @@ class Algorithm(Knobs):
 class GroupAlgorithm(Algorithm, StreamedKnobs, ScaleKnobs):
     """An algorithm whose advantages compare the trajectories of a group."""
 
+    of_groups: ClassVar[bool] = True
+
 
 class ClippedGroupAlgorithm(Algorithm, ClippedKnobs, ScaleKnobs):
     """The same, under a clip of each token's ratio."""
+
+    of_groups: ClassVar[bool] = True

@@ -25,7 +25,7 @@ from learner.algorithms.knobs import (
     SampledKnobs,
     ScaleKnobs,
 )
-from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood, token_weights
+from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood, token_denominator, token_weights
 from learner.algorithms.preset import (
     Advantages,
     Loss,
@@ -102,6 +102,7 @@ def policy_gradient(
         weights=lambda lengths: token_weights(
             trained_lengths=lengths, aggregation=config.aggregation, constant_length=config.constant_length
         ),
+        denominator=lambda lengths: token_denominator(trained_lengths=lengths, aggregation=config.aggregation),
         advantages=lambda batch: _estimate(config, correction, estimator, batch),
         passes=Passes(
             proximal=passes.proximal or config.kl_is_in_reward or needs_proximal,

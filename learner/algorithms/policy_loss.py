@@ -364,17 +364,17 @@ def token_weights(
     the original lengths, and weights given to the remaining tokens only, the original count stays.
     """
     present = trained_lengths > 0
-    trajectories = int(present.sum())
-    if trajectories == 0:
+    count = token_denominator(trained_lengths=trained_lengths, aggregation=aggregation)
+    if count == 0:
         return np.zeros(trained_lengths.shape, dtype=np.float64)
     if aggregation == "sequence_mean":
-        return present / (trajectories * np.maximum(trained_lengths, 1).astype(np.float64))
-    divisor = {
-        "token": int(trained_lengths.sum()),
-        "sequence_sum": trajectories,
-        "constant": trajectories * constant_length,
-    }[aggregation]
-    return present / float(divisor)
+        return present / (count * np.maximum(trained_lengths, 1).astype(np.float64))
+    return present / (count * constant_length if aggregation == "constant" else count)
+
+
+def token_denominator(*, trained_lengths: NDArray[np.int64], aggregation: Aggregation) -> float:
+    """The count over the trajectories that `token_weights` divides by: their tokens, or those of them with tokens."""
+    return float(trained_lengths.sum() if aggregation == "token" else (trained_lengths > 0).sum())
 
 
 def once_for_each(
@@ -389,8 +389,13 @@ def once_for_each(
     trajectories.
     """
     _, of_trajectory = np.unique(trajectories, return_inverse=True)
-    whole = np.bincount(of_trajectory, weights=trained_lengths).astype(np.int64)
-    return weigh(whole)[of_trajectory]
+    return weigh(whole_lengths(trained_lengths=trained_lengths, trajectories=trajectories))[of_trajectory]
+
+
+def whole_lengths(*, trained_lengths: NDArray[np.int64], trajectories: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Trained tokens of each trajectory, from those of its sequences."""
+    _, of_trajectory = np.unique(trajectories, return_inverse=True)
+    return np.bincount(of_trajectory, weights=trained_lengths).astype(np.int64)
 
 
 def sequence_weights(*, trained_lengths: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -188,9 +188,11 @@ class Preset:
 
     `loss` is pure. `weights` maps the trained lengths of an update's trajectories [S] to the weight that each token
     of one has in the update's loss [S]; with `paired` it is the weight of the pair, the same on both of its
-    sequences. `advantages` sees the whole step. `select` maps the rewards of a group [G] to the trajectories that are
-    trained, in order; with `paired` the chosen one, then the rejected. `moves_at_once`: the ratio that the loss bounds
-    differs from 1 in a step's first update already. `trains_scores`: the model is one of scores, not a policy.
+    sequences. `denominator` is what they divide by, where that is a sum over the trajectories. `advantages` sees the
+    whole step, or a part of it where the algorithm is `of_groups`. `select` maps the rewards of a group [G] to the
+    trajectories that are trained, in order; with `paired` the chosen one, then the rejected. `moves_at_once`: the ratio
+    that the loss bounds differs from 1 in a step's first update already. `trains_scores`: the model is one of scores,
+    not a policy.
     `components` are the reward components in `ScoredBatch.components`, by name and in order; with `turn_rewards` each
     turn's is in `ScoredBatch.turn_rewards`; with `turn_discounts` so is that of each turn that has one. A sampled
     trajectory of at least `good_reward` is a good one, whose tokens have `LossTokens.good_weights`: `weights` of the
@@ -204,6 +206,7 @@ class Preset:
     name: str
     loss: Callable[[LossTokens], Loss]
     weights: Callable[[NDArray[np.int64]], NDArray[np.float64]]
+    denominator: Callable[[NDArray[np.int64]], float] | None = None
     advantages: Callable[[ScoredBatch], Advantages] | None = None
     select: Callable[[Sequence[float]], Sequence[int]] | None = None
     paired: bool = False

@@ -9,6 +9,7 @@ ledger; the trainer's calls come from another thread, through `asyncio.run_corou
 
 import asyncio
 import logging
+import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -95,6 +96,19 @@ class NewestGroups:
     why: str
 
 
+@dataclass(frozen=True)
+class BegunBatch:
+    """The first groups of a batch that is not complete, in training order: they are in it, unless they are withdrawn,
+    as where their generator turns out to have served old weights.
+    """
+
+    groups: tuple[TrajectoryGroup, ...] = ()
+
+    def is_same(self, other: "BegunBatch") -> bool:
+        """True if it has the very same groups, and not others of the same leases."""
+        return len(self.groups) == len(other.groups) and all(map(operator.is_, self.groups, other.groups))
+
+
 class EndedEarly(Exception):
     """A wait that was cut off, since the run is to end."""
 
@@ -149,6 +163,8 @@ class Intake:
         self._ending = False
         self._asked_at: float | None = None
         """Time since which the trainer waits for a batch; None if it does not."""
+        self._waited_s = 0.0
+        """Seconds that it has waited for the next batch before it was told how that begins."""
 
     # What the trainer calls, through the event loop
 
@@ -157,12 +173,23 @@ class Intake:
 
         Raises RunAborted, and EndedEarly after `end`.
         """
-        began = self._asked_at = self._clock()
+        taken = await self.take_or_begin(None)
+        assert isinstance(taken, TakenBatch), "nobody asked how it begins"
+        return taken
+
+    async def take_or_begin(self, known: BegunBatch | None) -> TakenBatch | BegunBatch:
+        """As `take`; or before that how the batch begins, once that is not as it is `known`. A batch begins with what
+        was last told of it; where a group was withdrawn, with what is left.
+        """
+        began = self._asked_at = self._clock() - self._waited_s
         with self._waits.wait("groups", quiet_s=QUIET_S, remedy=_FEW_GROUPS, blocks_readiness=False) as wait:
             while not isinstance(decision := self._decide(), Batch):
+                if known is not None and not (begun := self._begun()).is_same(known):
+                    self._waited_s, self._asked_at = self._clock() - began, None
+                    return begun
                 wait.whom, wait.remedy = _whom(decision), _remedy(decision)
                 await self._flow.woken.wait()
-        self._asked_at = None
+        self._asked_at, self._waited_s = None, 0.0
         groups = await self._flow.take(decision, asked_at=began)
         times = self._flow.granting.diary.taken(decision.lease_ids)
         return TakenBatch(
@@ -176,6 +203,9 @@ class Intake:
     async def taught(self, teaching: Sequence[LoggedTeaching]) -> None:
         """Notes answers of teachers for the batch that is trained next: they are in the journal when this returns."""
         await self._flow.taught(teaching)
+
+    def _begun(self) -> BegunBatch:
+        return BegunBatch(tuple(self._flow.buffer[lease_id] for lease_id in self._ledger.sure()))
 
     async def newest(self, batch: TakenBatch, *, groups: int, timeout_s: float) -> NewestGroups:
         """The first groups whose leases were granted while the version of `batch` was served, those that are in it

@@ -1,5 +1,6 @@
 """The rules of the ledger: what is granted, what is accepted, what a batch takes, and the bound on its lag."""
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -61,6 +62,7 @@ class Ledger:
         self._served: int | None = None
         self._reasons: Counter[str] = Counter()
         self._blocked_since: float | None = None
+        self._sure: dict[int, None] = {}  # in the order in which they were named
 
     @property
     def version(self) -> int:
@@ -406,11 +408,29 @@ class Ledger:
         self._note(f"infrastructure: {reason}")
         return replace(ended, given_up=reason)
 
+    def sure(self) -> tuple[int, ...]:
+        """Leases whose buffered groups are in the next batch, whatever else comes: those named before first, unless
+        they were given back since. `take` begins with them, in this order.
+
+        A group is, if there are places for all that would go before it, running ones too. So nothing is taken because
+        it was completed early that would not have been taken otherwise, but where a lease that goes before is granted
+        again after that.
+        """
+        table = self._table
+        self._sure = {lease_id: None for lease_id in self._sure if lease_id in table.buffered}
+        others = {each: running.version for each, running in table.running.items()}
+        others |= {each: group.version for each, group in table.buffered.items() if each not in self._sure}
+        places = self.config.groups_per_step - len(self._sure)
+        first = heapq.nsmallest(places, others, key=lambda lease_id: (others[lease_id], lease_id))
+        self._sure |= {lease_id: None for lease_id in first if lease_id in table.buffered}
+        return tuple(self._sure)
+
     def take(self, *, now: float) -> Batch | BatchShortfall:
         """The next batch, or why there is none yet. Only between steps: after `trained` has told the last one's end.
 
         Groups are taken by rising oldest version, then by lease id: those that another step would make too old come
-        first, and the order in which groups were completed plays no part.
+        first, and the order in which groups were completed plays no part. Before all of them go those that `sure` has
+        named.
         """
         assert not self._table.untrained, "a batch was asked for before the step of the last one had ended"
         need = self.config.groups_per_step
@@ -418,7 +438,9 @@ class Ledger:
         if len(buffered) < need:
             self._blocked_since = None
             return BatchShortfall(have=len(buffered), need=need)
-        ready = sorted(buffered, key=lambda lease_id: (buffered[lease_id].version, lease_id))
+        sure = [lease_id for lease_id in self._sure if lease_id in buffered]
+        others = (lease_id for lease_id in buffered if lease_id not in self._sure)
+        ready = [*sure, *sorted(others, key=lambda lease_id: (buffered[lease_id].version, lease_id))]
         blocked = self._blockage(ready[need:], after=self._version)
         if self._must_wait(blocked, now):
             stragglers = tuple(self._straggler(lease_id) for lease_id in blocked.stragglers)
@@ -493,6 +515,7 @@ class Ledger:
         reused = self._reusable.draw(version=version, max_lag=self._max_lag)
         reused_lags = tuple(version - self._reusable.groups[lease_id].version for lease_id in reused)
         assert all(0 <= lag <= self._max_lag for lag in (*lags, *reused_lags)), (version, lease_ids, lags, reused_lags)
+        self._sure = {}
         self._reusable.taken({each: self._seen_in(table.buffered[each]) for each in lease_ids}, reused=reused)
         table.take(lease_ids)
         too_old = [lease_id for lease_id, group in table.buffered.items() if not self._is_admissible(group.version)]

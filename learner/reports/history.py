@@ -150,6 +150,7 @@ CURVES = (
     CurveSpec("forward_backward_s", "forward and backward", "training"),
     CurveSpec("optimizer_s", "optimizer", "training", "violet"),
     CurveSpec("cpu_s", "computed by the trainer's thread", "training", "grey"),
+    CurveSpec("early_s", "before the batch was complete", "training", "orange"),
     CurveSpec("gradient_wait_s", "waiting for groups of lag 0", "lag_cost", "orange"),
     CurveSpec("gradient_pass_s", "passes", "lag_cost"),
     CurveSpec("gradient_cosine_error", "standard error", "lag_error", by_name=True, alone=True),

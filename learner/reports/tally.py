@@ -58,6 +58,7 @@ class StepRecord:
     train_s: float
     copy_s: float
     cpu_s: float | None = None
+    early_s: float | None = None
     reward_by_verifier: Mapping[str, float] = field(default_factory=dict)
     reward_by_environment: Mapping[str, float] = field(default_factory=dict)
     reward_by_component: Mapping[str, float] = field(default_factory=dict)
@@ -90,7 +91,8 @@ class RewardsSeen:
 @dataclass(frozen=True)
 class Timing:
     """Seconds of a step, by what they went into; `cpu_s` are those in which the trainer's thread computed, from one
-    step's record to the next.
+    step's record to the next. `early_s` are those of `train_s` in which the batch was not complete yet, None where no
+    step begins before it is.
     """
 
     time_s: float
@@ -98,6 +100,7 @@ class Timing:
     train_s: float
     copy_s: float
     cpu_s: float | None = None
+    early_s: float | None = None
 
 
 def step_record(

@@ -402,6 +402,22 @@ class Teaching:
         return {"teacher_logprobs": self.logprobs[trajectory], "candidates": candidates}
 
 
+@dataclass(frozen=True)
+class GroupsBefore:
+    """Groups of a step whose sequences were made before: how many there are, and labels of their sequences."""
+
+    groups: int = 0
+    labels: int = 0
+
+    @classmethod
+    def of(cls, groups: int, sequences: Sequence[TrainSequence]) -> GroupsBefore:
+        """So many, with these sequences in all."""
+        return cls(groups=groups, labels=sequences[-1].group + 1 if sequences else 0)
+
+
+_NONE_BEFORE = GroupsBefore()
+
+
 def sequences_of(
     groups: Sequence[TrajectoryGroup],
     *,
@@ -409,18 +425,20 @@ def sequences_of(
     max_lag: int,
     preset: Preset,
     teaching: Sequence[Teaching] | None = None,
+    before: GroupsBefore = _NONE_BEFORE,
 ) -> list[TrainSequence]:
     """The sequences of each trajectory that the preset selects of its group; of a pair the chosen one first.
 
     Where a game has several players, those of each are a group by themselves: what one wins the other may lose.
 
-    `version` is the learner's; `teaching` says of each group who teaches it. Raises LagBoundBroken rather than letting
+    `version` is the learner's; `teaching` says of each group who teaches it; `before` are the step's groups that come
+    before these. Raises LagBoundBroken rather than letting
     a token with lag > max_lag through, ComponentMissing, BaselineMissing, and SeveralSequences.
     """
     chosen = [(number, indices) for number, group in enumerate(groups) for indices in _selected(group, preset)]
     return [
         sequence
-        for label, (number, indices) in enumerate(chosen)
+        for label, (number, indices) in enumerate(chosen, start=before.labels)
         for index in indices
         for sequence in _split(
             replace(
@@ -434,7 +452,7 @@ def sequences_of(
                 greedy_reward=_greedy_reward(groups[number], preset),
                 group=label,
                 role=_role(groups[number].trajectories[index], groups[number].environment),
-                origin=Origin(number, index),
+                origin=Origin(before.groups + number, index),
                 pair=label if preset.paired else -1,
                 **({} if teaching is None else teaching[number].of(index)),
             ),

@@ -248,6 +248,12 @@ class TrainingConfig(BaseModel):
     epochs_per_step: int = Field(
         1, ge=1, description="Times that a step's batch is gone through, each in updates_per_step updates."
     )
+    partial_batches: bool = Field(
+        False,
+        description="Compute the gradient of a step's first groups while the others are still sampled, as soon as they "
+        "fill a row of microbatch_tokens; the optimizer's step is taken when the batch is complete, and is the same. "
+        "For algorithms that look at each group by itself, and one update a step.",
+    )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass to save memory."
     )
@@ -292,6 +298,29 @@ class TrainingConfig(BaseModel):
     def moves_within_step(self) -> bool:
         """True if a step has updates after its first one, for which the policy is no longer that of its beginning."""
         return self.updates_per_step * self.epochs_per_step > 1
+
+    @model_validator(mode="after")
+    def _steps_that_can_begin_early(self) -> TrainingConfig:
+        if not self.partial_batches:
+            return self
+        several = [name for name in ("updates_per_step", "epochs_per_step") if getattr(self, name) > 1]
+        if several:
+            raise ValueError(
+                f"partial_batches is true and {several[0]} is {getattr(self, several[0])}: which update a group is "
+                f"in is known of a whole batch alone: expected {several[0]} 1. Set it to 1, or leave partial_batches "
+                "out."
+            )
+        if self.router.aux_loss_coef:
+            raise ValueError(
+                "partial_batches is true and router.aux_loss_coef is above 0: how evenly tokens are routed is known "
+                "of a whole batch alone. Leave one of them out."
+            )
+        if self.offload != "none":
+            raise ValueError(
+                f"partial_batches is true and offload is {self.offload}: gradients in host memory cannot be taken "
+                "back, as where a group of a batch is withdrawn: expected offload none. Leave one of them out."
+            )
+        return self
 
     @model_validator(mode="after")
     def _routers_that_are_trained(self) -> TrainingConfig:

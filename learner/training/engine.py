@@ -296,26 +296,37 @@ class TrainingEngine(Generic[Output_co]):
         loss = loss_of(cast(Output_co, self._model(*inputs)))
         return torch.autograd.grad(loss, self._trained, allow_unused=True)
 
-    def update(self, *, learning_rate: float) -> float:
+    def update(self, *, learning_rate: float, divisor: float = 1.0) -> float:
         """Takes a step of the optimizer; gradients are 0 afterwards. Returns their global L2 norm before clipping.
 
-        A gradient whose norm is not finite moves nothing, neither weights nor the optimizer's means; it is counted.
+        Gradients are divided by `divisor` first. One whose norm is not finite moves nothing, neither weights nor the
+        optimizer's means; it is counted.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = self._clip_and_step() if self._stage == 0 else self._step_sharded()
+        norm = self._clip_and_step(divisor) if self._stage == 0 else self._step_sharded(divisor)
         made = math.isfinite(norm)
         self.skipped += not made
         self.skipped_in_row = 0 if made else self.skipped_in_row + 1
         return norm
 
-    def _step_sharded(self) -> float:
+    def _step_sharded(self, divisor: float) -> float:
+        sharded = self._engine.optimizer
+        if hasattr(sharded, "fp32_groups_gradients_flat"):  # of its plain optimizer for bfloat16, which has no scale
+            for gradients in sharded.fp32_groups_gradients_flat:
+                gradients.div_(divisor)
+        else:
+            sharded.loss_scale = divisor  # as if each loss had been multiplied by it, which is undone here
         self._engine.step()  # under ZeRO it looks at the norm itself, and then says that it is infinite
+        sharded.loss_scale = 1.0
         return float(self._engine.get_global_grad_norm() or 0.0)
 
-    def _clip_and_step(self) -> float:
+    def _clip_and_step(self, divisor: float) -> float:
         if self._alone:
             self._fill_in_gradients()
+        if divisor != 1.0:
+            gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+            torch._foreach_div_(gradients, divisor)
         norm = self._clip_unsharded()
         if math.isfinite(norm):
             self._engine.step()
@@ -341,7 +352,10 @@ class TrainingEngine(Generic[Output_co]):
     def discard_gradients(self) -> None:
         """Forgets gradients of an update that is abandoned."""
         self._engine.zero_grad()
-        self._engine.optimizer.zero_grad()
+        sharded = self._engine.optimizer
+        sharded.zero_grad()
+        for sums in (getattr(sharded, name, {}) for name in ("averaged_gradients", "all_grad_tensors")):
+            sums.update(dict.fromkeys(sums))  # which ZeRO forgets after a step alone
 
     @contextmanager
     def gathered(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:

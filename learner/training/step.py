@@ -7,6 +7,8 @@ With one update per step the learner's policy at the step's start is the policy 
 are those of the same forward pass, and the anchor of later epochs. When an epoch makes several, a pass without gradient
 records them before the first one.
 
+With `partial_batches` a step is computed in parts (`step_parts`), the first of them, by `add`, before it is complete.
+
 Where the loss has no gradient without an advantage, sequences that have none, such as a group's whose rewards are all
 equal, are measured once and left out of the updates: that changes no gradient, and most of what good policies sample is
 like that. Metrics are sums over the trained tokens of this rank, then means over those of all ranks.
@@ -52,6 +54,7 @@ from learner.training.routing import RoutingMetrics, RoutingSums, routing_metric
 from learner.training.score_model import Critic, CriticHead, freezes_policy
 from learner.training.sequence_groups import ALONE, SequenceGroup
 from learner.training.sketches import SKETCH_SIZE, GradientSketch
+from learner.training.step_parts import RandomState, divided_pulls, end_to_end, mean_over_trajectories, undivided
 from learner.training.work import even_position
 
 logger = logging.getLogger(__name__)
@@ -221,6 +224,20 @@ class _Update:
     optimizer_s: float
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Work of a part of a step on this rank, whose gradient is there, undivided. `counted` is its share of the divisor.
+    `learned` of its `records` are those of microbatches with a gradient.
+    """
+
+    data: StepData
+    counted: float
+    records: tuple[MicrobatchRecord, ...]
+    learned: int
+    pull_sums: PullSums | None
+    seconds: float
+
+
 class TrainingStep:
     """Runs steps on this rank; every rank runs the same ones at the same time."""
 
@@ -257,17 +274,22 @@ class TrainingStep:
         self.pulls: TokenPulls | None = None
         """Of the newest step."""
         self._pull_sums: PullSums | None = None
+        self._parts: list[_Part] = []
+        self._before_parts: RandomState | None = None
         self._sketcher: GradientSketch | None = None
         self._said_unrouted = False
         self.carried = CarriedState()
         """State of the algorithm for the next step; the same on every rank."""
 
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
-        """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped."""
+        """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped.
+
+        Where parts of the step were added, `batch` is its last part.
+        """
+        if self._parts:
+            return self._finish(batch, number=first_update)
         started, skipped_before = time.perf_counter(), self._models.skipped
-        self._pull_sums = None
-        if self.keeps_pulls:
-            self._pull_sums = PullSums(len(batch.token_ids), ranks=self._ranks.count, group=self._group)
+        self._pull_sums = self._new_pull_sums(batch)
         slices = slices_of(batch, updates=self._config.updates_per_step)
         cut = partial(self._microbatches, batch, shared_prefixes(batch))
         whole, measured = [cut(part) for part in slices], cut(np.flatnonzero(batch.mismatched))
@@ -287,33 +309,122 @@ class TrainingStep:
                 data = replace(data, scores=data.scores.anchored(found, tokens=len(batch.token_ids)))
         critic_losses = self._train_critic(data, [row.learned for row in rows], first_update=first_update)
         critic_losses += [update.value_loss for update in updates if update.value_loss is not None]
-        metrics = {**data.credit.means, **critic_metrics(data, critic_losses)}
-        means = token_means(
-            [record for update in updates for record in update.records],
+        if self.keeps_tokens:
+            # Of the first epoch, in which most is still as the step found it.
+            first = [record for update in updates[: len(slices)] for record in update.records]
+            self._keep_tokens([(data, first)])
+        if self._pull_sums is not None:
+            records = [record for update in updates for record in update.records]
+            self.pulls = _pulls(self._pull_sums, data, records)
+        if data.credit.carried.is_finite:
+            self.carried = data.credit.carried
+        return self._metrics(
+            updates,
+            means={**data.credit.means, **critic_metrics(data, critic_losses)},
+            learning_rate=rates[-1],
+            parts=[data],
+            microbatches=sum(len(row.learned) for row in rows),
+            scoring_s=scoring_s,
+            skipped_before=skipped_before,
+        )
+
+    def add(self, batch: FlatBatch) -> None:
+        """Computes the gradient of a part of the next step, by the weights as they are. Raises TrainingStopped."""
+        if not self._parts:
+            self._before_parts = RandomState.now(self._ranks.device)
+        self._parts.append(self._part(batch, last=False))
+
+    def discard(self) -> None:
+        """Forgets the parts of the next step, as if they had not been computed."""
+        self._discard_gradients()
+        if self._before_parts is not None:
+            self._before_parts.restore(self._ranks.device)
+        self._before_parts = None
+
+    def _part(self, batch: FlatBatch, *, last: bool) -> _Part:
+        """Adds the gradient of a part. `last`: the step's last one, after which its update is made."""
+        started, name = time.perf_counter(), f"part {len(self._parts) + 1}"
+        self._pull_sums = self._new_pull_sums(batch)
+        cut, everything = partial(self._microbatches, batch, shared_prefixes(batch)), np.arange(len(batch.lengths))
+        packed = cut(everything)
+        data, counted = undivided(
+            self._data(batch, [everything], packed, passes=self._preset.passes), preset=self._preset
+        )
+        assert data.credit.carried == self.carried, "an algorithm that carries something on sees whole steps"
+        moves = self._moves(data)
+        row = _row(cut, everything, packed, moves=moves)
+        if not last and not moves.any():
+            row = _Row(learned=(), idle=packed)
+        records = [self._measure(data, microbatch) for microbatch in row.idle]
+        for index, microbatch in enumerate(row.learned, start=1):
+            self._reached(f"{name}, microbatch {index} of {len(row.learned)}")
+            self._stop_if_asked()
+            records.append(self._accumulate(data, microbatch, None, last=last and index == len(row.learned)))
+        seconds = time.perf_counter() - started
+        return _Part(data, counted, tuple(records), len(row.learned), self._pull_sums, seconds)
+
+    def _finish(self, batch: FlatBatch, *, number: int) -> StepMetrics:
+        """Takes the optimizer's step on the parts that were added and the last one; it is update `number`."""
+        skipped_before = self._models.skipped
+        parts = [*self._parts, self._part(batch, last=True)]
+        self._parts, self._before_parts = [], None
+        middle, divisor = time.perf_counter(), max(sum(part.counted for part in parts), 1.0)
+        rates = self._rates(range(number, number + 1), scale=1.0)
+        norm = self._engine.update(learning_rate=rates[0], divisor=divisor)
+        records = [record for part in parts for record in part.records]
+        update = _Update(
+            records=tuple(replace(record, loss=record.loss / divisor) for record in records),
+            idle=(),
+            grad_norm=norm,
+            value_loss=None,
+            forward_backward_s=sum(part.seconds for part in parts),
+            optimizer_s=time.perf_counter() - middle,
+        )
+        if self.keeps_tokens:
+            self._keep_tokens([(part.data, part.records) for part in parts])
+        if self.keeps_pulls:
+            pulls = [_pulls(part.pull_sums, part.data, part.records) for part in parts if part.pull_sums is not None]
+            self.pulls = divided_pulls(pulls, divisor=divisor)
+        return self._metrics(
+            [update],
+            means=mean_over_trajectories([(part.data.credit.means, len(part.data.batch.firsts)) for part in parts]),
+            learning_rate=rates[0],
+            parts=[part.data for part in parts],
+            microbatches=sum(part.learned for part in parts),
+            scoring_s=0.0,
+            skipped_before=skipped_before,
+        )
+
+    def _metrics(
+        self,
+        updates: Sequence[_Update],
+        *,
+        means: Mapping[str, float],
+        learning_rate: float,
+        parts: Sequence[StepData],
+        microbatches: int,
+        scoring_s: float,
+        skipped_before: int,
+    ) -> StepMetrics:
+        """Of a step whose `parts` are all of its data. `microbatches` are those that this rank has learned from."""
+        records = [record for update in updates for record in update.records]
+        of_tokens = token_means(
+            records,
             updates=len(updates),
             samples_policy=self._preset.samples_policy,
             ratio_moves=len(updates) > 1 or self._preset.moves_at_once,
             group=self._group,
         )
-        seen = [record.routing for update in updates for record in update.records if record.routing is not None]
-        if self.keeps_tokens:
-            # Of the first epoch, in which most is still as the step found it.
-            self._keep_tokens(data, updates[: len(slices)])
-        if self._pull_sums is not None:
-            records = [record for update in updates for record in update.records]
-            clipped = [(record.microbatch.places, record.clipped) for record in records]
-            self.pulls = self._pull_sums.over_ranks(advantages=data.credit.advantages, clipped=clipped)
-        if data.credit.carried.is_finite:
-            self.carried = data.credit.carried
+        seen = [record.routing for record in records if record.routing is not None]
         return StepMetrics(
-            **vars(replace(means, means={**metrics, **means.means})),
+            **vars(replace(of_tokens, means={**means, **of_tokens.means})),
             **vars(routing_metrics(seen)),
             grad_norm=sum(update.grad_norm for update in updates) / len(updates),
-            learning_rate=rates[-1],
-            tokens=int(batch.lengths.sum()),
-            trained_tokens=int(data.credit.kept.sum()),
-            sequences=sum(map(len, slices)),
-            microbatches=sum(len(row.learned) for row in rows) * self._rows.of,
+            learning_rate=learning_rate,
+            tokens=sum(int(data.batch.lengths.sum()) for data in parts),
+            trained_tokens=sum(int(data.credit.kept.sum()) for data in parts),
+            sequences=sum(int((~data.batch.mismatched).sum()) for data in parts),
+            microbatches=microbatches * self._rows.of,
             updates=len(updates),
             forward_backward_s=scoring_s + sum(update.forward_backward_s for update in updates),
             optimizer_s=sum(update.optimizer_s for update in updates),
@@ -322,12 +433,19 @@ class TrainingStep:
             pass_costs=self._engine.costs.taken().model_dump(),
         )
 
-    def _keep_tokens(self, data: StepData, updates: Sequence[_Update]) -> None:
+    def _new_pull_sums(self, batch: FlatBatch) -> PullSums | None:
+        if not self.keeps_pulls:
+            return None
+        return PullSums(len(batch.token_ids), ranks=self._ranks.count, group=self._group)
+
+    def _keep_tokens(self, parts: Sequence[tuple[StepData, Sequence[MicrobatchRecord]]]) -> None:
         began = time.thread_time()
-        records = [record for update in updates for record in update.records]
-        parts = [(record.microbatch.places, record.proximal_logprobs, record.entropy) for record in records]
-        self.tokens = token_values(data.batch, data.credit, parts, group=self._group)
+        self.tokens = end_to_end([self._values(data, records) for data, records in parts])
         self.tokens_s = time.thread_time() - began
+
+    def _values(self, data: StepData, records: Sequence[MicrobatchRecord]) -> TokenValues:
+        found = [(record.microbatch.places, record.proximal_logprobs, record.entropy) for record in records]
+        return token_values(data.batch, data.credit, found, group=self._group)
 
     def sketches(self, batch: FlatBatch, *, units: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sketch of each unit's share in the gradient of its part, [U, D]; the same on every rank, which all must call.
@@ -510,6 +628,7 @@ class TrainingStep:
             return _record(self._preset.loss(tokens), tokens, microbatch, routing)
 
     def _discard_gradients(self) -> None:
+        self._parts = []
         self._engine.discard_gradients()
         if isinstance(self._models.critic, CriticHead):
             self._models.critic.discard_gradients()
@@ -597,6 +716,12 @@ def _row(
     if moving.all() or not moving.any():
         return _Row(learned=packed)
     return _Row(learned=cut(sequences[moving]), idle=cut(sequences[~moving]))
+
+
+def _pulls(sums: PullSums, data: StepData, records: Sequence[MicrobatchRecord]) -> TokenPulls:
+    """The pulls of the tokens of `data`. Every rank must call it."""
+    clipped = [(record.microbatch.places, record.clipped) for record in records]
+    return sums.over_ranks(advantages=data.credit.advantages, clipped=clipped)
 
 
 def _sums(routing: RoutingSums | None) -> RoutingSums:

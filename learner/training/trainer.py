@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import math
+import operator
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -62,6 +63,7 @@ from learner.training.score_model import save_score_model
 from learner.training.shards import whole_size
 from learner.training.shared_copies import CopyOrder, SharedCopies
 from learner.training.step import StepMetrics, TrainingStep, TrainingStopped
+from learner.training.step_parts import parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +195,10 @@ def _optional(value: float | None) -> Tensor:
     return torch.tensor([] if value is None else [value], dtype=torch.float64)
 
 
+def _is_same(one: Sequence[TrainSequence], other: Sequence[TrainSequence]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
 def _never() -> bool:
     return False
 
@@ -250,12 +256,14 @@ class Trainer:
         `pulls` are filled: the same on every rank. `chat_template` is exported in place of the model's, if it is not
         empty.
         """
+        assert not (config.partial_batches and algorithm.whole_step), "checked by LearnerConfig"
         self._source = TextFiles(model_path, chat_template)
         self._preset: Preset = algorithm.preset()
         self._config = config
         self._ranks = ranks
         self._commands = commands
         self._updates = 0
+        self._begun: list[Sequence[TrainSequence]] = []
         self._saves = 0
         self._saving: PartsOfRanks | None = None
         self._saves_store: Store | None = None
@@ -323,8 +331,25 @@ class Trainer:
 
         `version` is the learner's version before the step; it only labels the command. Raises TrainingStopped.
         """
+        *earlier, last = self._parts(sequences) if self._config.partial_batches else [sequences]
+        self._compute(earlier, version=version)
+        self._begun = []
         self._tell(RankCommand(action="train_step", version=version))
-        return self._train_step(flatten(sequences))
+        return self._train_step(flatten(last))
+
+    def begin_step(self, sequences: Sequence[TrainSequence], *, version: int) -> None:
+        """Computes what it can of the next step, with `partial_batches`: `sequences` are those of its first groups, in
+        training order, and with them those of earlier calls. Should they not be, or the step turn out to begin with
+        others, what was computed is discarded, and computed anew. Raises TrainingStopped.
+        """
+        self._compute(self._parts(sequences)[:-1], version=version)
+
+    def discard_step(self) -> None:
+        """Forgets what was begun of the next step."""
+        if self._begun:
+            self._tell(RankCommand(action="discard_parts"))
+            self._begun = []
+            self._step.discard()
 
     def host_copy(self, *, bucket_bytes: int = 0, part: WeightPart = "merged", shared: bool = False) -> WeightSnapshot:
         """The weights as of now in `publish_dtype`, on rank 0's CPU, or `shared`: some of them on that of each rank,
@@ -435,6 +460,8 @@ class Trainer:
     def _obey(self, command: RankCommand) -> None:
         if command.action == "train_step":
             self._train_step(None)
+        elif command.action in ("add_part", "discard_parts"):
+            self._step.discard() if command.action == "discard_parts" else self._add_part(None)
         elif command.action == "host_copy":
             self._host_copy(CopyOrder.from_text(command.path))
         elif command.action in ("outputs", "reference"):
@@ -478,6 +505,25 @@ class Trainer:
         if self._models.reference is not None:
             self._models.reference.after_step()
         return metrics
+
+    def _parts(self, sequences: Sequence[TrainSequence]) -> list[Sequence[TrainSequence]]:
+        return parts_of(sequences, tokens=self._config.microbatch_tokens * self._ranks.count)
+
+    def _compute(self, parts: Sequence[Sequence[TrainSequence]], *, version: int) -> None:
+        """Computes the first parts of the next step, but for those that are computed already."""
+        if not all(map(_is_same, parts, self._begun)) or len(parts) < len(self._begun):
+            logger.info("what was begun of step %d is computed again: one of its groups was withdrawn", version + 1)
+            self.discard_step()
+        for part in parts[len(self._begun) :]:
+            begun, self._begun = self._begun, []  # of what is stopped in the middle nothing is left
+            self._tell(RankCommand(action="add_part", version=version))
+            self._add_part(flatten(part))
+            self._begun = [*begun, part]
+
+    def _add_part(self, given: FlatBatch | None) -> None:
+        batch = share_batch(given)
+        self._step.check_routing(batch)
+        self._step.add(batch)
 
     def _sketches(self, given: FlatBatch | None, places: Sequence[Sequence[int]]) -> NDArray[np.float64]:
         units, parts = (np.array(each, dtype=np.int64) for each in places)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,7 @@ class ClipCovConfig(ClippedGroupAlgorithm):
     Source: Clip-Cov of the entropy mechanism, arXiv 2505.22617.
     """
 
+    of_groups: ClassVar[bool] = False
     type: Literal["clip_cov"] = "clip_cov"
     covariance_share: float = Field(
         2e-4,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,7 @@ class GvpoConfig(Algorithm, StreamedKnobs):
     Source: group variance policy optimization, arXiv 2504.19599.
     """
 
+    of_groups: ClassVar[bool] = True
     type: Literal["gvpo"] = "gvpo"
     beta: float = Field(
         0.1,

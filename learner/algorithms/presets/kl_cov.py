@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,7 @@ class KlCovConfig(GroupAlgorithm, CorrectionKnobs):
     Source: KL-Cov of the entropy mechanism, arXiv 2505.22617.
     """
 
+    of_groups: ClassVar[bool] = False
     type: Literal["kl_cov"] = "kl_cov"
     covariance_share: float = Field(
         2e-3, gt=0, le=1, description="Tokens that are pulled, as a share of those of the step; at least one."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from learner.algorithms.algorithm import Algorithm
 from learner.algorithms.knobs import RatioCapKnobs, StreamedKnobs
@@ -20,6 +20,7 @@ class OpoConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
     truncated ratio to the behavior policy corrects stale ones.
     """
 
+    of_groups: ClassVar[bool] = True
     type: Literal["opo"] = "opo"
 
     def preset(self) -> Preset:

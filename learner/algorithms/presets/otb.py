@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from learner.algorithms.algorithm import Algorithm
 from learner.algorithms.knobs import RatioCapKnobs, StreamedKnobs
@@ -21,6 +21,7 @@ class OtbConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
     to the logits, which a forward pass gives.
     """
 
+    of_groups: ClassVar[bool] = True
     type: Literal["otb"] = "otb"
 
     def preset(self) -> Preset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,7 @@ class PassAtKConfig(Algorithm, UnshapedKnobs, ClipKnobs, CorrectionKnobs, Teache
     Source: pass@k training with analytic advantages, arXiv 2508.10751.
     """
 
+    of_groups: ClassVar[bool] = True
     type: Literal["pass_at_k"] = "pass_at_k"
     k: int = Field(
         2, ge=1, description="Answers in a set; a group should have several times as many. 1 rewards each by itself."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 class RlooConfig(Algorithm, StreamedKnobs, CorrectionKnobs, RatioCapKnobs):
     """REINFORCE whose baseline is the mean of the group's other rewards. Source: arXiv 2402.14740."""
 
+    of_groups: ClassVar[bool] = True
     type: Literal["rloo"] = "rloo"
     policy_loss: Literal["reinforce", "sequence_clip"] = Field(
         "reinforce",

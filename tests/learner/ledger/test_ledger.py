@@ -856,3 +856,26 @@ def test_a_shortfall_says_that_a_lease_is_waited_for_without_end() -> None:
     for drops in range(2):
         ledger = straggling(max_drops_per_lease=drops)
         assert wait(ledger, now=0.0).must_wait == (drops == 0)
+
+
+def test_a_group_is_sure_of_its_batch_once_there_are_places_for_all_that_go_before_it() -> None:
+    ledger = make_ledger(groups_per_step=3, max_lag=1)
+    ledger.grant(now=0.0, holder="a", room=5)
+
+    def comes(lease_id: int) -> tuple[int, ...]:
+        ledger.accept(lease_id=lease_id, attempt=0, oldest_version=0, size=1)
+        return ledger.sure()
+
+    assert comes(3) == (), "leases 0 to 2 would go before it, and fill the batch"
+    assert comes(2) == (2,)
+    assert comes(0) == (2, 0), "those named before stay in front"
+    ledger.recall([2])
+    assert ledger.sure() == (0, 3), "with lease 1 they fill the batch, now that lease 2 is not on its way any more"
+    ledger.grant(now=0.0, holder="a", room=1)
+    ledger.accept(lease_id=2, attempt=1, oldest_version=0, size=1)
+    batch = ledger.take(now=0.0)
+    assert isinstance(batch, Batch)
+    assert (batch.lease_ids, batch.lags) == ((0, 3, 2), (0, 0, 0))
+    ledger.trained(1)
+    ledger.served_changed(1)
+    assert ledger.sure() == ()

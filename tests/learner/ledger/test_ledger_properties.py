@@ -109,6 +109,7 @@ class LedgerWorld:
         self.replaying: list[tuple[int, ...]] = []
         self.taken: tuple[int, ...] | None = None
         self.buffer: dict[int, ModelGroup] = {}
+        self.named: tuple[ModelGroup, ...] = ()  # those that the next batch is sure to begin with
         self.generators: list[History | None] = [(), ()]
         self.rollouts: dict[str, list[ModelRollout]] = {holder: [] for holder in HOLDERS}
         self.sent: list[ModelGroup] = []
@@ -299,6 +300,13 @@ class LedgerWorld:
             assert self.ledger.filter(lease_id=lease_id) == ()
             self.disk.filtered.add(lease_id)
 
+    def sure(self) -> None:
+        """Groups named before come first, but for those that are gone."""
+        before = [group for group in self.named if self.buffer.get(group.grant.lease_id) is group]
+        self.named = tuple(self.buffer[lease_id] for lease_id in self.ledger.sure())
+        assert list(self.named[: len(before)]) == before
+        assert len(self.named) <= self.ledger.config.groups_per_step
+
     def take(self) -> None:
         if self.taken is not None or self.replaying:
             return
@@ -333,13 +341,16 @@ class LedgerWorld:
     def judge(self, batch: Batch) -> None:
         """No group is further behind than the bound, and none was passed over for a newer one."""
         config = self.ledger.config
+        named = [group for group in self.named if self.buffer.get(group.grant.lease_id) is group]
         groups = [self.buffer.pop(lease_id) for lease_id in batch.lease_ids]
+        assert groups[: len(named)] == named, "a group that was sure to be in the batch is not"
         assert len(groups) == config.groups_per_step
         assert batch.version == len(self.history)
         for group, lag in zip(groups, batch.lags, strict=True):
             assert self.history[: group.version] == group.policy, "a policy that is not an ancestor of the learner's"
             assert 0 <= lag == len(self.history) - group.version <= self.ledger.max_lag <= config.max_lag
-        last = max((group.version, group.grant.lease_id) for group in groups)
+        self.named = ()
+        last = max(((group.version, group.grant.lease_id) for group in groups[len(named) :]), default=(-1, -1))
         assert all((group.version, group.grant.lease_id) > last for group in self.buffer.values())
 
     def trained(self) -> None:
@@ -364,7 +375,7 @@ class LedgerWorld:
         self.too_old.clear()
         self.ledger = Ledger.restore(self.ledger.config, LedgerSnapshot(**json.loads(checkpoint.form)))
         self.ledger.books().check()
-        self.history, self.taken, self.buffer = checkpoint.history, None, {}
+        self.history, self.taken, self.buffer, self.named = checkpoint.history, None, {}, ()
         self.replaying = disk.batches[len(checkpoint.history) :]
         for batch in self.replaying:
             self.ledger.replay(batch)
@@ -453,6 +464,8 @@ configs = st.builds(
     on_lag=st.sampled_from(("wait", "drop")),
 )
 seeds = st.integers(0, 2**32)
+work = st.sampled_from((WORK, {**WORK, "sure": 5.0}))
+"""With or without a trainer that begins with a batch before it is complete."""
 
 
 def seeded(examples: int) -> settings:
@@ -460,23 +473,23 @@ def seeded(examples: int) -> settings:
 
 
 @seeded(200)
-@given(config=configs, seed=seeds, mishaps=st.sets(st.sampled_from(sorted(MISHAPS))))
+@given(config=configs, seed=seeds, mishaps=st.sets(st.sampled_from(sorted(MISHAPS))), work=work)
 def test_no_group_lags_too_far_and_none_is_lost_or_trained_twice_and_the_run_goes_on(
-    config: LedgerConfig, seed: int, mishaps: set[str]
+    config: LedgerConfig, seed: int, mishaps: set[str], work: dict[str, float]
 ) -> None:
     world = LedgerWorld(config, seed, loss=0.03)
-    world.run({**WORK, **{name: MISHAPS[name] for name in mishaps}}, 250)
+    world.run({**work, **{name: MISHAPS[name] for name in mishaps}}, 250)
     assert not world.is_stuck(steps=3)
 
 
 @seeded(200)
-@given(config=configs, seed=seeds, mishaps=st.sets(st.sampled_from(sorted(MISHAPS))))
+@given(config=configs, seed=seeds, mishaps=st.sets(st.sampled_from(sorted(MISHAPS))), work=work)
 def test_a_bound_that_falls_and_rises_is_kept_and_the_run_goes_on_under_the_last_one(
-    config: LedgerConfig, seed: int, mishaps: set[str]
+    config: LedgerConfig, seed: int, mishaps: set[str], work: dict[str, float]
 ) -> None:
     """A restarted learner's ledger begins with the configured bound, so that it takes every batch that was logged."""
     world = LedgerWorld(config, seed, loss=0.03)
-    world.run({**WORK, "bound": 2.0, **{name: MISHAPS[name] for name in mishaps}}, 250)
+    world.run({**work, "bound": 2.0, **{name: MISHAPS[name] for name in mishaps}}, 250)
     assert not world.is_stuck(steps=3)
 
 
@@ -510,13 +523,15 @@ def test_a_learner_that_dies_often_adopts_what_runs_and_readmits_what_was_finish
 
 
 @seeded(100)
-@given(config=configs, seed=seeds)
-def test_a_patient_learner_in_a_world_without_mishaps_never_drops_anything(config: LedgerConfig, seed: int) -> None:
+@given(config=configs, seed=seeds, work=work)
+def test_a_patient_learner_in_a_world_without_mishaps_never_drops_anything(
+    config: LedgerConfig, seed: int, work: dict[str, float]
+) -> None:
     """Every group that was granted finds a place in time, in whatever order the groups are completed."""
     endless = float("inf")
     patient = replace(config, on_lag="wait", straggler_timeout_s=endless, lease_timeout_s=endless)
     world = LedgerWorld(patient, seed, loss=0.0)
-    world.run({**WORK, "filter": 0.4, "fail": 0.4, "send_again": 1.0, "generator_dies": 0.3}, 300)
+    world.run({**work, "filter": 0.4, "fail": 0.4, "send_again": 1.0, "generator_dies": 0.3}, 300)
     books = world.ledger.books()
     assert books.dropped == 0
     assert not world.is_stuck(steps=3)
@@ -538,3 +553,30 @@ def test_the_order_of_completion_does_not_change_the_batches(config: LedgerConfi
         trained += batch.lease_ids
         ledger.trained(version + 1)
     assert trained == list(range((config.max_lag + 1) * config.groups_per_step))
+
+
+@seeded(60)
+@given(config=configs, order=st.randoms(use_true_random=False))
+def test_a_batch_that_is_begun_early_has_the_groups_that_it_has_anyway(
+    config: LedgerConfig, order: random.Random
+) -> None:
+    """Each is named as soon as it comes, if it can be."""
+    begins, waits = Ledger(config), Ledger(config)
+    versions: dict[int, int] = {}
+    for version in range(3):
+        for ledger in (begins, waits):
+            ledger.served_changed(version)
+            versions |= {each.lease_id: each.version for each in ledger.grant(now=0.0, holder="a", room=100)}
+        coming = sorted(waits.snapshot().lease_ids)
+        order.shuffle(coming)
+        taken: list[set[int]] = []
+        for ledger in (begins, waits):
+            come = iter(coming)
+            while not isinstance(batch := ledger.take(now=0.0), Batch):
+                lease_id = next(come)
+                ledger.accept(lease_id=lease_id, attempt=0, oldest_version=versions[lease_id], size=1)
+                if ledger is begins:
+                    ledger.sure()
+            taken.append(set(batch.lease_ids))
+            ledger.trained(version + 1)
+        assert taken[0] == taken[1]

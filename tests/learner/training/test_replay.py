@@ -23,9 +23,12 @@ from tests.learner.training.tiny_model import random_group
 CONFIG = TrainingConfig(optimizer=OptimizerConfig(learning_rate=1e-2), microbatch_tokens=32)
 
 
+IN_PARTS = CONFIG.model_copy(update={"partial_batches": True})
+
+
 @contextmanager
-def trainer(path: Path, commands: CommandChannel) -> Iterator[Trainer]:
-    made = Trainer(path, algorithm=GrpoConfig(), config=CONFIG, ranks=Ranks(), commands=commands)
+def trainer(path: Path, commands: CommandChannel, *, config: TrainingConfig = CONFIG) -> Iterator[Trainer]:
+    made = Trainer(path, algorithm=GrpoConfig(), config=config, ranks=Ranks(), commands=commands)
     yield made
     made.close()
 
@@ -70,3 +73,25 @@ def test_replayed_losses_are_those_of_the_first_time(
     assert [metrics.loss for metrics in again] == pytest.approx(losses[2:], abs=1e-6)
     assert [metrics.grad_norm for metrics in again] == pytest.approx(norms[2:], rel=1e-6)
     assert any(abs(loss) > 1e-4 for loss in losses)
+
+
+def test_a_step_that_was_begun_when_the_learner_died_is_begun_anew_and_is_the_same(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    """It stands nowhere but in the journal's groups; what came of it early or late, before or after, is equal bits."""
+    steps = [[random_group(3 * version + number, version=version) for number in range(3)] for version in range(2)]
+    taken = [sequences_of(step, version=v, max_lag=1, preset=GrpoConfig().preset()) for v, step in enumerate(steps)]
+    with trainer(tied_llama, commands, config=IN_PARTS) as made:
+        made.train_step(taken[0], version=0)
+        made.save(tmp_path / "checkpoint")
+        made.begin_step(taken[1][:6], version=1)
+        assert made.train_step(taken[1], version=1).microbatches > 1
+        expected = {each.name: each.value for each in made.host_copy().tensors}
+    with trainer(tied_llama, commands, config=IN_PARTS) as made:
+        made.load(tmp_path / "checkpoint")
+        made.begin_step(taken[1][:3] + taken[1][6:], version=1)  # and it dies
+    with trainer(tied_llama, commands, config=IN_PARTS) as made:
+        made.load(tmp_path / "checkpoint")
+        made.train_step(taken[1], version=1)
+        for each in made.host_copy().tensors:
+            assert each.value.equal(expected[each.name]), each.name
