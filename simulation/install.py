@@ -369,7 +369,8 @@ def _told(sequences_of: Any) -> Any:
         assert world.current is not None
         groups = tuple(groups)
         bound = world.part(Watcher).bound(world.current) if world.has(Watcher) else max_lag
-        world.part(Trainers).by_process[world.current.name].take(groups, bound=min(bound, max_lag))
+        before = kwargs["before"].groups if "before" in kwargs else 0
+        world.part(Trainers).by_process[world.current.name].take(groups, bound=min(bound, max_lag), before=before)
         return sequences_of(groups, max_lag=max_lag, **kwargs)
 
     return told

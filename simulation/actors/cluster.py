@@ -67,6 +67,8 @@ class ClusterSettings:
     """Env_services keep records of conversations, and go on with them."""
     reuse: Mapping[str, Any] = field(default_factory=dict)
     """Of the learner's settings `reuse`, what differs from their defaults."""
+    partial_batches: bool = False
+    """Steps begin before their batches are complete."""
 
     @property
     def reused_per_step(self) -> int:
@@ -239,6 +241,7 @@ class Cluster:
                 "checkpoint": {"every_steps": s.checkpoint_every, "keep": s.checkpoints_kept, "beside_training": False},
                 "guard": s.guard,
                 "reuse": s.reuse,
+                **({"training": {"partial_batches": True}} if s.partial_batches else {}),
                 **self._taught(),
             }
         )  # fmt: skip

@@ -109,6 +109,8 @@ class ScriptedTrainer:
         self.coming: tuple[int, ...] = ()
         self.bound: float = self._trainers.max_lag
         self.updates = 0
+        self.begun = 0
+        """Number of times that a step began before its batch was complete."""
         _sleep(self._script.open_s)
 
     @property
@@ -138,12 +140,23 @@ class ScriptedTrainer:
             len(sequences), healthy=world.random.random() >= self._script.unhealthy, skipped=skipped and _SKIPS
         )
 
-    def take(self, groups: Iterable[Any], *, bound: float) -> None:
-        """Is told of the groups of the batch that comes next, and of the guard's bound on their lag: each reward has
-        to be the one of its own tokens.
+    def begin_step(self, sequences: Sequence[Any], *, version: int) -> None:
+        """See Trainer. Generators that turn out to have lied may have sampled them still."""
+        if version != len(self.history):
+            self._trainers.broken("versions", f"a step of version {version} begins at {len(self.history)} steps")
+        self.begun += 1
+        _compute(self._script.duration(len(self.history), active().random.random()) / 4)
+
+    def discard_step(self) -> None:
+        """See Trainer."""
+
+    def take(self, groups: Iterable[Any], *, bound: float, before: int = 0) -> None:
+        """Is told of the groups of the batch that comes next, behind so many that it was told of, and of the guard's
+        bound on their lag: each reward has to be the one of its own tokens.
         """
         groups = tuple(groups)
-        self.coming, self.bound = tuple(group.lease_id for group in groups), bound
+        self.coming = (*self.coming[:before], *(group.lease_id for group in groups))
+        self.bound = bound
         for group in groups:
             self._check_size(len(group.trajectories), lease=group.lease_id)
             self._check_tree(group.trajectories, lease=group.lease_id)

@@ -504,6 +504,8 @@ def _shaped(scenario: Scenario) -> Scenario:
     stalls = dice.choice((0.0, 0.0, 0.05))
     settings = replace(settings, teachers=dice.choice((0, 0, 0, 0, 1, 2)))
     settings = replace(settings, reuse=_reuse(scenario.seed, settings))
+    begins = not settings.teachers and random.Random(f"partial batches of {scenario.seed}").random() < 0.4
+    settings = replace(settings, partial_batches=begins)
     dice = random.Random(f"draws of {scenario.seed}")
     if dice.random() < 0.2:
         tasks = {"by": "signal", "floor": dice.choice((0.1, 0.5)), "half_life_steps": dice.choice((2.0, 32.0))}
