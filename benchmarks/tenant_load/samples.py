@@ -247,8 +247,8 @@ def _report(
         "| asked by | generator, ms | learner, ms | completions/s |",
         "|---|---|---|---|",
     ]  # fmt: skip
-    for name, found in costs.items():
-        cells = [[getattr(each, field) for each in found] for field in ("generator_ms", "learner_ms", "rate")]
+    for name, asked in costs.items():
+        cells = [[getattr(each, field) for each in asked] for field in ("generator_ms", "learner_ms", "rate")]
         generator, learner, rate = map(statistics.median, cells)
         lines.append(f"| {name} | {generator:.2f} | {learner:.2f} | {rate:.0f} |")
     return "\n".join(lines) + "\n"

@@ -70,7 +70,8 @@ def test_a_client_trains_and_samples_and_both_sides_say_the_same(launcher: Launc
     assert told_again["TINKER_BASE_URL"].startswith("https://")
     again = answers("served.py", {**told_again, "SSL_CERT_FILE": str(tmp_path / "ca.pem")}, NAME, report["path"])
     assert again["first"] == pytest.approx(report["last"], abs=1e-3)
-    np.testing.assert_allclose(*again["sampled"], rtol=0, atol=1e-3)
+    sampled, ours = again["sampled"]
+    np.testing.assert_allclose(sampled, ours, rtol=0, atol=1e-3)
     serve.send(signal.SIGINT)
     assert serve.wait() == 0, serve.text()
 
