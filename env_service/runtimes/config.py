@@ -7,6 +7,8 @@ from pydantic import Field
 
 from services.config.models import ConfigModel
 
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
 
 class RuntimeLimits(ConfigModel):
     """Limits of each runtime: memory and processes of all that runs in it together."""
@@ -44,13 +46,39 @@ class ContainerEngineConfig(ConfigModel):
     )
 
 
+class KubernetesConfig(ConfigModel):
+    """Of the kind `kubernetes`: pods of a cluster, 1.30 or later, in a namespace without network."""
+
+    api: str = Field("https://kubernetes.default.svc", description="address of the API server")
+    token_file: Path | None = Field(
+        _SERVICE_ACCOUNT / "token", description="file with the bearer token; none to show none"
+    )
+    ca_file: Path | None = Field(_SERVICE_ACCOUNT / "ca.crt", description="file with the CA of the API server")
+    namespace: str = Field("default", min_length=1, description="namespace of the pods")
+    service: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$",
+        description="label by which the pods of this service are known, and those of its last life removed; the name "
+        "of its host if empty",
+    )
+    owner_uid: str = Field("", description="uid of the service's own pod, whose name is `service`: pods go with it")
+    service_account: str = Field("default", description="service account of the pods, whose token they do not get")
+    images: dict[str, str] = Field(
+        {}, description="images by the names that environments use; other names are images themselves"
+    )
+    user: str = Field("1000:1000", pattern=r"^\d{1,9}:\d{1,9}$", description="user and group ids of all that runs")
+    cpus: float = Field(1.0, gt=0, le=1024, description="CPUs that each runtime may use")
+    runtime_class: str = Field("", description="RuntimeClass of the pods, such as gvisor; the cluster's own if empty")
+    start_s: float = Field(180.0, gt=0, le=3600, description="longest time until a pod runs, in seconds")
+
+
 class RuntimesConfig(ConfigModel):
     """Runtimes: computers of their own for tasks, of images that `env-service runtime build` or an engine makes."""
 
-    kind: Literal["bubblewrap", "engine", "off"] = Field(
+    kind: Literal["bubblewrap", "engine", "kubernetes", "off"] = Field(
         "bubblewrap",
         description="bubblewrap: on this machine, without a daemon and without root; engine: containers of Docker or "
-        "Podman; off: there are none",
+        "Podman; kubernetes: pods of a cluster; off: there are none",
     )
     folder: Path = Field(Path("runtimes"), description="folder of the images of bubblewrap")
     network: Literal["none"] = Field("none", description="none: a runtime reaches nobody, itself apart")
@@ -73,3 +101,4 @@ class RuntimesConfig(ConfigModel):
     )
     limits: RuntimeLimits = RuntimeLimits()
     engine: ContainerEngineConfig = ContainerEngineConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()

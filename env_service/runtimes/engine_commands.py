@@ -7,10 +7,11 @@ with descriptors of its own still open.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from env_service.runtimes.engine_api import ANSWER_S, EngineApi, EngineStream, EngineUnreachable
+from env_service.runtimes.engine_api import ANSWER_S, EngineApi, EngineUnreachable
 from env_service.runtimes.interface import RuntimeCommand
 
 KILLED = 137
@@ -29,6 +30,14 @@ class DoesNotEnd(Exception):
     """Raised of a command that goes on although it has been killed."""
 
 
+class OutputStream(Protocol):
+    """The stream of a command, of an engine or a cluster."""
+
+    def frames(self) -> AsyncIterator[tuple[int, bytes]]:
+        """Parts of what is printed, with 1 for stdout and 2 for stderr, until the end."""
+        ...
+
+
 @dataclass
 class CommandOutput:
     """Output of a command as far as it is kept, and its process id in the container, which comes first."""
@@ -40,7 +49,7 @@ class CommandOutput:
     stderr: bytearray = field(default_factory=bytearray)
     began: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def collect(self, stream: EngineStream) -> None:
+    async def collect(self, stream: OutputStream) -> None:
         """Take all frames, and keep what there is room for."""
         head = bytearray()
         async for kind, part in stream.frames():

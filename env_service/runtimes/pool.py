@@ -28,6 +28,7 @@ from env_service.runtimes.interface import (
     RuntimeSnapshot,
 )
 from env_service.runtimes.kinds import PooledRuntime, RuntimeKind
+from env_service.runtimes.kubernetes_kind import KubernetesKind
 from services.http.metrics import Metrics
 from services.isolation.cgroups import memory_here
 from services.isolation.faults import CannotIsolate
@@ -280,7 +281,13 @@ class RuntimePool:
 
 
 def _kind_of(config: RuntimesConfig) -> RuntimeKind:
-    return EngineKind(config) if config.kind == "engine" else BubblewrapKind(config)
+    match config.kind:
+        case "engine":
+            return EngineKind(config)
+        case "kubernetes":
+            return KubernetesKind(config)
+        case _:
+            return BubblewrapKind(config)
 
 
 class _RuntimeAnywhere:
