@@ -133,7 +133,7 @@ class EngineKind:
         known = self._config.engine.images
         if image == HOST and HOST not in known:
             raise ImageFault(
-                f"the image {HOST!r} is this machine's own programs, which no container has: name an image of its, "
+                f"the image {HOST!r} is this machine's own programs, which no container has: name another one, "
                 f'or say which one is meant: env-service.runtimes.engine.images.{HOST} = "IMAGE"'
             )
         return known.get(image, image)

@@ -99,7 +99,7 @@ class PodMetadata(_ClusterAnswer):
     name: str
 
 
-class Pod(_ClusterAnswer):
+class RuntimePod(_ClusterAnswer):
     """A pod."""
 
     metadata: PodMetadata
@@ -107,10 +107,10 @@ class Pod(_ClusterAnswer):
 
 
 class _PodList(_ClusterAnswer):
-    items: tuple[Pod, ...]
+    items: tuple[RuntimePod, ...]
 
 
-_POD, _PODS = TypeAdapter(Pod), TypeAdapter(_PodList)
+_POD, _PODS = TypeAdapter(RuntimePod), TypeAdapter(_PodList)
 
 
 class KubernetesApi:
@@ -137,11 +137,11 @@ class KubernetesApi:
         """Make a pod."""
         await self._ask("POST", self._pods, body=pod)
 
-    async def pod(self, name: str) -> Pod:
+    async def pod(self, name: str) -> RuntimePod:
         """Describe a pod. Raises ClusterRefused with 404 if there is none."""
         return _parsed(_POD, await self._ask("GET", f"{self._pods}/{name}"))
 
-    async def pods(self, selector: str) -> tuple[Pod, ...]:
+    async def pods(self, selector: str) -> tuple[RuntimePod, ...]:
         """Describe all pods with labels."""
         return _parsed(_PODS, await self._ask("GET", self._pods, query={"labelSelector": selector})).items
 

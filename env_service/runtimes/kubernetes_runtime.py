@@ -95,7 +95,7 @@ class PodLaunch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ended:
+class PodCommandEnd:
     """End of a command in a pod."""
 
     exit_code: int
@@ -232,7 +232,7 @@ class KubernetesRuntime:
             await asyncio.sleep(look_s)
             look_s = min(2 * look_s, _LAST_LOOK_S)
 
-    async def _run(self, words: Sequence[str], *, wall_s: float, most: int, stdin: bytes = b"") -> _Ended:
+    async def _run(self, words: Sequence[str], *, wall_s: float, most: int, stdin: bytes = b"") -> PodCommandEnd:
         """A command, which has room made for it if what is inside leaves none. Raises ClusterError, RuntimeEnded."""
         try:
             return await self._run_once(words, wall_s=wall_s, most=most, stdin=stdin)
@@ -245,7 +245,7 @@ class KubernetesRuntime:
             self._end(f"no command can be started in it any more: {error}")
             raise RuntimeEnded(str(self._lost)) from error
 
-    async def _run_once(self, words: Sequence[str], *, wall_s: float, most: int, stdin: bytes) -> _Ended:
+    async def _run_once(self, words: Sequence[str], *, wall_s: float, most: int, stdin: bytes) -> PodCommandEnd:
         output, began = CommandOutput(most=most), time.monotonic()
         async with self._launch.api.exec(self._name, words, stdin=bool(stdin)) as stream:
             collecting = asyncio.ensure_future(output.collect(stream))
@@ -271,7 +271,7 @@ class KubernetesRuntime:
                 raise _DoesNotStart(stream.failure)
             raise ClusterUnreachable(f"a command ended without a word: {stream.failure or 'its connection broke'}")
         code = KILLED if stream.exit_code is None else stream.exit_code
-        return _Ended(exit_code=code, timed_out=timed_out, output=output, wall_s=took_s)
+        return PodCommandEnd(exit_code=code, timed_out=timed_out, output=output, wall_s=took_s)
 
     async def _killed(self, output: CommandOutput, collecting: asyncio.Future[None]) -> None:
         deadline = time.monotonic() + _STOP_S

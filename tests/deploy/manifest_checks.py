@@ -15,6 +15,9 @@ _TAGGED = re.compile(r".+(:(?!latest$)[A-Za-z0-9_][\w.-]{0,127}|@sha256:[0-9a-f]
 _SECRET = re.compile(r'(?mi)^\s*\w*(token|password|secret|api_key)\s*=\s*"[^"]+"|BEGIN [A-Z ]*PRIVATE KEY')
 _SECRET_NAME = re.compile(r"(TOKEN|PASSWORD|SECRET|API_KEY)$")
 _FOUR_WALLS = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+MADE_BY_ENV_SERVICES = {"matchExpressions": [{"key": "headway.dev/runtime-of", "operator": "Exists"}]}
+"""Selector of pods that no manifest has."""
+
 _JOBS = ("learner", "generator", "reward-service", "env-service")
 """Names of the jobs in deploy/prometheus/rules.yml."""
 
@@ -273,7 +276,7 @@ def _budgets(manifests: Manifests) -> Iterator[str]:
 def _policy(policy: Object, manifests: Manifests) -> Iterator[str]:
     spec = policy["spec"]
     own = manifests.chosen(spec["podSelector"])
-    if not own:
+    if not own and spec["podSelector"] != MADE_BY_ENV_SERVICES:
         yield f"{_name(policy)}: finds no pod"
     for direction, far in (("ingress", "from"), ("egress", "to")):
         for rule in spec.get(direction) or []:

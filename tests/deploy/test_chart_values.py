@@ -2,15 +2,20 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from env_service.runtimes.config import KubernetesConfig, RuntimesConfig
+from env_service.runtimes.kubernetes_kind import LABEL, KubernetesKind
 from learner.tenants.keys import TenantKeys, new_key
 from tests.deploy.chart import RENDER
-from tests.deploy.manifest_checks import Manifests, Object, PodMaker, faults, jobs_of
+from tests.deploy.manifest_checks import MADE_BY_ENV_SERVICES, Manifests, Object, PodMaker, faults, jobs_of
+from tests.deploy.pod_settings import run_at
+from tests.deploy.test_manifests import validator
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPONENTS = {
@@ -322,3 +327,40 @@ def test_a_pod_of_further_ranks_knows_its_nodes_rank(helm: Path) -> None:
         show, capture_output=True, text=True, timeout=60, env={"POD_INDEX": "2", "PATH": "/usr/bin:/bin"}
     )
     assert done.stdout == "3\n"
+
+
+def test_env_services_may_make_pods_without_network_if_runtimes_are_wanted_and_nobody_may_else(
+    helm: Path, tmp_path: Path
+) -> None:
+    found = _rendered(tmp_path, {"runtimes": {"enabled": True}})
+    (role,) = found.of("Role")
+    assert {rule["resources"][0]: rule["verbs"] for rule in role["rules"]} == {
+        "pods": ["create", "get", "list", "delete"], "pods/exec": ["get", "create"]
+    }  # fmt: skip
+    assert [load.labels["app.kubernetes.io/component"] for load in found.workloads()
+            if load.spec["serviceAccountName"] == "headway-runtimes"] == ["env-service"]  # fmt: skip
+    (policy,) = (one for one in found.of("NetworkPolicy") if one["metadata"]["name"] == "headway-runtimes")
+    assert MADE_BY_ENV_SERVICES == {"matchExpressions": [{"key": LABEL, "operator": "Exists"}]}
+    assert policy["spec"] == {
+        "podSelector": MADE_BY_ENV_SERVICES,
+        "policyTypes": ["Ingress", "Egress"],
+    }
+    env = _env(_load(found, "env-service"))
+    prefix = "HEADWAY_ENV_SERVICE__RUNTIMES__"
+    told = {name.removeprefix(prefix): value for name, value in env.items() if name.startswith(prefix)}
+    assert told == {
+        "KIND": "kubernetes", "KUBERNETES__NAMESPACE": "headway", "KUBERNETES__SERVICE": "$(POD_NAME)",
+        "KUBERNETES__OWNER_UID": "$(POD_UID)", "KUBERNETES__SERVICE_ACCOUNT": "headway-pods",
+    }  # fmt: skip
+    without = _rendered(tmp_path, {})
+    assert without.of("Role", "RoleBinding") == []
+    assert all(load.spec["serviceAccountName"] == "headway-pods" for load in without.workloads())
+
+
+def test_a_runtimes_pod_is_valid(tmp_path: Path) -> None:
+    settings = KubernetesConfig(service="east-0", owner_uid="1-2-3", runtime_class="gvisor", images={"host": "py:1"})
+    pod = KubernetesKind(RuntimesConfig(kind="kubernetes", kubernetes=settings)).pod("headway-1", "host")
+    (tmp_path / "pod.yaml").write_text(json.dumps(pod))
+    command = [sys.executable, "-m", "kubernetes_validate", "--strict", "-k", "1.37", "pod.yaml"]
+    done = run_at(tmp_path, command, PYTHONPATH=str(validator()))
+    assert done.returncode == 0, done.stdout + done.stderr

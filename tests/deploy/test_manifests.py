@@ -72,7 +72,7 @@ def test_every_documented_set_of_values_renders_without_faults(rendered: dict[st
 def test_the_manifests_are_valid_in_the_oldest_and_the_newest_kubernetes(
     rendered: dict[str, str], tmp_path: Path, version: str
 ) -> None:
-    folder = _validator()
+    folder = validator()
     documents = {part for text in rendered.values() for part in text.split("\n---\n") if "kind: " in part}
     known = [part for part in documents if not any(f"kind: {kind}\n" in part for kind in CUSTOM)]
     sets = [yaml.safe_load(part) for part in documents if "\nkind: JobSet\n" in part]
@@ -89,7 +89,7 @@ def test_the_manifests_are_valid_in_the_oldest_and_the_newest_kubernetes(
     assert wrong.returncode == 1
 
 
-def _validator() -> Path:
+def validator() -> Path:
     """The schemas, 110 MB, in the cache that helm is in."""
     folder: Path = RENDER.CACHE / VALIDATOR.replace("==", "-")
     if not folder.exists():

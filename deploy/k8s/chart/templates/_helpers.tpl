@@ -26,7 +26,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 
 {{/* What every pod's spec begins with. priority: learner or others. grace: seconds. values: the component's. */}}
 {{- define "headway.pod" -}}
-serviceAccountName: {{ include "headway.name" (dict "root" .root "of" "pods") }}
+serviceAccountName: {{ include "headway.name" (dict "root" .root "of" (and .root.Values.runtimes.enabled (eq .of "env-service") | ternary "runtimes" "pods")) }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .values.schedulerName }}
