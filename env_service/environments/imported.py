@@ -85,11 +85,10 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
     rules = declared.rules.model_copy(update={key: getattr(entry.rules, key) for key in entry.rules.model_fields_set})
     _check_branches(rules, declared.players, example, entry)
     _check_room(rules, declared.players, example, entry)
-    if rules.replayable and (declared.players or is_agent(made)):
-        kind = "a game of several players" if declared.players else "an agent, whose own program nobody can take back"
+    if rules.replayable and is_agent(made):
         raise EnvironmentFault(
-            f"{_named(entry)}: rules.replayable is true, and it is {kind}: only an environment with reset and step is "
-            "rebuilt from its actions; leave it out"
+            f"{_named(entry)}: rules.replayable is true, and it is an agent, whose own program nobody can take back: "
+            "only an environment with reset and step is rebuilt from its actions; leave it out"
         )
     if rules.teacher_hint is not None and (declared.players or is_agent(made)):
         raise EnvironmentFault(

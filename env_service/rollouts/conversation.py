@@ -225,6 +225,16 @@ class Conversation:
             branches = await self._branch_off()
             await beside_each_other(each.hold() for each in (self, *branches))
 
+    def past_turn(self) -> RecordedTurn | None:
+        """The next turn that a former process has recorded; None if there is no other one, or it is not one behind
+        these tokens, in which case its environment is at fault.
+        """
+        past = None if self.speaker.record is None else self.speaker.record.next_turn(self.index)
+        if past is not None and past.turn.prompt != digest_of(self.speech.transcript.context):
+            self.blame(fault_of_step(ReplayMismatch(OTHER_PROMPT), self.name))
+            return None
+        return past
+
     async def _go_through_the_past(self) -> None:
         """Says once more what a former process has recorded, up to where it ended: an environment that is replayable
         stands then where it stood, and one that saves is restored. Nothing is sampled again.
@@ -233,13 +243,10 @@ class Conversation:
         if record is not None and self.speaker.offered.saves:
             self._not_restored = record.saved(self.index)
         while record is not None and not self.over and not self._is_at_a_fork:
-            past = record.next_turn(self.index)
-            if past is None and self._not_restored is not None:
+            past = self.past_turn()
+            if past is None and self.fault is None and self._not_restored is not None:
                 self.blame(fault_of_step(ReplayMismatch(LOST_TURNS), self.name))
             if past is None:
-                return
-            if past.turn.prompt != digest_of(self.speech.transcript.context):
-                self.blame(fault_of_step(ReplayMismatch(OTHER_PROMPT), self.name))
                 return
             if not (self.speaker.offered.rules.replayable or record.has_more(self.index)):
                 # The policy has heard nothing of the last answer, so that another one is as good.
@@ -366,12 +373,13 @@ class Conversation:
             if completion is None:
                 return
             first = None
-            self._record_turn(completion)
+            self.record_turn(completion)
             await self._take(completion)
             if self._is_at_a_fork:
                 return
 
-    def _record_turn(self, completion: Completion) -> None:
+    def record_turn(self, completion: Completion) -> None:
+        """Takes a turn that was sampled down, before anybody hears of it."""
         if self.speaker.record is not None:
             prompt, progress = self.speech.transcript.context, self.speaker.progress
             row = row_of(
@@ -485,11 +493,23 @@ class Conversation:
             return step
 
         step = await self.answer(partial(self.environment.step, action), check)
-        if recorded is not None and self.fault is not None:  # it had answered before: nobody knows where it stands now
-            self.fault = replace(self.fault, passing=True)
-        if step is not None and recorded is None and self.speaker.record is not None:
-            await self.speaker.record.add_answer(AnswerRow(conversation=self.index, step=text_of_step(step)))
+        if step is None:
+            self.excuse(recorded)
+        elif recorded is None:
+            await self.record_answer(partial(text_of_step, step))
         return step
+
+    def excuse(self, recorded: str | None) -> None:
+        """An environment that is at fault where it had answered is so by no fault of its task: nobody knows where it
+        stands now.
+        """
+        if recorded is not None and self.fault is not None:
+            self.fault = replace(self.fault, passing=True)
+
+    async def record_answer(self, text: Callable[[], str]) -> None:
+        """Takes the answer to its newest turn down, as JSON."""
+        if self.speaker.record is not None:
+            await self.speaker.record.add_answer(AnswerRow(conversation=self.index, step=text()))
 
     async def answer(self, step: Call[object], check: Callable[[object], T]) -> T | None:
         """The environment's answer, if it passes the check, which raises Nonsense; None if it is at fault."""

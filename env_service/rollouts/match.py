@@ -44,6 +44,7 @@ from env_service.rollouts.conversation import (
 )
 from env_service.rollouts.judging import failure_of_all
 from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure, RolloutFailure, why_nothing
+from env_service.rollouts.replay import OTHER_STEP, ReplayMismatch, completion_of, text_of_round
 from protocol.generation import GenerateRequest
 from protocol.trajectories import CutOff
 
@@ -225,31 +226,52 @@ class Match:
         return True
 
     async def _hold(self, first: Completion | None) -> None:
-        limit = asyncio.timeout(self._rules.conversation_timeout_s)
+        limit = asyncio.timeout(None)
         try:
             async with limit:
-                await self._play(first)
+                await self._play(first, limit)
         except TimeoutError:
             if not limit.expired():
                 raise
             self._cut_off("time_limit")
 
-    async def _play(self, first: Completion | None) -> None:
+    async def _play(self, first: Completion | None, limit: asyncio.Timeout) -> None:
+        """Goes first through the turns that a former process has recorded, for which no time is counted."""
         side: Conversation | None = self._opened
+        while side is not None and (past := side.past_turn()) is not None:
+            completion = completion_of(past.turn, began=side.speaker.progress.began)
+            side = await self._answered(side, side.speech.hear(completion), past.step)
+        if side is not None and side.fault is not None:
+            self._blame_all(side)
+            return
+        if self._rules.conversation_timeout_s is not None:
+            left_s = max(0.0, self._rules.conversation_timeout_s - self.speaker.progress.elapsed_s)
+            limit.reschedule(asyncio.get_running_loop().time() + left_s)
         while side is not None:
-            completion = await side.sampled(first)
+            sampled = await side.sampled(first)
             first = None
-            if completion is None:
+            if sampled is None:
                 self._cut_off("token_budget")
                 return
-            side = await self._answered(side, side.speech.hear(completion))
+            side.record_turn(sampled)
+            side = await self._answered(side, side.speech.hear(sampled))
 
-    async def _answered(self, side: Conversation, action: Action) -> Conversation | None:
-        """The next speaker's conversation; None if the game is over."""
-        given = await side.answer(partial(self.environment.step, action), self._checked)
+    async def _answered(self, side: Conversation, action: Action, recorded: str | None = None) -> Conversation | None:
+        """The next speaker's conversation; None if the game is over. An answer that was recorded has to come again."""
+
+        def check(answer: object) -> Round:
+            checked = self._checked(answer)
+            if recorded is not None and text_of_round(checked) != recorded:
+                raise ReplayMismatch(OTHER_STEP)
+            return checked
+
+        given = await side.answer(partial(self.environment.step, action), check)
         if given is None:
+            side.excuse(recorded)
             self._blame_all(side)
             return None
+        if recorded is None:
+            await side.record_answer(partial(text_of_round, given))
         side.judge_action(action, invalid=given.invalid)
         for player, reward in given.rewards.items():
             self._earn(player, reward)

@@ -12,13 +12,14 @@ import xxhash
 from pydantic import TypeAdapter
 
 from env_service.checkpoints.rows import TurnRow
-from env_service.environments.interface import EnvironmentUnavailable, Step
+from env_service.environments.interface import EnvironmentUnavailable, Round, Step
 from env_service.rollouts.completions import Completion, seconds_since
 from env_service.rollouts.routing import TokenRouting
 from protocol.routed_experts import RoutedExperts
 from services.user_code import checked_number
 
 _STEP: TypeAdapter[Step] = TypeAdapter(Step)
+_ROUND: TypeAdapter[Round] = TypeAdapter(Round)
 _REMEDY = (
     "it is rolled out anew; leave replayable out of its rules if its steps depend on more than task, seed and actions"
 )
@@ -45,6 +46,20 @@ def text_of_step(step: Step) -> str:
     metrics = {name: checked_number(step.metrics[name]) for name in sorted(step.metrics)}
     plain = replace(step, reward=checked_number(step.reward), invalid=bool(step.invalid), metrics=metrics)
     return _STEP.dump_json(plain).decode()
+
+
+def text_of_round(given: Round) -> str:
+    """A game's answer in JSON, as that of a step."""
+    plain = replace(
+        given,
+        invalid=bool(given.invalid),
+        rewards={name: checked_number(given.rewards[name]) for name in sorted(given.rewards)},
+        metrics={
+            player: {name: checked_number(given.metrics[player][name]) for name in sorted(given.metrics[player])}
+            for player in sorted(given.metrics)
+        },
+    )
+    return _ROUND.dump_json(plain).decode()
 
 
 def step_of(text: str) -> Step:

@@ -13,7 +13,16 @@ import pytest
 from env_service.checkpoints.records import LeaseRecords
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.imported import offered as offered_class
-from env_service.environments.interface import Action, ChatMessage, OfferedEnvironment, Opening, Step, Task
+from env_service.environments.interface import (
+    Action,
+    ChatMessage,
+    OfferedEnvironment,
+    Opening,
+    Round,
+    Step,
+    Task,
+    TurnOf,
+)
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import ClassTasks
 from env_service.rollouts.completions import RolloutProgress
@@ -154,6 +163,7 @@ class TwoLives:
             rules=self.rules,
             metrics={"words": "max"},
             saves=hasattr(self.start, "save"),
+            players=getattr(self.start, "players", ()),
         )
         self.made.append(await self.chat_bench(words, extra=[environment], records=records))
         return self.made[-1]
@@ -355,17 +365,70 @@ async def test_where_an_environment_cannot_be_saved_its_lease_goes_on_without_a_
         assert records.past() == {}
 
 
-class SpellingDuel(Spelling):
-    players = ("first", "second")
-
-
 class LoneTalker:
     async def run(self, task: Task, client: object) -> float:
         return 0.0
 
 
-@pytest.mark.parametrize(("name", "kind"), [("SpellingDuel", "a game of several players"), ("LoneTalker", "an agent")])
-def test_games_and_agents_that_call_themselves_replayable_are_refused_by_name(name: str, kind: str) -> None:
-    entry = ClassTasks(name="one", source=f"{__name__}:{name}", rules=RULES)
-    with pytest.raises(EnvironmentFault, match=rf"environment one .*rules\.replayable is true, and it is {kind}"):
+def test_an_agent_that_calls_itself_replayable_is_refused_by_name() -> None:
+    entry = ClassTasks(name="one", source=f"{__name__}:LoneTalker", rules=RULES)
+    with pytest.raises(EnvironmentFault, match=r"environment one .*rules\.replayable is true, and it is an agent"):
         offered_class(entry)
+
+
+class SpellingDuel:
+    """Two who spell in turn; `hang` is not answered in the first life, `stop` ends it. `odd`: it changes its mind."""
+
+    players = ("first", "second")
+    hangs: ClassVar[bool] = True
+    heard: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def reset(self, task: Task, seed: int) -> TurnOf:
+        return TurnOf("first", (ChatMessage("user", "go"),))
+
+    async def step(self, action: Action) -> Round:
+        self.heard.append(action.text)
+        if action.text == "hang" and self.hangs:
+            await asyncio.Event().wait()
+        self.words.append(action.text)
+        if action.text == "stop":
+            return Round(stop="stopped", rewards={"first": float(len(self.words)), "second": -1.0})
+        said = "something" if action.text == "odd" and not self.hangs else " ".join(self.words)
+        player = self.players[len(self.words) % 2]
+        return Round(TurnOf(player, (ChatMessage("user", said),)), rewards={self.players[len(self.words) % 2 - 1]: 0.5})
+
+
+@dataclass
+class TwoLivesOfGames(TwoLives):
+    """The same of games of two players, both of whom are the policy."""
+
+    def is_asked_all(self, words: AskedWords) -> bool:
+        return True
+
+
+async def test_a_game_goes_on_at_the_turn_of_the_player_whose_it_was(lives: TwoLives) -> None:
+    games = TwoLivesOfGames(lives.chat_bench, lives.model, lives.folder, ("one three stop", "two hang"))
+    games.start = SpellingDuel  # type: ignore[assignment]
+    before = await games.first()
+    outcome, after = await games.second()
+    first, second = told(outcome)
+
+    assert before.asked == ["0", "1.0", "0.1", "1.1"]
+    assert after.asked == ["0.2"]
+    assert SpellingDuel.heard == ["one", "two", "three", "hang", "stop"]
+    assert [len(first.turns), len(second.turns)] == [3, 2]
+    assert [first.player, second.player] == ["first", "second"]
+    assert [first.reward.reward, second.reward.reward] == [6.0, 0.0]
+
+
+async def test_a_game_that_answers_otherwise_is_a_failure_of_infrastructure(lives: TwoLives) -> None:
+    games = TwoLivesOfGames(lives.chat_bench, lives.model, lives.folder, ("odd three stop", "two hang"))
+    games.start = SpellingDuel  # type: ignore[assignment]
+    await games.first()
+    outcome, _ = await games.second()
+    assert isinstance(outcome, FailedLease)
+    assert not outcome.data_fault
+    assert "answers a recorded action otherwise" in outcome.reason
