@@ -16,12 +16,9 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import TypeVar, cast
-
-import numpy as np
 
 from learner.algorithms.preset import Preset
 from learner.checkpoint_writer import CheckpointWriter
@@ -31,7 +28,6 @@ from learner.journal.checkpoints import Checkpoints, VersionScore
 from learner.journal.journal import LoggedTeaching
 from learner.lag_measurements import ComparedGroups, MeasurementPlan
 from learner.leases.intake import BegunBatch, EndedEarly, Intake, NewestGroups, TakenBatch
-from learner.leases.partial_credit import without_loss
 from learner.page.store import TrajectoryStore
 from learner.page.taken import SequencePlace, TakenStep
 from learner.recovery import LoggedStep
@@ -40,9 +36,9 @@ from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics
 from learner.reports.tally import StepRecord, Timing, step_record
 from learner.snapshots import snapshots_of
-from learner.teachers.config import index_of, teacher_of
+from learner.taught_batches import TaughtBatch, is_taught_by_policy, taught, teaching_of
 from learner.teachers.teachers import GroupScores, Teachers, TextRefused, Told
-from learner.training.batch import Candidates, GroupsBefore, Teaching, TrainSequence, sequences_of
+from learner.training.batch import GroupsBefore, TrainSequence, sequences_of
 from learner.training.config import LoraConfig
 from learner.training.guard import Guard, GuardChange
 from learner.training.lag_gradients import LagReading, Moments, moments_of
@@ -53,7 +49,6 @@ from learner.weights.fleet import IdleWatch
 from learner.weights.probe import Prober
 from learner.weights.published import PackedWeights
 from learner.weights.publisher import Publisher
-from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 from services.config import made_with
 from services.tracing import lease_ended, lease_trace
@@ -107,7 +102,6 @@ class OnlineTraining:
         self._metrics = metrics
         self._idle = idle
         self._teachers = teachers
-        self._teacher_lags: list[int] = []
         self._checkpoints = checkpoints
         self._credits = Credits(checkpoints, wanted=config.checkpoint.keep_best > 0)
         self._writer = CheckpointWriter(
@@ -196,9 +190,9 @@ class OnlineTraining:
             logger.info("replaying the batch of step %d from the log", logged.version + 1)
             batch = logged.read()
             start = time.monotonic()
-            batch, teaching = self._taught(batch, noted=logged.told())
-            sequences = self._sequences(batch, max_lag=batch.bound(config.max_lag), teaching=teaching)
-            step_metrics = self._train(batch, sequences)
+            as_taught = self._taught(batch, noted=logged.told())
+            batch, sequences = as_taught.batch, self._sequences(as_taught, max_lag=batch.bound(config.max_lag))
+            step_metrics = as_taught.noted_in(self._train(batch, sequences))
             self._keep(batch, sequences)
             train_s = time.monotonic() - start
             timing = Timing(time_s=self._records.passed_s(), wait_s=0.0, train_s=train_s, copy_s=0.0)
@@ -239,12 +233,13 @@ class OnlineTraining:
         taken = time.monotonic()
         lag_bound = self._guard.max_lag
         reading, by_gradient, compared_s = self._compare(batch, served_s=served_s) if measures else (None, None, 0.0)
-        batch, teaching = self._taught(batch)
+        as_taught = self._taught(batch)
+        batch = as_taught.batch
         if begins:
             sequences = self._ahead.sequences(batch.groups)
         else:
-            sequences = self._sequences(batch, max_lag=self._config.max_lag, teaching=teaching)
-        step_metrics = self._train(batch, sequences)
+            sequences = self._sequences(as_taught, max_lag=self._config.max_lag)
+        step_metrics = as_taught.noted_in(self._train(batch, sequences))
         change = self._guard.observe(step_metrics, lag=max(batch.lags))
         self._call(self._intake.trained(self._version, max_lag=self._guard.max_lag))
         trained = time.monotonic()
@@ -327,11 +322,16 @@ class OnlineTraining:
         if self._config.teachers:
             glanced = self._call(self._teachers.glance(compared.groups, batch=batch.groups))
             compared = compared.only(glanced)
-            teaching = self._teaching(compared.groups, list(glanced.values()))
+            teaching = teaching_of(
+                compared.groups,
+                list(glanced.values()),
+                teachers=self._config.teachers,
+                top=self._trainer.preset.candidates,
+            )
         moments: Moments = {}
         if compared.fresh > 1:
             chosen = TakenBatch(version=batch.version, groups=compared.groups, lags=())
-            sequences = self._sequences(chosen, max_lag=self._config.max_lag, teaching=teaching)
+            sequences = self._sequences(TaughtBatch(chosen, teaching), max_lag=self._config.max_lag)
             unit_of = compared.units
             units = [unit_of[one.origin.group] for one in sequences if one.origin is not None]
             sketches = self._trainer.sketches(sequences, units=units, parts=compared.unit_buckets)
@@ -360,9 +360,6 @@ class OnlineTraining:
 
     def _train(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> StepMetrics:
         step_metrics = self._trainer.train_step(sequences, version=batch.version)
-        if self._teacher_lags:
-            means = {**step_metrics.means, "teacher_lag": statistics.fmean(self._teacher_lags)}
-            step_metrics = replace(step_metrics, means=means)
         if step_metrics.skipped_updates:
             self._say_skipped(batch, step_metrics)
             try:
@@ -422,36 +419,30 @@ class OnlineTraining:
             ", ".join(sorted({one.verifier for one in rewards})),
         )
 
-    def _sequences(
-        self, batch: TakenBatch, *, max_lag: int, teaching: Sequence[Teaching] | None
-    ) -> list[TrainSequence]:
+    def _sequences(self, as_taught: TaughtBatch, *, max_lag: int) -> list[TrainSequence]:
+        batch = as_taught.batch
         assert batch.version == self._version, f"a batch of version {batch.version} at version {self._version}"
         return sequences_of(
-            batch.groups, version=batch.version, max_lag=max_lag, preset=self._trainer.preset, teaching=teaching
+            batch.groups,
+            version=batch.version,
+            max_lag=max_lag,
+            preset=self._trainer.preset,
+            teaching=as_taught.teaching,
         )
 
     def _taught(
         self, batch: TakenBatch, *, noted: Mapping[int, GroupScores | TextRefused] | None = None
-    ) -> tuple[TakenBatch, list[Teaching] | None]:
-        """The teaching of each group of a batch, and the batch in which no token is trained of those without any. What
-        is `noted` by lease id is not asked for again.
-        """
-        if not self._config.teachers:
-            return batch, None
+    ) -> TaughtBatch:
+        """The batch as it is taught. What is `noted` by lease id is not asked for again."""
+        teachers = self._config.teachers
+        if not teachers:
+            return TaughtBatch(batch)
         told = self._told(batch, noted or {})
-        groups = []
         for group, one in zip(batch.groups, told, strict=True):
             if isinstance(one, TextRefused):
                 logger.warning("lease %d of %s is not trained: %s", group.lease_id, group.environment, one)
                 self._metrics.left_out("untaught")
-            groups.append(without_loss(group) if isinstance(one, TextRefused) else group)
-        self._teacher_lags = [
-            batch.version - PolicyVersion.parse(each.version).number
-            for group, scores in zip(groups, told, strict=True)
-            if isinstance(scores, tuple) and self._is_taught_by_policy(group.environment)
-            for each in scores
-        ]
-        return replace(batch, groups=tuple(groups)), self._teaching(groups, told)
+        return taught(batch, told, teachers=teachers, top=self._trainer.preset.candidates)
 
     def _told(self, batch: TakenBatch, noted: Mapping[int, GroupScores | TextRefused]) -> list[Told]:
         """A policy that teaches changes: what it says is in the journal before it is trained."""
@@ -460,24 +451,11 @@ class OnlineTraining:
         if new := [
             LoggedTeaching(batch.version, group.lease_id, told)
             for group, told in answers
-            if told is not None and self._is_taught_by_policy(group.environment)
+            if told is not None and is_taught_by_policy(self._config.teachers, group.environment)
         ]:
             self._call(self._intake.taught(new))
         known: dict[int, Told] = {**noted, **{group.lease_id: told for group, told in answers}}
         return [known[group.lease_id] for group in batch.groups]
-
-    def _teaching(self, groups: Sequence[TrajectoryGroup], told: Sequence[Told]) -> list[Teaching]:
-        """Teacher of each group: its scores from behind a URL, or the model of the ranks that is asked."""
-        return [
-            _untaught(group, top=self._trainer.preset.candidates)
-            if isinstance(scores, TextRefused)
-            else _teaching_of(scores, index=index_of(self._config.teachers, group.environment))
-            for group, scores in zip(groups, told, strict=True)
-        ]
-
-    def _is_taught_by_policy(self, environment: str) -> bool:
-        teacher = teacher_of(self._config.teachers, environment)
-        return teacher is not None and teacher.policy
 
     def _publish(self, *, hold: bool = False) -> None:
         self._publisher.offer(self._snapshots.take(version=self._version, probe=self._prober.probe()), hold=hold)
@@ -658,26 +636,6 @@ def _why_not(compared: ComparedGroups, newest: NewestGroups) -> str:
     if compared.fresh > 1:
         return "the gradient of lag 0 is 0, or not finite"
     return f"{compared.fresh} groups of lag 0 were there, expected 2 at least: {newest.why}"
-
-
-def _teaching_of(scores: GroupScores | None, *, index: int) -> Teaching:
-    if scores is None:
-        return Teaching(index=index)
-    tops = [each.top for each in scores if each.top is not None]
-    return Teaching(
-        index=index,
-        logprobs=[each.logprobs for each in scores],
-        candidates=[Candidates(top.token_ids, top.logprobs) for top in tops] or None,
-    )
-
-
-def _untaught(group: TrajectoryGroup, *, top: int) -> Teaching:
-    """Of a group that has no loss: what its teacher would say counts nowhere."""
-    lengths = [len(one.token_ids) for one in group.trajectories]
-    none = [Candidates(np.zeros((each, top), np.int32), np.zeros((each, top), np.float32)) for each in lengths]
-    return Teaching(
-        index=-1, logprobs=[np.zeros(each, np.float32) for each in lengths], candidates=none if top else None
-    )
 
 
 def _places(sequences: Sequence[TrainSequence]) -> list[SequencePlace]:

@@ -24,12 +24,11 @@ from learner.config import LearnerConfig
 from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.journal.journal import FOLDER
 from learner.journal.segments import segments_of
-from learner.leases.intake import TakenBatch
 from learner.recovery import LoggedStep, logged_steps
 from learner.reports.history import RunHistory
 from learner.run_ranks import LearnerRanks
-from learner.teachers.config import index_of
-from learner.training.batch import Teaching, TrainSequence, sequences_of
+from learner.taught_batches import TaughtBatch, is_taught_by_policy, taught
+from learner.training.batch import TrainSequence, sequences_of
 from learner.training.policy import WeightSnapshot
 from learner.training.step import StepMetrics
 from learner.training.trainer import Trainer
@@ -178,14 +177,31 @@ def _trained_again(
 
 
 def _train(trainer: Trainer, config: LearnerConfig, step: LoggedStep) -> StepMetrics:
-    return trainer.train_step(sequences_in(step.read(), config, trainer.preset), version=step.version)
+    as_taught = taught_again(step, config, trainer.preset)
+    sequences = sequences_in(as_taught, config, trainer.preset)
+    return as_taught.noted_in(trainer.train_step(sequences, version=step.version))
 
 
-def sequences_in(batch: TakenBatch, config: LearnerConfig, preset: Preset) -> Sequence[TrainSequence]:
+def taught_again(step: LoggedStep, config: LearnerConfig, preset: Preset) -> TaughtBatch:
+    """A logged batch as it was taught. Raises WrongSettings if answers of the policy are not in the journal: the step
+    was not trained.
+    """
+    batch, noted = step.read(), step.told()
+    if not config.teachers:
+        return TaughtBatch(batch)
+    for group in batch.groups:
+        if group.lease_id not in noted and is_taught_by_policy(config.teachers, group.environment):
+            raise WrongSettings(
+                f"step {step.version + 1} was not trained: the journal has its batch, and not what the policy said of "
+                f"lease {group.lease_id} as its own teacher; resume the run first"
+            )
+    told = [noted.get(group.lease_id) for group in batch.groups]
+    return taught(batch, told, teachers=config.teachers, top=preset.candidates)
+
+
+def sequences_in(as_taught: TaughtBatch, config: LearnerConfig, preset: Preset) -> Sequence[TrainSequence]:
     """The sequences that a preset trains of a logged batch, with the teachers of their environments."""
-    teaching = None
-    if config.teachers:
-        teaching = [Teaching(index=index_of(config.teachers, each.environment)) for each in batch.groups]
+    batch, teaching = as_taught.batch, as_taught.teaching
     bound = batch.bound(config.max_lag)
     return sequences_of(batch.groups, version=batch.version, max_lag=bound, preset=preset, teaching=teaching)
 

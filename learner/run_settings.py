@@ -54,9 +54,9 @@ def settings_of_run(folder: Path, *, changes: Sequence[str] = ()) -> LearnerConf
         raise WrongSettings(
             f"the run in {folder} kept no journal (checkpoint.journal = false): there is nothing to replay"
         )
-    asked_elsewhere = ["policy" if each.policy else each.urls[0] for each in config.teachers if each.is_remote]
+    asked_elsewhere = [url for each in config.teachers for url in each.urls]
     if asked_elsewhere:
-        raise WrongSettings(f"a teacher at {asked_elsewhere[0]} taught this run, and a replay asks no generators")
+        raise WrongSettings(f"a teacher at {asked_elsewhere[0]} taught this run, and its words are not in the journal")
     return config.model_copy(
         # The optimizer's own weights, whatever is published.
         update={"training": config.training.model_copy(update={"publish_dtype": "float32"})}

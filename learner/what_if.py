@@ -34,6 +34,7 @@ from learner.replay import (
     nothing_to_begin_with,
     numbers_of_step,
     sequences_in,
+    taught_again,
 )  # fmt: skip
 from learner.reports.history import RunHistory
 from learner.reports.what_if_folder import GROUPS_FILE, NOTE_FILE, PULLS_PREFIX, ProgressNotes
@@ -126,8 +127,7 @@ def compared(
         numbers: dict[int, _Numbers] = {}
         most: list[_Ordered] = []
         for done, step in enumerate(steps, 1):
-            batch = step.read()
-            found, pulls = _taken(trainer, what_if.changed, batch)
+            found, pulls, batch = _taken(trainer, what_if.changed, step)
             numbers[step.version + 1] = {name: value for name, value in found.items() if name not in _NOT_OF_WHAT_IF}
             changes = []
             if what_if.groups:
@@ -165,7 +165,7 @@ def _trained_by_run(
     trainer = _opened(config, base, open_trainer)
     unlike = ""
     for done, step in enumerate(steps, 1):
-        found, pulls = _taken(trainer, config, step.read())
+        found, pulls, _ = _taken(trainer, config, step)
         pulls.save(notes / f"{step.version}.npz")
         difference = first_difference(found, noted.get(step.version + 1, {}))
         unlike = unlike or (f"step {step.version + 1} is the first that differs: {difference}" if difference else "")
@@ -199,14 +199,15 @@ def _opened(
     return trainer
 
 
-def _taken(trainer: Trainer, config: LearnerConfig, batch: TakenBatch) -> tuple[_Numbers, StepPulls]:
-    """The step's numbers, and its pulls."""
-    sequences = sequences_in(batch, config, trainer.preset)
-    metrics = trainer.train_step(sequences, version=batch.version)
+def _taken(trainer: Trainer, config: LearnerConfig, step: LoggedStep) -> tuple[_Numbers, StepPulls, TakenBatch]:
+    """The step's numbers, its pulls, and the batch that was trained."""
+    as_taught = taught_again(step, config, trainer.preset)
+    sequences = sequences_in(as_taught, config, trainer.preset)
+    metrics = as_taught.noted_in(trainer.train_step(sequences, version=step.version))
     assert trainer.pulls is not None, "the trainer was opened to keep them"
     clips = metrics.clip_fraction is not None
     pulls = StepPulls.made(sequences, trainer.pulls, epochs=config.training.epochs_per_step, clips=clips)
-    return numbers_of_step(metrics), pulls
+    return numbers_of_step(metrics), pulls, as_taught.batch
 
 
 class WhatIfFiles:

@@ -20,6 +20,7 @@ from learner.ledger import LedgerConfig
 from learner.online import Credits
 from learner.page.taken import TakenStep
 from learner.recovery import logged_steps
+from learner.taught_batches import TaughtBatch
 from learner.teachers.teachers import GroupScores, TeacherScores, TextRefused, Told
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard, GuardState
@@ -155,8 +156,8 @@ async def test_a_batch_that_is_being_written_when_the_end_comes_is_trained(
     monkeypatch.setattr(Journal, "append_batch", slowly)
     given: list[TakenBatch] = []
 
-    def take(batch: TakenBatch, *_: object, **__: object) -> None:
-        given.append(batch)
+    def take(as_taught: TaughtBatch, **_: object) -> None:
+        given.append(as_taught.batch)
         raise StepBegun
 
     async with learner(tmp_path) as ours, ours.env("e") as env:
@@ -196,8 +197,8 @@ def test_of_a_group_whose_text_a_teacher_refuses_no_token_is_trained_and_others_
     training = training_of(settings_of(**taught), parts=parts, teachers=RefusingTeachers(), first_version=0)
     training._call = lambda work: asyncio.run(work)
 
-    batch, teaching = training._taught(TakenBatch(version=0, groups=(group(0), group(1)), lags=(0, 0)))
-    sequences = training._sequences(batch, max_lag=0, teaching=teaching)
+    as_taught = training._taught(TakenBatch(version=0, groups=(group(0), group(1)), lags=(0, 0)))
+    sequences = training._sequences(as_taught, max_lag=0)
 
     assert [(one.group, bool(one.loss_mask.any()), one.teacher_logprobs.min()) for one in sequences] == [
         (0, True, -2.0), (0, True, -2.0), (1, False, 0.0), (1, False, 0.0)
@@ -237,8 +238,8 @@ async def test_a_step_that_is_trained_again_is_taught_as_it_was_by_a_policy_that
             training = training_of(
                 settings_of(**policy), parts=parts, intake=ours.intake, teachers=teachers, first_version=0
             )
-            batch, teaching = await asyncio.to_thread(training._taught, batch, **noted)
-            sequences = training._sequences(batch, max_lag=1, teaching=teaching)
+            as_taught = await asyncio.to_thread(training._taught, batch, **noted)
+            sequences = training._sequences(as_taught, max_lag=1)
             return [one.teacher_logprobs.tolist() for one in sequences]
 
         await env.enter()

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
@@ -11,7 +13,9 @@ from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.command import export_of_run
 from learner.config import LearnerConfig
 from learner.leases.intake import TakenBatch
+from learner.replay import sequences_in, taught_again
 from learner.run_settings import config_of_run, settings_of_run
+from learner.teachers.teachers import GroupScores, TeacherScores, TextRefused
 from learner.training.batch import LagBoundBroken, sequences_of
 from services.config import made_with
 from services.process import WrongSettings
@@ -131,3 +135,27 @@ def test_a_batch_of_the_log_is_trained_again_under_the_bound_of_its_time() -> No
     with pytest.raises(LagBoundBroken):
         sequences_of(groups, version=5, max_lag=2, preset=preset)
     assert len(sequences_of(groups, version=5, max_lag=batch.bound(2), preset=preset)) == 4
+
+
+def test_a_step_that_the_policy_taught_is_replayed_as_it_was_taught_if_the_journal_says_how(tmp_path: Path) -> None:
+    config = config_of("opd", tmp_path, teachers=[{"name": "self", "policy": True}])
+    (tmp_path / "one").mkdir()
+    made_with.write(tmp_path / "one", config.made_with())
+    settings, preset = settings_of_run(tmp_path / "one"), config.preset()
+    groups = (group(0, trajectory(4, 5), trajectory(5, 5)), group(1, trajectory(4, 5), trajectory(5, 5)))
+    scores = tuple(
+        TeacherScores(np.full(len(each.token_ids), -2.0, np.float32), "1.3") for each in groups[0].trajectories
+    )
+    noted: dict[int, GroupScores | TextRefused] = {0: scores, 1: TextRefused("too long")}
+    batch = TakenBatch(version=5, groups=groups, lags=(1, 1))
+    step: Any = SimpleNamespace(version=5, read=lambda: batch, told=lambda: noted)
+
+    as_taught = taught_again(step, settings, preset)
+    trained = [
+        (bool(one.loss_mask.any()), one.teacher_logprobs.min()) for one in sequences_in(as_taught, settings, preset)
+    ]
+    assert trained == [(True, -2.0), (True, -2.0), (False, 0.0), (False, 0.0)]
+    assert as_taught.lags == [2, 2]
+    del noted[1]
+    with pytest.raises(WrongSettings, match=r"step 6 was not trained: .* what the policy said of lease 1 as"):
+        taught_again(step, settings, preset)
