@@ -5,7 +5,6 @@ The real publisher of the learner is at the other end: each worker is a rank of 
 
 import asyncio
 import dataclasses
-import logging
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -16,17 +15,14 @@ import pytest
 import pytest_asyncio
 
 from generator.weights.plan import WeightSyncError
-from learner.weights.senders import own_buckets
-from protocol.fleet import Prepare
 from tests.generator.conftest import Rig, largest_gap, sample, start_rig
 from tests.generator.engine.test_engine import TOLERANCE, gaps
 from tests.generator.real_sync import TEXTS, served, snapshot_of
+from tests.generator.sliced_updates import WORKERS, updated_in_slices
 from tests.learner.generators import ScriptedGenerator
 from tests.learner.weights.publishing import OPTIONS, learner
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
-
-WORKERS = 2
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -62,39 +58,11 @@ async def test_both_workers_join_by_download_and_take_broadcasts_and_prove_them(
 async def test_workers_are_sent_their_slices_and_load_what_whole_tensors_bring_bit_by_bit(
     rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = dataclasses.replace(OPTIONS, bucket_timeout_s=10.0, commit_timeout_s=30.0)
-    async with learner(options) as ours, served(rig, ours, world_size=WORKERS) as generator:
-        with caplog.at_level(logging.INFO, logger="learner.weights.broadcast"):
-            for version in range(3):
-                rig.policy.change(seed=20 + version)
-                if not version:
-                    generator.join(ours)
-                ours.publisher.offer(snapshot_of(rig.policy, version=version))
-                await ours.until_served(real=version)
-                await ours.until(lambda at=version: ours.reports[-1].version == at)  # type: ignore[misc]
-                assert await gaps(rig) < TOLERANCE
-        (member,), newest = ours.fleet.members(), ours.publisher.newest
-        assert [record for record in caplog.records if "in slices for 2 workers" in record.message]
+    member = await updated_in_slices(rig, tmp_path, caplog)
     whole = sum(value.nbytes for value in rig.policy.tensors().values())
     twice = sum(value.nbytes for name, value in rig.policy.tensors().items() if "norm" in name or "embed" in name)
     assert member.sent_bytes is not None
     assert whole < member.sent_bytes < whole + twice + 16 * 2 * len(rig.policy.tensors()), "each of the rest once"
-    sliced = await scores(rig), await rig.engine.fingerprint()
-    assert newest is not None
-    paths: list[str] = []
-    for bucket in own_buckets(newest.buckets):
-        paths.append(str(tmp_path / f"{len(paths)}"))
-        bucket.data.numpy().tofile(paths[-1])
-    specs = tuple(bucket.spec for bucket in newest.buckets)
-    await rig.engine.stage_files(Prepare(version="1.9", epoch=1, buckets=specs), paths=paths)
-    report = await rig.engine.commit(version="1.9")
-    assert report.slices == member.slices, "what is read of whole tensors is the same each time"
-    assert (await scores(rig), await rig.engine.fingerprint()) == sliced
-
-
-async def scores(rig: Rig) -> list[tuple[float, ...]]:
-    texts = (*TEXTS, tuple(range(3, 30)), tuple(range(29, 2, -1)))
-    return [(await rig.engine.score(request_id=rig.next_request(), token_ids=text)).logprobs for text in texts]
 
 
 async def test_the_death_of_one_worker_in_the_middle_of_slices_is_that_of_its_engine_and_nobody_waits_for_it(
