@@ -59,6 +59,10 @@ class PlanInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """vLLM's update call. Empty: the plan is given to `stage` before."""
 
 
+class BucketMissing(WeightSyncError):
+    """A bucket that was to come within the pause did not, or was damaged."""
+
+
 class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type: ignore[misc]
     """Joins, receives and loads. One operation of the network runs at a time; a failed one throws the group away."""
 
@@ -197,23 +201,37 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         plan = self._plan
         assert plan is not None, "nothing was staged"
         self.slices = ""
-        if not self._takes_slices or plan.adapter is not None or self._was_watched(plan):
+        if plan.adapter is not None or not (plan.slices or self._takes_slices):
             yield
             return
-        trace = self._trace = ReadTrace()
+        trace = None if self._was_watched(plan) else ReadTrace()
+        with self._refusing_slices_after_a_fault(plan):
+            self._trace = trace
+            try:
+                with trace or nullcontext():
+                    yield
+            finally:
+                self._trace = None
+            if plan.slices and trace is not None:
+                check_reads(trace, plan.arriving(self._worker))
+                self._watched = [bucket.tensors for bucket in plan.arriving(self._worker)]
+        if trace is not None and not plan.slices:
+            self.slices = worth_sending(trace, plan.buckets)
+
+    @contextmanager
+    def _refusing_slices_after_a_fault(self, plan: Prepare) -> Iterator[None]:
+        """A load of slices that fails for another reason than buckets that do not arrive would fail each time."""
+        is_faulty = bool(plan.slices)
         try:
-            with trace:
-                yield
+            yield
+            is_faulty = False
+        except BucketMissing:
+            is_faulty = False
+            raise
         finally:
-            self._trace = None
-        arriving = plan.arriving(self._worker)
-        if plan.slices:
-            self._takes_slices = False  # unless it is seen to be right
-            check_reads(trace, arriving)
-            self._takes_slices = True
-            self._watched = [bucket.tensors for bucket in arriving]
-        else:
-            self.slices = worth_sending(trace, arriving)
+            if is_faulty:
+                logger.warning("a load of slices failed: this worker takes whole tensors from now on")
+                self._takes_slices = False
 
     def _was_watched(self, plan: Prepare) -> bool:
         return bool(plan.slices) and [bucket.tensors for bucket in plan.arriving(self._worker)] == self._watched
@@ -499,7 +517,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
             assert coming is not None, "there is one more"
             buffer = self._waited_for(coming)
             if time.monotonic() > self._deadline:
-                raise WeightSyncError(f"the pause outlived its time to live at bucket {index} of {len(buckets)}")
+                raise BucketMissing(f"the pause outlived its time to live at bucket {index} of {len(buckets)}")
             coming = self._receiving(plan, index + 1) if index + 1 < len(buckets) else None
             yield buckets[index], buffer
 
@@ -519,9 +537,12 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
 
     def _waited_for(self, coming: "Future[torch.Tensor]") -> torch.Tensor:
         start = time.perf_counter()
-        buffer = coming.result()
-        self.wait_s += time.perf_counter() - start
-        return buffer
+        try:
+            return coming.result()
+        except WeightSyncError as error:
+            raise BucketMissing(error.reason) from error
+        finally:
+            self.wait_s += time.perf_counter() - start
 
 
 def _has_factors(bucket: BucketSpec) -> bool:
