@@ -233,7 +233,7 @@ class LeaseRecords:
     def begin_run(self, run: str) -> None:
         """Records are of this run from here on; those of another one are of nobody any more."""
         if run != self.run:
-            for key in {*self._open, *self._sizes}:
+            for key in dict.fromkeys((*self._open, *self._sizes)):
                 self.remove(key)
             self.run = run
 

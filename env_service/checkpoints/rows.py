@@ -124,7 +124,7 @@ class RecordedLease:
         """The oldest version that sampled a token of what is trained."""
         rows = (each.turn for turns in self.turns.values() for each in turns)
         versions = {span.version for row in rows if row.is_trained for span in row.version_spans}
-        return min(versions, key=lambda text: PolicyVersion.parse(text).number, default=None)
+        return min(versions, key=lambda text: (PolicyVersion.parse(text).number, text), default=None)
 
     @property
     def elapsed_s(self) -> float:
