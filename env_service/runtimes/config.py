@@ -50,10 +50,11 @@ class KubernetesConfig(ConfigModel):
     """Of the kind `kubernetes`: pods of a cluster, 1.30 or later, in a namespace without network."""
 
     api: str = Field("https://kubernetes.default.svc", description="address of the API server")
-    token_file: Path | None = Field(
-        _SERVICE_ACCOUNT / "token", description="file with the bearer token; none to show none"
+    account: Path | None = Field(
+        _SERVICE_ACCOUNT,
+        description="folder with `token` and, for an API server that the system does not trust, `ca.crt`, as pods have "
+        "it; none to show no token",
     )
-    ca_file: Path | None = Field(_SERVICE_ACCOUNT / "ca.crt", description="file with the CA of the API server")
     namespace: str = Field("default", min_length=1, description="namespace of the pods")
     service: str = Field(
         "",

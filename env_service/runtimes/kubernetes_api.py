@@ -116,15 +116,16 @@ _POD, _PODS = TypeAdapter(RuntimePod), TypeAdapter(_PodList)
 class KubernetesApi:
     """An API server, of which one namespace is used; entered before use. All calls raise ClusterError."""
 
-    def __init__(self, url: str, *, namespace: str, token_file: Path | None, ca_file: Path | None) -> None:
+    def __init__(self, url: str, *, namespace: str, account: Path | None) -> None:
         self.url = url.rstrip("/")
         self._pods = f"{self.url}/api/v1/namespaces/{namespace}/pods"
-        self._token_file = token_file
-        self._ca_file = ca_file
+        self._account = account
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "KubernetesApi":
-        trusted = ssl.create_default_context(cafile=self._ca_file) if self.url.startswith("https:") else True
+        ca_file = None if self._account is None else self._account / "ca.crt"
+        known = ca_file if ca_file is not None and ca_file.exists() else None
+        trusted = ssl.create_default_context(cafile=known) if self.url.startswith("https:") else True
         connector = aiohttp.TCPConnector(ssl=trusted, limit=0)
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         return self
@@ -210,10 +211,10 @@ class KubernetesApi:
 
     def _headers(self) -> dict[str, str]:
         # Read each time: a cluster renews it every hour or so.
-        if self._token_file is None:
+        if self._account is None:
             return {}
         try:
-            return {"Authorization": f"Bearer {self._token_file.read_text(encoding='utf-8').strip()}"}
+            return {"Authorization": f"Bearer {(self._account / 'token').read_text(encoding='utf-8').strip()}"}
         except OSError as error:
             raise ClusterUnreachable(f"the token cannot be read: {error}") from error
 

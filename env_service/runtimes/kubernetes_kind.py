@@ -55,8 +55,7 @@ class KubernetesKind:
         self._api = KubernetesApi(
             kubernetes.api,
             namespace=kubernetes.namespace,
-            token_file=kubernetes.token_file,
-            ca_file=kubernetes.ca_file,
+            account=kubernetes.account,
         )
         self._launch = PodLaunch(
             api=self._api, limits=config.limits, user=int(user), group=int(group), start_s=kubernetes.start_s,
@@ -81,7 +80,7 @@ class KubernetesKind:
         except ClusterError as error:
             raise CannotIsolate(
                 f"env-service.runtimes.kind is 'kubernetes', and pods cannot be had: {error}; see "
-                "env-service.runtimes.kubernetes: api, token_file, ca_file and namespace, and the rights of the "
+                "env-service.runtimes.kubernetes: api, account and namespace, and the rights of the "
                 "service's account (pods, pods/exec, pods/attach)"
             ) from error
 

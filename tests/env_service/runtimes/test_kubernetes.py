@@ -39,7 +39,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[StandInCluster]:
 
 
 def config_of(server: StandInCluster, tmp_path: Path, **changed: object) -> RuntimesConfig:
-    told = {"api": server.url, "token_file": tmp_path / "token", "ca_file": None, "namespace": "lab", "service": "east"}
+    told = {"api": server.url, "account": tmp_path, "namespace": "lab", "service": "east"}
     settings = KubernetesConfig.model_validate({**told, "user": f"{os.getuid()}:{os.getgid()}", **changed})
     return RuntimesConfig(kind="kubernetes", spare=0, limits=LIMITS, kubernetes=settings)
 
