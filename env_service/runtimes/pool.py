@@ -16,7 +16,6 @@ from typing import Protocol, TypeVar
 
 from env_service.runtimes.bubblewrap_kind import BubblewrapKind
 from env_service.runtimes.config import RuntimesConfig
-from env_service.runtimes.engine_kind import EngineKind
 from env_service.runtimes.images import HOST, RuntimesOff
 from env_service.runtimes.interface import (
     CommandEnd,
@@ -28,7 +27,6 @@ from env_service.runtimes.interface import (
     RuntimeSnapshot,
 )
 from env_service.runtimes.kinds import PooledRuntime, RuntimeKind
-from env_service.runtimes.kubernetes_kind import KubernetesKind
 from services.http.metrics import Metrics
 from services.isolation.cgroups import memory_here
 from services.isolation.faults import CannotIsolate
@@ -283,8 +281,13 @@ class RuntimePool:
 def _kind_of(config: RuntimesConfig) -> RuntimeKind:
     match config.kind:
         case "engine":
+            # Deferred, as below: aiohttp, which a check of a run does without.
+            from env_service.runtimes.engine_kind import EngineKind
+
             return EngineKind(config)
         case "kubernetes":
+            from env_service.runtimes.kubernetes_kind import KubernetesKind
+
             return KubernetesKind(config)
         case _:
             return BubblewrapKind(config)
