@@ -312,12 +312,12 @@ class EngineApi:
         async with self._call(method, path, query, json_body=body, within_s=within_s) as answer:
             try:
                 async with asyncio.timeout(within_s):
-                    told = await answer.content.read(_MAX_ANSWER)
-                    while not answer.content.at_eof():
-                        told += await answer.content.read(_MAX_ANSWER)
+                    told = bytearray()  # of paths that differ it may be much
+                    async for part in answer.content.iter_any():
+                        told += part
                         if len(told) > _MAX_ANSWER:
                             raise TooLarge(_MAX_ANSWER)
-                    return told
+                    return bytes(told)
             except TimeoutError as error:
                 raise EngineUnreachable(self._of(f"no answer to {method} {path} in {within_s:g} s")) from error
 

@@ -10,6 +10,8 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Set
+from contextlib import suppress
+from pathlib import Path
 
 from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.engine_api import EngineApi, EngineError, EngineRefused, ImageDescription, ListedContainer
@@ -23,7 +25,9 @@ from services.isolation.owners import Owner
 logger = logging.getLogger(__name__)
 
 LABEL = "headway.runtime"
-"""Label of every runtime; its value is the mark of the service that it is of."""
+"""Label of every runtime; its value is the mark of the service that it is of, and the machine on which that one runs:
+an engine may serve several machines, whose process ids say nothing of each other.
+"""
 
 _DISK_LOOK_S = 2.0
 _AGAIN_S = 1.0
@@ -65,7 +69,7 @@ class EngineKind:
         self._launch = ContainerLaunch(
             api=self._api, limits=config.limits, user=int(user), group=int(group), left=self._leave
         )
-        self._mark = Owner.this().mark
+        self._mark = label_of(Owner.this())
         self._settings: dict[str, Mapping[str, object]] = {}
         self._asking = asyncio.Lock()
         self._has_quota: bool | None = None
@@ -100,9 +104,9 @@ class EngineKind:
                 await self._settings_of(image)
         except EngineError as error:
             raise CannotIsolate(f"the container engine at {self._api.socket} does not do: {error}") from error
-        self._loops.append(asyncio.ensure_future(_again(self._hear_of_memory)))
+        self._loops.append(asyncio.ensure_future(_again(self._hear_of_memory, pause_s=_AGAIN_S)))
         if not self._has_quota:
-            self._loops.append(asyncio.ensure_future(_again(self._look_at_disks)))
+            self._loops.append(asyncio.ensure_future(_again(self._look_at_disks, pause_s=_DISK_LOOK_S)))
 
     async def launch(self, image: str, snapshot: RuntimeSnapshot | None, *, name: str, ended: Ended) -> EngineRuntime:
         """Raises RuntimeLost and ImageFault."""
@@ -174,11 +178,11 @@ class EngineKind:
 
     async def _sweep(self) -> None:
         """Remove what services that have ended left."""
-        orphans = [each.Id for each in await self._api.containers(label=LABEL) if _is_orphan(each)]
-        for container in orphans:
-            await self._api.remove(container)
-        if orphans:
-            logger.warning("removed %d containers that a killed service had left", len(orphans))
+        here = Owner.this()
+        orphans = [each.Id for each in await self._api.containers(label=LABEL) if _is_orphan(each, here)]
+        removed = [await self._is_removed(container) for container in orphans].count(True)
+        if removed:
+            logger.warning("removed %d containers that a killed service had left", removed)
 
     def _leave(self, container: str) -> None:
         """Remember one that could not be removed, as while the engine is down."""
@@ -186,8 +190,17 @@ class EngineKind:
 
     async def _remove_left(self) -> None:
         for container in list(self._left):
-            await self._api.remove(container)
+            await self._is_removed(container)
             self._left.discard(container)
+
+    async def _is_removed(self, container: str) -> bool:
+        """Remove one; False if the engine refuses. That is the disk's loss, and keeps nobody from a runtime."""
+        try:
+            await self._api.remove(container)
+        except EngineRefused as error:
+            logger.warning("the container %s is left to the next service: it cannot be removed: %s", container, error)
+            return False
+        return True
 
     async def _hear_of_memory(self) -> None:
         async for container in self._api.memory_kills(f"{LABEL}={self._mark}"):
@@ -198,7 +211,6 @@ class EngineKind:
     async def _look_at_disks(self) -> None:
         """End runtimes that have written more than they may."""
         most_mib = self._config.limits.disk_mib
-        await asyncio.sleep(_DISK_LOOK_S)
         if not self._runtimes:
             return
         listed = await self._api.containers(label=f"{LABEL}={self._mark}", sizes=True)
@@ -208,19 +220,33 @@ class EngineKind:
                 runtime.end(f"it wrote more than {most_mib} MiB (env-service.runtimes.limits.disk_mib)")
 
 
-async def _again(work: Callable[[], Coroutine[object, object, None]]) -> None:
-    """Do work again and again, also after the engine was away."""
+async def _again(work: Callable[[], Coroutine[object, object, None]], *, pause_s: float) -> None:
+    """Do work again and again, with a pause between, also after the engine was away."""
     while True:
-        try:
+        with suppress(EngineError):
             await work()
-        except EngineError:
-            await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(pause_s)
 
 
-def _is_orphan(listed: ListedContainer) -> bool:
-    owner = Owner.of((listed.Labels or {}).get(LABEL, ""))
-    is_old = listed.State != "running" and time.time() - listed.Created > _YOUNG_S
-    return is_old or (owner is not None and owner.is_gone)
+def label_of(owner: Owner) -> str:
+    """The value of the label of a service's runtimes."""
+    return f"{owner.mark}@{_machine()}"
+
+
+def _machine() -> str:
+    """The boot of this machine: the same within its containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _is_orphan(listed: ListedContainer, here: Owner) -> bool:
+    """True if the service of a container has ended, or is not known to live and the container has ended."""
+    mark, _, machine = (listed.Labels or {}).get(LABEL, "").partition("@")
+    owner = Owner.of(mark)
+    if owner is None:
+        return False
+    if machine == _machine() and owner.namespace == here.namespace:
+        return owner.is_gone
+    return listed.State != "running" and time.time() - listed.Created > _YOUNG_S
 
 
 def _with_quota(settings: Mapping[str, object], config: RuntimesConfig) -> Mapping[str, object]:

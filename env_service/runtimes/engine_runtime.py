@@ -19,7 +19,7 @@ from typing import TypeVar
 from env_service.runtimes.archives import ArchiveFault
 from env_service.runtimes.asking import bounds, check_command, entry_of, files_of
 from env_service.runtimes.config import RuntimeLimits
-from env_service.runtimes.engine_api import EngineApi, EngineError, EngineRefused, EngineStream
+from env_service.runtimes.engine_api import EngineApi, EngineError, EngineRefused, EngineStream, EngineUnreachable
 from env_service.runtimes.engine_commands import (
     KILLED,
     DoesNotEnd,
@@ -105,7 +105,7 @@ class EngineRuntime:
         api = self._launch.api
         try:
             async with asyncio.timeout(_START_S):
-                self.container = await api.create(self._name, settings)
+                await self._create(settings)
                 self._stdin = await self._stack.enter_async_context(api.attach_stdin(self.container))
                 await api.start(self.container)
                 self._watching = asyncio.ensure_future(self._watch())
@@ -119,6 +119,19 @@ class EngineRuntime:
             if isinstance(error, EngineError | TimeoutError | RuntimeRefused | RuntimeEnded):
                 why = error if str(error) else "the engine takes too long"
                 raise RuntimeLost(f"a runtime of image {self.image} cannot be started: {why}") from error
+            raise
+
+    async def _create(self, settings: Mapping[str, object]) -> None:
+        """Make its container, which is to be removed from the moment on that the engine is asked for it."""
+        creating = asyncio.ensure_future(self._launch.api.create(self._name, settings))
+        try:
+            self.container = await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            with suppress(EngineError):
+                self.container = await creating  # the engine makes it all the same
+            raise
+        except EngineUnreachable:
+            self._launch.left(self._name)  # it may have made it
             raise
 
     def age_from_now(self) -> None:

@@ -69,7 +69,9 @@ class _Request:
 
 
 class StandInEngine:
-    """The engine. A test sees and says everything by its attributes; `cannot_start` are messages."""
+    """The engine. A test sees and says everything by its attributes; `cannot_start` are messages, `making` is waited
+    for before a container is made, `stuck` are containers that it refuses to remove.
+    """
 
     def __init__(self, socket: Path, folder: Path) -> None:
         self.socket = socket
@@ -78,6 +80,11 @@ class StandInEngine:
         self.security = ["name=seccomp,profile=default"]
         self.refuses_quota = True
         self.cannot_start: list[str] = []
+        self.making = asyncio.Event()
+        self.making.set()
+        self.loses_answers = False
+        self.ends_events = False
+        self.stuck: set[str] = set()
         self.removed: list[str] = []
         self.asked: list[str] = []
         self._folder = folder
@@ -147,7 +154,8 @@ class StandInEngine:
                 await request.hijack()
                 self._events.add(request.writer)
                 self._listening.set()
-                await request.reader.read()
+                if not self.ends_events:
+                    await request.reader.read()
                 return False
             case "GET", ["containers", "json"]:
                 await request.answer(200, self._listed(json.loads(request.query["filters"])["label"]))
@@ -155,8 +163,8 @@ class StandInEngine:
                 await self._create(request)
             case _, ["exec", number, *rest]:
                 return await self._exec(request, number, rest)
-            case _, ["containers", number, *rest] if number in self.containers:
-                return await self._container(request, number, self.containers[number], rest)
+            case _, ["containers", named, *rest] if (found := self._number_of(named)) is not None:
+                return await self._container(request, found, self.containers[found], rest)
             case _:
                 await request.answer(404, {"message": f"No such container: {request.path}"})
         return True
@@ -168,12 +176,20 @@ class StandInEngine:
             if all(_has(each, label) for label in labels)
         ]
 
+    def _number_of(self, told: str) -> str | None:
+        """The id of a container by that, or by its name."""
+        return next((number for number, each in self.containers.items() if told in (number, each.name)), None)
+
     async def _create(self, request: _Request) -> None:
         settings = json.loads(request.body)
+        await self.making.wait()
         if self.refuses_quota and "StorageOpt" in settings["HostConfig"]:
             await request.answer(500, {"message": "--storage-opt is supported only for overlay over xfs"})
         else:
-            await request.answer(201, {"Id": self.make(request.query["name"], settings)})
+            made = self.make(request.query["name"], settings)
+            if self.loses_answers:
+                raise ConnectionError
+            await request.answer(201, {"Id": made})
 
     async def _container(self, request: _Request, number: str, container: StandInContainer, rest: list[str]) -> bool:
         match request.method, rest:
@@ -195,10 +211,7 @@ class StandInEngine:
                 }
                 await request.answer(200, {"State": state})
             case "DELETE", []:
-                container.end(137)
-                del self.containers[number]
-                self.removed.append(number)
-                await request.answer(204)
+                await self._remove(request, number, container)
             case "GET", ["changes"]:
                 await request.answer(200, container.changes)
             case _, ["archive"]:
@@ -210,6 +223,15 @@ class StandInEngine:
                 self._commands[name] = (container, json.loads(request.body), [None])
                 await request.answer(201, {"Id": name})
         return True
+
+    async def _remove(self, request: _Request, number: str, container: StandInContainer) -> None:
+        if number in self.stuck:
+            await request.answer(500, {"message": "device or resource busy"})
+            return
+        container.end(137)
+        del self.containers[number]
+        self.removed.append(number)
+        await request.answer(204)
 
     async def _attached(self, request: _Request, container: StandInContainer) -> None:
         while line := await request.reader.readline():

@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from env_service.runtimes import engine_kind
 from env_service.runtimes.config import ContainerEngineConfig, RuntimeLimits, RuntimesConfig
-from env_service.runtimes.engine_kind import LABEL, EngineKind
+from env_service.runtimes.engine_kind import LABEL, EngineKind, label_of
 from env_service.runtimes.engine_runtime import EngineRuntime
 from env_service.runtimes.images import ImageFault
 from env_service.runtimes.interface import (
@@ -271,24 +272,80 @@ async def test_a_lifetime_ends_a_runtime(engine: StandInEngine) -> None:
     await kind.close()
 
 
+async def test_a_start_that_is_given_up_or_whose_answer_is_lost_leaves_no_container(
+    kind: EngineKind, launch: Launch, engine: StandInEngine
+) -> None:
+    engine.making.clear()
+    starting = asyncio.ensure_future(launch())
+    await eventually(lambda: engine.asked[-1].endswith("create"))
+    starting.cancel()
+    await asyncio.sleep(0)
+    engine.making.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not engine.containers
+    engine.loses_answers = True
+    with pytest.raises(RuntimeLost, match="cannot be started"):
+        await launch()
+    assert len(engine.containers) == 1
+    engine.loses_answers = False
+    runtime, _ = await launch()
+    assert list(engine.containers) == [runtime.container]
+
+
+async def test_a_container_that_the_engine_does_not_remove_keeps_nobody_from_a_runtime(
+    engine: StandInEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = Owner.this()
+    gone = label_of(replace(mine, started=mine.started + 1))
+    engine.stuck = {engine.make(name, {"Labels": {LABEL: gone}}) for name in ("one", "two")}
+    kind = EngineKind(config_of(engine))
+    await kind.open({"image"})
+    runtime = await kind.launch("image", None, name="test", ended=_ignored)
+    engine.stuck.add(runtime.container)
+    await runtime.stop()
+    other = await kind.launch("image", None, name="test", ended=_ignored)
+    assert (await sh(other, "echo works")).stdout == b"works\n"
+    assert sum("left to the next service" in message for message in caplog.messages) == 3
+    await other.stop()
+    await kind.close()
+
+
+async def test_an_engine_that_tells_of_nothing_is_not_asked_without_a_pause(engine: StandInEngine) -> None:
+    engine.ends_events, began = True, time.monotonic()
+    kind = EngineKind(config_of(engine))
+    await kind.open({"image"})
+    await engine.heard()
+    runtime = await kind.launch("image", None, name="test", ended=_ignored)
+    await sh(runtime, "true")
+    await runtime.stop()
+    took_s = time.monotonic() - began
+    await kind.close()
+    assert sum(asked.endswith("/events") for asked in engine.asked) <= 1 + took_s
+
+
 async def test_leftovers_of_services_that_have_ended_are_removed_and_no_others(engine: StandInEngine) -> None:
     mine = Owner.this()
-    gone = Owner(namespace=mine.namespace, pid=mine.pid, started=mine.started + 1)
-    elsewhere = Owner(namespace=mine.namespace + 1, pid=mine.pid, started=1)
+    gone, elsewhere = replace(mine, started=mine.started + 1), replace(mine, namespace=mine.namespace + 1, started=1)
+    of_another_machine = f"{gone.mark}@another"
     made = {
         name: engine.make(name, {"Labels": {label: value}})
         for name, label, value in (
-            ("gone", LABEL, gone.mark), ("living", LABEL, mine.mark), ("elsewhere", LABEL, elsewhere.mark),
-            ("ended", LABEL, elsewhere.mark), ("somebody's", "other", gone.mark),
+            ("gone", LABEL, label_of(gone)), ("living", LABEL, label_of(mine)),
+            ("elsewhere", LABEL, label_of(elsewhere)), ("of another machine", LABEL, of_another_machine),
+            ("ended", LABEL, label_of(elsewhere)), ("ended there", LABEL, of_another_machine),
+            ("the living one's ended", LABEL, label_of(mine)), ("somebody's", "other", label_of(gone)),
+            ("somebody's of that label", LABEL, "theirs"),
         )
     }  # fmt: skip
-    for name in ("gone", "living", "elsewhere"):
+    for name in ("gone", "living", "elsewhere", "of another machine"):
         engine.containers[made[name]].state = "running"
-    engine.containers[made["ended"]].created = int(time.time()) - 3600
+    for name in ("ended", "ended there", "the living one's ended", "somebody's of that label"):
+        engine.containers[made[name]].created = int(time.time()) - 3600
     kind = EngineKind(config_of(engine))
     await kind.open(set())
     await kind.close()
-    assert set(engine.removed) == {made["gone"], made["ended"]}
+    assert set(engine.removed) == {made["gone"], made["ended"], made["ended there"]}
 
 
 async def test_what_is_missing_is_said_at_the_start(engine: StandInEngine, tmp_path: Path) -> None:
