@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from pydantic import ValidationError
+
 from env_service.builtin.computer import ComputerEnvironment, ComputerOptions, ComputerTask, opened, passed_checks
 from env_service.builtin.computer_tools import WORK, told
 from env_service.environments.interface import EnvironmentUnavailable
@@ -18,6 +20,7 @@ from env_service.runtimes.config import ContainerEngineConfig, RuntimesConfig
 from env_service.runtimes.images import HOST, ImageFault
 from env_service.runtimes.interface import CommandEnd, RuntimeCommand, RuntimeEnded, RuntimeFile, RuntimeRefused
 from env_service.runtimes.pool import RuntimePool, use_runtimes
+from protocol.codec import describe
 from services.isolation.faults import CannotIsolate
 
 _AT_ONCE = 4
@@ -42,6 +45,10 @@ def main(words: Sequence[str], *, out: TextIO = sys.stdout) -> int:
     parser.add_argument("--user", default=usual.engine.user, help="user and group ids of commands in containers")
     given = parser.parse_args(words)
     try:
+        given.engine = ContainerEngineConfig(socket=given.socket, user=given.user)
+    except ValidationError as error:
+        parser.error(describe(error))
+    try:
         return asyncio.run(_checked(given, out))
     except (ImageFault, TaskFileError, CannotIsolate, EnvironmentUnavailable) as error:
         sys.stderr.write(f"env-service: {error}\n")
@@ -49,8 +56,7 @@ def main(words: Sequence[str], *, out: TextIO = sys.stdout) -> int:
 
 
 async def _checked(given: argparse.Namespace, out: TextIO) -> int:
-    engine = ContainerEngineConfig(socket=given.socket, user=given.user)
-    pool = use_runtimes(RuntimePool(RuntimesConfig(kind=given.kind, folder=given.images, engine=engine)))
+    pool = use_runtimes(RuntimePool(RuntimesConfig(kind=given.kind, folder=given.images, engine=given.engine)))
     pool.need(given.image)
     source = ComputerEnvironment.tasks(ComputerOptions(train_file=given.file))
     tasks = [ComputerTask.model_validate(source.task("train", at).data) for at in range(source.train_tasks)]

@@ -71,6 +71,12 @@ def test_a_committed_set_is_what_its_program_makes_and_is_solved_by_its_solution
     assert said.getvalue() == "10 of 10 tasks are solved by their solution, and not without\n"
 
 
+def test_a_user_that_no_engine_takes_is_refused_like_any_other_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        computer_check.main(["runtime", "check", "tasks.jsonl", "--kind", "engine", "--user", "root"])
+    assert "env-service: error: user: " in capsys.readouterr().err
+
+
 def test_a_task_whose_solution_fails_or_is_not_needed_is_said(tmp_path: Path) -> None:
     tasks = [
         {"name": "wrong", "prompt": "p", "checks": [{"run": "cat x", "prints": "1"}], "solution": "echo 2 > x"},
