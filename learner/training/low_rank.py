@@ -38,10 +38,13 @@ class RowMasks:
         self._made: dict[tuple[tuple[int, int, int, float], ...], Tensor] = {}
 
     def of(self, places: Sequence[AdaptedRows], like: Tensor) -> Tensor:
-        """[T, R] for inputs `like` [T, in]: the scale of an adapter in its rows and columns, 0 elsewhere."""
+        """[T, R] for inputs `like` [T, in]: the scale of an adapter in its rows and columns, 0 elsewhere. It is float32
+        at least: in bfloat16 a scale such as 4/3 would be another one.
+        """
         layout = tuple((each.rows.start, each.rows.stop, len(each.pair.down), each.pair.scale) for each in places)
         if layout not in self._made:
-            mask = like.new_zeros(len(like), sum(rank for *_, rank, _ in layout))
+            dtype = torch.promote_types(like.dtype, torch.float32)
+            mask = like.new_zeros(len(like), sum(rank for *_, rank, _ in layout), dtype=dtype)
             column = 0
             for start, stop, rank, scale in layout:
                 mask[start:stop, column : column + rank] = scale
@@ -71,7 +74,8 @@ def features_at_once(inputs: Tensor, places: Sequence[AdaptedRows], masks: RowMa
     """Features [T, R] of all adapters, 0 outside of their rows, and their ups side by side [out, R]; for autograd."""
     downs = torch.cat([each.pair.down.to(inputs.dtype) for each in places])
     ups = torch.cat([each.pair.up.to(inputs.dtype) for each in places], dim=1)
-    return nn.functional.linear(inputs, downs) * masks.of(places, inputs), ups
+    features = nn.functional.linear(inputs, downs) * masks.of(places, inputs)
+    return features.to(inputs.dtype), ups
 
 
 class _TermsInTurn(torch.autograd.Function):

@@ -58,6 +58,23 @@ def test_features_of_all_are_zero_outside_of_an_adapters_rows() -> None:
     torch.testing.assert_close(output + features @ ups.T, by_hand(output, inputs, places()))
 
 
+def test_in_bfloat16_terms_at_once_have_the_scale_that_they_have_one_after_another() -> None:
+    random = torch.Generator().manual_seed(3)
+    tokens, width, rank, scale = 64, 96, 24, 32 / 24
+    adapted = [
+        AdaptedRows(
+            rows, Adapter(torch.randn(rank, width, generator=random), torch.randn(width, rank, generator=random), scale)
+        )
+        for rows in (slice(0, 32), slice(32, 64))
+    ]
+    inputs = torch.randn(tokens, width, generator=random).bfloat16()
+    exact = torch.cat([inputs[each.rows].float() @ each.pair.down.T @ each.pair.up.T * scale for each in adapted])
+    features, ups = features_at_once(inputs, adapted, RowMasks())
+    for made in (with_terms(torch.zeros_like(inputs), inputs, adapted, RowMasks()), features @ ups.T):
+        assert made.dtype == torch.bfloat16
+        assert (made.float() * exact).sum() / exact.square().sum() == pytest.approx(1.0, abs=5e-4)
+
+
 def test_a_row_is_computed_at_once_up_to_so_many_products() -> None:
     ranks = sum(rank for _, rank, _ in ROWS)
     assert at_once(places(), TOKENS, WIDTH + OUT, most=TOKENS * (WIDTH + OUT) * ranks)
