@@ -37,7 +37,7 @@ from learner.reports.status import LearnerMetrics
 from learner.reports.tally import StepRecord, Timing, step_record
 from learner.snapshots import snapshots_of
 from learner.taught_batches import TaughtBatch, is_taught_by_policy, taught, teaching_of
-from learner.teachers.teachers import GroupScores, Teachers, TextRefused, Told
+from learner.teachers.teachers import GroupScores, TeacherFailed, Teachers, TextRefused, Told
 from learner.training.batch import GroupsBefore, TrainSequence, sequences_of
 from learner.training.config import LoraConfig
 from learner.training.guard import Guard, GuardChange
@@ -56,6 +56,7 @@ from services.tracing import lease_ended, lease_trace
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_MAX_UNTAUGHT_STEPS = 3
 _LAST_PUBLISH_S = 30.0
 _CANDIDATE_S = 60.0
 """Longest time until a candidate is served, beyond that of a download and a commit: training waits for it meanwhile."""
@@ -102,6 +103,7 @@ class OnlineTraining:
         self._metrics = metrics
         self._idle = idle
         self._teachers = teachers
+        self._untaught_steps = 0
         self._checkpoints = checkpoints
         self._credits = Credits(checkpoints, wanted=config.checkpoint.keep_best > 0)
         self._writer = CheckpointWriter(
@@ -438,11 +440,22 @@ class OnlineTraining:
         if not teachers:
             return TaughtBatch(batch)
         told = self._told(batch, noted or {})
+        self._check_taught(told)
         for group, one in zip(batch.groups, told, strict=True):
             if isinstance(one, TextRefused):
                 logger.warning("lease %d of %s is not trained: %s", group.lease_id, group.environment, one)
                 self._metrics.left_out("untaught")
         return taught(batch, told, teachers=teachers, top=self._trainer.preset.candidates)
+
+    def _check_taught(self, told: Sequence[Told]) -> None:
+        """Raises TeacherFailed after some steps of which nothing was taught: that is no fault of their texts."""
+        refusals = [one for one in told if isinstance(one, TextRefused)]
+        self._untaught_steps = self._untaught_steps + 1 if len(refusals) == len(told) else 0
+        if self._untaught_steps >= _MAX_UNTAUGHT_STEPS:
+            raise TeacherFailed(
+                f"of {self._untaught_steps} steps in a row no text was taught, so that nothing was learned; last: "
+                f"{refusals[-1]}. See the log of the teacher's generators"
+            )
 
     def _told(self, batch: TakenBatch, noted: Mapping[int, GroupScores | TextRefused]) -> list[Told]:
         """A policy that teaches changes: what it says is in the journal before it is trained."""

@@ -46,6 +46,7 @@ _REFUSALS = (
 _LEFT_OUT = (
     "duplicate", "stale", "late", "unknown", "uniform", "mean_reward_low", "mean_reward_high", "failed_late",
     "failed_data", "failed_infrastructure", "too_old", "holder_gone", "unproven", "expired", "overdue",
+    "untaught",
 )  # fmt: skip
 _GUARD_CHANGES = (
     *itertools.product(("tightened", "powerless"), get_args(Measure)),

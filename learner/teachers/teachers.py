@@ -48,7 +48,9 @@ _OF_ONE_TEXT = frozenset({"too_long", "engine_refused"})
 _LOOKS_AGAIN_S = 1.0
 """Time after which a request that waits for a generator of the policy looks anew which there are."""
 _PROOF_LOOKS_S = 0.1
-"""Time after which it is looked anew whether a generator has proven the weights by which it answered."""
+"""Time after which it is looked anew whether a generator has proven the weights by which it answered, or after which
+another one is asked.
+"""
 Number = TypeVar("Number", np.int32, np.float32)
 
 
@@ -429,9 +431,8 @@ class Teachers:
                     f"{teacher}: for {teacher.config.wait_s:g} s all answers came from generators that have not proven "
                     f"their weights, last one of version {found[-1].version}. Their logs say why"
                 )
-            if believed is None:
-                await asyncio.sleep(_PROOF_LOOKS_S)
-            else:
+            await asyncio.sleep(_PROOF_LOOKS_S)
+            if believed is not None:
                 logger.warning(
                     "lease %d is taught again: the generator that did is not believed any more", group.lease_id
                 )

@@ -21,7 +21,7 @@ from learner.online import Credits
 from learner.page.taken import TakenStep
 from learner.recovery import logged_steps
 from learner.taught_batches import TaughtBatch
-from learner.teachers.teachers import GroupScores, TeacherScores, TextRefused, Told
+from learner.teachers.teachers import GroupScores, TeacherFailed, TeacherScores, TextRefused, Told
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard, GuardState
 from learner.training.trainer import NotFinite
@@ -187,15 +187,20 @@ class RefusingTeachers:
         return tuple(TeacherScores(np.full(len(each.token_ids), -2.0, np.float32), "1.0") for each in one.trajectories)
 
 
-def test_of_a_group_whose_text_a_teacher_refuses_no_token_is_trained_and_others_are_taught(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    left_out: list[str] = []
+def taught_by_refusing_teachers(left_out: list[str]) -> Any:
     parts: Any = NothingToTrain()
     parts.left_out, parts.preset = left_out.append, ALGORITHMS["opd"].model_validate({"type": "opd"}).preset()
     taught: dict[str, Any] = {"algo": {"type": "opd"}, "teachers": [{"name": "t", "urls": ["http://127.0.0.1:1"]}]}
     training = training_of(settings_of(**taught), parts=parts, teachers=RefusingTeachers(), first_version=0)
     training._call = lambda work: asyncio.run(work)
+    return training
+
+
+def test_of_a_group_whose_text_a_teacher_refuses_no_token_is_trained_and_others_are_taught(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    left_out: list[str] = []
+    training = taught_by_refusing_teachers(left_out)
 
     as_taught = training._taught(TakenBatch(version=0, groups=(group(0), group(1)), lags=(0, 0)))
     sequences = training._sequences(as_taught, max_lag=0)
@@ -205,6 +210,15 @@ def test_of_a_group_whose_text_a_teacher_refuses_no_token_is_trained_and_others_
     ]  # fmt: skip
     assert left_out == ["untaught"]
     assert caplog.messages == ["lease 1 of addition is not trained: too long"]
+
+
+def test_a_teacher_that_refuses_all_texts_of_some_steps_in_a_row_ends_the_run_by_name() -> None:
+    training = taught_by_refusing_teachers([])
+    refused, others = TakenBatch(0, (group(1),), (0,)), TakenBatch(0, (group(0), group(1)), (0, 0))
+    for batch in (refused, refused, others, refused, refused):
+        training._taught(batch)
+    with pytest.raises(TeacherFailed, match=r"of 3 steps in a row no text was taught.*last: too long"):
+        training._taught(refused)
 
 
 class ChangingTeachers:

@@ -37,6 +37,7 @@ def test_the_books_are_shown_as_they_are_when_somebody_looks_and_they_balance() 
     assert 'headway_learner_attempts{outcome="accepted"} 1.0' in shown
     assert 'headway_learner_ended_attempts_total{outcome="accepted"} 1.0' in shown
     assert 'headway_learner_ended_leases_total{state="dead_lettered"} 0.0' in shown, "there before the first one"
+    assert 'headway_learner_left_out_groups_total{reason="untaught"} 0.0' in shown
 
 
 def test_the_bound_in_use_and_what_the_guard_did_are_shown() -> None:

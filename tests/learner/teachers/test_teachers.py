@@ -384,3 +384,7 @@ async def test_the_proof_of_weights_that_taught_is_waited_for_and_one_that_never
             told[:] = [None]
             with pytest.raises(TeacherFailed, match=r"for 0.3 s all answers .* not proven their weights, .* 1.1"):
                 await ours.scores(hinted(2))
+            told[:], scripted.requests[:] = [False], []
+            with pytest.raises(TeacherFailed, match=r"for 0.3 s all answers"):
+                await ours.scores(hinted(3))
+            assert len(scripted.requests) <= 5, "it is asked again after a pause"
