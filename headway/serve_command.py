@@ -42,6 +42,8 @@ SERVE_OPTIONS: Mapping[str, bool] = dict.fromkeys(("--port", "--host", "--name",
 SERVED = ("learner", "generator")
 _PORT, _CONTEXT = "7300", 4096
 _CA = "--http.tls-ca-file"
+_SHARED = ("http.tls_cert_file", "http.tls_ca_file", "tinker.all_weights")
+"""Settings of a process on which those of the other one depend."""
 _TOKEN_BYTES = 32
 _POLL_S, _ANSWER_S = 0.3, 2.0
 
@@ -62,7 +64,9 @@ def serve(words: Sequence[str]) -> int:
     if not words or words[0].startswith("-"):
         raise ConfigError(["headway serve needs the folder of a model: headway serve MODEL"])
     own, overrides = serve_options(words[1:])
-    plan = serve_plan(words[0], own, overrides, free_port=free_port(), on_cpu=not visible(os.environ))
+    plan = serve_plan(
+        words[0], own, overrides, free_port=free_port(), on_cpu=not visible(os.environ), environ=os.environ
+    )
     configs, problems = read_command_lines(plan.arguments, environ={**os.environ, **plan.environment})
     if problems := [*problems, *disagreements(configs)]:
         raise ConfigError(problems)
@@ -94,8 +98,9 @@ def serve_plan(
     *,
     free_port: int,
     on_cpu: bool,
+    environ: Mapping[str, str],
 ) -> ServePlan:
-    """The commands for a model; the generator listens on `free_port`. Raises ConfigError.
+    """The commands for a model; the generator listens on `free_port`, `environ` has settings, too. Raises ConfigError.
 
     On CPUs it samples in float32, as the learner trains: vLLM's own choice there would be half of it.
     """
@@ -104,17 +109,18 @@ def serve_plan(
     context = _number(own, "--context", str(min(positions(folder) or _CONTEXT, _CONTEXT)))
     heard_at = LOOPBACK if is_wildcard(host) else host
     given = {name: overrides.get(name, ()) for name in SERVED}
-    source = f"{_scheme(given['learner'])}://{_in_url(heard_at)}:{port}"
-    sampled_at = f"{_scheme(given['generator'])}://{LOOPBACK}:{free_port}"
+    known = {name: (*_of_environment(name, environ), *given[name]) for name in SERVED}
+    source = f"{_scheme(known['learner'])}://{_in_url(heard_at)}:{port}"
+    sampled_at = f"{_scheme(known['generator'])}://{LOOPBACK}:{free_port}"
     common = ("--model", str(folder), "--run.name", "serve")
     base = ("--tinker.base-model", own["--name"][-1]) if "--name" in own else ()
     learner = (
         *common, "--http.host", host, "--http.port", port, "--tinker.enabled", "true", "--tinker.context-tokens",
-        context, "--tinker.generators", sampled_at, *base, *_trusting(given["generator"], given["learner"]),
+        context, "--tinker.generators", sampled_at, *base, *_trusting(known["generator"], known["learner"]),
     )  # fmt: skip
     generator = (
         *common, "--http.port", str(free_port), "--join.learner", "none", "--engine.max-model-len", context,
-        *_taken(given["learner"]), "--adapters.source", source, *_trusting(given["learner"], given["generator"]),
+        *_taken(known["learner"]), "--adapters.source", source, *_trusting(known["learner"], known["generator"]),
         *(("--engine.dtype", "float32") if on_cpu else ()),
     )  # fmt: skip
     strange = [name for name, words in overrides.items() if name not in SERVED and any(map(_is_own_flag, words))]
@@ -131,6 +137,13 @@ def serve_plan(
         arguments={"learner": (*learner, *given["learner"]), "generator": (*generator, *given["generator"])},
         environment={environment_name_of(key, process=process): token for (process, key), token in tokens.items()},
     )
+
+
+def _of_environment(process: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Options that variables set, as far as the other process depends on them."""
+    variables = {key: environment_name_of(key, process=process) for key in _SHARED}
+    given = {key: environ[name] for key, name in variables.items() if name in environ}
+    return tuple(word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", value))
 
 
 def _taken(learner: Sequence[str]) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,9 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def plan(model: Path | str, *words: str, on_cpu: bool = True) -> ServePlan:
+def plan(model: Path | str, *words: str, on_cpu: bool = True, environ: Mapping[str, str] | None = None) -> ServePlan:
     own, overrides = serve_options(words)
-    return serve_plan(str(model), own, overrides, free_port=7311, on_cpu=on_cpu)
+    return serve_plan(str(model), own, overrides, free_port=7311, on_cpu=on_cpu, environ=environ or {})
 
 
 def configs(made: ServePlan) -> dict[str, Any]:
@@ -89,6 +89,19 @@ def test_a_generator_with_a_certificate_is_asked_over_https(model: Path) -> None
     assert following(told["learner"], "--tinker.generators") == "https://127.0.0.1:7311"
     assert following(told["learner"], "--http.tls-ca-file") == "ca.pem"
     assert following(told["generator"], "--adapters.source") == "http://127.0.0.1:7300"
+
+
+def test_what_variables_say_of_one_process_the_other_one_knows(model: Path) -> None:
+    environ = {
+        "HEADWAY_LEARNER__HTTP__TLS_CERT_FILE": "a.pem", "HEADWAY_LEARNER__HTTP__TLS_CA_FILE": "ca.pem",
+        "HEADWAY_LEARNER__TINKER__ALL_WEIGHTS": "true",
+    }  # fmt: skip
+    told = plan(model, environ=environ).arguments
+    assert following(told["generator"], "--adapters.source") == "https://127.0.0.1:7300"
+    assert following(told["generator"], "--http.tls-ca-file") == "ca.pem"
+    assert following(told["generator"], "--adapters.whole") == "true"
+    own = plan(model, "--learner.http.tls-ca-file", "mine.pem", environ=environ).arguments
+    assert following(own["generator"], "--http.tls-ca-file") == "mine.pem"
 
 
 def following(words: Sequence[str], name: str) -> str:
