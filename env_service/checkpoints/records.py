@@ -64,7 +64,7 @@ class LeaseRecord:
         self.key = key_of(first.lease)
         self.now: datetime = first.now
         self.has_past = past is not None
-        self.lives = 0 if past is None else 1 + past.resumed
+        self.lives = 0 if past is None else 1 + past.resumptions
         """Processes before this one that are known to have gone on with it, for names that none of them has used."""
 
     def next_turn(self, conversation: int) -> RecordedTurn | None:
@@ -94,9 +94,11 @@ class LeaseRecord:
         """True if a former process had another turn of a conversation."""
         return self._past is not None and bool(self._past.turns[conversation])
 
-    def saved(self, conversation: int) -> EnvironmentState | None:
+    async def saved(self, conversation: int) -> EnvironmentState | None:
         """The state in which a former process saved a conversation's environment last; None if it did not."""
-        return self._records.saved(self.key, conversation) if self.has_past else None
+        if not self.has_past:
+            return None
+        return await asyncio.to_thread(self._records.saved, self.key, conversation)
 
     async def save(self, conversation: int, state: EnvironmentState) -> None:
         """Takes the environment's state down, in the place of the one before; it is on the disk when this returns."""
@@ -110,8 +112,6 @@ class LeaseRecord:
             await asyncio.to_thread(self._records.write_saved, self.key, conversation, state)
         except (OSError, FolderLost) as error:
             self.give_up("disk", error)
-        if self._is_given_up:  # the lease has ended meanwhile
-            self._records.remove_saved(self.key, conversation)
 
     def resume(self) -> None:
         """This process goes on with it."""
@@ -225,10 +225,7 @@ class LeaseRecords:
         if record is not None:
             record.close()
         files = self._sizes.pop(key, None)
-        with suppress(OSError, FolderLost):
-            self._lock.check()
-            for name in files or ():
-                (self._folder / name).unlink(missing_ok=True)
+        self._unlink(*(self._folder / name for name in files or ()))
 
     def begin_run(self, run: str) -> None:
         """Records are of this run from here on; those of another one are of nobody any more."""
@@ -261,21 +258,21 @@ class LeaseRecords:
         path = self._folder / saved_name_of(key, conversation)
         return EnvironmentState.unpacked(path.read_bytes()) if path.exists() else None
 
-    def remove_saved(self, key: LeaseKey, conversation: int) -> None:
-        """Forgets the state of an environment whose lease has ended."""
-        with suppress(OSError, FolderLost):
-            self._lock.check()
-            (self._folder / saved_name_of(key, conversation)).unlink(missing_ok=True)
-
     def write_saved(self, key: LeaseKey, conversation: int, state: EnvironmentState) -> None:
         """Puts a state in the place of the one before, whole or not at all. Raises OSError."""
         path = self._folder / saved_name_of(key, conversation)
         draft = path.with_name(f"{path.name}.new")
-        with draft.open("wb") as file:
-            file.write(state.packed())
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        try:
+            with draft.open("wb") as file:
+                file.write(state.packed())
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError:
+            self._unlink(draft)
+            raise
+        if key not in self._sizes:  # the lease has ended meanwhile: whoever saves may have been cancelled
+            self._unlink(path)
         self.sync_names()
 
     def sync_names(self) -> None:
@@ -326,6 +323,12 @@ class LeaseRecords:
                 self.metrics.resumed.labels(outcome="refused").inc()
             else:
                 yield path, found
+
+    def _unlink(self, *paths: Path) -> None:
+        with suppress(OSError, FolderLost):
+            self._lock.check()
+            for path in paths:
+                path.unlink(missing_ok=True)
 
     def _refuse(self, key: LeaseKey, found: RecordedLease, why: str) -> None:
         logger.warning(

@@ -110,12 +110,14 @@ class RecordedTurn:
 @dataclass
 class RecordedLease:
     """A lease as it was when its process died. Its turns are by conversation; `end` is the byte behind its last whole
-    row, of `size` in the file. `resumed` counts the processes that went on with it and added no turn.
+    row, of `size` in the file. `resumptions` counts the processes that went on with it, `resumed` those since its last
+    turn.
     """
 
     first: LeaseRow
     turns: dict[int, deque[RecordedTurn]] = field(default_factory=lambda: defaultdict(deque))
     resumed: int = 0
+    resumptions: int = 0
     end: int = 0
     size: int = 0
 
@@ -141,6 +143,7 @@ class RecordedLease:
                 self.turns[row.conversation][-1].step = row.step
             case ResumedRow():
                 self.resumed += 1
+                self.resumptions += 1
             case LeaseRow():
                 raise ValueError("a second row of a lease")
 

@@ -241,12 +241,13 @@ class Conversation:
         """
         record = self.speaker.record
         if record is not None and self.speaker.offered.saves:
-            self._not_restored = record.saved(self.index)
+            self._not_restored = await record.saved(self.index)
         while record is not None and not self.over and not self._is_at_a_fork:
             past = self.past_turn()
-            if past is None and self.fault is None and self._not_restored is not None:
+            has_answer = past is not None and (past.step is not None or self.speech.sums_up)
+            if self._not_restored is not None and self.fault is None and not has_answer:
                 self.blame(fault_of_step(ReplayMismatch(LOST_TURNS), self.name))
-            if past is None:
+            if past is None or self.over:
                 return
             if not (self.speaker.offered.rules.replayable or record.has_more(self.index)):
                 # The policy has heard nothing of the last answer, so that another one is as good.

@@ -1,7 +1,11 @@
 """Records of leases on disk: torn ends, damage, bounds, and one process for each folder."""
 
+import asyncio
+import contextlib
 import errno
 import json
+import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -217,16 +221,77 @@ async def test_of_an_environment_the_last_whole_state_is_there_and_goes_with_its
         await record.save(1, EnvironmentState(1, b"other"))
     async with records_in(tmp_path) as records:
         record = records.record_of(lease(5), rules="r")
-        assert record.saved(0) == EnvironmentState(2, b"two\nlines")
-        assert record.saved(2) is None
+        assert await record.saved(0) == EnvironmentState(2, b"two\nlines")
+        assert await record.saved(2) is None
         path = tmp_path / saved_name_of(KEY, 1)
         path.write_bytes(path.read_bytes()[:-1])
-        assert record.saved(1) is None
+        assert await record.saved(1) is None
         (tmp_path / saved_name_of(key_of(lease(9)), 0)).write_bytes(b"of a lease that has ended")
         (tmp_path / f"{saved_name_of(KEY, 0)}.new").write_bytes(b"half")
     async with records_in(tmp_path) as records:
         records.remove(KEY)
     assert not tmp_path.exists(), "an empty folder is removed"  # noqa: ASYNC240
+
+
+async def test_a_state_that_is_written_while_its_lease_is_taken_back_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_syncing, may_go_on, fsync = threading.Event(), threading.Event(), os.fsync
+
+    def slow(file: int) -> None:
+        is_syncing.set()
+        may_go_on.wait(10)
+        fsync(file)
+
+    async with records_in(tmp_path) as records:
+        record = await two_turns(records)
+        monkeypatch.setattr(os, "fsync", slow)
+        saving = asyncio.create_task(record.save(0, EnvironmentState(1, b"one")))
+        await asyncio.to_thread(is_syncing.wait, 10)
+        saving.cancel()
+        records.remove(KEY)
+        may_go_on.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await saving
+        await asyncio.get_running_loop().shutdown_default_executor()
+        assert names_in(tmp_path) == []
+
+
+async def test_a_state_that_is_written_while_its_process_ends_is_there_for_the_next_one(tmp_path: Path) -> None:
+    async with records_in(tmp_path) as records:
+        await two_turns(records)
+        records.close()
+        records.write_saved(KEY, 0, EnvironmentState(1, b"one"))
+    async with records_in(tmp_path) as records:
+        assert await records.record_of(lease(5), rules="r").saved(0) == EnvironmentState(1, b"one")
+
+
+async def test_a_state_that_the_disk_does_not_take_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with records_in(tmp_path) as records:
+        record = await two_turns(records)
+        monkeypatch.setattr(os, "fsync", full)
+        await record.save(0, EnvironmentState(1, b"one"))
+        assert names_in(tmp_path) == []
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith(KEY.purpose))
+
+
+async def test_each_process_that_goes_on_with_a_lease_has_another_number(tmp_path: Path) -> None:
+    numbers = []
+    for life in range(4):
+        async with records_in(tmp_path) as records:
+            record = records.record_of(lease(5), rules="r")
+            numbers.append(record.lives)
+            if life != 2:
+                record.add_turn(turn(0))
+    assert numbers == [0, 1, 2, 3]
 
 
 async def test_states_count_against_the_bound(tmp_path: Path) -> None:

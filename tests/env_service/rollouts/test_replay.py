@@ -354,6 +354,21 @@ async def test_an_answer_that_the_policy_never_heard_may_be_another_one(lives: T
     assert [turn.state for turn in told(outcome)[0].turns] == ["", "one", "one two", "one two hang"]
 
 
+async def test_a_state_behind_an_answer_that_is_damaged_is_not_gone_on_with(lives: TwoLives) -> None:
+    """The environment that has just been reset would answer the turn in the place of the one that is restored."""
+    lives = replace(lives, start=SavedSpelling, rules=Rules(), said=("one two hang stop",))
+    await lives.first()
+    for path in lives.folder.glob("*.turns"):
+        *rows, answer, last = path.read_bytes().splitlines(keepends=True)
+        assert b'"row":"answer"' in answer
+        assert b'"row":"turn"' in last
+        path.write_bytes(b"".join((*rows, answer.replace(b"answer", b"damage"), last)))
+    outcome, _ = await lives.second()
+    assert lives.start.heard == []
+    assert isinstance(outcome, FailedLease)
+    assert "which is damaged" in outcome.reason
+
+
 async def test_where_an_environment_cannot_be_saved_its_lease_goes_on_without_a_record(
     lives: TwoLives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
