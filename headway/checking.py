@@ -352,7 +352,9 @@ def _learner_problems(config: ProcessConfig) -> Iterator[str]:
         except WrongSettings as error:
             yield f"[learner] {error}"
     if config.data.path is not None and config.learns_from_files:
-        yield from _example_problems(config)
+        yield from _example_problems(config, config.data.path, key="data.path")
+    if config.demonstrations.path is not None:
+        yield from _example_problems(config, config.demonstrations.path, key="demonstrations.path")
     if config.rollouts.tasks.priors is not None and not config.evaluation.only:
         from learner.leases.task_priors import PriorsFault, read_priors
 
@@ -367,12 +369,10 @@ def _learner_problems(config: ProcessConfig) -> Iterator[str]:
             yield f"[learner] {error}"
 
 
-def _example_problems(config: "LearnerConfig") -> Iterator[str]:
-    path = config.data.path
-    assert path is not None
+def _example_problems(config: "LearnerConfig", path: Path, *, key: str) -> Iterator[str]:
     file = Path(str(path).partition("#")[0])
     if not file.exists():
-        yield f"[learner] data.path: {file} does not exist: expected a JSONL or Parquet file, or a saved dataset"
+        yield f"[learner] {key}: {file} does not exist: expected a JSONL or Parquet file, or a saved dataset"
         return
     from env_service.environments.tokenization import ChatTemplateError
     from learner.data.sources import RecordError, read_records
@@ -383,13 +383,17 @@ def _example_problems(config: "LearnerConfig") -> Iterator[str]:
                 pass
             return
         from env_service.environments.tokenization import LightTokenizer, Tokenization
+        from learner.data.examples import read_examples
         from learner.offline_examples import read_units
 
         told = config.run.chat_template_kwargs
         tokenization = Tokenization(config.model, chat_template=config.run.chat_template, arguments=told)
-        read_units(config, LightTokenizer(tokenization))
+        if key == "data.path":
+            read_units(config, LightTokenizer(tokenization))
+        else:
+            read_examples(path, LightTokenizer(tokenization))
     except (RecordError, FileNotFoundError, ChatTemplateError) as error:
-        yield f"[learner] data.path: {error}"
+        yield f"[learner] {key}: {error}"
 
 
 def _unoffered(learner: ProcessConfig, environments: Mapping[str, "OfferedEnvironment"]) -> list[str]:
@@ -418,6 +422,7 @@ def _incomparable(learner: ProcessConfig, environments: Mapping[str, "OfferedEnv
     """The environment that it trains on has no greedy answers, with which the algorithm compares, or no hints for its
     teacher.
     """
+    from learner.algorithms.knobs import SampledKnobs
     from learner.config import LearnerConfig
     from learner.teachers.limits import TeachingLimits, without_hint
 
@@ -427,9 +432,23 @@ def _incomparable(learner: ProcessConfig, environments: Mapping[str, "OfferedEnv
         why = environments[wanted].no_greedy_answer
         if why:
             yield f"[learner] algo.type is {learner.algo.type!r}: {without_greedy_answer(why)}"
+    observes = isinstance(learner.algo, SampledKnobs) and learner.algo.observation_weight > 0
+    if wanted in environments and observes and not learner.evaluation.only:
+        yield from _unobserved(environments[wanted])
     teacher = TeachingLimits(learner.teachers).shown_more(wanted)
     if wanted in environments and teacher and not environments[wanted].has_teacher_hint and not learner.evaluation.only:
         yield f"[learner] teachers: {without_hint(teacher, wanted)}"
+
+
+def _unobserved(environment: "OfferedEnvironment") -> Iterator[str]:
+    """An environment, or a part of a mix, in which nothing is said behind the policy's first turn."""
+    for each in environment.members or (environment,):
+        if each.rules.max_turns == 1 and each.agent is None:
+            yield (
+                f"[learner] algo.observation_weight is set, and conversations of environment {each.name} end with the "
+                "policy's first turn, so that it says nothing to it: expected max_turns of 2 or more in its rules, or "
+                "an environment of several turns; or remove observation_weight"
+            )
 
 
 def _unmeasured(learner: ProcessConfig, environments: Mapping[str, "OfferedEnvironment"]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from learner.algorithms.presets.distill import DistillConfig
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.algorithms.presets.pass_at_k import PassAtKConfig
 from learner.algorithms.presets.registry import AlgorithmConfig
+from learner.data.fingerprints import fingerprint_data
 from learner.evaluation.config import EvaluationConfig, TrackersConfig
 from learner.ledger.records import ReusePriority
 from learner.releases.config import ReleaseConfig
@@ -39,7 +40,7 @@ FROM_FILES = ("sft", "rm", "dpo", "distill")
 """The algorithms that learn from examples in files, and sample nothing."""
 _OF_SAMPLING = (
     "groups_per_step", "max_lag", "rollouts", "lag", "reuse", "guard", "leases", "weights", "trust", "evaluation",
-    "release", "http",
+    "release", "http", "demonstrations",
     "checkpoint.journal", "checkpoint.journal_mb", "checkpoint.whole_journal", "checkpoint.keep_best",
     "checkpoint.best_by", "samples", "verdict", "training.router.replay", "training.partial_batches",
 )  # fmt: skip
@@ -508,6 +509,36 @@ class DataConfig(ConfigModel):
         return self
 
 
+class DemonstrationsConfig(ConfigModel):
+    """Examples that each step trains beside what was sampled, by their cross-entropy."""
+
+    path: Path | None = Field(
+        None, description="file of examples, in any form that sft reads; none: nothing is trained beside the samples"
+    )
+    sequences_per_step: int = Field(8, ge=1, description="examples in one step, prompts and completions")
+    weight: float = Field(
+        0.1,
+        gt=0,
+        description="weight in the loss of their mean cross-entropy, in nats per token of a completion",
+    )
+
+    @property
+    def fingerprint(self) -> dict[str, str | None]:
+        """Fingerprint of the file; nothing without one."""
+        return {} if self.path is None else {"demonstrations_fingerprint": fingerprint_data(self.path)}
+
+    @model_validator(mode="after")
+    def _counts(self) -> Self:
+        fields, knobs = type(self).model_fields, ("sequences_per_step", "weight")
+        idle = [name for name in knobs if getattr(self, name) != fields[name].default]
+        if self.path is None and idle:
+            raise ValueError(
+                f"{' and '.join(idle)} set and path is not, so that there are no demonstrations: set path to a file of "
+                "examples, or leave it out"
+            )
+        return self
+
+
 class LearnerConfig(ProcessConfig):
     """The learner: its model, its steps, and the bound on the age of tokens."""
 
@@ -562,6 +593,7 @@ class LearnerConfig(ProcessConfig):
     samples: SamplesConfig = SamplesConfig()
     verdict: VerdictConfig = VerdictConfig()
     data: DataConfig = DataConfig()
+    demonstrations: DemonstrationsConfig = DemonstrationsConfig()
     trackers: TrackersConfig = TrackersConfig()
     teachers: tuple[TeacherConfig, ...] = Field(
         (), max_length=64, description="models to distill from, by opd or algo.teacher_weight"
@@ -751,15 +783,44 @@ class LearnerConfig(ProcessConfig):
         return self
 
     @model_validator(mode="after")
+    def _demonstrations_fit(self) -> Self:
+        shown, updates = self.demonstrations, self.training.updates_per_step
+        if shown.path is None:
+            return self
+        if self.learns_from_files:
+            raise ValueError(
+                f"demonstrations.path is set, and algo {self.algo.type} learns from the file data.path, with nothing "
+                "sampled for them to stand beside: put them into that file, or remove demonstrations"
+            )
+        if self.training.partial_batches:
+            raise ValueError(
+                "demonstrations.path is set and training.partial_batches is true: demonstrations are trained with a "
+                "whole step. Leave one of them out"
+            )
+        if shown.sequences_per_step < updates:
+            raise ValueError(
+                f"demonstrations.sequences_per_step is {shown.sequences_per_step} and training.updates_per_step "
+                f"{updates}: each update of a step takes its part of them: raise the first to {updates} or more"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_length(self) -> Self:
         if self.data.epochs is not None and "steps" in self.model_fields_set:
             raise ValueError(f"steps is {self.steps} and data.epochs {self.data.epochs}: set one of them")
         return self
 
     def made_with(self) -> dict[str, object]:
-        """All settings by dotted key, without secrets, and which model is in the folder, with which chat template."""
+        """All settings by dotted key, without secrets, and which model is in the folder, with which chat template, and
+        which demonstrations are in their file.
+        """
         model = fingerprint_directory(self.model).model if self.model.is_dir() else None
-        return {**settings_of(self), "model_fingerprint": model, **self.run.template_fingerprint}
+        return {
+            **settings_of(self),
+            "model_fingerprint": model,
+            **self.run.template_fingerprint,
+            **self.demonstrations.fingerprint,
+        }
 
     def preset(self) -> "Preset":
         """The algorithm as the trainer sees it. Imports torch, and the module of an own algorithm.
@@ -824,6 +885,12 @@ class LearnerConfig(ProcessConfig):
             from_files=self.algo.learns_from_files,
         )
         check_size(self.teachers, top=self.teacher_top, completion_tokens=self.rollouts.max_tokens)
+        average = next((teacher.name for teacher in self.teachers if teacher.average is not None), None)
+        if average is not None and self.training.zero_stage == 3:
+            raise ValueError(
+                f"teachers: {average} has an average, and training.zero_stage is 3: the average stands in the policy's "
+                "place while it is asked, for which each rank needs the weights whole: expected zero_stage 2 or less"
+            )
         return self
 
     @model_validator(mode="after")

@@ -15,11 +15,9 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
 
 from learner.algorithms.pairs import Sides
@@ -29,7 +27,8 @@ from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.algorithms.presets.rm import RmConfig
 from learner.checkpoint_writer import CheckpointWriter
 from learner.config import LearnerConfig
-from learner.data.examples import DataTokenizer, TokenizedExample, batches, length_statistics
+from learner.data.examples import TokenizedExample, batches, length_statistics
+from learner.data.model_tokenizer import open_tokenizer
 from learner.data.reference_cache import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
 from learner.journal.files import LineFile, anyone, ignore, write_atomically
@@ -173,14 +172,6 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
             watch.cancel()
 
 
-def tokenizer_of(config: LearnerConfig) -> DataTokenizer:
-    """Tokenizer of the initial model, with the run's chat template if one is given, and the run's arguments for it."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
-    tokenizer.chat_template = config.run.template_text or tokenizer.chat_template
-    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **config.run.chat_template_kwargs)
-    return cast(DataTokenizer, tokenizer)
-
-
 def _train(
     config: LearnerConfig,
     trainer: Trainer,
@@ -189,7 +180,8 @@ def _train(
     may_write: Callable[[], None] = anyone,
 ) -> None:
     """`may_write` raises once the run's folder is another process's."""
-    tokenizer = tokenizer_of(config)
+    run = config.run
+    tokenizer = open_tokenizer(config.model, template=run.template_text, told=run.chat_template_kwargs)
     examples = _with_reference(config, trainer, read_units(config, tokenizer))
     config = _with_steps(config, examples)
     may_write()

@@ -23,6 +23,7 @@ from typing import TypeVar, cast
 from learner.algorithms.preset import Preset
 from learner.checkpoint_writer import CheckpointWriter
 from learner.config import LearnerConfig
+from learner.data.demonstrations import Demonstrations
 from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, VersionScore
 from learner.journal.journal import LoggedTeaching
@@ -69,7 +70,8 @@ class OnlineTraining:
     `replay` are the batches of the log that are newer than the checkpoint: trained again, in order, without generators.
     They were taken under the bound of their time, so the guard follows them, and its bound holds from there on.
     `sent_alone` are the adapters, if generators are sent nothing else. `trust` tests generators by what is trained.
-    `measurements` are those of gradients by lag. `releases` judge candidates by their evaluation.
+    `measurements` are those of gradients by lag. `releases` judge candidates by their evaluation. `demonstrations` are
+    trained beside the samples.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class OnlineTraining:
         trust: TrustWatch | None = None,
         measurements: MeasurementPlan | None = None,
         releases: Releases | None = None,
+        demonstrations: Demonstrations | None = None,
     ) -> None:
         self._config = config
         self._trainer = trainer
@@ -106,16 +109,14 @@ class OnlineTraining:
         self._untaught_steps = 0
         self._checkpoints = checkpoints
         self._credits = Credits(checkpoints, wanted=config.checkpoint.keep_best > 0)
+        beside = config.checkpoint.beside_training
         self._writer = CheckpointWriter(
-            checkpoints,
-            trainer,
-            beside_training=config.checkpoint.beside_training,
-            written=self._kept,
-            failed=self._no_checkpoint,
+            checkpoints, trainer, beside_training=beside, written=self._kept, failed=self._no_checkpoint
         )
         self._guard = guard
         self._samples, self._trust = samples, trust
         self._measurements, self._releases = measurements, releases
+        self._demonstrations = demonstrations
         self._version = self._kept_version = first_version
         self._replay = replay
         self._loop = loop
@@ -186,7 +187,7 @@ class OnlineTraining:
         that they begin with.
         """
         config = self._config
-        if self._replay and any(teacher.policy for teacher in config.teachers):
+        if self._replay and any(teacher.policy and teacher.is_remote for teacher in config.teachers):
             self._publish()  # without weights no generator would serve, and all of this would wait for one
         for logged in self._replay:
             logger.info("replaying the batch of step %d from the log", logged.version + 1)
@@ -325,10 +326,7 @@ class OnlineTraining:
             glanced = self._call(self._teachers.glance(compared.groups, batch=batch.groups))
             compared = compared.only(glanced)
             teaching = teaching_of(
-                compared.groups,
-                list(glanced.values()),
-                teachers=self._config.teachers,
-                top=self._trainer.preset.candidates,
+                self._trainer, compared.groups, list(glanced.values()), teachers=self._config.teachers
             )
         moments: Moments = {}
         if compared.fresh > 1:
@@ -361,7 +359,8 @@ class OnlineTraining:
         return step_record(batch.fresh, version=batch.version, timing=timing, success_reward=success, reused=reused)
 
     def _train(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> StepMetrics:
-        step_metrics = self._trainer.train_step(sequences, version=batch.version)
+        shown = () if self._demonstrations is None else self._demonstrations.of_step(batch.version)
+        step_metrics = self._trainer.train_step(sequences, version=batch.version, demonstrations=shown)
         if step_metrics.skipped_updates:
             self._say_skipped(batch, step_metrics)
             try:
@@ -445,7 +444,7 @@ class OnlineTraining:
             if isinstance(one, TextRefused):
                 logger.warning("lease %d of %s is not trained: %s", group.lease_id, group.environment, one)
                 self._metrics.left_out("untaught")
-        return taught(batch, told, teachers=teachers, top=self._trainer.preset.candidates)
+        return taught(self._trainer, batch, told, teachers=teachers)
 
     def _check_taught(self, told: Sequence[Told]) -> None:
         """Raises TeacherFailed after some steps of which nothing was taught: that is no fault of their texts."""

@@ -21,11 +21,14 @@ from safetensors.torch import load_file
 
 from learner.algorithms.preset import Preset
 from learner.config import LearnerConfig
+from learner.data.demonstrations import Demonstrations
 from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.journal.journal import FOLDER
 from learner.journal.segments import segments_of
+from learner.leases.intake import TakenBatch
 from learner.recovery import LoggedStep, logged_steps
 from learner.reports.history import RunHistory
+from learner.run_demonstrations import check_same_demonstrations, demonstrations_of
 from learner.run_ranks import LearnerRanks
 from learner.taught_batches import TaughtBatch, is_taught_by_policy, taught
 from learner.training.batch import TrainSequence, sequences_of
@@ -71,13 +74,15 @@ async def replay(config: LearnerConfig, stop: Stop, *, version: int | None) -> N
     Raises Differs, and WrongSettings where there is nothing to begin with, or the run still goes on.
     """
     base, steps = beginning_of(config, version)
+    check_same_demonstrations(config, config.run.folder)
+    demonstrations = demonstrations_of(config)
     async with AsyncExitStack() as stack:
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv, stop=stop))
         thread = await stack.enter_async_context(TrainerThread())
 
         async def all_of_it() -> ReplayResult:
             trainer = await thread.run(partial(ranks.open_trainer, should_stop=thread.stopping))
-            return await thread.run(lambda: _trained_again(trainer, config, base=base, steps=steps))
+            return await thread.run(lambda: _trained_again(trainer, config, demonstrations, base=base, steps=steps))
 
         replayed = await ranks.watch.during(all_of_it())
     sys.stdout.write(f"{replayed}\n")
@@ -147,7 +152,12 @@ def _say_what_is_other(folder: Path) -> None:
 
 
 def _trained_again(
-    trainer: Trainer, config: LearnerConfig, *, base: Checkpoint | None, steps: Sequence[LoggedStep]
+    trainer: Trainer,
+    config: LearnerConfig,
+    demonstrations: Demonstrations | None,
+    *,
+    base: Checkpoint | None,
+    steps: Sequence[LoggedStep],
 ) -> ReplayResult:
     """In the trainer's thread."""
     folder, first = config.run.folder, steps[0].version
@@ -158,7 +168,7 @@ def _trained_again(
     mine: dict[int, Weights] = {}
     compared = 0
     for done, step in enumerate(steps, 1):
-        metrics = _train(trainer, config, step)
+        metrics = train_logged(trainer, config, step, demonstrations).metrics
         compared += _same_numbers(metrics, noted.get(step.version + 1), step=step.version + 1)
         if step.version + 1 in written or done == len(steps):
             mine[step.version + 1] = _by_name(trainer.host_copy())
@@ -176,13 +186,27 @@ def _trained_again(
     )
 
 
-def _train(trainer: Trainer, config: LearnerConfig, step: LoggedStep) -> StepMetrics:
-    as_taught = taught_again(step, config, trainer.preset)
+@dataclasses.dataclass(frozen=True)
+class TrainedAgain:
+    """A logged batch that was trained once more, as it was taught, and its sequences."""
+
+    batch: TakenBatch
+    sequences: Sequence[TrainSequence]
+    metrics: StepMetrics
+
+
+def train_logged(
+    trainer: Trainer, config: LearnerConfig, step: LoggedStep, demonstrations: Demonstrations | None
+) -> TrainedAgain:
+    """Trains a logged batch as its step did, with the demonstrations of that step."""
+    as_taught = taught_again(step, config, trainer)
     sequences = sequences_in(as_taught, config, trainer.preset)
-    return as_taught.noted_in(trainer.train_step(sequences, version=step.version))
+    shown = () if demonstrations is None else demonstrations.of_step(step.version)
+    metrics = trainer.train_step(sequences, version=step.version, demonstrations=shown)
+    return TrainedAgain(as_taught.batch, sequences, as_taught.noted_in(metrics))
 
 
-def taught_again(step: LoggedStep, config: LearnerConfig, preset: Preset) -> TaughtBatch:
+def taught_again(step: LoggedStep, config: LearnerConfig, trainer: Trainer) -> TaughtBatch:
     """A logged batch as it was taught. Raises WrongSettings if answers of the policy are not in the journal: the step
     was not trained.
     """
@@ -196,7 +220,7 @@ def taught_again(step: LoggedStep, config: LearnerConfig, preset: Preset) -> Tau
                 f"lease {group.lease_id} as its own teacher; resume the run first"
             )
     told = [noted.get(group.lease_id) for group in batch.groups]
-    return taught(batch, told, teachers=config.teachers, top=preset.candidates)
+    return taught(trainer, batch, told, teachers=config.teachers)
 
 
 def sequences_in(as_taught: TaughtBatch, config: LearnerConfig, preset: Preset) -> Sequence[TrainSequence]:

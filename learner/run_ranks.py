@@ -83,4 +83,6 @@ def _trainer(
         and not config.learns_from_files
         and not config.evaluation.only,
         keeps_pulls=keeps_pulls,
+        demonstration_weight=config.demonstrations.weight,
+        average=next((each.average for each in config.teachers if each.average is not None), None),
     )

@@ -17,8 +17,8 @@ from services.config import made_with
 from services.config.devices import visible
 from services.process import WrongSettings
 
-_FINGERPRINTS = ("model_fingerprint", "template_fingerprint")
-_NEEDED = ("model", "algo.type", "algo.path", "algo.components", "data.path", "teachers")
+_FINGERPRINTS = ("model_fingerprint", "template_fingerprint", "demonstrations_fingerprint")
+_NEEDED = ("model", "algo.type", "algo.path", "algo.components", "algo.teacher_weight", "data.path", "teachers")
 
 
 def what_if_of(folder: Path, changes: Sequence[str], *, groups: int = 0, to: Path | None = None) -> WhatIf:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from learner.config import LearnerConfig, LeaseConfig
+from learner.data.demonstrations import Demonstrations
 from learner.event_loop import EventLoopParts, ledger_config
 from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal, NoJournal, RunLog
@@ -37,6 +38,7 @@ from learner.reports.stalled_training import Doubts
 from learner.reports.status import LearnerMetrics
 from learner.reports.summary import draw_curves, still_holds, summarize, table, write_summary
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
+from learner.run_demonstrations import demonstrations_of
 from learner.run_ranks import LearnerRanks, first_probe
 from learner.training.guard import Guard
 from learner.training.lag_rule import GradientRule
@@ -63,11 +65,12 @@ _ENDING = "then come model, summary and curves; a second Ctrl-C ends at once, an
 async def train_online(config: LearnerConfig, stop: Stop) -> None:
     """Runs the learner until its last step. A stop cancels it; its files are whole at any moment.
 
-    First the algorithm is looked at, then the folder taken, then the ports are bound; only then is anything in the
-    folder touched.
+    First the algorithm is looked at and demonstrations are read, then the folder taken, then the ports are bound; only
+    then is anything in the folder touched.
     """
     folder = config.run.folder
     config.preset()
+    demonstrations = demonstrations_of(config)
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting_traces("learner", **config.run.traces))
         lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume is True))
@@ -115,7 +118,9 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         thread = await stack.enter_async_context(TrainerThread())
         await stack.enter_async_context(parts.teachers)
         loops = {**parts.loops(links.listener, stop), "run_lock": lock.watch()}
-        await beside_loops(loops, thread, ranks, work=lambda trainer: _train(parts, trainer, thread, stop))
+        await beside_loops(
+            loops, thread, ranks, work=lambda trainer: _train(parts, trainer, thread, stop, demonstrations)
+        )
     sys.stdout.write(parts.closing_words)
 
 
@@ -165,7 +170,9 @@ async def beside_loops(
             task.cancel()
 
 
-async def _train(parts: EventLoopParts, trainer: Trainer, thread: TrainerThread, stop: Stop) -> None:
+async def _train(
+    parts: EventLoopParts, trainer: Trainer, thread: TrainerThread, stop: Stop, demonstrations: Demonstrations | None
+) -> None:
     """The trainer's thread from its first publish to the exported model, then the summary; so too after a stop."""
     config, recovered = parts.config, parts.recovered
     if recovered.trainer_folder is not None:
@@ -210,6 +217,7 @@ async def _train(parts: EventLoopParts, trainer: Trainer, thread: TrainerThread,
         replay=recovered.batches,
         loop=asyncio.get_running_loop(),
         sent_alone=config.sent_alone,
+        demonstrations=demonstrations,
     )
     thread.on_stop(training.interrupt)
     parts.waits.started()

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from learner.changed_settings import WhatIf
 from learner.config import LearnerConfig
+from learner.data.demonstrations import Demonstrations
 from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.journal.held import NothingHeld, held_still
 from learner.leases.intake import TakenBatch
@@ -33,12 +34,12 @@ from learner.replay import (
     first_difference,
     nothing_to_begin_with,
     numbers_of_step,
-    sequences_in,
-    taught_again,
+    train_logged,
 )  # fmt: skip
 from learner.reports.history import RunHistory
 from learner.reports.what_if_folder import GROUPS_FILE, NOTE_FILE, PULLS_PREFIX, ProgressNotes
 from learner.reports.what_if_numbers import size_of_change
+from learner.run_demonstrations import check_same_demonstrations, demonstrations_of
 from learner.run_ranks import LearnerRanks
 from learner.run_settings import refuse_beside
 from learner.training.engine import OtherOptimizer
@@ -123,11 +124,12 @@ def compared(
                 what_if.config, base, steps, notes=notes, noted=noted, progress=progress, open_trainer=open_trainer
             )
         logger.info("training %d steps by %s", len(steps), ", ".join(map(str, what_if.differences)))
+        shown = demonstrations_of(what_if.changed)
         trainer = _opened(what_if.changed, base, open_trainer)
         numbers: dict[int, _Numbers] = {}
         most: list[_Ordered] = []
         for done, step in enumerate(steps, 1):
-            found, pulls, batch = _taken(trainer, what_if.changed, step)
+            found, pulls, batch = _taken(trainer, what_if.changed, step, shown)
             numbers[step.version + 1] = {name: value for name, value in found.items() if name not in _NOT_OF_WHAT_IF}
             changes = []
             if what_if.groups:
@@ -162,10 +164,12 @@ def _trained_by_run(
     open_trainer: Callable[[LearnerConfig], Trainer],
 ) -> str:
     """Keeps the pulls of each step in `notes`; returns the first number that is not that of the run, if one is."""
+    check_same_demonstrations(config, config.run.folder)
+    shown = demonstrations_of(config)
     trainer = _opened(config, base, open_trainer)
     unlike = ""
     for done, step in enumerate(steps, 1):
-        found, pulls, _ = _taken(trainer, config, step)
+        found, pulls, _ = _taken(trainer, config, step, shown)
         pulls.save(notes / f"{step.version}.npz")
         difference = first_difference(found, noted.get(step.version + 1, {}))
         unlike = unlike or (f"step {step.version + 1} is the first that differs: {difference}" if difference else "")
@@ -199,15 +203,15 @@ def _opened(
     return trainer
 
 
-def _taken(trainer: Trainer, config: LearnerConfig, step: LoggedStep) -> tuple[_Numbers, StepPulls, TakenBatch]:
+def _taken(
+    trainer: Trainer, config: LearnerConfig, step: LoggedStep, demonstrations: Demonstrations | None
+) -> tuple[_Numbers, StepPulls, TakenBatch]:
     """The step's numbers, its pulls, and the batch that was trained."""
-    as_taught = taught_again(step, config, trainer.preset)
-    sequences = sequences_in(as_taught, config, trainer.preset)
-    metrics = as_taught.noted_in(trainer.train_step(sequences, version=step.version))
+    again = train_logged(trainer, config, step, demonstrations)
     assert trainer.pulls is not None, "the trainer was opened to keep them"
-    clips = metrics.clip_fraction is not None
-    pulls = StepPulls.made(sequences, trainer.pulls, epochs=config.training.epochs_per_step, clips=clips)
-    return numbers_of_step(metrics), pulls, as_taught.batch
+    clips = again.metrics.clip_fraction is not None
+    pulls = StepPulls.made(again.sequences, trainer.pulls, epochs=config.training.epochs_per_step, clips=clips)
+    return numbers_of_step(again.metrics), pulls, again.batch
 
 
 class WhatIfFiles:

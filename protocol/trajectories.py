@@ -329,7 +329,8 @@ class TrajectoryGroup(WireModel):
     incarnation `incarnation` granted. A rollout with several players gives one for each that the policy plays.
 
     `teacher_prompt` are the tokens of the task's prompt as a teacher sees it that is shown more than the policy, which
-    is trained on its own.
+    is trained on its own. With `solved_reward` they show the completion of a trajectory of at least that reward, to
+    teach those of less; without such a trajectory there is no prompt, and nobody is taught.
     """
 
     incarnation: int = Field(ge=1)
@@ -350,6 +351,7 @@ class TrajectoryGroup(WireModel):
     teacher_prompt: tuple[Annotated[int, Field(ge=0, lt=1 << 31)], ...] | None = Field(
         default=None, min_length=1, max_length=1 << 20, exclude_if=lambda prompt: prompt is None
     )
+    solved_reward: float | None = Field(default=None, allow_inf_nan=False, exclude_if=lambda reward: reward is None)
 
     @property
     def stamps(self) -> frozenset[tuple[str, str]]:
@@ -371,6 +373,13 @@ class TrajectoryGroup(WireModel):
     def greedy_reward(self) -> float | None:
         """The reward of its greedy answer; None if it has none."""
         return None if self.greedy_baseline is None else self.greedy_baseline.reward.reward
+
+    def teaches(self, trajectory: Trajectory) -> bool:
+        """True if a teacher that is shown more has something to say of one of its trajectories."""
+        if self.solved_reward is None:
+            return True
+        reward = trajectory.reward.reward
+        return self.teacher_prompt is not None and reward is not None and reward < self.solved_reward
 
     @property
     def by_player(self) -> dict[str, tuple[int, ...]]:

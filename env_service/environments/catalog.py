@@ -394,6 +394,7 @@ def _offered(
             max_turns=1,
             stop=() if isinstance(config, AdditionTasks) else config.stop,
             teacher_hint=config.teacher_hint,
+            hint_reward=config.hint_reward,
         ),
         at_once=True,
         template_arguments={} if isinstance(config, AdditionTasks) else config.chat_template_kwargs,

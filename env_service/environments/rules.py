@@ -17,6 +17,9 @@ ActionForm = Annotated[
 ]
 PRIVILEGED = "{privileged}"
 """Place of a task's text in a teacher's hint."""
+SIBLING = "{sibling}"
+"""Place, in a teacher's hint, of what a trajectory of the group said that has solved the task."""
+HINT_REWARD = 1.0
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 ToolFormat = Literal[
     "hermes", "qwen_coder", "glm", "mistral", "llama", "pythonic", "granite", "deepseek", "kimi", "harmony"
@@ -30,7 +33,18 @@ TeacherHint = Annotated[
         max_length=1 << 16,
         description="text that a teacher with `privileged` of the learner is shown beside a training task's prompt, "
         "and the policy is not; {privileged} in it is the task's own text, or else the `answer` that its verifier is "
-        "given. It goes before a plain prompt, and behind the last message of another one. none: none is shown",
+        "given; {sibling} is what the trajectory of the group with the best reward said, of at least hint_reward, to "
+        "teach those of less. It goes before a plain prompt, and behind the last message of another one. none: none "
+        "is shown",
+    ),
+]
+HintReward = Annotated[
+    float,
+    Field(
+        ge=-1e6,
+        le=1e6,
+        description="with {sibling} in teacher_hint: reward from which a trajectory has solved its task. Of a group "
+        "without one none is taught",
     ),
 ]
 
@@ -95,6 +109,7 @@ class Rules(ConfigModel):
         None, ge=1, description="the conversation is cut off after so many invalid actions; none sets no limit"
     )
     teacher_hint: TeacherHint | None = None
+    hint_reward: HintReward = HINT_REWARD
     step_timeout_s: float | None = Field(
         None, gt=0, description="longest time of one step; retry.environment_timeout_s if not given"
     )
@@ -121,7 +136,7 @@ class Rules(ConfigModel):
 
     @model_validator(mode="after")
     def _hint_shows_something(self) -> Self:
-        check_hint(self.teacher_hint)
+        check_hint(self.teacher_hint, reward=self.hint_reward)
         if self.teacher_hint is not None and self.history != "append":
             raise ValueError(
                 f'teacher_hint is set and history is "{self.history}": a teacher reads a trajectory as one text behind '
@@ -130,7 +145,12 @@ class Rules(ConfigModel):
         return self
 
 
-def check_hint(hint: str | None) -> None:
-    """Raises ValueError for a hint that shows nothing of the task."""
-    if hint is not None and PRIVILEGED not in hint:
-        raise ValueError(f"teacher_hint is {hint[:80]!r}: expected {PRIVILEGED} in it, which is the task's own text")
+def check_hint(hint: str | None, *, reward: float) -> None:
+    """Raises ValueError for a hint that shows nothing of the task, and for a `hint_reward` that has no effect."""
+    if hint is not None and PRIVILEGED not in hint and SIBLING not in hint:
+        raise ValueError(
+            f"teacher_hint is {hint[:80]!r}: expected {PRIVILEGED} in it, which is the task's own text, or {SIBLING}, "
+            "what a trajectory of the group said that has solved it"
+        )
+    if reward != HINT_REWARD and SIBLING not in (hint or ""):
+        raise ValueError(f"hint_reward is set, and teacher_hint has no {SIBLING} in it: remove it, or put that there")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, JsonValue, SecretStr, Tag, model_validator
 
-from env_service.environments.rules import Rules, StopText, TeacherHint, check_hint
+from env_service.environments.rules import HINT_REWARD, HintReward, Rules, StopText, TeacherHint, check_hint
 from services.config.models import ConfigModel
 from services.config.options import nearest
 from services.config.run_paths import CountsFrom
@@ -67,10 +67,11 @@ class HintedTasks(ConfigModel):
     """Tasks of one turn, of which a teacher may be shown more than the policy."""
 
     teacher_hint: TeacherHint | None = None
+    hint_reward: HintReward = HINT_REWARD
 
     @model_validator(mode="after")
     def _hint_shows_something(self) -> Self:
-        check_hint(self.teacher_hint)
+        check_hint(self.teacher_hint, reward=self.hint_reward)
         return self
 
 

@@ -1,24 +1,34 @@
 """The prompt of a teacher that is shown more than the policy: the opening with the hint of the rules in it."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from env_service.environments.interface import Prompt, Task
-from env_service.environments.rules import PRIVILEGED
+from env_service.environments.rules import PRIVILEGED, SIBLING
 from env_service.rollouts.outcomes import DataFailure
+from protocol.trajectories import Trajectory
 
 
-def hinted(prompt: Prompt, hint: str, task: Task, *, environment: str) -> Prompt:
-    """The prompt with the hint: before plain text, which is continued, and at the end of the last message. Raises
-    DataFailure for a task that has no text for it.
+def solved_sibling(trajectories: Sequence[Trajectory], *, reward: float) -> Trajectory | None:
+    """The trajectory with the best reward, the first of several; None if it has less than `reward`."""
+    solved = [each for each in trajectories if each.reward.reward is not None and each.reward.reward >= reward]
+    return max(solved, key=lambda each: each.reward.reward or 0.0, default=None)
+
+
+def hinted(prompt: Prompt, hint: str, task: Task, *, environment: str, sibling: str = "") -> Prompt:
+    """The prompt with the hint: before plain text, which is continued, and at the end of the last message. `sibling` is
+    what a trajectory said that has solved the task. Raises DataFailure for a task that has no text for it.
     """
     answer = task.verification.arguments.get("answer")
     privileged = task.privileged or (str(answer) if isinstance(answer, str | int | float) else "")
-    if not privileged:
+    if not privileged and PRIVILEGED in hint:
         raise DataFailure(
             f"environment {environment} has a teacher_hint, and the task no text for it; expected `privileged` of the "
             "task, or an `answer` of its verifier that is text or a number"
         )
-    text = hint.replace(PRIVILEGED, privileged)
+    places = {PRIVILEGED: privileged, SIBLING: sibling}
+    text = re.sub("|".join(map(re.escape, places)), lambda found: places[found.group()], hint)
     if isinstance(prompt, str):
         return text + prompt
     if not prompt:

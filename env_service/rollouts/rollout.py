@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from env_service.checkpoints.records import LeaseRecords
 from env_service.environments.bridges import Bridges
@@ -36,6 +36,7 @@ from env_service.environments.interface import (
     TurnOf,
     text_of,
 )
+from env_service.environments.rules import SIBLING
 from env_service.environments.tokenization import Tokenization, characters_of
 from env_service.rollouts.branching import beginnings, firsts
 from env_service.rollouts.completions import RolloutProgress, continues
@@ -51,7 +52,7 @@ from env_service.rollouts.conversation import (
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed
 from env_service.rollouts.generation import Generation, beside_each_other
 from env_service.rollouts.greedy import greedy, refuse_without_greedy, set_apart
-from env_service.rollouts.hints import hinted
+from env_service.rollouts.hints import hinted, solved_sibling
 from env_service.rollouts.judging import GroupScoring, JudgedConversation, Judging, text_of_task
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens, sides_of_the_policy
 from env_service.rollouts.openings import Openings
@@ -105,7 +106,8 @@ class _OpenEnvironments:
 @dataclass(frozen=True)
 class _RolledOut:
     """Text of the prompt, the group's trajectories, and the greedy answer if one was asked for; of a group that
-    branches, how many of its conversations had no turn; the prompt of a teacher that is shown more.
+    branches, how many of its conversations had no turn; the prompt of a teacher that is shown more, and the reward
+    from which a trajectory needs no teacher, if it shows what another one said.
     """
 
     prompt_text: str
@@ -113,6 +115,7 @@ class _RolledOut:
     baseline: GreedyBaseline | None = None
     turnless: int = 0
     teacher_prompt: tuple[int, ...] | None = None
+    solved_reward: float | None = None
 
 
 class Attempt(JudgedConversation, Protocol):
@@ -225,6 +228,7 @@ class Rollout:
             greedy_baseline=rolled.baseline,
             turnless=rolled.turnless,
             teacher_prompt=rolled.teacher_prompt,
+            solved_reward=rolled.solved_reward,
         )
 
     async def _with_environments(self, lease: Lease, progress: RolloutProgress) -> _RolledOut:
@@ -233,7 +237,7 @@ class Rollout:
         )
         try:
             prompt_text, language = self._language(lease, opened, now=self._now(progress))
-            for_teacher = _teacher_prompt(lease, opened, language)
+            hints = _Hints(lease, opened, language)
             speaker = self._speaker(lease, opened.offered, language, progress)
             speaker = replace(speaker, fork=partial(self._fork, opened))
             conversations, answer = await self._held_with_greedy(lease, opened, speaker)
@@ -244,9 +248,10 @@ class Rollout:
                 apart=answer,
             )
             if answer is not None:
-                return _RolledOut(prompt_text, *set_apart(trajectories, answer), teacher_prompt=for_teacher)
+                own, greedy = set_apart(trajectories, answer)
+                return _RolledOut(prompt_text, own, greedy, **hints.behind(own))
             turnless = len(conversations) - len(trajectories) if opened.offered.rules.branch_after else 0
-            return _RolledOut(prompt_text, trajectories, turnless=turnless, teacher_prompt=for_teacher)
+            return _RolledOut(prompt_text, trajectories, turnless=turnless, **hints.behind(trajectories))
         finally:
             await self._close(opened.environments, opened.offered)
 
@@ -518,13 +523,30 @@ def _name_of(lease: Lease, progress: RolloutProgress) -> str:
     return f"{name}/{lives}" if lives else name
 
 
-def _teacher_prompt(lease: Lease, opened: _OpenEnvironments, language: Language) -> tuple[int, ...] | None:
-    """The tokens of the opening with the hint for a teacher, if the lease asks for them and the rules have one."""
-    hint, opening = language.rules.teacher_hint, opened.opening
-    if hint is None or not lease.teacher_prompt:
-        return None
-    prompt = hinted(opening.prompt, hint, opened.task, environment=lease.environment)
-    return tuple(language.tokenization.encode(prompt, tools=opening.tools, now=language.now)[1])
+class _Hints:
+    """A teacher's prompt, if the lease asks for it and the rules have a hint: the tokens of the opening with it.
+
+    Made before the rollout, so that a task without text for it fails at once.
+    """
+
+    def __init__(self, lease: Lease, opened: _OpenEnvironments, language: Language) -> None:
+        self._lease, self._opened, self._language = lease, opened, language
+        self._hint = language.rules.teacher_hint if lease.teacher_prompt else None
+        self._prompt = None if self._hint is None else self._tokens(self._hint)
+
+    def behind(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        """The fields of a group that are of its teacher, once its trajectories have rewards."""
+        if self._hint is None or SIBLING not in self._hint:
+            return {"teacher_prompt": self._prompt}
+        reward = self._language.rules.hint_reward
+        sibling = solved_sibling(trajectories, reward=reward)
+        prompt = None if sibling is None else self._tokens(self._hint, sibling=sibling.completion_text)
+        return {"teacher_prompt": prompt, "solved_reward": reward}
+
+    def _tokens(self, hint: str, *, sibling: str = "") -> tuple[int, ...]:
+        opening, language = self._opened.opening, self._language
+        prompt = hinted(opening.prompt, hint, self._opened.task, environment=self._lease.environment, sibling=sibling)
+        return tuple(language.tokenization.encode(prompt, tools=opening.tools, now=language.now)[1])
 
 
 def _redundant(lease: Lease, offered: OfferedEnvironment) -> int:

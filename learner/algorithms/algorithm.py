@@ -97,6 +97,8 @@ class Algorithm(Knobs):
             and self.second_moment_limit is not None,
             "entropy_target goes by the entropy of a step": isinstance(self, SampledKnobs)
             and self.entropy_target is not None,
+            "observation_weight weighs a mean over what environments said in a step": isinstance(self, SampledKnobs)
+            and self.observation_weight > 0,
         }
         return next((f"algo.{reason}" for reason, applies in reasons.items() if applies), "")
 

@@ -564,6 +564,13 @@ class TeacherKnobs(DivergenceKnobs):
 class SampledKnobs(AggregationKnobs, KlLossKnobs, EntropyKnobs):
     """Settings that every policy gradient has."""
 
+    observation_weight: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the mean cross-entropy, in nats per token, of what the environment said between the "
+        "policy's turns, which is added to the loss. 0: the policy learns nothing from it.",
+    )
+
     @property
     def masks_truncated(self) -> bool:
         """True if completions cut off at the longest length are left out of the loss."""

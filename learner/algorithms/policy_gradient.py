@@ -94,7 +94,8 @@ def policy_gradient(
     def whole_loss(tokens: LossTokens) -> Loss:
         made = _loss(config, correction, loss, tokens)
         made = made if positive is None else _with_likelihood(positive, tokens, made)
-        return made if taught is None else _with_teacher(taught, tokens, made)
+        made = made if taught is None else _with_teacher(taught, tokens, made)
+        return _with_observations(config, tokens, made) if config.observation_weight else made
 
     return Preset(
         name=name,
@@ -116,7 +117,10 @@ def policy_gradient(
         entropy_gradient=config.has_entropy,
         turn_discounts=isinstance(config, RewardKnobs) and config.turn_discount < 1,
         good_reward=None if positive is None else positive.positive_reward,
-        rests_on_advantages=not (pulls or kl_in_loss or config.has_entropy or positive or taught),
+        rests_on_advantages=not (
+            pulls or kl_in_loss or config.has_entropy or positive or taught or config.observation_weight
+        ),
+        observes=config.observation_weight > 0,
         candidates=0 if taught is None else taught.teacher_tokens,
     )
 
@@ -267,11 +271,28 @@ def _with_teacher(knobs: DivergenceKnobs, tokens: LossTokens, loss: Loss) -> Los
     """The loss with the divergence from a teacher. No ratio corrects it: it is of each token's place, whoever sampled
     what is before it (GKD, arXiv 2306.13649).
     """
-    gaps = gaps_of(knobs, tokens)
+    gaps, taught = gaps_of(knobs, tokens), tokens.taught
+    found = {"teacher_divergence": mean_of(gaps if taught is None else gaps[taught])}
+    if taught is not None:
+        gaps = torch.where(taught, gaps, 0.0)
+        found["taught_share"] = mean_of(taught.float())
     return replace(
         loss,
         total=loss.total + knobs.divergence_weight * (tokens.weights * gaps).sum(),
-        means={**loss.means, "teacher_divergence": mean_of(gaps)},
+        means={**loss.means, **found},
+    )
+
+
+def _with_observations(config: SampledKnobs, tokens: LossTokens, loss: Loss) -> Loss:
+    """The loss with the likelihood of what the environment said. It is not the policy's, so that no ratio, advantage or
+    filter has a part in it.
+    """
+    assert tokens.observed_logprobs is not None, "the preset asked for them"
+    losses = negative_log_likelihood(policy_logprobs=tokens.observed_logprobs)
+    return replace(
+        loss,
+        total=loss.total + config.observation_weight * tokens.observed_weight * losses.sum(),
+        means={**loss.means, "observation_loss": mean_of(losses)},
     )
 
 

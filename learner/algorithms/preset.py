@@ -57,7 +57,8 @@ class ScoredBatch:
     those of a trajectory between two forks, None if nothing branches. `roles` int64 [S]: equal for the trajectories of
     one player of one environment, None if all are. `greedy_rewards` [S]: that of the greedy answer to each trajectory's
     task, where the preset asks for one. `mismatched` bool [S] are those that are only
-    measured: a prompt with the completion of another one. `carried` is what the step before left.
+    measured: a prompt with the completion of another one. `taught` bool [M] is false at tokens of which the teacher has
+    nothing to say, None if there are none. `carried` is what the step before left.
     """
 
     rewards: Tensor
@@ -80,6 +81,7 @@ class ScoredBatch:
     roles: Tensor | None = None
     greedy_rewards: Tensor | None = None
     mismatched: Tensor | None = None
+    taught: Tensor | None = None
     contexts: Tensor | None = None
     carried: CarriedState = CarriedState()
 
@@ -115,8 +117,10 @@ class LossTokens:
     `sequences` int64 tells which of the K each token is of; `weights` is that of each token in the step's loss, 0 for a
     token that a filter took out; `good_weights` that of each token of a good trajectory among those alone. [K]:
     `sequence_weights`, which its kept tokens have, and `labels` bool. `pairs` int64 [P, 2] holds the chosen and the
-    rejected sequence of each pair; `margins` [P]. `pulled` [N], `correction_scale` and
-    `entropy_coefficient` are of `Advantages`.
+    rejected sequence of each pair; `margins` [P]. `pulled` [N], `correction_scale` and `entropy_coefficient` are of
+    `Advantages`. `taught` [N] bool is as in ScoredBatch. `observed_logprobs` [M], with a gradient, are of the
+    environment's tokens in these sequences, each of which has `observed_weight` in the step's mean of them; None where
+    the preset has none.
     """
 
     policy_logprobs: Tensor
@@ -136,8 +140,11 @@ class LossTokens:
     candidate_logprobs: Tensor | None = None
     teacher_logprobs: Tensor | None = None
     pulled: Tensor | None = None
+    taught: Tensor | None = None
     correction_scale: float = 1.0
     entropy_coefficient: float | None = None
+    observed_logprobs: Tensor | None = None
+    observed_weight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -200,7 +207,7 @@ class Preset:
     look at tokens or turns beyond a trajectory's reward, so that those which are too old may not leave by themselves;
     with `turn_rewards`, `turn_discounts` and `greedy_baseline` that is so anyway. `rests_on_advantages`: a token of
     advantage 0 has no gradient. `value_clip` is for the critic's loss; `candidates`: how many tokens a local teacher is
-    asked for at each position.
+    asked for at each position. `observes`: it wants `LossTokens.observed_logprobs`.
     """
 
     name: str
@@ -224,6 +231,7 @@ class Preset:
     rests_on_advantages: bool = False
     value_clip: float | None = None
     candidates: int = 0
+    observes: bool = False
 
     @property
     def whole_only(self) -> str:

@@ -18,13 +18,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from learner.data.examples import TokenizedExample
+from learner.data.fingerprints import fingerprint_files
 from services.append_file import sync_folder
 
 logger = logging.getLogger(__name__)
 
-
 _REFERENCE_FORMAT = "headway-reference-logprobs-1"
-_CHUNK_BYTES = 1 << 24
 
 Compute = Callable[[Sequence[TokenizedExample]], Sequence[NDArray[np.float32]]]
 
@@ -55,14 +54,7 @@ class CacheUnusable(Exception):
 
 def fingerprint_model(folder: Path) -> str:
     """Over the configuration and the weights of a Hugging Face directory, byte by byte."""
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
-    digest = xxhash.xxh3_128()
-    for file in files:
-        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as opened:
-            while chunk := opened.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    return str(digest.hexdigest())
+    return fingerprint_files([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
 
 
 def fingerprint_sequences(sequences: Iterable[TokenizedExample]) -> str:

@@ -99,8 +99,9 @@ def refused_resume(folder: Path, settings: Mapping[str, object]) -> str:
 
 
 def _ignored(settings: Mapping[str, object]) -> tuple[str, ...]:
-    """The same model in another place is the same model, and the steps that epochs come to follow from these."""
+    """The same model or file in another place is the same, and the steps that epochs come to follow from these."""
     ignored = (*_OF_ONE_START, "model") if settings.get("model_fingerprint") else _OF_ONE_START
+    ignored = (*ignored, "demonstrations.path") if settings.get("demonstrations_fingerprint") else ignored
     ignored = (*ignored, "steps") if settings.get("data.epochs") is not None else ignored
     return (*ignored, "run.chat_template") if settings.get("template_fingerprint") else ignored
 

@@ -32,7 +32,7 @@ def teaching_frames(teaching: LoggedTeaching) -> list[Frame]:
     if isinstance(told, TextRefused):
         return [json.dumps({**head, "refused": str(told)}).encode()]
     head["scores"] = [
-        [one.version, one.instance, len(one.logprobs), 0 if one.top is None else one.top.token_ids.shape[1]]
+        [one.version, one.instance, len(one.logprobs), 0 if one.top is None else one.top.token_ids.shape[1], one.taught]
         for one in told
     ]
     return [json.dumps(head).encode(), *(row for one in told for row in _rows(one))]
@@ -51,6 +51,8 @@ def teaching_of(frames: Sequence[Frame]) -> LoggedTeaching:
 
 
 def _rows(one: TeacherScores) -> list[bytes]:
+    if not one.taught:
+        return [b""] * 4
     known = one.logprobs != 0
     if one.top is not None:
         known |= one.top.token_ids.any(axis=1) | one.top.logprobs.any(axis=1)
@@ -65,7 +67,9 @@ def _rows(one: TeacherScores) -> list[bytes]:
 
 
 def _scores(positions: Frame, logprobs: Frame, ids: Frame, likeliest: Frame, *, facts: Sequence[Any]) -> TeacherScores:
-    version, instance, length, top = facts
+    version, instance, length, top, taught = facts
+    if not taught:
+        return TeacherScores.nothing(length, top=top)
     at = np.frombuffer(positions, _POSITIONS)
 
     def over(row: Frame, dtype: np.dtype[Any], *shape: int) -> NDArray[Any]:

@@ -124,6 +124,7 @@ CURVES = (
     CurveSpec("solved_share", "solved", "share", "violet"),
     CurveSpec("reused_share", "groups trained again", "share", "red", gauge="reused_share"),
     CurveSpec("loss", "loss", "loss"),
+    CurveSpec("demonstration_loss", "cross-entropy of demonstrations", "loss", "orange"),
     CurveSpec("grad_norm", "gradient norm", "gradient"),
     CurveSpec("means", "means that the algorithm reports", "algorithm", by_name=True, alone=True),
     CurveSpec("expert_load_max", "largest load over an even one", "experts", largest=True, gauge="expert_load_max"),
@@ -167,6 +168,7 @@ CURVES = (
     CurveSpec("microbatches", "microbatches", "volume"),
     CurveSpec("tokens", "tokens computed", "volume"),
     CurveSpec("trained_tokens", "trained tokens", "volume"),
+    CurveSpec("demonstration_tokens", "trained tokens of demonstrations", "volume"),
 )
 """All curves. Another one is a line here, beside the field that writes it."""
 

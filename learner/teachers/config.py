@@ -27,6 +27,14 @@ class TeacherConfig(ConfigModel):
         description="the teacher is the policy that is trained, as the run's generators serve it at the moment, shown "
         "privileged text",
     )
+    average: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="with policy = true: the teacher is a moving average of the policy's versions, which the learner "
+        "holds and asks itself; this is the average's own part in the next one, after each step, such as 0.99. "
+        "None: it is the policy as generators serve it",
+    )
     privileged: bool = Field(
         False,
         description="the teacher is shown the prompt with the `teacher_hint` of its environment in it, which the "
@@ -102,15 +110,20 @@ class TeacherConfig(ConfigModel):
                 f"teacher {self.name} is the policy and privileged is false: it would teach what it knows; remove "
                 "privileged"
             )
-        useless = sorted(self.model_fields_set.intersection(_OF_URLS)) if self.path is not None else []
+        if self.average is not None and not self.policy:
+            raise ValueError(
+                f"teacher {self.name} has an average, and is not the policy: set policy = true, or remove average"
+            )
+        useless = [] if self.is_remote else sorted(self.model_fields_set.intersection(_OF_URLS))
         if useless:
-            raise ValueError(f"teacher {self.name} is in a folder: {', '.join(useless)} has no effect; remove it")
+            where = "in a folder" if self.path is not None else "an average, which the learner's ranks are asked for"
+            raise ValueError(f"teacher {self.name} is {where}: {', '.join(useless)} has no effect; remove it")
         return self
 
     @property
     def is_remote(self) -> bool:
         """True if generators are asked."""
-        return self.path is None
+        return self.path is None and self.average is None
 
     @property
     def sees_more(self) -> bool:
@@ -149,6 +162,12 @@ def check_teachers(teachers: Sequence[TeacherConfig], *, temperature: float) -> 
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
             raise ValueError(f"teachers: the {what} {twice[0]} is there twice; each {what} has one teacher")
+    averages = [teacher.name for teacher in teachers if teacher.average is not None]
+    if len(averages) > 1:
+        raise ValueError(
+            f"teachers: {' and '.join(averages)} have an average each, and the learner holds one: set average for one "
+            "of them, with the environments of all"
+        )
     others = [teacher.name for teacher in teachers if not teacher.environments]
     if len(others) > 1:
         raise ValueError(
@@ -192,7 +211,7 @@ def check_use(
     `asks`: it wants a teacher, as it is set; `weighed`: that is so if it has a `teacher_weight`; `from_files`: it
     learns from files.
     """
-    kinds = sorted({"urls" if teacher.is_remote else "path" for teacher in teachers})
+    kinds = sorted({"urls" if teacher.path is None else "path" for teacher in teachers})
     if teachers and not (asks or algo == "custom"):
         remedy = "set algo.teacher_weight" if weighed else "use opd or distill"
         raise ValueError(f"teachers are set, and algo {algo} asks none: remove them, or {remedy}")

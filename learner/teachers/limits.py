@@ -30,14 +30,14 @@ class TeachingLimits:
     def lack(self, group: TrajectoryGroup) -> str | None:
         """The reason why a group was sampled for other teachers than these; None if it may be of use."""
         teacher = self.shown_more(group.environment)
-        if teacher is None or group.teacher_prompt:
+        if teacher is None or group.teacher_prompt or group.solved_reward is not None:
             return None
         return f"the group has no prompt for teacher {teacher.name}: {without_hint(teacher, group.environment)}"
 
     def fault(self, group: TrajectoryGroup) -> str | None:
         """The reason why the group's teacher cannot be asked of it, which would be so again; None if it can be."""
         teacher = teacher_of(self.teachers, group.environment)
-        if teacher is None or not teacher.is_remote:
+        if teacher is None or not (teacher.is_remote or teacher.sees_more):
             return None
         if several := max(len(one.sequence_starts) for one in group.trajectories):
             return (
@@ -45,6 +45,8 @@ class TeachingLimits:
                 'history = "append" in the rules of its environment, no on_full that makes a context shorter, and a '
                 "chat template that leaves what was said before as it was"
             )
+        if not teacher.is_remote:
+            return None
         longest = self._longest(group, teacher)
         asked = MAX_SCORED_TOKENS // max(1, self.top)
         if longest > asked:
@@ -73,7 +75,7 @@ class TeachingLimits:
         lengths = [
             int(np.flatnonzero(one.loss_mask)[-1]) + 1 + (0 if shown is None else shown - one.turns[0].completion_start)
             for one in group.trajectories
-            if one.loss_mask.any()
+            if one.loss_mask.any() and (group.teaches(one) or not teacher.sees_more)
         ]
         return max(lengths, default=0)
 

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +115,17 @@ class TeacherScores:
     version: str
     top: TeacherTopTokens | None = None
     instance: str = ""
+    taught: bool = True
+    """False for a sequence of which a teacher has nothing to say; what stands here then counts for nothing."""
+
+    @classmethod
+    def nothing(cls, tokens: int, *, top: int) -> Self:
+        """Of a sequence of so many tokens, with `top` tokens in each place: any ones, with possible logprobs."""
+        likeliest = None
+        if top:
+            ids, logprob = np.arange(top, dtype=np.int32), np.float32(np.log(0.5 / top))
+            likeliest = TeacherTopTokens(np.tile(ids, (tokens, 1)), np.full((tokens, top), logprob, np.float32))
+        return cls(np.zeros(tokens, np.float32), "", likeliest, taught=False)
 
 
 class RemoteTeacher:
@@ -365,7 +376,7 @@ class Teachers:
                 self._remote[config.name] = RemoteTeacher(
                     config, client=client, tokenizer=self._tokenizer, metrics=self._metrics
                 )
-            elif config.policy:
+            elif config.policy and config.is_remote:
                 assert self._fleet is not None, "a policy that teaches has generators"
                 self._remote[config.name] = RemoteTeacher(
                     config,
@@ -442,7 +453,7 @@ class Teachers:
     def _are_believed(self, scores: GroupScores, teacher: RemoteTeacher) -> bool | None:
         if not teacher.config.policy or self._fleet is None:
             return True
-        told = {self._fleet.believed(one.instance, one.version) for one in scores}
+        told = {self._fleet.believed(one.instance, one.version) for one in scores if one.taught}
         return None if None in told and False not in told else False not in told
 
     async def of_batch(self, groups: Sequence[TrajectoryGroup]) -> list[Told]:
@@ -533,11 +544,15 @@ def _scores_in(fetch: "asyncio.Task[GroupScores | TeacherFailed]") -> GroupScore
 async def _fetched(teacher: RemoteTeacher, group: TrajectoryGroup, *, top: int) -> GroupScores | TeacherFailed:
     """A failure is a result: the step that needs it raises it, and other groups' fetches go on."""
     try:
-        given = _shown(teacher, group)
-        asked = [np.concatenate([given(one), _behind_the_opening(one)]) for one in group.trajectories]
-        found = await teacher.scores(asked, top=top)
-        pairs = zip(group.trajectories, found, strict=True)
-        return tuple(_placed(one, each, given=len(given(one))) for one, each in pairs)
+        members = members_taught(group, sees_more=teacher.config.sees_more)
+        given = _shown(teacher, group) if members else None
+        asked = [np.concatenate([given(one), behind_the_opening(one)]) for one in members.values() if given is not None]
+        found = await teacher.scores(asked, top=top) if asked else ()
+        told = {
+            number: placed(one, each, given=len(text) - len(behind_the_opening(one)))
+            for (number, one), each, text in zip(members.items(), found, asked, strict=True)
+        }
+        return with_silence(group, told, top=top)
     except TeacherFailed as error:
         return error
     except Exception as error:
@@ -545,6 +560,19 @@ async def _fetched(teacher: RemoteTeacher, group: TrajectoryGroup, *, top: int) 
         failed = TeacherFailed(f"lease {group.lease_id} of {group.environment} cannot be shown to {teacher}: {error}")
         failed.__cause__ = error
         return failed
+
+
+def members_taught(group: TrajectoryGroup, *, sees_more: bool) -> dict[int, Trajectory]:
+    """The trajectories of which a teacher has something to say, by their places in the group."""
+    return {n: one for n, one in enumerate(group.trajectories) if not sees_more or group.teaches(one)}
+
+
+def with_silence(group: TrajectoryGroup, told: Mapping[int, TeacherScores], *, top: int) -> GroupScores:
+    """The scores of all of a group's trajectories, of which some are `told`, by their places."""
+    return tuple(
+        told.get(number) or TeacherScores.nothing(len(one.token_ids), top=top)
+        for number, one in enumerate(group.trajectories)
+    )
 
 
 def _shown(teacher: RemoteTeacher, group: TrajectoryGroup) -> Callable[[Trajectory], NDArray[np.int32]]:
@@ -564,7 +592,7 @@ def _opening_end(trajectory: Trajectory) -> int:
     return trajectory.turns[0].completion_start
 
 
-def _behind_the_opening(trajectory: Trajectory) -> NDArray[np.int32]:
+def behind_the_opening(trajectory: Trajectory) -> NDArray[np.int32]:
     """Up to the last trained token, behind which nothing is of use."""
     trained = np.flatnonzero(trajectory.loss_mask)
     if not len(trained):  # its tokens have all become too old: it is only compared with
@@ -573,7 +601,7 @@ def _behind_the_opening(trajectory: Trajectory) -> NDArray[np.int32]:
     return trajectory.token_ids[_opening_end(trajectory) : trained[-1] + 1]
 
 
-def _placed(trajectory: Trajectory, found: TeacherScores, *, given: int) -> TeacherScores:
+def placed(trajectory: Trajectory, found: TeacherScores, *, given: int) -> TeacherScores:
     """The scores of what is behind the opening, `given` tokens of the teacher's, in the places of a trajectory's."""
     trained, start, top = trajectory.loss_mask == 1, _opening_end(trajectory), found.top
 

@@ -6,6 +6,7 @@ A trajectory is one sequence, or several: contexts in which the policy did not s
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -21,10 +22,13 @@ from protocol.trajectories import SUMMARY_STATE, Trajectory, TrajectoryGroup, Tu
 logger = logging.getLogger(__name__)
 
 _NO_TOKENS = np.zeros(0, dtype=np.float32)
+_NONE_OBSERVED = np.zeros(0, dtype=np.bool_)
+UNTAUGHT = -2
+"""In `FlatBatch.teachers`: of a sequence of which no teacher has anything to say."""
 ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
     name: np.dtype(kind)
     for kind, names in {
-        "bool": ("mixed_versions", "truncated", "labels", "mismatched", "loss_mask", "routed"),
+        "bool": ("mixed_versions", "truncated", "labels", "mismatched", "loss_mask", "observed", "routed"),
         "int64": (
             "lengths",
             "trajectories",
@@ -111,9 +115,11 @@ class TrainSequence:
 
     Of a preference pair: `pair` is its number in the step, the chosen sequence comes before the rejected one, `margin`
     is how much better it is. `label`: whether an unpaired example is a good one. `teacher` is the index of the model to
-    ask, of those that the ranks hold, unless its logprobs are known already. A `mismatched` sequence, a prompt with the
+    ask, of those that the ranks hold, unless its logprobs are known already; nobody has any of one that is not
+    `taught`. A `mismatched` sequence, a prompt with the
     completion of another one, is only measured. Those are [T] float32 or empty:
-    `teacher_logprobs` and `reference_logprobs`. `origin`: of a trajectory that was sampled, where it is in the step.
+    `teacher_logprobs` and `reference_logprobs`. `observed` bool [T] or empty: true where the environment said the token
+    between the policy's turns. `origin`: of a trajectory that was sampled, where it is in the step.
     `routing`: of one that a mixture of experts sampled, if its generator told it.
     """
 
@@ -136,15 +142,18 @@ class TrainSequence:
     label: bool = True
     mismatched: bool = False
     teacher: int = 0
+    taught: bool = True
     teacher_logprobs: NDArray[np.float32] = field(default_factory=lambda: _NO_TOKENS)
     reference_logprobs: NDArray[np.float32] = field(default_factory=lambda: _NO_TOKENS)
+    observed: NDArray[np.bool_] = field(default_factory=lambda: _NONE_OBSERVED)
     candidates: Candidates | None = None
     origin: Origin | None = None
     routing: SequenceRouting | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.behavior_logprobs), len(self.lags)}
-        lengths |= {len(known) for known in (self.teacher_logprobs, self.reference_logprobs) if len(known)}
+        optional = (self.teacher_logprobs, self.reference_logprobs, self.observed)
+        lengths |= {len(known) for known in optional if len(known)}
         if self.candidates is not None:
             lengths |= {len(self.candidates.token_ids), len(self.candidates.logprobs)}
         if self.routing is not None:
@@ -152,6 +161,7 @@ class TrainSequence:
         assert len(lengths) == 1, f"arrays of unequal lengths {sorted(lengths)}"
         assert len(self.token_ids) > 0, "a sequence without tokens"
         assert not self.loss_mask[0], "the first token cannot be trained: nothing predicts it"
+        assert not self.observed[:1].any(), "the first token cannot be predicted: nothing is before it"
 
     @classmethod
     def supervised(
@@ -211,6 +221,7 @@ class FlatBatch:
     teachers: NDArray[np.int64]
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
+    observed: NDArray[np.bool_]
     behavior_logprobs: NDArray[np.float32]
     lags: NDArray[np.int32]
     turns: NDArray[np.int64]
@@ -253,6 +264,19 @@ class FlatBatch:
         return np.add.reduceat(self.loss_mask.astype(np.int64), self.starts)
 
     @property
+    def observed_lengths(self) -> NDArray[np.int64]:
+        """Number of tokens of each sequence that the environment said, as far as that was asked for, [S]."""
+        if not len(self.observed):
+            return np.zeros(len(self.lengths), dtype=np.int64)
+        return np.add.reduceat(self.observed.astype(np.int64), self.starts)
+
+    @property
+    def taught(self) -> NDArray[np.bool_] | None:
+        """True at tokens of sequences of which a teacher has something to say, [N]; None if that is all of them."""
+        untaught = self.teachers == UNTAUGHT
+        return ~untaught[self.owners] if untaught.any() else None
+
+    @property
     def owners(self) -> NDArray[np.int64]:
         """The sequence of each token, [N]."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
@@ -276,9 +300,10 @@ def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
         margins=np.array([sequence.margin for sequence in sequences], dtype=np.float64),
         labels=np.array([sequence.label for sequence in sequences], dtype=np.bool_),
         mismatched=np.array([sequence.mismatched for sequence in sequences], dtype=np.bool_),
-        teachers=np.array([-1 if len(s.teacher_logprobs) else s.teacher for s in sequences], dtype=np.int64),
+        teachers=np.array([_teacher(sequence) for sequence in sequences], dtype=np.int64),
         token_ids=np.concatenate([sequence.token_ids for sequence in sequences]).astype(np.int32, copy=False),
         loss_mask=np.concatenate([sequence.loss_mask for sequence in sequences]).astype(np.bool_, copy=False),
+        observed=_observed(sequences),
         behavior_logprobs=np.concatenate([s.behavior_logprobs for s in sequences]).astype(np.float32, copy=False),
         lags=np.concatenate([sequence.lags for sequence in sequences]).astype(np.int32, copy=False),
         turns=turns,
@@ -360,6 +385,19 @@ def _known(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     return np.concatenate(parts).astype(np.float32, copy=False)
 
 
+def _teacher(sequence: TrainSequence) -> int:
+    if not sequence.taught:
+        return UNTAUGHT
+    return -1 if len(sequence.teacher_logprobs) else sequence.teacher
+
+
+def _observed(sequences: Sequence[TrainSequence]) -> NDArray[np.bool_]:
+    """Empty if nobody asked for it."""
+    if not any(len(sequence.observed) for sequence in sequences):
+        return _NONE_OBSERVED
+    return np.concatenate([s.observed if len(s.observed) else np.zeros(len(s.token_ids), np.bool_) for s in sequences])
+
+
 def _told(sequences: Sequence[TrainSequence]) -> NDArray[np.float32]:
     """0 for sequences of which no teacher has told anything yet; empty if that is all of them."""
     if not any(len(sequence.teacher_logprobs) for sequence in sequences):
@@ -387,19 +425,21 @@ class SeveralSequences(RuntimeError):
 @dataclass(frozen=True)
 class Teaching:
     """Teacher of a group: the index of a model that the ranks hold, or logprobs of each trajectory, [T] each, and its
-    candidates if the preset wants them.
+    candidates if the preset wants them. Of a trajectory that is not `taught` they count for nothing; None: all are.
     """
 
     index: int = 0
     logprobs: Sequence[NDArray[np.float32]] | None = None
     candidates: Sequence[Candidates] | None = None
+    taught: Sequence[bool] | None = None
 
     def of(self, trajectory: int) -> dict[str, Any]:
         """The fields of a TrainSequence that it sets."""
         if self.logprobs is None:
             return {"teacher": self.index}
         candidates = None if self.candidates is None else self.candidates[trajectory]
-        return {"teacher_logprobs": self.logprobs[trajectory], "candidates": candidates}
+        taught = self.taught is None or self.taught[trajectory]
+        return {"teacher_logprobs": self.logprobs[trajectory], "candidates": candidates, "taught": taught}
 
 
 @dataclass(frozen=True)
@@ -452,6 +492,7 @@ def sequences_of(
                 greedy_reward=_greedy_reward(groups[number], preset),
                 group=label,
                 role=_role(groups[number].trajectories[index], groups[number].environment),
+                observed=observed_in(groups[number].trajectories[index]) if preset.observes else _NONE_OBSERVED,
                 origin=Origin(before.groups + number, index),
                 pair=label if preset.paired else -1,
                 **({} if teaching is None else teaching[number].of(index)),
@@ -489,6 +530,7 @@ def _part(whole: TrainSequence, at: slice) -> TrainSequence:
         behavior_logprobs=whole.behavior_logprobs[at],
         lags=lags,
         mixed_versions=whole.old_cache or len(np.unique(lags[mask])) > 1,
+        observed=whole.observed[at] if len(whole.observed) else whole.observed,
         origin=None if whole.origin is None else replace(whole.origin, start=at.start),
         routing=None if whole.routing is None else whole.routing.part(at),
         turns=tuple(replace(turn, start=turn.start - at.start) for turn in turns),
@@ -601,6 +643,19 @@ def _sequence(trajectory: Trajectory, *, version: int, max_lag: int) -> TrainSeq
         truncated=trajectory.truncated,
         routing=_routing(trajectory),
     )
+
+
+def observed_in(trajectory: Trajectory) -> NDArray[np.bool_]:
+    """True at tokens that the environment said between the policy's turns, [T], with the chat template's around them.
+
+    A context begins with its prompt, and a summary is asked for by the rules: these are nobody's answer to the policy.
+    """
+    found = np.zeros(len(trajectory.token_ids), dtype=np.bool_)
+    contexts = [bisect_right(trajectory.sequence_starts, turn.start) for turn in trajectory.turns]
+    for turn, before, context in zip(trajectory.turns[1:], contexts, contexts[1:], strict=False):
+        if context == before and turn.state != SUMMARY_STATE:
+            found[turn.start : turn.completion_start] = True
+    return found
 
 
 def _routing(trajectory: Trajectory) -> SequenceRouting | None:

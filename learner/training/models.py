@@ -29,6 +29,7 @@ from learner.training.layouts import takes_packed_rows
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm, torch_dtype
+from learner.training.policy_average import PolicyAverage
 from learner.training.ranks import summed_over_ranks
 from learner.training.recomputing import recompute_layers
 from learner.training.reference import FrozenPolicy, Reference, open_reference
@@ -49,6 +50,8 @@ from learner.training.sharded_load import Shard
 
 logger = logging.getLogger(__name__)
 
+Output = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, RoutingSums | None]
+"""Output of a trained model: see PolicyModel.forward and ScoreModel.forward."""
 Score = Callable[[Microbatch], Tensor]
 """A number for each of the microbatch's N targets, [N]."""
 
@@ -225,6 +228,7 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
         roles=torch.from_numpy(batch.roles[firsts]),
         greedy_rewards=torch.from_numpy(batch.greedy_rewards[firsts]),
         mismatched=torch.from_numpy(batch.mismatched[firsts]),
+        taught=None if batch.taught is None else torch.from_numpy(batch.taught[places]),
     )
 
 
@@ -240,6 +244,31 @@ class StepData:
     critic_targets: CriticTargets | None
     good_weights: NDArray[np.float64] | None
     """[S]: the same among good sequences alone; None where the algorithm asks for none."""
+    taught: Tensor | None = None
+    """[N] bool: false at tokens of which the teacher has nothing to say; None if there are none."""
+    observed_weights: NDArray[np.float64] | None = None
+    """[S]: the weight of each token that the environment said in a sequence, the same for all of an update: one over
+    their number. None where the algorithm asks for none.
+    """
+
+    def asked(self, microbatch: Microbatch) -> Microbatch:
+        """The microbatch as what is trained is given it: with the environment's tokens, where these are wanted."""
+        return microbatch if self.observed_weights is None else microbatch.observing()
+
+    def told(self, microbatch: Microbatch, output: Output) -> tuple[Output, dict[str, Any]]:
+        """Parts what a model gave for `asked(microbatch)`: that of the microbatch's own targets, and the fields of
+        LossTokens that are of the environment's tokens.
+        """
+        if self.observed_weights is None:
+            return output, {}
+        count, (logprobs, entropy, candidates, states, routing) = len(microbatch.targets), output
+
+        def own(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[:count]
+
+        weight = float(self.observed_weights[microbatch.members.numpy()].max(initial=0.0))
+        observed = {"observed_logprobs": logprobs[count:], "observed_weight": weight}
+        return (logprobs[:count], own(entropy), own(candidates), own(states), routing), observed
 
 
 def loss_tokens(data: StepData, microbatch: Microbatch, *, logprobs: Tensor, entropy: Tensor | None) -> LossTokens:
@@ -271,6 +300,7 @@ def loss_tokens(data: StepData, microbatch: Microbatch, *, logprobs: Tensor, ent
         reference_logprobs=None if reference is None else at_tokens(reference),
         entropy=entropy,
         pulled=None if data.credit.pulled is None else at_tokens(data.credit.pulled),
+        taught=None if data.taught is None else at_tokens(data.taught),
         correction_scale=data.credit.correction_scale,
         entropy_coefficient=data.credit.entropy_coefficient,
     )
@@ -333,10 +363,6 @@ def token_values(
     )
 
 
-Output = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, RoutingSums | None]
-"""Output of a trained model: see PolicyModel.forward and ScoreModel.forward."""
-
-
 @dataclass(frozen=True)
 class Models:
     """`trained` under its `engine`; None for what the algorithm does not need."""
@@ -346,6 +372,7 @@ class Models:
     reference: Reference | None
     teachers: LocalTeachers
     critic: Critic | CriticHead | None
+    average: PolicyAverage | None = None
     group: SequenceGroup = ALONE
     """The ranks that share this one's rows."""
 
@@ -399,6 +426,8 @@ class Models:
         self.engine.load(directory)
         if self.reference is not None:
             self.reference.load(directory)
+        if self.average is not None:
+            self.average.load(directory)
         if self.critic is not None:
             self.critic.load(directory)
 
@@ -446,10 +475,16 @@ class LocalTeachers:
 
 
 def open_models(
-    path: Path, *, config: TrainingConfig, preset: Preset, teachers: Sequence[Path], device: torch.device
+    path: Path,
+    *,
+    config: TrainingConfig,
+    preset: Preset,
+    teachers: Sequence[Path],
+    device: torch.device,
+    average: float | None = None,
 ) -> Models:
     """Loads what the preset needs onto `device`; with ZeRO-3 no rank holds a whole model. The process group must be
-    open.
+    open. `average` is the decay of the policy's average, if that teaches.
     """
     shard, group = (
         sharder(config),
@@ -493,6 +528,7 @@ def open_models(
         critic=_critic(path, policy, engine, config=config, preset=preset, device=device)
         if preset.passes.values
         else None,
+        average=None if average is None else PolicyAverage(engine, decay=average),
         group=group,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -147,7 +147,8 @@ class Microbatch(PackedRow):
     `places` int64, of the target among the batch's tokens; `sequences` int64, which of the row's K sequences it is of;
     `behavior_logprobs` float32; `lags` int64; `current` bool, true where exactly one policy version sampled the
     sequence and that version is the learner's own. `candidates` int64 [N, C] are further tokens whose logprobs are
-    wanted. [K]: `members` int64, the sequences' numbers in the batch; `teachers` int64, whom to ask. `pairs` int64
+    wanted. [M]: `observed_rows` and `observed_targets`, as the two without, of what the environment said, where that is
+    learned. [K]: `members` int64, the sequences' numbers in the batch; `teachers` int64, whom to ask. `pairs` int64
     [P, 2]: chosen and rejected.
     """
 
@@ -162,6 +163,23 @@ class Microbatch(PackedRow):
     teachers: Tensor
     pairs: Tensor
     candidates: Tensor | None = None
+    observed_rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    observed_targets: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    def observing(self) -> Microbatch:
+        """With what the environment said among its targets, behind the others: the same row, for one pass."""
+        if not len(self.observed_rows):
+            return self
+        candidates = self.candidates
+        if candidates is not None:
+            none = candidates.new_zeros(len(self.observed_rows), candidates.shape[1])
+            candidates = torch.cat([candidates, none])
+        return replace(
+            self,
+            rows=torch.cat([self.rows, self.observed_rows]),
+            targets=torch.cat([self.targets, self.observed_targets]),
+            candidates=candidates,
+        )
 
     def to(self, device: torch.device) -> Microbatch:
         """The same microbatch on `device`, but for what indexes things that stay on the CPU."""
@@ -312,6 +330,7 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes) 
     row_of_token, new = _rows_of_tokens(prefixes.nodes[source], kept)
     trained = np.flatnonzero(batch.loss_mask[source])
     target = source[trained]
+    said = np.flatnonzero(batch.observed[source]) if len(batch.observed) else np.zeros(0, np.int64)
     fresh = (batch.lags[target] == 0) & ~batch.mixed_versions[sequences][owner[trained]]
 
     inputs, positions = batch.token_ids[source][new], position[new]
@@ -337,6 +356,8 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes) 
         teachers=torch.from_numpy(batch.teachers[sequences].astype(np.int64)),
         pairs=torch.from_numpy(_pairs(batch.pairs[sequences], sequences)),
         candidates=_candidates(batch, target),
+        observed_rows=torch.from_numpy(row_of_token[said - 1].astype(np.int64)),
+        observed_targets=torch.from_numpy(batch.token_ids[source[said]].astype(np.int64)),
         routing=_routing_of_row(batch, source[kept], row_of_token[kept], prefixes=prefixes, tokens=len(inputs)),
     )
 

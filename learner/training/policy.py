@@ -155,6 +155,11 @@ class PolicyModel(nn.Module):
         """H, the size of a hidden state."""
         return self._head().in_features
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that it predicts."""
+        return self._head().out_features
+
     def forward(
         self, microbatch: Microbatch
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, RoutingSums | None]:

@@ -35,8 +35,9 @@ from services.network import LOOPBACK, local_address
 from services.process import StartAgain, parent_death_signal
 
 Action = Literal[
-    "train_step", "add_part", "discard_parts", "outputs", "reference", "host_copy", "probe", "sketches", "save",
-    "begin_save", "load", "stop", "create_adapter", "remove_adapter", "restore_adapter", "step_adapter", "client_round",
+    "train_step", "add_part", "discard_parts", "outputs", "reference", "average", "host_copy", "probe", "sketches",
+    "save", "begin_save", "load", "stop", "create_adapter", "remove_adapter", "restore_adapter", "step_adapter",
+    "client_round",
 ]  # fmt: skip
 STORE_POLL = timedelta(seconds=20)
 """Longest single wait at the ranks' store, which says nothing of a rank that is late."""

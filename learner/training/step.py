@@ -11,7 +11,8 @@ With `partial_batches` a step is computed in parts (`step_parts`), the first of 
 
 Where the loss has no gradient without an advantage, sequences that have none, such as a group's whose rewards are all
 equal, are measured once and left out of the updates: that changes no gradient, and most of what good policies sample is
-like that. Metrics are sums over the trained tokens of this rank, then means over those of all ranks.
+like that. Demonstrations are packed in rows of their own, which follow those of their update. Metrics are sums over the
+trained tokens of this rank, then means over those of all ranks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms import ratios
-from learner.algorithms.policy_loss import once_for_each
+from learner.algorithms.policy_loss import negative_log_likelihood, once_for_each
 from learner.algorithms.preset import CarriedState, Loss, LossTokens, Mean, Passes, Preset
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
@@ -93,6 +95,8 @@ class StepMetrics(TokenMeans, RoutingMetrics):
     learned from, of all ranks. `skipped_updates`: of policy and critic, left out since their gradient was not finite;
     `skipped_in_row`: how many of the newest ones, over steps. The times are this rank's, in seconds. `pass_costs`: CPU
     seconds of the passes through what is trained (CostSums), by forward passes and their tokens; backward counts twice.
+    `demonstration_loss`: the mean cross-entropy of the step's demonstrations, in nats per token, over its updates, and
+    `demonstration_tokens` their trained tokens, which count nowhere else; None of a step without any.
     """
 
     grad_norm: float
@@ -107,6 +111,8 @@ class StepMetrics(TokenMeans, RoutingMetrics):
     skipped_updates: int = 0
     skipped_in_row: int = 0
     pass_costs: Mapping[str, object] | None = None
+    demonstration_loss: float | None = None
+    demonstration_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -192,16 +198,31 @@ def _total(parts: Sequence[Tensor | None], zero: Tensor) -> Tensor:
     return torch.cat(present).sum(dtype=torch.float64) if present else zero
 
 
+@dataclass(frozen=True)
+class AverageOutputs:
+    """Logprobs float32 [N] at the trained tokens of a batch, 0 elsewhere, and the C likeliest tokens in the place of
+    each: int64 and float32 [N, C].
+    """
+
+    logprobs: NDArray[np.float32]
+    top_token_ids: NDArray[np.int64]
+    top_logprobs: NDArray[np.float32]
+
+
 class TrainingStopped(Exception):
     """`should_stop` said so in the middle of a step. Updates already made stay; the gradient underway is discarded."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """This rank's microbatches of an update: what is `learned` from, and what has no gradient and is `idle`."""
+    """This rank's microbatches of an update: what is `learned` from, what has no gradient and is `idle`, and what is
+    `shown`, of which all ranks have `shown_tokens` trained tokens.
+    """
 
     learned: Sequence[Microbatch]
     idle: Sequence[Microbatch] = ()
+    shown: Sequence[Microbatch] = ()
+    shown_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -214,7 +235,9 @@ class _RowShare:
 
 @dataclass(frozen=True)
 class _Update:
-    """An update's work on this rank. `records` are of all its microbatches, those of the `idle` ones included."""
+    """An update's work on this rank. `records` are of all its microbatches, those of the `idle` ones included;
+    `shown_nats` the cross-entropy of what was shown, its tokens' sum.
+    """
 
     records: tuple[MicrobatchRecord, ...]
     idle: tuple[MicrobatchRecord, ...]
@@ -222,6 +245,7 @@ class _Update:
     value_loss: float | None
     forward_backward_s: float
     optimizer_s: float
+    shown_nats: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -263,6 +287,8 @@ class TrainingStep:
         self._even = even_position(trained.causal_lm if isinstance(trained, PolicyModel) else trained.classifier)
         self._should_stop = should_stop
         self._reached = reached
+        self.demonstration_weight = 0.0
+        """Of the mean cross-entropy of demonstrations in a step's loss; the same on every rank."""
         self.keeps_tokens = False
         """If true, `tokens` is filled; the same on every rank."""
         self.tokens: TokenValues | None = None
@@ -278,13 +304,15 @@ class TrainingStep:
         self._before_parts: RandomState | None = None
         self._sketcher: GradientSketch | None = None
         self._said_unrouted = False
+        self._said_unobserved = False
         self.carried = CarriedState()
         """State of the algorithm for the next step; the same on every rank."""
 
-    def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
-        """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped.
+    def run(self, batch: FlatBatch, *, first_update: int, demonstrations: FlatBatch | None = None) -> StepMetrics:
+        """Trains on `batch`, and on `demonstrations` beside it; its first update is number `first_update` of the
+        schedule. Raises TrainingStopped.
 
-        Where parts of the step were added, `batch` is its last part.
+        Where parts of the step were added, `batch` is its last part, and there are no demonstrations.
         """
         if self._parts:
             return self._finish(batch, number=first_update)
@@ -296,6 +324,7 @@ class TrainingStep:
         data = self._data(batch, slices, [*chain.from_iterable(whole), *measured], passes=self._passes(slices))
         moves = self._moves(data)
         rows = [_row(cut, part, packed, moves=moves) for part, packed in zip(slices, whole, strict=True)]
+        rows = rows if demonstrations is None else self._showing(rows, demonstrations)
         scoring_s = time.perf_counter() - started
         rows *= self._config.epochs_per_step
         numbers = range(first_update, first_update + len(rows))
@@ -318,7 +347,7 @@ class TrainingStep:
             self.pulls = _pulls(self._pull_sums, data, records)
         if data.credit.carried.is_finite:
             self.carried = data.credit.carried
-        return self._metrics(
+        metrics = self._metrics(
             updates,
             means={**data.credit.means, **critic_metrics(data, critic_losses)},
             learning_rate=rates[-1],
@@ -327,6 +356,7 @@ class TrainingStep:
             scoring_s=scoring_s,
             skipped_before=skipped_before,
         )
+        return replace(metrics, **self._of_demonstrations(rows, updates))
 
     def add(self, batch: FlatBatch) -> None:
         """Computes the gradient of a part of the next step, by the weights as they are. Raises TrainingStopped."""
@@ -438,6 +468,27 @@ class TrainingStep:
             return None
         return PullSums(len(batch.token_ids), ranks=self._ranks.count, group=self._group)
 
+    def _showing(self, rows: Sequence[_Row], demonstrations: FlatBatch) -> list[_Row]:
+        """The rows of a step's updates, each with its part of the demonstrations, packed by themselves."""
+        parts = slices_of(demonstrations, updates=len(rows))
+        assert len(parts) == len(rows), "each update has a demonstration: checked by LearnerConfig"
+        cut = partial(self._microbatches, demonstrations, shared_prefixes(demonstrations))
+        lengths = demonstrations.trained_lengths
+        return [
+            replace(row, shown=cut(part), shown_tokens=int(lengths[part].sum()))
+            for row, part in zip(rows, parts, strict=True)
+        ]
+
+    def _of_demonstrations(self, rows: Sequence[_Row], updates: Sequence[_Update]) -> dict[str, Any]:
+        """The fields of StepMetrics that are theirs. All ranks must call it."""
+        tokens = sum(row.shown_tokens for row in rows)
+        if not tokens:
+            return {}
+        shown = [update.shown_nats for update in updates if update.shown_nats is not None]
+        nats = summed_over_ranks(self._group.once(torch.stack(shown).sum()))
+        drawn = tokens // self._config.epochs_per_step
+        return {"demonstration_loss": float(nats) / tokens, "demonstration_tokens": drawn}
+
     def _keep_tokens(self, parts: Sequence[tuple[StepData, Sequence[MicrobatchRecord]]]) -> None:
         began = time.thread_time()
         self.tokens = end_to_end([self._values(data, records) for data, records in parts])
@@ -479,13 +530,14 @@ class TrainingStep:
         microbatch, of_teacher = self._with_candidates(data, microbatch)
 
         def loss_of(output: Output) -> Tensor:
-            logprobs, entropy, candidates, *_ = output
+            (logprobs, entropy, candidates, *_), observed = data.told(microbatch, output)
             tokens = loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy)
-            return self._preset.loss(replace(tokens, candidate_logprobs=candidates, teacher_logprobs=of_teacher)).total
+            tokens = replace(tokens, candidate_logprobs=candidates, teacher_logprobs=of_teacher, **observed)
+            return self._preset.loss(tokens).total
 
         if self._sketcher is None:
             self._sketcher = GradientSketch(device=self._ranks.device)
-        gradients = self._engine.gradients_beside(loss_of, microbatch)
+        gradients = self._engine.gradients_beside(loss_of, data.asked(microbatch))
         return self._sketcher.of(gradients, sizes=self._engine.trained_sizes)
 
     def outputs(self, batch: FlatBatch, *, reference: bool) -> NDArray[np.float32]:
@@ -496,6 +548,26 @@ class TrainingStep:
         found = scores.reference_logprobs if reference else scores.proximal_logprobs
         assert found is not None, "the pass was asked for"
         return found.numpy()
+
+    def average_outputs(self, batch: FlatBatch, *, top: int) -> AverageOutputs:
+        """By the average of the policy, for each trained token: its logprob, and the `top` likeliest tokens there."""
+        average, policy = self._models.average, self._models.trained
+        assert average is not None, "the trainer was opened with an average"
+        assert isinstance(policy, PolicyModel), "what a teacher teaches"
+        microbatches = self._microbatches(batch, shared_prefixes(batch), np.arange(len(batch.lengths)))
+        tokens = len(batch.token_ids)
+        logprobs = torch.zeros(tokens)
+        width = min(top, policy.vocabulary)
+        ids, likeliest = torch.zeros(tokens, width, dtype=torch.int64), torch.zeros(tokens, width)
+        with average.in_place():
+            for microbatch in microbatches:
+                logprobs[microbatch.places] = self._engine.forward(microbatch)[0].float().cpu()
+                if top:
+                    found = policy.top_candidates(microbatch, count=top)
+                    ids[microbatch.places] = found.token_ids.cpu()
+                    likeliest[microbatch.places] = found.logprobs.float().cpu()
+        summed = [summed_over_ranks(self._group.once(each)).numpy() for each in (logprobs, ids, likeliest)]
+        return AverageOutputs(*summed)
 
     def check_routing(self, batch: FlatBatch) -> None:
         """Raises ValueError for experts that the policy does not have. Says once that none are told."""
@@ -565,7 +637,23 @@ class TrainingStep:
             sequence_weights=weights,
             critic_targets=critic_targets(batch, scores, made, weights),
             good_weights=good,
+            taught=None if batch.taught is None else torch.from_numpy(batch.taught),
+            observed_weights=self._observed_weights(batch, slices),
         )
+
+    def _observed_weights(self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]]) -> NDArray[np.float64] | None:
+        if not self._preset.observes:
+            return None
+        lengths, weights = batch.observed_lengths, np.zeros(len(batch.lengths))
+        if not lengths.any() and self._ranks.leads and not self._said_unobserved:
+            self._said_unobserved = True
+            logger.warning(
+                "algo.observation_weight is set, and a step has no tokens that an environment said between two turns "
+                "of the policy: nothing is learned from observations where conversations end with the first turn"
+            )
+        for part in slices:
+            weights[part] = 1 / max(int(lengths[part].sum()), 1)
+        return weights
 
     def _weights(
         self, lengths: NDArray[np.int64], trajectories: NDArray[np.int64], slices: Sequence[NDArray[np.int64]]
@@ -600,18 +688,33 @@ class TrainingStep:
         for index, microbatch in enumerate(row.learned, start=1):
             self._reached(f"update {number}, microbatch {index} of {len(row.learned)}")
             self._stop_if_asked()
-            records.append(self._accumulate(data, microbatch, routed, last=index == len(row.learned)))
+            last = index == len(row.learned)
+            records.append(self._accumulate(data, microbatch, routed, last=last, shown=bool(row.shown)))
+        shown_nats = self._imitate(row, number=number)
         middle = time.perf_counter()
         norm = self._engine.update(learning_rate=rate)
         critic = self._models.critic
         return _Update(
             records=(*records, *idle),
             idle=idle,
+            shown_nats=shown_nats,
             grad_norm=norm,
             value_loss=critic.update(number=number) if isinstance(critic, CriticHead) else None,
             forward_backward_s=middle - started,
             optimizer_s=time.perf_counter() - middle,
         )
+
+    def _imitate(self, row: _Row, *, number: int) -> Tensor:
+        """Adds the gradient of the update's demonstrations; returns the sum of their tokens' cross-entropy, in nats."""
+        nats = torch.zeros((), dtype=torch.float64)
+        for index, microbatch in enumerate(row.shown, start=1):
+            self._reached(f"update {number}, demonstrations {index} of {len(row.shown)}")
+            self._stop_if_asked()
+            losses = negative_log_likelihood(policy_logprobs=self._engine.forward(microbatch)[0])
+            loss = self.demonstration_weight / row.shown_tokens * losses.sum()
+            self._engine.backward(loss, last=index == len(row.shown))
+            nats += losses.detach().sum(dtype=torch.float64).cpu()
+        return nats
 
     def _stop_if_asked(self) -> None:
         if any_rank(self._should_stop()):
@@ -655,18 +758,20 @@ class TrainingStep:
         return self._config.router.aux_loss_coef * (routed or total([part])).loss_of(part)
 
     def _accumulate(
-        self, data: StepData, microbatch: Microbatch, routed: RoutingSums | None, *, last: bool
+        self, data: StepData, microbatch: Microbatch, routed: RoutingSums | None, *, last: bool, shown: bool = False
     ) -> MicrobatchRecord:
+        """`last`: of those that are learned from; `shown`: demonstrations follow them in the update."""
         microbatch, of_teacher = self._with_candidates(data, microbatch)
-        logprobs, entropy, candidates, states, routing = self._engine.forward(microbatch)
+        output, observed = data.told(microbatch, self._engine.forward(data.asked(microbatch)))
+        logprobs, entropy, candidates, states, routing = output
         if self._pull_sums is not None:
             self._pull_sums.watch(logprobs, microbatch.places)
         tokens = loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy)
-        tokens = replace(tokens, candidate_logprobs=candidates, teacher_logprobs=of_teacher)
+        tokens = replace(tokens, candidate_logprobs=candidates, teacher_logprobs=of_teacher, **observed)
         loss = self._preset.loss(tokens)
         below_head = self._learn_values(data, microbatch, states, last=last)
         whole = loss.total + self._even_load(routing, routed)
-        self._engine.backward(whole if below_head is None else whole + below_head, last=last)
+        self._engine.backward(whole if below_head is None else whole + below_head, last=last and not shown)
         return _record(loss, tokens, microbatch, routing)
 
     def _learn_values(

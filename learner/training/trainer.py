@@ -35,6 +35,7 @@ from torch._C._distributed_c10d import Store
 from learner.algorithms.preset import CarriedState, Preset
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.algorithms.shaping import RunningMoments
+from learner.teachers.teachers import TeacherScores, TeacherTopTokens
 from learner.training.adapters import why_merged
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import Dtype, TrainingConfig
@@ -81,6 +82,10 @@ _FASTER = {
     "training.publish_dtype and generator.engine.dtype with it) takes half the memory and about half the time",
 }
 PROGRESS_FILE = "trainer.json"
+_AVERAGE = "average"
+"""In place of the version of weights, of which an average has many."""
+_SHOWN = "with demonstrations"
+"""Of a step's command: a second batch follows the first."""
 
 
 class NotFinite(RuntimeError):
@@ -251,10 +256,12 @@ class Trainer:
         keeps_tokens: bool = False,
         keeps_pulls: bool = False,
         chat_template: str = "",
+        demonstration_weight: float = 0.0,
+        average: float | None = None,
     ) -> None:
         """`teachers` are folders of models that each rank loads; `keeps_tokens` and `keeps_pulls`, whether `tokens` and
         `pulls` are filled: the same on every rank. `chat_template` is exported in place of the model's, if it is not
-        empty.
+        empty. `demonstration_weight` and `average`, the decay of the policy's average, are those of LearnerConfig.
         """
         assert not (config.partial_batches and algorithm.whole_step), "checked by LearnerConfig"
         self._source = TextFiles(model_path, chat_template)
@@ -268,7 +275,7 @@ class Trainer:
         self._saving: PartsOfRanks | None = None
         self._saves_store: Store | None = None
         self._models = open_models(
-            model_path, config=config, preset=self._preset, teachers=teachers, device=ranks.device
+            model_path, config=config, preset=self._preset, teachers=teachers, device=ranks.device, average=average
         )
         self._copies = SharedCopies(self._models.engine, dtype=config.publish_dtype, ranks=ranks, commands=commands)
         self._step = TrainingStep(
@@ -279,6 +286,7 @@ class Trainer:
             should_stop=should_stop,
             reached=self._reached,
         )
+        self._step.demonstration_weight = demonstration_weight
         self._step.keeps_tokens = keeps_tokens
         self._step.keeps_pulls = keeps_pulls
         weights = sum(map(whole_size, self._models.trained.parameters()))
@@ -300,6 +308,13 @@ class Trainer:
     def preset(self) -> Preset:
         """The algorithm in use."""
         return self._preset
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the policy predicts."""
+        trained = self._models.trained
+        assert isinstance(trained, PolicyModel), "it has logprobs of tokens"
+        return trained.vocabulary
 
     @property
     def replays_routers(self) -> bool:
@@ -326,16 +341,19 @@ class Trainer:
         """Optimizer updates since the initial model; those that were left out count, too."""
         return self._updates
 
-    def train_step(self, sequences: Sequence[TrainSequence], *, version: int) -> StepMetrics:
+    def train_step(
+        self, sequences: Sequence[TrainSequence], *, version: int, demonstrations: Sequence[TrainSequence] = ()
+    ) -> StepMetrics:
         """Takes a step on the whole batch, which only rank 0 gives: its updates, then means over all ranks.
 
-        `version` is the learner's version before the step; it only labels the command. Raises TrainingStopped.
+        `version` is the learner's version before the step; it only labels the command. `demonstrations` are trained
+        beside the batch. Raises TrainingStopped.
         """
         *earlier, last = self._parts(sequences) if self._config.partial_batches else [sequences]
         self._compute(earlier, version=version)
         self._begun = []
-        self._tell(RankCommand(action="train_step", version=version))
-        return self._train_step(flatten(last))
+        self._tell(RankCommand(action="train_step", version=version, path=_SHOWN if demonstrations else ""))
+        return self._train_step(flatten(last), flatten(demonstrations) if demonstrations else None)
 
     def begin_step(self, sequences: Sequence[TrainSequence], *, version: int) -> None:
         """Computes what it can of the next step, with `partial_batches`: `sequences` are those of its first groups, in
@@ -422,6 +440,24 @@ class Trainer:
         self._tell(RankCommand(action="reference"))
         return self._split(sequences, self._step.outputs(share_batch(flatten(sequences)), reference=True))
 
+    def average_scores(self, sequences: Sequence[TrainSequence], *, top: int) -> list[TeacherScores]:
+        """Scores of each sequence behind its first token by the average of the policy: 0 where nothing is trained.
+
+        Only rank 0 gives the sequences. `top` of its likeliest tokens are told in each place, 0 for none.
+        """
+        self._tell(RankCommand(action="average", path=str(top)))
+        batch = share_batch(flatten(sequences))
+        found = self._step.average_outputs(batch, top=top)
+        rows = [slice(start + 1, start + length) for start, length in zip(batch.starts, batch.lengths, strict=True)]
+        return [
+            TeacherScores(
+                found.logprobs[at],
+                _AVERAGE,
+                TeacherTopTokens(found.top_token_ids[at].astype(np.int32), found.top_logprobs[at]) if top else None,
+            )
+            for at in rows
+        ]
+
     def sketches(
         self, sequences: Sequence[TrainSequence], *, units: Sequence[int], parts: Sequence[int]
     ) -> NDArray[np.float64]:
@@ -459,13 +495,13 @@ class Trainer:
 
     def _obey(self, command: RankCommand) -> None:
         if command.action == "train_step":
-            self._train_step(None)
+            self._train_step(None, None, shown=command.path == _SHOWN)
         elif command.action in ("add_part", "discard_parts"):
             self._step.discard() if command.action == "discard_parts" else self._add_part(None)
         elif command.action == "host_copy":
             self._host_copy(CopyOrder.from_text(command.path))
-        elif command.action in ("outputs", "reference"):
-            self._step.outputs(share_batch(None), reference=command.action == "reference")
+        elif command.action in ("outputs", "reference", "average"):
+            self._look(command)
         elif command.action == "sketches":
             self._sketches(None, json.loads(command.path))
         elif command.action == "probe":
@@ -476,6 +512,12 @@ class Trainer:
             self._begin_save(Path(command.path))
         elif command.action == "load":
             self._load(Path(command.path))
+
+    def _look(self, command: RankCommand) -> None:
+        if command.action == "average":
+            self._step.average_outputs(share_batch(None), top=int(command.path))
+        else:
+            self._step.outputs(share_batch(None), reference=command.action == "reference")
 
     def _host_copy(self, order: CopyOrder) -> WeightSnapshot:
         copy = self._copies.take(order)
@@ -497,13 +539,19 @@ class Trainer:
         parts = np.split(values, ends)
         return [part[sequence.loss_mask] for part, sequence in zip(parts, sequences, strict=True)]
 
-    def _train_step(self, given: FlatBatch | None) -> StepMetrics:
+    def _train_step(
+        self, given: FlatBatch | None, demonstrations: FlatBatch | None, *, shown: bool = False
+    ) -> StepMetrics:
+        """`shown`: rank 0 has demonstrations, too."""
         batch = share_batch(given)
+        if shown or demonstrations is not None:
+            demonstrations = share_batch(demonstrations)
         self._step.check_routing(batch)
-        metrics = self._step.run(batch, first_update=self._updates)
+        metrics = self._step.run(batch, first_update=self._updates, demonstrations=demonstrations)
         self._updates += metrics.updates
-        if self._models.reference is not None:
-            self._models.reference.after_step()
+        for follower in (self._models.reference, self._models.average):
+            if follower is not None:
+                follower.after_step()
         return metrics
 
     def _parts(self, sequences: Sequence[TrainSequence]) -> list[Sequence[TrainSequence]]:
@@ -568,8 +616,9 @@ class Trainer:
         """Saves what no other rank takes part in."""
         directory.mkdir(parents=True, exist_ok=True)
         save_random_state(_random_state(directory, self._ranks.rank), device=self._ranks.device)
-        if self._models.reference is not None:
-            self._models.reference.save(directory, leads=self._ranks.leads, later=later)
+        for follower in (self._models.reference, self._models.average):
+            if follower is not None:
+                follower.save(directory, leads=self._ranks.leads, later=later)
         if self._ranks.leads:
             progress = {
                 "updates": self._updates,

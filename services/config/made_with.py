@@ -46,7 +46,7 @@ _MAX_HANDED_OVER = 100_000  # of 128 KiB that Linux takes in one variable
 _OTHER_TRAINING = (
     "algo", "model", "model_fingerprint", "template_fingerprint", "groups_per_step", "rollouts.group_size",
     "rollouts.environment", "rollouts.max_tokens", "training.temperature", "training.reference", "training.critic",
-    "training.lora", "run.chat_template_kwargs",
+    "training.lora", "run.chat_template_kwargs", "demonstrations", "demonstrations_fingerprint",
 )  # fmt: skip
 """Settings of a learner with another value of which the rest of a run would be another experiment."""
 

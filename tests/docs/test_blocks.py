@@ -77,6 +77,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "examples").symlink_to(ROOT / "examples")
     for name in ("prose.jsonl", "prose-held-out.jsonl", "tasks.jsonl"):
         (folder / name).write_text(json.dumps(TASK) + "\n")
+    (folder / "shown.jsonl").write_text(json.dumps({"prompt": "27+82=", "completion": "109"}) + "\n")
     for name in ("token", "sandboxes.token", "provers.token"):
         (folder / name).write_text("secret\n")
         (folder / name).chmod(0o600)

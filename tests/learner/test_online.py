@@ -76,7 +76,7 @@ def test_the_step_at_which_training_gives_up_is_kept_for_the_viewer() -> None:
     kept: list[TakenStep] = []
     skipped = SimpleNamespace(skipped_updates=1, skipped_in_row=3)
     parts: Any = NothingToTrain()
-    parts.train_step = lambda _, version: skipped
+    parts.train_step = lambda _, version, demonstrations: skipped
     settings = settings_of(training={"max_skipped_updates": 3})
     training = training_of(settings, parts=parts, samples=SimpleNamespace(put=kept.append))
 

@@ -54,6 +54,27 @@ def test_a_replay_has_the_settings_of_the_run(algo: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("algo", "given"),
+    [
+        ("grpo", {"teachers": [{"name": "wise", "path": "t"}], "algo": {"type": "grpo", "teacher_weight": 0.5}}),
+        ("opd", {"teachers": [{"name": "self", "policy": True, "average": 0.9}]}),
+        ("grpo", {"demonstrations": {"path": "shown.jsonl"}}),
+        ("grpo", {"algo": {"type": "grpo", "observation_weight": 0.5}}),
+    ],
+)
+def test_a_replay_has_what_a_run_learnt_from_beside_its_rewards(
+    algo: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    config = LearnerConfig.model_validate(
+        {"model": "model", "run": {"directory": tmp_path, "name": "one"}, "algo": {"type": algo}, **given}
+    )
+    (tmp_path / "one").mkdir()
+    made_with.write(tmp_path / "one", config.made_with())
+    again = settings_of_run(tmp_path / "one")
+    assert made_with.settings_of(again) == made_with.settings_of(config)
+
+
+@pytest.mark.parametrize(
     "http",
     [
         {"host": "0.0.0.0", "port": 7300, "token": "a token that is long enough"},
@@ -142,20 +163,22 @@ def test_a_step_that_the_policy_taught_is_replayed_as_it_was_taught_if_the_journ
     (tmp_path / "one").mkdir()
     made_with.write(tmp_path / "one", config.made_with())
     settings, preset = settings_of_run(tmp_path / "one"), config.preset()
-    groups = (group(0, trajectory(4, 5), trajectory(5, 5)), group(1, trajectory(4, 5), trajectory(5, 5)))
-    scores = tuple(
-        TeacherScores(np.full(len(each.token_ids), -2.0, np.float32), "1.3") for each in groups[0].trajectories
-    )
+    trainer: Any = SimpleNamespace(preset=preset)
+    groups = (group(0, *[trajectory(4, 5)] * 3), group(1, trajectory(4, 5), trajectory(5, 5)))
+    length = len(groups[0].trajectories[0].token_ids)
+    said = TeacherScores(np.full(length, -2.0, np.float32), "1.3")
+    scores = (said, said, TeacherScores.nothing(length, top=0))
     noted: dict[int, GroupScores | TextRefused] = {0: scores, 1: TextRefused("too long")}
     batch = TakenBatch(version=5, groups=groups, lags=(1, 1))
     step: Any = SimpleNamespace(version=5, read=lambda: batch, told=lambda: noted)
 
-    as_taught = taught_again(step, settings, preset)
+    as_taught = taught_again(step, settings, trainer)
     trained = [
-        (bool(one.loss_mask.any()), one.teacher_logprobs.min()) for one in sequences_in(as_taught, settings, preset)
+        (bool(one.loss_mask.any()), one.taught, one.teacher_logprobs.min())
+        for one in sequences_in(as_taught, settings, preset)
     ]
-    assert trained == [(True, -2.0), (True, -2.0), (False, 0.0), (False, 0.0)]
+    assert trained == [*[(True, True, -2.0)] * 2, (True, False, 0.0), *[(False, False, 0.0)] * 2]
     assert as_taught.lags == [2, 2]
     del noted[1]
     with pytest.raises(WrongSettings, match=r"step 6 was not trained: .* what the policy said of lease 1 as"):
-        taught_again(step, settings, preset)
+        taught_again(step, settings, trainer)

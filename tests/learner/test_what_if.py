@@ -154,11 +154,11 @@ def test_one_that_is_ended_has_noted_what_its_own_settings_gave_otherwise_and_ke
         trainer = run.open_trainer(config)
         train = trainer.train_step
 
-        def train_step(*given: Any, version: int) -> StepMetrics:
+        def train_step(*given: Any, version: int, **named: Any) -> StepMetrics:
             if trainer is not opened[0] and version == 2:
                 kept.extend(path for path in to.rglob("*.npz"))
                 raise _Ended
-            return train(*given, version=version)
+            return train(*given, version=version, **named)
 
         monkeypatch.setattr(trainer, "train_step", train_step)
         opened.append(trainer)

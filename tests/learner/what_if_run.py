@@ -13,6 +13,7 @@ from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal
 from learner.ledger import Batch, Ledger
 from learner.replay import beginning_of
+from learner.run_demonstrations import demonstrations_of
 from learner.run_settings import settings_of_run
 from learner.training.batch import sequences_of
 from learner.training.ranks import CommandChannel, Ranks
@@ -72,12 +73,13 @@ def trained_run(
             ranks=Ranks(),
             commands=commands,
             keeps_pulls=True,
+            demonstration_weight=settings.demonstrations.weight,
         )
 
     folder = config.run.folder
     folder.mkdir(parents=True)
     made_with.write(folder, config.made_with())
-    trainer, ledger = opened(config), Ledger(LEDGER)
+    trainer, ledger, shown = opened(config), Ledger(LEDGER), demonstrations_of(config)
     ledger.served_changed(0)
     with Journal.open(folder / FOLDER) as journal, (folder / "metrics.jsonl").open("w") as metrics:
         checkpoints = Checkpoints(folder, keep=2, journal=journal, whole_journal=True)
@@ -92,7 +94,8 @@ def trained_run(
             journal.append_batch(version=version, lease_ids=batch.lease_ids)
             taken = [groups.pop(lease_id) for lease_id in batch.lease_ids]
             sequences = sequences_of(taken, version=version, max_lag=1, preset=trainer.preset)
-            made = dataclasses.asdict(trainer.train_step(sequences, version=version))
+            given = () if shown is None else shown.of_step(version)
+            made = dataclasses.asdict(trainer.train_step(sequences, version=version, demonstrations=given))
             metrics.write(json.dumps({"kind": "step", "step": version + 1, "reward_mean": 0.5, **made}) + "\n")
             ledger.trained(version + 1)
             ledger.served_changed(version + 1)

@@ -76,5 +76,11 @@ def _gaps(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
     assert batch.teacher_logprobs is not None, "the preset asked for the teacher's logprobs"
     assert batch.proximal_logprobs is not None, "the preset asked for a pass of the policy"
     gaps = advantages.teacher(teacher_logprobs=batch.teacher_logprobs, policy_logprobs=batch.proximal_logprobs)
-    kl = float(-gaps.mean()) if len(gaps) else 0.0
-    return Advantages(advantages=gaps, means={"teacher_kl": kl})
+    if batch.taught is None:
+        return Advantages(advantages=gaps, means={"teacher_kl": _mean(-gaps)})
+    means = {"teacher_kl": _mean(-gaps[batch.taught]), "taught_share": _mean(batch.taught.double())}
+    return Advantages(advantages=gaps * batch.taught, means=means)
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if len(values) else 0.0

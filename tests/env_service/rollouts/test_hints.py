@@ -11,12 +11,13 @@ from env_service.environments.interface import ChatMessage, Task, Verification
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import AdditionTasks, JsonlTasks
 from env_service.environments.tokenization import Tokenization
-from env_service.rollouts.hints import hinted
+from env_service.rollouts.hints import hinted, solved_sibling
 from env_service.rollouts.outcomes import DataFailure
 from protocol.codec import decode, encode
 from protocol.messages import FinishedLease
 from tests.env_service.bench import MakeBench
 from tests.env_service.peers import END, lease, part
+from tests.learner.samples import trajectory
 
 SUM = Task(prompt="37+48=", verification=Verification("exact_match", {"answer": "085"}))
 
@@ -48,6 +49,57 @@ def test_a_task_without_such_text_is_refused_by_name(arguments: dict[str, Any]) 
     task = Task(prompt="37+48=", verification=Verification("judge", dict(arguments)))
     with pytest.raises(DataFailure, match="environment sums has a teacher_hint, and the task no text for it"):
         hinted(task.prompt, "{privileged}", task, environment="sums")
+
+
+def test_a_siblings_words_go_where_the_hint_has_them_and_need_no_text_of_the_task() -> None:
+    silent = Task(prompt="37+48=", verification=Verification("judge", {}))
+    assert hinted(silent.prompt, "{sibling}=", silent, environment="a", sibling="{privileged}") == "{privileged}=37+48="
+    assert hinted(SUM.prompt, "{privileged},{sibling}: ", SUM, environment="a", sibling="85") == "085,85: 37+48="
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [((0.0, 0.5, 1.0, 2.0, 2.0), 3), ((1.0, 0.0), 0), ((0.5, 0.9), None), ((None, 0.0), None), ((None, 1.0), 1)],
+)
+def test_the_best_of_those_that_solved_it_is_shown_and_of_equals_the_first(
+    rewards: tuple[float | None, ...], expected: int | None
+) -> None:
+    members = [trajectory(0, reward=reward, text=f"number {place}") for place, reward in enumerate(rewards)]
+    found = solved_sibling(members, reward=1.0)
+    assert (None if found is None else found.completion_text) == (None if expected is None else f"number {expected}")
+
+
+def test_a_reward_of_hints_counts_where_a_sibling_is_shown() -> None:
+    with pytest.raises(ValidationError, match=r"hint_reward is set, and teacher_hint has no \{sibling\} in it"):
+        AdditionTasks(teacher_hint="{privileged}=", hint_reward=0.5)
+    (made,) = catalog.build([AdditionTasks(teacher_hint="{sibling}=", hint_reward=0.5)]).values()
+    assert (made.has_teacher_hint, made.rules.hint_reward) == (True, 0.5)
+    (plain,) = catalog.build([AdditionTasks(teacher_hint="{privileged}=")]).values()
+    assert plain.has_teacher_hint
+
+
+@pytest.mark.parametrize(("answers", "shown"), [((2, 3), "2=1+1="), ((3, 2), "2=1+1="), ((3, 3), None)])
+async def test_a_group_carries_the_words_of_its_solved_member_or_none_if_nobody_solved_it(
+    bench: MakeBench, model: Path, tmp_path: Path, answers: tuple[int, int], shown: str | None
+) -> None:
+    """The tokens 2 and 3 are these digits."""
+    (tmp_path / "t.jsonl").write_text('{"prompt": "1+1=", "verifier": "exact_match", "answer": "2"}\n')
+    entry = JsonlTasks.model_validate(
+        {"source": "jsonl", "name": "file", "train_file": tmp_path / "t.jsonl", "chat": False,
+         "teacher_hint": "{sibling}="}
+    )  # fmt: skip
+    made = await bench(
+        lambda r: [part(index, [answers[index], END]) for index in range(r.n)],
+        extra=list(catalog.build([entry]).values()),
+    )
+    asked = lease(environment="file", group_size=2).model_copy(update={"teacher_prompt": True})
+    received = decode(encode(await made.finished(asked)))
+    assert isinstance(received, FinishedLease)
+    group = received.group
+    assert group.solved_reward == 1.0
+    told = None if group.teacher_prompt is None else Tokenization(model).decode([group.teacher_prompt])
+    assert told == (None if shown is None else [shown])
+    assert [group.teaches(one) for one in group.trajectories] == [shown is not None and each == 3 for each in answers]
 
 
 def test_a_hint_that_shows_nothing_and_one_beside_several_texts_are_refused() -> None:

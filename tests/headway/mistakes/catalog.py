@@ -420,6 +420,16 @@ MISTAKES = (
         names=("rollouts.tasks.priors", "line 1", "passes", '"trials": 8'),
     ),
     Mistake(
+        "demonstrations in a file that is not there",
+        change={"steps = 5": 'steps = 5\ndemonstrations = { path = "shown.jsonl" }'},
+        names=("demonstrations.path", "shown.jsonl does not exist", "expected a JSONL"),
+    ),
+    Mistake(
+        "observations of an environment that says nothing behind the first turn",
+        change={"steps = 5": 'steps = 5\nalgo = { type = "grpo", observation_weight = 0.1 }'},
+        names=("observation_weight", "environment sums end with the policy's first turn", "max_turns of 2 or more"),
+    ),
+    Mistake(
         "priors of tasks where none are drawn",
         change={ROLLOUTS: ROLLOUTS.replace(" }", ', tasks = { priors = "rates.jsonl" } }')},
         names=("rollouts.tasks", 'by = "signal"'),

@@ -15,7 +15,11 @@ LIKELIEST = TeacherTopTokens(
 
 
 def test_scores_come_out_of_the_journal_as_they_were_put_in(tmp_path: Path) -> None:
-    compared = (TeacherScores(LOGPROBS, "1.4", LIKELIEST, "g-1"), TeacherScores(LOGPROBS[:3], "2.5", instance="g-2"))
+    compared = (
+        TeacherScores(LOGPROBS, "1.4", LIKELIEST, "g-1"),
+        TeacherScores(LOGPROBS[:3], "2.5", instance="g-2"),
+        TeacherScores.nothing(3, top=2),
+    )
     untaught = TextRefused("teacher self refuses its text: é")
     with Journal.open(tmp_path) as journal:
         journal.append_teaching([LoggedTeaching(4, 11, compared), LoggedTeaching(5, 12, untaught)])
@@ -32,6 +36,7 @@ def assert_equal(found: GroupScores, expected: GroupScores) -> None:
     """To the last bit, and of the same types."""
     for one, other in zip(found, expected, strict=True):
         assert (one.version, one.instance, one.logprobs.dtype) == (other.version, other.instance, other.logprobs.dtype)
+        assert one.taught == other.taught
         assert one.logprobs.tobytes() == other.logprobs.tobytes()
         assert (one.top is None) == (other.top is None)
         if one.top is not None and other.top is not None:

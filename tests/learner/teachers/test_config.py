@@ -34,6 +34,12 @@ def test_a_teacher_is_behind_urls_or_in_a_folder() -> None:
         ({"policy": True, "privileged": False}, "would teach what it knows"),
         ({"policy": True, "token": "x"}, "weights.generator_token: remove token"),
         ({"policy": True, "urls": URLS}, "got urls and policy"),
+        ({"average": 0.99, "urls": URLS}, "teacher t has an average, and is not the policy: set policy = true"),
+        ({"policy": True, "average": 1.0}, "less than 1"),
+        (
+            {"policy": True, "average": 0.99, "wait_s": 1.0},
+            "which the learner's ranks are asked for: wait_s has no effect",
+        ),
     ],
 )
 def test_a_teacher_that_is_shown_more_is_asked_of_generators(given: dict[str, Any], said: str) -> None:
@@ -152,6 +158,23 @@ def test_teachers_that_cannot_be_told_apart_are_refused() -> None:
         learner(one, {"name": "one", "urls": URLS, "environments": ["c"]})
     with pytest.raises(ValidationError, match="two and three name no environments"):
         learner(one, {"name": "two", "urls": URLS}, {"name": "three", "urls": URLS})
+
+
+def test_an_average_of_the_policy_is_asked_of_ranks_that_hold_it_whole_and_there_is_one() -> None:
+    average = {"name": "slow", "policy": True, "average": 0.99, "environments": ["a"]}
+    warm = learner(
+        average, training={"temperature": 0.7}, algo={"type": "opd", "divergence": "jsd", "teacher_tokens": 500}
+    )
+    assert (warm.teachers[0].is_remote, warm.teachers[0].sees_more) == (False, True)
+    assert index_of(warm.teachers, "a") == -1
+    with pytest.raises(
+        ValidationError, match=r"teachers: slow has an average, and training.zero_stage is 3: .* 2 or less"
+    ):
+        learner(average, training={"zero_stage": 3})
+    with pytest.raises(ValidationError, match="slow and slower have an average each, and the learner holds one"):
+        learner(average, {"name": "slower", "policy": True, "average": 0.999})
+    with pytest.raises(ValidationError, match="set that one alone"):
+        learner(average, algo={"type": "distill"}, data={"path": "d"})
 
 
 def test_a_teacher_behind_a_url_wants_temperature_1_and_one_in_a_folder_takes_any() -> None:

@@ -19,6 +19,7 @@ from tests.learner.teachers.test_teachers import two_turns
 BEHIND = {"urls": ["http://127.0.0.1:1"]}
 HINTED = {**BEHIND, "privileged": True}
 POLICY = {"policy": True}
+AVERAGE = {**POLICY, "average": 0.9}
 TWO_TEXTS = two_turns().model_copy(update={"token_ids": np.arange(8, dtype=np.int32), "sequence_starts": (4,)})
 
 
@@ -42,6 +43,16 @@ def shown(*prompt: int) -> TrajectoryGroup:
         (limits(BEHIND), group(1), None, False),
         (limits({"path": "m"}), group(1, TWO_TEXTS), None, False),
         (limits(BEHIND), group(1, TWO_TEXTS), "reads a trajectory as one text, and one has 2", True),
+        (limits(POLICY), group(1).model_copy(update={"solved_reward": 1.0}), None, False),
+        (limits(POLICY, served=(6,)), shown(1, 2, 3, 4).model_copy(update={"solved_reward": 1.0}), None, False),
+        (limits(AVERAGE), group(1), "no prompt for teacher t: .* set teacher_hint", False),
+        (
+            limits(AVERAGE),
+            group(1, TWO_TEXTS).model_copy(update={"teacher_prompt": (1,)}),
+            "one text, and one has 2",
+            True,
+        ),
+        (limits(AVERAGE, top=1 << 19, served=(9, 6)), shown(1, 2, 3, 4, 5, 6, 7), None, False),
         (limits(POLICY, served=(9, 6)), shown(1, 2, 3), None, False),
         (limits(POLICY, served=(9, 6)), shown(1, 2, 3, 4), "would read 6 tokens, .* generators take 5, one less", True),
         (limits({**HINTED, "max_model_len": 6}), shown(1, 2, 3, 4), "would read 6 tokens", True),

@@ -311,6 +311,24 @@ async def test_a_privileged_teacher_is_shown_its_own_prompt_and_answers_for_what
     assert found[0].version == "1.4"
 
 
+async def test_a_teacher_that_is_shown_a_solved_sibling_teaches_those_that_failed() -> None:
+    scripted, failed = ScriptedTeacher(version="1.4"), {"reward": RewardRecord(verifier="test", reward=0.0)}
+    members = (two_turns(), two_turns().model_copy(update=failed))
+    solved = group(1, *members).model_copy(update={"teacher_prompt": (7, 8, 9), "solved_reward": 1.0})
+    unsolved = group(2, *members).model_copy(update={"solved_reward": 2.0})
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url], "privileged": True}, top=2) as ours:
+        found, silent = await ours.scores(solved), await ours.scores(unsolved)
+    assert scripted.requests[0].sequences == ((7, 8, 9, 12, 13, 14, 15),), "the member that failed, and no other"
+    assert len(scripted.requests) == 1
+    assert found is not None
+    assert silent is not None
+    assert [each.taught for each in (*found, *silent)] == [False, True, False, False]
+    assert found[1].logprobs.tolist() == [0, 0, logprob(12, 3), logprob(13, 4), 0, logprob(15, 6), 0, 0]
+    tops = [each.top for each in silent]
+    assert all(top is not None and top.token_ids.tolist() == [[0, 1]] * 8 for top in tops)
+    assert all(top is not None and np.exp(top.logprobs).sum(1) == pytest.approx(0.5) for top in tops)
+
+
 async def test_a_privileged_teacher_without_privileged_text_ends_the_run_by_name() -> None:
     scripted = ScriptedTeacher()
     async with scripted.running() as url, teachers({"name": "t", "urls": [url], "privileged": True}) as ours:

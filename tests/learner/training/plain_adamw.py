@@ -35,18 +35,35 @@ def adamw_of_all(model: torch.nn.Module, config: OptimizerConfig) -> list[torch.
     return [plain_adamw(list(model.parameters()), config)]
 
 
+def nothing_beside(model: torch.nn.Module, step: int) -> torch.Tensor:
+    return torch.zeros(())
+
+
+def mean_cross_entropy(model: torch.nn.Module, sequences: Sequence[TrainSequence]) -> torch.Tensor:
+    """Over all of their trained tokens, in nats."""
+    logprobs = []
+    for each in sequences:
+        ids, trained = torch.from_numpy(each.token_ids).long(), torch.from_numpy(np.flatnonzero(each.loss_mask))
+        logprobs.append(torch.log_softmax(model(input_ids=ids[None]).logits[0], dim=1)[trained - 1, ids[trained]])
+    return -torch.cat(logprobs).mean()
+
+
 def plain_training(
     path: Path,
     steps: list[list[TrainSequence]],
     *,
     optimizer: OptimizerConfig,
     made: Callable[[torch.nn.Module, OptimizerConfig], Sequence[torch.optim.Optimizer]] = adamw_of_all,
+    beside: Callable[[torch.nn.Module, int], torch.Tensor] = nothing_beside,
 ) -> PlainResult:
-    """`grpo` with its defaults and one update per step: the gradient of -w A logprob, w the capped ratio."""
+    """`grpo` with its defaults and one update per step: the gradient of -w A logprob, w the capped ratio.
+
+    `beside` gives what the loss of a step has besides; `losses` are without it.
+    """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     optimizers = made(model, optimizer)
     losses, norms = [], []
-    for step in steps:
+    for number, step in enumerate(steps):
         tokens = sum(int(sequence.loss_mask.sum()) for sequence in step)
         model.zero_grad()
         rewards = torch.tensor([sequence.reward for sequence in step], dtype=torch.float64)
@@ -54,7 +71,7 @@ def plain_training(
         advantages = ((rewards - rewards.mean()) / spread).float()  # the step is one group
         parts = (_sequence_loss(model, each, advantage) for each, advantage in zip(step, advantages, strict=True))
         loss = sum(parts, torch.zeros(())) / tokens
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss + beside(model, number)).backward()  # type: ignore[no-untyped-call]
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.max_grad_norm)))
         for each in optimizers:
             each.step()

@@ -23,9 +23,20 @@ from learner.training.batch import Candidates, TrainSequence
 from learner.training.config import TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
-from tests.learner.training.tiny_model import branched, random_sequences
+from tests.learner.training.tiny_model import branched, conversing, random_sequences
+from tests.learner.training.two_ranks_of_algorithms import (
+    AVERAGE,
+    CONFIG,
+    DEMONSTRATION_WEIGHT,
+    demonstrated,
+    grouped,
+    half_mismatched,
+    numbers_of,
+    paired,
+    said_by_average,
+    two_players,
+)
 from tests.learner.training.two_ranks_of_algorithms import CASES as WHOLE_STEPS
-from tests.learner.training.two_ranks_of_algorithms import CONFIG, grouped, half_mismatched, paired, two_players
 
 ROOT = Path(__file__).parents[3]
 RANKS = Path(__file__).parent / "two_ranks_of_algorithms.py"
@@ -42,6 +53,8 @@ def trainer(
     *,
     teachers: Sequence[Path] = (),
     training: Mapping[str, object] = MappingProxyType({}),
+    demonstration_weight: float = 0.0,
+    average: float | None = None,
 ) -> Iterator[Trainer]:
     made = Trainer(
         path,
@@ -50,6 +63,8 @@ def trainer(
         ranks=Ranks(),
         commands=commands,
         teachers=teachers,
+        demonstration_weight=demonstration_weight,
+        average=average,
     )
     yield made
     made.close()
@@ -85,15 +100,18 @@ def half_taught(count: int) -> list[TrainSequence]:
     ]
 
 
+def told(sequence: TrainSequence) -> TrainSequence:
+    """With a teacher's logprobs and its candidates: tokens 3 to 7, 0.5 of the mass and the next 0.25, …"""
+    trained = sequence.loss_mask[:, None]
+    ids = np.where(trained, np.arange(3, 8), 0).astype(np.int32)
+    logprobs = np.where(trained, np.log(0.5) * np.arange(1, 6), 0).astype(np.float32)
+    taught = np.where(sequence.loss_mask, -3.0, 0.0).astype(np.float32)
+    return replace(sequence, teacher_logprobs=taught, candidates=Candidates(ids, logprobs))
+
+
 def half_shown(count: int) -> list[TrainSequence]:
-    """Every other sequence has a teacher's candidates already: tokens 3 to 7, 0.5 of the mass and the next 0.25, …"""
-    shown = []
-    for index, sequence in enumerate(half_taught(count)):
-        trained = sequence.loss_mask[:, None]
-        ids = np.where(trained, np.arange(3, 8), 0).astype(np.int32)
-        logprobs = np.where(trained, np.log(0.5) * np.arange(1, 6), 0).astype(np.float32)
-        shown.append(sequence if index % 2 else replace(sequence, candidates=Candidates(ids, logprobs)))
-    return shown
+    """Every other sequence has a teacher's candidates already."""
+    return [sequence if index % 2 else told(sequence) for index, sequence in enumerate(grouped(count))]
 
 
 def scored(count: int) -> list[TrainSequence]:
@@ -152,6 +170,16 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "opd", "divergence": "reverse_kl", "teacher_tokens": 5}, grouped, {}),
     ({"type": "opd", "divergence": "jsd", "teacher_tokens": 5}, half_shown, {"updates_per_step": 2}),
     ({"type": "grpo", "teacher_weight": 0.5, "teacher_tokens": 5}, half_shown, {}),
+    (
+        {"type": "grpo", "teacher_weight": 0.5, "teacher_tokens": 5, "observation_weight": 0.3},
+        lambda count: conversing(grouped(count)),
+        {"updates_per_step": 2},
+    ),
+    (
+        {"type": "ppo", "observation_weight": 0.3},
+        lambda count: conversing(grouped(count)),
+        {"updates_per_step": 2, "critic": HEAD},
+    ),
     ({"type": "online_dpo"}, paired, {"updates_per_step": 2}),
     ({"type": "dpo", "sft_weight": 0.1}, paired, {}),
     ({"type": "dpo", "loss": "ipo"}, paired, {}),
@@ -209,12 +237,16 @@ def test_the_split_over_ranks_changes_nothing_of_what_looks_at_a_whole_step(
     subprocess.run(argv, check=True, timeout=250, env={**os.environ, "PYTHONPATH": str(ROOT)})
     for number, (algo, sequences) in enumerate(WHOLE_STEPS):
         config = {**CONFIG.model_dump(), "microbatch_tokens": 10_000}
-        with trainer(tied_llama, commands, algo, training=config) as made:
-            expected = [made.train_step(sequences(16), version=version) for version in range(2)]
+        given = demonstrated(ADAPTER.validate_python(algo))
+        with trainer(
+            tied_llama, commands, algo, training=config, demonstration_weight=DEMONSTRATION_WEIGHT, average=AVERAGE
+        ) as made:
+            steps = [made.train_step(sequences(16), version=v, demonstrations=given) for v in range(2)]
+            expected = [*map(numbers_of, steps), said_by_average(made)]
         seen = json.loads((tmp_path / f"{number}.json").read_text())
-        for found, step in zip(seen, expected, strict=True):
-            assert found.pop("grad_norm") == pytest.approx(step.grad_norm, rel=2e-3), algo
-            assert found == pytest.approx({"loss": step.loss, **step.means}, abs=2e-4), algo
+        for found, numbers in zip(seen, expected, strict=True):
+            assert found.pop("grad_norm") == pytest.approx(numbers.pop("grad_norm"), rel=2e-3), algo
+            assert found == pytest.approx(numbers, abs=2e-4), algo
 
 
 def test_the_critic_learns_alone_while_it_warms_up_and_comes_back_from_a_checkpoint(
@@ -379,6 +411,39 @@ def test_the_weight_of_a_teacher_adds_its_divergence_to_the_algorithms_own_loss(
     assert divergence > 0.01
     assert both.loss == pytest.approx(alone.loss + 0.5 * divergence, abs=1e-5)
     assert both.grad_norm != pytest.approx(alone.grad_norm, rel=1e-3)
+
+
+TAUGHT_ALGORITHMS: list[dict[str, object]] = [
+    {"type": "opd"},
+    {"type": "opd", "divergence": "jsd", "teacher_tokens": 5},
+    {"type": "grpo", "teacher_weight": 0.5, "teacher_tokens": 5},
+]
+
+
+@pytest.mark.parametrize("algo", TAUGHT_ALGORITHMS, ids=["sampled", "divergence", "beside rewards"])
+def test_the_loss_of_those_that_are_taught_adds_up_and_others_add_nothing(
+    tied_llama: Path, commands: CommandChannel, algo: dict[str, object]
+) -> None:
+    shown = [told(each) for each in grouped(8)]
+
+    def loss(*taught: int) -> float:
+        with trainer(tied_llama, commands, algo) as made:
+            step = made.train_step(
+                [replace(each, taught=number % 2 in taught) for number, each in enumerate(shown)], version=0
+            )
+        tokens = [int(each.loss_mask.sum()) for each in shown]
+        counted = sum(count for number, count in enumerate(tokens) if number % 2 in taught)
+        assert step.means.get("taught_share", 1.0) == pytest.approx(counted / sum(tokens))
+        return step.loss
+
+    all_of_them, even, odd, none = loss(0, 1), loss(0), loss(1), loss()
+    assert all_of_them - even == pytest.approx(odd - none, abs=1e-5)
+    assert abs(odd - none) > 1e-3
+    if algo["type"] == "opd":
+        assert none == 0
+    else:
+        with trainer(tied_llama, commands, {"type": "grpo"}) as made:
+            assert none == pytest.approx(made.train_step(grouped(8), version=0).loss, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,19 @@ def branched(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
     return made
 
 
+def conversing(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
+    """The same, but that the environment said every third token behind the first that was trained."""
+    made = []
+    for sequence in sequences:
+        places = np.arange(len(sequence.token_ids))
+        said = sequence.loss_mask & ((places - int(sequence.loss_mask.argmax())) % 3 == 1)
+        mask = sequence.loss_mask & ~said
+        logprobs = np.where(mask, sequence.behavior_logprobs, 0).astype(np.float32)
+        lags = np.where(mask, sequence.lags, 0).astype(np.int32)
+        made.append(replace(sequence, loss_mask=mask, observed=said, behavior_logprobs=logprobs, lags=lags))
+    return made
+
+
 def random_group(lease_id: int, *, version: int, rewards: Sequence[float] = (1.0, 0.0, 0.5)) -> TrajectoryGroup:
     """A trajectory of random tokens for each reward, all sampled by one version; the same for the same lease."""
     draws = np.random.default_rng(lease_id)

@@ -15,9 +15,10 @@ from pydantic import TypeAdapter
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.batch import TrainSequence
 from learner.training.config import TrainingConfig
+from learner.training.step import StepMetrics
 from learner.training.trainer import Trainer
 from tests.learner.training.rank_processes import two_ranks
-from tests.learner.training.tiny_model import random_sequences
+from tests.learner.training.tiny_model import conversing, random_sequences
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 CONFIG = TrainingConfig.model_validate(
@@ -67,6 +68,7 @@ CASES: tuple[tuple[dict[str, object], Callable[[int], list[TrainSequence]]], ...
     ({"type": "reinforce_pp", "divergence_limit": 0.01, **PENALISED}, grouped),
     ({"type": "rloo", "policy_loss": "sequence_clip", "correction": "geometric"}, grouped),
     ({"type": "grpo"}, mostly_equal),
+    ({"type": "grpo", "observation_weight": 0.5}, lambda count: conversing(mostly_equal(count))),
     ({"type": "gmpo"}, grouped),
     ({"type": "sapo"}, grouped),
     ({"type": "dro"}, grouped),
@@ -79,23 +81,51 @@ CASES: tuple[tuple[dict[str, object], Callable[[int], list[TrainSequence]]], ...
 )
 
 
-def lead(trainer: Trainer, path: Path, sequences: Callable[[int], list[TrainSequence]]) -> None:
+DEMONSTRATION_WEIGHT, AVERAGE = 0.5, 0.75
+
+
+def demonstrated(algo: AlgorithmConfig) -> list[TrainSequence]:
+    """Three demonstrations beside samples, so that the two ranks have unlike shares; none for pairs, of files."""
+    return [] if algo.learns_from_files else random_sequences(3, seed=5)
+
+
+def numbers_of(step: StepMetrics) -> dict[str, float]:
+    """The numbers that do not depend on the ranks."""
+    shown = {} if step.demonstration_loss is None else {"demonstration_loss": step.demonstration_loss}
+    return {"loss": step.loss, "grad_norm": step.grad_norm, **step.means, **shown}
+
+
+def lead(trainer: Trainer, path: Path, algo: AlgorithmConfig, sequences: Callable[[int], list[TrainSequence]]) -> None:
     """Two steps of two updates each."""
-    steps = [trainer.train_step(sequences(16), version=version) for version in range(2)]
-    seen = [{"loss": step.loss, "grad_norm": step.grad_norm, **step.means} for step in steps]
-    path.write_text(json.dumps(seen))
+    given = demonstrated(algo)
+    steps = [trainer.train_step(sequences(16), version=version, demonstrations=given) for version in range(2)]
+    path.write_text(json.dumps([*map(numbers_of, steps), said_by_average(trainer)]))
     trainer.close()
+
+
+def said_by_average(trainer: Trainer) -> dict[str, float]:
+    """Sums over three texts, of which the ranks have unlike shares, by the average of the policy's versions."""
+    scores = trainer.average_scores(random_sequences(3, seed=6), top=2)
+    tops = [each.top.logprobs.sum() for each in scores if each.top is not None]
+    return {"grad_norm": 1.0, "logprobs": float(sum(each.logprobs.sum() for each in scores)), "top": float(sum(tops))}
 
 
 def main() -> None:
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
     with two_ranks() as (ranks, commands):
-        for number, (algo, sequences) in enumerate(CASES):
+        for number, (given, sequences) in enumerate(CASES):
+            algo = ADAPTER.validate_python(given)
             trainer = Trainer(
-                model, algorithm=ADAPTER.validate_python(algo), config=CONFIG, ranks=ranks, commands=commands
+                model,
+                algorithm=algo,
+                config=CONFIG,
+                ranks=ranks,
+                commands=commands,
+                demonstration_weight=DEMONSTRATION_WEIGHT,
+                average=AVERAGE,
             )
             if ranks.leads:
-                lead(trainer, out / f"{number}.json", sequences)
+                lead(trainer, out / f"{number}.json", algo, sequences)
             else:
                 trainer.follow()
 
