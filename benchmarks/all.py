@@ -229,6 +229,16 @@ ALL = (
         ),
     ),
     Benchmark(
+        "tenant_load.samples --output benchmarks/results/tenant_samples.md",
+        2,
+        "tenant_samples.md",
+        (
+            Figure("from a save to the first token of a snapshot, s", r"\| snapshot", 2, "1"),
+            Figure("a completion for an adapter: CPU of the generator, ms", r"\| /v1/adapters/sample", 1, "as below"),
+            Figure("the same for a learner", r"\| /v1/generate", 1),
+        ),
+    ),
+    Benchmark(
         "tenant_load.crowd --output benchmarks/results/tenant_crowd.md",
         6,
         "tenant_crowd.md",
