@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ import aiohttp
 from benchmarks import cpu_time
 from benchmarks.machine import described_machine
 from benchmarks.result_files import print_and_write
+from benchmarks.tenant_load.server import end_server
 from benchmarks.tenant_load.together import PYTHON, SdkClient
 from headway.serve_command import free_port
 from headway.served_folder import noted_targets
@@ -117,12 +117,7 @@ def served_model(folder: Path, model: Path) -> Iterator[ServedModel]:
         assert generator.token is not None, "of a server that headway serve has started"
         yield ServedModel(told, generator.url, generator.token.get_secret_value(), _processes_of(process.pid))
     finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_server(process)
 
 
 def _wait_until(process: subprocess.Popen[bytes], log: Path, said: str) -> None:

@@ -78,12 +78,17 @@ def serving(folder: Path, tenants: Sequence[str]) -> Iterator[TenantServer]:
         _wait_until_ready(process, url, folder / "server.log")
         yield TenantServer(process, url)
     finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_server(process)
+
+
+def end_server(process: subprocess.Popen[bytes]) -> None:
+    """Interrupts a server, and kills it if it does not end by that."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

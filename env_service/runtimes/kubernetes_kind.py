@@ -4,6 +4,7 @@ A pod ends with this process, since its stdin does; what an unlucky instant leav
 deletes it when it starts again, or is deleted by the cluster with the service's own pod.
 """
 
+import logging
 import socket
 import uuid
 from collections.abc import Mapping, Set
@@ -13,13 +14,16 @@ from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.images import HOME, HOST, ImageFault
 from env_service.runtimes.interface import RuntimeCommand, RuntimeLost, RuntimeSnapshot
 from env_service.runtimes.kinds import WITHOUT, Ended
-from env_service.runtimes.kubernetes_api import ClusterError, KubernetesApi
+from env_service.runtimes.kubernetes_api import ClusterError, ClusterRefused, KubernetesApi
 from env_service.runtimes.kubernetes_runtime import FIRST, KubernetesRuntime, PodLaunch
 from services.isolation.faults import CannotIsolate
+
+logger = logging.getLogger(__name__)
 
 LABEL = "headway.dev/runtime-of"
 """Label of every runtime; its value names the service that it is of. The policy without network selects by it."""
 
+_FORBIDDEN = 403
 # The cluster ends what the service did not: start, warm, and a task's time.
 _LATER_S = 3600
 _TRY = """
@@ -76,7 +80,7 @@ class KubernetesKind:
         await self._api.__aenter__()
         try:
             for pod in await self._api.pods(f"{LABEL}={self._service}"):
-                await self._api.delete(pod.metadata.name)
+                await self._delete(pod.metadata.name)
         except ClusterError as error:
             raise CannotIsolate(
                 f"env-service.runtimes.kind is 'kubernetes', and pods cannot be had: {error}; see "
@@ -91,7 +95,7 @@ class KubernetesKind:
         self.check(image)
         try:
             for left in list(self._left):
-                await self._api.delete(left)
+                await self._delete(left)
                 self._left.discard(left)
         except ClusterError as error:
             raise RuntimeLost(f"a runtime of image {image} cannot be started: {error}") from error
@@ -164,6 +168,17 @@ class KubernetesKind:
         port = found.port or (443 if found.scheme == "https" else 80)
         script = _TRY.replace("USER", user).replace("FILTER", "*" if kubernetes.runtime_class else "2")
         return script.replace("HOSTNAME", found.hostname or "localhost").replace("PORT", str(port))
+
+    async def _delete(self, pod: str) -> None:
+        """One that the API server does not delete keeps nobody from a runtime, unless this service lacks the right:
+        its deadline ends it.
+        """
+        try:
+            await self._api.delete(pod)
+        except ClusterRefused as error:
+            if error.status == _FORBIDDEN:
+                raise
+            logger.warning("the pod %s cannot be deleted, and ends by its deadline: %s", pod, error)
 
     def _leave(self, pod: str) -> None:
         """Remember one that could not be deleted, as while the API server is away."""

@@ -72,6 +72,8 @@ class StandInCluster:
     def __init__(self, folder: Path) -> None:
         self.pods: dict[str, StandInPod] = {}
         self.deleted: list[str] = []
+        self.kept: set[str] = set()
+        """Pods whose deletion is refused."""
         self.cannot_start: list[str] = []
         self.token = "secret"
         self.url = ""
@@ -138,6 +140,8 @@ class StandInCluster:
     async def _delete(self, request: web.Request) -> web.Response:
         pod = self._of(request)
         name = request.match_info["name"]
+        if name in self.kept:
+            return web.json_response({"kind": "Status", "message": "a webhook says no"}, status=500)
         await pod.end(137)
         del self.pods[name]
         self.deleted.append(name)

@@ -201,15 +201,29 @@ async def test_an_api_server_that_dies_is_nobodys_fault_and_what_it_kept_is_dele
     assert (await sh(other, "echo works")).stdout == b"works\n"
 
 
+async def test_a_pod_that_cannot_be_deleted_keeps_nobody_from_a_runtime(
+    launch: Launch, cluster: StandInCluster
+) -> None:
+    runtime, _ = await launch()
+    (kept,) = cluster.pods
+    cluster.kept.add(kept)
+    await runtime.stop()
+    other, _ = await launch()
+    assert kept in cluster.pods
+    assert (await sh(other, "echo works")).stdout == b"works\n"
+
+
 async def test_leftovers_of_this_service_are_deleted_at_the_start_and_no_others(
     cluster: StandInCluster, tmp_path: Path
 ) -> None:
     for name, labels in (("mine", {LABEL: "east"}), ("west", {LABEL: "west"}), ("other", {"app": "east"})):
         cluster.make({"metadata": {"name": name, "labels": labels}})
+    cluster.make({"metadata": {"name": "kept", "labels": {LABEL: "east"}}})
+    cluster.kept.add("kept")
     kind = KubernetesKind(config_of(cluster, tmp_path))
     await kind.open(set())
     await kind.close()
-    assert (cluster.deleted, sorted(cluster.pods)) == (["mine"], ["other", "west"])
+    assert (cluster.deleted, sorted(cluster.pods)) == (["mine"], ["kept", "other", "west"])
 
 
 async def test_what_is_missing_is_said_at_the_start(cluster: StandInCluster, tmp_path: Path) -> None:
