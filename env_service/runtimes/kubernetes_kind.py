@@ -170,8 +170,8 @@ class KubernetesKind:
         return script.replace("HOSTNAME", found.hostname or "localhost").replace("PORT", str(port))
 
     async def _delete(self, pod: str) -> None:
-        """One that the API server does not delete keeps nobody from a runtime, unless this service lacks the right:
-        its deadline ends it.
+        """Deletes a pod. A refusal keeps nobody from a runtime, since the pod's deadline ends it; a lack of rights does.
+        Raises ClusterError.
         """
         try:
             await self._api.delete(pod)
