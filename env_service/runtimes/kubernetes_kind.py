@@ -170,8 +170,8 @@ class KubernetesKind:
         return script.replace("HOSTNAME", found.hostname or "localhost").replace("PORT", str(port))
 
     async def _delete(self, pod: str) -> None:
-        """Deletes a pod. A refusal keeps nobody from a runtime, since the pod's deadline ends it; a lack of rights does.
-        Raises ClusterError.
+        """Deletes a pod. A refusal keeps nobody from a runtime: the pod's deadline ends it. Raises ClusterError, also
+        where this service lacks the right.
         """
         try:
             await self._api.delete(pod)
