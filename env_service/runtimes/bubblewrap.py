@@ -9,25 +9,26 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from env_service.runtimes import forge, keeper
-from env_service.runtimes.asking import bounds, check_command, entry_of, files_of
+from env_service.runtimes.asking import bounds, check_command
 from env_service.runtimes.config import RuntimeLimits
 from env_service.runtimes.images import AGENT, Image
 from env_service.runtimes.interface import (
     CommandEnd,
     RuntimeCommand,
     RuntimeEnded,
-    RuntimeFile,
     RuntimeLost,
     RuntimeRefused,
     RuntimeSnapshot,
 )
+from env_service.runtimes.kinds import Ended
+from env_service.runtimes.standing import StandingRuntime
 from env_service.runtimes.tree import TreeEntry, packed, unpacked
 from services.isolation.bubblewrap import DEVICES, namespaces, reaches
 from services.isolation.cgroups import ControlGroup, Parents
@@ -162,17 +163,14 @@ class KeeperForge:
             )  # fmt: skip
 
 
-class BubblewrapRuntime:
-    """Implements `Runtime`. `ended` is called once, when nothing of it is left."""
+class BubblewrapRuntime(StandingRuntime):
+    """A runtime that stands behind its keeper."""
 
-    def __init__(
-        self, launch: RuntimeLaunch, image: Image, *, name: str, ended: Callable[["BubblewrapRuntime"], None]
-    ) -> None:
-        self.image = image.name
+    def __init__(self, launch: RuntimeLaunch, image: Image, *, name: str, ended: Ended) -> None:
+        super().__init__(image.name, lifetime_s=launch.limits.lifetime_s, ended=ended)
         self._launch = launch
         self._image = image
         self._name = name
-        self._ended = ended
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._keeper: int | None = None
@@ -180,15 +178,7 @@ class BubblewrapRuntime:
         self._control: socket.socket | None = None
         self._group: ControlGroup | None = None
         self._memory_kills = 0
-        self._lost: Exception | None = None
         self._ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._timer: asyncio.TimerHandle | None = None
-        self._stopped = False
-
-    @property
-    def stands(self) -> bool:
-        """True if it has been started, and has neither been stopped nor lost."""
-        return self._control is not None and self._lost is None and not self._stopped
 
     async def start(self, walls: RuntimeWalls, snapshot: RuntimeSnapshot | None = None) -> None:
         """Return when it stands. Raises RuntimeLost."""
@@ -219,10 +209,6 @@ class BubblewrapRuntime:
             raise
         finally:
             close_all(given)
-
-    def age_from_now(self) -> None:
-        """Have it end after its lifetime, counted from here."""
-        self._timer = asyncio.get_running_loop().call_later(self._launch.limits.lifetime_s, self._too_old)
 
     def _settings(self, walls: RuntimeWalls) -> keeper.RuntimeKeeperSettings:
         limits = self._launch.limits
@@ -309,9 +295,7 @@ class BubblewrapRuntime:
             cpu_s=float(str(told["cpu_s"])),
         )
 
-    async def copy_in(self, files: Mapping[str, RuntimeFile | bytes]) -> None:
-        """Write files."""
-        entries = [entry_of(path, file) for path, file in files.items()]
+    async def _write(self, entries: Sequence[TreeEntry]) -> None:
         handle = packed(entries)
         try:
             _, answer = self._ask({"do": "write"}, [handle])
@@ -319,34 +303,18 @@ class BubblewrapRuntime:
             os.close(handle)
         await self._told(answer, "files cannot be written")
 
-    async def copy_out(self, path: str, *, most_bytes: int = 16 << 20) -> Mapping[str, RuntimeFile]:
-        """The files in a folder."""
-        _, answer = self._ask({"do": "read", "path": path, "most": most_bytes}, [])
-        entries = await self._told(answer, f"{path} cannot be read")
-        return files_of(entries)
+    async def _read(self, path: str, *, most: int) -> list[TreeEntry]:
+        _, answer = self._ask({"do": "read", "path": path, "most": most}, [])
+        return await self._told(answer, f"{path} cannot be read")
 
-    async def snapshot(self) -> RuntimeSnapshot:
-        """Its files."""
+    async def _differing(self) -> list[TreeEntry]:
         _, answer = self._ask({"do": "snapshot"}, [])
-        entries = await self._told(answer, "no snapshot can be taken")
-        return RuntimeSnapshot(self.image, tuple((each.kind, each.path, each.mode, each.content) for each in entries))
+        return await self._told(answer, "no snapshot can be taken")
 
-    async def stop(self) -> None:
-        """End it and all that runs in it; again and again if need be."""
-        if self._stopped:
-            return
-        self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._let_go()
-        self._lose(RuntimeEnded("it was stopped"))
-        try:
-            await asyncio.shield(asyncio.ensure_future(self._cleared()))
-        finally:
-            self._ended(self)
-
-    async def _cleared(self) -> None:
+    async def _end_all(self) -> None:
         if self._control is not None:
+            with suppress(OSError):  # it has gone by itself; its keeper ends with that, and all of it
+                self._control.shutdown(socket.SHUT_WR)
             try:
                 async with asyncio.timeout(_STOP_S):
                     await self._over.wait()
@@ -375,8 +343,7 @@ class BubblewrapRuntime:
 
     def _ask(self, message: dict[str, object], handles: Sequence[int]) -> tuple[int, asyncio.Future[Answer]]:
         """Raises RuntimeLost or RuntimeEnded if it is no longer there."""
-        if self._lost is not None:
-            raise self._lost
+        self._raise_lost()
         number = next(self._numbers)
         self._answers[number] = answer = asyncio.get_running_loop().create_future()
         self._say({**message, "id": number}, handles)
@@ -423,20 +390,9 @@ class BubblewrapRuntime:
 
     def _gone(self, why: str) -> RuntimeLost:
         lost = RuntimeLost(f"a runtime of image {self.image} is given up: {why}")
-        self._let_go()
         self._lose(lost)
+        self._end_soon()
         return lost
-
-    def _too_old(self) -> None:
-        seconds = self._launch.limits.lifetime_s
-        self._let_go()
-        self._lose(RuntimeEnded(f"its time was over after {seconds:g} s (env-service.runtimes.limits.lifetime_s)"))
-
-    def _let_go(self) -> None:
-        """Its keeper ends with that, and all of it."""
-        if self._control is not None:
-            with suppress(OSError):  # it has gone by itself
-                self._control.shutdown(socket.SHUT_WR)
 
     def _close_control(self) -> None:
         self._over.set()
@@ -446,7 +402,8 @@ class BubblewrapRuntime:
             control.close()
 
     def _lose(self, reason: Exception) -> None:
-        self._lost = self._lost or reason
+        super()._lose(reason)
+        assert self._lost is not None
         _refuse(self._ready, self._lost)
         for answer in self._answers.values():
             _refuse(answer, self._lost)

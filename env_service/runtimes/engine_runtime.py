@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from env_service.runtimes.archives import ArchiveFault
-from env_service.runtimes.asking import bounds, check_command, entry_of, files_of
+from env_service.runtimes.asking import bounds, check_command
 from env_service.runtimes.config import RuntimeLimits
 from env_service.runtimes.engine_api import EngineApi, EngineError, EngineRefused, EngineStream, EngineUnreachable
 from env_service.runtimes.engine_commands import (
@@ -33,12 +33,12 @@ from env_service.runtimes.interface import (
     CommandEnd,
     RuntimeCommand,
     RuntimeEnded,
-    RuntimeFile,
     RuntimeLost,
     RuntimeRefused,
     RuntimeSnapshot,
 )
 from env_service.runtimes.kinds import Ended
+from env_service.runtimes.standing import StandingRuntime
 from env_service.runtimes.tree import FOLDER, TooLarge, TreeEntry
 
 T = TypeVar("T")
@@ -75,30 +75,20 @@ class ContainerLaunch:
     left: Callable[[str], None]
 
 
-class EngineRuntime:
-    """Implements `Runtime`. `ended` is called once, when nothing of it is left, or the engine cannot say."""
+class EngineRuntime(StandingRuntime):
+    """A runtime that is a container."""
 
     def __init__(self, launch: ContainerLaunch, image: str, *, name: str, ended: Ended) -> None:
-        self.image = image
+        super().__init__(image, lifetime_s=launch.limits.lifetime_s, ended=ended)
         self.container = ""
         """The engine's id of it."""
         self._launch = launch
         self._name = name
-        self._ended = ended
         self._stack = AsyncExitStack()
         self._stdin: EngineStream | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._removing: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._lost: Exception | None = None
-        self._stopped = False
         self._memory_kills = self._memory_kills_told = 0
         self._told = asyncio.Event()
-
-    @property
-    def stands(self) -> bool:
-        """True if it has been started, and has neither been stopped nor lost."""
-        return self._stdin is not None and self._lost is None and not self._stopped
 
     async def start(self, settings: Mapping[str, object], snapshot: RuntimeSnapshot | None = None) -> None:
         """Return when it stands. Raises RuntimeLost."""
@@ -134,15 +124,6 @@ class EngineRuntime:
             self._launch.left(self._name)  # it may have made it
             raise
 
-    def age_from_now(self) -> None:
-        """Have it end after its lifetime, counted from here."""
-        self._timer = asyncio.get_running_loop().call_later(self._launch.limits.lifetime_s, self._too_old)
-
-    def end(self, why: str) -> None:
-        """End it for what was done inside."""
-        self._lose(RuntimeEnded(why))
-        self._remove_soon()
-
     def count_memory_kill(self) -> None:
         """Something in it was killed since there was no memory."""
         self._memory_kills += 1
@@ -169,37 +150,17 @@ class EngineRuntime:
             wall_s=ended.wall_s,
         )
 
-    async def copy_in(self, files: Mapping[str, RuntimeFile | bytes]) -> None:
-        """Write files."""
-        entries = [entry_of(checked_path(path), file) for path, file in files.items()]
+    async def _write(self, entries: Sequence[TreeEntry]) -> None:
+        for entry in entries:
+            checked_path(entry.path)
         await self._done(lambda: self._files.write(entries), "files cannot be written")
 
-    async def copy_out(self, path: str, *, most_bytes: int = 16 << 20) -> Mapping[str, RuntimeFile]:
-        """The files in a folder."""
+    async def _read(self, path: str, *, most: int) -> list[TreeEntry]:
         shown = path.encode(errors="replace").decode()
-        return files_of(
-            await self._done(lambda: self._files.read(checked_path(path), most=most_bytes), f"{shown} cannot be read")
-        )
+        return await self._done(lambda: self._files.read(checked_path(path), most=most), f"{shown} cannot be read")
 
-    async def snapshot(self) -> RuntimeSnapshot:
-        """Its files."""
-        entries = await self._done(self._files.differing, "no snapshot can be taken")
-        return RuntimeSnapshot(self.image, tuple((each.kind, each.path, each.mode, each.content) for each in entries))
-
-    async def stop(self) -> None:
-        """End it and all that runs in it."""
-        if self._stopped:
-            return
-        self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._lose(RuntimeEnded("it was stopped"))
-        try:
-            self._remove_soon()
-            if self._removing is not None:
-                await asyncio.shield(self._removing)
-        finally:
-            self._ended(self)
+    async def _differing(self) -> list[TreeEntry]:
+        return await self._done(self._files.differing, "no snapshot can be taken")
 
     @property
     def _user(self) -> str:
@@ -325,33 +286,18 @@ class EngineRuntime:
             assert self._lost is not None
             raise self._lost from error
 
-    def _raise_lost(self) -> None:
-        if self._lost is not None:
-            raise self._lost
-
     def _order(self, what: str) -> None:
         """Tell its first process what to kill."""
         if self._stdin is not None:
             self._stdin.send(f"{what}\n".encode())
 
-    def _too_old(self) -> None:
-        self.end(
-            f"its time was over after {self._launch.limits.lifetime_s:g} s (env-service.runtimes.limits.lifetime_s)"
-        )
-
-    def _lose(self, reason: Exception) -> None:
-        self._lost = self._lost or reason
-
-    def _remove_soon(self) -> None:
-        if self._removing is None and self.container:
-            self._removing = asyncio.ensure_future(self._remove())
-
-    async def _remove(self) -> None:
-        try:
-            await self._launch.api.remove(self.container)
-        except EngineError as error:
-            logger.warning("the runtime %s is not removed yet: %s", self._name, error)
-            self._launch.left(self.container)
+    async def _end_all(self) -> None:
+        if self.container:
+            try:
+                await self._launch.api.remove(self.container)
+            except EngineError as error:
+                logger.warning("the runtime %s is not removed yet: %s", self._name, error)
+                self._launch.left(self.container)
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

@@ -19,7 +19,7 @@ class PooledRuntime(Runtime, Protocol):
 
     @property
     def stands(self) -> bool:
-        """True if it has been started, and has neither been stopped nor lost."""
+        """True until it is stopped or lost."""
         ...
 
     def age_from_now(self) -> None:

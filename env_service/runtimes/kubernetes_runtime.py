@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from env_service.runtimes.archives import OVERHEAD, ArchiveFault, pack_archive, unpack_archive
-from env_service.runtimes.asking import bounds, check_command, entry_of, files_of
+from env_service.runtimes.asking import bounds, check_command
 from env_service.runtimes.config import RuntimeLimits
 from env_service.runtimes.engine_commands import KILLED, CommandOutput, wrapped
 from env_service.runtimes.interface import (
     CommandEnd,
     RuntimeCommand,
     RuntimeEnded,
-    RuntimeFile,
     RuntimeLost,
     RuntimeRefused,
     RuntimeSnapshot,
@@ -52,6 +51,7 @@ from env_service.runtimes.kubernetes_files import (
     differing,
     restored,
 )
+from env_service.runtimes.standing import StandingRuntime
 from env_service.runtimes.tree import FOLDER, WHITEOUT, TooLarge, TreeEntry
 
 T = TypeVar("T")
@@ -108,28 +108,19 @@ class _DoesNotStart(Exception):
     """Raised of a command that the node's runtime could not start."""
 
 
-class KubernetesRuntime:
-    """Implements `Runtime`. `ended` is called once, when nothing of it is left, or the API server cannot say."""
+class KubernetesRuntime(StandingRuntime):
+    """A runtime that is a pod."""
 
     def __init__(self, launch: PodLaunch, image: str, *, name: str, ended: Ended) -> None:
-        self.image = image
+        super().__init__(image, lifetime_s=launch.limits.lifetime_s, ended=ended)
         self._launch = launch
         self._name = name
-        self._ended = ended
         self._stack = AsyncExitStack()
         self._stdin: ChannelStream | None = None
         self._began: FileListing | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._removing: asyncio.Task[None] | None = None
         self._orders: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._lost: Exception | None = None
-        self._created = self._stopped = False
-
-    @property
-    def stands(self) -> bool:
-        """True if it has been started, and has neither been stopped nor lost."""
-        return self._stdin is not None and self._lost is None and not self._stopped
+        self._created = False
 
     async def start(self, pod: Mapping[str, object], snapshot: RuntimeSnapshot | None = None) -> None:
         """Return when it stands. Raises RuntimeLost."""
@@ -152,10 +143,6 @@ class KubernetesRuntime:
                 raise RuntimeLost(f"a runtime of image {self.image} cannot be started: {why}") from error
             raise
 
-    def age_from_now(self) -> None:
-        """Have it end after its lifetime, counted from here."""
-        self._timer = asyncio.get_running_loop().call_later(self._launch.limits.lifetime_s, self._too_old)
-
     async def exec(self, command: RuntimeCommand) -> CommandEnd:
         """Run a command to its end."""
         words = _with_environment(command)
@@ -176,47 +163,26 @@ class KubernetesRuntime:
             wall_s=ended.wall_s,
         )
 
-    async def copy_in(self, files: Mapping[str, RuntimeFile | bytes]) -> None:
-        """Write files."""
-        entries = [entry_of(path, file) for path, file in files.items()]
+    async def _write(self, entries: Sequence[TreeEntry]) -> None:
         if sum(len(entry.content) for entry in entries) > self._launch.limits.disk_mib << 20:
             raise RuntimeRefused("files cannot be written: No space left (env-service.runtimes.limits.disk_mib)")
         await self._done(lambda: self._unpack(entries), "files cannot be written")
 
-    async def copy_out(self, path: str, *, most_bytes: int = 16 << 20) -> Mapping[str, RuntimeFile]:
-        """The files in a folder."""
-
+    async def _read(self, path: str, *, most: int) -> list[TreeEntry]:
         async def read() -> list[TreeEntry]:
             place = f"/{path.lstrip('/')}"
             if "\0" in path or "\ufffd" in path.encode(errors="replace").decode():
                 raise RuntimeRefused("a path in UTF-8 without null characters was expected")
-            told = await self._output((*PACK, place), most=most_bytes + OVERHEAD, what="")
-            entries = await asyncio.to_thread(_unpacked, told, most_bytes)
+            told = await self._output((*PACK, place), most=most + OVERHEAD, what="")
+            entries = await asyncio.to_thread(_unpacked, told, most)
             if not entries:
                 raise RuntimeRefused("neither a file nor a folder")
             return entries
 
-        return files_of(await self._done(read, f"{path.encode(errors='replace').decode()} cannot be read"))
+        return await self._done(read, f"{path.encode(errors='replace').decode()} cannot be read")
 
-    async def snapshot(self) -> RuntimeSnapshot:
-        """Its files."""
-        entries = await self._done(self._differing, "no snapshot can be taken")
-        return RuntimeSnapshot(self.image, tuple((each.kind, each.path, each.mode, each.content) for each in entries))
-
-    async def stop(self) -> None:
-        """End it and all that runs in it."""
-        if self._stopped:
-            return
-        self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._lose(RuntimeEnded("it was stopped"))
-        try:
-            self._remove_soon()
-            if self._removing is not None:
-                await asyncio.shield(self._removing)
-        finally:
-            self._ended(self)
+    async def _differing(self) -> list[TreeEntry]:
+        return await self._done(self._changes, "no snapshot can be taken")
 
     async def _runs(self) -> None:
         """Return when its container runs. Raises ClusterRefused."""
@@ -242,7 +208,7 @@ class KubernetesRuntime:
         try:
             return await self._run_once(words, wall_s=wall_s, most=most, stdin=stdin)
         except _DoesNotStart as error:
-            self._end(f"no command can be started in it any more: {error}")
+            self.end(f"no command can be started in it any more: {error}")
             raise RuntimeEnded(str(self._lost)) from error
 
     async def _run_once(self, words: Sequence[str], *, wall_s: float, most: int, stdin: bytes) -> PodCommandEnd:
@@ -278,7 +244,7 @@ class KubernetesRuntime:
         while not collecting.done():
             self._order(output.pid)
             if time.monotonic() > deadline:
-                self._end("a command in it did not end when it was killed")
+                self.end("a command in it did not end when it was killed")
                 self._raise_lost()
             await asyncio.wait((collecting,), timeout=0.5)
 
@@ -303,7 +269,7 @@ class KubernetesRuntime:
                 packed = archive.read()
             await self._output(UNPACK, most=_MAX_SAID, what="", stdin=packed)
 
-    async def _differing(self) -> list[TreeEntry]:
+    async def _changes(self) -> list[TreeEntry]:
         assert self._began is not None
         most = self._launch.limits.disk_mib << 20
         told = await self._output(LIST, most=_MAX_LISTING, what="its files cannot be listed")
@@ -375,10 +341,6 @@ class KubernetesRuntime:
             self._lose(RuntimeLost(f"a runtime of image {self.image} is gone: {error}"))
             self._raise_lost()
 
-    def _raise_lost(self) -> None:
-        if self._lost is not None:
-            raise self._lost
-
     def _order(self, what: str) -> None:
         """Tell its first process what to kill."""
         if self._stdin is not None:
@@ -386,27 +348,13 @@ class KubernetesRuntime:
             self._orders.add(task)
             task.add_done_callback(self._orders.discard)
 
-    def _too_old(self) -> None:
-        seconds = self._launch.limits.lifetime_s
-        self._end(f"its time was over after {seconds:g} s (env-service.runtimes.limits.lifetime_s)")
-
-    def _end(self, why: str) -> None:
-        self._lose(RuntimeEnded(why))
-        self._remove_soon()
-
-    def _lose(self, reason: Exception) -> None:
-        self._lost = self._lost or reason
-
-    def _remove_soon(self) -> None:
-        if self._removing is None and self._created:
-            self._removing = asyncio.ensure_future(self._remove())
-
-    async def _remove(self) -> None:
-        try:
-            await self._launch.api.delete(self._name)
-        except ClusterError as error:
-            logger.warning("the pod %s is not deleted yet: %s", self._name, error)
-            self._launch.left(self._name)
+    async def _end_all(self) -> None:
+        if self._created:
+            try:
+                await self._launch.api.delete(self._name)
+            except ClusterError as error:
+                logger.warning("the pod %s is not deleted yet: %s", self._name, error)
+                self._launch.left(self._name)
         for task in (*self._orders, *([self._watching] if self._watching is not None else [])):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
