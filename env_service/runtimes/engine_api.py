@@ -143,6 +143,17 @@ class Change(_EngineAnswer):
     Kind: int
 
 
+class _Actor(_EngineAnswer):
+    ID: str
+
+
+class ContainerEvent(_EngineAnswer):
+    """A line of `/events`: what became of a container."""
+
+    Actor: _Actor
+    Action: str
+
+
 class _Id(_EngineAnswer):
     Id: str
 
@@ -154,6 +165,7 @@ class _StatusCode(_EngineAnswer):
 _INFO, _IMAGE = TypeAdapter(EngineInfo), TypeAdapter(ImageDescription)
 _CONTAINER, _EXEC = TypeAdapter(ContainerDescription), TypeAdapter(ExecDescription)
 _ID, _CODE, _PATH = TypeAdapter(_Id), TypeAdapter(_StatusCode), TypeAdapter(PathDescription)
+_EVENT = TypeAdapter(ContainerEvent)
 _CONTAINERS = TypeAdapter(tuple[ListedContainer, ...])
 _CHANGES = TypeAdapter(tuple[Change, ...] | None)
 
@@ -292,13 +304,15 @@ class EngineApi:
         async with self._call("POST", f"/containers/{container}/attach", query, within_s=ANSWER_S) as answer:
             yield EngineStream(answer)
 
-    async def memory_kills(self, label: str) -> AsyncIterator[str]:
-        """The ids of containers with a label in which something was killed since there was no memory, from now on."""
-        query = {"filters": json.dumps({"event": ["oom"], "label": [label], "type": ["container"]})}
+    async def kills(self, label: str) -> AsyncIterator[ContainerEvent]:
+        """Events of containers with a label, from now on: `oom`, of something in one that was killed since there was no
+        memory, and `kill`, of one to which this engine was asked to send a signal.
+        """
+        query = {"filters": json.dumps({"event": ["oom", "kill"], "label": [label], "type": ["container"]})}
         async with self._call("GET", "/events", query, within_s=ANSWER_S) as answer:
             async for line in answer.content:
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    yield str(json.loads(line)["Actor"]["ID"])
+                with contextlib.suppress(ValidationError):
+                    yield _EVENT.validate_json(line)
 
     async def _read(
         self,

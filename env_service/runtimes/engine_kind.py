@@ -104,7 +104,7 @@ class EngineKind:
                 await self._settings_of(image)
         except EngineError as error:
             raise CannotIsolate(f"the container engine at {self._api.socket} does not do: {error}") from error
-        self._loops.append(asyncio.ensure_future(_again(self._hear_of_memory, pause_s=_AGAIN_S)))
+        self._loops.append(asyncio.ensure_future(_again(self._hear_of_kills, pause_s=_AGAIN_S)))
         if not self._has_quota:
             self._loops.append(asyncio.ensure_future(_again(self._look_at_disks, pause_s=_DISK_LOOK_S)))
 
@@ -202,11 +202,11 @@ class EngineKind:
             return False
         return True
 
-    async def _hear_of_memory(self) -> None:
-        async for container in self._api.memory_kills(f"{LABEL}={self._mark}"):
+    async def _hear_of_kills(self) -> None:
+        async for event in self._api.kills(f"{LABEL}={self._mark}"):
             for runtime in self._runtimes:
-                if runtime.container == container:
-                    runtime.count_memory_kill()
+                if runtime.container == event.Actor.ID:
+                    runtime.count_kill(for_memory=event.Action == "oom")
 
     async def _look_at_disks(self) -> None:
         """End runtimes that have written more than they may."""

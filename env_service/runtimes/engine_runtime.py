@@ -3,8 +3,9 @@
     create ─▶ hold its stdin ─▶ start ─▶ files ─▶ { exec, copy, snapshot } ─▶ remove
                  └ its first process reads there what is to be killed, and ends when that ends, as with this service
 
-The first process belongs to whoever is inside, and is told no secret. A container that ended by itself, or for want of
-memory, was ended from inside; one that was killed or removed, and every silence of the engine, is nobody's fault here.
+The first process belongs to whoever is inside, and is told no secret. A container that the engine was asked to kill or
+remove, and every silence of the engine, is nobody's fault here. Whoever is inside has a say in how the first process
+ends, and no exit code alone tells of anything: any other end was one from inside, or for want of memory.
 """
 
 import asyncio
@@ -58,8 +59,9 @@ _NOTHING = RuntimeCommand(argv=("/bin/sh", "-c", ":"), cwd="/")
 _REMOVE = 'rm -rf -- "$@" 2>/dev/null; for each; do if [ -e "$each" ] || [ -L "$each" ]; then exit 1; fi; done'
 _PATHS_AT_ONCE = 200
 _START_S = 90.0
-# An engine tells of a kill for want of memory beside the end of what was killed.
+# An engine tells of a kill beside the end of what was killed.
 _TOLD_OF_MEMORY_S = 0.3
+_TOLD_OF_KILL_S = 1.0
 # Of the engine's answers to a command that it cannot start, that of one that is to blame on what is inside.
 _INSIDE = "OCI runtime"
 
@@ -89,6 +91,7 @@ class EngineRuntime(StandingRuntime):
         self._watching: asyncio.Task[None] | None = None
         self._memory_kills = self._memory_kills_told = 0
         self._told = asyncio.Event()
+        self._killed = asyncio.Event()
 
     async def start(self, settings: Mapping[str, object], snapshot: RuntimeSnapshot | None = None) -> None:
         """Return when it stands. Raises RuntimeLost."""
@@ -124,10 +127,13 @@ class EngineRuntime(StandingRuntime):
             self._launch.left(self._name)  # it may have made it
             raise
 
-    def count_memory_kill(self) -> None:
-        """Something in it was killed since there was no memory."""
-        self._memory_kills += 1
-        self._told.set()
+    def count_kill(self, *, for_memory: bool) -> None:
+        """Something in it was killed since there was no memory, or it was by way of the engine."""
+        if for_memory:
+            self._memory_kills += 1
+            self._told.set()
+        else:
+            self._killed.set()
 
     async def exec(self, command: RuntimeCommand) -> CommandEnd:
         """Run a command to its end."""
@@ -249,11 +255,18 @@ class EngineRuntime(StandingRuntime):
             return
         if code == KILLED and state.OOMKilled and await self._has_starved():
             self._lose(RuntimeEnded("it had no memory left"))
-        elif code == KILLED or state.Error:
+        elif state.Error or (code == KILLED and await self._was_killed()):
             why = state.Error or "its container was killed"
             self._lose(RuntimeLost(f"a runtime of image {self.image} is gone: {why}"))
         else:
             self._lose(RuntimeEnded("it was ended from inside"))
+
+    async def _was_killed(self) -> bool:
+        """True if the engine was asked to kill it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TOLD_OF_KILL_S):
+                await self._killed.wait()
+        return self._killed.is_set()
 
     async def _has_starved(self) -> bool:
         """True if a kill for want of memory was the end of it; the engine says so of any that there ever was."""

@@ -87,6 +87,11 @@ class PodStatus(_ClusterAnswer):
         return self.containerStatuses[0].state.terminated if self.containerStatuses else None
 
     @property
+    def has_ended(self) -> bool:
+        """True if it, or its container, has ended."""
+        return self.phase in ("Failed", "Succeeded") or self.terminated is not None
+
+    @property
     def waits_for(self) -> str:
         """Reason that its container has not begun, such as ErrImagePull; empty if there is none."""
         waiting = self.containerStatuses[0].state.waiting if self.containerStatuses else None
@@ -94,9 +99,10 @@ class PodStatus(_ClusterAnswer):
 
 
 class PodMetadata(_ClusterAnswer):
-    """Name of a pod."""
+    """Name of a pod; and when it is to be gone, if somebody has deleted it."""
 
     name: str
+    deletionTimestamp: str | None = None
 
 
 class RuntimePod(_ClusterAnswer):
@@ -225,7 +231,7 @@ class ChannelStream:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self.exit_code: int | None = None
-        """Of a command that has ended."""
+        """Of a command that has ended; of an attached pod 0, which no connection that broke says."""
         self.failure = ""
         """Of one that could not be run."""
 

@@ -3,9 +3,10 @@
     create ─▶ it runs ─▶ hold its stdin ─▶ list its files ─▶ { exec, copy, snapshot } ─▶ delete
                             └ its first process reads there what is to be killed, and ends when that ends
 
-A pod whose container ended by itself, for want of memory or of disk, or after its time, was ended from inside. One that
-was killed, evicted for others' sake or deleted, whose stdin broke, and every silence of the API server, is nobody's
-fault here.
+A pod that was evicted for others' sake or deleted, whose stdin broke, and every silence of the API server, is nobody's
+fault here: so the cluster says, or the connection. Whoever is inside has a say in how its first process ends, and no
+exit code alone tells of anything: any other end was one from inside, for want of memory or of disk and after its time
+too.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from env_service.runtimes.kubernetes_api import (
     ClusterRefused,
     ClusterUnreachable,
     KubernetesApi,
-    PodStatus,
+    RuntimePod,
 )
 from env_service.runtimes.kubernetes_files import (
     ABSENT,
@@ -58,7 +59,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-STDIN_ENDED = 99
+_STDIN_ENDED = 99
 FIRST = (
     "trap '' INT QUIT TERM HUP; mkdir -p /work /home/agent 2>/dev/null; exec >/dev/null 2>&1; while read -r it; do "
     'case $it in all) kill -s KILL -- -1;; ?*) kill -s KILL -- "-$it";; esac; jobs; done; exit 99'
@@ -75,6 +76,8 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 2.0
 _COPY_S = 120.0
 _STOP_S = 20.0
 _ENDS_S = 15.0
+# A cluster tells of an end later than a connection breaks.
+_TOLD_OF_END_S = 1.0
 _ALL = "all"
 _KILLED_S = 0.3
 # Of the answers to a command that cannot be started, that of one that is to blame on what is inside.
@@ -191,7 +194,7 @@ class KubernetesRuntime(StandingRuntime):
             status = (await self._launch.api.pod(self._name)).status
             if status.phase == "Running":
                 return
-            if status.phase in ("Failed", "Succeeded"):
+            if status.has_ended:
                 raise ClusterRefused(0, f"its pod has ended: {status.reason} {status.message}".strip())
             if "Err" in status.waits_for or "Invalid" in status.waits_for or "BackOff" in status.waits_for:
                 raise ClusterRefused(0, status.waits_for)
@@ -305,18 +308,29 @@ class KubernetesRuntime(StandingRuntime):
             pass
         try:
             deadline = time.monotonic() + _ENDS_S
-            while (status := (await self._launch.api.pod(self._name)).status).terminated is None:
-                if status.phase in ("Failed", "Succeeded") or time.monotonic() > deadline:
+            while True:
+                pod = await self._launch.api.pod(self._name)
+                if pod.status.has_ended or time.monotonic() > deadline:
                     break
                 await asyncio.sleep(_FIRST_LOOK_S)
-            self._lose(_reason(self.image, status))
+            self._lose(_reason(self.image, pod, broke=stdin.exit_code is None))
         except ClusterError as error:
             self._lose(RuntimeLost(f"a runtime of image {self.image} is gone: {error}"))
 
     async def _check_running(self) -> None:
-        """Raises if it has ended, or is ending."""
-        if self._watching is not None:
-            await asyncio.wait((self._watching,), timeout=1.0)
+        """Raises if it has ended, or is ending. Raises ClusterError."""
+        look_s, deadline = _FIRST_LOOK_S, time.monotonic() + _TOLD_OF_END_S
+        while self._lost is None:
+            pod = await self._launch.api.pod(self._name)
+            if pod.status.has_ended:
+                if self._watching is not None:  # which knows of its stdin
+                    await asyncio.wait((self._watching,), timeout=_ENDS_S)
+                self._lose(_reason(self.image, pod, broke=False))
+            elif time.monotonic() > deadline:
+                return
+            else:
+                await asyncio.sleep(look_s)
+                look_s = min(2 * look_s, _TOLD_OF_END_S / 4)
         self._raise_lost()
 
     async def _done(self, work: Callable[[], Awaitable[T]], what: str) -> T:
@@ -372,21 +386,25 @@ def _with_environment(command: RuntimeCommand) -> tuple[str, ...]:
     return (*(("env", *settings) if settings else ()), *wrapped(command))
 
 
-def _reason(image: str, status: PodStatus) -> Exception:
-    """The error of a pod that has ended."""
-    end = status.terminated
+def _reason(image: str, pod: RuntimePod, *, broke: bool) -> Exception:
+    """The error of a pod that has ended; `broke`: the connection of its stdin did, before it was told of an end."""
+    status, end = pod.status, pod.status.terminated
+    told = f"{status.reason} {status.message}".strip()
     if status.reason == "DeadlineExceeded":
         return RuntimeEnded("its time was over (activeDeadlineSeconds)")
-    if status.reason == "Evicted" and "ephemeral" in status.message:
+    if status.reason == "Evicted" and "ephemeral" in told and "low on resource" not in told:
         return RuntimeEnded(f"it wrote too much: {status.message}")
     if end is not None and end.reason == "OOMKilled":
         return RuntimeEnded("it had no memory left")
-    if end is None or status.reason or end.exitCode in (KILLED, STDIN_ENDED):
-        told = f"{status.reason} {status.message}".strip()
-        ends = {None: "its pod was taken away", KILLED: "its container was killed", STDIN_ENDED: "its stdin broke"}
-        why = told or ends.get(None if end is None else end.exitCode, "its pod ended")
-        return RuntimeLost(f"a runtime of image {image} is gone: {why}")
-    return RuntimeEnded("it was ended from inside")
+    if status.reason:
+        why = told
+    elif end is None or pod.metadata.deletionTimestamp is not None:
+        why = "its pod was taken away"
+    elif broke and end.exitCode == _STDIN_ENDED:
+        why = "its stdin broke"
+    else:
+        return RuntimeEnded("it was ended from inside")
+    return RuntimeLost(f"a runtime of image {image} is gone: {why}")
 
 
 def _unpacked(packed: bytes, most: int) -> list[TreeEntry]:

@@ -106,10 +106,10 @@ class StandInEngine:
             writer.transport.abort()
         self.socket.unlink(missing_ok=True)
 
-    async def tell_of_memory(self, container: str) -> None:
-        """Tell that something in a container was killed for want of memory."""
+    async def tell(self, action: str, container: str) -> None:
+        """Tell of an event: `oom`, a kill for want of memory in a container; `kill`, one of it by way of the API."""
         for writer in self._events:
-            writer.write(json.dumps({"Actor": {"ID": container}, "Action": "oom"}).encode() + b"\n")
+            writer.write(json.dumps({"Actor": {"ID": container}, "Action": action}).encode() + b"\n")
             await writer.drain()
 
     async def heard(self) -> None:

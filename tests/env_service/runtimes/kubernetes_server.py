@@ -63,7 +63,16 @@ class StandInPod:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         for socket in list(self.attached):
+            with contextlib.suppress(ConnectionError):
+                await socket.send_bytes(_status(code=0))
             await socket.close()
+
+    def break_stdin(self) -> None:
+        """Break the connections of its first process's stdin, which ends then."""
+        for socket in list(self.attached):
+            assert socket._req is not None
+            assert socket._req.transport is not None
+            socket._req.transport.abort()
 
 
 class StandInCluster:

@@ -187,8 +187,11 @@ async def test_what_writes_too_much_is_ended(launch: Launch) -> None:
 
 
 async def test_why_a_container_ended_is_told_apart(launch: Launch, engine: StandInEngine) -> None:
+    await engine.heard()
     cases: list[tuple[Callable[[StandInContainer], None], type[Exception], str]] = [
         (lambda container: container.end(137), RuntimeLost, "its container was killed"),
+        # Whoever is inside can have its first process end so.
+        (lambda container: container.end(137), RuntimeEnded, "it was ended from inside"),
         (lambda container: container.end(0), RuntimeEnded, "it was ended from inside"),
         (lambda container: container.end(139), RuntimeEnded, "it was ended from inside"),
         (lambda container: container.end(137, killed_for_memory=True), RuntimeEnded, "it had no memory left"),
@@ -198,6 +201,8 @@ async def test_why_a_container_ended_is_told_apart(launch: Launch, engine: Stand
         running = asyncio.ensure_future(sh(runtime, "sleep 60"))
         await eventually(partial(bool, container.running))
         end(container)
+        if error is RuntimeLost:
+            await engine.tell("kill", runtime.container)
         with pytest.raises(error, match=why):
             await running
         with pytest.raises(error, match=why):
@@ -216,11 +221,12 @@ async def test_a_kill_for_want_of_memory_is_told_of_the_command_and_is_not_the_c
     await engine.heard()
     running = asyncio.ensure_future(sh(runtime, "kill -9 $$"))
     await eventually(lambda: "json" in engine.asked[-1] and "/exec/" in engine.asked[-1])
-    await engine.tell_of_memory(runtime.container)
+    await engine.tell("oom", runtime.container)
     end = await running
     assert (end.starved, end.signal, end.exit_code) == (True, 9, None)
     later = await sh(runtime, "kill -9 $$")
     assert (later.starved, later.exit_code) == (False, 137)
+    await engine.tell("kill", runtime.container)
     container.end(137, killed_for_memory=True)
     with pytest.raises(RuntimeLost, match="its container was killed"):
         await sh(runtime, "true")

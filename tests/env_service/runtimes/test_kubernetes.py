@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from env_service.runtimes import kubernetes_runtime
 from env_service.runtimes.config import KubernetesConfig, RuntimeLimits, RuntimesConfig
 from env_service.runtimes.images import ImageFault
 from env_service.runtimes.interface import (
@@ -50,6 +51,11 @@ async def kind(cluster: StandInCluster, tmp_path: Path) -> AsyncIterator[Kuberne
     await made.open({"image"})
     yield made
     await made.close()
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_runtime, "_TOLD_OF_END_S", 0.1)
 
 
 Launch = Callable[..., Awaitable[tuple[KubernetesRuntime, StandInPod]]]
@@ -133,13 +139,36 @@ async def test_walls_are_asked_for(launch: Launch) -> None:
 
 
 async def test_why_a_pod_ended_is_told_apart(launch: Launch, cluster: StandInCluster) -> None:
+    async def breaks(pod: StandInPod) -> None:
+        pod.break_stdin()
+
+    async def deleted(pod: StandInPod) -> None:
+        pod.manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        await pod.end(137)
+
+    async def late(pod: StandInPod) -> None:
+        pod.attached, attached = set(), pod.attached
+        await pod.end(137, pod_reason="Evicted", message="a node that tells of it late")
+        await asyncio.sleep(0.4)
+        for socket in attached:
+            await socket.close()
+
     cases: list[tuple[Callable[[StandInPod], Awaitable[None]], type[Exception], str]] = [
-        (lambda pod: pod.end(137), RuntimeLost, "its container was killed"),
-        (lambda pod: pod.end(99), RuntimeLost, "its stdin broke"),
+        (breaks, RuntimeLost, "its stdin broke"),
+        (deleted, RuntimeLost, "its pod was taken away"),
+        (late, RuntimeLost, "tells of it late"),
+        # Whoever is inside can have its first process end so.
+        (lambda pod: pod.end(99), RuntimeEnded, "it was ended from inside"),
+        (lambda pod: pod.end(137), RuntimeEnded, "it was ended from inside"),
         (lambda pod: pod.end(0), RuntimeEnded, "it was ended from inside"),
         (lambda pod: pod.end(137, reason="OOMKilled"), RuntimeEnded, "it had no memory left"),
         (
             lambda pod: pod.end(137, pod_reason="Evicted", message="The node was low on resource: memory."),
+            RuntimeLost,
+            "Evicted The node was low",
+        ),
+        (
+            lambda pod: pod.end(137, pod_reason="Evicted", message="The node was low on resource: ephemeral-storage."),
             RuntimeLost,
             "Evicted The node was low",
         ),
