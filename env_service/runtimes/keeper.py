@@ -9,7 +9,8 @@ runtime's namespaces, gives up every capability, takes the filter, and only then
 cannot be looked into from inside (it is not dumpable), and its output goes by pipes that only the service reads.
 
 The first process ends by no signal from inside. If it is killed all the same, that is somebody else's doing; if it
-ends in any other way, it is that of whoever is inside.
+ends in any other way, it is that of whoever is inside, also with an exit code that looks like a kill. What can have it
+killed from inside is a limit of its CPU time, and it has used that much then.
 """
 
 import contextlib
@@ -61,6 +62,8 @@ _START_S = 60.0
 _NICE = 10
 _WATCH_MS = 100
 _CANNOT_ENTER = 125
+# The least that a limit of CPU time can be is 1 s.
+_MOST_CPU_S = 0.5
 
 
 class RuntimeKeeperSettings(NamedTuple):
@@ -160,6 +163,7 @@ class KeptRuntime:
         self._monitor, first = self._launch()
         self._watched = os.pidfd_open(self._monitor)
         self._first_pid, self._first = first, os.pidfd_open(first)
+        os.kill(self._monitor, signal.SIGSTOP)  # so that how the first process ended can be read of what is left of it
         self._root = os.open(f"/proc/{first}/root", os.O_PATH | os.O_DIRECTORY)
         self._upper = os.open(f"{settings.place}/upper", os.O_RDONLY | os.O_DIRECTORY)
         self._spaces = [(os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY), kind) for name, kind in _NAMESPACES]
@@ -179,7 +183,7 @@ class KeptRuntime:
     def serve(self, service: socket.socket) -> None:
         """Do as the service says, until it or the runtime goes."""
         poll = select.poll()
-        for handle in (service.fileno(), self._watched):
+        for handle in (service.fileno(), self._watched, self._first):
             poll.register(handle, select.POLLIN)
         while True:
             watching = self._settings.watch_bytes > 0 and len(family(os.getpid())) > 3
@@ -189,10 +193,8 @@ class KeptRuntime:
             for running in [each for each in self._running.values() if each.handle in ready]:
                 poll.unregister(running.handle)
                 self._tell_end(service, running)
-            if self._watched in ready:
-                _, status = os.waitpid(self._monitor, 0)
-                inside = os.WIFEXITED(status) and os.WEXITSTATUS(status) != 128 + signal.SIGKILL
-                _say(service, {"lost": f"its first process ended with {status}", "inside": inside})
+            if ready & {self._watched, self._first}:
+                _say(service, {"lost": "its first process was killed", "inside": self._ended_inside()})
                 return
             if service.fileno() in ready:
                 message, handles = received(service, most_bytes=MOST_MESSAGE, most_handles=4)
@@ -246,10 +248,27 @@ class KeptRuntime:
     def _is_dying(self) -> bool:
         """True of a runtime whose first process ends: the kernel kills all others before that has ended."""
         try:
-            with open(f"/proc/{self._first_pid}/stat", "rb") as stat:
-                return bool(int(stat.read().rpartition(b")")[2].split()[6]) & _PF_EXITING)
+            return bool(int(self._first_status()[6]) & _PF_EXITING)
         except OSError:
             return True
+
+    def _ended_inside(self) -> bool:
+        """True if the first process, which has ended, was not killed from outside; nor was bubblewrap, its parent."""
+        with contextlib.suppress(ChildProcessError):
+            ended, status = os.waitpid(self._monitor, os.WNOHANG)
+            if ended:
+                return not os.WIFSIGNALED(status)
+        try:
+            told = self._first_status()
+        except OSError:
+            return True
+        code, cpu_s = int(told[-1]), (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+        return not (os.WIFSIGNALED(code) and os.WTERMSIG(code) == signal.SIGKILL and cpu_s < _MOST_CPU_S)
+
+    def _first_status(self) -> list[bytes]:
+        """Fields of the first process's `stat` from its state on. Raises OSError."""
+        with open(f"/proc/{self._first_pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()
 
     def _end_if_too_large(self) -> None:
         """Kill all but the first process if they have too much memory together, as a cgroup would kill some."""
