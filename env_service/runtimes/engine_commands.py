@@ -8,11 +8,13 @@ with descriptors of its own still open.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from env_service.runtimes.engine_api import ANSWER_S, EngineApi, EngineUnreachable
 from env_service.runtimes.interface import RuntimeCommand
+from services.isolation.streams import DroppedPace
 
 KILLED = 137
 _WRAP = 'echo "$$" >&2; cd -- "$1" || exit 126; shift; exec "$@"'
@@ -20,6 +22,7 @@ _STOP_S = 20.0
 # A process that a command has left may hold its output open.
 _LAST_OUTPUT_S = 0.2
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 1.0
+_GIVEN_UP_S = 5.0
 
 
 class DoesNotStart(Exception):
@@ -38,6 +41,9 @@ class OutputStream(Protocol):
         ...
 
 
+Stream = TypeVar("Stream", bound=OutputStream)
+
+
 @dataclass
 class CommandOutput:
     """Output of a command as far as it is kept, and its process id in the container, which comes first."""
@@ -50,8 +56,8 @@ class CommandOutput:
     began: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def collect(self, stream: OutputStream) -> None:
-        """Take all frames, and keep what there is room for."""
-        head = bytearray()
+        """Take all frames, and keep what there is room for; the rest at a bounded pace, which holds up its writer."""
+        head, pace = bytearray(), DroppedPace()
         async for kind, part in stream.frames():
             if kind == 2 and not self.began.is_set():
                 head += part
@@ -62,8 +68,19 @@ class CommandOutput:
                 self.began.set()
             kept = self.stderr if kind == 2 else self.stdout
             room = self.most - len(kept)
-            kept += part[: max(room, 0)]
-            self.cut = self.cut or len(part) > room
+            kept += part[:room]
+            if len(part) > room:
+                self.cut = True
+                await asyncio.sleep(pace.pause_s(len(part) - room))
+
+    async def begun(self, collecting: asyncio.Future[None], *, within_s: float) -> bool:
+        """True if its process id has come, which is waited for until `collecting` ends or the time is over."""
+        began = asyncio.ensure_future(self.began.wait())
+        try:
+            await asyncio.wait((began, collecting), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            began.cancel()
+        return self.began.is_set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,34 +122,42 @@ async def run_command(
     }
     running = await api.make_exec(container, settings)
     output = CommandOutput(most=output_bytes)
-    async with api.start_exec(running) as stream:
-        collecting = asyncio.ensure_future(output.collect(stream))
+    async with collected(api.start_exec(running), output, kill=kill) as (stream, collecting):
+        if command.stdin:
+            stream.send(command.stdin)
+            stream.finish()
+        if not await output.begun(collecting, within_s=ANSWER_S):
+            if not collecting.done():
+                raise EngineUnreachable(f"a command has not begun after {ANSWER_S:g} s")
+            collecting.result()
+            raise DoesNotStart(output.stdout.decode(errors="replace").strip() or "it ended without a word")
+        return await _over(api, running, collecting, output, wall_s=wall_s, kill=kill)
+
+
+@asynccontextmanager
+async def collected(
+    opening: AbstractAsyncContextManager[Stream], output: CommandOutput, *, kill: Callable[[str], None]
+) -> AsyncIterator[tuple[Stream, asyncio.Future[None]]]:
+    """The stream of a command, and the taking of its output. A command that is given up is killed, also on its way in:
+    it goes on whether anybody holds its stream or not.
+    """
+    async with AsyncExitStack() as stack:
+        starting = asyncio.ensure_future(stack.enter_async_context(opening))
+
+        async def collect() -> None:
+            await output.collect(await asyncio.shield(starting))
+
+        collecting = asyncio.ensure_future(collect())
         try:
-            if command.stdin:
-                stream.send(command.stdin)
-                stream.finish()
-            await _begun(output, collecting)
-            return await _over(api, running, collecting, output, wall_s=wall_s, kill=kill)
+            yield await asyncio.shield(starting), collecting
         except BaseException:
+            await output.begun(collecting, within_s=_GIVEN_UP_S)
             kill(output.pid)
             raise
         finally:
-            collecting.cancel()
-            await asyncio.gather(collecting, return_exceptions=True)
-
-
-async def _begun(output: CommandOutput, collecting: asyncio.Future[None]) -> None:
-    began = asyncio.ensure_future(output.began.wait())
-    try:
-        await asyncio.wait((began, collecting), timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        began.cancel()
-    if output.began.is_set():
-        return
-    if not collecting.done():
-        raise EngineUnreachable(f"a command has not begun after {ANSWER_S:g} s")
-    collecting.result()
-    raise DoesNotStart(output.stdout.decode(errors="replace").strip() or "it ended without a word")
+            for task in (collecting, starting):
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
 
 async def _over(

@@ -23,7 +23,7 @@ from typing import TypeVar
 from env_service.runtimes.archives import OVERHEAD, ArchiveFault, pack_archive, unpack_archive
 from env_service.runtimes.asking import bounds, check_command
 from env_service.runtimes.config import RuntimeLimits
-from env_service.runtimes.engine_commands import KILLED, CommandOutput, wrapped
+from env_service.runtimes.engine_commands import KILLED, CommandOutput, collected, wrapped
 from env_service.runtimes.interface import (
     CommandEnd,
     RuntimeCommand,
@@ -34,6 +34,7 @@ from env_service.runtimes.interface import (
 )
 from env_service.runtimes.kinds import Ended
 from env_service.runtimes.kubernetes_api import (
+    ANSWER_S,
     ChannelStream,
     ClusterError,
     ClusterRefused,
@@ -215,24 +216,19 @@ class KubernetesRuntime(StandingRuntime):
             raise RuntimeEnded(str(self._lost)) from error
 
     async def _run_once(self, words: Sequence[str], *, wall_s: float, most: int, stdin: bytes) -> PodCommandEnd:
-        output, began = CommandOutput(most=most), time.monotonic()
-        async with self._launch.api.exec(self._name, words, stdin=bool(stdin)) as stream:
-            collecting = asyncio.ensure_future(output.collect(stream))
-            try:
-                if stdin:
-                    feeding = asyncio.ensure_future(_fed(stream, stdin))
-                    collecting.add_done_callback(lambda _: feeding.cancel())
-                await asyncio.wait((collecting,), timeout=wall_s)
-                timed_out = not collecting.done()
-                if timed_out:
-                    await self._killed(output, collecting)
-                collecting.result()
-            except BaseException:
-                self._order(output.pid)
-                raise
-            finally:
-                collecting.cancel()
-                await asyncio.gather(collecting, return_exceptions=True)
+        output = CommandOutput(most=most)
+        opening = self._launch.api.exec(self._name, words, stdin=bool(stdin))
+        async with collected(opening, output, kill=self._order) as (stream, collecting):
+            if stdin:
+                feeding = asyncio.ensure_future(_fed(stream, stdin))
+                collecting.add_done_callback(lambda _: feeding.cancel())
+            await output.begun(collecting, within_s=ANSWER_S)
+            began = time.monotonic()
+            await asyncio.wait((collecting,), timeout=wall_s)
+            timed_out = not collecting.done()
+            if timed_out:
+                await self._killed(output, collecting)
+            collecting.result()
         took_s = time.monotonic() - began
         if stream.exit_code is None and not timed_out:
             await self._check_running()

@@ -2,8 +2,25 @@
 
 import asyncio
 import os
+import time
+
+DROPPED_BYTES_S = 8 << 20
+"""Bytes a second that are read of output that nobody keeps."""
 
 _PART = 1 << 16
+
+
+class DroppedPace:
+    """Slows down whoever reads what is dropped: a program that prints without end would keep the event loop busy."""
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+
+    def pause_s(self, size: int) -> float:
+        """Seconds until more may be read, of a reader who has just dropped so many bytes."""
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now) + size / DROPPED_BYTES_S
+        return self._free_at - now
 
 
 class PipeWriter:
@@ -67,7 +84,7 @@ class PipeWriter:
 class PipeReader:
     """Reads from a pipe and keeps up to `most` bytes.
 
-    More is left in the pipe, so that its writer waits, until `drain`: then it is read and dropped.
+    More is left in the pipe, so that its writer waits, until `drain`: then it is read and dropped, at a bounded pace.
     """
 
     def __init__(self, handle: int, *, most: int, drain: bool) -> None:
@@ -81,6 +98,8 @@ class PipeReader:
         self._ended = asyncio.Event()
         self._is_reading = True
         self._is_open = True
+        self._pace = DroppedPace()
+        self._pause: asyncio.TimerHandle | None = None
         self.cut = False
         self._loop.add_reader(handle, self._read)
 
@@ -92,17 +111,13 @@ class PipeReader:
         end = self._kept.find(b"\n") + 1 or len(self._kept)
         line = bytes(self._kept[:end])
         del self._kept[:end]
-        if self._is_open and not self._is_reading:
-            self._is_reading = True
-            self._loop.add_reader(self._handle, self._read)
+        self._go_on()
         return line
 
     def drain(self) -> None:
         """From here on, drop what is too much."""
         self._drain = True
-        if self._is_open and not self._is_reading:
-            self._is_reading = True
-            self._loop.add_reader(self._handle, self._read)
+        self._go_on()
 
     async def ended(self) -> bytes:
         """Text that was kept and not taken, when the pipe has ended."""
@@ -113,6 +128,8 @@ class PipeReader:
         """Close it now."""
         if self._is_open:
             self._is_open = False
+            if self._pause is not None:
+                self._pause.cancel()
             self._loop.remove_reader(self._handle)
             os.close(self._handle)
             self._changed.set()
@@ -121,8 +138,7 @@ class PipeReader:
     def _read(self) -> None:
         room = self._most - len(self._kept)
         if room <= 0 and not self._drain:
-            self._is_reading = False
-            self._loop.remove_reader(self._handle)
+            self._hold()
             return
         try:
             part = os.read(self._handle, _PART if self._drain else min(room, _PART))
@@ -134,5 +150,17 @@ class PipeReader:
             self.close()
             return
         self._kept += part[:room] if room > 0 else b""
-        self.cut = self.cut or len(part) > room
+        if len(part) > room:
+            self.cut = True
+            self._hold()
+            self._pause = self._loop.call_later(self._pace.pause_s(len(part) - room), self._go_on)
         self._changed.set()
+
+    def _hold(self) -> None:
+        self._is_reading = False
+        self._loop.remove_reader(self._handle)
+
+    def _go_on(self) -> None:
+        if self._is_open and not self._is_reading:
+            self._is_reading = True
+            self._loop.add_reader(self._handle, self._read)

@@ -93,14 +93,18 @@ async def test_commands_have_output_an_end_and_limits(launch: Launch) -> None:
         await sh(runtime, "x" * 200_000)
 
 
-async def test_a_command_that_is_given_up_is_killed(launch: Launch) -> None:
+async def test_a_command_that_is_given_up_is_killed_also_before_its_process_is_known(
+    launch: Launch, engine: StandInEngine
+) -> None:
     runtime, container = await launch()
-    running = asyncio.ensure_future(sh(runtime, "sleep 60"))
-    await eventually(lambda: bool(container.running))
-    await asyncio.sleep(0.1)  # until its process id has come
-    (process,) = container.running
-    running.cancel()
-    assert await process.wait() == -9
+    for begun in (lambda: engine.asked[-1].endswith("start"), lambda: container.running):
+        container.orders.clear()
+        running = asyncio.ensure_future(sh(runtime, "sleep 60"))
+        await eventually(begun)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await eventually(lambda: container.orders and not container.running)
+        assert any(order.isdigit() for order in container.orders)
 
 
 async def test_files_go_in_and_out_and_what_differs_is_a_snapshot(

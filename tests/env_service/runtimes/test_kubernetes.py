@@ -91,11 +91,17 @@ async def test_commands_have_output_an_end_and_limits(launch: Launch) -> None:
     assert (end.exit_code, end.stdout, end.stderr, end.cut) == (3, b"in\n", b"b c\n", False)
     much = await runtime.exec(RuntimeCommand(argv=("head", "-c", "99999", "/dev/zero"), output_bytes=1024))
     assert (len(much.stdout), much.cut) == (1024, True)
-    slow = await sh(runtime, "echo begun; sleep 60 & sleep 61", wall_s=0.5)
+    slow = await sh(runtime, "echo begun; sleep 60 & sleep 61", wall_s=1.0)
     assert (slow.timed_out, slow.exit_code, slow.stdout) == (True, None, b"begun\n")
     assert any(order.isdigit() for order in pod.orders), "its first process is told whom to kill"
     with pytest.raises(RuntimeRefused, match="write it into a file"):
         await sh(runtime, "x" * 200_000)
+    pod.orders.clear()
+    given_up = asyncio.ensure_future(sh(runtime, "sleep 60"))
+    await eventually(lambda: pod.running)
+    given_up.cancel()
+    await eventually(lambda: not pod.running)
+    assert any(order.isdigit() for order in pod.orders), "also if its process was not known yet"
 
 
 async def test_files_go_in_and_out_and_a_fork_begins_with_them(launch: Launch) -> None:
