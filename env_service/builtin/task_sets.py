@@ -7,7 +7,8 @@ The tests come into the fresh computer only, over whatever was carried there. Se
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -114,23 +115,85 @@ class RepositoryOptions(TaskSetOptions):
         return RowSettings.model_validate(self.model_dump(include=set(RowSettings.model_fields)))
 
 
-class _WorkAndTests:
-    """A conversation on a computer, and the verdict on what was changed there."""
+class JudgedComputer(ABC):
+    """A conversation on a computer, and the verdict on what was changed there: the environment of all sets of tasks."""
 
-    def __init__(self, options: TaskSetOptions) -> None:
+    rules = Rules(max_turns=24, action="tools")
+    metrics = _METRICS
+
+    def __init__(self, options: TaskSetOptions, images: Iterable[str], *, by_share: bool = False) -> None:
+        """`by_share`: the reward is the share of tests that pass. Raises ImageFault for an image that there is not."""
+        for image in sorted(set(images)):
+            runtimes().need(image)
+        self.roles: tuple[Role, ...] = (options.result_role,)
         self._options = options
+        self._by_share = by_share
         self._runtime: Runtime | None = None
         self._tools: CalledTools | None = None
         self._before: RuntimeSnapshot | None = None
         self._task: JudgedTask | None = None
 
-    async def begin(self, task: JudgedTask) -> Opening:
-        self._task = task
-        self._runtime, self._before = await opened(task.setup)
-        tools = await self._offered(task, self._runtime)
-        told = self._options.system_prompt.replace("{folder}", task.setup.cwd)
+    @abstractmethod
+    def _read(self, task: Task) -> JudgedTask:
+        """The task on its computer and its tests; reads files."""
+
+    async def reset(self, task: Task, seed: int) -> Opening:
+        """Raises RuntimeLost and RuntimesBusy, and TaskUnfit for a task whose computer cannot be made."""
+        self._task = await asyncio.to_thread(self._read, task)
+        self._runtime, self._before = await opened(self._task.setup)
+        tools = await self._offered(self._task, self._runtime)
+        told = self._options.system_prompt.replace("{folder}", self._task.setup.cwd)
         system = (ChatMessage("system", told),) if told else ()
-        return Opening((*system, ChatMessage("user", task.prompt)), tools=tools)
+        return Opening((*system, ChatMessage("user", self._task.prompt)), tools=tools)
+
+    async def step(self, action: Action) -> Step:
+        """Results of the calls; or the end: submitted, no call, or the last turn. Raises RuntimeLost."""
+        assert self._tools is not None
+        acts = bool(action.calls or action.fault)
+        try:
+            step = await self._tools.answered(action) if acts else Step(stop="answered")
+        except RuntimeEnded:
+            return _ENDED
+        if acts and not action.last and not any(call.name == SUBMIT for call in action.calls):
+            return step
+        return await self.judged(step)
+
+    async def save(self) -> bytes:
+        """The files of its computer. Raises RuntimeLost, RuntimeEnded, RuntimeRefused."""
+        assert self._runtime is not None
+        return (await self._runtime.snapshot()).packed()
+
+    async def restore(self, saved: bytes) -> None:
+        """Has these files on a computer in the place of its own. Raises RuntimeLost and RuntimesBusy."""
+        assert self._runtime is not None
+        assert self._task is not None
+        snapshot = RuntimeSnapshot.unpacked(saved)
+        self._runtime = await runtimes().exchange(self._runtime, snapshot.image, snapshot=snapshot)
+        await self._offered(self._task, self._runtime)
+
+    @property
+    def computer(self) -> TaskComputer:
+        """The computer of a task that was reset."""
+        assert self._runtime is not None
+        assert self._task is not None
+        setup = self._task.setup
+        return TaskComputer(runtime=self._runtime, folder=setup.cwd, environment=setup.environment)
+
+    async def judged(self, step: Step) -> Step:
+        """The end: what was changed is judged, behind a last step. Raises RuntimeLost."""
+        try:
+            return await self._ended(step)
+        except RuntimeEnded:
+            return _ENDED
+
+    async def close(self) -> None:
+        """Ends the runtime."""
+        if self._runtime is not None:
+            await self._runtime.stop()
+
+    async def solution_fault(self, task: Task) -> str:
+        """Says why the task's own solution is not rewarded, or doing nothing is; empty if all is well."""
+        return await fault_of(await asyncio.to_thread(self._read, task))
 
     async def _offered(self, task: JudgedTask, runtime: Runtime) -> tuple[Tool, ...]:
         """The tools on a runtime, which are its tools from here on."""
@@ -141,46 +204,7 @@ class _WorkAndTests:
         )
         return await self._tools.offered()
 
-    async def save(self) -> bytes:
-        assert self._runtime is not None
-        return (await self._runtime.snapshot()).packed()
-
-    async def restore(self, saved: bytes) -> None:
-        assert self._runtime is not None
-        assert self._task is not None
-        snapshot = RuntimeSnapshot.unpacked(saved)
-        self._runtime = await runtimes().exchange(self._runtime, snapshot.image, snapshot=snapshot)
-        await self._offered(self._task, self._runtime)
-
-    async def step(self, action: Action, *, by_share: bool) -> Step:
-        assert self._tools is not None
-        acts = bool(action.calls or action.fault)
-        try:
-            step = await self._tools.answered(action) if acts else Step(stop="answered")
-        except RuntimeEnded:
-            return _ENDED
-        if acts and not action.last and not any(call.name == SUBMIT for call in action.calls):
-            return step
-        return await self.judged(step, by_share=by_share)
-
-    @property
-    def computer(self) -> TaskComputer:
-        assert self._runtime is not None
-        assert self._task is not None
-        setup = self._task.setup
-        return TaskComputer(runtime=self._runtime, folder=setup.cwd, environment=setup.environment)
-
-    async def judged(self, step: Step, *, by_share: bool) -> Step:
-        try:
-            return await self._ended(step, by_share=by_share)
-        except RuntimeEnded:
-            return _ENDED
-
-    async def close(self) -> None:
-        if self._runtime is not None:
-            await self._runtime.stop()
-
-    async def _ended(self, step: Step, *, by_share: bool) -> Step:
+    async def _ended(self, step: Step) -> Step:
         assert self._runtime is not None
         assert self._task is not None
         assert self._before is not None
@@ -194,9 +218,9 @@ class _WorkAndTests:
             await self._runtime.stop()
             raise
         verdict = await judged(self._task, self._before, after, instead_of=self._runtime)
-        return self._told(step, verdict, by_share=by_share)
+        return self._told(step, verdict)
 
-    def _told(self, step: Step, verdict: WorkVerdict, *, by_share: bool) -> Step:
+    def _told(self, step: Step, verdict: WorkVerdict) -> Step:
         assert self._task is not None
         if verdict.tampered:
             logger.warning("%s: tests that have to fail were made to pass; there is no reward", self._task.name)
@@ -208,23 +232,17 @@ class _WorkAndTests:
             "tampered": float(verdict.tampered),
             "kept_out": float(len(verdict.work.kept_out)),
         }
-        reward = verdict.passed if by_share else verdict.reward
+        reward = verdict.passed if self._by_share else verdict.reward
         return Step(stop=stop, reward=reward, invalid=step.invalid, metrics=metrics)
 
 
-class HarborEnvironment:
+class HarborEnvironment(JudgedComputer):
     """Tasks in Harbor's format, each judged by its tests in a fresh copy of its computer."""
-
-    rules = Rules(max_turns=24, action="tools")
-    metrics = _METRICS
 
     def __init__(self, options: HarborOptions) -> None:
         """Raises ImageFault for an image that there is not."""
-        for image in set(options.images.values()):
-            runtimes().need(image)
-        self._options = options
-        self._work = _WorkAndTests(options)
-        self.roles: tuple[Role, ...] = (options.result_role,)
+        super().__init__(options, options.images.values())
+        self._folders = options
 
     @staticmethod
     def tasks(options: HarborOptions) -> TaskSet:
@@ -249,56 +267,18 @@ class HarborEnvironment:
                 every.append(SetTask(purpose=purpose, where=str(each), key=key, task=made))
         return TaskSet(every, refused=refused, tried=tried)
 
-    async def reset(self, task: Task, seed: int) -> Opening:
-        """Raises RuntimeLost and RuntimesBusy, and TaskUnfit for a Dockerfile of which a line fails."""
-        return await self._work.begin(await self._read(task))
-
-    async def step(self, action: Action) -> Step:
-        """Results of the calls; or the end: submitted, no call, or the last turn. Raises RuntimeLost."""
-        return await self._work.step(action, by_share=False)
-
-    async def save(self) -> bytes:
-        """The files of its computer. Raises RuntimeLost, RuntimeEnded, RuntimeRefused."""
-        return await self._work.save()
-
-    async def restore(self, saved: bytes) -> None:
-        """Has these files on a computer in the place of its own. Raises RuntimeLost and RuntimesBusy."""
-        await self._work.restore(saved)
-
-    @property
-    def computer(self) -> TaskComputer:
-        """The computer of a task that was reset."""
-        return self._work.computer
-
-    async def judged(self, step: Step) -> Step:
-        """The end: what was changed is judged, behind a last step. Raises RuntimeLost."""
-        return await self._work.judged(step, by_share=False)
-
-    async def close(self) -> None:
-        """Ends the runtime."""
-        await self._work.close()
-
-    async def solution_fault(self, task: Task) -> str:
-        """Says why the task's own solution is not rewarded, or doing nothing is; empty if all is well."""
-        return await fault_of(await self._read(task))
-
-    async def _read(self, task: Task) -> JudgedTask:
-        return await asyncio.to_thread(_harbor_task, Path(str(task.data["folder"])), self._options)
+    def _read(self, task: Task) -> JudgedTask:
+        return _harbor_task(Path(str(task.data["folder"])), self._folders)
 
 
-class RepositoryEnvironment:
+class RepositoryEnvironment(JudgedComputer):
     """Issues in repositories, each judged by tests that are laid over a fresh copy with what was changed."""
-
-    rules = Rules(max_turns=24, action="tools")
-    metrics = _METRICS
 
     def __init__(self, options: RepositoryOptions) -> None:
         """Raises ImageFault for an image that there is not."""
-        for image in {options.image, *options.images.values()}:
-            runtimes().need(image)
-        self._options = options
-        self._work = _WorkAndTests(options)
-        self.roles: tuple[Role, ...] = (options.result_role,)
+        images = (options.image, *options.images.values())
+        super().__init__(options, images, by_share=options.reward == "fraction")
+        self._rows = options.rows
 
     @staticmethod
     def tasks(options: RepositoryOptions) -> TaskSet:
@@ -327,42 +307,8 @@ class RepositoryEnvironment:
             read_tasks(file, make, example=" with instance_id, problem_statement, FAIL_TO_PASS, and a repository")
         return TaskSet(every, refused=refused, tried=tried)
 
-    async def reset(self, task: Task, seed: int) -> Opening:
-        """Raises RuntimeLost and RuntimesBusy, and TaskUnfit for a commit or a patch that is none."""
-        return await self._work.begin(await self._read(task))
-
-    async def step(self, action: Action) -> Step:
-        """Results of the calls; or the end: submitted, no call, or the last turn. Raises RuntimeLost."""
-        return await self._work.step(action, by_share=self._options.reward == "fraction")
-
-    async def save(self) -> bytes:
-        """The files of its computer. Raises RuntimeLost, RuntimeEnded, RuntimeRefused."""
-        return await self._work.save()
-
-    async def restore(self, saved: bytes) -> None:
-        """Has these files on a computer in the place of its own. Raises RuntimeLost and RuntimesBusy."""
-        await self._work.restore(saved)
-
-    @property
-    def computer(self) -> TaskComputer:
-        """The computer of a task that was reset."""
-        return self._work.computer
-
-    async def judged(self, step: Step) -> Step:
-        """The end: what was changed is judged, behind a last step. Raises RuntimeLost."""
-        return await self._work.judged(step, by_share=self._options.reward == "fraction")
-
-    async def close(self) -> None:
-        """Ends the runtime."""
-        await self._work.close()
-
-    async def solution_fault(self, task: Task) -> str:
-        """Says why the row's patch does not make its tests pass, or they pass without it; empty if all is well."""
-        return await fault_of(await self._read(task))
-
-    async def _read(self, task: Task) -> JudgedTask:
-        row = RepositoryRow.model_validate_json(str(task.data["row"]))
-        return await asyncio.to_thread(read_row, row, self._options.rows)
+    def _read(self, task: Task) -> JudgedTask:
+        return read_row(RepositoryRow.model_validate_json(str(task.data["row"])), self._rows)
 
 
 def _purposes(train: Path, evaluation: Path | None) -> Iterator[tuple[Purpose, Path]]:
