@@ -30,6 +30,8 @@ _NEWEST = (1, 48)
 _STAT = "X-Docker-Container-Path-Stat"
 _PART = 1 << 16
 _IN_MEMORY = 8 << 20
+# A quote in a path is escaped.
+_EACH_CHANGE = b'"Kind":'
 
 T = TypeVar("T")
 Query = Mapping[str, str]
@@ -241,6 +243,21 @@ class EngineApi:
     async def changes(self, container: str) -> tuple[Change, ...]:
         """Paths that differ from the image."""
         return _parsed(_CHANGES, await self._read("GET", f"/containers/{container}/changes")) or ()
+
+    async def count_changes(self, container: str, *, most: int) -> int:
+        """Number of paths that differ from the image, counted until there are more than `most`; none is kept."""
+        count, before = 0, b""
+        async with (
+            self._call("GET", f"/containers/{container}/changes", within_s=ANSWER_S) as answer,
+            asyncio.timeout(ANSWER_S),
+        ):
+            async for part in answer.content.iter_any():
+                told = before + part
+                count += told.count(_EACH_CHANGE)
+                if count > most:
+                    break
+                before = told[-len(_EACH_CHANGE) + 1 :]
+        return count
 
     async def path(self, container: str, path: str) -> PathDescription | None:
         """Describe what is at a path, the last link not followed; None if there is nothing."""

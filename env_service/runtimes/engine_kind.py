@@ -105,8 +105,7 @@ class EngineKind:
         except EngineError as error:
             raise CannotIsolate(f"the container engine at {self._api.socket} does not do: {error}") from error
         self._loops.append(asyncio.ensure_future(_again(self._hear_of_kills, pause_s=_AGAIN_S)))
-        if not self._has_quota:
-            self._loops.append(asyncio.ensure_future(_again(self._look_at_disks, pause_s=_DISK_LOOK_S)))
+        self._loops.append(asyncio.ensure_future(_again(self._look_at_disks, pause_s=_DISK_LOOK_S)))
 
     async def launch(self, image: str, snapshot: RuntimeSnapshot | None, *, name: str, ended: Ended) -> EngineRuntime:
         """Raises RuntimeLost and ImageFault."""
@@ -209,15 +208,20 @@ class EngineKind:
                     runtime.count_kill(for_memory=event.Action == "oom")
 
     async def _look_at_disks(self) -> None:
-        """End runtimes that have written more than they may."""
-        most_mib = self._config.limits.disk_mib
-        if not self._runtimes:
-            return
-        listed = await self._api.containers(label=f"{LABEL}={self._mark}", sizes=True)
-        full = {each.Id for each in listed if (each.SizeRw or 0) > most_mib << 20}
-        for runtime in self._runtimes:
-            if runtime.container in full:
-                runtime.end(f"it wrote more than {most_mib} MiB (env-service.runtimes.limits.disk_mib)")
+        """End runtimes that have written more than they may, or made more files: small ones take more of a disk than
+        the engine tells.
+        """
+        limits = self._config.limits
+        if self._runtimes and not self._has_quota:
+            listed = await self._api.containers(label=f"{LABEL}={self._mark}", sizes=True)
+            full = {each.Id for each in listed if (each.SizeRw or 0) > limits.disk_mib << 20}
+            for runtime in self._runtimes:
+                if runtime.container in full:
+                    runtime.end(f"it wrote more than {limits.disk_mib} MiB (env-service.runtimes.limits.disk_mib)")
+        for runtime in [each for each in self._runtimes if each.container and each.stands]:
+            with suppress(EngineRefused):  # it has gone meanwhile
+                if await self._api.count_changes(runtime.container, most=limits.files) > limits.files:
+                    runtime.end(f"it made more than {limits.files} files (env-service.runtimes.limits.files)")
 
 
 async def _again(work: Callable[[], Coroutine[object, object, None]], *, pause_s: float) -> None:

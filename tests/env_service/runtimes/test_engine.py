@@ -30,7 +30,7 @@ from services.isolation.owners import Owner
 from tests.env_service.peers import eventually
 from tests.env_service.runtimes.engine_server import StandInContainer, StandInEngine, stand_in
 
-LIMITS = RuntimeLimits(memory_mib=128, disk_mib=1, processes=24, command_s=20, lifetime_s=3600)
+LIMITS = RuntimeLimits(memory_mib=128, disk_mib=1, files=100, processes=24, command_s=20, lifetime_s=3600)
 
 
 @pytest.fixture
@@ -97,8 +97,9 @@ async def test_a_command_that_is_given_up_is_killed_also_before_its_process_is_k
     launch: Launch, engine: StandInEngine
 ) -> None:
     runtime, container = await launch()
-    for begun in (lambda: engine.asked[-1].endswith("start"), lambda: container.running):
+    for begun in (lambda: any(each.endswith("start") for each in engine.asked), lambda: container.running):
         container.orders.clear()
+        engine.asked.clear()
         running = asyncio.ensure_future(sh(runtime, "sleep 60"))
         await eventually(begun)
         running.cancel()
@@ -186,6 +187,13 @@ async def test_what_writes_too_much_is_ended(launch: Launch) -> None:
     await eventually(lambda: bool(container.running))
     container.written += 1
     with pytest.raises(RuntimeEnded, match="it wrote more than 1 MiB"):
+        await running
+    third, container = await launch()
+    container.changes = [{"Path": f'/work/{each}"Kind":', "Kind": 1} for each in range(100)]
+    running = asyncio.ensure_future(sh(third, "sleep 60"))
+    await eventually(lambda: bool(container.running))
+    container.changes.append({"Path": "/work/one more", "Kind": 1})
+    with pytest.raises(RuntimeEnded, match="it made more than 100 files"):
         await running
     assert (await sh(other, "echo works")).stdout == b"works\n"
 
