@@ -15,7 +15,7 @@ from generator.serving import Serving
 from generator.weight_sync import WeightSync
 from protocol.adapters import AdapterSampleRequest, OfferedAdapter
 from protocol.feedback import Feedback
-from protocol.fleet import Commit, JoinGroup, Prepare, Pull, Reprobe
+from protocol.fleet import Commit, JoinGroup, Prepare, Pull, Reprobe, SharedMemory
 from protocol.generation import GenerateRequest, LogprobsRequest
 from services.http.bodies import json_answer, json_body, streamed_answer
 from services.http.client import HttpClient
@@ -73,8 +73,8 @@ def add_feedback_route(app: FastAPI, *, learner: str, client: HttpClient) -> Non
 
 
 def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:
-    """`POST` below `/v1/weights`: a version comes by `/group` and `/prepare`, or by `/pull`, and is served after
-    `/commit`; `/probe` scores its probe, if the commit had no time for it.
+    """`POST` below `/v1/weights`: a version comes by `/group` and `/prepare`, by `/host` and `/prepare`, or by `/pull`,
+    and is served after `/commit`; `/probe` scores its probe, if the commit had no time for it.
     """
 
     @app.post("/v1/weights/group")
@@ -82,9 +82,14 @@ def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:
         """Join the process group of a broadcast."""
         return json_answer(await sync.join(body))
 
+    @app.post("/v1/weights/host")
+    async def host(body: Annotated[SharedMemory, Depends(json_body(SharedMemory))]) -> Response:
+        """Tell the secret in a file of the learner's memory, if it is to be seen from here."""
+        return json_answer(sync.host(body))
+
     @app.post("/v1/weights/prepare")
     async def prepare(body: Annotated[Prepare, Depends(json_body(Prepare))]) -> Response:
-        """Receive the broadcast of a version, and stage it."""
+        """Receive the broadcast of a version, or map it from the learner's memory, and stage it."""
         return json_answer(await sync.prepare(body))
 
     @app.post("/v1/weights/pull")

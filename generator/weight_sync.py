@@ -1,6 +1,8 @@
-"""The generator's side of weight sync: broadcasts, or downloads in chunks with hashes, then a commit.
+"""The generator's side of weight sync: broadcasts, the learner's memory, or downloads in chunks with hashes; then a
+commit.
 
 group ─▶ prepare ─┐
+ host ─▶ prepare ─┤
             pull ─┴▶ commit ─▶ probe, if the engine did not come to it in the commit
 """
 
@@ -35,6 +37,8 @@ from protocol.fleet import (
     PullPlan,
     Reprobe,
     ReprobeResult,
+    SharedMemory,
+    SharedMemoryAnswer,
     WeightForm,
 )
 from protocol.model import PolicyVersion
@@ -46,6 +50,7 @@ logger = logging.getLogger(__name__)
 CHUNK_TIMEOUT_S = 10.0
 FIRST_REST_S = 0.1
 MAX_REST_S = 2.0
+_SECRET_BYTES = 64
 
 
 class Puller:
@@ -161,14 +166,31 @@ class WeightSync:
         self._epoch = request.epoch
         return JoinedGroup(epoch=request.epoch)
 
+    def host(self, request: SharedMemory) -> SharedMemoryAnswer:
+        """Tells the secret in the learner's file; nothing if it is not to be seen here."""
+        try:
+            # Of another process the path may lead to anything, a pipe that nobody writes to, say.
+            if os.readlink(request.path) == request.link:
+                with open(request.path, "rb") as file:
+                    return SharedMemoryAnswer(secret=file.read(_SECRET_BYTES).decode("ascii"))
+        except (OSError, UnicodeDecodeError) as error:
+            logger.debug("the learner's memory is not to be seen here: %s", error)
+        return SharedMemoryAnswer(secret="")
+
     async def prepare(self, request: Prepare) -> PrepareResult:
-        """Receives all buckets while serving goes on. Raises RequestRefused; the old weights serve on."""
+        """Receives or maps all buckets while serving goes on. Raises RequestRefused; the old weights serve on."""
         self._check_able()
+        if request.files:
+            self._give_up_pull()
+            self._epoch = request.epoch
         self._check_epoch(request.epoch)
         self._staged = None
         began = time.monotonic()
         try:
-            await self._engine.stage(request)
+            if request.files:
+                await self._engine.stage_files(request, paths=request.files)
+            else:
+                await self._engine.stage(request)
         except WeightSyncError as error:
             self._epoch = None
             raise self._failed("prepare", error) from error
@@ -178,8 +200,7 @@ class WeightSync:
     async def pull(self, request: Pull) -> PrepareResult:
         """Downloads a version while serving goes on. Raises RequestRefused; a later request ends an earlier one."""
         self._check_able()
-        if self._pulling is not None:
-            self._pulling.cancel()
+        self._give_up_pull()
         self._epoch, self._staged = None, None
         self._pulling = task = asyncio.ensure_future(self._pull(request))
         try:
@@ -193,6 +214,11 @@ class WeightSync:
             task.cancel()
             if self._pulling is task:
                 self._pulling = None
+
+    def _give_up_pull(self) -> None:
+        if self._pulling is not None:
+            self._pulling.cancel()
+            self._pulling = None
 
     async def _pull(self, request: Pull) -> PrepareResult:
         began = time.monotonic()

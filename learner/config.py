@@ -351,6 +351,12 @@ class WeightsConfig(ConfigModel):
         description="of several ranks, each copies, hashes and sends its share of the weights, so that none holds the "
         "whole model; or rank 0 sends all, where generators reach no other host of the learner",
     )
+    same_host: Literal["auto", "shared memory", "broadcast"] = Field(
+        "auto",
+        description="way of whole weights to a generator of one worker that can map the learner's memory (on its host, "
+        "in its process namespace, of its user): shared memory, or the broadcast as to others; auto: shared memory, "
+        "but the broadcast with nccl or where the learner has a GPU",
+    )
     slices: bool = Field(
         True,
         description="over gloo, workers of a tensor-parallel generator are sent the parts of weights that they read, "

@@ -2,6 +2,8 @@
 
 import logging
 
+import torch
+
 from learner.config import WeightsConfig
 from learner.training.config import LoraConfig
 from learner.training.trainer import Trainer
@@ -14,16 +16,28 @@ logger = logging.getLogger(__name__)
 def snapshots_of(trainer: Trainer, weights: WeightsConfig, *, lora: LoraConfig | None) -> "Snapshots":
     """Snapshots as a run's settings have them."""
     shared = weights.senders == "all ranks"
-    return Snapshots(trainer, bucket_bytes=weights.bucket_mb << 20, lora=lora, shared=shared)
+    # Copies from and to a GPU go by way of pinned memory, and that of a file is not.
+    on_host = weights.same_host == "auto" and weights.backend == "gloo" and not torch.cuda.is_available()
+    mapped = on_host or weights.same_host == "shared memory"
+    return Snapshots(trainer, bucket_bytes=weights.bucket_mb << 20, lora=lora, shared=shared, mapped=mapped)
 
 
 class Snapshots:
     """Made in the trainer's thread, of buckets of about `bucket_bytes`; of adapters alone if `lora` is given. With
-    `shared` each rank keeps and sends some of the weights.
+    `shared` each rank keeps and sends some of the weights; what rank 0 has all of is in memory that generators of its
+    host can map, if they are `mapped`.
     """
 
-    def __init__(self, trainer: Trainer, *, bucket_bytes: int, lora: LoraConfig | None, shared: bool = False) -> None:
-        self._shared = shared
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        bucket_bytes: int,
+        lora: LoraConfig | None,
+        shared: bool = False,
+        mapped: bool = False,
+    ) -> None:
+        self._shared, self._mapped = shared, mapped
         self._trainer = trainer
         self._bucket_bytes = bucket_bytes
         self._lora = lora
@@ -34,7 +48,7 @@ class Snapshots:
         if self._lora is not None and self._base is None:
             self._base = self._copied_base(self._lora)
         if self._base is None:
-            copy = self._trainer.host_copy(bucket_bytes=self._bucket_bytes, shared=self._shared)
+            copy = self._trainer.host_copy(bucket_bytes=self._bucket_bytes, shared=self._shared, mapped=self._mapped)
             return Snapshot(version=version, buckets=copy.buckets, probe=probe, shares=copy.shares)
         copy = self._trainer.host_copy(bucket_bytes=self._bucket_bytes, part="adapter")
         return Snapshot(version=version, buckets=copy.buckets, probe=probe, base=self._base)

@@ -1,8 +1,9 @@
 """HTTP bodies by which a generator joins the learner's fleet and takes new weights; fingerprints of what it serves.
 
-New weights come in one of two ways, and both end with `Commit`: a broadcast to all that serve (`JoinGroup`, `Prepare`),
-or a download by one that has to catch up (`Pull`, then `PullPlan` and the chunks of each bucket, from the learner), or
-that always pulls (`Pull` with the name of a manifest: see `protocol.weight_tree`).
+New weights come in one of three ways, and all end with `Commit`: a broadcast to all that serve (`JoinGroup`,
+`Prepare`); the learner's memory, for those that can map it (`SharedMemory`, `Prepare` with `files`); or a download by
+one that has to catch up (`Pull`, then `PullPlan` and the chunks of each bucket, from the learner), or that always pulls
+(`Pull` with the name of a manifest: see `protocol.weight_tree`).
 
 By fingerprints of a model's directory processes check that they mean the same tokens. The tokenizer's is over its
 files, the chat template's over the template's text and what it is told in the whole run, the model's over the parts of
@@ -33,7 +34,7 @@ Condition = Literal["able", "stalled", "leaving"]
 lets its requests end.
 """
 PULLED_EPOCH = 0
-"""Stands for a download where a commit names the epoch of a broadcast."""
+"""Stands for a download, or the learner's memory, where a commit names the epoch of a broadcast."""
 MEETING_BYTES = 16
 """The size of the broadcast with which the members of an NCCL group meet."""
 BUCKET_ALIGNMENT = 16
@@ -143,6 +144,26 @@ class JoinedGroup(WireModel):
     epoch: int = Field(ge=1)
 
 
+SharedPath = Annotated[str, Field(pattern=r"^/proc/[1-9][0-9]*/fd/[0-9]+$", max_length=64)]
+"""Path of a file in a process's memory, for others of its host."""
+
+
+class SharedMemory(WireModel):
+    """`POST /v1/weights/host`: tell the secret in the learner's file at `path`, if that is seen there.
+
+    `path` is a link, and `link` is where it leads, a file of no folder; another process may have the path elsewhere.
+    """
+
+    path: SharedPath
+    link: str = Field(pattern=r"^/memfd:headway-[0-9a-f]{16} \(deleted\)$")
+
+
+class SharedMemoryAnswer(WireModel):
+    """The content of the learner's file: it can be mapped. Empty if it is not to be seen, as from another host."""
+
+    secret: str = Field(max_length=64)
+
+
 class TensorSpec(WireModel):
     """A tensor's place in its bucket. `dtype` is torch's name without the prefix, such as `float32`.
 
@@ -216,7 +237,8 @@ class Prepare(WireModel):
     """`POST /v1/weights/prepare`: receive these buckets into the staging buffer while serving goes on.
 
     Without `adapter` they hold the model's weights as they are. With `slices` the buckets themselves are not sent, but
-    each worker is sent those of its number, of the same version.
+    each worker is sent those of its number, of the same version. With `files` nothing is sent: each bucket is the
+    beginning of a file in the learner's memory, which is mapped; the epoch is then `PULLED_EPOCH`.
     """
 
     version: VersionText
@@ -224,6 +246,7 @@ class Prepare(WireModel):
     buckets: tuple[BucketSpec, ...] = Field(min_length=1)
     adapter: LowRank | None = Field(default=None, exclude_if=lambda adapter: adapter is None)
     slices: tuple[tuple[BucketSpec, ...], ...] = Field(default=(), exclude_if=lambda slices: not slices)
+    files: tuple[SharedPath, ...] = Field(default=(), exclude_if=lambda files: not files)
 
     def arriving(self, worker: int) -> tuple[BucketSpec, ...]:
         """The buckets that a worker is sent."""

@@ -28,7 +28,8 @@ from services.network import LOOPBACK, local_address
 @dataclass(frozen=True)
 class CopyOrder:
     """A copy that all ranks are told to make: of buckets of about so many bytes, 0 for none. A `shared` one has a
-    number, and says which of the former ones are still `wanted`.
+    number, and says which of the former ones are still `wanted`. A `mapped` one, all of it rank 0's, lies in memory
+    that generators of its host can map.
     """
 
     part: WeightPart = "merged"
@@ -36,6 +37,7 @@ class CopyOrder:
     shared: bool = False
     number: int = 0
     wanted: Sequence[int] = ()
+    mapped: bool = False
 
     def to_text(self) -> str:
         """For a command to the other ranks."""
@@ -65,7 +67,7 @@ class SharedCopies:
         self._dtype = dtype
         self._ranks = ranks
         self._commands = commands
-        self._rooms = Rooms()
+        self._rooms, self._mapped_rooms = Rooms(), Rooms(shared=True)
         self._kept = RankCopies()
         self._sender: RankSender | None = None
         self._places: dict[int, SenderPlace] = {}
@@ -77,10 +79,10 @@ class SharedCopies:
         }
         self._owners = spread(self._sizes, ranks.count)
 
-    def order(self, *, bucket_bytes: int, part: WeightPart, shared: bool) -> CopyOrder:
+    def order(self, *, bucket_bytes: int, part: WeightPart, shared: bool, mapped: bool = False) -> CopyOrder:
         """Of rank 0: the next copy, which the others are to be told of. Adapters are small, and rank 0's alone."""
         if not shared or self._ranks.count == 1 or part == "adapter":
-            return CopyOrder(part=part, bucket_bytes=bucket_bytes)
+            return CopyOrder(part=part, bucket_bytes=bucket_bytes, mapped=mapped)
         self._numbers += 1
         wanted = [ticket.number for ticket in self._tickets]
         return CopyOrder(part=part, bucket_bytes=bucket_bytes, shared=True, number=self._numbers, wanted=wanted)
@@ -90,7 +92,8 @@ class SharedCopies:
 
         Of the others a shared one can be sent from here on: rank 0 may ask for it as soon as it has met them again.
         """
-        rooms = self._rooms if order.bucket_bytes and order.part != "base" else None  # a base is copied once
+        kept = self._mapped_rooms if order.mapped else self._rooms
+        rooms = kept if order.bucket_bytes and order.part != "base" else None  # a base is copied once
         if order.shared and not self._ranks.leads:
             self._open_sender()
             self._kept.keep_only(order.wanted)

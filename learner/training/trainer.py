@@ -369,14 +369,17 @@ class Trainer:
             self._begun = []
             self._step.discard()
 
-    def host_copy(self, *, bucket_bytes: int = 0, part: WeightPart = "merged", shared: bool = False) -> WeightSnapshot:
+    def host_copy(
+        self, *, bucket_bytes: int = 0, part: WeightPart = "merged", shared: bool = False, mapped: bool = False
+    ) -> WeightSnapshot:
         """The weights as of now in `publish_dtype`, on rank 0's CPU, or `shared`: some of them on that of each rank,
-        which sends them itself. Later steps do not change the copy.
+        which sends them itself. Later steps do not change the copy. What rank 0 has all of may be `mapped`: in memory
+        that generators of its host can map.
 
         They lie in buckets of about `bucket_bytes`; 0: each in memory of its own. `part` is as in the function of this
         name. Raises NotFinite for weights that are not finite.
         """
-        order = self._copies.order(bucket_bytes=bucket_bytes, part=part, shared=shared)
+        order = self._copies.order(bucket_bytes=bucket_bytes, part=part, shared=shared, mapped=mapped)
         self._tell(RankCommand(action="host_copy", path=order.to_text()))
         return self._host_copy(order)
 

@@ -1,7 +1,8 @@
-"""Rounds: one version to all generators that serve, by broadcast.
+"""Rounds: one version to all generators that serve, by broadcast; or to those of this host by shared memory.
 
     meet (if the members are others than before) ─▶ prepare beside the broadcast ─▶ commit ─▶ in service
                                                     └ without staging: prepare and commit beside the broadcast
+    this host: prepare from shared memory, beside that ─▶ commit ─▶ in service
 
 A round ends in time whatever its members do, and is made of those who are there:
 
@@ -23,6 +24,7 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import Any
 from urllib.parse import urlsplit
 
 from learner.weights.fleet import FleetMember, FleetMembers
@@ -38,6 +40,7 @@ from learner.weights.process_group import (
 from learner.weights.proofs import Commits, Proof
 from learner.weights.provenance import InstanceMemory
 from learner.weights.published import PackedWeights, PublisherOptions
+from learner.weights.same_host import SameHost
 from learner.weights.senders import (
     MeetingTerms,
     SenderLink,
@@ -48,7 +51,7 @@ from learner.weights.senders import (
     together,
 )
 from learner.weights.slices import SlicedWeights, Slicer, SlicesUnfit
-from protocol.fleet import JoinedGroup, JoinGroup, Prepare, PrepareResult, SliceLayout
+from protocol.fleet import PULLED_EPOCH, JoinedGroup, JoinGroup, Prepare, PrepareResult, SliceLayout
 from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachable
 from services.network import LOOPBACK, address_towards
 from services.process import DaemonThreads
@@ -99,11 +102,20 @@ class _MemberRequests:
         if self._first_to_fail is None and not answer.cancelled() and answer.exception() is not None:
             self._first_to_fail = member
 
-    def sorted_out(self, *, whole: bool, blameless: bool = False) -> _CollectiveResult:
+    async def each_for_itself(self) -> _CollectiveResult:
+        """Sorts the members, when each has answered or missed its deadline: nobody fails for want of another one."""
+        try:
+            await asyncio.wait(self.answers.values())
+        finally:
+            for answer in self.answers.values():
+                answer.cancel()
+        return self.sorted_out(whole=True, apart=True)
+
+    def sorted_out(self, *, whole: bool, blameless: bool = False, apart: bool = False) -> _CollectiveResult:
         """Sorts the members by blame. `whole` tells that a member that answered well has all that it needs.
 
-        If nobody is silent and all fail, the first has failed by itself, and the others for want of it. They may be
-        `blameless`, since a rank of the learner is lost: who waits for it is not silent.
+        If nobody is silent and all fail, the first has failed by itself, and the others for want of it, unless they are
+        `apart`. They may be `blameless`, since a rank of the learner is lost: who waits for it is not silent.
         """
         well: list[FleetMember] = []
         waiting: list[FleetMember] = []
@@ -123,6 +135,7 @@ class _MemberRequests:
             else:
                 raise error
         guilty = set() if silent or blameless else set(refused) if well else {self._first_to_fail}
+        guilty = set(refused) if apart else guilty
         victims = [*([] if whole else well), *waiting, *(member for member in refused if member not in guilty)]
         return _CollectiveResult(
             through={member: _proof_in(self.answers[member].result()) for member in well} if whole else {},
@@ -162,6 +175,7 @@ class WeightBroadcast:
         """The slices of some generator that could not be cut from the weights."""
         self._failures: InstanceMemory[int] = InstanceMemory()
         self._late: set[FleetMember] = set()
+        self._same_host = SameHost(commits=commits)
         self.busy: set[FleetMember] = set()
         """Members that are within a round, or still commit what one brought them."""
 
@@ -179,7 +193,19 @@ class WeightBroadcast:
         """Brings `packed` to as many of `members` as take it."""
         self.busy.update(members)
         try:
-            return await self._round(members, packed, last=False)
+            here = await self._same_host.among(members, packed)
+            if not here:
+                return await self._round(members, packed, first=asyncio.Future())
+            self.part_with(here)
+            others = [member for member in members if member not in here]
+            first: asyncio.Future[float] = asyncio.Future()
+            rounds = [self._round(others, packed, first=first)] if others else []
+            results = await asyncio.gather(self._share(here, packed, first=first), *rounds)
+            return RoundResult(
+                proofs=[proof for result in results for proof in result.proofs],
+                prepare_s=max(result.prepare_s for result in results),
+                commit_s=max(result.commit_s for result in results),
+            )
         finally:
             self.busy.difference_update(member for member in members if member not in self._late)
 
@@ -194,7 +220,14 @@ class WeightBroadcast:
             self._threads.start(self._group.close)
         self._group, self._group_members = None, ()
 
-    async def _round(self, members: Sequence[FleetMember], packed: PackedWeights, *, last: bool) -> RoundResult:
+    async def _round(
+        self,
+        members: Sequence[FleetMember],
+        packed: PackedWeights,
+        *,
+        first: "asyncio.Future[float]",
+        last: bool = False,
+    ) -> RoundResult:
         start = time.monotonic()
         reached = await self._broadcast(members, packed)
         prepared, epoch = time.monotonic(), self._epoch
@@ -203,13 +236,29 @@ class WeightBroadcast:
         self._settle(reached, packed, last=last)
         victims = [] if last else reached.victims
         committed, retried = await asyncio.gather(
-            self._commit(reached, packed, epoch=epoch), self._once_more(victims, packed)
+            self._commit(reached, packed, epoch=epoch, first=first), self._once_more(victims, packed)
         )
         commit_s = time.monotonic() - prepared
         return RoundResult(proofs=[*committed, *retried], prepare_s=prepared - start, commit_s=commit_s)
 
+    async def _share(
+        self, members: Sequence[FleetMember], packed: PackedWeights, *, first: "asyncio.Future[float]"
+    ) -> RoundResult:
+        """Brings a version to members of this host. Who fails is suspended, and is broadcast to from then on."""
+        start, grace_s = time.monotonic(), self._options.bucket_timeout_s + _GRACE_S
+        asked = _MemberRequests(
+            {member: self._same_host.prepare(member, packed, grace_s=grace_s) for member in members}
+        )
+        reached = await asked.each_for_itself()
+        prepared = time.monotonic()
+        self._settle(reached, packed, last=False)
+        committed = await self._commit(reached, packed, epoch=PULLED_EPOCH, first=first)
+        return RoundResult(committed, prepare_s=prepared - start, commit_s=time.monotonic() - prepared)
+
     async def _once_more(self, victims: Sequence[FleetMember], packed: PackedWeights) -> Sequence[Proof]:
-        return (await self._round(victims, packed, last=True)).proofs if victims else []
+        if not victims:
+            return []
+        return (await self._round(victims, packed, first=asyncio.Future(), last=True)).proofs
 
     async def _broadcast(self, members: Sequence[FleetMember], packed: PackedWeights) -> _CollectiveResult:
         slices = await self._slices(members, packed)
@@ -447,26 +496,37 @@ class WeightBroadcast:
                 member.generator_id, failures,
             )  # fmt: skip
 
-    async def _commit(self, reached: _CollectiveResult, packed: PackedWeights, *, epoch: int) -> Sequence[Proof]:
-        """Commits on all that have not; returns who serves the version. A straggler's proof is judged when it comes."""
+    async def _commit(
+        self, reached: _CollectiveResult, packed: PackedWeights, *, epoch: int, first: "asyncio.Future[float]"
+    ) -> Sequence[Proof]:
+        """Commits on all that have not; returns who serves the version. A straggler's proof is judged when it comes.
+
+        `first` is told the seconds of the first commit, of whichever members: who takes much longer is a straggler.
+        """
         start = time.monotonic()
         members = [member for member, proof in reached.through.items() if proof is None]
-        asked = {
-            self._tasks.create_task(self._commits.proof(member, packed, epoch=epoch)): member for member in members
-        }
-        done: set[asyncio.Task[Proof | None]] = set()
+        asked = {self._tasks.create_task(self._proof(member, packed, epoch=epoch)): member for member in members}
         late = set(asked)
-        while late and not any(task.result() for task in done):
-            finished, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
-            done |= finished
+        while late and not first.done():
+            either: set[asyncio.Future[Any]] = {*late, first}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            late = {task for task in late if not task.done()}
+            if not first.done() and any(task.result() for task in set(asked) - late):
+                first.set_result(time.monotonic() - start)
         if late:
-            patience_s = _PATIENCE_S + 2 * (time.monotonic() - start)
-            finished, late = await asyncio.wait(late, timeout=patience_s)
-            done |= finished
+            patience_s = _PATIENCE_S + 3 * first.result() - (time.monotonic() - start)
+            _, late = await asyncio.wait(late, timeout=max(patience_s, 0))
+        done = set(asked) - late
         for task in late:
             self._tasks.create_task(self._await_straggler(asked[task], task, packed))
         proofs = (*reached.through.values(), *(task.result() for task in done))
         return self._commits.accept([proof for proof in proofs if proof is not None], packed)
+
+    async def _proof(self, member: FleetMember, packed: PackedWeights, *, epoch: int) -> Proof | None:
+        proof = await self._commits.proof(member, packed, epoch=epoch)
+        if proof is not None and epoch == PULLED_EPOCH:
+            self._same_host.loaded(packed)
+        return proof
 
     async def _await_straggler(
         self, member: FleetMember, task: "asyncio.Task[Proof | None]", packed: PackedWeights

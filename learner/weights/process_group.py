@@ -27,6 +27,7 @@ import torch
 import xxhash
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
+from learner.weights.shared_files import SharedFile, SharedFiles
 from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorBox, TensorSpec, group_name
 from services.collective_errors import in_plain_words
 from services.nccl import environment_of_nccl, failure_of
@@ -46,10 +47,11 @@ class ProcessGroupError(RuntimeError):
 
 @dataclass(frozen=True)
 class Bucket:
-    """The content of a broadcast: its plan, and its bytes [nbytes] uint8."""
+    """The content of a broadcast: its plan, and its bytes [nbytes] uint8; with a `file`, that begins with them."""
 
     spec: BucketSpec
     data: torch.Tensor
+    file: SharedFile | None = None
 
     async def read(self, offset: int, length: int) -> bytes:
         """A part of the bytes."""
@@ -58,10 +60,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A bucket whose hash is not known yet: where its tensors lie, and its bytes [nbytes] uint8."""
+    """A bucket whose hash is not known yet: where its tensors lie, and its bytes [nbytes] uint8; `file` as of it."""
 
     tensors: tuple[TensorSpec, ...]
     data: torch.Tensor
+    file: SharedFile | None = None
 
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Its tensors where they lie."""
@@ -73,7 +76,23 @@ class LaidOut:
         digest = xxhash.xxh3_64_hexdigest(self.data.numpy().data)
         there = _hash_for_devices(self.data) if for_devices else ""
         spec = BucketSpec(nbytes=self.data.numel(), xxh3=digest, tensors=self.tensors, sender=sender, device_hash=there)
-        return Bucket(spec=spec, data=self.data)
+        return Bucket(spec=spec, data=self.data, file=self.file)
+
+
+@dataclass(frozen=True)
+class BucketRoom:
+    """Memory of a bucket, uint8, which is that of a `file` if there is one."""
+
+    data: torch.Tensor
+    file: SharedFile | None = None
+
+
+@dataclass(frozen=True)
+class _FreeRoom:
+    """Memory that nobody uses."""
+
+    bytes: npt.NDArray[np.uint8]
+    file: SharedFile | None = None
 
 
 class Rooms:
@@ -81,40 +100,45 @@ class Rooms:
 
     Kept is that of one version, beside what is in use. Freed and asked for anew it would come in other places each
     time, since smaller things take theirs between: a heap that grows to several versions, and is touched for the first
-    time in each step.
+    time in each step. With `shared` it is such that generators of this host can map, as far as there is any: what one
+    may still read is not used again, and is freed with the last tensor in it.
     """
 
-    def __init__(self) -> None:
-        self._free: deque[npt.NDArray[np.uint8]] = deque()
+    def __init__(self, *, shared: bool = False) -> None:
+        self._free: deque[_FreeRoom] = deque()
         self._most = 0
+        self._files = SharedFiles() if shared else None
 
     def __len__(self) -> int:
         """Number of buffers that are kept and not in use."""
         return len(self._free)
 
-    def take(self, nbytes: int) -> torch.Tensor:
-        """So much uninitialised memory, uint8; pinned if there is a GPU, which copies by way of such."""
-        if torch.cuda.is_available():
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)  # torch keeps what is freed of it
+    def take(self, nbytes: int) -> BucketRoom:
+        """So much uninitialised memory; pinned if there is a GPU, which copies by way of such, unless it is shared."""
+        if torch.cuda.is_available() and self._files is None:
+            # torch keeps what is freed of it
+            return BucketRoom(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
         room = self._returned(nbytes)
-        lent = room[:]
+        lent = room.bytes[:]
         weakref.finalize(lent, self._give_back, room).atexit = False
-        return torch.from_numpy(lent)
+        return BucketRoom(torch.from_numpy(lent), room.file)
 
     def keep(self, most: int) -> None:
         """From now on at most so many are kept."""
         self._most = most
 
-    def _returned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+    def _returned(self, nbytes: int) -> _FreeRoom:
         for _ in range(len(self._free)):
             room = self._free.popleft()
-            if room.nbytes == nbytes:
+            if room.bytes.nbytes == nbytes:
                 return room
             self._free.append(room)
-        return np.empty(nbytes, dtype=np.uint8)
+        file = None if self._files is None else self._files.make(nbytes)
+        return _FreeRoom(np.empty(nbytes, dtype=np.uint8) if file is None else file.mapped(), file)
 
-    def _give_back(self, room: npt.NDArray[np.uint8]) -> None:
-        if len(self._free) < self._most:
+    def _give_back(self, room: _FreeRoom) -> None:
+        is_read = room.file is not None and room.file.is_lent
+        if len(self._free) < self._most and not is_read:
             self._free.append(room)
 
 
@@ -129,7 +153,7 @@ class BucketWriter:
         self._rooms = Rooms() if rooms is None else rooms
         self._ended: list[LaidOut] = []
         self._specs: list[TensorSpec] = []
-        self._room = torch.empty(0, dtype=torch.uint8)
+        self._room = BucketRoom(torch.empty(0, dtype=torch.uint8))
         self._used = 0
 
     def add(self, name: str, value: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
@@ -158,10 +182,10 @@ class BucketWriter:
             self._room = self._rooms.take(max(padded, self._bucket_bytes))
 
     def _put(self, spec: TensorSpec, value: torch.Tensor) -> torch.Tensor:
-        place = _place(self._room, spec)
+        place = _place(self._room.data, spec)
         place.copy_(value.detach())
         end = self._used + _padded(place, place.dtype)
-        self._room[self._used + place.nbytes : end].zero_()  # the padding is hashed and sent, too
+        self._room.data[self._used + place.nbytes : end].zero_()  # the padding is hashed and sent, too
         self._specs.append(spec)
         self._used = end
         return place
@@ -170,12 +194,13 @@ class BucketWriter:
         """All that was added. Nothing can be added any more."""
         if self._specs:
             self._end()
-        self._room = torch.empty(0, dtype=torch.uint8)
+        self._room = BucketRoom(torch.empty(0, dtype=torch.uint8))
         self._rooms.keep(len(self._ended))
         return tuple(self._ended)
 
     def _end(self) -> None:
-        self._ended.append(LaidOut(tensors=tuple(self._specs), data=self._room[: self._used]))
+        data = self._room.data[: self._used]
+        self._ended.append(LaidOut(tensors=tuple(self._specs), data=data, file=self._room.file))
         self._specs, self._used = [], 0
 
 

@@ -267,9 +267,9 @@ class ScriptedTrainer:
         if trainers.groups_per_step not in (None, len(leases) - len(again)):
             trainers.broken("batches", f"{len(leases) - len(again)} of {leases} are new: {trainers.groups_per_step}")
 
-    def host_copy(self, *, bucket_bytes: int = 0, shared: bool = False) -> StubSnapshot:
+    def host_copy(self, *, bucket_bytes: int = 0, shared: bool = False, mapped: bool = False) -> StubSnapshot:
         """See Trainer."""
-        del shared  # it has one rank
+        del shared, mapped  # it has one rank, and generators that see no memory of another process
         number = self._truth.number_of(self.history)
         tensors = tensors_of(self.history, number, finite=self.finite, size=self._script.body)
         writer = BucketWriter(bucket_bytes=bucket_bytes)

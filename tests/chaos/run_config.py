@@ -47,6 +47,7 @@ checkpoint = {{ every_steps = {size.checkpoint_every} }}
 training.optimizer = {{ learning_rate = 3e-4 }}
 
 [learner.weights]
+same_host = "broadcast"  # whose links can fail
 announce_every_s = 0.5
 silence_s = 3.0
 bucket_mb = 1

@@ -1,6 +1,7 @@
 """Steps of a weight sync in an order that is not the learner's own, and what a generator serves after each."""
 
 import asyncio
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import pytest
 
 from generator.engine.records import CommitReport, ScoredSequence
 from generator.weights.plan import WeightSyncError
-from protocol.fleet import PULLED_EPOCH, BucketSpec, Commit, JoinGroup, Prepare, Pull, Reprobe, TensorSpec
+from protocol.fleet import PULLED_EPOCH, BucketSpec, Commit, JoinGroup, Prepare, Pull, Reprobe, SharedMemory, TensorSpec
 from services.http.metrics import Metrics
 from services.http.refusals import RequestRefused
 
@@ -30,6 +31,8 @@ class ScriptedEngine:
     busy: bool = False
     beside: asyncio.Barrier | None = None
     """Where the hash of the weights and the scores wait for each other."""
+    slow: asyncio.Event | None = None
+    """Set by the first files that are staged, which takes for ever."""
     done: list[str] = field(default_factory=list)
     is_alive: bool = True
 
@@ -40,7 +43,10 @@ class ScriptedEngine:
         self.done.append(f"stage {plan.version}")
 
     async def stage_files(self, plan: Prepare, *, paths: Sequence[str]) -> None:
-        self.done.append(f"stage {plan.version}")
+        if self.slow is not None and not self.slow.is_set():
+            self.slow.set()
+            await asyncio.Event().wait()
+        self.done.append(f"stage {plan.version}{''.join(paths)}")
 
     async def commit(self, *, version: str) -> CommitReport:
         self.done.append(f"commit {version}")
@@ -168,6 +174,35 @@ async def test_a_step_of_an_earlier_connection_is_refused(generator: ServingPart
     assert await generator.refused(generator.sync.commit(Commit(version="1.5", epoch=1))) == "wrong_epoch"
 
     assert generator.engine.done == ["join 1", "stage 1.5", "join 2"]
+
+
+async def test_weights_in_the_learners_memory_need_no_connection_and_end_a_download(generator: ServingParts) -> None:
+    files = ("/proc/1/fd/7",)
+    generator.engine.slow = asyncio.Event()
+    download = asyncio.ensure_future(generator.sync.pull(Pull(version="1.4", deadline_s=10.0)))
+    await generator.engine.slow.wait()
+
+    await generator.sync.prepare(plan("1.5", epoch=PULLED_EPOCH).model_copy(update={"files": files}))
+
+    assert await generator.refused(download) == "superseded"
+    await generator.sync.commit(Commit(version="1.5", epoch=PULLED_EPOCH))
+    assert generator.engine.done == ["stage 1.5/proc/1/fd/7", "commit 1.5"]
+
+
+def test_only_the_learners_own_file_is_read(generator: ServingParts, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (
+        open(os.memfd_create(f"headway-{'0' * 16}"), "r+b", buffering=0) as secret,
+        open(os.open(tmp_path / "pipe", os.O_RDWR), "rb") as pipe,
+    ):
+        secret.write(b"s")
+        asked = {name: f"/proc/{os.getpid()}/fd/{file.fileno()}" for name, file in (("s", secret), ("p", pipe))}
+        link = os.readlink(asked["s"])
+        answers = [generator.sync.host(SharedMemory(path=path, link=link)).secret for path in asked.values()]
+        with pytest.raises(ValueError, match="pattern"):
+            SharedMemory(path=asked["p"], link=os.readlink(asked["p"]))
+    gone = generator.sync.host(SharedMemory(path=asked["s"], link=link)).secret
+    assert (*answers, gone) == ("s", "", "")
 
 
 async def test_after_a_load_that_failed_midway_nothing_is_served_until_a_whole_one(generator: ServingParts) -> None:

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import datetime
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -35,6 +37,8 @@ from protocol.fleet import (
     PullPlan,
     Reprobe,
     ReprobeResult,
+    SharedMemory,
+    SharedMemoryAnswer,
     SliceLayout,
     TensorSpec,
     WeightForm,
@@ -168,6 +172,10 @@ def parts_in(data: torch.Tensor, spec: BucketSpec) -> list[tuple[TensorSpec, tor
     return tensors
 
 
+def _content(path: str) -> str:
+    return Path(path).read_text(encoding="ascii")
+
+
 def probe_logprobs(texts: tuple[tuple[int, ...], ...]) -> tuple[float, ...]:
     """Logprobs of the probe on which learner and generators agree."""
     return tuple(-0.1 * token for text in texts for token in text[1:])
@@ -215,7 +223,8 @@ class ScriptedGenerator:
 
     At a step (`group`, `prepare`, `merge`, `pull`, `commit`) it waits for the event in `hold`, and fails if `refuses`
     says so, or says that it takes nothing now if `stalls` does. It has so many `workers`, each a rank of a broadcast.
-    `dies_in_prepare` is asked at each prepare. `learner` is where it downloads from.
+    `dies_in_prepare` is asked at each prepare. `learner` is where it downloads from. If it `maps`, it tells the secret
+    in the learner's file; `files` are the names of all that it has mapped, and `mapped` those of the last version.
     """
 
     name: str
@@ -231,6 +240,9 @@ class ScriptedGenerator:
     refuses: Callable[[str], bool] = lambda _: False
     stalls: Callable[[str], bool] = lambda _: False
     workers: int = 1
+    maps: bool = False
+    files: list[str] = field(default_factory=list)
+    mapped: list[torch.Tensor] = field(default_factory=list)
     weights_way: WeightWay = "broadcast"
     relayed: bool = False
     manifests: list[str | None] = field(default_factory=list)
@@ -318,6 +330,11 @@ class ScriptedGenerator:
                 raise RequestRefused(409, "group_failed", str(error)) from error
             return json_answer(JoinedGroup(epoch=body.epoch))
 
+        @app.post("/v1/weights/host")
+        async def host(body: Annotated[SharedMemory, Depends(json_body(SharedMemory))]) -> Response:
+            await self._scripted("host")
+            return json_answer(SharedMemoryAnswer(secret=_content(body.path) if self.maps else "another"))
+
         @app.post("/v1/weights/prepare")
         async def prepare(body: Annotated[Prepare, Depends(json_body(Prepare))]) -> Response:
             return await self._prepare(body)
@@ -382,7 +399,7 @@ class ScriptedGenerator:
 
     async def _prepare(self, body: Prepare) -> Response:
         self.preparing.set()
-        if self._group is None or body.epoch != self.joins[-1].epoch:
+        if not body.files and (self._group is None or body.epoch != self.joins[-1].epoch):
             raise RequestRefused(409, "wrong_epoch", "meet again first")
         if self.dies_in_prepare(body):
             self._group = None
@@ -391,9 +408,11 @@ class ScriptedGenerator:
             return _BrokenAnswer()
         await self._scripted("prepare")
         try:
+            ranks = () if body.files else self._group
             received = await asyncio.gather(
-                *(asyncio.to_thread(self._receive, body, rank, worker) for worker, rank in enumerate(self._group))
+                *(asyncio.to_thread(self._receive, body, rank, worker) for worker, rank in enumerate(ranks))
             )
+            received += [self._map(body)] if body.files else []
             self._staged = put_together(list(chain(*received)) if body.slices else received[0])
         except RuntimeError as error:
             self._group = None
@@ -401,6 +420,14 @@ class ScriptedGenerator:
         self._came(body.version, body.adapter)
         await self._scripted("merge")
         return json_answer(PrepareResult(version=body.version, receive_s=0.01))
+
+    def _map(self, body: Prepare) -> list[tuple[TensorSpec, torch.Tensor]]:
+        self.files += map(os.readlink, body.files)
+        self.mapped = data = [
+            torch.from_file(path, size=bucket.nbytes, dtype=torch.uint8)
+            for path, bucket in zip(body.files, body.buckets, strict=True)
+        ]
+        return [part for each, bucket in zip(data, body.buckets, strict=True) for part in parts_in(each, bucket)]
 
     def _receive(self, body: Prepare, group: Any, worker: int) -> list[tuple[TensorSpec, torch.Tensor]]:
         staged: list[tuple[TensorSpec, torch.Tensor]] = []

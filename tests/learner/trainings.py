@@ -26,7 +26,7 @@ class NothingToTrain:
     def probe_logprobs(self, texts: object) -> tuple[float, ...]:
         return (0.0,)
 
-    def host_copy(self, *, bucket_bytes: int, shared: bool) -> SimpleNamespace:
+    def host_copy(self, *, bucket_bytes: int, shared: bool, mapped: bool) -> SimpleNamespace:
         return SimpleNamespace(buckets=(), shares=())
 
     def offer(self, snapshot: Snapshot, *, hold: bool = False) -> None:

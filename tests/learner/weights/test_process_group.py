@@ -91,8 +91,9 @@ def written(rooms: Rooms, value: float) -> tuple[LaidOut, ...]:
     return writer.buckets()
 
 
-def test_versions_that_follow_each_other_lie_in_the_same_memory_in_turns() -> None:
-    rooms, places = Rooms(), set()
+@pytest.mark.parametrize("shared", [False, True])
+def test_versions_that_follow_each_other_lie_in_the_same_memory_in_turns(shared: bool) -> None:
+    rooms, places = Rooms(shared=shared), set()
     newest = written(rooms, 0)
     for version in range(1, 20):
         newest = written(rooms, version)
@@ -101,8 +102,11 @@ def test_versions_that_follow_each_other_lie_in_the_same_memory_in_turns() -> No
     assert len(places) == 6, "those of two versions"
 
 
-def test_memory_is_not_used_again_while_a_part_of_it_is_in_use_and_what_is_beyond_one_version_is_freed() -> None:
-    rooms = Rooms()
+@pytest.mark.parametrize("shared", [False, True])
+def test_memory_is_not_used_again_while_a_part_of_it_is_in_use_and_what_is_beyond_one_version_is_freed(
+    shared: bool,
+) -> None:
+    rooms = Rooms(shared=shared)
     parts = [tensor for version in range(5) for bucket in written(rooms, version) for _, tensor in bucket.named()]
     for index, part in enumerate(parts):
         assert part.eq(index // 3).all(), "nothing has been written over it"
@@ -110,6 +114,23 @@ def test_memory_is_not_used_again_while_a_part_of_it_is_in_use_and_what_is_beyon
     parts.clear()
     del part
     assert len(rooms) == 3
+
+
+def test_memory_that_a_generator_may_still_read_is_not_used_again() -> None:
+    rooms = Rooms(shared=True)
+
+    def given(value: float, *, loaded: bool) -> None:
+        buckets = written(rooms, value)
+        for file in [bucket.file for bucket in buckets]:
+            assert file is not None
+            file.lend()
+            if loaded:
+                file.take_back()
+
+    given(0, loaded=True)
+    assert len(rooms) == 3
+    given(1, loaded=False)
+    assert len(rooms) == 0
 
 
 @contextmanager
