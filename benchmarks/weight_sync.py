@@ -43,7 +43,7 @@ from learner.weights.probe import Probe
 from learner.weights.process_group import Meeting, MeetingPlace, Rooms
 from learner.weights.published import PackedWeights, Packer, Snapshot
 from learner.weights.senders import own_buckets
-from protocol.fleet import JoinGroup, Prepare
+from protocol.fleet import PULLED_EPOCH, JoinGroup, Prepare
 from services.network import LOOPBACK
 from services.process import DaemonThreads
 
@@ -189,35 +189,54 @@ class ProcessPair:
         return seconds
 
     def _ours(self, number: int, took: dict[str, float]) -> None:
+        took.update(self.version(number, rooms=self._rooms, bring=self.by_broadcast))
+
+    def version(self, number: int, *, rooms: Rooms, bring: Callable[[PackedWeights], float]) -> dict[str, float]:
+        """Seconds of a version by its parts; `bring` has the generator stage it, and returns its seconds of CPU."""
         with torch.no_grad():
             for parameter in self._whole.model.parameters():
                 parameter.add_(0.01 + number)
         rss()
         start = self._clock()
         whole, dtype = cast("tuple[Any, Any]", (self._whole, self._dtype))
-        copied = host_copy(whole, dtype=dtype, keep=True, bucket_bytes=self._bucket_bytes, rooms=self._rooms)
+        copied = host_copy(whole, dtype=dtype, keep=True, bucket_bytes=self._bucket_bytes, rooms=rooms)
         snapshot = Snapshot(version=number, buckets=copied.buckets, probe=Probe())
         offered = self._clock()
         threads = DaemonThreads(name="pack")
         self.packed = asyncio.run(Packer(incarnation=1, threads=threads).pack(snapshot))
         packed = self._clock()
-        specs = tuple(bucket.spec for bucket in self.packed.buckets)
-        plan = Prepare(version=str(self.packed.version), epoch=1, buckets=specs)
-        sending = time.perf_counter()
-        self._child.tell(do="stage", plan=plan.model_dump_json())
-        self._group.send(own_buckets(self.packed.buckets), timeout_s=TIMEOUT_S)
-        self._child.heard()
-        sent = time.perf_counter()
+        sending, cpu = time.perf_counter(), time.process_time()
+        theirs = bring(self.packed)
+        sent, cpu = time.perf_counter(), theirs + time.process_time() - cpu
         self._child.tell(do="load")
         loaded = self._child.heard()
         if loaded["fingerprint"] != fingerprint_of(self._whole.model):
             raise RuntimeError(f"round {number}: what was loaded is not what was sent")
-        took.update(
-            host_copy_s=offered - start, pack_s=packed - offered, broadcast_s=sent - sending,
-            load_s=loaded["load_s"], fingerprint_s=loaded["hash_s"],
-        )  # fmt: skip
         self.peak_learner = max(self.peak_learner, peak_rss())
         self.peak_generator = max(self.peak_generator, int(loaded["peak"]))
+        return {
+            "host_copy_s": offered - start, "pack_s": packed - offered, "broadcast_s": sent - sending, "cpu_s": cpu,
+            "load_s": loaded["load_s"], "fingerprint_s": loaded["hash_s"],
+        }  # fmt: skip
+
+    def by_broadcast(self, packed: PackedWeights) -> float:
+        """Over gloo."""
+        self._child.tell(do="stage", plan=plan_of(packed, epoch=1).model_dump_json())
+        self._group.send(own_buckets(packed.buckets), timeout_s=TIMEOUT_S)
+        return float(self._child.heard()["cpu_s"])
+
+    def by_shared_memory(self, packed: PackedWeights) -> float:
+        """From files in this process's memory."""
+        files = [bucket.file.path for bucket in own_buckets(packed.buckets) if bucket.file is not None]
+        plan = plan_of(packed, epoch=PULLED_EPOCH)
+        self._child.tell(do="stage_files", plan=plan.model_dump_json(), paths=files)
+        return float(self._child.heard()["cpu_s"])
+
+
+def plan_of(packed: PackedWeights, *, epoch: int) -> Prepare:
+    """The request to stage a version."""
+    specs = tuple(bucket.spec for bucket in packed.buckets)
+    return Prepare(version=str(packed.version), epoch=epoch, buckets=specs)
 
 
 def fingerprint_of(model: nn.Module) -> str:
@@ -259,14 +278,15 @@ def measured(shape: str, dtype: str, given: argparse.Namespace) -> str:
     )
 
 
-def _like_a_learner() -> None:
+def like_a_learner() -> None:
+    """The settings of the learner's process, and the interface of the raw group."""
+    os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK_INTERFACE  # in both processes; ours names its own
     keep_freed_memory()
     torch.set_num_threads(1)
 
 
 def main() -> None:
     """Measures, and prints or writes the table."""
-    os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK_INTERFACE  # of the raw group, in both processes; ours names its own
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=("135m", "1.5b"), default=["135m", "1.5b"])
     parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16", "float32"])
@@ -278,7 +298,7 @@ def main() -> None:
     rows: list[str] = []
     for shape in given.shape:
         for dtype in given.dtype:
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_like_a_learner) as process:
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=like_a_learner) as process:
                 rows.append(process.submit(measured, shape, dtype, given).result())
             print(rows[-1], flush=True)
     told = f"Buckets of {given.bucket_mb} MiB, {given.rounds} rounds, medians. {described_machine()}."

@@ -113,8 +113,16 @@ class TransferEngineHost:
     def stage(self, plan: str) -> dict[str, object]:
         """Receives and verifies; the peak counts from here."""
         rss()
+        start = time.process_time()
         self._engine.stage(Prepare.model_validate_json(plan))
-        return self._ended()
+        return {**self._ended(), "cpu_s": time.process_time() - start}
+
+    def stage_files(self, plan: str, paths: list[str]) -> dict[str, object]:
+        """The same from files."""
+        rss()
+        start = time.process_time()
+        self._engine.stage_files(Prepare.model_validate_json(plan), paths)
+        return {**self._ended(), "cpu_s": time.process_time() - start}
 
     def load(self) -> dict[str, object]:
         """The load, within which serving is paused, and the fingerprint after it; seconds of CPU, or by the clock."""
