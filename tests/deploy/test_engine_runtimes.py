@@ -32,6 +32,14 @@ from env_service.runtimes.interface import (
 )
 from env_service.runtimes.pool import RuntimePool, use_runtimes
 from tests.deploy.containers import FOLDER, ContainerEngine, EngineImpossible, script
+from tests.env_service.runtimes.attacks import (
+    FIRST_ENDS_AS_IF_KILLED,
+    FORKING_SHELLS,
+    FORKS,
+    KILL_ALL,
+    PROBE,
+    SIGNALS_TO_THE_FIRST,
+)
 from tests.env_service.task_sets.conftest import FIX, task, with_pytest, worked
 
 pytestmark = pytest.mark.compose
@@ -54,47 +62,18 @@ async def main():
 asyncio.run(main())
 """
 
-# Prints a line for all that it can do and should not.
-PROBE = """
-import ctypes, os, socket, subprocess, sys
-port, mine, outside = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-def reached(family, address):
-    with socket.socket(family) as s:
-        s.settimeout(2)
-        return s.connect_ex(address) == 0
-def tries(what, attack):
-    try:
-        if attack() not in (None, False, -1): print(what)
-    except OSError:
-        pass
-libc = ctypes.CDLL(None, use_errno=True)
-tries("the metadata address", lambda: reached(socket.AF_INET, ("169.254.169.254", 80)))
+MORE = """
 tries("the engine's bridge", lambda: reached(socket.AF_INET, ("172.17.0.1", port)))
-tries("a service on the loopback", lambda: reached(socket.AF_INET, ("127.0.0.1", port)))
-tries("an abstract socket", lambda: reached(socket.AF_UNIX, "\\0headway-test"))
-tries("raw sockets", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
-for path in outside:
+for path in sys.argv[3:]:
     tries(f"the file {path}", lambda path=path: os.stat(path))
     tries(f"the socket {path}", lambda path=path: reached(socket.AF_UNIX, path))
-for path in ("/etc/shadow", "/proc/kcore", "/dev/mem", "/dev/vda", "/dev/sda"):
-    tries(f"reading {path}", lambda path=path: open(path, "rb").read(1))
-for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/usr/bin/env", "/sys/kernel/uevent_helper"):
-    tries(f"writing {path}", lambda path=path: open(path, "r+b"))
 for folder in ("/sys/fs/cgroup", "/sys/fs/cgroup/memory"):
     tries(f"a cgroup in {folder}", lambda folder=folder: os.mkdir(folder + "/mine") or True)
-tries("a user namespace", lambda: libc.unshare(0x10000000) == 0)
-tries("a mount", lambda: libc.mount(b"x", b"/tmp", b"tmpfs", 0, None) == 0)
-tries("another root", lambda: libc.chroot(b"/tmp") == 0)
-tries("a device", lambda: os.mknod("/tmp/disk", 0o60600, os.makedev(254, 0)) or True)
-tries("becoming root", lambda: os.setuid(0) or True)
 tries("keys of the kernel", lambda: libc.syscall(250, 0, -3, 0) >= 0)
-tries("the kernel's log", lambda: libc.klogctl(3, ctypes.create_string_buffer(10), 10) > 0)
 su = subprocess.Popen(["/bin/su", "root"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 if "\\t0\\t" in next(line for line in open(f"/proc/{su.pid}/status") if line.startswith("Uid:")): print("setuid")
 su.kill()
-for parent, _, files in os.walk("/"):
-    for file in files:
-        if file == mine: print("another runtime's", os.path.join(parent, file))
+looks_for(mine, "/")
 """
 
 
@@ -230,11 +209,10 @@ async def test_bombs_end_with_their_command_or_their_runtime_and_hurt_nobody_els
     attacked, other = await pool.start("host"), await pool.start("host")
     end = await sh(attacked, "python3 -c 'x = b\"x\" * (300 << 20)'")
     assert (end.starved, end.exit_code == 0) == (True, False)
-    forks = "python3 -c 'import os\nwhile True:\n  try: os.fork()\n  except OSError: pass'"
-    bombing = asyncio.ensure_future(sh(attacked, forks, wall_s=2))
+    bombing = asyncio.ensure_future(sh(attacked, FORKS, wall_s=2))
     assert await said(other, "sleep 0.5; echo works") == "works"
     assert (await bombing).timed_out
-    await sh(attacked, "for i in 1 2 3; do (setsid sleep 1000 >/dev/null 2>&1 &); done; f() { f | f & }; f", wall_s=2)
+    await sh(attacked, "for i in 1 2 3; do (setsid sleep 1000 >/dev/null 2>&1 &); done; " + FORKING_SHELLS, wall_s=2)
     assert await said(attacked, "echo works") == "works"
     filled = "import os, signal\nfor _ in range(60):\n  try:\n    if os.fork() == 0: os.setsid(); signal.pause()\n"
     filled += "  except OSError: pass"
@@ -258,7 +236,7 @@ async def test_nothing_of_the_machine_or_of_others_is_reached(
     with socket.create_server(("0.0.0.0", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind("\0headway-test")
         abstract.listen()
-        await mine.copy_in({"work/probe.py": PROBE.encode()})
+        await mine.copy_in({"work/probe.py": (PROBE + MORE).encode()})
         outside = f"{tmp_path}/host-file {socket_of} /var/run/docker.sock /run/containerd/containerd.sock"
         end = await sh(mine, f"python3 probe.py {server.getsockname()[1]} marker-of-another {outside}")
     assert (end.exit_code, end.stdout) == (0, b""), end
@@ -306,16 +284,11 @@ async def test_a_runtime_that_is_killed_is_lost_and_one_that_ended_itself_has_en
             await runtime.snapshot()
         await runtime.stop()
     runtime = await pool.start("host")
-    signals = "for each in 9 15 1 2 11 6 17 19 18; do kill -$each 1; done; echo > /proc/1/fd/0; echo all > /proc/1/fd/1"
+    signals = f"{SIGNALS_TO_THE_FIRST}; echo all > /proc/1/fd/1"
     assert await said(runtime, f"{signals}; echo alive") == "alive"
-    assert (await sh(runtime, "sleep 50 & python3 -c 'import os; os.kill(-1, 9)'; sleep 20")).exit_code == 137
+    assert (await sh(runtime, f"sleep 50 & {KILL_ALL}; sleep 20")).exit_code == 137
     assert await said(runtime, "echo alive; cat /proc/[0-9]*/stat | grep -c ' Z '") == "alive\n0"
-    memory = "import os, re; maps = open('/proc/1/maps').read(); f = open('/proc/1/mem', 'r+b', buffering=0)\n"
-    memory += "for line in maps.splitlines():\n    m = re.match(r'(\\w+)-(\\w+) r-xp .*', line)\n"
-    memory += (
-        "    if m and '[v' not in line: f.seek(int(m[1], 16)); f.write(b'\\xcc' * (int(m[2], 16) - int(m[1], 16)))\n"
-    )
-    await runtime.copy_in({"work/end.py": memory.encode()})
+    await runtime.copy_in({"work/end.py": FIRST_ENDS_AS_IF_KILLED.encode()})
     with pytest.raises(RuntimeEnded, match="it was ended from inside"):
         await sh(runtime, "python3 end.py; kill -CHLD 1; echo > /proc/1/fd/0; sleep 20")
     await runtime.stop()

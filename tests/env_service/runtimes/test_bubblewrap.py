@@ -19,23 +19,14 @@ from env_service.runtimes.interface import (
 )
 from env_service.runtimes.pool import RuntimePool
 from tests.env_service.peers import eventually
+from tests.env_service.runtimes.attacks import (
+    FIRST_ENDS_AS_IF_KILLED,
+    FIRST_HAS_ITSELF_KILLED,
+    KILL_ALL,
+    SIGNALS_TO_THE_FIRST,
+)
 from tests.env_service.runtimes.conftest import SMALL, forge, keepers, said, sh
 from tests.process_ends import all_end, children_of
-
-# Has the first process do something else.
-INTO_THE_FIRST = """
-import re, resource
-resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))
-maps, memory = open("/proc/1/maps").read(), open("/proc/1/mem", "r+b", buffering=0)
-for line in maps.splitlines():
-    place = re.match(r"(\\w+)-(\\w+) r-xp .*", line)
-    if place and "[v" not in line:
-        start, end = (int(each, 16) for each in place.groups())
-        memory.seek(start)
-        memory.write((b"\\x90" * (end - start) + CODE)[-(end - start):])
-"""
-# x86-64: exit_group(137), and a loop. Other machines find no instructions there.
-AS_IF_KILLED, FOR_EVER = r"b'\xbf\x89\0\0\0\xb8\xe7\0\0\0\x0f\x05'", r"b'\xeb\xfe'"
 
 
 async def test_commands_have_output_an_end_and_limits(runtime: Runtime) -> None:
@@ -127,20 +118,20 @@ async def test_a_runtime_that_is_killed_is_lost_and_one_that_ended_itself_has_en
 
     ended = await pool.start("host")
     await runtime_stays(ended)
-    await ended.copy_in({"work/end.py": INTO_THE_FIRST.replace("CODE", AS_IF_KILLED).encode()})
+    await ended.copy_in({"work/end.py": FIRST_ENDS_AS_IF_KILLED.encode()})
     with pytest.raises(RuntimeEnded, match="it was ended from inside"):
         await sh(ended, "python3 end.py; kill -CHLD 1; sleep 20")
 
     spent = await pool.start("host")
-    await spent.copy_in({"work/end.py": INTO_THE_FIRST.replace("CODE", FOR_EVER).encode()})
+    await spent.copy_in({"work/end.py": FIRST_HAS_ITSELF_KILLED.encode()})
     with pytest.raises(RuntimeEnded, match="it was ended from inside"):
         await sh(spent, "python3 end.py; kill -CHLD 1; sleep 20")
 
 
 async def runtime_stays(runtime: Runtime) -> None:
     """Signals from inside end everything but the runtime."""
-    await sh(runtime, "for each in 9 15 1 2 11 6 17 19; do kill -$each 1; done; echo > /proc/1/fd/0")
-    assert (await sh(runtime, "sleep 50 & python3 -c 'import os; os.kill(-1, 9)'; sleep 20", wall_s=2)).exit_code != 0
+    await sh(runtime, SIGNALS_TO_THE_FIRST)
+    assert (await sh(runtime, f"sleep 50 & {KILL_ALL}; sleep 20", wall_s=2)).exit_code != 0
     assert await said(runtime, "echo alive; ps ax -o stat | grep -c Z") == "alive\n0"
 
 
