@@ -16,6 +16,7 @@ from pydantic import Field, JsonValue
 from env_service.agents.results import result_in
 from env_service.environments.interface import AgentClient, AgentResult, EnvironmentFailed
 from services.config.models import ConfigModel
+from services.isolation.streams import DroppedPace
 
 _MAX_BYTES = 64 << 10
 _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
@@ -148,9 +149,12 @@ async def _tell(stdin: asyncio.StreamWriter, task: bytes) -> None:
 
 
 async def _tail(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
+    kept, pace = b"", DroppedPace()
     while piece := await stream.read(_MAX_BYTES):
+        dropped = len(kept) + len(piece) - _MAX_BYTES
         kept = (kept + piece)[-_MAX_BYTES:]
+        if dropped > 0:
+            await asyncio.sleep(pace.pause_s(dropped))
     return kept
 
 

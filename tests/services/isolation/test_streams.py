@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from env_service.agents import processes
 from env_service.runtimes.engine_commands import CommandOutput
 from services.isolation import streams
 from services.isolation.streams import PipeReader
@@ -59,6 +60,12 @@ class Endless:
             yield 1, bytes(PART)
             await asyncio.sleep(0)
 
+    async def read(self, most: int) -> bytes:
+        """A part."""
+        self.taken += 1
+        await asyncio.sleep(0)
+        return bytes(most)
+
 
 @pytest.mark.usefixtures("endless_pauses")
 async def test_the_stream_of_a_command_that_prints_more_than_is_kept_is_held_up() -> None:
@@ -67,3 +74,12 @@ async def test_the_stream_of_a_command_that_prints_more_than_is_kept_is_held_up(
     await passes()
     assert (len(output.stdout), output.cut, stream.taken) == (PART, True, 2)
     collecting.cancel()
+
+
+@pytest.mark.usefixtures("endless_pauses")
+async def test_a_program_that_prints_more_than_is_kept_of_its_end_is_held_up() -> None:
+    stream = Endless()
+    reading = asyncio.ensure_future(processes._tail(stream))  # type: ignore[arg-type]
+    await passes()
+    assert stream.taken == 2
+    reading.cancel()
