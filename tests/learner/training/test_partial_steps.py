@@ -94,6 +94,9 @@ def begun_with(made: Trainer, step: Sequence[TrainSequence], *, version: int = 0
     return made.train_step(step, version=version)
 
 
+ROUNDING = 5e-6
+"""Weights of about 1 after a step, whose sums in float32 have another order on other processors."""
+
 KNOBS: dict[str, dict[str, object]] = {
     "grpo": {"token_window": [0.5, 5.0], "kl_coefficient": 0.1, "entropy_coefficient": 0.01, "truncated": "mask"},
     "dr_grpo": {"aggregation": "constant", "constant_length": 10},
@@ -115,7 +118,7 @@ def test_a_step_in_parts_has_the_gradient_of_the_whole_batch(
     with trainer(tied_llama, commands, algo=settings, keeps=True) as made:
         start = weights(made)
         found = begun_with(made, step)
-        assert_close(weights(made), before, atol=1e-6)
+        assert_close(weights(made), before, atol=ROUNDING)
         assert any((start[name] != value).any() for name, value in before.items()), "nothing was learned"
         assert made.tokens is not None
         assert made.pulls is not None
@@ -135,13 +138,13 @@ def test_a_step_in_parts_has_the_gradient_of_the_whole_batch(
 @pytest.mark.parametrize(
     ("training", "atol"),
     [
-        ({"optimizer": USUAL}, 1e-6),
-        ({"optimizer": USUAL, "zero_stage": 1}, 1e-6),
-        ({"optimizer": USUAL, "zero_stage": 2}, 1e-6),
-        ({"optimizer": USUAL, "zero_stage": 3}, 1e-6),
+        ({"optimizer": USUAL}, ROUNDING),
+        ({"optimizer": USUAL, "zero_stage": 1}, ROUNDING),
+        ({"optimizer": USUAL, "zero_stage": 2}, ROUNDING),
+        ({"optimizer": USUAL, "zero_stage": 3}, ROUNDING),
         ({"optimizer": {**PLAIN, "learning_rate": 10.0}, "zero_stage": 1, "dtype": "bfloat16"}, 5e-4),
-        ({"optimizer": USUAL, "gradient_checkpointing": True}, 1e-6),
-        ({"lora": {"rank": 4, "alpha": 8.0}}, 1e-6),
+        ({"optimizer": USUAL, "gradient_checkpointing": True}, ROUNDING),
+        ({"lora": {"rank": 4, "alpha": 8.0}}, ROUNDING),
     ],
     ids=str,
 )
