@@ -25,6 +25,7 @@ import resource
 import signal
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
@@ -330,28 +331,52 @@ Work = Callable[[], object]
 class DaemonThreads:
     """As many threads as there is work at once; to be asked from one thread. They keep nobody from exiting.
 
-    Work that never returns takes its thread with it, and the next piece gets another one.
+    Work that never returns takes its thread with it, and the next piece gets another one. Idle ones end with this
+    object: a process that makes many of them would come to its limit of threads.
     """
 
     def __init__(self, *, name: str) -> None:
         self._name = name
-        self._idle: deque[queue.SimpleQueue[Work]] = deque()
+        self._idle = _IdleThreads()
+        weakref.finalize(self, self._idle.end).atexit = False
 
     @property
     def idle(self) -> int:
         """Number of threads that wait for work."""
-        return len(self._idle)
+        return len(self._idle.inboxes)
 
     def start(self, work: Work) -> None:
         """Has it done, in an idle thread if there is one. What it raises ends the thread."""
         try:
-            inbox = self._idle.pop()
+            inbox = self._idle.inboxes.pop()
         except IndexError:
             inbox = queue.SimpleQueue()
-            threading.Thread(target=self._serve, args=(inbox,), name=self._name, daemon=True).start()
+            threading.Thread(target=_serve, args=(inbox, self._idle), name=self._name, daemon=True).start()
         inbox.put(work)
 
-    def _serve(self, inbox: "queue.SimpleQueue[Work]") -> None:
-        while True:
-            inbox.get()()
-            self._idle.append(inbox)
+
+class _IdleThreads:
+    """Inboxes of threads that wait for work, until they are told to end."""
+
+    def __init__(self) -> None:
+        self.inboxes: deque[queue.SimpleQueue[Work | None]] = deque()
+        self._over = False
+
+    def add(self, inbox: "queue.SimpleQueue[Work | None]") -> None:
+        self.inboxes.append(inbox)
+        if self._over:  # which may have been said before it was added
+            self.end()
+
+    def end(self) -> None:
+        self._over = True
+        with contextlib.suppress(IndexError):
+            while True:
+                self.inboxes.pop().put(None)
+
+
+def _serve(inbox: "queue.SimpleQueue[Work | None]", idle: _IdleThreads) -> None:
+    """Knows nothing of the object that it works for, and keeps nothing of work that is done."""
+    while (work := inbox.get()) is not None:
+        work()
+        del work
+        idle.add(inbox)

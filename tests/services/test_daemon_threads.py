@@ -1,5 +1,6 @@
 """Threads that are used again."""
 
+import gc
 import queue
 import threading
 
@@ -47,3 +48,23 @@ def test_threads_end_with_their_process() -> None:
 
     thread = found.get(timeout=TIMEOUT_S)
     assert (thread.name, thread.daemon) == ("test-name", True)
+
+
+def test_idle_threads_end_with_the_object_and_a_busy_one_after_its_work() -> None:
+    threads, together, release = DaemonThreads(name="ending"), threading.Barrier(3), threading.Event()
+    for _ in range(2):
+        threads.start(lambda: together.wait(TIMEOUT_S))
+    threads.start(lambda: (together.wait(TIMEOUT_S), release.wait(TIMEOUT_S)))
+    *idle, busy = [thread for thread in threading.enumerate() if thread.name == "ending"]
+    while threads.idle < 2:
+        threading.Event().wait(0.01)
+
+    del threads
+    gc.collect()
+    for thread in idle:
+        thread.join(TIMEOUT_S)
+    assert [thread.is_alive() for thread in (*idle, busy)] == [False, False, True]
+
+    release.set()
+    busy.join(TIMEOUT_S)
+    assert not busy.is_alive()
