@@ -15,8 +15,8 @@ from tests.learner.training.two_ranks_of_adapters import history
 SCRIPT = Path(__file__).parent / "two_ranks_of_adapters.py"
 ROOT = Path(__file__).parents[3]
 TO, AFTER_STEPS_TO = 4e-6, 1e-5
-"""Sums in float32 in another order, which are 1.3e-6 apart on some processors. Steps of AdamW make more of what gradients
-that are next to 0 differ by."""
+"""Sums in float32 in another order are 1.3e-6 apart on some processors. Steps of AdamW make more of what gradients that
+are next to 0 differ by."""
 
 
 @pytest.mark.timeout(600)
