@@ -244,7 +244,7 @@ class BubblewrapRuntime(StandingRuntime):
         }
         check_command(command, length=len(json.dumps(message)), most=_MOST_COMMAND)
         wall_s, output_bytes = bounds(command, limits)
-        async with _streams(command, most=output_bytes) as (streams, handles):
+        async with _streams(command, most=output_bytes, last=command.trusted) as (streams, handles):
             started = time.monotonic()
             number, answer = self._ask(message, handles)
             close_all(handles)
@@ -311,6 +311,15 @@ class BubblewrapRuntime(StandingRuntime):
         _, answer = self._ask({"do": "snapshot"}, [])
         return await self._told(answer, "no snapshot can be taken")
 
+    async def listen(self) -> socket.socket:
+        """A socket that listens on its loopback."""
+        _, answer = self._ask({"do": "listen"}, [])
+        try:
+            (handle,) = await self._answered(answer, "nobody can listen in it")
+        except (RuntimeRefused, ValueError) as error:
+            raise self._gone(str(error)) from error
+        return socket.socket(fileno=handle)
+
     async def _end_all(self) -> None:
         if self._control is not None:
             with suppress(OSError):  # it has gone by itself; its keeper ends with that, and all of it
@@ -328,6 +337,11 @@ class BubblewrapRuntime(StandingRuntime):
             await asyncio.to_thread(self._group.remove)
 
     async def _told(self, answer: asyncio.Future[Answer], what: str) -> list[TreeEntry]:
+        handles = await self._answered(answer, what)
+        return await asyncio.to_thread(unpacked, handles[0]) if handles else []
+
+    async def _answered(self, answer: asyncio.Future[Answer], what: str) -> list[int]:
+        """The descriptors that come with an answer, which are the caller's. Raises RuntimeRefused."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 told, handles = await asyncio.shield(answer)
@@ -339,7 +353,7 @@ class BubblewrapRuntime(StandingRuntime):
         if "error" in told:
             close_all(handles)
             raise RuntimeRefused(f"{what}: {told['error']}")
-        return await asyncio.to_thread(unpacked, handles[0]) if handles else []
+        return handles
 
     def _ask(self, message: dict[str, object], handles: Sequence[int]) -> tuple[int, asyncio.Future[Answer]]:
         """Raises RuntimeLost or RuntimeEnded if it is no longer there."""
@@ -419,10 +433,10 @@ def _refuse(future: asyncio.Future[T], reason: Exception) -> None:
 class _Streams:
     """The service's ends of a command's pipes."""
 
-    def __init__(self, stdin: int, stdout: int, stderr: int, *, fed: bytes, most: int) -> None:
+    def __init__(self, stdin: int, stdout: int, stderr: int, *, fed: bytes, most: int, last: bool) -> None:
         self._stdin = PipeWriter(stdin)
-        self._stdout = PipeReader(stdout, most=most, drain=True)
-        self._stderr = PipeReader(stderr, most=most, drain=True)
+        self._stdout = PipeReader(stdout, most=most, drain=True, last=last)
+        self._stderr = PipeReader(stderr, most=most, drain=True, last=last)
         self._stdin.send(fed)
         self._stdin.finish()
 
@@ -448,11 +462,11 @@ class _Streams:
 
 
 @asynccontextmanager
-async def _streams(command: RuntimeCommand, *, most: int) -> AsyncIterator[tuple[_Streams, list[int]]]:
+async def _streams(command: RuntimeCommand, *, most: int, last: bool) -> AsyncIterator[tuple[_Streams, list[int]]]:
     """Pipes, and the command's ends of them, which are the caller's."""
     ends = [os.pipe() for _ in range(3)]
     (stdin, feed), (stdout, out), (stderr, err) = ends
-    streams = _Streams(feed, stdout, stderr, fed=command.stdin, most=most)
+    streams = _Streams(feed, stdout, stderr, fed=command.stdin, most=most, last=last)
     handles = [stdin, out, err]
     try:
         yield streams, handles

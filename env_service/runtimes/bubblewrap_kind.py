@@ -3,8 +3,9 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from env_service.runtimes.bubblewrap import (
@@ -43,12 +44,14 @@ if ! echo x >>/etc/hosts; then echo "its files cannot be changed"; fi
 class BubblewrapKind:
     """Implements `RuntimeKind`."""
 
-    def __init__(self, config: RuntimesConfig) -> None:
+    def __init__(self, config: RuntimesConfig, bound: Mapping[str, Path]) -> None:
+        """`bound`: folders of this machine that are in each runtime, read-only, by their places there."""
         self.trial = RuntimeCommand(argv=("/bin/sh", "-c", _TRY, __file__), cwd="/")
         self.remedy = remedies(WITHOUT)
         # What a runtime writes is held in memory.
         self.memory_mib = config.limits.memory_mib + config.limits.disk_mib
         self._config = config
+        self._bound = bound
         self._stack = ExitStack()
         self._forge = KeeperForge()
         self._building = asyncio.Lock()
@@ -114,4 +117,5 @@ class BubblewrapKind:
     def _walls_of(self, name: str) -> tuple[Image, RuntimeWalls]:
         assert self._launch is not None
         image = find_image(name, folder=self._config.folder, staging=self._launch.staging, user=self._user)
+        image = replace(image, bound={**image.bound, **self._bound})
         return image, build_runtime_walls(self._launch, image)

@@ -12,10 +12,11 @@ ended, and that is the doing of whoever was inside: RuntimeEnded. One that was k
 nobody's fault here: RuntimeLost, a failure of infrastructure.
 """
 
+import socket
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -52,6 +53,9 @@ class RuntimeCommand:
 
     `wall_s` and `output_bytes`, kept of what it prints, are at most those of the settings, which are meant by None.
     `argv[0]` is looked up in the image's PATH. Processes that it leaves behind go on.
+
+    `trusted`, in a ListeningRuntime: a program of the service's choice, not of the policy's. Its bounds are those that
+    it is given, whatever the settings say, and of its output the end is kept, not the beginning.
     """
 
     argv: tuple[str, ...]
@@ -60,6 +64,7 @@ class RuntimeCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
     wall_s: float | None = None
     output_bytes: int | None = None
+    trusted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,4 +134,16 @@ class Runtime(Protocol):
 
     async def stop(self) -> None:
         """End it and all that runs in it."""
+        ...
+
+
+@runtime_checkable
+class ListeningRuntime(Protocol):
+    """A runtime in which the service can listen."""
+
+    async def listen(self) -> socket.socket:
+        """A socket that listens on the loopback of the runtime, where only who is inside can connect to it.
+
+        Raises RuntimeLost and RuntimeEnded; and RuntimeRefused for a kind that has none.
+        """
         ...

@@ -1,7 +1,7 @@
 """Keeps one runtime, in a process that the forge has forked for it.
 
     launch: a file system of limited size ─▶ an overlay on the image ─▶ bubblewrap ─▶ a first process that waits
-    then, as the service says: run a command in it, kill one, write and read files, take a snapshot
+    then, as the service says: run a command in it, kill one, write and read files, take a snapshot, listen in it
     the service goes ─▶ all of it is killed
 
 Nothing of the service runs inside. The keeper stays outside, and what is to run is its child, which enters the
@@ -61,6 +61,8 @@ _START_S = 60.0
 # Whoever serves, samples or trains on this machine goes first.
 _NICE = 10
 _WATCH_MS = 100
+_LISTEN_S = 10.0
+_BACKLOG = 64
 _CANNOT_ENTER = 125
 # The least that a limit of CPU time can be is 1 s.
 _MOST_CPU_S = 0.5
@@ -224,6 +226,8 @@ class KeptRuntime:
                 case "snapshot":
                     found = list(read_tree(self._upper, most=self._settings.disk_bytes, layered=True))
                     _say(service, {"id": number}, packed(found))
+                case "listen":
+                    _say(service, {"id": number}, self._listening())
         # Whoever is inside has a say in what is found, and must not end the keeper by it.
         except (OSError, ValueError, RecursionError) as error:
             if self._is_dying():  # which is told next, with its reason
@@ -335,6 +339,34 @@ class KeptRuntime:
         pid = self._forked(enter, told_by)
         os.close(told_by)
         return _Running(number=number, pid=pid, handle=os.pidfd_open(pid), failed=failed)
+
+    def _listening(self) -> int:
+        """A socket that listens on the runtime's loopback, at a port that was free. Raises OSError.
+
+        A child makes it: who has entered a network namespace cannot go back to the one that it came from.
+        """
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def make() -> None:
+            space, kind = self._spaces[0]
+            checked(self._libc.setns(space, kind), "the runtime's network")
+            with socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) as made:
+                socket.send_fds(its, [b"made"], [made.fileno()])
+            os._exit(0)
+
+        with ours, its:
+            pid = self._forked(make, its.fileno())
+            its.close()
+            ours.settimeout(_LISTEN_S)  # whoever is inside can stop a process of its user
+            try:
+                said, handles = received(ours, most_bytes=4096, most_handles=1)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        if not handles:
+            raise OSError(0, said.decode(errors="replace").strip() or "who was to make it has ended")
+        return handles[0]
 
     def _enter(self) -> None:
         """Become a process like those inside: in all namespaces, without a capability, behind the filter."""

@@ -9,20 +9,24 @@ Runtimes die with this process, however it ends; a remainder is cleared away by 
 import asyncio
 import logging
 import os
+import socket
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from env_service.runtimes.bubblewrap_kind import BubblewrapKind
-from env_service.runtimes.config import RuntimesConfig
-from env_service.runtimes.images import HOST, RuntimesOff
+from env_service.runtimes.config import RuntimeLimits, RuntimesConfig
+from env_service.runtimes.images import HOST, ImageFault, RuntimesOff
 from env_service.runtimes.interface import (
     CommandEnd,
+    ListeningRuntime,
     Runtime,
     RuntimeCommand,
     RuntimeFile,
     RuntimeLost,
+    RuntimeRefused,
     RuntimesBusy,
     RuntimeSnapshot,
 )
@@ -47,13 +51,19 @@ class RuntimePool:
         self._without = without or ("env-service.runtimes.kind is 'off'" if config.kind == "off" else "")
         self.needed: set[str] = set()
         """Names of images that environments have said they need."""
+        self._bound: dict[str, Path] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._usual = _kind_of(config)
+        self._usual = _kind_of(config, self._bound)
         self._kind: RuntimeKind | None = None
         self._spares: dict[str, deque[PooledRuntime]] = defaultdict(deque)
         self._living: set[PooledRuntime] = set()
         self._filling: set[asyncio.Task[None]] = set()
         self._names = self._coming = self._waiting = self._lost = self._exchanging = 0
+
+    @property
+    def limits(self) -> RuntimeLimits:
+        """Limits of each runtime."""
+        return self._config.limits
 
     def need(self, image: str) -> None:
         """Say at the start that an image will be wanted. Raises ImageFault for one that there is not."""
@@ -61,6 +71,21 @@ class RuntimePool:
             raise RuntimesOff(f"the environment runs in runtimes, and there are none here: {self._without}")
         self._usual.check(image)
         self.needed.add(image)
+
+    def bind(self, folders: Mapping[str, Path], *, purpose: str) -> None:
+        """Say at the start that folders of this machine are wanted in every runtime, read-only, by their places there.
+
+        Raises ImageFault, with the `purpose`, for a kind that has no folders of this machine.
+        """
+        if self._config.kind != "bubblewrap":
+            raise ImageFault(
+                f"{purpose} needs env-service.runtimes.kind = 'bubblewrap', on the service's own machine, got "
+                f"{self._config.kind!r}"
+            )
+        new = {place: folder for place, folder in folders.items() if self._bound.get(place) != folder}
+        if new and self._kind is not None:
+            raise ImageFault(f"{purpose} has to be known before the first runtime is started")
+        self._bound.update(new)
 
     def show(self, metrics: Metrics) -> None:
         """Show how many there are, and how many starts came to nothing, among a process's metrics."""
@@ -117,7 +142,7 @@ class RuntimePool:
                 return
             if self._without:
                 raise RuntimesOff(f"there are no runtimes here: {self._without}")
-            kind = self._kind = _kind_of(self._config)
+            kind = self._kind = _kind_of(self._config, self._bound)
             try:
                 await kind.open(self.needed)
                 await self._try_walls(kind)
@@ -278,7 +303,7 @@ class RuntimePool:
             await kind.close()
 
 
-def _kind_of(config: RuntimesConfig) -> RuntimeKind:
+def _kind_of(config: RuntimesConfig, bound: Mapping[str, Path]) -> RuntimeKind:
     match config.kind:
         case "engine":
             # Deferred, as below: aiohttp, which a check of a run does without.
@@ -290,7 +315,7 @@ def _kind_of(config: RuntimesConfig) -> RuntimeKind:
 
             return KubernetesKind(config)
         case _:
-            return BubblewrapKind(config)
+            return BubblewrapKind(config, bound)
 
 
 class _RuntimeAnywhere:
@@ -316,6 +341,12 @@ class _RuntimeAnywhere:
     async def snapshot(self) -> RuntimeSnapshot:
         """Its files."""
         return await self._at_home(self._runtime.snapshot)
+
+    async def listen(self) -> socket.socket:
+        """A socket that listens on its loopback."""
+        if not isinstance(self._runtime, ListeningRuntime):
+            raise RuntimeRefused(f"nobody can listen in a runtime of image {self.image}, which is of another kind")
+        return await self._at_home(self._runtime.listen)
 
     async def stop(self) -> None:
         """End it."""

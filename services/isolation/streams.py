@@ -82,17 +82,18 @@ class PipeWriter:
 
 
 class PipeReader:
-    """Reads from a pipe and keeps up to `most` bytes.
+    """Reads from a pipe and keeps up to `most` bytes, the first ones, or with `last` the last ones.
 
     More is left in the pipe, so that its writer waits, until `drain`: then it is read and dropped, at a bounded pace.
     """
 
-    def __init__(self, handle: int, *, most: int, drain: bool) -> None:
+    def __init__(self, handle: int, *, most: int, drain: bool, last: bool = False) -> None:
         os.set_blocking(handle, False)
         self._handle = handle
         self._loop = asyncio.get_running_loop()
         self._most = most
         self._drain = drain
+        self._last = last
         self._kept = bytearray()
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
@@ -149,7 +150,11 @@ class PipeReader:
         if not part:
             self.close()
             return
-        self._kept += part[:room] if room > 0 else b""
+        if self._last:
+            self._kept += part
+            del self._kept[: -self._most]
+        else:
+            self._kept += part[:room] if room > 0 else b""
         if len(part) > room:
             self.cut = True
             self._hold()

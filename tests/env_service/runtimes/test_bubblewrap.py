@@ -52,10 +52,17 @@ async def test_limits_of_the_settings_are_those_of_a_command_that_has_none_and_t
         for asked, kept in ((None, 1 << 17), (1 << 20, 1 << 17), (2048, 2048)):
             end = await runtime.exec(RuntimeCommand(argv=("head", "-c", "200000", "/dev/zero"), output_bytes=asked))
             assert (len(end.stdout), end.cut) == (kept, True)
+        for trusted, shown in ((False, b"1\n2\n3\n"), (True, b"0000\n")):
+            command = RuntimeCommand(argv=("seq", "1", "100000"), output_bytes=len(shown), trusted=trusted)
+            assert (await runtime.exec(command)).stdout == shown, "the end of what a program of the service's prints"
     finally:
         await pool.close()
     for wall_s, most_s in ((None, 600.0), (1000.0, 600.0), (5.0, 5.0)):
         assert bounds(RuntimeCommand(argv=("true",), wall_s=wall_s), limits)[0] == most_s
+    assert bounds(RuntimeCommand(argv=("true",), wall_s=1000.0, output_bytes=1 << 20, trusted=True), limits) == (
+        1000.0,
+        1 << 20,
+    )
 
 
 async def test_files_go_in_and_out_and_a_fork_begins_with_them(pool: RuntimePool, runtime: Runtime) -> None:
