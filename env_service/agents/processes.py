@@ -62,10 +62,7 @@ class ProgramRun:
             finally:
                 _kill_group(process.pid)
                 await process.wait()
-        if code != 0:
-            raise _failure(code, complained.result().decode(errors="replace"))
-        lines = said.result().decode(errors="replace").strip().splitlines()
-        return result_in(lines[-1]) if lines else None
+        return result_of(code, said=said.result(), complained=complained.result())
 
     async def _started(self, client: AgentClient, folder: str | None) -> asyncio.subprocess.Process:
         try:
@@ -90,11 +87,7 @@ class ProgramRun:
             **inherited,
             **({"HOME": folder, "TMPDIR": folder} if folder else {}),
             **self.environ,
-            "OPENAI_BASE_URL": client.base_url,
-            "OPENAI_API_KEY": client.key,
-            "ANTHROPIC_BASE_URL": client.anthropic_url,
-            "ANTHROPIC_API_KEY": client.key,
-            "AGENT_MODEL": client.model,
+            **session_variables(client.anthropic_url, key=client.key, model=client.model),
             "AGENT_REWARD_URL": f"{client.anthropic_url}/reward",
         }
 
@@ -162,6 +155,27 @@ def _kill_group(pid: int) -> None:
     """End all that it started, too."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def session_variables(url: str, *, key: str, model: str) -> dict[str, str]:
+    """Variables by which clients of both APIs find a session. `url` is the address without `/v1`."""
+    return {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": key,
+        "AGENT_MODEL": model,
+    }
+
+
+def result_of(code: int, *, said: bytes, complained: bytes) -> AgentResult | float | None:
+    """The reward that a program's last line names, None if it names none. `code` is as of `Process.returncode`. Raises
+    EnvironmentFailed, with the end of its error output, for any but 0.
+    """
+    if code != 0:
+        raise _failure(code, complained.decode(errors="replace"))
+    lines = said.decode(errors="replace").strip().splitlines()
+    return result_in(lines[-1]) if lines else None
 
 
 def _failure(code: int, complained: str) -> EnvironmentFailed:

@@ -3,8 +3,9 @@
     task ─▶ a process of the harness's own virtual environment ─▶ asks the policy at its session
               └─▶ commands, by the session, on the task's computer (a runtime) ─▶ what is left there is judged
 
-The harness stands beside the runtime, not in it: it has the network that its session is on, what the policy writes has
-none. What a harness wants of the sampling gives way to the run's, and is counted.
+The harness stands beside the runtime: it has the network that its session is on, what the policy writes has none. Or,
+with `inside`, it runs in there, and reaches its session alone. What a harness wants of the sampling gives way to the
+run's, and is counted.
 """
 
 import asyncio
@@ -32,9 +33,11 @@ from env_service.environments.interface import (
 )
 from env_service.environments.rules import Rules
 from env_service.harnesses.catalog import HARNESSES, HarnessName, python_of
+from env_service.harnesses.inside import HarnessPlaces, InsideRun, places_of
 from env_service.harnesses.installing import is_installed
 from env_service.harnesses.tasks import HarnessTasks
 from env_service.runtimes.interface import RuntimeCommand, RuntimeEnded, RuntimeRefused
+from env_service.runtimes.pool import runtimes
 from services.config.models import ConfigModel
 
 
@@ -51,6 +54,11 @@ class HarnessOptions(ConfigModel):
     )
     python: Path | None = Field(
         None, description="the Python of a virtual environment of yours that has the harness, in place of that"
+    )
+    inside: bool = Field(
+        False,
+        description="the harness runs in its task's computer, where it reaches its session alone; otherwise beside it. "
+        "Only in runtimes of bubblewrap",
     )
     environ: dict[Annotated[str, Field(min_length=1)], str] = Field(
         default_factory=dict, description="what the harness finds in its environment, too"
@@ -72,6 +80,10 @@ class HarnessOptions(ConfigModel):
             raise ValueError(f"{self.harness} only runs commands, and questions have no computer; set other tasks")
         if self.agent_file is not None and not harness.own_agents:
             raise ValueError(f"agent_file is set, and {self.harness} takes settings alone; leave it out")
+        if self.inside and self.tasks.questions is not None:
+            raise ValueError("inside is true, and questions have no computer to run in; leave it out")
+        if self.inside and self.memory_mb is not None:
+            raise ValueError("memory_mb is set, and inside is true, where the limits of runtimes hold; leave it out")
         if self.tasks.system_prompt_is_set and (not harness.own_agents or self.agent_file is not None):
             whose = self.harness if self.agent_file is None else "the agent of agent_file"
             raise ValueError(f"system_prompt is set, and {whose} has one of its own; leave it out")
@@ -97,11 +109,17 @@ class HarnessAgent:
     rules = Rules(max_turns=64)
 
     def __init__(self, options: HarnessOptions) -> None:
-        """Raises ValueError for a harness that is not installed, and ImageFault for an image that there is not."""
+        """Raises ValueError for a harness that is not installed, and ImageFault for an image that there is not, or for
+        runtimes that have no inside for a harness.
+        """
         self.other_sampling: OtherSampling = options.other_sampling
         self._python = options.interpreter
         self._options = options
         self._harness = HARNESSES[options.harness]
+        self._places: HarnessPlaces | None = None
+        if options.inside:
+            self._places = places_of(self._python, drivers=self._harness.driver.parent)
+            runtimes().bind(self._places.folders, purpose=f"{options.harness} with inside = true")
         self._work = options.tasks.computer_work()
         self._computer: TaskComputer | None = None
         self._gone: asyncio.Future[Exception] | None = None
@@ -177,17 +195,8 @@ class HarnessAgent:
 
     async def _driven(self, told: Mapping[str, JsonValue], client: AgentClient) -> AgentResult:
         """Let the harness run to its end, or to that of its computer, or until a limit has refused it a turn."""
-        run = ProgramRun(
-            command=(str(self._python), "-E", "-s", str(self._harness.driver)),
-            environ={
-                **self._harness.environ,
-                **self._options.environ,
-                **({} if self._computer is None else {"AGENT_COMMANDS_URL": f"{client.anthropic_url}/commands"}),
-            },
-            # Neither what this process knows nor what its user has set up for the harness is a run's business.
-            confinement=Confinement(own_folder=True, clean_environment=True, memory_mb=self._options.memory_mb),
-        )
         assert self._gone is not None
+        run = self._run(client) if self._places is None else self._inside_run(self._places)
         running = asyncio.ensure_future(run.result(told, client))
         ends: set[asyncio.Future[object]] = {running, self._gone}  # type: ignore[arg-type]
         try:
@@ -206,6 +215,31 @@ class HarnessAgent:
             return AgentResult(stop="computer_ended")
         raise gone
 
+    def _run(self, client: AgentClient) -> ProgramRun:
+        return ProgramRun(
+            command=(str(self._python), "-E", "-s", str(self._harness.driver)),
+            environ={
+                **self._harness.environ,
+                **self._options.environ,
+                **({} if self._computer is None else {"AGENT_COMMANDS_URL": f"{client.anthropic_url}/commands"}),
+            },
+            # Neither what this process knows nor what its user has set up for the harness is a run's business.
+            confinement=Confinement(own_folder=True, clean_environment=True, memory_mb=self._options.memory_mb),
+        )
+
+    def _inside_run(self, places: HarnessPlaces) -> InsideRun:
+        assert self._computer is not None, "refused by the options for questions"
+        return InsideRun(
+            name=self._harness.name,
+            computer=self._computer,
+            places=places,
+            driver=self._harness.driver.name,
+            environ={**self._harness.environ, **self._options.environ},
+            agent_file=self._options.agent_file,
+            timeout_s=self._options.timeout_s,
+            command_s=runtimes().limits.command_s,
+        )
+
     async def _judged(self, ended: AgentResult, task: Task) -> AgentResult:
         """The result with its reward, or with who gives it. Raises RuntimeLost and RuntimesBusy."""
         if self._work is None:
@@ -221,10 +255,12 @@ class HarnessAgent:
 
 def _told_by(running: "asyncio.Future[AgentResult | float | None]", *, harness: str, cut_off: bool) -> AgentResult:
     """The answer of a harness at its end. Raises EnvironmentFailed if it failed, unless it was `cut_off`: a refusal of
-    one of its requests is no fault of its own.
+    one of its requests is no fault of its own; and RuntimeLost of the computer that it ran in.
     """
     try:
         ended = running.result()
+    except RuntimeEnded:
+        return AgentResult(stop="computer_ended")
     except EnvironmentFailed:
         if not cut_off:
             raise

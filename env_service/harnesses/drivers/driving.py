@@ -7,14 +7,22 @@ import ctypes
 import importlib.util
 import json
 import os
+import select
 import signal
+import subprocess
 import sys
+import time
 import urllib.request
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 # The end of a program's output is read, up to 64 KiB.
 _MAX_ANSWER = 60_000
+# Of a command, where the harness runs in its task's computer.
+_MAX_OUTPUT = 64 << 10
+_LOOK_S = 0.05
+_SHELL = 'if command -v bash >/dev/null; then exec bash -c "$1"; fi; exec sh -c "$1"'
+_OWN_VARIABLES = ("OPENAI_", "ANTHROPIC_", "AGENT_")
 
 
 class GivenTask:
@@ -54,6 +62,9 @@ def command(
     line: str, *, timeout_s: float | None = None, folder: str | None = None, environment: dict[str, str] | None = None
 ) -> dict[str, Any]:
     """Run a line of shell on the task's computer: `output`, `exit_code`, `timed_out`, `cut`, `starved`."""
+    if "AGENT_INSIDE_COMMAND_S" in os.environ:  # which is this one
+        given_s = float(os.environ["AGENT_INSIDE_COMMAND_S"])
+        return _command_here(line, given_s if timeout_s is None else min(timeout_s, given_s), folder, environment or {})
     asked = {"command": line, "timeout_s": timeout_s, "folder": folder, "environment": environment or {}}
     body = json.dumps(asked).encode()
     headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
@@ -62,6 +73,48 @@ def command(
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
         told: dict[str, Any] = json.load(answer)
     return told
+
+
+def _command_here(line: str, timeout_s: float, folder: str | None, environment: dict[str, str]) -> dict[str, Any]:
+    # A session's variables are the harness's own business.
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", _SHELL, "sh", line], cwd=folder, env={**environ, **environment}, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    deadline = time.monotonic() + timeout_s
+    output, cut = _output_of(process, deadline)
+    try:
+        code, timed_out = process.wait(max(0.0, deadline - time.monotonic())), False
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        code, timed_out = process.wait(), True
+    return {
+        "output": output.decode(errors="replace"),
+        "exit_code": code if code >= 0 else 128 - code,
+        "timed_out": timed_out,
+        "cut": cut,
+        "starved": False,
+    }
+
+
+def _output_of(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[bytes, bool]:
+    """The beginning of what it prints, and if there was more. What it leaves behind may go on to print."""
+    assert process.stdout is not None
+    kept, cut = b"", False
+    with process.stdout as stream:
+        while time.monotonic() < deadline:
+            ended = process.poll() is not None
+            if not select.select([stream], [], [], 0.0 if ended else _LOOK_S)[0]:
+                if ended:
+                    break
+                continue
+            part = os.read(stream.fileno(), _MAX_OUTPUT)
+            if not part:
+                break
+            cut = cut or len(kept) + len(part) > _MAX_OUTPUT
+            kept = (kept + part)[:_MAX_OUTPUT]
+    return kept, cut
 
 
 def shell(line: str) -> str:

@@ -30,7 +30,10 @@ def main() -> None:
     if "child" in task.settings:
         child = subprocess.Popen(["sleep", "600"])
         Path(task.settings["child"]).write_text(f"{child.pid} {os.getpid()}")
-    messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
+    prompt = task.prompt
+    if "probe" in task.settings:
+        prompt = subprocess.run([sys.executable, "-c", task.settings["probe"]], capture_output=True, text=True).stdout
+    messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
     for _ in range(task.settings.get("turns", 1)):
         said = ask(messages)
         messages.append({"role": "assistant", "content": said})

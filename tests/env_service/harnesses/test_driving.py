@@ -34,10 +34,10 @@ def driver(folder: Path, *lines: str) -> Path:
     return file
 
 
-def ended(file: Path, **told: object) -> subprocess.CompletedProcess[str]:
+def ended(file: Path, environ: dict[str, str] | None = None, /, **told: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-E", "-s", file], input=json.dumps({**TOLD, **told}) + "\n", capture_output=True, text=True,
-        env={"AGENT_MODEL": "policy"}, check=False,
+        env={"AGENT_MODEL": "policy", **(environ or {})}, check=False,
     )  # fmt: skip
 
 
@@ -73,6 +73,24 @@ def test_an_agent_is_found_in_the_users_file_with_what_is_beside_it(tmp_path: Pa
     assert '"answer": "found"' in ended(file, **told, agent_name="boss").stdout
     assert "agents_of_mine.py has no 'agent', which agent_name names" in ended(file, **told).stderr
     assert '"answer": "null"' in ended(file).stdout
+
+
+def test_a_harness_that_runs_in_its_tasks_computer_runs_commands_there_itself(tmp_path: Path) -> None:
+    lines = ["echo out; echo err >&2; exit 3", "kill -9 $$", "exec >&- 2>&-; sleep 60", "(sleep 60 &) ; env; pwd",
+             "seq 1 100000"]  # fmt: skip
+    ends = f"[driving.command(line, folder={str(tmp_path)!r}) for line in {lines}]"
+    run = f"driving.finish([{{**end, 'output': end['output'][-9000:], 'all': len(end['output'])}} for end in {ends}])"
+    environ = {"AGENT_INSIDE_COMMAND_S": "0.5", "OPENAI_API_KEY": "inside", "PATH": os.environ["PATH"]}
+
+    result = result_in(ended(driver(tmp_path, run), environ).stdout.splitlines()[-1])
+    assert isinstance(result, AgentResult)
+    failed, killed, late, here, long = json.loads(result.answer or "")
+    assert (failed["output"], failed["exit_code"], failed["timed_out"]) == ("out\nerr\n", 3, False)
+    assert killed["exit_code"] == 137
+    assert (late["timed_out"], late["exit_code"]) == (True, 137)
+    assert (here["output"].splitlines()[-1], here["timed_out"]) == (str(tmp_path), False)
+    assert not {"OPENAI_API_KEY=inside", "AGENT_MODEL=policy"} & set(here["output"].splitlines())
+    assert (long["all"], long["cut"]) == (64 << 10, True)
 
 
 def test_a_harness_dies_with_the_service(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ async def test_a_computer_that_is_lost_is_no_fault_of_the_task(rolled_out: Harne
 
 
 TASKS = {"questions": {"train_file": "q.jsonl", "verifier": "exact"}}
+COMPUTER = {"computer": {"train_file": "q.jsonl"}}
 
 
 @pytest.mark.parametrize(
@@ -171,6 +172,15 @@ TASKS = {"questions": {"train_file": "q.jsonl", "verifier": "exact"}}
             "system_prompt is set, and mini-swe-agent has one of its own",
         ),
         ({"harness": "nobody", "tasks": TASKS}, "nobody"),
+        ({"harness": "smolagents", "tasks": TASKS, "inside": True}, "questions have no computer to run in"),
+        (
+            {"harness": "smolagents", "tasks": COMPUTER, "inside": True, "memory_mb": 512},
+            "memory_mb is set, and inside is true",
+        ),
+        (
+            {"harness": "smolagents", "tasks": COMPUTER, "inside": True, "python": "/bin/sh"},
+            "is no virtual environment",
+        ),
     ],
 )
 def test_mistakes_are_told_at_the_start(given: dict[str, Any], said: str) -> None:
