@@ -383,7 +383,7 @@ def _example_problems(config: "LearnerConfig", path: Path, *, key: str) -> Itera
                 pass
             return
         from env_service.environments.tokenization import LightTokenizer, Tokenization
-        from learner.data.examples import read_examples
+        from learner.data.examples import check_lengths, read_examples
         from learner.offline_examples import read_units
 
         told = config.run.chat_template_kwargs
@@ -391,7 +391,7 @@ def _example_problems(config: "LearnerConfig", path: Path, *, key: str) -> Itera
         if key == "data.path":
             read_units(config, LightTokenizer(tokenization))
         else:
-            read_examples(path, LightTokenizer(tokenization))
+            check_lengths(read_examples(path, LightTokenizer(tokenization)), path=path, model=config.model)
     except (RecordError, FileNotFoundError, ChatTemplateError) as error:
         yield f"[learner] {key}: {error}"
 
@@ -436,8 +436,11 @@ def _incomparable(learner: ProcessConfig, environments: Mapping[str, "OfferedEnv
     if wanted in environments and observes and not learner.evaluation.only:
         yield from _unobserved(environments[wanted])
     teacher = TeachingLimits(learner.teachers).shown_more(wanted)
-    if wanted in environments and teacher and not environments[wanted].has_teacher_hint and not learner.evaluation.only:
-        yield f"[learner] teachers: {without_hint(teacher, wanted)}"
+    if wanted in environments and teacher and not learner.evaluation.only:
+        if not environments[wanted].has_teacher_hint:
+            yield f"[learner] teachers: {without_hint(teacher, wanted)}"
+        if learner.rollouts.group_size == 1:
+            yield from _without_siblings(environments[wanted], teacher=teacher.name)
 
 
 def _unobserved(environment: "OfferedEnvironment") -> Iterator[str]:
@@ -448,6 +451,19 @@ def _unobserved(environment: "OfferedEnvironment") -> Iterator[str]:
                 f"[learner] algo.observation_weight is set, and conversations of environment {each.name} end with the "
                 "policy's first turn, so that it says nothing to it: expected max_turns of 2 or more in its rules, or "
                 "an environment of several turns; or remove observation_weight"
+            )
+
+
+def _without_siblings(environment: "OfferedEnvironment", *, teacher: str) -> Iterator[str]:
+    """An environment, or a part of a mix, whose hint shows another trajectory of a group, in groups of one."""
+    from env_service.environments.rules import SIBLING
+
+    for each in environment.members or (environment,):
+        if SIBLING in (each.rules.teacher_hint or ""):
+            yield (
+                f"[learner] rollouts.group_size is 1, and teacher_hint of environment {each.name} shows teacher "
+                f"{teacher} what another trajectory of the group said, so that it would teach none: expected a "
+                f"group_size of 2 or more, or a teacher_hint without {SIBLING}"
             )
 
 

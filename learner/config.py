@@ -840,6 +840,11 @@ class LearnerConfig(ProcessConfig):
                 f'lag.on_lag is "mask", and the Preset {preset.name} of algo {self.algo.type} needs whole '
                 f'trajectories: {why}. Set lag.on_lag to "wait" or "drop", or change that'
             )
+        if self.reuse.share and (why := preset.once_only):
+            raise WrongSettings(
+                f"reuse.share is {self.reuse.share:g}, and the Preset {preset.name} of algo {self.algo.type} trains a "
+                f"group once: {why}. Leave reuse out, or change that"
+            )
         return preset
 
     @property

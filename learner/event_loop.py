@@ -54,7 +54,7 @@ from learner.weights.published import JoinReport, PublishedWeights, PublisherOpt
 from learner.weights.publisher import Publisher
 from learner.weights.tree import TREE_FOLDER, add_tree_routes, tree_readers
 from learner.what_if_form import checked, form_of
-from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size, with_size
+from protocol.fleet import Fingerprints, fingerprint_directory, positions, vocabulary_size, with_size
 from protocol.generation import Sampling
 from protocol.model import PolicyVersion
 from protocol.status import Status
@@ -191,7 +191,13 @@ def intake_options(
             filters=group_filter(config),
             max_reward=rollouts.max_reward,
             greedy_baseline=config.algo.greedy_baseline,
-            teaching=TeachingLimits(config.teachers, top=_teacher_top(config), served=served, refused=refused),
+            teaching=TeachingLimits(
+                config.teachers,
+                top=_teacher_top(config),
+                served=served,
+                refused=refused,
+                positions=positions(config.model),
+            ),
         ),
         pacing=config.lag.pacing,
         make_curriculum=curriculum_of(config, may_write=may_write),

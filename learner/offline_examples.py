@@ -14,7 +14,7 @@ from learner.algorithms.presets.rm import RmConfig
 from learner.algorithms.presets.sft import SftConfig
 from learner.config import LearnerConfig
 from learner.data.distillation import DistillationExample, read_distillation
-from learner.data.examples import DataTokenizer, TokenizedExample, read_examples, split
+from learner.data.examples import DataTokenizer, TokenizedExample, check_lengths, read_examples, split
 from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
 from learner.data.sources import RecordError
 from learner.training.batch import Candidates, TrainSequence
@@ -58,6 +58,7 @@ def read_units(config: LearnerConfig, tokenizer: DataTokenizer) -> Examples:
             units = _with_mismatched(units, path, seed=config.data.seed)
     if isinstance(algo, DistillConfig):
         _check_taught(units[0].unit, config)
+    check_lengths([sequence for one in units for sequence in one.unit], path=path, model=config.model)
     parts = split(units, prompt=lambda one: one.prompt, share=config.data.held_out_share, seed=config.data.seed)
     training, held_out = ([one.unit for one in part] for part in (parts.training, parts.held_out))
     return Examples(training=training, held_out=held_out, form=form)

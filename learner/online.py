@@ -187,7 +187,8 @@ class OnlineTraining:
         that they begin with.
         """
         config = self._config
-        if self._replay and any(teacher.policy and teacher.is_remote for teacher in config.teachers):
+        of_policy = any(teacher.policy and teacher.is_remote for teacher in config.teachers)
+        if of_policy and not all(logged.is_taught for logged in self._replay):
             self._publish()  # without weights no generator would serve, and all of this would wait for one
         for logged in self._replay:
             logger.info("replaying the batch of step %d from the log", logged.version + 1)

@@ -74,6 +74,11 @@ class LoggedStep:
     reused: tuple[int, ...] = ()
     taught: Mapping[int, tuple[Path, int]] = field(default_factory=dict, repr=False)
 
+    @property
+    def is_taught(self) -> bool:
+        """True if an answer of its teacher is noted for each of its groups, so that none has to be asked."""
+        return set(self.lease_ids) <= self.taught.keys()
+
     def told(self) -> dict[int, GroupScores | TextRefused]:
         """Answers of teachers for its groups, as far as they were noted, by lease id."""
         return {lease_id: teaching_at(path, at).told for lease_id, (path, at) in self.taught.items()}

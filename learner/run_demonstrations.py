@@ -15,7 +15,9 @@ def demonstrations_of(config: LearnerConfig) -> Demonstrations | None:
     if shown.path is None:
         return None
     tokenizer = open_tokenizer(config.model, template=run.template_text, told=run.chat_template_kwargs)
-    return Demonstrations.read(shown.path, tokenizer, per_step=shown.sequences_per_step, seed=config.seed)
+    return Demonstrations.read(
+        shown.path, tokenizer, model=config.model, per_step=shown.sequences_per_step, seed=config.seed
+    )
 
 
 def check_same_demonstrations(config: LearnerConfig, folder: Path) -> None:

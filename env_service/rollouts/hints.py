@@ -1,5 +1,6 @@
 """The prompt of a teacher that is shown more than the policy: the opening with the hint of the rules in it."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,13 +8,13 @@ from dataclasses import replace
 from env_service.environments.interface import Prompt, Task
 from env_service.environments.rules import PRIVILEGED, SIBLING
 from env_service.rollouts.outcomes import DataFailure
-from protocol.trajectories import Trajectory
 
 
-def solved_sibling(trajectories: Sequence[Trajectory], *, reward: float) -> Trajectory | None:
-    """The trajectory with the best reward, the first of several; None if it has less than `reward`."""
-    solved = [each for each in trajectories if each.reward.reward is not None and each.reward.reward >= reward]
-    return max(solved, key=lambda each: each.reward.reward or 0.0, default=None)
+def solved_sibling(rewards: Sequence[float | None], *, reward: float) -> int | None:
+    """The place of the best reward, the first of several; None if it is less than `reward`."""
+    known = [-math.inf if each is None else each for each in rewards]
+    best = max(range(len(known)), key=known.__getitem__, default=None)
+    return None if best is None or known[best] < reward else best
 
 
 def hinted(prompt: Prompt, hint: str, task: Task, *, environment: str, sibling: str = "") -> Prompt:

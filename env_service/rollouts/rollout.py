@@ -249,9 +249,9 @@ class Rollout:
             )
             if answer is not None:
                 own, greedy = set_apart(trajectories, answer)
-                return _RolledOut(prompt_text, own, greedy, **hints.behind(own))
+                return _RolledOut(prompt_text, own, greedy, **hints.behind(own, conversations))
             turnless = len(conversations) - len(trajectories) if opened.offered.rules.branch_after else 0
-            return _RolledOut(prompt_text, trajectories, turnless=turnless, **hints.behind(trajectories))
+            return _RolledOut(prompt_text, trajectories, turnless=turnless, **hints.behind(trajectories, conversations))
         finally:
             await self._close(opened.environments, opened.offered)
 
@@ -534,13 +534,16 @@ class _Hints:
         self._hint = language.rules.teacher_hint if lease.teacher_prompt else None
         self._prompt = None if self._hint is None else self._tokens(self._hint)
 
-    def behind(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-        """The fields of a group that are of its teacher, once its trajectories have rewards."""
+    def behind(self, trajectories: Sequence[Trajectory], conversations: Sequence[Conversation]) -> dict[str, Any]:
+        """The fields of a group that are of its teacher, once its trajectories have rewards. They are of those of the
+        `conversations` that had a turn, in order: a trajectory's own text may have lost its end.
+        """
         if self._hint is None or SIBLING not in self._hint:
             return {"teacher_prompt": self._prompt}
         reward = self._language.rules.hint_reward
-        sibling = solved_sibling(trajectories, reward=reward)
-        prompt = None if sibling is None else self._tokens(self._hint, sibling=sibling.completion_text)
+        texts = [each.text for each in conversations if each.transcript.turns]
+        sibling = solved_sibling([each.reward.reward for each in trajectories], reward=reward)
+        prompt = None if sibling is None else self._tokens(self._hint, sibling=texts[sibling])
         return {"teacher_prompt": prompt, "solved_reward": reward}
 
     def _tokens(self, hint: str, *, sibling: str = "") -> tuple[int, ...]:

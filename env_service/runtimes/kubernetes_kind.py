@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 LABEL = "headway.dev/runtime-of"
 """Label of every runtime; its value names the service that it is of. The policy without network selects by it."""
 
-_FORBIDDEN = 403
+_OF_ALL = frozenset({401, 403, 429, 503, 504})
+"""Statuses of refusals that are of no single pod: without rights, or of an API server that is busy or not there."""
 # The cluster ends what the service did not: start, warm, and a task's time.
 _LATER_S = 3600
 _TRY = """
@@ -176,7 +177,7 @@ class KubernetesKind:
         try:
             await self._api.delete(pod)
         except ClusterRefused as error:
-            if error.status == _FORBIDDEN:
+            if error.status in _OF_ALL:
                 raise
             logger.warning("the pod %s cannot be deleted, and ends by its deadline: %s", pod, error)
 

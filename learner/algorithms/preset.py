@@ -234,6 +234,15 @@ class Preset:
     observes: bool = False
 
     @property
+    def once_only(self) -> str:
+        """Reason why a group is trained by one step only; empty where a later one may train it again."""
+        if self.passes.teacher or self.candidates:
+            return "its teachers would be asked again for each of its tokens"
+        if self.passes.values:
+            return "the targets of its critic are uncorrected for stale tokens, and it would learn them again"
+        return ""
+
+    @property
     def whole_only(self) -> str:
         """Reason why tokens that are too old may not leave the loss by themselves; empty where they may."""
         if self.turn_rewards:

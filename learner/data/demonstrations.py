@@ -7,7 +7,7 @@ same, as long as the file is the same.
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.data.examples import DataTokenizer, batches, read_examples
+from learner.data.examples import DataTokenizer, batches, check_lengths, read_examples
 from learner.training.batch import TrainSequence
 
 
@@ -20,9 +20,11 @@ class Demonstrations:
         self._seed = seed
 
     @classmethod
-    def read(cls, path: Path, tokenizer: DataTokenizer, *, per_step: int, seed: int) -> "Demonstrations":
-        """Reads whatever `sft` does. Raises RecordError, FileNotFoundError."""
-        return cls(read_examples(path, tokenizer), per_step=per_step, seed=seed)
+    def read(cls, path: Path, tokenizer: DataTokenizer, *, model: Path, per_step: int, seed: int) -> "Demonstrations":
+        """Reads whatever `sft` does, for the model in a folder. Raises RecordError, FileNotFoundError."""
+        examples = read_examples(path, tokenizer)
+        check_lengths(examples, path=path, model=model)
+        return cls(examples, per_step=per_step, seed=seed)
 
     def __len__(self) -> int:
         return len(self._examples)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from learner.data.sources import RecordError, read_parsed
 from learner.training.batch import TrainSequence
+from protocol.fleet import positions
 
 Message = Mapping[str, str]
 
@@ -179,6 +180,16 @@ def read_examples(path: Path, tokenizer: DataTokenizer) -> list[TrainSequence]:
     if not examples:
         raise RecordError(f"{path} holds no examples: expected one JSON object a line, or rows")
     return examples
+
+
+def check_lengths(examples: Iterable[TrainSequence], *, path: Path, model: Path) -> None:
+    """Raises RecordError for an example of the file in `path` that is longer than a text of the model may be."""
+    most, longest = positions(model), max(len(each.token_ids) for each in examples)
+    if most is not None and longest - 1 > most:  # the last token is only predicted
+        raise RecordError(
+            f"{path} has an example of {longest} tokens, prompt included, and {model} takes {most} by its config.json: "
+            "shorten such examples, or leave them out"
+        )
 
 
 def batches(examples: Sequence[Example], *, size: int, seed: int, first: int = 0) -> Iterator[list[Example]]:

@@ -1,4 +1,4 @@
-"""The groups that teachers behind generators can be asked of: others fail where they come in, not at their step."""
+"""The groups that teachers can be asked of: others fail where they come in, not at their step."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,15 @@ from protocol.trajectories import TrajectoryGroup
 class TeachingLimits:
     """`top` of the likeliest tokens are asked for in each place; `served` gives the longest texts of the run's
     generators that serve, in tokens, for a teacher that is the policy; `refused` the length of the shortest text
-    that a teacher, by its name, has refused as too long.
+    that a teacher, by its name, has refused as too long. `positions` are the most tokens that the learner's own model
+    takes, which is asked where the policy's average teaches; None: its config.json does not say it.
     """
 
     teachers: Sequence[TeacherConfig] = ()
     top: int = 0
     served: Callable[[], Iterable[int]] = tuple
     refused: Callable[[str], int | None] = lambda name: None
+    positions: int | None = None
 
     def shown_more(self, environment: str) -> TeacherConfig | None:
         """The environment's teacher, if it is shown privileged text."""
@@ -45,9 +47,9 @@ class TeachingLimits:
                 'history = "append" in the rules of its environment, no on_full that makes a context shorter, and a '
                 "chat template that leaves what was said before as it was"
             )
-        if not teacher.is_remote:
-            return None
         longest = self._longest(group, teacher)
+        if not teacher.is_remote:
+            return self._beyond_positions(teacher, longest)
         asked = MAX_SCORED_TOKENS // max(1, self.top)
         if longest > asked:
             return (
@@ -68,6 +70,14 @@ class TeachingLimits:
                 "completions"
             )
         return None
+
+    def _beyond_positions(self, teacher: TeacherConfig, longest: int) -> str | None:
+        if self.positions is None or longest - 1 <= self.positions:  # the last one is only predicted
+            return None
+        return (
+            f"teacher {teacher.name} would read {longest - 1} tokens, prompt and hint included: learner.model takes "
+            f"{self.positions} by its config.json; shorten the hint or completions"
+        )
 
     def _longest(self, group: TrajectoryGroup, teacher: TeacherConfig) -> int:
         """Tokens of the longest text that the teacher is given: up to the last trained token."""

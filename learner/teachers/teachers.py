@@ -438,9 +438,10 @@ class Teachers:
             if believed:
                 return found
             if loop.time() > ends:
+                version = next(one.version for one in reversed(found) if one.taught)
                 raise TeacherFailed(
                     f"{teacher}: for {teacher.config.wait_s:g} s all answers came from generators that have not proven "
-                    f"their weights, last one of version {found[-1].version}. Their logs say why"
+                    f"their weights, last one of version {version}. Their logs say why"
                 )
             await asyncio.sleep(_PROOF_LOOKS_S)
             if believed is not None:

@@ -132,6 +132,19 @@ def test_a_file_that_is_no_examples_names_its_line(model: Path, tmp_path: Path) 
     assert demonstrations_of(config_of()) is None
 
 
+def test_an_example_that_is_longer_than_the_models_positions_is_refused_before_a_step_draws_it(
+    model: Path, tmp_path: Path
+) -> None:
+    """The model has 128 positions; the last token of an example is predicted, and never read."""
+    path = tmp_path / "shown.jsonl"
+    config = config_of(demonstrations={"path": path}).model_copy(update={"model": model})
+    path.write_text(json.dumps({"prompt": "1+1=", "completion": "2" * 124}) + "\n")
+    assert demonstrations_of(config) is not None
+    path.write_text(json.dumps({"prompt": "1+1=", "completion": "2" * 125}) + "\n")
+    with pytest.raises(RecordError, match=r"shown.jsonl has an example of 130 tokens, .* takes 128 by its config"):
+        demonstrations_of(config)
+
+
 def test_a_fingerprint_is_of_what_files_hold(tmp_path: Path) -> None:
     one, other = tmp_path / "one.jsonl", tmp_path / "set"
     one.write_text("a")

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -262,8 +263,9 @@ async def test_a_step_that_is_trained_again_is_taught_as_it_was_by_a_policy_that
         as_it_was = await trained(first, await ours.intake.take())
         (step,) = logged_steps(tmp_path, version=0)
         assert await trained(second, step.read(), noted=step.told()) == as_it_was
-        assert (first.asked, second.asked) == ([0, 1], [])
+        assert (first.asked, second.asked, step.is_taught) == ([0, 1], [], True)
         (lost, kept) = step.taught
+        assert not dataclasses.replace(step, taught={kept: step.taught[kept]}).is_taught
         once_more = await trained(second, step.read(), noted={kept: step.told()[kept]})
         assert (once_more[2:], second.asked) == (as_it_was[2:], [lost])
         (step,) = logged_steps(tmp_path, version=0)
@@ -271,8 +273,10 @@ async def test_a_step_that_is_trained_again_is_taught_as_it_was_by_a_policy_that
         assert third.asked == []
 
 
-async def test_a_policy_that_teaches_is_served_before_the_steps_that_it_taught_are_replayed(tmp_path: Path) -> None:
-    """They ask it, and a generator that starts with the learner has no weights before it publishes some."""
+async def test_a_policy_that_teaches_is_served_before_steps_are_replayed_that_it_has_not_taught(tmp_path: Path) -> None:
+    """They ask it, and a generator that starts with the learner has no weights before it publishes some. Steps that it
+    has taught ask nobody.
+    """
     parts: Any = NothingToTrain()
     served: list[list[int]] = []
 
@@ -280,17 +284,18 @@ async def test_a_policy_that_teaches_is_served_before_the_steps_that_it_taught_a
         served.append([snapshot.version for snapshot in parts.offered])
         raise StepBegun
 
-    for teaches in (True, False):
+    for place, (teaches, is_taught) in enumerate(((True, False), (True, True), (False, False))):
         parts.offered.clear()
-        logged = SimpleNamespace(version=7, told=dict, read=lambda: SimpleNamespace(bound=lambda most: most))
-        async with learner(tmp_path / str(teaches)) as ours:
+        batch = SimpleNamespace(bound=lambda most: most)
+        logged = SimpleNamespace(version=7, told=dict, read=partial(lambda it: it, batch), is_taught=is_taught)
+        async with learner(tmp_path / str(place)) as ours:
             policy: dict[str, Any] = {"algo": {"type": "opd"}, "teachers": [{"name": "self", "policy": True}]}
             settings = settings_of(tmp_path, max_lag=1, **(policy if teaches else {}))
             training = training_of(settings, parts=parts, intake=ours.intake, replay=(logged,))
             training._taught = ask
             with pytest.raises(StepBegun):
                 await asyncio.to_thread(training.run)
-    assert served == [[7], []]
+    assert served == [[7], [], []]
 
 
 def trained_beyond(parts: Any, ours: RunningIntake, folder: Path, **settings: Any) -> Any:

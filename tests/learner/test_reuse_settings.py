@@ -1,12 +1,16 @@
 """Settings of groups that are trained again: how many they come to, and what is refused, by name."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from learner.algorithms.preset import Preset
+from learner.algorithms.presets.grpo import GrpoConfig
 from learner.config import LearnerConfig
 from learner.event_loop import lease_terms, ledger_config
+from services.process import WrongSettings
 
 
 def config_of(algo: str = "grpo", *, share: float = 0.25, **more: Any) -> LearnerConfig:
@@ -49,6 +53,36 @@ def test_the_share_is_rounded_down(share: float, groups: int, expected: int) -> 
 def test_what_cannot_be_trained_again_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         config_of(**settings)
+
+
+def own(*, teacher: bool = False, values: bool = False, candidates: int = 0) -> Preset:
+    """An own algorithm, with passes of grpo and these, and so many tokens of a teacher."""
+    preset = GrpoConfig().preset()
+    passes = replace(preset.passes, teacher=teacher, values=values)
+    return replace(preset, name="mine", passes=passes, candidates=candidates)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, None),
+        ({"teacher": True}, "its teachers would be asked again"),
+        ({"candidates": 8}, "its teachers would be asked again"),
+        ({"values": True}, "the targets of its critic are uncorrected for stale tokens"),
+    ],
+)
+def test_what_an_own_preset_cannot_train_again_is_refused_by_its_name(
+    options: dict[str, int], said: str | None
+) -> None:
+    algo = {"type": "custom", "path": f"{__name__}:own", "options": options}
+    made = {"model": "/nowhere", "run": {"name": "one"}, "algo": algo}
+    assert LearnerConfig.model_validate(made).preset().name == "mine"
+    reusing = LearnerConfig.model_validate({**made, "reuse": {"share": 0.5}})
+    if said is None:
+        assert reusing.preset().name == "mine"
+        return
+    with pytest.raises(WrongSettings, match=f"reuse.share is 0.5, and the Preset mine .* trains a group once: {said}"):
+        reusing.preset()
 
 
 def test_running_moments_of_rewards_are_refused() -> None:

@@ -81,8 +81,8 @@ class StandInCluster:
     def __init__(self, folder: Path) -> None:
         self.pods: dict[str, StandInPod] = {}
         self.deleted: list[str] = []
-        self.kept: set[str] = set()
-        """Pods whose deletion is refused."""
+        self.kept: dict[str, int] = {}
+        """Pods whose deletion is refused, and with which status."""
         self.cannot_start: list[str] = []
         self.token = "secret"
         self.url = ""
@@ -150,7 +150,7 @@ class StandInCluster:
         pod = self._of(request)
         name = request.match_info["name"]
         if name in self.kept:
-            return web.json_response({"kind": "Status", "message": "a webhook says no"}, status=500)
+            return web.json_response({"kind": "Status", "message": "a webhook says no"}, status=self.kept[name])
         await pod.end(137)
         del self.pods[name]
         self.deleted.append(name)

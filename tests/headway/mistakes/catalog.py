@@ -449,6 +449,15 @@ MISTAKES = (
         change={"steps = 5": 'steps = 5\nalgo = "opd"\nteachers = [{ name = "self", policy = true }]'},
         names=("teacher self is shown privileged text", "set teacher_hint in its entry"),
     ),
+    Mistake(
+        "a hint with a sibling in groups of one",
+        change={
+            "steps = 5": 'steps = 5\nalgo = "opd"\nteachers = [{ name = "self", policy = true }]',
+            ROLLOUTS: ROLLOUTS.replace(" }", ", group_size = 1, min_group_size = 1 }"),
+            ENVIRONMENT: ENVIRONMENT.replace(" }", ', teacher_hint = "{sibling}" }'),
+        },
+        names=("group_size is 1", "teacher_hint of environment sums", "expected a group_size of 2 or more"),
+    ),
     _of_a_file("an algorithm that wants a file", 'algo = "sft"', "data.path"),
     _of_a_file(
         "a file of examples that is not there", 'algo = "sft"\ndata.path = "sft.jsonl"', "sft.jsonl does not exist"

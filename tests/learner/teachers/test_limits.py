@@ -24,10 +24,17 @@ TWO_TEXTS = two_turns().model_copy(update={"token_ids": np.arange(8, dtype=np.in
 
 
 def limits(
-    given: dict[str, Any], *, top: int = 0, served: tuple[int, ...] = (), refused: int | None = None
+    given: dict[str, Any],
+    *,
+    top: int = 0,
+    served: tuple[int, ...] = (),
+    refused: int | None = None,
+    positions: int | None = None,
 ) -> TeachingLimits:
     made = TeacherConfig.model_validate({"name": "t", **given})
-    return TeachingLimits((made,), top=top, served=lambda: served, refused={"t": refused}.__getitem__)
+    return TeachingLimits(
+        (made,), top=top, served=lambda: served, refused={"t": refused}.__getitem__, positions=positions
+    )
 
 
 def shown(*prompt: int) -> TrajectoryGroup:
@@ -53,6 +60,9 @@ def shown(*prompt: int) -> TrajectoryGroup:
             True,
         ),
         (limits(AVERAGE, top=1 << 19, served=(9, 6)), shown(1, 2, 3, 4, 5, 6, 7), None, False),
+        (limits(AVERAGE, positions=5), shown(1, 2, 3, 4), None, False),
+        (limits(AVERAGE, positions=4), shown(1, 2, 3, 4), "would read 5 tokens, .* learner.model takes 4 by its", True),
+        (limits(POLICY, positions=4), shown(1, 2, 3, 4), None, False),
         (limits(POLICY, served=(9, 6)), shown(1, 2, 3), None, False),
         (limits(POLICY, served=(9, 6)), shown(1, 2, 3, 4), "would read 6 tokens, .* generators take 5, one less", True),
         (limits({**HINTED, "max_model_len": 6}), shown(1, 2, 3, 4), "would read 6 tokens", True),

@@ -400,8 +400,12 @@ async def test_the_proof_of_weights_that_taught_is_waited_for_and_one_that_never
             assert await ours.scores(hinted(1)) is not None
             assert len(scripted.requests) == 1
             told[:] = [None]
+            unsolved = two_turns().model_copy(update={"reward": RewardRecord(verifier="test", reward=0.0)})
+            last_is_silent = group(2, unsolved, two_turns()).model_copy(
+                update={"teacher_prompt": (7, 8, 9), "solved_reward": 0.5}
+            )
             with pytest.raises(TeacherFailed, match=r"for 0.3 s all answers .* not proven their weights, .* 1.1"):
-                await ours.scores(hinted(2))
+                await ours.scores(last_is_silent)
             told[:], scripted.requests[:] = [False], []
             with pytest.raises(TeacherFailed, match=r"for 0.3 s all answers"):
                 await ours.scores(hinted(3))
