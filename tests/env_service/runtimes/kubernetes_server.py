@@ -253,7 +253,9 @@ def _small_root(folder: Path) -> Path:
     """A root with a few of this machine's programs, and some files of an image."""
     root = folder / "image"
     programs = [Path(found) for name in _PROGRAMS if (found := shutil.which(name, path="/usr/bin:/bin"))]
-    told = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True, check=True).stdout
+    ldd = ["ldd", *map(str, programs)]
+    # Without LD_PRELOAD, which vLLM sets where it is imported.
+    told = subprocess.run(ldd, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]}).stdout
     libraries = {Path(word) for word in told.split() if word.startswith("/") and not word.endswith(":")}
     for path in libraries:
         place = root / str(path).lstrip("/")
