@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
 from learner.algorithms.knobs import DivergenceKnobs, TeacherKnobs
+from learner.algorithms.old_tokens import OldTokenBound
 from learner.algorithms.presets.distill import DistillConfig
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.algorithms.presets.pass_at_k import PassAtKConfig
@@ -251,7 +252,9 @@ class LagConfig(ConfigModel):
 
 
 class ReuseConfig(ConfigModel):
-    """Groups that were trained already, and that later steps train once more, within `max_lag` like all others."""
+    """Groups that were trained already, and that later steps train once more, within the learner's `max_lag` like all
+    others, unless they have a `max_lag` of their own.
+    """
 
     share: float = Field(
         0.0,
@@ -266,10 +269,36 @@ class ReuseConfig(ConfigModel):
         "the further rewards are from the mean of their group, and none whose rewards are all equal",
     )
     max_reuses: int = Field(1, ge=1, le=64, description="how often one group is trained again at most")
+    max_lag: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="no token of a group that is trained again is older than this many policy versions; of those that "
+        "are older than learner.max_lag only what second_moment_limit lets pass is trained. none: learner.max_lag is "
+        "the bound of these groups, too",
+    )
+    second_moment_limit: float = Field(
+        0.04,
+        gt=0,
+        description="of the tokens of a step that are older than learner.max_lag those with the largest squared log of "
+        "policy / behavior probability are left out, as few as bring the mean of the others' squares to at most this; "
+        "0.04 is M2PO's (arXiv 2510.01161)",
+    )
+
+    @model_validator(mode="after")
+    def _bounds_what_is_old(self) -> Self:
+        usual = type(self).model_fields["second_moment_limit"].default
+        if self.max_lag is None and self.second_moment_limit != usual:
+            raise ValueError(
+                "second_moment_limit set and max_lag is not, so that no group is older than learner.max_lag when it is "
+                "trained again: set max_lag to four times learner.max_lag, say, or leave it out; for all tokens of a "
+                "step there is algo.second_moment_limit"
+            )
+        return self
 
     @model_validator(mode="after")
     def _counts(self) -> Self:
-        fields, knobs = type(self).model_fields, ("priority", "max_reuses")
+        fields, knobs = type(self).model_fields, ("priority", "max_reuses", "max_lag")
         idle = [name for name in knobs if getattr(self, name) != fields[name].default]
         if self.share == 0 and idle:
             raise ValueError(
@@ -564,7 +593,10 @@ class LearnerConfig(ProcessConfig):
     )
     groups_per_step: int = Field(32, ge=1, description="groups (tasks) in one step")
     max_lag: int = Field(
-        4, ge=0, description="no token older than this many policy versions is trained on; 0 is synchronous"
+        4,
+        ge=0,
+        description="no token older than this many policy versions is trained on; 0 is synchronous. Groups that are "
+        "trained again can have another bound, reuse.max_lag",
     )
     ranks: int = Field(1, ge=1, description="data-parallel ranks on this host")
     rank_restarts: int = Field(
@@ -636,6 +668,18 @@ class LearnerConfig(ProcessConfig):
     def reused_per_step(self) -> int:
         """Number of groups in a step that were trained before, once there are as many."""
         return int(self.reuse.share * self.groups_per_step + _ROUNDING)
+
+    @property
+    def reused_lag(self) -> int:
+        """The largest lag of a group that is trained again."""
+        return self.max_lag if self.reuse.max_lag is None else self.reuse.max_lag
+
+    @property
+    def old_tokens(self) -> OldTokenBound | None:
+        """The bound on tokens that are older than `max_lag`; None where there are none."""
+        if self.reuse.max_lag is None:
+            return None
+        return OldTokenBound(self.max_lag, self.reuse.second_moment_limit)
 
     @property
     def fresh_per_step(self) -> int:
@@ -747,10 +791,10 @@ class LearnerConfig(ProcessConfig):
                 f"reuse.share is {share:g}, and algo {self.algo.type} learns from the file data.path: data.epochs says "
                 "how often each example is trained. Leave reuse out"
             )
-        if self.max_lag == 0:
+        if self.reused_lag == 0:
             raise ValueError(
                 f"reuse.share is {share:g} and max_lag 0: a group that was trained is one version old at the next "
-                "step, which max_lag does not admit. Raise max_lag, or leave reuse out"
+                "step, which max_lag does not admit. Raise max_lag, set reuse.max_lag, or leave reuse out"
             )
         if self.reused_per_step == 0:
             raise ValueError(
@@ -759,6 +803,25 @@ class LearnerConfig(ProcessConfig):
             )
         if why := self.algo.once_only:
             raise ValueError(f"reuse.share is {share:g}: {why}. Leave reuse out, or change that")
+        return self
+
+    @model_validator(mode="after")
+    def _old_groups_are_bounded(self) -> Self:
+        most = self.reuse.max_lag
+        if most is None:
+            return self
+        if most <= self.max_lag:
+            raise ValueError(
+                f"reuse.max_lag is {most} and max_lag {self.max_lag}, which holds for groups that are trained again "
+                "anyway: expected reuse.max_lag above it. Raise it, or leave it out"
+            )
+        if self.training.partial_batches:
+            raise ValueError(
+                "reuse.max_lag is set and training.partial_batches is true: reuse.second_moment_limit bounds a mean "
+                "over a whole step. Leave one of them out"
+            )
+        if why := self.algo.young_only:
+            raise ValueError(f"reuse.max_lag is {most}: {why}. Leave reuse.max_lag out, or change that")
         return self
 
     @model_validator(mode="after")

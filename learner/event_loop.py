@@ -96,6 +96,7 @@ def ledger_config(config: LearnerConfig) -> LedgerConfig:
         reuse_priority=config.reuse.priority,
         max_reuses=config.reuse.max_reuses,
         reuse_seed=config.seed,
+        max_lag_of_reused=config.reuse.max_lag,
     )
 
 

@@ -20,6 +20,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TypeVar, cast
 
+from learner.algorithms.old_tokens import LEFT_OUT_OF_OLD
 from learner.algorithms.preset import Preset
 from learner.checkpoint_writer import CheckpointWriter
 from learner.config import LearnerConfig
@@ -35,11 +36,11 @@ from learner.recovery import LoggedStep
 from learner.releases.releases import Releases
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerMetrics
-from learner.reports.tally import StepRecord, Timing, step_record
+from learner.reports.tally import LagBounds, StepRecord, Timing, step_record
 from learner.snapshots import snapshots_of
 from learner.taught_batches import TaughtBatch, is_taught_by_policy, taught, teaching_of
 from learner.teachers.teachers import GroupScores, TeacherFailed, Teachers, TextRefused, Told
-from learner.training.batch import GroupsBefore, TrainSequence, sequences_of
+from learner.training.batch import GroupsAgain, GroupsBefore, TrainSequence, sequences_of
 from learner.training.config import LoraConfig
 from learner.training.guard import Guard, GuardChange
 from learner.training.lag_gradients import LagReading, Moments, moments_of
@@ -195,12 +196,13 @@ class OnlineTraining:
             batch = logged.read()
             start = time.monotonic()
             as_taught = self._taught(batch, noted=logged.told())
-            batch, sequences = as_taught.batch, self._sequences(as_taught, max_lag=batch.bound(config.max_lag))
+            batch, sequences = as_taught.batch, self._sequences(as_taught, logged=True)
             step_metrics = as_taught.noted_in(self._train(batch, sequences))
             self._keep(batch, sequences)
             train_s = time.monotonic() - start
             timing = Timing(time_s=self._records.passed_s(), wait_s=0.0, train_s=train_s, copy_s=0.0)
-            self._records.replay(self._record(batch, timing), step_metrics, lag_bound=self._guard.max_lag)
+            record = self._record(batch, timing, lag_bound=self._guard.max_lag)
+            self._records.replay(record, step_metrics, lag_bound=self._guard.max_lag)
             self._metrics.replayed(self._version)
             self._guard.observe(step_metrics, lag=max(batch.lags))
             self._call(self._intake.trained(self._version))
@@ -239,10 +241,7 @@ class OnlineTraining:
         reading, by_gradient, compared_s = self._compare(batch, served_s=served_s) if measures else (None, None, 0.0)
         as_taught = self._taught(batch)
         batch = as_taught.batch
-        if begins:
-            sequences = self._ahead.sequences(batch.groups)
-        else:
-            sequences = self._sequences(as_taught, max_lag=self._config.max_lag)
+        sequences = self._ahead.sequences(batch.groups) if begins else self._sequences(as_taught)
         step_metrics = as_taught.noted_in(self._train(batch, sequences))
         change = self._guard.observe(step_metrics, lag=max(batch.lags))
         self._call(self._intake.trained(self._version, max_lag=self._guard.max_lag))
@@ -263,7 +262,7 @@ class OnlineTraining:
             cpu_s=self._computed_s - before_s,
         )
         _trace_step(batch, seconds=copied - taken)
-        record = self._record(batch, timing)
+        record = self._record(batch, timing, lag_bound=lag_bound)
         level, drawn = self._intake.level, self._intake.drawn
         self._records.step(
             record, step_metrics, batch.fresh, lag_bound=lag_bound, level=level, drawn=drawn, by_lag=reading
@@ -332,7 +331,7 @@ class OnlineTraining:
         moments: Moments = {}
         if compared.fresh > 1:
             chosen = TakenBatch(version=batch.version, groups=compared.groups, lags=())
-            sequences = self._sequences(TaughtBatch(chosen, teaching), max_lag=self._config.max_lag)
+            sequences = self._sequences(TaughtBatch(chosen, teaching))
             unit_of = compared.units
             units = [unit_of[one.origin.group] for one in sequences if one.origin is not None]
             sketches = self._trainer.sketches(sequences, units=units, parts=compared.unit_buckets)
@@ -354,10 +353,19 @@ class OnlineTraining:
             )
         self._call(self._intake.bound_lag(bound))
 
-    def _record(self, batch: TakenBatch, timing: Timing) -> StepRecord:
-        success = self._config.evaluation.success_reward
-        reused = batch.reused_groups if self._config.reused_per_step else None
-        return step_record(batch.fresh, version=batch.version, timing=timing, success_reward=success, reused=reused)
+    def _record(self, batch: TakenBatch, timing: Timing, *, lag_bound: int) -> StepRecord:
+        config, bounds = self._config, None
+        if config.reuse.max_lag is not None:
+            reused_bound = config.reused_lag if lag_bound == config.max_lag else lag_bound
+            bounds = LagBounds(max_lag=config.max_lag, reused=reused_bound)
+        return step_record(
+            batch.fresh,
+            version=batch.version,
+            timing=timing,
+            success_reward=config.evaluation.success_reward,
+            reused=batch.reused_groups if config.reused_per_step else None,
+            bounds=bounds,
+        )
 
     def _train(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> StepMetrics:
         shown = () if self._demonstrations is None else self._demonstrations.of_step(batch.version)
@@ -369,6 +377,8 @@ class OnlineTraining:
             except NotFinite:
                 self._keep(batch, sequences)  # the caller comes no further, and this step is what one wants to see
                 raise
+        bounded = self._config.old_tokens is None or LEFT_OUT_OF_OLD in step_metrics.means
+        assert bounded, "tokens beyond max_lag were trained without their bound"
         self._version = batch.version + 1
         self._prober.renew(batch.groups)
         return step_metrics
@@ -421,13 +431,15 @@ class OnlineTraining:
             ", ".join(sorted({one.verifier for one in rewards})),
         )
 
-    def _sequences(self, as_taught: TaughtBatch, *, max_lag: int) -> list[TrainSequence]:
-        batch = as_taught.batch
+    def _sequences(self, as_taught: TaughtBatch, *, logged: bool = False) -> list[TrainSequence]:
+        """A `logged` batch was taken under the bounds of its time."""
+        batch, config = as_taught.batch, self._config
         assert batch.version == self._version, f"a batch of version {batch.version} at version {self._version}"
         return sequences_of(
             batch.groups,
             version=batch.version,
-            max_lag=max_lag,
+            max_lag=batch.bound(config.max_lag) if logged else config.max_lag,
+            again=GroupsAgain(batch.reused, batch.bound_of_reused(config.reused_lag) if logged else config.reused_lag),
             preset=self._trainer.preset,
             teaching=as_taught.teaching,
         )

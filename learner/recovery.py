@@ -170,7 +170,7 @@ def recover(
             place
             for lease_id, place in logged.groups.items()
             # What the batches to come train again they read themselves: held is what later ones may draw.
-            if ledger.may_reuse(lease_id) and logged.version - place.oldest_version <= config.max_lag
+            if ledger.may_reuse(lease_id) and logged.version - place.oldest_version <= config.reused_lag
         ),
         proofs=tuple(logged.proofs),
         guard=NEW_GUARD if checkpoint is None else checkpoint.guard(),

@@ -31,7 +31,7 @@ from learner.reports.history import RunHistory
 from learner.run_demonstrations import check_same_demonstrations, demonstrations_of
 from learner.run_ranks import LearnerRanks
 from learner.taught_batches import TaughtBatch, is_taught_by_policy, taught
-from learner.training.batch import TrainSequence, sequences_of
+from learner.training.batch import GroupsAgain, TrainSequence, sequences_of
 from learner.training.policy import WeightSnapshot
 from learner.training.step import StepMetrics
 from learner.training.trainer import Trainer
@@ -226,8 +226,14 @@ def taught_again(step: LoggedStep, config: LearnerConfig, trainer: Trainer) -> T
 def sequences_in(as_taught: TaughtBatch, config: LearnerConfig, preset: Preset) -> Sequence[TrainSequence]:
     """The sequences that a preset trains of a logged batch, with the teachers of their environments."""
     batch, teaching = as_taught.batch, as_taught.teaching
-    bound = batch.bound(config.max_lag)
-    return sequences_of(batch.groups, version=batch.version, max_lag=bound, preset=preset, teaching=teaching)
+    return sequences_of(
+        batch.groups,
+        version=batch.version,
+        max_lag=batch.bound(config.max_lag),
+        again=GroupsAgain(batch.reused, batch.bound_of_reused(config.reused_lag)),
+        preset=preset,
+        teaching=teaching,
+    )
 
 
 def numbers_of_step(metrics: StepMetrics) -> dict[str, Any]:

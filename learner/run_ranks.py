@@ -84,5 +84,6 @@ def _trainer(
         and not config.evaluation.only,
         keeps_pulls=keeps_pulls,
         demonstration_weight=config.demonstrations.weight,
+        old_tokens=config.old_tokens,
         average=next((each.average for each in config.teachers if each.average is not None), None),
     )

@@ -259,6 +259,7 @@ def _close(parts: EventLoopParts, *, train_wall_s: float) -> None:
         train_wall_s=records.former_s + train_wall_s,
         generator_idle_share=parts.idle.share,
         success_reward=config.evaluation.success_reward,
+        max_lag_of_reused=config.reuse.max_lag,
     )
     records.may_write()
     write_summary(summary, folder)

@@ -59,6 +59,22 @@ class Algorithm(Knobs):
         return ""
 
     @property
+    def young_only(self) -> str:
+        """Reason why no token that is older than all others may be is trained, even under a bound on the second moment
+        of those; empty where they may.
+        """
+        if not isinstance(self, CorrectionKnobs) or not self.corrects:
+            return f"algo {self.type} leaves out no tokens by their second moment"
+        if self.correction == "none" and self.proximal != "behavior":
+            return "algo.correction is none, and old tokens would count as if the present policy had sampled them"
+        if self.divergence_limit is not None:
+            return (
+                "algo.divergence_limit leaves out tokens by their advantages, after their second moment was bounded, "
+                "and that of the others may be above the limit"
+            )
+        return ""
+
+    @property
     def whole_only(self) -> str:
         """Reason why tokens that are too old may not leave the loss by themselves; empty where they may."""
         if self.greedy_baseline:

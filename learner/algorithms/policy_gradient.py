@@ -5,8 +5,8 @@ rewards ─ shaping ─▶ + KL in reward ─▶ estimator ─▶ advantages ─
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from learner.algorithms.knobs import (
     SampledKnobs,
     ScaleKnobs,
 )
+from learner.algorithms.old_tokens import LEFT_OUT_OF_OLD, OldTokenBound
 from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood, token_denominator, token_weights
 from learner.algorithms.preset import (
     Advantages,
@@ -122,6 +123,7 @@ def policy_gradient(
         ),
         observes=config.observation_weight > 0,
         candidates=0 if taught is None else taught.teacher_tokens,
+        bounds_old_tokens=correction is not None,
     )
 
 
@@ -140,9 +142,13 @@ def _estimate(
         kept = kept & ratios.kept_tokens(_gap_of(correction, batch), _rules(correction))
     if correction is not None and correction.second_moment_limit is not None:
         kept = _within_second_moment(correction, correction.second_moment_limit, batch, kept)
+    bounded = _BoundedTokens(kept)
+    if correction is not None and batch.old_tokens is not None:
+        bounded = _without_far_old_tokens(correction, batch.old_tokens, batch, kept)
+    kept = bounded.kept
     made = estimator(batch, found.rewards, kept)
     carried = found.carried if made.carried is None else replace(found.carried, baselines=made.carried.baselines)
-    made = replace(made, kept=kept, carried=carried, means={**found.means, **made.means})
+    made = replace(made, kept=kept, carried=carried, means={**found.means, **made.means, **bounded.means})
     if config.entropy_target is not None:
         made = _with_entropy_weight(config, config.entropy_target, batch, made)
     return made if correction is None else _with_correction(correction, batch, made)
@@ -171,6 +177,31 @@ def _within_second_moment(correction: CorrectionKnobs, limit: float, batch: Scor
     gap = _gap_of(correction, batch)
     among = kept & ratios.kept_tokens(gap, _rules(correction))
     return kept & (ratios.within_second_moment(gap, limit=limit, among=among) | ~among)
+
+
+@dataclass(frozen=True)
+class _BoundedTokens:
+    """`kept` [M] bool, and metrics."""
+
+    kept: Tensor
+    means: Mapping[str, float] = field(default_factory=dict)
+
+
+def _without_far_old_tokens(
+    correction: CorrectionKnobs, bound: OldTokenBound, batch: ScoredBatch, kept: Tensor
+) -> _BoundedTokens:
+    """`kept` without the tokens that the bound of old ones leaves out, and their number. Those that are out of the loss
+    already have no say. How far they are is told by the learner's policy, whatever the correction takes as proximal.
+    """
+    old = kept & (batch.lags > bound.max_lag)
+    if not old.any():
+        return _BoundedTokens(kept, {LEFT_OUT_OF_OLD: 0.0})
+    assert batch.proximal_logprobs is not None, "the step makes a pass of the policy where it has old tokens"
+    among = old & ratios.kept_tokens(_gap_of(correction, batch), _rules(correction))
+    far = among & ~ratios.within_second_moment(
+        _gap_to(batch, batch.proximal_logprobs), limit=bound.second_moment_limit, among=among
+    )
+    return _BoundedTokens(kept & ~far, {LEFT_OUT_OF_OLD: float(far.sum())})
 
 
 def _with_correction(correction: CorrectionKnobs, batch: ScoredBatch, made: Advantages) -> Advantages:
@@ -212,9 +243,13 @@ def _gap_of(correction: CorrectionKnobs, batch: ScoredBatch) -> ratios.Gap:
     proximal = proximal_of(
         correction, recomputed=batch.proximal_logprobs, behavior=batch.behavior_logprobs, lags=batch.lags
     )
+    return _gap_to(batch, proximal)
+
+
+def _gap_to(batch: ScoredBatch, proximal_logprobs: Tensor) -> ratios.Gap:
     contexts = batch.sequences if batch.contexts is None else batch.contexts
     count = int(contexts.max()) + 1 if len(contexts) else 0
-    return ratios.Gap(proximal, batch.behavior_logprobs, contexts, count)
+    return ratios.Gap(proximal_logprobs, batch.behavior_logprobs, contexts, count)
 
 
 def proximal_of(correction: CorrectionKnobs | None, *, recomputed: Tensor, behavior: Tensor, lags: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from learner.algorithms import ratios, shaping
 from learner.algorithms.knobs import KlKnobs, KlLossKnobs, RewardKnobs
+from learner.algorithms.old_tokens import OldTokenBound
 from learner.algorithms.shaping import RunningMoments
 
 
@@ -58,7 +59,8 @@ class ScoredBatch:
     one player of one environment, None if all are. `greedy_rewards` [S]: that of the greedy answer to each trajectory's
     task, where the preset asks for one. `mismatched` bool [S] are those that are only
     measured: a prompt with the completion of another one. `taught` bool [M] is false at tokens of which the teacher has
-    nothing to say, None if there are none. `carried` is what the step before left.
+    nothing to say, None if there are none. `carried` is what the step before left. `old_tokens` is the bound of
+    those that are older than others may be, None where there are none; it needs `proximal_logprobs`.
     """
 
     rewards: Tensor
@@ -84,6 +86,7 @@ class ScoredBatch:
     taught: Tensor | None = None
     contexts: Tensor | None = None
     carried: CarriedState = CarriedState()
+    old_tokens: OldTokenBound | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,8 @@ class Preset:
     look at tokens or turns beyond a trajectory's reward, so that those which are too old may not leave by themselves;
     with `turn_rewards`, `turn_discounts` and `greedy_baseline` that is so anyway. `rests_on_advantages`: a token of
     advantage 0 has no gradient. `value_clip` is for the critic's loss; `candidates`: how many tokens a local teacher is
-    asked for at each position. `observes`: it wants `LossTokens.observed_logprobs`.
+    asked for at each position. `observes`: it wants `LossTokens.observed_logprobs`. `bounds_old_tokens`: its advantages
+    take out of the loss what `ScoredBatch.old_tokens` asks for.
     """
 
     name: str
@@ -232,6 +236,7 @@ class Preset:
     value_clip: float | None = None
     candidates: int = 0
     observes: bool = False
+    bounds_old_tokens: bool = False
 
     @property
     def once_only(self) -> str:

@@ -90,12 +90,22 @@ def changed_settings(folder: Path, settings: Mapping[str, object], *, resume: bo
     """
     if not resume:
         return []
-    return changes_of_a_resume(folder, settings, accepted=accepted, ignored=_ignored(settings))
+    return changes_of_a_resume(
+        folder, settings, accepted=accepted, ignored=_ignored(settings), more=_other_training(settings)
+    )
 
 
 def refused_resume(folder: Path, settings: Mapping[str, object]) -> str:
     """Reason why these settings cannot go on with the run in the folder; empty if they can. Known without a start."""
-    return refusal(folder, since_last_start(folder, settings, ignored=_ignored(settings)))
+    changes = since_last_start(folder, settings, ignored=_ignored(settings))
+    return refusal(folder, changes, more=_other_training(settings))
+
+
+def _other_training(settings: Mapping[str, object]) -> tuple[str, ...]:
+    """Where groups that are trained again have a bound of their own, `max_lag` says which tokens' second moment is
+    bounded: the logged batches would be trained otherwise than they were.
+    """
+    return ("max_lag",) if settings.get("reuse.max_lag") is not None else ()
 
 
 def _ignored(settings: Mapping[str, object]) -> tuple[str, ...]:

@@ -85,7 +85,11 @@ class TakenBatch:
 
     def bound(self, max_lag: int) -> int:
         """The bound on the lag of a batch of the log: that of its time, which a resume may have lowered since."""
-        return max(max_lag, *self.lags)
+        return max((max_lag, *self.lags[: len(self.fresh)]))
+
+    def bound_of_reused(self, max_lag: int) -> int:
+        """The same for its groups that were trained before."""
+        return max((max_lag, *self.lags[len(self.fresh) :]))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ _NONE: Mapping[int, ReusableGroup] = {}
 
 class Ledger:
     """Hands out leases and makes batches of which no group lags more than `max_lag` versions: that of the
-    configuration, or less while `bound_lag` asks for less.
+    configuration, or less while `bound_lag` asks for less. Groups that were trained before have a bound of their own
+    (`reused_lag`).
 
     Everything is judged by `next_version`, the version at which the next batch will be taken: the learner's own, or,
     while batches that were taken or replayed wait for the end of their step, the one that it will have then. So a group
@@ -78,6 +79,13 @@ class Ledger:
     def max_lag(self) -> int:
         """The bound in use: in 0..config.max_lag."""
         return self._max_lag
+
+    @property
+    def reused_lag(self) -> int:
+        """The bound in use for groups that are trained again. Whatever asks for less than the configured `max_lag` does
+        so since data is too old: then it holds for them, too.
+        """
+        return self.config.reused_lag if self._max_lag == self.config.max_lag else self._max_lag
 
     def bound_lag(self, max_lag: int) -> tuple[EndedAttempt, ...]:
         """From here on no batch holds a group that lags more than `max_lag` versions; at first the configured bound.
@@ -512,9 +520,10 @@ class Ledger:
     def _take(self, lease_ids: tuple[int, ...], *, drop: tuple[int, ...]) -> Batch:
         version, table = self._version, self._table
         lags = tuple(version - table.buffered[lease_id].version for lease_id in lease_ids)
-        reused = self._reusable.draw(version=version, max_lag=self._max_lag)
+        reused = self._reusable.draw(version=version, max_lag=self.reused_lag)
         reused_lags = tuple(version - self._reusable.groups[lease_id].version for lease_id in reused)
-        assert all(0 <= lag <= self._max_lag for lag in (*lags, *reused_lags)), (version, lease_ids, lags, reused_lags)
+        assert all(0 <= lag <= self._max_lag for lag in lags), (version, lease_ids, lags)
+        assert all(0 <= lag <= self.reused_lag for lag in reused_lags), (version, reused, reused_lags)
         self._sure = {}
         self._reusable.taken({each: self._seen_in(table.buffered[each]) for each in lease_ids}, reused=reused)
         table.take(lease_ids)

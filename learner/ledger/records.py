@@ -29,6 +29,7 @@ class LedgerConfig:
     longest_wait_s: an attempt that waits longer for these two, in all, counts as a failure of infrastructure.
     reused_per_step: how many groups that were trained before a step trains again, beside its `groups_per_step` new
         ones; fewer while there are no more. Each at most `max_reuses` times, by `reuse_priority` and `reuse_seed`.
+    max_lag_of_reused: bound on the lag of these groups, above `max_lag`; None: `max_lag`, as for all others.
     infrastructure_backoff_s: pause before the first retry after an infrastructure failure; it doubles with each further
         one, up to `infrastructure_backoff_max_s`. A data failure is retried without a pause.
     """
@@ -49,6 +50,12 @@ class LedgerConfig:
     reuse_priority: ReusePriority = "uniform"
     max_reuses: int = 1
     reuse_seed: int = 0
+    max_lag_of_reused: int | None = None
+
+    @property
+    def reused_lag(self) -> int:
+        """The largest lag that a group may have which is trained again."""
+        return self.max_lag if self.max_lag_of_reused is None else self.max_lag_of_reused
 
 
 class AttemptId(NamedTuple):
@@ -138,8 +145,8 @@ class Batch:
     version: the learner's version at which the batch is trained; the step makes version + 1.
     lags: version minus the oldest version of each group, parallel to `lease_ids`; each in 0..max_lag.
     dropped: attempts that this step makes too old. Their leases will be granted again.
-    reused: leases whose groups were trained before, and are trained once more after the others; each lag is within the
-        bound, too.
+    reused: leases whose groups were trained before, and are trained once more after the others; each of their lags is
+        in 0..max_lag_of_reused, which is max_lag where none is set.
     """
 
     version: int

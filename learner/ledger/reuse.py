@@ -1,4 +1,5 @@
-"""Groups that a step has trained and a later one may train again, while the bound on the lag admits their oldest token.
+"""Groups that a step has trained and a later one may train again, while their bound on the lag admits their oldest
+token.
 
     trained for the first time ──▶ reusable ──drawn──▶ in training ──trained──▶ reusable, until it is used up or too old
 
@@ -40,7 +41,9 @@ class _StepGroups:
 
 
 class ReusableGroups:
-    """All of them at one version, by lease id: at most those of `max_lag` steps. Empty where nothing is reused."""
+    """All of them at one version, by lease id: at most those of as many steps as their bound on the lag counts. Empty
+    where nothing is reused.
+    """
 
     def __init__(self, config: LedgerConfig) -> None:
         self._config = config
@@ -120,7 +123,7 @@ class ReusableGroups:
 
     def _forget_spent(self, version: int) -> None:
         """By the configured bound: one that is lower for a time may rise again."""
-        most, max_lag = self._config.max_reuses, self._config.max_lag
+        most, max_lag = self._config.max_reuses, self._config.reused_lag
         self._groups = {
             lease_id: group
             for lease_id, group in self._groups.items()

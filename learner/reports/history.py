@@ -137,6 +137,15 @@ CURVES = (
     CurveSpec("lag_max", "largest lag", "lag", "orange", largest=True, gauge="lag_max_versions"),
     CurveSpec("reused_lag_mean", "mean lag of groups trained again", "lag", "green", gauge="reused_lag_mean_versions"),
     CurveSpec("lag_bound", "bound", "lag", "grey", largest=True),
+    CurveSpec(
+        "reused_lag_max",
+        "largest lag of groups trained again, where they have a bound of their own",
+        "lag",
+        "red",
+        largest=True,
+        gauge="reused_lag_max_versions",
+    ),
+    CurveSpec("reused_lag_bound", "their bound", "lag", "violet", largest=True, gauge="reused_lag_bound_versions"),
     CurveSpec("gradient_cosine", "cosine to lag 0", "lag_cosine", by_name=True, alone=True),
     CurveSpec("gradient_norm_ratio", "norm over that of lag 0", "lag_norm", by_name=True, alone=True),
     CurveSpec("train_s", "training", "time"),
@@ -168,6 +177,7 @@ CURVES = (
     CurveSpec("microbatches", "microbatches", "volume"),
     CurveSpec("tokens", "tokens computed", "volume"),
     CurveSpec("trained_tokens", "trained tokens", "volume"),
+    CurveSpec("tokens_beyond_max_lag", "tokens trained again that are older than max_lag", "volume"),
     CurveSpec("demonstration_tokens", "trained tokens of demonstrations", "volume"),
 )
 """All curves. Another one is a line here, beside the field that writes it."""

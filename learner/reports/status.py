@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
+from learner.algorithms.old_tokens import LEFT_OUT_OF_OLD
 from learner.journal.journal import FOLDER as JOURNAL
 from learner.leases.env_services import ConnectedEnvService
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books, Ledger
@@ -86,6 +87,13 @@ class LearnerMetrics:
         self._tokens = metrics.counter("trained_tokens", "Sampled tokens that entered a loss.")
         self._trajectories = metrics.counter("trained_trajectories", "Trained trajectories.")
         self._reused = metrics.counter("reused_groups", "Groups that steps trained once more, after their first time.")
+        self._beyond = metrics.counter(
+            "tokens_beyond_max_lag",
+            "Tokens of such groups that were older than max_lag (reuse.max_lag), whether they were left out or not.",
+        )
+        self._left_out_of_old = metrics.counter(
+            "second_moment_left_out_tokens", "Those of them that reuse.second_moment_limit left out of the loss."
+        )
         self._token_lags = metrics.distribution(
             "trained_token_lag_versions", "Versions that trained tokens were behind.", buckets=_LAGS
         )
@@ -113,7 +121,7 @@ class LearnerMetrics:
             for curve in CURVES
             if curve.gauge
         }
-        self._lag_bound = metrics.gauge("lag_bound_versions", "Largest lag that the next batch may have.")
+        self._lag_bound = metrics.gauge("lag_bound_versions", "Largest lag that the next batch's new groups may have.")
         self._configured = metrics.gauge("lag_bound_configured_versions", "The bound of the settings, max_lag.")
         self._level = metrics.gauge("curriculum_level", "Level of new leases, 0 the easiest, or the only one.")
         self._cosines = metrics.gauge(
@@ -253,6 +261,8 @@ class LearnerMetrics:
         self._tokens.inc(sum(record.token_lag_counts.values()))
         self._trajectories.inc(record.trajectories)
         self._reused.inc(len(record.reused_lease_ids))
+        self._beyond.inc(record.tokens_beyond_max_lag or 0)
+        self._left_out_of_old.inc(step.means.get(LEFT_OUT_OF_OLD, 0))
         for lag, count in record.token_lag_counts.items():
             self._token_lags.add(lag, count)
         for lag, count in record.lag_counts.items():

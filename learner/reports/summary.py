@@ -32,7 +32,8 @@ class Summary:
     Accuracies are those of the evaluations of version 0 and of the last step, which are there whole as well. What was
     not measured is None. Medians and rewards of a long run are those of an even selection of its steps and publishes.
     `books` counts leases and attempts over the history of the final weights, so over all starts of the learner.
-    A held-out reward of at least `success_reward` counts as right.
+    A held-out reward of at least `success_reward` counts as right. `max_lag_of_reused` is the bound of groups that were
+    trained again, None where `max_lag` was theirs, too; where it is not, `max_lag_seen` is of new groups alone.
     `lag_histogram` counts trained trajectories by the lag of their oldest token, `token_lag_histogram` trained tokens.
     """
 
@@ -66,6 +67,7 @@ class Summary:
     mixed_version_share: float
     books: Books
     success_reward: float = 1.0
+    max_lag_of_reused: int | None = None
 
 
 def summarize(
@@ -76,6 +78,7 @@ def summarize(
     train_wall_s: float,
     generator_idle_share: float | None,
     success_reward: float = 1.0,
+    max_lag_of_reused: int | None = None,
 ) -> Summary:
     """The summary of a run of at least one step."""
     tally = records.tally
@@ -114,6 +117,7 @@ def summarize(
         mixed_version_share=tally.mixed_version_share / tally.steps,
         books=books,
         success_reward=success_reward,
+        max_lag_of_reused=max_lag_of_reused,
     )
 
 
@@ -151,7 +155,7 @@ def table(summary: Summary, *, folder: Path) -> str:
         ("reward", f"{s.reward_first:.3f} in the first steps, {s.reward_last:.3f} in the last"),
         ("steps", f"{s.steps} in {s.train_wall_s:.0f} s, {s.train_step_s_median * 1e3:.0f} ms of training each"),
         ("throughput", f"{s.completions_per_s:.0f} completions/s, {s.tokens_per_s:.0f} tokens/s"),
-        ("lag of trajectories", f"{_histogram(s.lag_histogram)}  (the bound is {s.max_lag})"),
+        ("lag of trajectories", f"{_histogram(s.lag_histogram)}  ({_bounds(s)})"),
         ("lag of tokens", _histogram(s.token_lag_histogram)),
         ("learner waited", f"{s.learner_wait_share:.0%} of the time"),
         ("generator idle", _share(s.generator_idle_share, of="of the time")),
@@ -196,6 +200,11 @@ def _held_out_reward_rows(before: EvaluationResult | None, after: EvaluationResu
 
 def _share(value: float | None, *, of: str = "") -> str:
     return "not measured" if value is None else f"{value:.1%} {of}".rstrip()
+
+
+def _bounds(summary: Summary) -> str:
+    others = summary.max_lag_of_reused
+    return f"the bound is {summary.max_lag}{'' if others is None else f', {others} for groups trained again'}"
 
 
 def _histogram(counts: dict[int, int]) -> str:

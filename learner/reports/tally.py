@@ -33,7 +33,9 @@ class StepRecord:
     `reward_by_environment` that of each environment's; `reward_by_component` the mean of each component where it is
     given. All but the numbers of lag are of the groups that were trained for the first time: `reused_lease_ids` are
     those of the others, `reused_share` is their part of all groups, and `reused_lag_mean` the mean lag of their
-    trajectories; None where nothing is reused.
+    trajectories; None where nothing is reused. Where these others may lag more than `max_lag`, `lag_max` is of the new
+    ones alone, `reused_lag_max` of the others, `reused_lag_bound` the bound that they had, and `tokens_beyond_max_lag`
+    the number of their tokens that lag more; None elsewhere.
     """
 
     step: int
@@ -65,6 +67,19 @@ class StepRecord:
     reused_lease_ids: tuple[int, ...] = ()
     reused_share: float | None = None
     reused_lag_mean: float | None = None
+    reused_lag_max: int | None = None
+    reused_lag_bound: int | None = None
+    tokens_beyond_max_lag: int | None = None
+
+
+@dataclass(frozen=True)
+class LagBounds:
+    """Bounds on the lag in a run that has two: `max_lag`, and `reused`, that of a step's groups that were trained
+    before.
+    """
+
+    max_lag: int
+    reused: int
 
 
 class RewardsSeen:
@@ -110,9 +125,10 @@ def step_record(
     timing: Timing,
     success_reward: float,
     reused: Sequence[TrajectoryGroup] | None = None,
+    bounds: LagBounds | None = None,
 ) -> StepRecord:
     """The record of the step that trained these groups at `version`, and beside them `reused` ones, None in a run that
-    reuses nothing.
+    reuses nothing. `bounds` where those have a bound on their lag of their own.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     rewards = np.array([t.reward.reward for t in trajectories], dtype=np.float64)
@@ -120,7 +136,8 @@ def step_record(
     finishes = Counter(t.turns[-1].finish_reason for t in trajectories)
     used = [trajectory for group in reused or () for trajectory in group.trajectories]
     reused_lags = _lags(used, version=version)
-    lags = _lags(trajectories, version=version) + reused_lags
+    new_lags = _lags(trajectories, version=version)
+    lags = new_lags + reused_lags
     uniform = sum(
         len({(t.player, t.reward.reward) for t in group.trajectories}) == len(group.by_player) for group in groups
     )
@@ -138,7 +155,7 @@ def step_record(
         truncated_share=sum(t.truncated for t in trajectories) / len(trajectories),
         end_token_share=finishes["stop"] / len(trajectories),
         lag_mean=float(np.mean(lags)),
-        lag_max=max(lags),
+        lag_max=max(lags if bounds is None else new_lags),
         lag_counts=dict(sorted(Counter(lags).items())),
         token_lag_counts=_token_lags([*trajectories, *used], version=version),
         mixed_version_share=sum(len(t.versions) > 1 for t in trajectories) / len(trajectories),
@@ -148,8 +165,18 @@ def step_record(
         reused_lease_ids=tuple(group.lease_id for group in reused or ()),
         reused_share=None if reused is None else len(reused) / (len(groups) + len(reused)),
         reused_lag_mean=float(np.mean(reused_lags)) if reused_lags else None,
+        **({} if bounds is None else _apart(used, reused_lags, bounds, version=version)),
         **dataclasses.asdict(timing),
     )
+
+
+def _apart(used: Sequence[Trajectory], lags: Sequence[int], bounds: LagBounds, *, version: int) -> dict[str, Any]:
+    counts = _token_lags(used, version=version)
+    return {
+        "reused_lag_max": max(lags, default=None),
+        "reused_lag_bound": bounds.reused,
+        "tokens_beyond_max_lag": sum(count for lag, count in counts.items() if lag > bounds.max_lag),
+    }
 
 
 def _lags(trajectories: Sequence[Trajectory], *, version: int) -> list[int]:

@@ -407,7 +407,7 @@ def _told(sequences: Sequence[TrainSequence]) -> NDArray[np.float32]:
 
 
 class LagBoundBroken(AssertionError):
-    """A token older than `max_lag` was about to enter a loss."""
+    """A token older than its bound was about to enter a loss."""
 
 
 class ComponentMissing(RuntimeError):
@@ -455,7 +455,20 @@ class GroupsBefore:
         return cls(groups=groups, labels=sequences[-1].group + 1 if sequences else 0)
 
 
+@dataclass(frozen=True)
+class GroupsAgain:
+    """The last `groups` of a step, which were trained before: no token of them lags more than `max_lag`."""
+
+    groups: int = 0
+    max_lag: int = 0
+
+    def bounds(self, groups: int, *, max_lag: int) -> list[int]:
+        """The bound of each of a step's `groups`, of which the others have `max_lag`."""
+        return [max_lag] * (groups - self.groups) + [self.max_lag] * self.groups
+
+
 _NONE_BEFORE = GroupsBefore()
+_NONE_AGAIN = GroupsAgain()
 
 
 def sequences_of(
@@ -466,15 +479,17 @@ def sequences_of(
     preset: Preset,
     teaching: Sequence[Teaching] | None = None,
     before: GroupsBefore = _NONE_BEFORE,
+    again: GroupsAgain = _NONE_AGAIN,
 ) -> list[TrainSequence]:
     """The sequences of each trajectory that the preset selects of its group; of a pair the chosen one first.
 
     Where a game has several players, those of each are a group by themselves: what one wins the other may lose.
 
     `version` is the learner's; `teaching` says of each group who teaches it; `before` are the step's groups that come
-    before these. Raises LagBoundBroken rather than letting
-    a token with lag > max_lag through, ComponentMissing, BaselineMissing, and SeveralSequences.
+    before these, and `again` those among these that have a bound of their own. Raises LagBoundBroken rather than
+    letting a token with lag > max_lag through, ComponentMissing, BaselineMissing, and SeveralSequences.
     """
+    bounds = again.bounds(len(groups), max_lag=max_lag)
     chosen = [(number, indices) for number, group in enumerate(groups) for indices in _selected(group, preset)]
     return [
         sequence
@@ -482,7 +497,7 @@ def sequences_of(
         for index in indices
         for sequence in _split(
             replace(
-                _sequence(groups[number].trajectories[index], version=version, max_lag=max_lag),
+                _sequence(groups[number].trajectories[index], version=version, max_lag=bounds[number]),
                 turns=_in_branches(
                     _trajectory_turns(groups[number].trajectories[index], preset, groups[number].environment),
                     groups[number].trajectories[index],

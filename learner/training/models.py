@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from learner.algorithms.old_tokens import OldTokenBound
 from learner.algorithms.preset import CarriedState, LossTokens, Passes, Preset, ScoredBatch
 from learner.training.adapters import add_adapters
 from learner.training.batch import FlatBatch
@@ -171,15 +172,24 @@ def _everywhere(
     return summed_over_ranks(group.once(values))
 
 
-def credit(batch: FlatBatch, scores: TokenScores, *, preset: Preset, carried: CarriedState) -> Credit:
-    """The preset's advantages, and which tokens it keeps; `carried` is what the step before left."""
+def credit(
+    batch: FlatBatch,
+    scores: TokenScores,
+    *,
+    preset: Preset,
+    carried: CarriedState,
+    old_tokens: OldTokenBound | None = None,
+) -> Credit:
+    """The preset's advantages, and which tokens it keeps; `carried` is what the step before left, `old_tokens` the
+    bound on those that are older than others may be.
+    """
     trained = torch.from_numpy(np.flatnonzero(batch.loss_mask))
     tokens = len(batch.token_ids)
     kept = torch.zeros(tokens, dtype=torch.bool)
     kept[trained] = True
     if preset.advantages is None:
         return Credit(advantages=torch.zeros(tokens), kept=kept, returns=None, means={}, carried=carried)
-    made = preset.advantages(replace(_scored(batch, scores, trained), carried=carried))
+    made = preset.advantages(replace(_scored(batch, scores, trained), carried=carried, old_tokens=old_tokens))
     if made.kept is not None:
         kept[trained] = made.kept
     return Credit(

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms import ratios
+from learner.algorithms.old_tokens import OldTokenBound
 from learner.algorithms.policy_loss import negative_log_likelihood, once_for_each
 from learner.algorithms.preset import CarriedState, Loss, LossTokens, Mean, Passes, Preset
 from learner.training.batch import FlatBatch
@@ -287,6 +288,8 @@ class TrainingStep:
         self._even = even_position(trained.causal_lm if isinstance(trained, PolicyModel) else trained.classifier)
         self._should_stop = should_stop
         self._reached = reached
+        self.old_tokens: OldTokenBound | None = None
+        """Of tokens that are older than others may be; the same on every rank."""
         self.demonstration_weight = 0.0
         """Of the mean cross-entropy of demonstrations in a step's loss; the same on every rank."""
         self.keeps_tokens = False
@@ -321,7 +324,7 @@ class TrainingStep:
         slices = slices_of(batch, updates=self._config.updates_per_step)
         cut = partial(self._microbatches, batch, shared_prefixes(batch))
         whole, measured = [cut(part) for part in slices], cut(np.flatnonzero(batch.mismatched))
-        data = self._data(batch, slices, [*chain.from_iterable(whole), *measured], passes=self._passes(slices))
+        data = self._data(batch, slices, [*chain.from_iterable(whole), *measured], passes=self._passes(batch, slices))
         moves = self._moves(data)
         rows = [_row(cut, part, packed, moves=moves) for part, packed in zip(slices, whole, strict=True)]
         rows = rows if demonstrations is None else self._showing(rows, demonstrations)
@@ -624,7 +627,7 @@ class TrainingStep:
     ) -> StepData:
         """The passes, the advantages, and the weights, which count an update's kept tokens on all ranks."""
         scores = score(batch, microbatches, scorers=self._models.scorers, passes=passes, group=self._group)
-        made = credit(batch, scores, preset=self._preset, carried=self.carried)
+        made = credit(batch, scores, preset=self._preset, carried=self.carried, old_tokens=self.old_tokens)
         lengths = made.kept_lengths(batch)
         good = None
         if self._preset.good_reward is not None:
@@ -671,10 +674,14 @@ class TrainingStep:
         rates = (learning_rate(self._config.optimizer, update=number) for number in numbers)
         return [0.0 if frozen else scale * rate for rate in rates]
 
-    def _passes(self, slices: Sequence[NDArray[np.int64]]) -> Passes:
-        """With several updates in an epoch the first one moves the policy away from where the step began."""
-        passes = self._preset.passes
-        return replace(passes, proximal=True) if len(slices) > 1 and self._preset.samples_policy else passes
+    def _passes(self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]]) -> Passes:
+        """With several updates in an epoch the first one moves the policy away from where the step began. How far it is
+        from old tokens has to be known before the first one.
+        """
+        passes, bound = self._preset.passes, self.old_tokens
+        has_old = bound is not None and bool((batch.lags[batch.loss_mask] > bound.max_lag).any())
+        needed = has_old or (len(slices) > 1 and self._preset.samples_policy)
+        return replace(passes, proximal=True) if needed else passes
 
     def _update(
         self, data: StepData, row: _Row, rate: float, *, number: int, idle: tuple[MicrobatchRecord, ...] | None

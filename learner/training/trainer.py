@@ -32,6 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from learner.algorithms.old_tokens import OldTokenBound
 from learner.algorithms.preset import CarriedState, Preset
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.algorithms.shaping import RunningMoments
@@ -258,12 +259,14 @@ class Trainer:
         chat_template: str = "",
         demonstration_weight: float = 0.0,
         average: float | None = None,
+        old_tokens: OldTokenBound | None = None,
     ) -> None:
         """`teachers` are folders of models that each rank loads; `keeps_tokens` and `keeps_pulls`, whether `tokens` and
         `pulls` are filled: the same on every rank. `chat_template` is exported in place of the model's, if it is not
-        empty. `demonstration_weight` and `average`, the decay of the policy's average, are those of LearnerConfig.
+        empty. `demonstration_weight`, `average`, the decay of the policy's average, and `old_tokens`, the bound on what
+        is older than others may be, are those of LearnerConfig.
         """
-        assert not (config.partial_batches and algorithm.whole_step), "checked by LearnerConfig"
+        assert not (config.partial_batches and (algorithm.whole_step or old_tokens)), "checked by LearnerConfig"
         self._source = TextFiles(model_path, chat_template)
         self._preset: Preset = algorithm.preset()
         self._config = config
@@ -286,6 +289,8 @@ class Trainer:
             should_stop=should_stop,
             reached=self._reached,
         )
+        assert old_tokens is None or self._preset.bounds_old_tokens, "checked by LearnerConfig"
+        self._step.old_tokens = old_tokens
         self._step.demonstration_weight = demonstration_weight
         self._step.keeps_tokens = keeps_tokens
         self._step.keeps_pulls = keeps_pulls
@@ -293,8 +298,11 @@ class Trainer:
         faster = faster_dtype(config.dtype, device=ranks.device, cpu=torch.cpu.get_capabilities(), weights=weights)
         if ranks.leads and faster != config.dtype:
             logger.info(_FASTER[faster])
+        self._say_what_has_no_effect(algorithm)
+
+    def _say_what_has_no_effect(self, algorithm: AlgorithmConfig) -> None:
         has_ratio = self._preset.samples_policy and self._preset.advantages is not None
-        if not config.moves_within_step and has_ratio and not self._preset.moves_at_once:
+        if not self._config.moves_within_step and has_ratio and not self._preset.moves_at_once:
             # Of the defaults nobody asked anything.
             given = [f"algo.{knob}" for knob in _CLIPPING if knob in algorithm.model_fields_set]
             if given:

@@ -46,7 +46,8 @@ _MAX_HANDED_OVER = 100_000  # of 128 KiB that Linux takes in one variable
 _OTHER_TRAINING = (
     "algo", "model", "model_fingerprint", "template_fingerprint", "groups_per_step", "rollouts.group_size",
     "rollouts.environment", "rollouts.max_tokens", "training.temperature", "training.reference", "training.critic",
-    "training.lora", "run.chat_template_kwargs", "demonstrations", "demonstrations_fingerprint",
+    "training.lora", "run.chat_template_kwargs", "demonstrations", "demonstrations_fingerprint", "reuse.max_lag",
+    "reuse.second_moment_limit",
 )  # fmt: skip
 """Settings of a learner with another value of which the rest of a run would be another experiment."""
 
@@ -284,9 +285,11 @@ def since_last_start(folder: Path, settings: Mapping[str, Any], *, ignored: Sequ
     return [each for each in differences(former, settings) if each.key not in ignored]
 
 
-def refusal(folder: Path, changes: Sequence[Difference]) -> str:
-    """Reason why the run in this folder cannot go on with these changes; empty if it can."""
-    refused = [each for each in changes if each.is_other_training]
+def refusal(folder: Path, changes: Sequence[Difference], *, more: Sequence[str] = ()) -> str:
+    """Reason why the run in this folder cannot go on with these changes; empty if it can. `more` are keys that make
+    another training of this run, though not of others.
+    """
+    refused = [each for each in changes if each.is_other_training or each.key in more]
     if not refused:
         return ""
     return (
@@ -297,16 +300,21 @@ def refusal(folder: Path, changes: Sequence[Difference]) -> str:
 
 
 def changes_of_a_resume(
-    folder: Path, settings: Mapping[str, Any], *, accepted: bool, ignored: Sequence[str] = ()
+    folder: Path,
+    settings: Mapping[str, Any],
+    *,
+    accepted: bool,
+    ignored: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> list[Difference]:
-    """Differences of the settings of a start that resumes from the last one's; each is logged.
+    """Differences of the settings of a start that resumes from the last one's; each is logged. `more` as in `refusal`.
 
     Raises WrongSettings for those that make it another training, unless they are accepted.
     """
     former, beside = read(folder).get("beside"), _taken_over().get("beside")
     changes = since_last_start(folder, settings, ignored=ignored)
     changes += differences(former, beside) if isinstance(former, dict) and isinstance(beside, dict) else []
-    if not accepted and (said := refusal(folder, changes)):
+    if not accepted and (said := refusal(folder, changes, more=more)):
         raise WrongSettings(said)
     for change in changes:
         logger.warning("the run goes on with another setting: %s", change)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from learner.algorithms.old_tokens import LEFT_OUT_OF_OLD
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.step import StepMetrics
 from learner.weights.process_group import BucketWriter, LaidOut
@@ -90,6 +91,8 @@ class Trainers:
     reused_per_step: int = 0
     """Groups of a step that were trained before, at most, and each of them at most `max_reuses` times again."""
     max_reuses: int = 1
+    max_lag_of_reused: int | None = None
+    """Bound on the lag of those; None: `max_lag`."""
     absurd: int = 0
     """Rewards that services gave and no learner can train with: each takes a member from its group."""
     by_process: dict[str, "ScriptedTrainer"] = field(default_factory=dict)
@@ -225,12 +228,15 @@ class ScriptedTrainer:
         """By the logprobs, which tell who sampled, and not by the stamps."""
         if version != len(self.history):
             self._trainers.broken("versions", f"a step of version {version} on weights of {len(self.history)} steps")
+        again = sequence.origin is not None and self._was_trained(self.coming[sequence.origin.group])
         context = 0
         for at, (token, is_sampled, logprob, lag) in enumerate(
             zip(sequence.token_ids, sequence.loss_mask, sequence.behavior_logprobs, sequence.lags, strict=True)
         ):
             if is_sampled:
-                self._check_token(*sampled_by(float(logprob)), context=context, lag=int(lag), version=version)
+                number, known = sampled_by(float(logprob))
+                self._check_token(number, known, context=context, lag=int(lag), version=version)
+                self._check_lag(number, version=version, again=again)
             context = context_of((token,), context)
             if is_sampled and self._trainers.teachers:
                 self._check_teacher(sequence.teacher_logprobs, at=at, due=taught(context))
@@ -250,11 +256,23 @@ class ScriptedTrainer:
             self._trainers.broken("ancestry", f"a token of version {len(history)} is not of this history")
         if len(history) != version - lag:
             self._trainers.broken("stamps", f"a token stamped {version - lag} was sampled by {len(history)}")
-        if version - len(history) > self._trainers.max_lag:
-            self._trainers.broken("max_lag", f"a token of version {len(history)} is trained at {version}")
-        elif version - len(history) > self.bound:
-            what = f"a token of version {len(history)} is trained at {version} under a bound of {self.bound}"
-            self._trainers.broken("the guard's bound", what)
+
+    def _check_lag(self, number: int, *, version: int, again: bool) -> None:
+        """A group that is trained again may have a bound of its own, but none above one that the guard has lowered."""
+        if number <= 0 or number >= len(self._truth.histories):
+            return
+        trainers, sampled_at = self._trainers, len(self._truth.histories[number])
+        most, bound = trainers.max_lag, self.bound
+        if again and trainers.max_lag_of_reused is not None:
+            most, bound = trainers.max_lag_of_reused, trainers.max_lag_of_reused if bound >= most else bound
+        if version - sampled_at > most:
+            trainers.broken("max_lag", f"a token of version {sampled_at} is trained at {version}")
+        elif version - sampled_at > bound:
+            what = f"a token of version {sampled_at} is trained at {version} under a bound of {bound}"
+            trainers.broken("the guard's bound", what)
+
+    def _was_trained(self, lease: int) -> bool:
+        return any(lease in batch for batch in self.history)
 
     def _check_once(self, leases: tuple[int, ...]) -> None:
         trained, trainers = Counter(lease for batch in self.history for lease in batch), self._trainers
@@ -309,10 +327,11 @@ class ScriptedTrainer:
         """See Trainer."""
 
     def _metrics(self, sequences: int, *, healthy: bool, skipped: bool) -> StepMetrics:
+        means = {} if self._trainers.max_lag_of_reused is None else {LEFT_OUT_OF_OLD: 0.0}
         readings: dict[str, Any] = {
             "loss": 0.1, "entropy": 1.0, "mismatch_kl": 0.001, "behavior_kl": 0.01 if healthy else 5.0,
             "importance_ratio_mean": 1.0, "importance_ratio_max": 1.5, "effective_sample_share": 0.9,
-            "clip_fraction": None, "correction_fraction": 0.0, "means": {}, "grad_norm": 1.0, "learning_rate": 1e-5,
+            "clip_fraction": None, "correction_fraction": 0.0, "means": means, "grad_norm": 1.0, "learning_rate": 1e-5,
             "tokens": 10 * sequences, "trained_tokens": 5 * sequences, "sequences": sequences, "microbatches": 1,
             "updates": 1, "forward_backward_s": 1.0, "optimizer_s": 0.1,
         }  # fmt: skip

@@ -504,7 +504,8 @@ def _shaped(scenario: Scenario) -> Scenario:
     stalls = dice.choice((0.0, 0.0, 0.05))
     settings = replace(settings, teachers=dice.choice((0, 0, 0, 0, 1, 2)))
     settings = replace(settings, reuse=_reuse(scenario.seed, settings))
-    begins = not settings.teachers and random.Random(f"partial batches of {scenario.seed}").random() < 0.4
+    whole = bool(settings.teachers) or "max_lag" in settings.reuse
+    begins = not whole and random.Random(f"partial batches of {scenario.seed}").random() < 0.4
     settings = replace(settings, partial_batches=begins)
     dice = random.Random(f"draws of {scenario.seed}")
     if dice.random() < 0.2:
@@ -519,7 +520,9 @@ def _reuse(seed: int, settings: ClusterSettings) -> Mapping[str, Any]:
     if dice.random() < 0.5 or settings.max_lag == 0 or settings.groups_per_step == 1 or settings.teachers:
         return {}
     priority, most = dice.choice(("uniform", "recent", "advantage")), dice.choice((1, 2))
-    return {"share": 0.5, "priority": priority, "max_reuses": most}
+    reuse = {"share": 0.5, "priority": priority, "max_reuses": most}
+    dice = random.Random(f"old groups of {seed}")
+    return {**reuse, "max_lag": settings.max_lag * dice.choice((2, 3))} if dice.random() < 0.4 else reuse
 
 
 def _long_run(scenario: Scenario) -> Scenario:

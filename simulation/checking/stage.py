@@ -187,7 +187,7 @@ def _stage(
         script=trainer or TrainerScript(), max_lag=settings.max_lag, group_size=settings.group_size,
         teachers=settings.teachers, broken=broken, trained=trained, exported=exported,
         groups_per_step=settings.groups_per_step - settings.reused_per_step, reused_per_step=settings.reused_per_step,
-        max_reuses=settings.reuse.get("max_reuses", 1),
+        max_reuses=settings.reuse.get("max_reuses", 1), max_lag_of_reused=settings.reuse.get("max_lag"),
     )  # fmt: skip
 
     def exited(service: Service, process: Process, code: int | None) -> None:

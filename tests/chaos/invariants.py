@@ -19,12 +19,15 @@ _KL_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class RunTerms:
-    """Settings of a run. `tasks` is the size of an epoch, None if it is not to be trained exactly once."""
+    """Settings of a run. `tasks` is the size of an epoch, None if it is not to be trained exactly once;
+    `max_lag_of_reused` the bound on the lag of groups that are trained again, None if it is `max_lag`.
+    """
 
     steps: int
     groups_per_step: int
     max_lag: int
     tasks: int | None
+    max_lag_of_reused: int | None = None
 
 
 Complaints = Iterator[str]
@@ -74,14 +77,18 @@ def every_task_is_trained_once(history: SystemHistory, terms: RunTerms) -> Compl
 
 
 def no_token_exceeds_the_bound(history: SystemHistory, terms: RunTerms) -> Complaints:
-    """Every trained token was sampled under a policy of this history, at most max_lag versions back.
+    """Every trained token was sampled under a policy of this history, at most max_lag versions back; at most
+    max_lag_of_reused, if its group was trained before.
 
     A version that a former life published and that was then lost names another policy than the history's.
     """
     lasts: dict[int, int] = {}
-    for batch, group in _trained(history):
+    again = terms.max_lag if terms.max_lag_of_reused is None else terms.max_lag_of_reused
+    bounded = [(*pair, terms.max_lag) for pair in _trained(history)]
+    bounded += [(*pair, again) for pair in _trained(history, again=True)]
+    for batch, group, bound in bounded:
         for version in {stamp.version for stamp in group.stamps}:
-            if not 0 <= batch.version - version.number <= terms.max_lag:
+            if not 0 <= batch.version - version.number <= bound:
                 yield f"version {batch.version} trains a token of {version} (lease {group.key.lease_id})"
             if version.incarnation not in lasts:
                 lasts[version.incarnation] = _last_version_kept(history, version.incarnation)
@@ -240,9 +247,10 @@ def books_balance(books: KeptBooks, history: SystemHistory, terms: RunTerms) -> 
     return found
 
 
-def _trained(history: SystemHistory) -> Iterator[tuple[TrainedBatch, AcceptedGroup]]:
+def _trained(history: SystemHistory, *, again: bool = False) -> Iterator[tuple[TrainedBatch, AcceptedGroup]]:
+    """Each batch with its groups, those that it trains for the first time or `again`."""
     for batch in history.batches:
-        for lease_id in batch.lease_ids:
+        for lease_id in batch.reused if again else batch.lease_ids:
             group = history.group_of(lease_id, before=batch.at)
             if group is not None:
                 yield batch, group

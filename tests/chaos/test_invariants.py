@@ -145,6 +145,16 @@ def a_token_is_too_old(good: SystemHistory) -> SystemHistory:
 
 
 @bad("no_token_exceeds_the_bound")
+def a_token_that_is_trained_again_is_too_old(good: SystemHistory) -> SystemHistory:
+    return replace(good, batches=(*good.batches[:-1], replace(good.batches[-1], reused=(0,))))
+
+
+def test_what_is_trained_again_can_have_a_bound_of_its_own() -> None:
+    history = a_token_that_is_trained_again_is_too_old(good())
+    assert complaints(history, replace(TERMS, max_lag_of_reused=2)) == []
+
+
+@bad("no_token_exceeds_the_bound")
 def a_token_is_from_the_future(good: SystemHistory) -> SystemHistory:
     return last_group(good, group(7, 5, "2.3"))
 

@@ -326,7 +326,7 @@ def test_a_measuring_step_takes_teachers_answers_after_the_measurement_and_its_w
     async def trained(version: int, *, max_lag: int) -> None:
         clock.now += 5.0
 
-    def record(batch: TakenBatch, timing: Timing) -> Any:
+    def record(batch: TakenBatch, timing: Timing, **_: object) -> Any:
         timings.append(timing)
         return SimpleNamespace(step=9)
 

@@ -204,7 +204,7 @@ def test_of_a_group_whose_text_a_teacher_refuses_no_token_is_trained_and_others_
     training = taught_by_refusing_teachers(left_out)
 
     as_taught = training._taught(TakenBatch(version=0, groups=(group(0), group(1)), lags=(0, 0)))
-    sequences = training._sequences(as_taught, max_lag=0)
+    sequences = training._sequences(as_taught)
 
     assert [(one.group, bool(one.loss_mask.any()), one.teacher_logprobs.min()) for one in sequences] == [
         (0, True, -2.0), (0, True, -2.0), (1, False, 0.0), (1, False, 0.0)
@@ -254,7 +254,7 @@ async def test_a_step_that_is_trained_again_is_taught_as_it_was_by_a_policy_that
                 settings_of(**policy), parts=parts, intake=ours.intake, teachers=teachers, first_version=0
             )
             as_taught = await asyncio.to_thread(training._taught, batch, **noted)
-            sequences = training._sequences(as_taught, max_lag=1)
+            sequences = training._sequences(as_taught)
             return [one.teacher_logprobs.tolist() for one in sequences]
 
         await env.enter()

@@ -425,13 +425,14 @@ def test_a_resume_recovers_from_a_kill_at_any_byte_of_the_journal(lives: Lives, 
 REUSING = replace(LEDGER, max_lag=2, reused_per_step=2, max_reuses=2)
 
 
-@pytest.mark.parametrize("priority", ["uniform", "advantage"])
+@pytest.mark.parametrize(("priority", "of_reused"), [("uniform", None), ("advantage", None), ("uniform", 4)])
 def test_a_learner_that_is_killed_anywhere_trains_the_same_groups_again_as_one_that_is_not(
-    tmp_path: Path, priority: ReusePriority
+    tmp_path: Path, priority: ReusePriority, of_reused: int | None
 ) -> None:
     """At each record of the segment behind its beginning, which is on the disk before the checkpoint is whole."""
     with ExitStack() as stack:
-        lives = Lives(tmp_path / "run", stack, replace(REUSING, reuse_priority=priority))
+        config = replace(REUSING, reuse_priority=priority, max_lag_of_reused=of_reused)
+        lives = Lives(tmp_path / "run", stack, config)
         first = lives.begin()
         for _ in range(2):
             first.step()

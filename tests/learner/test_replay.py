@@ -1,6 +1,7 @@
 """The settings of a run as its folder keeps them: what differs from the defaults, and how a replay reads them again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,8 @@ def test_a_batch_of_the_log_is_trained_again_under_the_bound_of_its_time() -> No
     preset = TypeAdapter(AlgorithmConfig).validate_python({"type": "grpo"}).preset()
 
     assert (batch.bound(2), batch.bound(4)) == (3, 4)
+    again = replace(batch, lags=(3, 9), reused=1)
+    assert (again.bound(2), again.bound_of_reused(2), again.bound_of_reused(16)) == (3, 9, 16)
     with pytest.raises(LagBoundBroken):
         sequences_of(groups, version=5, max_lag=2, preset=preset)
     assert len(sequences_of(groups, version=5, max_lag=batch.bound(2), preset=preset)) == 4

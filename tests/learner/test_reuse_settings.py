@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from learner.algorithms.old_tokens import OldTokenBound
 from learner.algorithms.preset import Preset
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.config import LearnerConfig
@@ -13,10 +14,16 @@ from learner.event_loop import lease_terms, ledger_config
 from services.process import WrongSettings
 
 
-def config_of(algo: str = "grpo", *, share: float = 0.25, **more: Any) -> LearnerConfig:
+def config_of(algo: str | dict[str, Any] = "grpo", *, share: float = 0.25, **more: Any) -> LearnerConfig:
     reuse = {"share": share, **more.pop("reuse", {})}
     return LearnerConfig.model_validate(
-        {"model": "/nowhere", "run": {"name": "one"}, "algo": {"type": algo}, "reuse": reuse, **more}
+        {
+            "model": "/nowhere",
+            "run": {"name": "one"},
+            "algo": {"type": algo} if isinstance(algo, str) else algo,
+            "reuse": reuse,
+            **more,
+        }
     )
 
 
@@ -26,6 +33,9 @@ def test_groups_that_are_trained_again_take_the_place_of_sampled_ones() -> None:
     assert (ledger.groups_per_step, ledger.reused_per_step) == (24, 8)
     assert (ledger.reuse_priority, ledger.max_reuses, ledger.reuse_seed) == ("recent", 3, 7)
     assert lease_terms(config).total_groups == 240
+    old = config_of(max_lag=0, reuse={"max_lag": 16})
+    assert (ledger_config(old).reused_lag, old.old_tokens) == (16, OldTokenBound(0, 0.04))
+    assert (ledger.reused_lag, config.old_tokens) == (4, None)
     usual = ledger_config(config_of(share=0.0, groups_per_step=32))
     assert (usual.groups_per_step, usual.reused_per_step) == (32, 0)
 
@@ -48,6 +58,17 @@ def test_the_share_is_rounded_down(share: float, groups: int, expected: int) -> 
         ),
         ({"share": 0.0, "reuse": {"priority": "recent"}}, "priority set and share is 0"),
         ({"share": 1.0}, "less than 1"),
+        ({"reuse": {"max_lag": 4}}, "reuse.max_lag is 4 and max_lag 4, which holds for groups"),
+        ({"reuse": {"second_moment_limit": 0.1}}, "second_moment_limit set and max_lag is not"),
+        ({"share": 0.0, "reuse": {"max_lag": 8}}, "max_lag set and share is 0"),
+        (
+            {"reuse": {"max_lag": 8}, "training": {"partial_batches": True}},
+            "reuse.max_lag is set and training.partial_batches is true",
+        ),
+        ({"algo": "cispo", "reuse": {"max_lag": 8}}, "algo cispo leaves out no tokens by their second moment"),
+        ({"algo": "rloo", "reuse": {"max_lag": 8}}, "algo rloo leaves out no tokens by their second moment"),
+        ({"algo": {"type": "grpo", "correction": "none"}, "reuse": {"max_lag": 8}}, "algo.correction is none"),
+        ({"algo": {"type": "grpo", "divergence_limit": 0.5}, "reuse": {"max_lag": 8}}, "algo.divergence_limit leaves"),
     ],
 )
 def test_what_cannot_be_trained_again_is_refused(settings: dict[str, Any], said: str) -> None:

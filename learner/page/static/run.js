@@ -204,6 +204,9 @@ export class RunView {
     const over = step >= total || (this.told?.life != null && this.told.life !== "goes on");
     const standing = this.told?.learner?.standing_s ?? null, paced = standing == null ? wall : 0; // no pace then
     const left = total && paced ? ((total - step) * paced) / steps : null;
+    const reused = last("reused_lag_bound") == null // else they have a bound of their own
+      ? ""
+      : `, trained again ${number(last("reused_lag_max"))} of ${number(last("reused_lag_bound"))}`;
     const tiles = [
       ["Step", number(step), total ? `of ${number(total)}` : ""],
       ["Mean reward", number(mean("reward_mean")), "last steps"],
@@ -211,7 +214,7 @@ export class RunView {
       [
         "Lag",
         number(mean("lag_mean")),
-        `at most ${number(last("lag_max"))} of ${number(last("lag_bound"))}`,
+        `at most ${number(last("lag_max"))} of ${number(last("lag_bound"))}${reused}`,
       ],
       ["Sampled tokens", number(paced ? sum("sampled_tokens") / paced : null), "a second"],
       ["Completions", number(paced ? sum("trajectories") / paced : null), "a second"],

@@ -1,5 +1,6 @@
 """Stale tokens: every loss that trains on streamed tokens is corrected for them, or says that it is not."""
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -9,6 +10,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from learner.algorithms.knobs import Knobs
+from learner.algorithms.old_tokens import LEFT_OUT_OF_OLD, OldTokenBound
 from learner.algorithms.preset import LossTokens, Preset, ScoredBatch
 from learner.algorithms.presets.gdpo import GdpoConfig
 from learner.algorithms.presets.pass_at_k import PassAtKConfig
@@ -229,6 +231,28 @@ def test_a_second_moment_leaves_out_tokens_of_a_step_and_of_its_counts(counted: 
     assert made.kept.tolist() == [True, True, False, True, True, True, True, counted]
     slopes = slope(preset, behavior).tolist()
     assert [value != 0 for value in slopes] == [True, True, False, True, True, True, True, False]
+
+
+@pytest.mark.parametrize("knobs", [{}, {"proximal": "behavior"}, {"proximal": "interpolate"}, {"token_veto": 0.1}])
+def test_of_tokens_beyond_the_lag_of_others_the_second_moment_is_bounded_by_itself(knobs: dict[str, object]) -> None:
+    """Lag 9 at the last four tokens, log w 0.1, 0.3, -0.2 and 3.0: squares 0.01, 0.09, 0.04 and 9. The mean of the two
+    smallest is 0.025, that of three 0.047. The young ones have 1.0, and hide nothing and lose nothing.
+    """
+    preset = ADAPTER.validate_python({"type": "grpo", **knobs}).preset()
+    assert preset.advantages is not None
+    assert preset.bounds_old_tokens
+    behavior = POLICY - doubles(1.0, 1.0, 1.0, 1.0, 0.1, 0.3, -0.2, 3.0)
+    lags = torch.tensor([2, 2, 2, 2, 9, 9, 9, 9])
+    batch = replace(batch_of(behavior, POLICY), lags=lags)
+    bounded = preset.advantages(replace(batch, old_tokens=OldTokenBound(4, 0.04)))
+    assert bounded.kept is not None
+    assert bounded.kept.tolist() == [True, True, True, True, True, False, True, False]
+    assert bounded.means[LEFT_OUT_OF_OLD] == 2
+    free, young = preset.advantages(batch), preset.advantages(replace(batch, old_tokens=OldTokenBound(9, 0.04)))
+    assert free.kept is not None
+    assert young.kept is not None
+    assert LEFT_OUT_OF_OLD not in free.means
+    assert (bool(free.kept.all()), bool(young.kept.all()), young.means[LEFT_OUT_OF_OLD]) == (True, True, 0)
 
 
 def test_self_normalised_weights_are_those_of_the_step_over_their_mean() -> None:

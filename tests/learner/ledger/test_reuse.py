@@ -83,6 +83,18 @@ def test_a_bound_that_is_lowered_holds_for_groups_that_are_trained_again() -> No
     assert set(step(ledger).reused_lags) == {1, 2, 3}, "what was too old under the lower bound is there still"
 
 
+def test_groups_that_are_trained_again_can_have_a_bound_of_their_own_until_the_guard_lowers_the_other() -> None:
+    ledger = begun(replace(CONFIG, max_lag=1, max_lag_of_reused=3, reused_per_step=9, max_reuses=9))
+    batches = [step(ledger) for _ in range(6)]
+    assert set(batches[-1].reused_lags) == {1, 2, 3}
+    assert all(lag <= 1 for batch in batches for lag in batch.lags)
+    assert len(ledger.reusable) == 3 * CONFIG.groups_per_step
+    ledger.bound_lag(0)
+    assert step(ledger).reused == (), "old data is what made the guard lower the bound"
+    ledger.bound_lag(1)
+    assert set(step(ledger).reused_lags) == {1, 2, 3}
+
+
 def test_memory_is_bounded_by_the_steps_of_the_bound() -> None:
     ledger = begun()
     for _ in range(50):

@@ -18,7 +18,7 @@ from learner.reports.history import CURVES
 from learner.reports.run_monitor import GeneratorsLoad
 from learner.reports.run_records import Records
 from learner.reports.summary import draw_curves, summarize, table, write_summary
-from learner.reports.tally import RewardsSeen, StepRecord, Tally, Timing, step_record
+from learner.reports.tally import LagBounds, RewardsSeen, StepRecord, Tally, Timing, step_record
 from learner.training.guard import GuardChange, MeasureReading
 from learner.training.lag_gradients import BucketMoments, reading_of
 from learner.training.step import StepMetrics
@@ -124,6 +124,19 @@ def test_an_evaluation_is_said_with_its_reward_which_moves_before_anything_is_so
     with caplog.at_level("INFO"), Records(folder=tmp_path, total_steps=3) as records:
         records.evaluation(found)
     assert "evaluation of version 20: accuracy 0.000 (0.000 to 0.300), reward 0.440 on 8 held-out tasks" in caplog.text
+
+
+def test_where_groups_trained_again_have_a_bound_of_their_own_their_lags_are_told_apart() -> None:
+    old = [group(7, trajectory(0, 3), trajectory(2, 3))]
+    bounds = LagBounds(max_lag=4, reused=8)
+    made = step_record(
+        [group(0, trajectory(5))], version=6, timing=TIMING, success_reward=1.0, reused=old, bounds=bounds
+    )
+
+    assert (made.lag_max, made.reused_lag_max, made.reused_lag_bound) == (1, 6, 8)
+    assert made.tokens_beyond_max_lag == 1, "of lags 6, 3, 4 and 3"
+    usual = step_record([group(0, trajectory(5))], version=6, timing=TIMING, success_reward=1.0, reused=old)
+    assert (usual.lag_max, usual.reused_lag_max, usual.tokens_beyond_max_lag) == (6, None, None)
 
 
 def test_a_step_has_the_mean_reward_of_each_verifier(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -17,7 +17,15 @@ from learner.algorithms.presets.online_dpo import OnlineDpoConfig
 from learner.algorithms.presets.rae import RaeConfig
 from learner.algorithms.presets.treerl import TreerlConfig
 from learner.leases.task_order import TaskOrder
-from learner.training.batch import ComponentMissing, LagBoundBroken, SeveralSequences, Teaching, flatten, sequences_of
+from learner.training.batch import (
+    ComponentMissing,
+    GroupsAgain,
+    LagBoundBroken,
+    SeveralSequences,
+    Teaching,
+    flatten,
+    sequences_of,
+)
 from learner.training.models import TokenScores, credit
 from protocol.trajectories import SUMMARY_STATE, Fork, RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from tests.learner.samples import INCARNATION, group, trajectory
@@ -106,6 +114,17 @@ def test_what_a_teacher_said_goes_with_the_trajectory_that_it_said_it_of() -> No
 def test_a_token_beyond_the_bound_is_never_let_through() -> None:
     with pytest.raises(LagBoundBroken, match="lags 0 to 3 at version 5; the bound is 0 to 2"):
         sequences_of([group(0, trajectory(2, 5, 5))], version=5, max_lag=2, preset=GRPO)
+
+
+@pytest.mark.parametrize(("versions", "bound"), [((2, 2), 2), ((5, 1), 3)])
+def test_groups_that_are_trained_again_have_a_bound_of_their_own_which_is_as_hard(
+    versions: tuple[int, int], bound: int
+) -> None:
+    again = GroupsAgain(1, max_lag=3)
+    assert len(sequences_of([group(0), group(1)], version=2, max_lag=2, preset=GRPO, again=again)) == 4
+    groups = [group(0, trajectory(versions[0])), group(1, trajectory(versions[1]))]
+    with pytest.raises(LagBoundBroken, match=f"at version 5; the bound is 0 to {bound}"):
+        sequences_of(groups, version=5, max_lag=2, preset=GRPO, again=again)
 
 
 def test_a_token_of_a_version_that_is_yet_to_come_is_never_let_through() -> None:

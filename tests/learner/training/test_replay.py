@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from learner.algorithms.old_tokens import OldTokenBound
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal
@@ -27,8 +28,14 @@ IN_PARTS = CONFIG.model_copy(update={"partial_batches": True})
 
 
 @contextmanager
-def trainer(path: Path, commands: CommandChannel, *, config: TrainingConfig = CONFIG) -> Iterator[Trainer]:
-    made = Trainer(path, algorithm=GrpoConfig(), config=config, ranks=Ranks(), commands=commands)
+def trainer(
+    path: Path,
+    commands: CommandChannel,
+    *,
+    config: TrainingConfig = CONFIG,
+    old_tokens: OldTokenBound | None = None,
+) -> Iterator[Trainer]:
+    made = Trainer(path, algorithm=GrpoConfig(), config=config, ranks=Ranks(), commands=commands, old_tokens=old_tokens)
     yield made
     made.close()
 

@@ -1,18 +1,23 @@
 """A run that trains groups again ends at the same weights when it is resumed, by the real trainer and journal."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
+from learner.algorithms.old_tokens import LEFT_OUT_OF_OLD, OldTokenBound
 from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal
 from learner.leases.worth import worth_of
-from learner.ledger import Batch, Ledger
+from learner.ledger import Batch, Ledger, LedgerConfig
 from learner.recovery import logged_steps, recover
-from learner.training.batch import sequences_of
+from learner.training.batch import GroupsAgain, sequences_of
 from learner.training.ranks import CommandChannel
+from learner.training.step import StepMetrics
 from learner.training.trainer import Trainer
 from protocol.trajectories import TrajectoryGroup
 from tests.learner.samples import LEDGER
@@ -20,6 +25,7 @@ from tests.learner.training.test_replay import trainer
 from tests.learner.training.tiny_model import random_group
 
 REUSING = replace(LEDGER, max_lag=3, reused_per_step=1, reuse_priority="advantage")
+BEYOND = replace(REUSING, max_lag=1, max_lag_of_reused=3)
 STEPS = 5
 
 
@@ -32,6 +38,8 @@ class ReusingRun:
 
     def __init__(self, ledger: Ledger, journal: Journal, made: Trainer) -> None:
         self.ledger, self.journal, self.trainer = ledger, journal, made
+        self.lags: list[tuple[int, ...]] = []
+        self.left_out = 0.0
         self.groups: dict[int, TrajectoryGroup] = {}
         self.reused: list[tuple[int, ...]] = []
         ledger.served_changed(ledger.version)
@@ -50,8 +58,10 @@ class ReusingRun:
         self.journal.append_batch(version=version, lease_ids=batch.lease_ids, reused=batch.reused)
         taken = [self.groups[lease_id] for lease_id in (*batch.lease_ids, *batch.reused)]
         self.reused.append(batch.reused)
-        sequences = sequences_of(taken, version=version, max_lag=REUSING.max_lag, preset=self.trainer.preset)
-        self.trainer.train_step(sequences, version=version)
+        self.lags.append(batch.reused_lags)
+        again = GroupsAgain(len(batch.reused), self.ledger.config.reused_lag)
+        metrics = train_within(self.trainer, taken, version=version, max_lag=self.ledger.config.max_lag, again=again)
+        self.left_out += metrics.means.get(LEFT_OUT_OF_OLD, 0)
         self.ledger.trained(version + 1)
         self.ledger.served_changed(version + 1)
 
@@ -65,12 +75,14 @@ class ReusingRun:
         )
 
 
+@pytest.mark.parametrize(("config", "old"), [(REUSING, None), (BEYOND, OldTokenBound(1, 0.008))])
 def test_a_killed_run_ends_at_the_weights_of_one_that_was_not(
-    tied_llama: Path, commands: CommandChannel, tmp_path: Path
+    config: LedgerConfig, old: OldTokenBound | None, tied_llama: Path, commands: CommandChannel, tmp_path: Path
 ) -> None:
+    open_trainer = partial(trainer, tied_llama, commands, old_tokens=old)
     with ExitStack() as stack:
         journal = stack.enter_context(Journal.open(tmp_path / FOLDER))
-        run = ReusingRun(Ledger(REUSING), journal, stack.enter_context(trainer(tied_llama, commands)))
+        run = ReusingRun(Ledger(config), journal, stack.enter_context(open_trainer()))
         for _ in range(2):
             run.step()
         run.checkpoint(tmp_path)
@@ -80,35 +92,43 @@ def test_a_killed_run_ends_at_the_weights_of_one_that_was_not(
             run.step()
         expected = weights(run.trainer)
     assert all(run.reused[2:]), run.reused
+    if old is not None:
+        assert max(lag for lags in run.lags[3:] for lag in lags) > 1, "otherwise the mask is not seen below"
+        assert run.left_out > 0
 
     steps = logged_steps(tmp_path, version=2)
     with ExitStack() as stack:  # as `learner replay` does
-        made = stack.enter_context(trainer(tied_llama, commands))
+        made = stack.enter_context(open_trainer())
         made.load(tmp_path / "checkpoint-00000002" / "trainer")
         for step in steps:
             batch = step.read()
-            train_within(made, batch.groups, version=batch.version, max_lag=batch.bound(REUSING.max_lag))
+            again = GroupsAgain(batch.reused, batch.bound_of_reused(config.reused_lag))
+            train_within(made, batch.groups, version=batch.version, max_lag=batch.bound(config.max_lag), again=again)
         assert all(torch.equal(value, expected[name]) for name, value in weights(made).items())
 
     for path, content in kept.items():
         path.write_bytes(content)
-    recovered = recover(tmp_path, config=REUSING, resume=True, incarnation=2)
+    recovered = recover(tmp_path, config=config, resume=True, incarnation=2)
     with ExitStack() as stack:
         journal = stack.enter_context(Journal.open(tmp_path / FOLDER))
-        made = stack.enter_context(trainer(tied_llama, commands))
+        made = stack.enter_context(open_trainer())
         assert recovered.trainer_folder is not None
         made.load(recovered.trainer_folder)
-        again = ReusingRun(recovered.ledger, journal, made)
-        again.groups = {one.lease_id: one for one in recovered.used_groups()}
+        second = ReusingRun(recovered.ledger, journal, made)
+        second.groups = {one.lease_id: one for one in recovered.used_groups()}
         for step in recovered.batches:
-            train_within(made, step.read().groups, version=step.version, max_lag=REUSING.max_lag)
-            again.ledger.trained(step.version + 1)
-        again.ledger.served_changed(again.ledger.version)
-        while again.ledger.version < STEPS:
-            again.step()
-        assert again.reused == run.reused[3:]
+            again = GroupsAgain(len(step.reused), config.reused_lag)
+            train_within(made, step.read().groups, version=step.version, max_lag=config.max_lag, again=again)
+            second.ledger.trained(step.version + 1)
+        second.ledger.served_changed(second.ledger.version)
+        while second.ledger.version < STEPS:
+            second.step()
+        assert second.reused == run.reused[3:]
         assert all(torch.equal(value, expected[name]) for name, value in weights(made).items())
 
 
-def train_within(made: Trainer, groups: tuple[TrajectoryGroup, ...], *, version: int, max_lag: int) -> None:
-    made.train_step(sequences_of(groups, version=version, max_lag=max_lag, preset=made.preset), version=version)
+def train_within(
+    made: Trainer, groups: Sequence[TrajectoryGroup], *, version: int, max_lag: int, again: GroupsAgain
+) -> StepMetrics:
+    sequences = sequences_of(groups, version=version, max_lag=max_lag, again=again, preset=made.preset)
+    return made.train_step(sequences, version=version)

@@ -76,6 +76,17 @@ def test_a_resume_that_would_be_another_training_is_refused_unless_accepted(
     assert changed_settings(tmp_path, settings, resume=False, accepted=False) == []
 
 
+def test_max_lag_is_another_training_where_it_says_which_tokens_are_bounded(tmp_path: Path) -> None:
+    def settings(lag: int, **reuse: object) -> dict[str, object]:
+        return _config(tmp_path, max_lag=lag, reuse={"share": 0.5, **reuse}).made_with()
+
+    made_with.write(tmp_path, settings(4))
+    assert changed_settings(tmp_path, settings(3), resume=True, accepted=False)
+    made_with.write(tmp_path, settings(4, max_lag=8))
+    with pytest.raises(WrongSettings, match="max_lag: 4 → 3"):
+        changed_settings(tmp_path, settings(3, max_lag=8), resume=True, accepted=False)
+
+
 def test_a_check_refuses_such_a_resume_before_anything_is_started(tmp_path: Path) -> None:
     run = {"name": "one", "directory": tmp_path}
     (tmp_path / "one").mkdir()
