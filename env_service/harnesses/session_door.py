@@ -107,8 +107,8 @@ class _SessionDoor:
                 await self._answer(reader, writer)
             finally:
                 writer.close()
-        # Whoever is inside may send anything, and leave at any time.
-        except (OSError, EOFError, TimeoutError, aiohttp.ClientError):
+        # Whoever is inside may send anything, and leave at any time: uvloop raises RuntimeError for a write after that.
+        except (OSError, EOFError, RuntimeError, aiohttp.ClientError):
             logger.debug("a connection from inside of a computer came to nothing", exc_info=True)
         finally:
             self._room.release()

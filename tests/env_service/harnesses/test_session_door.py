@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
 
 from env_service.environments.interface import AgentClient
@@ -116,6 +117,34 @@ async def test_an_answer_comes_as_it_grows_and_a_client_that_leaves_is_gone_for_
         assert await reader.readuntil(b"one\n\n")
         writer.close()
         await left.wait()
+
+
+def test_a_client_that_breaks_off_in_an_answer_leaves_the_door_open() -> None:
+    begun, mute = asyncio.Event(), socket.socket()
+
+    async def grow(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"one")
+        if not begun.is_set():
+            await begun.wait()
+            mute.close()  # with bytes that it has not read, which is a reset; the door hears of both at once
+            await answer.write(b"two")
+        return answer
+
+    async def break_off() -> None:
+        async with open_door(grow) as door:
+            mute.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(mute, ("127.0.0.1", door.port))
+            await loop.sock_sendall(mute, ASKS)
+            await loop.sock_recv(mute, 1)
+            begun.set()
+            await asyncio.sleep(0.05)
+            assert "one" in await door.says(ASKS)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the process has it
+        runner.run(break_off())
 
 
 async def test_a_flood_waits_at_the_door() -> None:
