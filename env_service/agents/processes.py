@@ -123,7 +123,10 @@ def _listeners(
 async def _exited(pid: int) -> None:
     """Return when the process has ended, whoever holds its pipes."""
     ended = asyncio.Event()
-    descriptor = os.pidfd_open(pid)
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:  # it was waited for while the loop was busy
+        return
     loop = asyncio.get_running_loop()
     loop.add_reader(descriptor, ended.set)
     try:
@@ -134,8 +137,8 @@ async def _exited(pid: int) -> None:
 
 
 async def _tell(stdin: asyncio.StreamWriter, task: bytes) -> None:
-    # One that does not read its task is free to.
-    with contextlib.suppress(ConnectionError):
+    # One that does not read its task is free to; uvloop raises RuntimeError if it has ended.
+    with contextlib.suppress(ConnectionError, RuntimeError):
         stdin.write(task)
         await stdin.drain()
     stdin.close()

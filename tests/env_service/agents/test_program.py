@@ -5,13 +5,17 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
+from env_service.agents.processes import Confinement, ProgramRun
 from env_service.agents.program import AgentOptions, AgentProgram
 from env_service.environments.imported import EnvironmentFault, NumberedTasks, offered
+from env_service.environments.interface import AgentClient
 from env_service.environments.task_configs import ClassTasks
 from protocol.messages import FailedLease
 from protocol.trajectories import Trajectory
@@ -154,6 +158,27 @@ async def test_a_program_that_cannot_be_started_is_named(rolled_out: Any) -> Non
     assert (
         "'no-such-program' cannot be started" in (await rolled_out(AgentOptions(command=("no-such-program",)))).reason
     )
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_program_that_has_ended_before_the_loop_looks_is_heard(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ProgramRun._started
+
+    async def started_late(self: ProgramRun, *given: Any) -> asyncio.subprocess.Process:
+        process = await start(self, *given)
+        await process.wait()
+        return process
+
+    monkeypatch.setattr(ProgramRun, "_started", started_late)
+
+    async def nothing() -> Any: ...
+
+    client = AgentClient(base_url="http://mine/v1", key="", model="", seed=0, posted=nothing, offer=nothing)
+    run = ProgramRun(command=("/bin/echo", "0.5"), environ={}, confinement=Confinement())
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        assert runner.run(run.result({}, client)) == 0.5
 
 
 async def test_what_a_program_started_ends_with_it(rolled_out: Any, tmp_path: Path) -> None:
