@@ -17,6 +17,7 @@ from env_service.agents.results import result_in
 from env_service.environments.interface import AgentClient, AgentResult, EnvironmentFailed
 from services.config.models import ConfigModel
 from services.isolation.streams import DroppedPace
+from services.process import signal_name
 
 _MAX_BYTES = 64 << 10
 _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
@@ -183,7 +184,7 @@ def result_of(code: int, *, said: bytes, complained: bytes) -> AgentResult | flo
 
 def _failure(code: int, complained: str) -> EnvironmentFailed:
     lines = complained.strip().splitlines()
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
     return EnvironmentFailed(
         "crashed", f"the agent {how}: {lines[-1][:500] if lines else 'it said nothing'}", traceback=complained[-8192:]
     )

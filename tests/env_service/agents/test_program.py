@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from env_service.agents.processes import Confinement, ProgramRun
+from env_service.agents.processes import Confinement, ProgramRun, result_of
 from env_service.agents.program import AgentOptions, AgentProgram
 from env_service.environments.imported import EnvironmentFault, NumberedTasks, offered
-from env_service.environments.interface import AgentClient
+from env_service.environments.interface import AgentClient, EnvironmentFailed
 from env_service.environments.task_configs import ClassTasks
 from protocol.messages import FailedLease
 from protocol.trajectories import Trajectory
@@ -179,6 +179,11 @@ def test_a_program_that_has_ended_before_the_loop_looks_is_heard(
     run = ProgramRun(command=("/bin/echo", "0.5"), environ={}, confinement=Confinement())
     with asyncio.Runner(loop_factory=make_loop) as runner:
         assert runner.run(run.result({}, client)) == 0.5
+
+
+def test_a_program_that_is_killed_by_a_signal_without_a_name_is_at_fault_as_by_any_other() -> None:
+    with pytest.raises(EnvironmentFailed, match="the agent was killed by signal 40: Oh"):
+        result_of(-40, said=b"1", complained=b"Oh\n")
 
 
 async def test_what_a_program_started_ends_with_it(rolled_out: Any, tmp_path: Path) -> None:
