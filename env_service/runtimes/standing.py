@@ -55,17 +55,18 @@ class StandingRuntime(ABC):
         return RuntimeSnapshot(self.image, tuple((each.kind, each.path, each.mode, each.content) for each in entries))
 
     async def stop(self) -> None:
-        """End it and all that runs in it."""
-        if self._stopped:
-            return
-        self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        """End it and all that runs in it; whoever asks, and asks again, waits for that."""
         self._lose(RuntimeEnded("it was stopped"))
-        try:
-            await asyncio.shield(self._end_soon())
-        finally:
-            self._ended(self)
+        ending = self._end_soon()
+        if not self._stopped:
+            self._stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
+            if ending.done():
+                self._ended(self)
+            else:  # who asked may be cancelled, and until then there is something left of it
+                ending.add_done_callback(lambda _: self._ended(self))
+        await asyncio.shield(ending)
 
     def end(self, why: str) -> None:
         """End it for what was done inside."""
