@@ -212,16 +212,22 @@ class EngineKind:
         the engine tells.
         """
         limits = self._config.limits
-        if self._runtimes and not self._has_quota:
-            listed = await self._api.containers(label=f"{LABEL}={self._mark}", sizes=True)
-            full = {each.Id for each in listed if (each.SizeRw or 0) > limits.disk_mib << 20}
-            for runtime in self._runtimes:
-                if runtime.container in full:
-                    runtime.end(f"it wrote more than {limits.disk_mib} MiB (env-service.runtimes.limits.disk_mib)")
+        with suppress(EngineError):  # of sizes, of which those of one container can hold up all
+            await self._look_at_sizes()
         for runtime in [each for each in self._runtimes if each.container and each.stands]:
-            with suppress(EngineRefused):  # it has gone meanwhile
+            with suppress(EngineError):  # it has gone meanwhile, or cannot be counted: the others are
                 if await self._api.count_changes(runtime.container, most=limits.files) > limits.files:
                     runtime.end(f"it made more than {limits.files} files (env-service.runtimes.limits.files)")
+
+    async def _look_at_sizes(self) -> None:
+        limits = self._config.limits
+        if not self._runtimes or self._has_quota:
+            return
+        listed = await self._api.containers(label=f"{LABEL}={self._mark}", sizes=True)
+        full = {each.Id for each in listed if (each.SizeRw or 0) > limits.disk_mib << 20}
+        for runtime in self._runtimes:
+            if runtime.container in full:
+                runtime.end(f"it wrote more than {limits.disk_mib} MiB (env-service.runtimes.limits.disk_mib)")
 
 
 async def _again(work: Callable[[], Coroutine[object, object, None]], *, pause_s: float) -> None:

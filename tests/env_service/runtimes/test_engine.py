@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from env_service.runtimes import engine_kind
+from env_service.runtimes import engine_api, engine_kind
 from env_service.runtimes.config import ContainerEngineConfig, RuntimeLimits, RuntimesConfig
 from env_service.runtimes.engine_kind import LABEL, EngineKind, label_of
 from env_service.runtimes.engine_runtime import EngineRuntime
@@ -196,6 +196,19 @@ async def test_what_writes_too_much_is_ended(launch: Launch) -> None:
     with pytest.raises(RuntimeEnded, match="it made more than 100 files"):
         await running
     assert (await sh(other, "echo works")).stdout == b"works\n"
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_a_container_that_cannot_be_counted_keeps_no_other_from_being_looked_at(
+    launch: Launch, engine: StandInEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [await launch() for _ in range(2)]
+    monkeypatch.setattr(engine_api, "ANSWER_S", 0.3)
+    engine.counts_all = False
+    for _, container in made:
+        container.changes = [{"Path": f"/work/{each}", "Kind": 1} for each in range(101)]
+    await eventually(lambda: not all(runtime.stands for runtime, _ in made))
+    assert [runtime.container for runtime, _ in made if runtime.stands] == [engine.uncounted]
 
 
 async def test_why_a_container_ended_is_told_apart(launch: Launch, engine: StandInEngine) -> None:
