@@ -30,6 +30,8 @@ an engine may serve several machines, whose process ids say nothing of each othe
 """
 
 _DISK_LOOK_S = 2.0
+# Times as long as a count of files took.
+_LEFT_ALONE = 3.0
 _AGAIN_S = 1.0
 # A container that does not run may be about to.
 _YOUNG_S = 600.0
@@ -105,7 +107,8 @@ class EngineKind:
         except EngineError as error:
             raise CannotIsolate(f"the container engine at {self._api.socket} does not do: {error}") from error
         self._loops.append(asyncio.ensure_future(_again(self._hear_of_kills, pause_s=_AGAIN_S)))
-        self._loops.append(asyncio.ensure_future(_again(self._look_at_disks, pause_s=_DISK_LOOK_S)))
+        self._loops.append(asyncio.ensure_future(_again(self._look_at_sizes, pause_s=_DISK_LOOK_S)))
+        self._loops.append(asyncio.ensure_future(_again(self._count_files, pause_s=_DISK_LOOK_S)))
 
     async def launch(self, image: str, snapshot: RuntimeSnapshot | None, *, name: str, ended: Ended) -> EngineRuntime:
         """Raises RuntimeLost and ImageFault."""
@@ -207,19 +210,8 @@ class EngineKind:
                 if runtime.container == event.Actor.ID:
                     runtime.count_kill(for_memory=event.Action == "oom")
 
-    async def _look_at_disks(self) -> None:
-        """End runtimes that have written more than they may, or made more files: small ones take more of a disk than
-        the engine tells.
-        """
-        limits = self._config.limits
-        with suppress(EngineError):  # of sizes, of which those of one container can hold up all
-            await self._look_at_sizes()
-        for runtime in [each for each in self._runtimes if each.container and each.stands]:
-            with suppress(EngineError):  # it has gone meanwhile, or cannot be counted: the others are
-                if await self._api.count_changes(runtime.container, most=limits.files) > limits.files:
-                    runtime.end(f"it made more than {limits.files} files (env-service.runtimes.limits.files)")
-
     async def _look_at_sizes(self) -> None:
+        """End runtimes that have written more than they may."""
         limits = self._config.limits
         if not self._runtimes or self._has_quota:
             return
@@ -228,6 +220,21 @@ class EngineKind:
         for runtime in self._runtimes:
             if runtime.container in full:
                 runtime.end(f"it wrote more than {limits.disk_mib} MiB (env-service.runtimes.limits.disk_mib)")
+
+    async def _count_files(self) -> None:
+        """End runtimes that have made more files than they may: small ones take more of a disk than the engine tells.
+
+        For that, an engine may look at each file of an image, so it is left alone for most of the time.
+        """
+        most = self._config.limits.files
+        for runtime in list(self._runtimes):
+            if not (runtime.container and runtime.stands):
+                continue
+            began = time.monotonic()
+            with suppress(EngineError):  # it has gone meanwhile, or cannot be counted: the others are
+                if await self._api.count_changes(runtime.container, most=most) > most:
+                    runtime.end(f"it made more than {most} files (env-service.runtimes.limits.files)")
+            await asyncio.sleep(_LEFT_ALONE * (time.monotonic() - began))
 
 
 async def _again(work: Callable[[], Coroutine[object, object, None]], *, pause_s: float) -> None:

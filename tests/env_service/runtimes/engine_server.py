@@ -215,12 +215,8 @@ class StandInEngine:
                 await request.answer(200, {"State": state})
             case "DELETE", []:
                 await self._remove(request, number, container)
-            case "GET", ["changes"] if not self.counts_all and self.uncounted in ("", number):
-                self.uncounted = number
-                await container.over.wait()
-                return False
             case "GET", ["changes"]:
-                await request.answer(200, container.changes)
+                await self._counted(request, number, container)
             case _, ["archive"]:
                 await _archive(request, container.root)
             case "POST", ["exec"] if container.state != "running":
@@ -230,6 +226,12 @@ class StandInEngine:
                 self._commands[name] = (container, json.loads(request.body), [None])
                 await request.answer(201, {"Id": name})
         return True
+
+    async def _counted(self, request: _Request, number: str, container: StandInContainer) -> None:
+        if not self.counts_all and self.uncounted in ("", number):
+            self.uncounted = number
+            await container.over.wait()
+        await request.answer(200, container.changes)
 
     async def _remove(self, request: _Request, number: str, container: StandInContainer) -> None:
         if number in self.stuck:

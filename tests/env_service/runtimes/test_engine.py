@@ -176,6 +176,7 @@ async def test_storage_that_limits_a_disk_is_asked_to(engine: StandInEngine) -> 
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_kind, "_DISK_LOOK_S", 0.01)
+    monkeypatch.setattr(engine_kind, "_LEFT_ALONE", 0)
 
 
 @pytest.mark.usefixtures("quick_looks")
@@ -198,17 +199,38 @@ async def test_what_writes_too_much_is_ended(launch: Launch) -> None:
     assert (await sh(other, "echo works")).stdout == b"works\n"
 
 
+def counts(engine: StandInEngine) -> int:
+    """Number of times that it was asked for changes."""
+    return sum(each.endswith("/changes") for each in engine.asked)
+
+
 @pytest.mark.usefixtures("quick_looks")
 async def test_a_container_that_cannot_be_counted_keeps_no_other_from_being_looked_at(
     launch: Launch, engine: StandInEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [await launch() for _ in range(2)]
     monkeypatch.setattr(engine_api, "ANSWER_S", 0.3)
+    engine.asked.clear()
+    await eventually(lambda: counts(engine) > 1)  # so that none is waited for as before
     engine.counts_all = False
     for _, container in made:
         container.changes = [{"Path": f"/work/{each}", "Kind": 1} for each in range(101)]
     await eventually(lambda: not all(runtime.stands for runtime, _ in made))
     assert [runtime.container for runtime, _ in made if runtime.stands] == [engine.uncounted]
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_an_engine_that_has_counted_files_is_left_alone_but_for_sizes(
+    launch: Launch, engine: StandInEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_kind, "_LEFT_ALONE", 1e9)
+    runtime, container = await launch()
+    await eventually(lambda: counts(engine))
+    await asyncio.sleep(0.1)
+    assert counts(engine) == 1
+
+    container.written = 2 << 20
+    await eventually(lambda: not runtime.stands)
 
 
 async def test_why_a_container_ended_is_told_apart(launch: Launch, engine: StandInEngine) -> None:
