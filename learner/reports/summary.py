@@ -5,9 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from learner.evaluation.results import EvaluationResult
 from learner.journal.files import write_atomically
@@ -15,6 +13,9 @@ from learner.ledger import Books
 from learner.reports.history import CURVES, FIGURES, HELD_OUT, CurveSpec, FigureSpec, Points, RunHistory, lines_in
 from learner.reports.run_records import Records
 from learner.reports.tally import Tally
+
+if TYPE_CHECKING:  # of use at a run's end
+    from matplotlib.axes import Axes
 
 logger = logging.getLogger(__name__)
 
@@ -217,6 +218,8 @@ def draw_curves(folder: Path, *, title: str) -> None:
 
     A long run is thinned to a picture's worth.
     """
+    from matplotlib.figure import Figure
+
     names = [curve.name for curve in CURVES]
     history = RunHistory(
         lambda entry: {name: entry.get(name) for name in names},
@@ -238,7 +241,7 @@ def draw_curves(folder: Path, *, title: str) -> None:
     picture.savefig(folder / "curves.png", dpi=110)
 
 
-def _draw(axes: Axes, figure: FigureSpec, lines: Sequence[tuple[CurveSpec, Points]]) -> None:
+def _draw(axes: "Axes", figure: FigureSpec, lines: Sequence[tuple[CurveSpec, Points]]) -> None:
     if figure.stacked:
         steps = sorted({step for _, points in lines for step, _ in points})
         rows = [[dict(points).get(step, 0.0) for step in steps] for _, points in lines]

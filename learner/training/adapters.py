@@ -9,20 +9,22 @@ frozen one.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
 
-import peft
 import torch
-from peft.helpers import rescale_adapter_scale
-from peft.tuners.lora import LoraLayer
-from peft.tuners.lora.layer import ParamWrapper
-from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import Tensor, nn
 
 from learner.training.config import ALL_LINEAR, LoraConfig
 from learner.training.shards import whole_shape, whole_size
+
+if TYPE_CHECKING:  # a second of each start that runs without adapters would do without
+    import peft
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,8 @@ def add_adapters(causal_lm: nn.Module, config: LoraConfig, *, sharded: bool = Fa
     adapters if the parameters will be `sharded` (ZeRO-3), or with dropout: with all-linear they go without, and a
     warning says so. Raises ValueError for targets that the decoder lacks, or that can have no adapters.
     """
+    import peft
+
     assert config.enabled, "called for a rank above 0"
     causal_lm.requires_grad_(False)
     obstacle = _obstacle(config, sharded=sharded)
@@ -112,6 +116,8 @@ def add_adapters(causal_lm: nn.Module, config: LoraConfig, *, sharded: bool = Fa
 
 def peft_config(config: LoraConfig, *, targets: Targets) -> peft.LoraConfig:
     """The adapters as peft describes them."""
+    import peft
+
     return peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
@@ -129,6 +135,9 @@ def is_renamed_by_peft(causal_lm: nn.Module, layer: str) -> bool:
     experts as transformers 4 kept them, and adapts the tensors of transformers 5 that hold these instead; dense layers
     and shared experts of the name then have no adapter.
     """
+    import peft
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
     alone = peft.LoraConfig(target_modules=[layer])
     try:
         convert_peft_config_for_transformers(alone, causal_lm, None)
@@ -143,15 +152,15 @@ def adapters_off(model: nn.Module) -> AbstractContextManager[None]:
     Their layers still run: under ZeRO-3 a pass that left some out would undo the order of prefetching. Use it around a
     whole forward pass without gradient, not between a forward pass and its backward pass.
     """
+    from peft.helpers import rescale_adapter_scale
+
     off: AbstractContextManager[None] = rescale_adapter_scale(model, 0.0)
     return off
 
 
 def merged_weights(model: nn.Module) -> Iterator[MergedWeight]:
     """The weights of `model` as they are without adapters, in the model's order; tied ones appear once."""
-    adapters = {
-        id(_base_weight(layer)): _adapter_of(layer) for layer in model.modules() if isinstance(layer, LoraLayer)
-    }
+    adapters = {id(_base_weight(layer)): _adapter_of(layer) for layer in _adapted_layers(model)}
     factors = {id(factor) for adapter in adapters.values() for factor in (adapter.down, adapter.up)}
     for name, parameter in model.named_parameters():
         if id(parameter) not in factors:
@@ -257,8 +266,22 @@ def _is_named(name: str, target: str) -> bool:
     return f".{name}".endswith(f".{target}")
 
 
+def _adapted_layers(model: nn.Module) -> Iterator[LoraLayer]:
+    if "peft" not in sys.modules:
+        return  # then nobody has put an adapter onto anything
+    from peft.tuners.lora import LoraLayer
+
+    yield from (layer for layer in model.modules() if isinstance(layer, LoraLayer))
+
+
+def _is_wrapper(layer: LoraLayer) -> TypeGuard[ParamWrapper]:
+    from peft.tuners.lora.layer import ParamWrapper
+
+    return isinstance(layer, ParamWrapper)
+
+
 def _base_weight(layer: LoraLayer) -> nn.Parameter:
-    weight = layer.get_param() if isinstance(layer, ParamWrapper) else layer.get_base_layer().weight
+    weight = layer.get_param() if _is_wrapper(layer) else layer.get_base_layer().weight
     assert isinstance(weight, nn.Parameter), "an adapted layer is linear, or holds experts"
     return weight
 
@@ -268,5 +291,5 @@ def _adapter_of(layer: LoraLayer) -> Adapter:
         down=layer.lora_A[ADAPTER].weight,
         up=layer.lora_B[ADAPTER].weight,
         scale=float(layer.scaling[ADAPTER]),
-        turned=isinstance(layer, ParamWrapper) and not layer._did_swap_in_out_features,
+        turned=_is_wrapper(layer) and not layer._did_swap_in_out_features,
     )
