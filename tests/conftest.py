@@ -33,6 +33,7 @@ _INSTALLED: dict[str, int] = {}
 
 # Tests in these folders share processes that take half a minute to start.
 _TOGETHER = {"chaos": "system", "e2e": "system", "generator": "engine"}
+_FIRST = {*_TOGETHER, "simulation"}
 
 
 def pytest_configure() -> None:
@@ -62,7 +63,7 @@ def _shared(nodeid: str) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest tests first, so that no worker is left alone with one at the end."""
-    items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in _TOGETHER)
+    items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in _FIRST)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
