@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,12 +43,14 @@ class EnvironmentCalls:
     """An environment has `timeout_s` seconds for all calls that are made together; then its task is at fault.
 
     Calls of different rollouts do not overlap, so that environments need no locks; what their coroutines await does.
+    The thread that makes them ends with this object.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._jobs: queue.SimpleQueue[_Job[object]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
         self._worker: _Worker | None = None
+        weakref.finalize(self, self._jobs.put, None).atexit = False
 
     async def one(
         self,
@@ -175,9 +178,11 @@ class _Job(Generic[T]):
 
 @dataclass(eq=False)
 class _Worker:
-    """A thread that nobody waits for at the end of the process. What it does is to be done by `due`."""
+    """A thread that nobody waits for at the end of the process; None among its jobs ends it. What it does is to be done
+    by `due`.
+    """
 
-    jobs: "queue.SimpleQueue[_Job[object]]"
+    jobs: "queue.SimpleQueue[_Job[object] | None]"
     timeout_s: float
     busy: bool = False
     left: bool = False
@@ -188,11 +193,13 @@ class _Worker:
 
     def _work(self) -> None:
         while not self.left:
-            job = self.jobs.get()
+            if (job := self.jobs.get()) is None:
+                return
             self.due, self.busy = _now() + job.timeout_s, True
             if not job.unwanted:
                 job.due, job.begun = self.due, True
                 job.run()
+            del job
             self.busy = False
 
 

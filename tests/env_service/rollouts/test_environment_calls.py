@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import gc
 import inspect
 import threading
 import warnings
@@ -111,6 +112,15 @@ async def test_a_call_that_would_end_the_thread_fails_alone(error: BaseException
 
     threads = [each for each in threading.enumerate() if each.name == "environments"]
     assert await calls.one(threading.current_thread, what="the one behind") in threads
+
+
+async def test_the_thread_ends_with_what_it_was_made_for() -> None:
+    calls = EnvironmentCalls(timeout_s=5.0)
+    thread = await calls.one(threading.current_thread, what="a step")
+    del calls
+    gc.collect()
+    await asyncio.to_thread(thread.join, 5.0)
+    assert not thread.is_alive()
 
 
 class ClosedLate:
