@@ -162,12 +162,13 @@ def _refused_resume(config: ProcessConfig) -> Iterator[str]:
     """The learner refuses it, too, once it has loaded all that it needs."""
     from learner.config import LearnerConfig
     from learner.journal.run_folder import refused_resume
+    from services.config.made_with import at_defaults
 
     assert isinstance(config, LearnerConfig)
     if (
         config.model.is_dir()
         and not config.accept_changes
-        and (said := refused_resume(config.run.folder, config.made_with()))
+        and (said := refused_resume(config.run.folder, config.made_with(), usual=at_defaults(config)))
     ):
         yield f"[learner] resume: {said}"
 

@@ -35,13 +35,12 @@ from learner.journal.files import LineFile, anyone, ignore, write_atomically
 from learner.journal.manifest import Signer
 from learner.journal.run_folder import (
     NothingToResume,
-    changed_settings,
     hold_run_folder,
     keep_template,
     open_run_folder,
 )
 from learner.offline_examples import Examples, Unit, in_step, read_units
-from learner.recovery import expected_signer
+from learner.recovery import changes_of_this_start, expected_signer
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
 from learner.run_ranks import LearnerRanks
 from learner.training.batch import TrainSequence
@@ -152,7 +151,7 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
     async with AsyncExitStack() as stack:
         lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume is True))
         settings = config.made_with()
-        changes = changed_settings(folder, settings, resume=config.resume is True, accepted=config.accept_changes)
+        changes = changes_of_this_start(config, settings)
         open_run_folder(lock, folder, resume=config.resume is True, journal=False)
         made_with.write(folder, settings, changes=changes, differs=made_with.differing(config))
         keep_template(folder, config.run.template_text)

@@ -17,7 +17,7 @@ from learner.journal.files import unused
 from learner.journal.journal import FOLDER
 from learner.journal.manifest import Signer
 from learner.journal.records import JournalDamaged
-from learner.journal.run_folder import History, NothingToResume, resume_history
+from learner.journal.run_folder import History, NothingToResume, changed_settings, resume_history
 from learner.journal.segments import (
     JournalUnknown,
     LoggedBatch,
@@ -42,6 +42,7 @@ from learner.training.guard import NEW_GUARD, GuardState
 from learner.weights.provenance import LoggedDistrust, LoggedProof, is_recalled
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
+from services.config.made_with import Difference, at_defaults
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +175,19 @@ def recover(
         ),
         proofs=tuple(logged.proofs),
         guard=NEW_GUARD if checkpoint is None else checkpoint.guard(),
+    )
+
+
+def changes_of_this_start(config: LearnerConfig, settings: Mapping[str, object]) -> list[Difference]:
+    """Differences of a start, with the settings of its `made_with`, from the run's last one, if it resumes that. Raises
+    WrongSettings if it would be another training, and that is not accepted.
+    """
+    return changed_settings(
+        config.run.folder,
+        settings,
+        resume=config.resume is True,
+        accepted=config.accept_changes,
+        usual=at_defaults(config),
     )
 
 

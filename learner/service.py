@@ -28,11 +28,11 @@ from learner.event_loop import EventLoopParts, ledger_config
 from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal, NoJournal, RunLog
 from learner.journal.manifest import Signer
-from learner.journal.run_folder import changed_settings, hold_run_folder, keep_template, open_run_folder
+from learner.journal.run_folder import hold_run_folder, keep_template, open_run_folder
 from learner.lag_measurements import MeasurementPlan
 from learner.online import OnlineTraining
 from learner.page.store import keep_tokenizer
-from learner.recovery import expected_signer, recover
+from learner.recovery import changes_of_this_start, expected_signer, recover
 from learner.reports.run_records import Records
 from learner.reports.stalled_training import Doubts
 from learner.reports.status import LearnerMetrics
@@ -75,7 +75,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         stack.enter_context(exporting_traces("learner", **config.run.traces))
         lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume is True))
         settings = config.made_with()
-        changes = changed_settings(folder, settings, resume=config.resume is True, accepted=config.accept_changes)
+        changes = changes_of_this_start(config, settings)
         links = await open_links(config, stack)
         incarnation = open_run_folder(lock, folder, resume=config.resume is True, journal=config.checkpoint.journal)
         made_with.write(folder, settings, changes=changes, differs=made_with.differing(config))

@@ -16,7 +16,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,21 +84,30 @@ def keep_template(folder: Path, text: str) -> None:
         (folder / TEMPLATE).unlink(missing_ok=True)
 
 
-def changed_settings(folder: Path, settings: Mapping[str, object], *, resume: bool, accepted: bool) -> list[Difference]:
-    """Differences of this start's settings from the run's so far. Raises WrongSettings if it would be another
-    training.
+def changed_settings(
+    folder: Path, settings: Mapping[str, object], *, resume: bool, accepted: bool, usual: Collection[str] = ()
+) -> list[Difference]:
+    """Differences of this start's settings from the run's so far; `usual` are the keys that have their defaults. Raises
+    WrongSettings if it would be another training.
     """
     if not resume:
         return []
     return changes_of_a_resume(
-        folder, settings, accepted=accepted, ignored=_ignored(settings), more=_other_training(settings)
+        folder,
+        settings,
+        accepted=accepted,
+        ignored=_ignored(settings),
+        more=_other_training(settings),
+        usual=usual,
     )
 
 
-def refused_resume(folder: Path, settings: Mapping[str, object]) -> str:
-    """Reason why these settings cannot go on with the run in the folder; empty if they can. Known without a start."""
+def refused_resume(folder: Path, settings: Mapping[str, object], *, usual: Collection[str] = ()) -> str:
+    """Reason why these settings cannot go on with the run in the folder; empty if they can. Known without a start.
+    `usual` as in `changed_settings`.
+    """
     changes = since_last_start(folder, settings, ignored=_ignored(settings))
-    return refusal(folder, changes, more=_other_training(settings))
+    return refusal(folder, changes, more=_other_training(settings), usual=usual)
 
 
 def _other_training(settings: Mapping[str, object]) -> tuple[str, ...]:

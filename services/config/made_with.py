@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,14 @@ _OTHER_TRAINING = (
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that two runs, or two starts of one, do not share; None stands for one that is not there."""
+    """A setting that two runs, or two starts of one, do not share; None stands for one that is not there. `is_new`: the
+    first has none of that key, as one that an earlier release made.
+    """
 
     key: str
     before: object
     after: object
+    is_new: bool = False
 
     def __str__(self) -> str:
         return f"{self.key}: {_shown(self.before)} → {_shown(self.after)}"
@@ -190,6 +193,11 @@ def differing(config: BaseModel) -> list[str]:
     return _differing(config, None, "")
 
 
+def at_defaults(config: BaseModel) -> frozenset[str]:
+    """The other keys of `settings_of`."""
+    return frozenset(settings_of(config)).difference(differing(config))
+
+
 def _differing(group: BaseModel, usual: BaseModel | None, prefix: str) -> list[str]:
     found: list[str] = []
     for name, info in type(group).model_fields.items():
@@ -271,7 +279,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Dif
     """By key, those of the first in its order, then those that only the second has."""
     keys = dict.fromkeys([*before, *after])
     return [
-        Difference(key, before.get(key), after.get(key))
+        Difference(key, before.get(key), after.get(key), is_new=key not in before)
         for key in keys
         if before.get(key, _ABSENT) != after.get(key, _ABSENT)
     ]
@@ -285,11 +293,18 @@ def since_last_start(folder: Path, settings: Mapping[str, Any], *, ignored: Sequ
     return [each for each in differences(former, settings) if each.key not in ignored]
 
 
-def refusal(folder: Path, changes: Sequence[Difference], *, more: Sequence[str] = ()) -> str:
+def refusal(
+    folder: Path, changes: Sequence[Difference], *, more: Sequence[str] = (), usual: Collection[str] = ()
+) -> str:
     """Reason why the run in this folder cannot go on with these changes; empty if it can. `more` are keys that make
-    another training of this run, though not of others.
+    another training of this run, though not of others. One that the former start did not know makes none if it is among
+    the `usual` keys, which have their defaults: a later release asks for nothing that way.
     """
-    refused = [each for each in changes if each.is_other_training or each.key in more]
+    refused = [
+        each
+        for each in changes
+        if (each.is_other_training or each.key in more) and not (each.is_new and each.key in usual)
+    ]
     if not refused:
         return ""
     return (
@@ -306,15 +321,17 @@ def changes_of_a_resume(
     accepted: bool,
     ignored: Sequence[str] = (),
     more: Sequence[str] = (),
+    usual: Collection[str] = (),
 ) -> list[Difference]:
-    """Differences of the settings of a start that resumes from the last one's; each is logged. `more` as in `refusal`.
+    """Differences of the settings of a start that resumes from the last one's; each is logged. `more` and `usual` are
+    as in `refusal`.
 
     Raises WrongSettings for those that make it another training, unless they are accepted.
     """
     former, beside = read(folder).get("beside"), _taken_over().get("beside")
     changes = since_last_start(folder, settings, ignored=ignored)
     changes += differences(former, beside) if isinstance(former, dict) and isinstance(beside, dict) else []
-    if not accepted and (said := refusal(folder, changes, more=more)):
+    if not accepted and (said := refusal(folder, changes, more=more, usual=usual)):
         raise WrongSettings(said)
     for change in changes:
         logger.warning("the run goes on with another setting: %s", change)

@@ -14,7 +14,7 @@ from env_service.config import EnvServiceConfig
 from generator.config import GeneratorConfig
 from headway.checking import examine
 from learner.config import LearnerConfig
-from learner.journal.run_folder import changed_settings
+from learner.journal.run_folder import changed_settings, refused_resume
 from reward_service.config import RewardServiceConfig
 from services.config import made_with
 from services.config.models import ProcessConfig
@@ -85,6 +85,18 @@ def test_max_lag_is_another_training_where_it_says_which_tokens_are_bounded(tmp_
     made_with.write(tmp_path, settings(4, max_lag=8))
     with pytest.raises(WrongSettings, match="max_lag: 4 → 3"):
         changed_settings(tmp_path, settings(3, max_lag=8), resume=True, accepted=False)
+
+
+@pytest.mark.parametrize(("limit", "is_refused"), [(0.04, False), (0.1, True)])
+def test_a_run_that_an_earlier_release_began_goes_on_with_defaults_of_settings_that_it_did_not_know(
+    tmp_path: Path, limit: float, is_refused: bool
+) -> None:
+    reuse = {"share": 0.5, "max_lag": 8, "second_moment_limit": limit}
+    config = _config(tmp_path, reuse=reuse)
+    known = {key: value for key, value in config.made_with().items() if not key.endswith("second_moment_limit")}
+    made_with.write(tmp_path, known)
+    refused = refused_resume(tmp_path, config.made_with(), usual=made_with.at_defaults(config))
+    assert ("second_moment_limit: null → 0.1" in refused) == bool(refused) == is_refused
 
 
 def test_a_check_refuses_such_a_resume_before_anything_is_started(tmp_path: Path) -> None:
