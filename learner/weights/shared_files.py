@@ -23,23 +23,27 @@ logger = logging.getLogger(__name__)
 
 _SHARE_OF_FILES = 4
 """Of the files that this process may have open, one in so many at most is shared memory."""
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedFile:
     """A file of `nbytes` zeros, open until it is let go of. Raises OSError."""
 
     def __init__(self, nbytes: int) -> None:
-        self._file = os.memfd_create(f"headway-{secrets.token_hex(8)}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        name = f"headway-{secrets.token_hex(8)}"
+        self._file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self._file).atexit = False
         os.ftruncate(self._file, nbytes)
-        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._nbytes = nbytes
         self._lent = 0
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
         """Of the file, for other processes."""
         self.link = os.readlink(self.path)
         """Target of that path; it has a random part."""
+        if self.link != f"/memfd:{name} (deleted)":
+            raise OSError(
+                errno.ENOENT, f"{self.path} leads to {self.link}: /proc is not of the PID namespace of this process"
+            )
 
     def mapped(self) -> npt.NDArray[np.uint8]:
         """Its bytes [nbytes], to be written to; they keep the memory, not the file."""
@@ -72,7 +76,7 @@ class SharedFiles:
             if len(self._open) >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_FILES:
                 raise OSError(errno.EMFILE, f"{len(self._open)} buckets are open as files already")
             made = SharedFile(nbytes)
-        except (OSError, AttributeError) as error:  # a system other than Linux has no such call
+        except (OSError, AttributeError) as error:  # a system other than Linux has none of these calls
             if not self._refused:
                 self._refused = True
                 logger.warning(

@@ -1,5 +1,6 @@
 """Files in the learner's memory."""
 
+import fcntl
 import mmap
 import os
 import resource
@@ -27,6 +28,15 @@ def test_a_secret_is_shown_by_its_content_and_by_nothing_else() -> None:
     proof = HostProof()
     assert proof.is_shown_by(SharedMemoryAnswer(secret=Path(proof.question.path).read_text()))
     assert not any(map(proof.is_shown_by, (SharedMemoryAnswer(secret=""), SharedMemoryAnswer(secret="0" * 32))))
+
+
+@pytest.mark.parametrize("missing", ["the calls, as elsewhere than on Linux", "its own entry in /proc"])
+def test_where_none_is_to_be_had_weights_are_broadcast(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "calls" in missing:
+        monkeypatch.delattr(fcntl, "F_SEAL_SHRINK")
+    else:
+        monkeypatch.setattr(os, "readlink", lambda _: "/dev/null")  # /proc is another PID namespace's
+    assert SharedFiles().make(1) is None
 
 
 def test_without_files_to_spare_there_is_no_shared_memory_and_one_line_says_so(
