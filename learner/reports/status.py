@@ -190,7 +190,9 @@ class LearnerMetrics:
         self._pause = metrics.histogram(
             "publish_pause_seconds", "Longest pause of a generator in a publish.", buckets=_SECONDS
         )
-        self._sent = metrics.gauge("publish_bytes", "Bytes that each generator received in the newest publish.")
+        self._sent = metrics.gauge(
+            "publish_bytes", "Bytes that each generator received in the newest publish; 0 if all map them."
+        )
         self._changes = metrics.gauge(
             "changes_bytes", "Bytes of what the newest version has changed, as generators that pull download it."
         )

@@ -78,6 +78,10 @@ class Proof:
     def process(self) -> tuple[str, str]:
         return self.name, self.member.announcement.instance
 
+    def received_bytes(self, packed: PackedWeights) -> int:
+        """The bytes that were sent to the member for it."""
+        return packed.nbytes(self.form) if self.sent_bytes is None else self.sent_bytes
+
 
 def proof_of(member: FleetMember, answer: CommitResult, packed: PackedWeights) -> Proof:
     """The gap is infinite if the answer is not one of this probe."""

@@ -85,7 +85,7 @@ class PublishReport:
     pause_s: float
     probe_gap: float
     sent_bytes: int = 0
-    """Received by each of its generators."""
+    """Received by each of its generators; of this host's, which map the learner's memory, by none."""
 
 
 @dataclass(frozen=True)

@@ -348,7 +348,7 @@ class Publisher:
                     commit_s=result.commit_s,
                     pause_s=max(answer.pause_s for answer in answers),
                     probe_gap=max(proof.gap.mean for proof in result.proofs),
-                    sent_bytes=max(proof.sent_bytes or packed.nbytes(proof.form) for proof in result.proofs),
+                    sent_bytes=max(proof.received_bytes(packed) for proof in result.proofs),
                 )
             )
         else:

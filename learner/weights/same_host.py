@@ -48,7 +48,7 @@ class SameHost:
     async def prepare(self, member: FleetMember, packed: PackedWeights, *, grace_s: float) -> PrepareResult:
         """The member maps and verifies the version. Raises ServiceError: it is broadcast to from then on."""
         files = _files_of(packed)
-        member.form, member.sent_bytes = "whole", None
+        member.form, member.sent_bytes = "whole", 0
         body = Prepare(
             version=str(packed.version), epoch=PULLED_EPOCH, buckets=tuple(bucket.spec for bucket in packed.buckets),
             files=tuple(file.path for file in files),

@@ -99,3 +99,5 @@ async def test_one_that_does_not_say_where_it_is_is_broadcast_to(rooms: Rooms, m
         assert (len(a.joins), a.files) == (1, [])
         await publish(ours, 2, rooms, a)
         assert a.files, "it is asked again"
+        await ours.until(lambda: ours.reports[-1].version == 2)
+        assert [report.sent_bytes > 0 for report in ours.reports] == [True, True, False], "what is mapped is not sent"
