@@ -206,6 +206,7 @@ async def _train(
             max_lag=config.max_lag,
             state=recovered.guard,
             rule=GradientRule(adapts=config.lag.adapt == "gradient", min_cosine=config.lag.min_cosine),
+            reused_lag=config.reuse.max_lag or 0,
         ),
         measurements=MeasurementPlan(
             every=config.lag.measure_every,

@@ -97,7 +97,8 @@ NEW_GUARD = GuardState()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardChange:
     """The guard's action after a step. `reading`: what was beyond its limit; None for a rise. steps: in a row, or
-    measurements of gradients, as `counted` says.
+    measurements of gradients, as `counted` says. `reused_lag`: the bound of groups that are trained again, where they
+    have one of their own, else 0; the guard lowers both, but for a configured bound of 0, which cannot fall.
     """
 
     kind: Literal["tightened", "loosened", "powerless"]
@@ -107,6 +108,7 @@ class GuardChange:
     steps: int
     reading: MeasureReading | None = None
     counted: Literal["steps", "measurements"] = "steps"
+    reused_lag: int = 0
 
     @property
     def text(self) -> str:
@@ -116,10 +118,20 @@ class GuardChange:
             healthy = f"{self.steps} healthy {self.counted}"
             return f"the lag bound rises from {self.before} to {self.after}{whole}: {healthy}"
         crossed = f"{_crossed(self.reading)}, for {self.steps} {self.counted} in a row"
+        if self.kind == "powerless" and self.configured == 0 < self.reused_lag and not self._is_of_lag_0:
+            return (
+                f"{crossed}, and max_lag is 0 already, but groups that are trained again lag up to {self.reused_lag}: "
+                "lower reuse.max_lag or reuse.share, or the learning rate"
+            )
         if self.kind == "powerless":
             return f"{crossed}, and the lag bound is 0 already, so lag is not the cause. {_cause(self.reading.measure)}"
         waits = "; steps now wait until generators serve the learner's version" if self.after == 0 else ""
         return f"{crossed}: the lag bound falls from {self.before} to {self.after}{waits}"
+
+    @property
+    def _is_of_lag_0(self) -> bool:
+        """True if tokens that have no lag alone make what was beyond its limit."""
+        return self.reading is not None and self.reading.measure == "mismatch_kl"
 
 
 class Guard:
@@ -132,9 +144,11 @@ class Guard:
         max_lag: int,
         state: GuardState = NEW_GUARD,
         rule: GradientRule | None = None,
+        reused_lag: int = 0,
     ) -> None:
-        """`rule` is that for measurements of gradients, where there are any."""
+        """`rule` is that for measurements of gradients, where there are any; `reused_lag` as in GuardChange."""
         self._config = config
+        self._reused_lag = reused_lag
         self._configured = max_lag
         self._state = state if config.enabled else NEW_GUARD
         self._rule = rule or GradientRule()
@@ -243,6 +257,7 @@ class Guard:
             steps=steps,
             reading=reading,
             counted=counted,
+            reused_lag=self._reused_lag,
         )
 
 

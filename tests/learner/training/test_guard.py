@@ -176,6 +176,15 @@ def test_at_0_it_says_once_that_lag_is_not_the_cause_and_what_may_be() -> None:
     assert "Lower the learning rate" in again.text
 
 
+def test_at_0_it_says_that_groups_trained_again_may_be_the_cause_whose_bound_it_cannot_lower() -> None:
+    (change,) = feed(Guard(CONFIG, max_lag=0, reused_lag=16), *[BAD] * 2, lag=9)
+    assert "groups that are trained again lag up to 16: lower reuse.max_lag" in change.text
+    (change,) = feed(Guard(CONFIG, max_lag=0, reused_lag=16), *[GivenMetrics(mismatch_kl=0.3)] * 2)
+    assert "lag is not the cause" in change.text
+    *_, lowered = feed(Guard(CONFIG, max_lag=1, reused_lag=16), *[BAD] * 4)
+    assert "lag is not the cause" in lowered.text, "none is trained again then"
+
+
 # Over a restart
 
 
