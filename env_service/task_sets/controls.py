@@ -2,8 +2,8 @@
 
 Code that is judged runs in the process of its tests. It can change there what makes tests fail, or give what is equal
 to everything. So there are tests that fail wherever tests are run as they should be; and the tests that count stand
-there again with other values in place of those that were expected. If one of these passes, or is not told of, the
-others say nothing, and nothing is earned.
+there again with other values in place of those that were expected. If one of these passes as well as the test that it
+was made of, or is not told of, the others say nothing, and nothing is earned.
 """
 
 import ast
@@ -11,7 +11,7 @@ import copy
 import random
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.python_syntax import expression_of, module_of
 
@@ -30,13 +30,18 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, kw_only=True)
 class ControlledFile:
-    """A file of tests with controls, by their names: `Class::test` of those in a class."""
+    """A file of tests with controls, by their names: `Class::test` of those in a class. `altered` gives the test that a
+    control was made of, where it was.
+    """
 
     text: str
     names: tuple[str, ...]
+    altered: Mapping[str, str] = field(default_factory=dict)
 
     def have_failed(self, file: str, outcomes: Mapping[str, str]) -> bool:
-        """True if every control is among the outcomes of that file, and none of them passed."""
+        """True if every control is among the outcomes of that file, and none of them passed; but one whose test did not
+        pass may: code that is wrong can give by chance what was put in place of the expected value.
+        """
         return all(self._has_failed(f"{file}::{name}", outcomes) for name in self.names)
 
     def own(self, file: str, name: str) -> bool:
@@ -44,8 +49,16 @@ class ControlledFile:
         return name.partition("[")[0] in {f"{file}::{each}" for each in self.names}
 
     def _has_failed(self, control: str, outcomes: Mapping[str, str]) -> bool:
-        ends = [end for name, end in outcomes.items() if name.partition("[")[0] == control]
-        return bool(ends) and all(end == "failed" for end in ends)
+        ends = [(name, end) for name, end in outcomes.items() if name.partition("[")[0] == control]
+        return bool(ends) and all(end == "failed" or self._is_chance(name, end, outcomes) for name, end in ends)
+
+    def _is_chance(self, name: str, end: str, outcomes: Mapping[str, str]) -> bool:
+        file, _, control = name.partition("::")
+        control, *parameters = control.partition("[")
+        test = self.altered.get(control)
+        return (
+            end == "passed" and test is not None and outcomes.get("".join((f"{file}::{test}", *parameters))) == "failed"
+        )
 
 
 def with_controls(text: str, chance: random.Random, *, altered: Collection[str] = ()) -> ControlledFile:
@@ -57,7 +70,7 @@ def with_controls(text: str, chance: random.Random, *, altered: Collection[str] 
     taken = {node.name for node in ast.walk(tree) if isinstance(node, _Function)}
     found = [(place, node) for place, node in _tests(tree) if f"{place}{node.name}" in altered]
     chance.shuffle(found)
-    lines, names = text.splitlines(), list[str]()
+    lines, names, made_of = text.splitlines(), list[str](), dict[str, str]()
     inserted: list[tuple[int, int, str]] = []
     for place, node in found:
         name = _new_name(chance, taken)
@@ -65,13 +78,14 @@ def with_controls(text: str, chance: random.Random, *, altered: Collection[str] 
         if twin is not None and node.end_lineno is not None:
             inserted.append((node.end_lineno, node.col_offset, twin))
             names.append(f"{place}{name}")
+            made_of[names[-1]] = f"{place}{node.name}"
     for after, column, twin in sorted(inserted, reverse=True):
         lines[after:after] = ["", *textwrap.indent(twin, " " * column).splitlines(), ""]
     for _ in range(_ADDED):
         name = _new_name(chance, taken)
         lines += ["", "", f"def {name}():", *textwrap.indent(_failing(chance), "    ").splitlines()]
         names.append(name)
-    return ControlledFile(text="\n".join(lines) + "\n", names=tuple(names))
+    return ControlledFile(text="\n".join(lines) + "\n", names=tuple(names), altered=made_of)
 
 
 def names_of_tests(text: str) -> tuple[str, ...]:

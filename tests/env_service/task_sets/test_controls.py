@@ -96,6 +96,19 @@ def test_controls_count_as_failed_only_if_all_of_them_are_told_of_as_such() -> N
     assert not made.own("t.py", "t.py::test_a")
 
 
+@pytest.mark.parametrize("case", ["", "[a-1]"])
+def test_wrong_code_that_gives_the_altered_value_by_chance_has_not_cheated_and_what_equals_both_has(case: str) -> None:
+    text = "class Old:\n    def test_a(self):\n        assert f(1) == 2\n"
+    made = with_controls(text, random.Random(1), altered=("Old::test_a",))
+    twin, *others = (f"t.py::{name}" for name in made.names)
+    told = {**dict.fromkeys(others, "failed"), twin + case: "passed"}
+
+    assert made.have_failed("t.py", {**told, f"t.py::Old::test_a{case}": "failed"})
+    assert not made.have_failed("t.py", {**told, f"t.py::Old::test_a{case}": "passed"})
+    assert not made.have_failed("t.py", told), "a test that is not told of"
+    assert not made.have_failed("t.py", {**told, others[0]: "passed", f"t.py::Old::test_a{case}": "failed"})
+
+
 def test_a_file_that_this_python_cannot_read_has_controls_all_the_same() -> None:
     made = with_controls("print 'of another Python'", random.Random(1), altered=("test_a",))
 
