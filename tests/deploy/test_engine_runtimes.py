@@ -370,7 +370,9 @@ class Daemon:
         words += ["-H", f"unix://{folder}/docker.sock", "--bridge", "none", "--iptables=false", "--ip-forward=false"]
         (folder / "pid").unlink(missing_ok=True)
         with (folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(["/usr/sbin/dockerd", *words], stdout=log, stderr=log)
+            # In a network of its own: without a bridge it would remove docker0, which is the other engine's.
+            command = ["unshare", "--net", "/usr/sbin/dockerd", *words]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + 30
         while self("info").returncode:
             assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
