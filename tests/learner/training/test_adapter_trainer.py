@@ -184,7 +184,7 @@ def test_tenants_in_one_pass_are_as_each_alone(
         results = done(trainer.run_round([asked[place] for place in order]))
         assert trainer.passes == 1
         for place, result in zip(order, results, strict=True):
-            assert result.metrics["loss:sum"] == pytest.approx(losses[place], rel=1e-6, abs=1e-5)
+            assert result.metrics["loss:sum"] == pytest.approx(losses[place], rel=1e-6, abs=3e-5)
             assert_near(gradients_of(trainer.state(names[place])), expected[place])
             trainer.restore(names[place], shape_of(place), fresh[names[place]])
 
@@ -262,7 +262,7 @@ def test_many_small_rows_are_as_one_large_one(tiny_llama: Path) -> None:
     assert large.passes == 1
     assert small.passes > 5
     for ours, theirs in zip(found[0][0], found[1][0], strict=True):
-        assert dict(ours) == pytest.approx(dict(theirs), rel=1e-6, abs=1e-5)
+        assert dict(ours) == pytest.approx(dict(theirs), rel=1e-6, abs=3e-5)
     for one, other in zip(found[0][1], found[1][1], strict=True):
         assert_near(one, other)
 

@@ -93,7 +93,7 @@ def trained(
 
 def assert_moved_by(moved: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
     for name, gradient in gradients.items():
-        torch.testing.assert_close(moved[name] * 1e3, gradient, rtol=2e-3, atol=2e-3, msg=name)
+        torch.testing.assert_close(moved[name] * 1e3, gradient, rtol=4e-3, atol=4e-3, msg=name)
 
 
 @pytest.fixture(scope="module")
