@@ -40,6 +40,7 @@ from tests.env_service.runtimes.attacks import (
     PROBE,
     SIGNALS_TO_THE_FIRST,
 )
+from tests.env_service.runtimes.programs import libraries_of
 from tests.env_service.task_sets.conftest import FIX, task, with_pytest, worked
 
 pytestmark = pytest.mark.compose
@@ -413,11 +414,9 @@ class Daemon:
 def small_image() -> bytes:
     """A root file system with this machine's shell, and little else."""
     programs = [Path(found) for name in ("dash", "sleep", "rm", "cat") if (found := shutil.which(name))]
-    told = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True, check=True).stdout
-    libraries = {Path(word) for word in told.split() if word.startswith("/") and not word.endswith(":")}
     packed = io.BytesIO()
     with closing(tarfile.open(fileobj=packed, mode="w")) as archive:
-        for path in [*programs, *libraries]:
+        for path in [*programs, *libraries_of(programs)]:
             archive.add(path.resolve(), arcname=str(path).lstrip("/"))
         for path in programs:
             archive.add(path.resolve(), arcname=f"bin/{path.name}")

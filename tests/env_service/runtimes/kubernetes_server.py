@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from services.isolation.bubblewrap import packaged_bubblewrap
+from tests.env_service.runtimes.programs import libraries_of
 
 PROTOCOL = "v5.channel.k8s.io"
 _PODS = "/api/v1/namespaces/lab/pods"
@@ -253,11 +253,7 @@ def _small_root(folder: Path) -> Path:
     """A root with a few of this machine's programs, and some files of an image."""
     root = folder / "image"
     programs = [Path(found) for name in _PROGRAMS if (found := shutil.which(name, path="/usr/bin:/bin"))]
-    ldd = ["ldd", *map(str, programs)]
-    # Without LD_PRELOAD, which vLLM sets where it is imported.
-    told = subprocess.run(ldd, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]}).stdout
-    libraries = {Path(word) for word in told.split() if word.startswith("/") and not word.endswith(":")}
-    for path in libraries:
+    for path in libraries_of(programs):
         place = root / str(path).lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path.resolve(), place)
