@@ -254,9 +254,10 @@ class RuntimePool:
         assert self._kind is not None
         for attempt in range(1, _ATTEMPTS + 1):
             self._names += 1
+            name = f"place-{self._names}"  # now: while it waits to begin, others take theirs
             try:
                 async with self._starting:
-                    runtime = await self._kind.launch(image, snapshot, name=f"place-{self._names}", ended=self._gone)
+                    runtime = await self._kind.launch(image, snapshot, name=name, ended=self._gone)
                 self._living.add(runtime)
             except RuntimeLost as error:
                 self._lost += 1

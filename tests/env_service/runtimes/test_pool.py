@@ -9,10 +9,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from env_service.runtimes import images
+from env_service.runtimes.bubblewrap import BubblewrapRuntime
 from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.images import ImageFault, RuntimesOff
 from env_service.runtimes.interface import RuntimeEnded, RuntimesBusy
@@ -124,6 +126,12 @@ async def test_starts_at_once_of_an_image_that_is_not_the_first_all_come_to_stan
         assert [await said(each, "pwd; cat /etc/hosts") for each in made] == ["/work\n127.0.0.1 localhost"] * 3
     finally:
         await pool.close()
+
+
+async def test_each_of_many_that_begin_at_once_has_limits_of_its_own(pool: RuntimePool) -> None:
+    many = 4 * (os.cpu_count() or 1)  # twice as many as are launched at a time
+    await asyncio.gather(*(pool.start("host") for _ in range(many)))
+    assert len({cast("BubblewrapRuntime", each)._name for each in pool._living}) == many
 
 
 async def _nothing(_kind: object) -> None:
