@@ -844,6 +844,18 @@ class LearnerConfig(ProcessConfig):
         return self
 
     @model_validator(mode="after")
+    def _one_rank_has_what_is_mapped(self) -> Self:
+        weights = self.weights
+        # Of ranks that torchrun starts the config does not know: their learner says so at its first version.
+        if self.ranks > 1 and weights.same_host == "shared memory" and weights.senders == "all ranks":
+            raise ValueError(
+                f'weights.same_host is "shared memory", ranks is {self.ranks} and weights.senders "all ranks": '
+                "generators map what one process has, and each rank would have a part. Set weights.senders to "
+                '"rank 0", or weights.same_host to "auto", by which these weights are broadcast'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _data_where_needed(self) -> Self:
         if self.algo.learns_from_files and self.data.path is None:
             raise ValueError(
