@@ -226,7 +226,10 @@ def _take_hold_of_services() -> None:
     load: Any = importlib.import_module("services.load")
     # What the real machine gives is another number each time, and a walk through all its processes.
     _put(load, "usage_of", lambda pid: (0.0, 0))
+    _put(load, "proportional_memory_of", lambda pid: 0)
     _put(load, "GpuWatch", lambda: types.SimpleNamespace(look=lambda pid: ()))
+    cores: Any = importlib.import_module("services.cores")
+    _put(cores, "_quota", lambda cgroups: None)
     client: Any = importlib.import_module("services.http.client")
     _put(client, "aiohttp", _Aiohttp("aiohttp"))
 
