@@ -22,9 +22,9 @@ from env_service.environments.task_files import TaskFileError, read_tasks
 from env_service.runtimes.interface import Runtime, RuntimeEnded, RuntimeRefused, RuntimeSnapshot
 from env_service.runtimes.pool import runtimes
 from env_service.task_sets.dockerfile import NetworkSteps, files_in
-from env_service.task_sets.harbor import HarborJudge, harbor_folders, read_harbor_task
+from env_service.task_sets.harbor import HarborJudge, harbor_folders, no_tasks_in, read_harbor_task
 from env_service.task_sets.judging import WorkVerdict, judged
-from env_service.task_sets.preparing import opened
+from env_service.task_sets.preparing import opened, with_image_path
 from env_service.task_sets.records import JudgedTask, TaskUnfit
 from env_service.task_sets.rows import RepositoryRow, RowSettings, read_row, repository_of
 from env_service.task_sets.trying import SetTask, TaskSet, fault_of, hash_of
@@ -74,7 +74,8 @@ class HarborOptions(TaskSetOptions):
     network_steps: NetworkSteps = Field(
         "refuse",
         description="RUN lines that want the network: refuse leaves the task out, skip takes it that the image has "
-        "what they install",
+        "what they install, and what scripts of tests and solutions do: there apt-get, pip and uv install nothing, and "
+        "uvx runs the image's own program",
     )
     variables: dict[str, str] = Field({}, description="variables that task.toml asks for by ${NAME}")
     judge: HarborJudge = Field(
@@ -139,7 +140,7 @@ class JudgedComputer(ABC):
 
     async def reset(self, task: Task, seed: int) -> Opening:
         """Raises RuntimeLost and RuntimesBusy, and TaskUnfit for a task whose computer cannot be made."""
-        self._task = await asyncio.to_thread(self._read, task)
+        self._task = await with_image_path(await asyncio.to_thread(self._read, task))
         self._runtime, self._before = await opened(self._task.setup)
         tools = await self._offered(self._task, self._runtime)
         told = self._options.system_prompt.replace("{folder}", self._task.setup.cwd)
@@ -254,7 +255,7 @@ class HarborEnvironment(JudgedComputer):
             tried[purpose] = _tried(folder)
             folders = harbor_folders(folder)
             if not folders:
-                raise TaskFileError(f"{folder} holds no task: expected folders with a task.toml")
+                raise TaskFileError(no_tasks_in(folder))
             for each in folders:
                 try:
                     task = _harbor_task(each, options)

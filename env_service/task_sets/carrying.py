@@ -16,7 +16,7 @@ from env_service.runtimes.interface import RuntimeSnapshot
 from env_service.runtimes.tree import FOLDER, LINK, TreeEntry
 
 # A link may lead to programs of the image, which no agent has changed there.
-_OF_THE_IMAGE = ("usr", "bin", "sbin", "lib", "lib64", "opt", "etc")
+OF_THE_IMAGE = ("usr", "bin", "sbin", "lib", "lib64", "opt", "etc")
 _MOST_LINKS = 40
 _CACHE = "__pycache__"
 _NOISE = ("tmp", "var/tmp", "proc", "dev", "run")
@@ -46,7 +46,7 @@ def carried_work(
     changed = [path for path in old.keys() | new.keys() if old.get(path) != new.get(path)]
     found, kept_out, outside = dict(old), set(), set()
     for path in changed:
-        place = next((each for each in places if path.startswith(f"{each}/")), None)
+        place = next((each for each in places if path == each or path.startswith(f"{each}/")), None)
         if place is None:
             outside.add(path)
         elif is_bytecode(path, new) or is_guarded(path.removeprefix(f"{place}/"), guarded, allowed):
@@ -139,7 +139,7 @@ def _stays(path: str, entries: Mapping[str, TreeEntry], places: Sequence[str]) -
         waiting = [*target.split("/"), *waiting]
     end = "/".join(here)
     inside = any(end == place or end.startswith(f"{place}/") for place in places)
-    return inside or (bool(here) and here[0] in _OF_THE_IMAGE)
+    return inside or (bool(here) and here[0] in OF_THE_IMAGE)
 
 
 def _is_noise(path: str, entry: TreeEntry | None, places: Sequence[str]) -> bool:

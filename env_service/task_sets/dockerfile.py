@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from env_service.runtimes.interface import RuntimeFile
-from env_service.task_sets.records import ComputerSetup, SetupStep, TaskUnfit
+from env_service.task_sets.records import IMAGE_PATH, ComputerSetup, SetupStep, TaskUnfit
 
 NetworkSteps = Literal["refuse", "skip"]
 _WITHOUT_EFFECT = ("CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME", "USER")
@@ -76,12 +76,21 @@ def read_dockerfile(
         elif word in ("ENV", "ARG", "WORKDIR", "SHELL"):
             _set(build, word, rest)
         elif word not in _WITHOUT_EFFECT:
-            raise _unfit(build, f"{word} is not done here; leave it out, or build an image elsewhere")
+            raise _unfit(build, _unknown(word))
     if not build.image:
         raise _unfit(build, "there is no FROM")
     cwd = build.workdir or usual_cwd
     there = SetupStep(run=("/bin/sh", "-c", f"mkdir -p {shlex.quote(cwd)}"))
     return ComputerSetup(image=build.image, steps=(*build.steps, there), cwd=cwd, environment=build.environment)
+
+
+def _unknown(word: str) -> str:
+    if word == "ONBUILD":
+        return "ONBUILD is not done here; leave it out, or build an image elsewhere"
+    return (
+        f"{word} is no instruction, for Docker neither; where it is of a text that a line above begins by <<, the word "
+        "behind that has to follow without a space"
+    )
 
 
 def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
@@ -133,7 +142,10 @@ def _set(build: _ImageBuild, word: str, rest: str) -> None:
         build.cwd = build.workdir = os.path.normpath(place)
         build.steps.append(SetupStep(run=("/bin/sh", "-c", f"mkdir -p {shlex.quote(build.cwd)}")))
     elif word == "SHELL":
-        build.shell = tuple(_words_of_json(build, rest))
+        words = _words_of_json(rest)
+        if not words:
+            raise _unfit(build, f"SHELL {rest} cannot be read: expected a list of words in JSON")
+        build.shell = tuple(words)
     elif word == "ARG":
         for name, value in _pairs(build, rest):
             build.arguments.setdefault(name, value)
@@ -154,7 +166,7 @@ def _pairs(build: _ImageBuild, rest: str) -> list[tuple[str, str]]:
 def _filled(build: _ImageBuild, text: str) -> str:
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[4]
-        known = {**build.arguments, **build.environment}.get(name)
+        known = {"PATH": IMAGE_PATH, **build.arguments, **build.environment}.get(name)
         if found[2] and found[2].endswith("-"):
             return known or found[3]
         if found[2]:
@@ -167,7 +179,8 @@ def _filled(build: _ImageBuild, text: str) -> str:
 def _run(build: _ImageBuild, rest: str, *, network_steps: NetworkSteps) -> None:
     if rest.startswith("--"):
         raise _unfit(build, f"RUN {rest.split()[0]} is not done here; leave it out, or build an image elsewhere")
-    words = tuple(_words_of_json(build, rest)) if rest.startswith("[") else (*build.shell, rest)
+    # What is no JSON is a line of the shell, such as a test by [ … ].
+    words = tuple(_words_of_json(rest) or (*build.shell, rest))
     fetches = _FETCHES.search(rest)
     if fetches is not None and network_steps == "skip":
         return
@@ -183,18 +196,17 @@ def _run(build: _ImageBuild, rest: str, *, network_steps: NetworkSteps) -> None:
     )
 
 
-def _words_of_json(build: _ImageBuild, rest: str) -> list[str]:
+def _words_of_json(rest: str) -> list[str]:
+    """The words of a list in JSON; none of what is no such list."""
     try:
-        words = json.loads(rest)
-    except ValueError as error:
-        raise _unfit(build, f"it cannot be read: {error}") from error
-    if not isinstance(words, list) or not words:
-        raise _unfit(build, "a list of words was expected")
-    return [str(word) for word in words]
+        words = json.loads(rest) if rest.startswith("[") else None
+    except ValueError:
+        return []
+    return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
 
 
 def _copy(build: _ImageBuild, word: str, rest: str) -> None:
-    words = _words_of_json(build, rest) if rest.startswith("[") else _filled(build, rest).split()
+    words = _words_of_json(rest) or _filled(build, rest).split()
     mode = None
     while words and words[0].startswith("--"):
         name, _, value = words.pop(0).partition("=")
@@ -225,7 +237,10 @@ def _copied(build: _ImageBuild, word: str, source: str, place: str, *, into: boo
     pattern = source.strip("/") or "."
     found = [build.context] if pattern == "." else sorted(build.context.glob(pattern))
     if not found:
-        raise _unfit(build, f"{word} {source}: there is no such file in {build.context}")
+        hint = ""
+        if next(iter(build.context.parent.glob(pattern)), None) is not None:
+            hint = "; it is in the task's folder, and a Dockerfile copies from environment/ alone"
+        raise _unfit(build, f"{word} {source}: there is no such file in {build.context}{hint}")
     files: dict[str, RuntimeFile] = {}
     for path in found:
         if path.is_dir() and not path.is_symlink():

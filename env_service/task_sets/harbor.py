@@ -11,6 +11,7 @@ steps, MCP servers); what says something of machines that runtimes have settings
 is left to those.
 """
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -21,8 +22,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from env_service.runtimes.interface import RuntimeFile
+from env_service.task_sets.carrying import OF_THE_IMAGE
 from env_service.task_sets.controls import names_of_tests
 from env_service.task_sets.dockerfile import NetworkSteps, files_in, read_dockerfile
+from env_service.task_sets.installers import PROGRAMS, stand_ins
 from env_service.task_sets.records import (
     GUARDED,
     ComputerSetup,
@@ -37,7 +40,8 @@ from protocol.codec import describe
 TESTS, SOLUTION = "/tests", "/solution"
 HarborJudge = Literal["script", "pytest"]
 _DEEPEST = 6
-_COMPOSED = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml")
+_NEVER_KEPT = (*OF_THE_IMAGE, "tests", "solution", "logs", "judge", "proc", "dev", "sys")
+_COMPOSED = "docker-compose.yaml"  # of other names, harbor takes them for files of the task
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _CANARY = re.compile(r"^\s*(?:<!--.*canary.*-->|#.*canary.*)\s*$", re.IGNORECASE)
 
@@ -93,6 +97,14 @@ class HarborFile(_Part):
     environment: _EnvironmentPart = _EnvironmentPart()
     solution: _SolutionPart = _SolutionPart()
     steps: tuple[dict[str, JsonValue], ...] = ()
+    artifacts: tuple[JsonValue, ...] = ()
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Absolute paths of what the agent leaves for its judges; none where programs are, or tests."""
+        told = [each.get("source") if isinstance(each, dict) else each for each in self.artifacts]
+        paths = [os.path.normpath(each) for each in told if isinstance(each, str) and each.startswith("/")]
+        return tuple(path for path in paths if path.split("/")[1] not in ("", *_NEVER_KEPT))
 
 
 def harbor_folders(folder: Path) -> list[Path]:
@@ -101,6 +113,14 @@ def harbor_folders(folder: Path) -> list[Path]:
         return [folder]
     below = [path.parent for depth in range(1, _DEEPEST + 1) for path in folder.glob("*/" * depth + "task.toml")]
     return sorted(path for path in below if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+def no_tasks_in(folder: Path) -> str:
+    """Says what was expected in a folder without tasks, and what to do where they are in an older form."""
+    told = f"{folder} holds no task: expected folders with a task.toml"
+    if any(next(iter(folder.glob(f"{'*/' * depth}task.yaml")), None) is not None for depth in range(_DEEPEST + 1)):
+        told += f"; those with a task.yaml are Terminal-Bench's first form: `harbor task migrate -i {folder} -o NEW`"
+    return told
 
 
 def read_harbor_task(
@@ -119,27 +139,41 @@ def read_harbor_task(
 
     Raises TaskUnfit.
     """
+    if (folder / "task.yaml").is_file() and not (folder / "task.toml").is_file():
+        raise TaskUnfit(no_tasks_in(folder))
     given = _read(folder)
     _refuse(given, folder)
     known = dict(variables or {})
     own = _resolved(given.environment.env, known, folder)
     setup = _setup(given, folder, images=images, network_steps=network_steps)
     environment = {"HOME": "/home/agent", **setup.environment, **own}
+    programs = stand_ins(environment["HOME"]) if network_steps == "skip" else {}
     setup = replace(setup, environment=environment, timeout_s=given.environment.build_timeout_sec)
     return JudgedTask(
         name=given.task.name or folder.name,
         prompt=_prompt(folder),
         setup=setup,
-        tests=_tests(folder, judge, _resolved(given.verifier.env, known, folder), wall_s=given.verifier.timeout_sec),
-        solution=_solution(folder, _resolved(given.solution.env, known, folder)),
-        carried=tuple(dict.fromkeys((setup.cwd, *carry))),
+        tests=_tests(
+            folder,
+            judge,
+            _resolved(given.verifier.env, known, folder),
+            wall_s=given.verifier.timeout_sec,
+            programs=programs,
+        ),
+        solution=_solution(folder, _resolved(given.solution.env, known, folder), programs),
+        carried=tuple(dict.fromkeys((setup.cwd, *given.kept, *carry))),
         guarded=GUARDED,
         allowed=allow,
     )
 
 
 def _tests(
-    folder: Path, judge: HarborJudge, environment: Mapping[str, str], *, wall_s: float
+    folder: Path,
+    judge: HarborJudge,
+    environment: Mapping[str, str],
+    *,
+    wall_s: float,
+    programs: Mapping[str, RuntimeFile],
 ) -> ScriptTests | NamedTests:
     files, below = _laid(folder / "tests", TESTS), folder / "tests"
     if judge == "script":
@@ -147,7 +181,13 @@ def _tests(
         if script is None:
             raise TaskUnfit(f"{folder}: there is no tests/test.sh, which judges a task")
         text = _text(script, below / "test.sh")
-        return ScriptTests(script=text, files=files, environment=environment, wall_s=wall_s)
+        return ScriptTests(
+            script=text,
+            files={**files, **programs},
+            environment=environment,
+            programs=PROGRAMS if programs else "",
+            wall_s=wall_s,
+        )
     names: list[str] = []
     for path in sorted(below.glob("test_*.py")):
         try:
@@ -176,7 +216,6 @@ def _refuse(given: HarborFile, folder: Path) -> None:
     """Raises TaskUnfit for what a runtime is not."""
     environment, verifier = given.environment, given.verifier
     hosts = {host for part in (environment, given.agent, verifier) for host in part.allowed_hosts or ()}
-    services = [name for name in _COMPOSED if (folder / "environment" / name).exists()]
     unfit = {
         "tasks in several steps are not done here; make a task of each": given.steps,
         f"it wants {environment.gpus} GPUs, and a runtime has none": environment.gpus,
@@ -191,7 +230,8 @@ def _refuse(given: HarborFile, folder: Path) -> None:
         "trajectory.json has a conversation that the agent goes on from, which is not shown to it here": (
             folder / "trajectory.json"
         ).exists(),
-        f"environment/{'/'.join(services)} has services of their own, and a runtime is one computer": services,
+        f"environment/{_COMPOSED} has services or mounts of its own, and a runtime is one computer with nothing of "
+        "others; if it only builds the Dockerfile, remove it": (folder / "environment" / _COMPOSED).exists(),
     }
     for why, holds in unfit.items():
         if holds:
@@ -231,13 +271,17 @@ def _laid(folder: Path, place: str) -> dict[str, RuntimeFile]:
     return {f"{place}/{path}": file for path, file in files_in(folder).items()} if folder.is_dir() else {}
 
 
-def _solution(folder: Path, environment: Mapping[str, str]) -> PublishedSolution | None:
+def _solution(
+    folder: Path, environment: Mapping[str, str], programs: Mapping[str, RuntimeFile]
+) -> PublishedSolution | None:
     files = _laid(folder / "solution", SOLUTION)
     script = files.get(f"{SOLUTION}/solve.sh")
     if script is None:
         return None
     text = _text(script, folder / "solution/solve.sh")
-    return PublishedSolution(files=dict(files), script=text, environment=environment)
+    return PublishedSolution(
+        files={**files, **programs}, script=text, environment=environment, programs=PROGRAMS if programs else ""
+    )
 
 
 def _text(file: RuntimeFile, path: Path) -> str:

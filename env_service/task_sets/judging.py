@@ -193,6 +193,7 @@ async def _by_script(fresh: Runtime, task: JudgedTask, tests: ScriptTests) -> tu
         cwd=task.setup.cwd,
         environment={**task.setup.environment, **tests.environment},
         wall_s=tests.wall_s,
+        programs=tests.programs,
     )
     if end.timed_out or end.signal is not None:
         return 0.0, said_of(end)
@@ -204,14 +205,25 @@ async def _by_script(fresh: Runtime, task: JudgedTask, tests: ScriptTests) -> tu
 
 
 async def run_script(
-    runtime: Runtime, text: str, *, place: str, cwd: str, environment: Mapping[str, str], wall_s: float | None = None
+    runtime: Runtime,
+    text: str,
+    *,
+    place: str,
+    cwd: str,
+    environment: Mapping[str, str],
+    wall_s: float | None = None,
+    programs: str = "",
 ) -> CommandEnd:
-    """Run a script that the shell has read whole before its first line runs: nothing that it starts can change it."""
+    """Run a script that the shell has read whole before its first line runs: nothing that it starts can change it.
+    `programs`: a folder whose programs it finds before all others.
+    """
     first = text.partition("\n")[0]
     shell = "sh" if first.startswith("#!") and first.split("/")[-1].split()[:1] in (["sh"], ["dash"]) else "bash"
     for name in ("${BASH_SOURCE[0]}", "${BASH_SOURCE}", "$BASH_SOURCE"):
         text = text.replace(name, place)
     words = (shell, "-c", text, place) if len(text) < _LONGEST_SCRIPT else (shell, place)
+    if programs:
+        words = ("/bin/sh", "-c", f'PATH="{programs}:$PATH" exec "$@"', "sh", *words)
     return await runtime.exec(RuntimeCommand(argv=words, cwd=cwd, environment=environment, wall_s=wall_s))
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from env_service.runtimes.interface import Runtime, RuntimeCommand, RuntimeRefused, RuntimeSnapshot
 from env_service.runtimes.pool import RuntimePool, runtimes
-from env_service.task_sets.records import ComputerSetup, TaskUnfit
+from env_service.task_sets.records import IMAGE_PATH, ComputerSetup, JudgedTask, TaskUnfit
 
 _MOST_BYTES = 512 << 20
 _TOLD = 1500
@@ -18,6 +20,18 @@ class _PreparedComputers:
     def __init__(self) -> None:
         self._found: OrderedDict[str, RuntimeSnapshot] = OrderedDict()
         self._making: dict[str, asyncio.Task[RuntimeSnapshot]] = {}
+        self._paths: dict[str, str] = {}
+
+    async def path_of(self, image: str) -> str:
+        """Where the image's own programs are looked for. Raises as `runtimes().start`."""
+        if image not in self._paths:
+            runtime = await runtimes().start(image)
+            try:
+                end = await runtime.exec(RuntimeCommand(argv=("/bin/sh", "-c", 'printf %s "$PATH"'), cwd="/"))
+            finally:
+                await runtime.stop()
+            self._paths[image] = end.stdout.decode("utf-8", "surrogateescape")
+        return self._paths[image]
 
     async def of(self, setup: ComputerSetup) -> RuntimeSnapshot:
         """Raises as `prepared`."""
@@ -40,6 +54,22 @@ class _PreparedComputers:
 
 
 _SHELVES: WeakKeyDictionary[RuntimePool, _PreparedComputers] = WeakKeyDictionary()
+
+
+async def with_image_path(task: JudgedTask) -> JudgedTask:
+    """The task with the image's own PATH where its Dockerfile adds to that. Raises as `runtimes().start`."""
+    setup = task.setup
+    if not any(
+        IMAGE_PATH in told.get("PATH", "") for told in (setup.environment, *(s.environment for s in setup.steps))
+    ):
+        return task
+    path = await _SHELVES.setdefault(runtimes(), _PreparedComputers()).path_of(setup.image)
+
+    def filled(told: Mapping[str, str]) -> dict[str, str]:
+        return {name: text.replace(IMAGE_PATH, path) if name == "PATH" else text for name, text in told.items()}
+
+    steps = tuple(replace(step, environment=filled(step.environment)) for step in setup.steps)
+    return replace(task, setup=replace(setup, environment=filled(setup.environment), steps=steps))
 
 
 async def prepared(setup: ComputerSetup) -> RuntimeSnapshot:

@@ -17,6 +17,8 @@ GUARDED = (
     "pytest.py", "pytest", "_pytest", "pluggy.py", "pluggy", ".bashrc", ".bash_profile", ".profile", ".git",
     ".pytest_cache",
 )  # fmt: skip
+IMAGE_PATH = "${PATH}"
+"""Stands in a value of PATH for the image's own, which is known when its computer is made."""
 TEST_FILES = ("test_*.py", "*_test.py", "tests", "test")
 """Guarded as well where the tests are those of a repository."""
 
@@ -61,12 +63,15 @@ class ComputerSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptTests:
-    """A script that writes the reward into /logs/verifier, over `files` by absolute path."""
+    """A script that writes the reward into /logs/verifier, over `files` by absolute path. `programs`: a folder whose
+    programs it finds before the image's.
+    """
 
     script: str
     place: str = "/tests/test.sh"
     files: Mapping[str, RuntimeFile] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    programs: str = ""
     wall_s: float | None = None
 
 
@@ -96,11 +101,12 @@ class NamedTests:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedSolution:
-    """Files by absolute path, None for one that goes, and then a script."""
+    """Files by absolute path, None for one that goes, and then a script, with `programs` as for those of tests."""
 
     files: Mapping[str, RuntimeFile | None] = field(default_factory=dict)
     script: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    programs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from env_service.environments.interface import Task
 from env_service.environments.task_files import TaskFileError, TaskLists
 from env_service.runtimes.interface import RuntimeEnded, RuntimeRefused, RuntimeSnapshot
 from env_service.task_sets.judging import WorkVerdict, has_passed, judged, lay, run_script, said_of
-from env_service.task_sets.preparing import opened
+from env_service.task_sets.preparing import opened, with_image_path
 from env_service.task_sets.records import JudgedTask, NamedTests, TaskUnfit
 from protocol.trajectories import Purpose
 
@@ -108,6 +108,7 @@ async def fault_of(task: JudgedTask) -> str:
     if task.solution is None:
         return "it has no solution, so that nobody knows whether it can be done"
     try:
+        task = await with_image_path(task)
         runtime, before = await opened(task.setup)
         try:
             idle = await judged(task, before, await runtime.snapshot(), instead_of=runtime)
@@ -132,7 +133,12 @@ async def _solved(task: JudgedTask) -> tuple[RuntimeSnapshot, str]:
         if task.solution.script:
             environment = {**task.setup.environment, **task.solution.environment}
             end = await run_script(
-                runtime, task.solution.script, place="/solution/solve.sh", cwd=task.setup.cwd, environment=environment
+                runtime,
+                task.solution.script,
+                place="/solution/solve.sh",
+                cwd=task.setup.cwd,
+                environment=environment,
+                programs=task.solution.programs,
             )
             said = said_of(end)
         return await runtime.snapshot(), said
@@ -154,7 +160,8 @@ def _complaint(task: JudgedTask, verdict: WorkVerdict, said: str) -> str:
         parts.append(f"{len(lacking)} of {len(task.tests.all)} do not pass: {', '.join(told)}")
     if verdict.work.kept_out:
         parts.append(f"not carried over (allow): {', '.join(verdict.work.kept_out[:_NAMED])}")
-    outside = [path for path in verdict.work.outside if not path.startswith("/solution")]
+    laid = ("/solution", *(task.solution.files if task.solution else ()))
+    outside = [path for path in verdict.work.outside if not path.startswith(laid)]
     if outside:
         parts.append(f"changed outside of {', '.join(task.carried)} (carry): {', '.join(outside[:_NAMED])}")
     shown = [text for text in (said, verdict.said) if text]

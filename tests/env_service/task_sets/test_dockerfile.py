@@ -6,7 +6,7 @@ import pytest
 
 from env_service.runtimes.interface import RuntimeFile
 from env_service.task_sets.dockerfile import read_dockerfile
-from env_service.task_sets.records import TaskUnfit
+from env_service.task_sets.records import IMAGE_PATH, TaskUnfit
 
 
 def written(folder: Path, text: str) -> Path:
@@ -56,7 +56,7 @@ def test_lines_become_steps_in_their_order(tmp_path: Path) -> None:
         ("ADD a.tar.gz /b", "would be unpacked"),
         ("RUN <<END\ntrue\nEND", "put it into a file"),
         ("ONBUILD RUN true", "ONBUILD is not done here"),
-        ('RUN ["a"', "it cannot be read"),
+        ('SHELL ["a"', "expected a list of words in JSON"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_its_line(tmp_path: Path, line: str, said: str) -> None:
@@ -98,3 +98,36 @@ def test_of_an_image_that_is_what_it_makes_only_place_and_variables_are_taken(tm
 
     assert (setup.image, setup.cwd, setup.environment) == ("mine", "/x", {"X": "1 2"})
     assert not any(step.files or step.said for step in setup.steps)
+
+
+def test_what_is_no_list_of_words_is_a_line_of_the_shell(tmp_path: Path) -> None:
+    text = 'FROM x\nRUN [ -e /x ] || true\nRUN ["sh", 1]\nRUN []\n'
+
+    setup = read_dockerfile(written(tmp_path, text), images={"*": "host"})
+
+    assert [step.run[-1] for step in setup.steps if step.said] == ["[ -e /x ] || true", '["sh", 1]', "[]"]
+
+
+def test_what_docker_does_not_know_either_is_told_apart(tmp_path: Path) -> None:
+    path = written(tmp_path, "FROM x\nRUN cat > y << 'END'\nname: z\nEND\n")
+
+    with pytest.raises(TaskUnfit, match="Dockerfile:3: NAME: is no instruction, for Docker neither"):
+        read_dockerfile(path, images={"*": "host"})
+
+
+def test_a_file_beside_the_folder_that_a_dockerfile_copies_from_is_said(tmp_path: Path) -> None:
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "tests").mkdir()
+    path = written(tmp_path / "environment", "FROM x\nCOPY tests/ /tests\n")
+
+    with pytest.raises(TaskUnfit, match="it is in the task's folder, and a Dockerfile copies from environment/ alone"):
+        read_dockerfile(path, images={"*": "host"})
+
+
+def test_the_images_own_path_is_left_to_the_image(tmp_path: Path) -> None:
+    text = 'FROM x\nENV PATH="/opt/a:${PATH}"\nRUN true\nENV PATH=$PATH:/opt/b\n'
+
+    setup = read_dockerfile(written(tmp_path, text), images={"*": "host"})
+
+    assert setup.environment == {"PATH": f"/opt/a:{IMAGE_PATH}:/opt/b"}
+    assert [step.environment for step in setup.steps if step.said] == [{"PATH": f"/opt/a:{IMAGE_PATH}"}]

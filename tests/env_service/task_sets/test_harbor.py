@@ -100,7 +100,8 @@ def test_a_folder_is_read_as_it_is(tmp_path: Path) -> None:
         ({"task_dot_toml": "[verifier]\nenv = { A = '${SECRET}' }\n"}, "wants the variable SECRET"),
         ({"task_dot_toml": "[verifier]\ntimeout_sec = -1\n"}, "timeout_sec"),
         ({"task_dot_toml": "nonsense"}, "cannot be read"),
-        ({"environment__docker-compose_dot_yaml": "services: {}"}, "services of their own"),
+        ({"environment__docker-compose_dot_yaml": "services: {}"}, "services or mounts of its own"),
+        ({"task_dot_toml": "", "task_dot_yaml": "instruction: x"}, "harbor task migrate -i .*greet -o NEW"),
         ({"tests__test_dot_sh": ""}, "no tests/test.sh"),
         ({"instruction_dot_md": "# canary\n"}, "is empty"),
         ({"environment__Dockerfile": ""}, "no environment/Dockerfile, and images names none"),
@@ -162,6 +163,72 @@ async def test_a_solution_that_works_outside_of_the_folder_is_said_and_done_wher
         "(carry): /srv/done"
     )
     assert await fault_of(read_harbor_task(made, images=IMAGES, carry=("/srv",))) == ""
+
+
+@pytest.mark.usefixtures("pool")
+async def test_what_a_task_names_as_left_for_its_judges_is_carried_but_never_programs(tmp_path: Path) -> None:
+    files = {
+        "task_dot_toml": "artifacts = ['/srv/done', '/usr/bin', '/', { source = '/data/' }, '../x']\n",
+        "tests__test_dot_sh": "mkdir -p /logs/verifier; cat /srv/done > /logs/verifier/reward.txt",
+        "solution__solve_dot_sh": "mkdir -p /srv; echo 1 > /srv/done",
+    }
+
+    task = read_harbor_task(folder(tmp_path, **files), images=IMAGES)
+
+    assert task.carried == ("/app", "/srv/done", "/data")
+    assert await fault_of(task) == ""
+
+
+def test_a_compose_file_of_another_name_is_a_file_of_the_task(tmp_path: Path) -> None:
+    made = folder(
+        tmp_path, environment__Dockerfile="FROM x\nCOPY compose.yaml /app/\n", environment__compose_dot_yaml="x"
+    )
+
+    assert read_harbor_task(made, images=IMAGES).setup.image == "host"
+
+
+@pytest.mark.usefixtures("pool")
+async def test_programs_of_the_image_are_found_where_a_dockerfile_adds_to_their_path(tmp_path: Path) -> None:
+    said = 'FROM x\nENV PATH="/opt/own:${PATH}"\nRUN mkdir -p /opt/own && printf "#!/bin/sh\\nls" > /opt/own/mine\n'
+    made = folder(tmp_path, environment__Dockerfile=said + "RUN chmod 755 /opt/own/mine && mine\nCOPY word.txt /app/\n")
+
+    assert await fault_of(read_harbor_task(made, images=IMAGES)) == ""
+
+
+INSTALLS = """#!/bin/bash
+set -euo pipefail
+apt-get update && apt-get install -y curl
+curl -LsSf https://astral.sh/uv/0.9.5/install.sh | sh
+source $HOME/.local/bin/env
+pip install -q pytest==8.4.1
+uv venv .own && source .own/bin/activate
+uv pip install pytest==8.4.1
+uv run --with pytest true
+uvx -p 3.13 --with pytest==8.4.1 --quiet test -f /app/done && echo 1 > /logs/verifier/reward.txt
+"""
+
+
+@pytest.mark.usefixtures("pool")
+async def test_scripts_that_fetch_their_test_runner_find_the_images(tmp_path: Path) -> None:
+    made = folder(
+        tmp_path, tests__test_dot_sh=INSTALLS, solution__solve_dot_sh="set -e; apt-get install -y jq; touch done"
+    )
+
+    assert await fault_of(read_harbor_task(made, images=IMAGES, network_steps="skip")) == ""
+    assert await fault_of(read_harbor_task(made, images=IMAGES)) != ""
+
+
+@pytest.mark.usefixtures("pool")
+async def test_what_scripts_fetch_beside_installers_is_missed_where_they_do(tmp_path: Path) -> None:
+    done = "apt-get install -y jq; curl -s http://127.0.0.1:9/ || echo lost; uvx jqq . ; touch done"
+    made = folder(tmp_path, tests__test_dot_sh="echo 0 > /logs/verifier/reward.txt", solution__solve_dot_sh=done)
+
+    fault = await fault_of(read_harbor_task(made, images=IMAGES, network_steps="skip"))
+
+    assert fault.startswith("its tests give 0 after its solution\n")
+    assert "apt-get install -y jq: not done, there is no network; the image has to have it" in fault
+    assert "lost" in fault
+    assert "jqq: not found" in fault
 
 
 @pytest.mark.usefixtures("pool")
@@ -331,7 +398,11 @@ async def test_tasks_that_do_not_do_are_said_and_left_out(tmp_path: Path, caplog
 
 
 def test_a_folder_without_a_task_that_is_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskFileError, match="holds no task"):
+    with pytest.raises(TaskFileError, match=r"holds no task: expected folders with a task\.toml$"):
+        HarborEnvironment.tasks(HarborOptions(train_folder=tmp_path, images=IMAGES))
+    (tmp_path / "older").mkdir()
+    (tmp_path / "older/task.yaml").write_text("instruction: x")
+    with pytest.raises(TaskFileError, match="Terminal-Bench's first form: `harbor task migrate"):
         HarborEnvironment.tasks(HarborOptions(train_folder=tmp_path, images=IMAGES))
     folder(tmp_path, tests__test_dot_sh="")
     with pytest.raises(TaskFileError, match=r"no task is fit: .*no tests/test\.sh"):
