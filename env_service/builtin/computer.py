@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from env_service.builtin.called_tools import TOOL_METRICS, CalledTools
-from env_service.builtin.computer_tools import SUBMIT, WORK, ComputerToolbox, TaskComputer, ToolName
+from env_service.builtin.computer_tools import WORK, ComputerToolbox, TaskComputer, ToolName, acted
 from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task
 from env_service.environments.rules import Rules
 from env_service.environments.task_files import TaskLists, tasks_of_files
@@ -123,14 +123,11 @@ class ComputerEnvironment:
     async def step(self, action: Action) -> Step:
         """Results of the calls; or the end: submitted, no call, or the last turn. Raises RuntimeLost."""
         assert self._tools is not None
-        acts = bool(action.calls or action.fault)
         try:
-            step = await self._tools.answered(action) if acts else Step(stop="answered")
+            step, over = await acted(self._tools, action)
         except RuntimeEnded:
             return _ENDED
-        if acts and not action.last and not any(call.name == SUBMIT for call in action.calls):
-            return step
-        return await self.judged(step)
+        return await self.judged(step) if over else step
 
     @property
     def computer(self) -> TaskComputer:

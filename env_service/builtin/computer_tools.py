@@ -10,8 +10,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from env_service.builtin.called_tools import CalledTools
 from env_service.builtin.toolboxes import ToolArguments, ToolFault, described, read_arguments
-from env_service.environments.interface import Tool, ToolCall
+from env_service.environments.interface import Action, Step, Tool, ToolCall
 from env_service.runtimes.interface import CommandEnd, Runtime, RuntimeCommand, RuntimeFile, RuntimeRefused
 
 ToolName = Literal["shell", "files", "python", "submit"]
@@ -176,6 +177,15 @@ class ComputerToolbox:
 
     def _placed(self, path: str) -> str:
         return path if path.startswith("/") else f"{self._folder.rstrip('/')}/{path}"
+
+
+async def acted(tools: CalledTools, action: Action) -> tuple[Step, bool]:
+    """The results of an action's calls, and True if the work is over: it is submitted, nothing was called, or no turn
+    is left. Raises RuntimeEnded and RuntimeLost.
+    """
+    if not (action.calls or action.fault):
+        return Step(stop="answered"), True
+    return await tools.answered(action), action.last or any(call.name == SUBMIT for call in action.calls)
 
 
 def told(end: CommandEnd) -> str:
