@@ -94,7 +94,6 @@ class LearnerStates:
     """By process: the version up to which it trains again what a former life trained."""
     last: str | None = None
     run_name: str = ""
-    callbacks: int = 0
     two_since: float | None = None
     """Time at which a second learner began to run beside the first."""
     afresh: int = 0
@@ -228,11 +227,8 @@ class LearnerStates:
         if now - self.two_since > _MAX_UNAWARE_S:
             self.stage.broken("one learner", f"{_names(living)} run at once since {self.two_since:.0f} s")
 
-    def after_callback(self) -> None:
+    def look_at_books(self) -> None:
         """Cheap, and often."""
-        self.callbacks += 1
-        if self.callbacks % _BOOKS_EVERY:
-            return
         living = [each for each in self.keepers if each.alive]
         self._see_how_many(living)
         for process in living:
@@ -286,7 +282,7 @@ def watch(stage: Stage) -> LearnerStates:
     for script in stage.engines:
         script.loaded = lambda who, tensors: served(stage, who, tensors)
     stage.cluster.crashed = lambda process, error: crashed(stage, process.name, error)
-    stage.world.observe = learned.after_callback
+    stage.world.observe, stage.world.observe_every = learned.look_at_books, _BOOKS_EVERY
     stage.world.after(_LOOK_EVERY_S, lambda: _look(stage, learned))
     return learned
 

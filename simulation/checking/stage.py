@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,10 +25,10 @@ from simulation.world.network import LinkRates, Network
 from simulation.world.process import Process
 from simulation.world.zeromq import Switchboard
 
-_COLLECT_EVERY = 4
+_COLLECT_EVERY = 8
 """Runs: to look for what they left is slow, and what one leaves is a few megabytes."""
 
-_cleared = count()
+_begun = count()
 _REMINDER = re.compile(r"waiting for .* since [1-9]\d* s")
 """A wait that was said before goes on."""
 
@@ -123,7 +122,42 @@ def _folder() -> Iterator[Path]:
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _remove(path)
+
+
+def _remove(folder: str | Path) -> None:
+    """Removes a folder of the simulation with all that is in it: nobody changes it meanwhile, against which
+    `shutil.rmtree` guards with more system calls.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _remove(entry.path)
+            else:
+                os.unlink(entry.path)
+    os.rmdir(folder)
+
+
+def _collect() -> None:
+    """Frees what former runs left in circles, once nothing holds them any more. What stays is of the process."""
+    gc.disable()  # during a run, too: it would look through all that lives, again and again
+    if next(_begun) % _COLLECT_EVERY == _COLLECT_EVERY - 1:
+        gc.collect()
+        gc.freeze()
+
+
+@contextlib.contextmanager
+def _logged(world: World) -> Iterator[None]:
+    """Has all lines that are logged meanwhile in the history. Handlers of processes that were killed go at its end."""
+    logger = logging.getLogger()
+    before = list(logger.handlers)
+    logger.addHandler(_Lines(world))
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.handlers[:] = before
 
 
 @contextlib.contextmanager
@@ -136,6 +170,7 @@ def staged(
     environment: EnvironmentScript | None = None,
 ) -> Iterator[Stage]:
     """A world with a cluster that has not begun; at its end nothing of it is left."""
+    _collect()
     with _folder() as root:
         world = World(seed=seed)
         random.seed(seed)  # what the product draws by chance
@@ -143,19 +178,13 @@ def staged(
         write_model(root / "model")
         (root / "tmp").mkdir()
         world.masked[str(root)] = "~"
-        lines = _Lines(world)
-        logger = logging.getLogger()
-        logger.addHandler(lines)
-        logger.setLevel(logging.INFO)
-        gc.disable()
         World.active = world
-        try:
-            yield stage
-        finally:
-            _clear(stage)
-            World.active = None
-            logger.removeHandler(lines)
-            gc.enable()
+        with _logged(world):
+            try:
+                yield stage
+            finally:
+                _clear(stage)
+                World.active = None
 
 
 def _stage(
@@ -220,5 +249,3 @@ def _clear(stage: Stage) -> None:
         process.loop.tasks.clear()
     stage.cluster.processes.clear()
     stage.cluster.services.clear()
-    if next(_cleared) % _COLLECT_EVERY == 0:
-        gc.collect()

@@ -50,7 +50,7 @@ class Event:
 
 
 class World:
-    """Owns the clock and the queue of what is to come. `observe` is called after every callback."""
+    """Owns the clock and the queue of what is to come. `observe` is called after every `observe_every` callbacks."""
 
     active: "World | None" = None
 
@@ -67,6 +67,7 @@ class World:
         self.over = False
         self.current: Runnable | None = None
         self.observe: Callable[[], object] = lambda: None
+        self.observe_every = 1
         self._parts: dict[type, object] = {}
         self._runnable: dict[Runnable, None] = {}
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
@@ -125,7 +126,8 @@ class World:
             while not until():
                 if runnable:
                     self._run_somebody()
-                    self.observe()
+                    if not self.callbacks % self.observe_every:
+                        self.observe()
                 else:
                     self._jump()
         finally:
@@ -141,13 +143,20 @@ class World:
         if len(runnable) == 1:
             (chosen,) = runnable
         else:
-            choices = list(runnable)
-            chosen = choices[self.random.randrange(len(choices))]
+            chosen = list(runnable)[self._below(len(runnable))]
         self.current = chosen
         self.callbacks += 1
         if not chosen.run_one():
             runnable.pop(chosen, None)
         self.current = None
+
+    def _below(self, count: int) -> int:
+        """What `randrange(count)` draws, without its checks."""
+        bits, draw = count.bit_length(), self.random.getrandbits
+        drawn = draw(bits)
+        while drawn >= count:
+            drawn = draw(bits)
+        return drawn
 
     def _jump(self) -> None:
         if not self._queue:
@@ -179,6 +188,7 @@ class SerialTask(asyncio.Task):  # type: ignore[type-arg]
 class SerialFuture(asyncio.Future):  # type: ignore[type-arg]
     """A future whose place in a set does not depend on its address. Who makes it gives it its serial number."""
 
+    __slots__ = ("_serial",)
     _serial: int
 
     def __hash__(self) -> int:

@@ -5,7 +5,7 @@ import asyncio.events
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,6 +18,26 @@ Main = Callable[[Stop], Awaitable[None]]
 _WORK_IN_A_THREAD_S = 0.001
 _CLEAN_UP_S = 8.0
 _PRUNE_EVERY = 256
+
+
+class LoopHandle(asyncio.TimerHandle):
+    """A callback, due now or at `when`. It is made and cancelled without asking for a debug mode that no loop has here:
+    there are tens of thousands in a run.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Any, args: tuple[Any, ...], loop: "ProcessLoop", context: Context | None
+    ) -> None:
+        self._when, self._scheduled = when, False
+        self._callback, self._args, self._loop = callback, args, loop
+        self._context = copy_context() if context is None else context
+        self._cancelled, self._repr, self._source_traceback = False, None, None
+
+    def cancel(self) -> None:
+        """See asyncio. The world passes over it."""
+        self._cancelled, self._callback, self._args = True, None, ()
 
 
 class ProcessLoop(asyncio.BaseEventLoop):
@@ -44,7 +64,7 @@ class ProcessLoop(asyncio.BaseEventLoop):
         self._debug = False
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = LoopHandle(self._world.now, callback, args, self, context)
         self._process.put(handle)
         return handle
 
@@ -53,12 +73,14 @@ class ProcessLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = LoopHandle(when, callback, args, self, context)
         self._world.at(when, partial(self._process.put, timer))
         return timer
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """The world passes over it."""
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._world.now + delay, callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
         future = SerialFuture(loop=self)
@@ -147,7 +169,7 @@ class Process:
         if not self.alive:
             return
         self._ready.append(handle)
-        if not self.stopped and not self.blocked:
+        if not self.stopped and self.world.now >= self._blocked_until:
             self.world.wake(self)
 
     def run_one(self) -> bool:
