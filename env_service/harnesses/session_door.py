@@ -5,20 +5,23 @@
 Whoever is inside can ask the policy, by the addresses in ROUTES, and that is all: no other address of the service is
 behind the door, and no other session's. The session's key is added here and never goes inside; nobody inside can give a
 reward or see another's work. Each connection is one request, read only as far as it is bounded. A flood waits at the
-door: connections in a queue of the kernel's, requests and their bytes for their turn.
+door: connections in a queue of the kernel's, requests and their bytes for their turn, and bodies for room.
 """
 
 import asyncio
+import io
 import json
 import logging
 import socket
+import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 
 from env_service.environments.interface import AgentClient
+from env_service.harnesses.door_bounds import ByteAllowance, ByteRoom
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +36,16 @@ ROUTES = frozenset(
 )
 MAX_CONNECTIONS = 32
 MAX_BODY = 4 << 20
+MAX_BODIES = 8 << 20
+"""Bytes of all bodies at once that have come and are not answered; the next one waits until there is room."""
 _MAX_HEAD = 16 << 10
 _REQUEST_S = 60.0
 _CONNECT_S = 30.0
 _REST_S = 0.1
+# So long a client that was refused may go on sending.
+_REFUSED_S = 5.0
+# `tcpi_state` of a connection that is no more.
+_TCP_CLOSE = 7
 _PASSED_ON = ("content-type", "x-stainless-retry-count")
 # Requests cost the event loop that all trajectories share: 32 a second at most, or two of the largest in four seconds.
 _BYTES_PER_S = 2 << 20
@@ -74,8 +83,9 @@ class _DoorRefusal(Exception):
 class _DoorRequest:
     method: str
     path: str
+    version: str
     headers: Mapping[str, str]
-    body: bytes = b""
+    length: int = 0
 
 
 class _SessionDoor:
@@ -83,6 +93,7 @@ class _SessionDoor:
         self._client = client
         self._http = http
         self._room = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._bodies = ByteRoom(MAX_BODIES)
         self._allowance = ByteAllowance(per_s=_BYTES_PER_S, at_once=_BYTES_AT_ONCE)
 
     async def serve(self, listener: socket.socket) -> None:
@@ -104,7 +115,7 @@ class _SessionDoor:
         try:
             reader, writer = await asyncio.open_connection(sock=connection, limit=_MAX_HEAD)
             try:
-                await self._answer(reader, writer)
+                await self._answer(_DoorConnection(reader, writer, connection))
             finally:
                 writer.close()
         # Whoever is inside may send anything, and leave at any time: uvloop raises RuntimeError for a write after that.
@@ -113,91 +124,137 @@ class _SessionDoor:
         finally:
             self._room.release()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, connection: "_DoorConnection") -> None:
+        writer = connection.writer
         try:
             async with asyncio.timeout(_REQUEST_S):
-                asked = await self._asked(reader)
-            # A client that leaves is told apart from one that waits: its turn may be asked for again.
-            answering = asyncio.ensure_future(self._passed_on(asked, writer))
-            leaving = asyncio.ensure_future(self._left(reader))
-            try:
-                await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                leaving.cancel()
-                if not answering.done():
-                    answering.cancel()
-                await asyncio.gather(answering, leaving, return_exceptions=True)
-            if not answering.cancelled():
-                answering.result()
+                asked = await _asked(connection.reader)
+            async with self._bodies.held(asked.length):
+                async with asyncio.timeout(_REQUEST_S):
+                    body = await self._body(connection.reader, asked.length)
+                await self._answered(asked, body, connection)
         except _DoorRefusal as refusal:
             writer.write(_refused(refusal))
+            writer.write_eof()
+            # Closed with bytes that were not read, the connection would be reset, and the refusal lost.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_REFUSED_S):
+                    await self._drop_rest(connection.reader)
         with suppress(ConnectionError):
             await writer.drain()
 
-    async def _asked(self, reader: asyncio.StreamReader) -> _DoorRequest:
-        """The request of a connection. Raises _DoorRefusal, and EOFError for one that ends before."""
-        asked = await _head(reader)
-        if (asked.method, asked.path) not in ROUTES:
-            known = ", ".join(f"{method} {path}" for method, path in sorted(ROUTES))
-            raise _DoorRefusal(404, f"{asked.method} {asked.path} is not to be had in here; there are {known}")
-        if "transfer-encoding" in asked.headers:
-            raise _DoorRefusal(411, "the length of the body is wanted in advance, as Content-Length")
-        length = asked.headers.get("content-length", "0")
-        if not (length.isascii() and length.isdecimal() and len(length) < 12):
-            raise _DoorRefusal(400, "Content-Length is no number")
-        if int(length) > MAX_BODY:
-            raise _DoorRefusal(413, f"a body of {length} bytes; at most {MAX_BODY} are taken")
-        body = bytearray()
-        while len(body) < int(length):
-            part = await reader.read(min(_MAX_HEAD, int(length) - len(body)))
+    async def _answered(self, asked: "_DoorRequest", body: io.BytesIO, connection: "_DoorConnection") -> None:
+        """Answer a request, unless its client leaves before. Raises _DoorRefusal, if nothing has been answered."""
+        # A client that leaves is told apart from one that waits: its turn may be asked for again.
+        answering = asyncio.ensure_future(self._passed_on(asked, body, connection))
+        leaving = asyncio.ensure_future(self._left(connection))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not answering.done():
+                answering.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+        if not answering.cancelled():
+            answering.result()
+
+    async def _body(self, reader: asyncio.StreamReader, length: int) -> io.BytesIO:
+        """Raises EOFError for one that ends before."""
+        body = io.BytesIO()
+        while body.tell() < length:
+            part = await reader.read(min(_MAX_HEAD, length - body.tell()))
             if not part:
                 raise EOFError
-            body += part
+            body.write(part)
             await self._allowance.take(len(part))
-        return _DoorRequest(asked.method, asked.path, asked.headers, bytes(body))
+        body.seek(0)
+        return body
 
-    async def _left(self, reader: asyncio.StreamReader) -> None:
-        """Return when the client has left. More than its request is not looked at."""
+    async def _drop_rest(self, reader: asyncio.StreamReader) -> None:
+        """Return when the client sends no more. More than its request is not looked at."""
         while part := await reader.read(_MAX_HEAD):
             await self._allowance.take(len(part))
 
-    async def _passed_on(self, asked: _DoorRequest, writer: asyncio.StreamWriter) -> None:
+    async def _left(self, connection: "_DoorConnection") -> None:
+        """Return when the client has left."""
+        await self._drop_rest(connection.reader)
+        connection.probe()
+        while not connection.is_closed:  # noqa: ASYNC110  nobody tells of it
+            await asyncio.sleep(_REST_S)
+
+    async def _passed_on(self, asked: "_DoorRequest", body: io.BytesIO, connection: "_DoorConnection") -> None:
         """Have the session answer. Raises _DoorRefusal, if nothing has been answered."""
         headers = {name: asked.headers[name] for name in _PASSED_ON if name in asked.headers}
         headers |= {"Authorization": f"Bearer {self._client.key}", "Accept-Encoding": "identity"}
-        url = self._client.anthropic_url + asked.path
-        request = self._http.request(asked.method, url, data=asked.body or None, headers=headers, allow_redirects=False)
+        request = self._http.request(
+            asked.method,
+            self._client.anthropic_url + asked.path,
+            data=body if asked.length else None,
+            headers=headers,
+            allow_redirects=False,
+        )
         try:
             answer = await request
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _DoorRefusal(502, f"the session cannot be reached: {type(error).__name__}") from error
         except ValueError as error:
             raise _DoorRefusal(400, f"a header cannot be passed on: {error}") from error
+        length = answer.headers.get("Content-Length")
+        chunked = length is None and asked.version != "HTTP/1.0"
+        writer = connection.writer
         async with answer:
-            writer.write(_answer_head(answer.status, answer.headers.get("Content-Type", "application/json")))
-            async for part in answer.content.iter_any():
-                writer.write(b"%x\r\n%b\r\n" % (len(part), part))
-                await writer.drain()
-        writer.write(b"0\r\n\r\n")
+            kind = answer.headers.get("Content-Type", "application/json")
+            writer.write(_answer_head(answer.status, kind, length=length, chunked=chunked))
+            try:
+                async for part in answer.content.iter_any():
+                    writer.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
+                    await writer.drain()
+            except aiohttp.ClientError:
+                connection.break_off()
+                raise
+        if chunked:
+            writer.write(b"0\r\n\r\n")
 
 
-class ByteAllowance:
-    """So many bytes a second, of which what was not used counts up to `at_once`."""
+@dataclass(frozen=True)
+class _DoorConnection:
+    """A connection from inside, and the socket of it."""
 
-    def __init__(self, *, per_s: int, at_once: int) -> None:
-        self._clock = asyncio.get_running_loop().time
-        self._per_s = per_s
-        self._at_once = at_once
-        self._left = float(at_once)
-        self._since = self._clock()
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    socket: socket.socket
 
-    async def take(self, count: int) -> None:
-        """Return when these have their turn, behind those that were taken before."""
-        now = self._clock()
-        self._left = min(self._at_once, self._left + (now - self._since) * self._per_s) - count
-        self._since = now
-        if self._left < 0:
-            await asyncio.sleep(-self._left / self._per_s)
+    def probe(self) -> None:
+        """Have a client that has left be told from one that only sends no more: both look the same, until something is
+        sent that the kernel of the one resets. A byte out of band is in no client's stream.
+        """
+        with suppress(OSError):
+            self.socket.send(b"\0", socket.MSG_OOB)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once it was reset."""
+        return self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+
+    def break_off(self) -> None:
+        """Have its close be a reset, so that half an answer is not taken for a whole one whose end is the close."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def _asked(reader: asyncio.StreamReader) -> "_DoorRequest":
+    """A request without its body. Raises _DoorRefusal, and EOFError for one that ends before."""
+    asked = await _head(reader)
+    if (asked.method, asked.path) not in ROUTES:
+        known = ", ".join(f"{method} {path}" for method, path in sorted(ROUTES))
+        raise _DoorRefusal(404, f"{asked.method} {asked.path} is not to be had in here; there are {known}")
+    if "transfer-encoding" in asked.headers:
+        raise _DoorRefusal(411, "the length of the body is wanted in advance, as Content-Length")
+    length = asked.headers.get("content-length", "0")
+    if not (length.isascii() and length.isdecimal() and len(length) < 12):
+        raise _DoorRefusal(400, "Content-Length is no number")
+    if int(length) > MAX_BODY:
+        raise _DoorRefusal(413, f"the body has {length} bytes; expected at most {MAX_BODY}: send less at once")
+    return replace(asked, length=int(length))
 
 
 async def _head(reader: asyncio.StreamReader) -> _DoorRequest:
@@ -209,19 +266,22 @@ async def _head(reader: asyncio.StreamReader) -> _DoorRequest:
     first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        raise _DoorRefusal(400, "this is no request of HTTP/1.1")
+        raise _DoorRefusal(400, "this is no request of HTTP/1.1 or 1.0")
     parts = [line.partition(":") for line in lines]
     headers = {name.strip().lower(): value.strip() for name, _, value in parts}
-    return _DoorRequest(words[0], words[1].partition("?")[0], headers)
+    return _DoorRequest(words[0], words[1].partition("?")[0], words[2], headers)
 
 
-def _answer_head(status: int, content_type: str) -> bytes:
-    lines = (f"HTTP/1.1 {status} {'OK' if status < 400 else 'Refused'}", f"Content-Type: {content_type}")
-    return "\r\n".join([*lines, "Transfer-Encoding: chunked", "Connection: close", "", ""]).encode("latin-1")
+def _answer_head(status: int, content_type: str, *, length: str | None, chunked: bool = False) -> bytes:
+    """The beginning of an answer, which ends with the connection if it has neither a length nor chunks."""
+    lines = [f"HTTP/1.1 {status} {'OK' if status < 400 else 'Refused'}", f"Content-Type: {content_type}"]
+    lines += [f"Content-Length: {length}"] if length is not None else []
+    lines += ["Transfer-Encoding: chunked"] if chunked else []
+    return "\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1")
 
 
 def _refused(refusal: _DoorRefusal) -> bytes:
     """A refusal, in a form that clients of either API read."""
     error = {"message": str(refusal), "type": "invalid_request_error", "code": "not_passed_on", "param": None}
     body = json.dumps({"type": "error", "error": error}).encode()
-    return _answer_head(refusal.status, "application/json") + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    return _answer_head(refusal.status, "application/json", length=str(len(body))) + body

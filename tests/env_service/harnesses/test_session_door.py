@@ -1,6 +1,8 @@
 """The door to a session: what goes through, what does not, and what a flood comes to."""
 
 import asyncio
+import http.client
+import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +16,8 @@ from aiohttp import web
 
 from env_service.environments.interface import AgentClient
 from env_service.harnesses import session_door as doors
-from env_service.harnesses.session_door import ByteAllowance, session_door
+from env_service.harnesses.door_bounds import ByteAllowance
+from env_service.harnesses.session_door import session_door
 from tests.env_service.peers import served
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -28,22 +31,29 @@ class OpenDoor:
 
     port: int
     passed: list[web.Request] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
 
     async def says(self, request: bytes) -> str:
         """The whole answer to a request."""
+        return (await self.answers(request)).decode()
+
+    async def answers(self, request: bytes, *, half_closed: bool = False) -> bytes:
+        """The whole answer; `half_closed`: to a client that closes its sending side behind the request."""
         async with asyncio.timeout(20):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             writer.write(request)
+            if half_closed:
+                writer.write_eof()
             answer = await reader.read()
             writer.close()
-            return answer.decode()
+            return answer
 
 
 @asynccontextmanager
 async def open_door(handler: Handler | None = None) -> AsyncIterator[OpenDoor]:
     async def kept(request: web.Request) -> web.StreamResponse:
         door.passed.append(request)
-        await request.read()
+        door.lengths.append(len(await request.content.read()))  # larger ones, too, than `request.read` takes
         return await handler(request) if handler is not None else web.json_response({"it": "answers"})
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -147,6 +157,108 @@ def test_a_client_that_breaks_off_in_an_answer_leaves_the_door_open() -> None:
         runner.run(break_off())
 
 
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_client_that_closes_its_sending_side_gets_its_answer(loop_factory: Callable[[], Any]) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.3)  # in which one that has left is noticed
+        return web.json_response({"it": "answers"})
+
+    async def close_first() -> None:
+        async with open_door(answer) as door:
+            head, _, body = (await door.answers(ASKS, half_closed=True)).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert body == b'{"it": "answers"}'
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(close_first())
+
+
+ASKS_AS_BEFORE = ASKS.replace(b"HTTP/1.1", b"HTTP/1.0")
+
+
+async def grown(request: web.Request) -> web.StreamResponse:
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    for part in (b"data: one\n\n", b"data: two\n\n"):
+        await answer.write(part)
+        await asyncio.sleep(0.01)
+    return answer
+
+
+async def test_a_client_of_http_1_0_is_answered_as_it_reads() -> None:
+    async with open_door() as door:
+        head, _, body = (await door.answers(ASKS_AS_BEFORE)).partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert b"Content-Length: 17" in head.splitlines()
+        assert body == b'{"it": "answers"}'
+        refused = (await door.answers(b"POST /reward HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")[2]
+        assert json.loads(refused)["error"]["code"] == "not_passed_on"
+
+    async with open_door(grown) as door:
+        head, _, body = (await door.answers(ASKS_AS_BEFORE)).partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert body == b"data: one\n\ndata: two\n\n"
+
+
+async def test_half_an_answer_is_no_whole_one_for_a_client_that_reads_to_the_end_of_its_connection() -> None:
+    async def breaks_off(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"half")
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    async with open_door(breaks_off) as door:
+        with pytest.raises(ConnectionResetError):
+            await door.answers(ASKS_AS_BEFORE)
+
+
+def asks(length: int) -> bytes:
+    """The beginning of a request whose body has that many bytes."""
+    return ASKS.replace(b" 2\r\n", b" %d\r\n" % length).removesuffix(b"{}")
+
+
+async def test_one_that_sends_too_much_reads_why_it_is_refused() -> None:
+    def ask(port: int) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        try:
+            connection.request("POST", "/v1/messages", b"x" * (9 << 20))
+            answer = connection.getresponse()
+            return answer.status, json.load(answer)["error"]["message"]
+        finally:
+            connection.close()
+
+    async with open_door() as door:
+        status, message = await asyncio.to_thread(ask, door.port)
+    assert (status, door.passed) == (413, [])
+    assert message == "the body has 9437184 bytes; expected at most 4194304: send less at once"
+
+
+async def test_bodies_beyond_what_is_held_at_once_wait_until_others_are_answered() -> None:
+    came: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+
+    async def hold(request: web.Request) -> web.StreamResponse:
+        answered = asyncio.Event()
+        came.put_nowait(answered)
+        await answered.wait()
+        return web.json_response({"it": "answers"})
+
+    async with open_door(hold) as door, asyncio.timeout(20):
+        largest = asks(doors.MAX_BODY) + b"x" * doors.MAX_BODY
+        asking = [asyncio.ensure_future(door.says(largest)) for _ in range(2)]
+        first, second = await came.get(), await came.get()
+        asking.append(asyncio.ensure_future(door.says(ASKS)))
+        await asyncio.sleep(0.3)
+        assert came.empty(), "the third waits, small as it is"
+        first.set()
+        third = await came.get()
+        for each in (second, third):
+            each.set()
+        assert {(await each).partition("\r\n")[0] for each in asking} == {"HTTP/1.1 200 OK"}
+    assert door.lengths == [doors.MAX_BODY, doors.MAX_BODY, 2]
+
+
 async def test_a_flood_waits_at_the_door() -> None:
     flooding: list[socket.socket] = []
     async with open_door() as door:
@@ -172,7 +284,7 @@ async def test_requests_and_their_bytes_wait_for_their_turn(monkeypatch: pytest.
 
     monkeypatch.setattr(ByteAllowance, "take", noted)
     async with open_door() as door:
-        await door.says(ASKS.replace(b" 2\r\n", b" 70000\r\n").removesuffix(b"{}") + b"x" * 70_000)
+        await door.says(asks(70_000) + b"x" * 70_000)
         assert taken.count(64 << 10) == 2, "the next connection waits for its turn already"
         assert sum(taken) == 2 * (64 << 10) + 70_000
 
