@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -20,7 +20,7 @@ from env_service.runtimes.pool import RuntimePool, use_runtimes
 from protocol.messages import FailedLease
 from tests.env_service.harnesses.conftest import COUNT, HarnessRun, turns_of
 from tests.env_service.runtimes.conftest import SMALL, keepers
-from tests.process_ends import children_of
+from tests.process_ends import all_end, children_of
 
 SOLVES = "grep -c ^ERROR app.log > answer.txt; echo done"
 
@@ -124,14 +124,33 @@ async def test_a_harness_whose_computer_is_lost_or_over_ends_as_one_beside_it(ro
     assert (trajectory.reward.reward, trajectory.stop_reason) == (0.0, "computer_ended")
 
 
-def test_runtimes_of_other_kinds_have_no_inside_for_a_harness(tmp_path: Path) -> None:
+async def test_a_harness_that_hangs_inside_is_ended_with_all_that_it_started(rolled_out: HarnessRun) -> None:
+    pids: list[int] = []
+
+    def note(_number: int) -> None:
+        pids.extend(keepers())
+        pids.extend(pid for keeper in keepers() for pid in children_of(keeper))
+
+    ended = await rolled_out({**options(hangs=True), "timeout_s": 5.0}, [SOLVES], before=note)
+
+    assert isinstance(ended.outcome, FailedLease)
+    assert "anthropic was not done within 5 s" in ended.outcome.reason
+    assert pids
+    assert all_end(pids, timeout_s=20)
+    assert len(ended.bench.sessions) == 0
+
+
+@pytest.mark.parametrize("kind", ["engine", "kubernetes"])
+@pytest.mark.parametrize("harness", catalog.HARNESSES)
+def test_runtimes_of_other_kinds_have_no_inside_for_a_harness(
+    tmp_path: Path, harness: catalog.HarnessName, kind: Literal["engine", "kubernetes"]
+) -> None:
     (tmp_path / "tasks.jsonl").write_text(json.dumps(COUNT))
-    tasks = {"computer": {"train_file": str(tmp_path / "tasks.jsonl")}}
-    use_runtimes(RuntimePool(RuntimesConfig(kind="engine")))
+    given = {**options(), "harness": harness, "tasks": {"computer": {"train_file": str(tmp_path / "tasks.jsonl")}}}
+    use_runtimes(RuntimePool(RuntimesConfig(kind=kind)))
+    refused = f"{harness} with inside = true needs env-service.runtimes.kind = 'bubblewrap'.*got '{kind}'"
     try:
-        with pytest.raises(
-            EnvironmentFault, match=r"inside = true needs env-service.runtimes.kind = 'bubblewrap'.*got 'e"
-        ):
-            offered(ClassTasks(source="harness", name="mine", options={**options(), "tasks": tasks}))
+        with pytest.raises(EnvironmentFault, match=refused):
+            offered(ClassTasks(source="harness", name="mine", options=given))
     finally:
         use_runtimes(RuntimePool(RuntimesConfig()))

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from env_service.harnesses.catalog import HARNESSES, HarnessName
-from env_service.runtimes.config import RuntimeLimits, RuntimesConfig
-from env_service.runtimes.pool import RuntimePool, use_runtimes
 from tests.env_service.harnesses.conftest import HarnessRun, call, turns_of
 from tests.env_service.harnesses.installed import python_with
 from tests.process_ends import all_end, children_of
@@ -68,18 +66,6 @@ async def test_it_works_on_a_computer_and_its_tokens_are_those_that_were_sampled
     assert 1 + len(trajectory.sequence_starts) == EXPECTED[harness].sequences
     assert "ERROR a" in ended.policy.prompts[1]
     assert trajectory.loss_mask.sum() == sum(map(len, ended.policy.sampled))
-
-
-async def test_it_works_inside_of_its_tasks_computer_as_well(rolled_out: HarnessRun, harness: HarnessName) -> None:
-    limits = RuntimeLimits(memory_mib=1024, disk_mib=32)
-    pool = use_runtimes(RuntimePool(RuntimesConfig(spare=0, limits=limits)))
-    try:
-        (trajectory,) = (await rolled_out(options(harness, inside=True), answers(harness))).trajectories
-    finally:
-        await pool.close()
-
-    assert (trajectory.reward.reward, trajectory.stop_reason) == (1.0, "solved"), trajectory.reward
-    assert 1 + len(trajectory.sequence_starts) == EXPECTED[harness].sequences
 
 
 ADDS = '"""Add two numbers.\n\n    Args:\n        a: one\n        b: another\n    """\n    return a + b\n'
@@ -140,9 +126,9 @@ async def test_settings_of_mini_swe_agent_go_over_its_own(rolled_out: HarnessRun
     assert (trajectory.reward.reward, trajectory.sequence_starts) == (1.0, ())
 
 
-async def test_openai_agents_asks_by_responses_if_it_is_set(rolled_out: HarnessRun) -> None:
-    given = options("openai-agents", settings={"responses": True})
-    (trajectory,) = (await rolled_out(given, answers("openai-agents"))).trajectories
+@pytest.mark.parametrize("name", ["openai-agents", "pydantic-ai"])
+async def test_it_asks_by_responses_if_that_is_set(rolled_out: HarnessRun, name: HarnessName) -> None:
+    (trajectory,) = (await rolled_out(options(name, settings={"responses": True}), answers(name))).trajectories
 
     assert (trajectory.reward.reward, trajectory.sequence_starts) == (1.0, ())
 
