@@ -47,7 +47,8 @@ _BASE = (
     "mawk", "procps", "sed", "tar",
 )  # fmt: skip
 _MERGED = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
-# What scripts of the base packages would have made.
+# What scripts of the base packages would have made: folders of base-files, links, and files.
+_FOLDERS = ("media", "mnt", "opt", "root", "srv", "usr/local/bin", "usr/local/lib", "usr/local/share", "var/local")
 _LINKS = {"usr/bin/sh": "dash", "usr/bin/awk": "mawk"}
 _MASTERS = {"etc/passwd": "usr/share/base-passwd/passwd.master", "etc/group": "usr/share/base-passwd/group.master"}
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
@@ -160,12 +161,19 @@ def _from_packages(made: Path, packages: Sequence[str]) -> None:
                 unpack_layer(process.stdout, made)
             if process.returncode != 0:
                 raise ImageFault(f"{package.name} cannot be unpacked")
+    configure(made)
+
+
+def configure(root: Path) -> None:
+    """Add to a root of packages what the scripts of the base packages, which are not run, would have made."""
+    for folder in _FOLDERS:
+        (root / folder).mkdir(parents=True, exist_ok=True)
     for link, target in _LINKS.items():
-        if not (made / link).exists():
-            (made / link).symlink_to(target)
+        if not (root / link).exists():
+            (root / link).symlink_to(target)
     for file, master in _MASTERS.items():
-        if not (made / file).exists():
-            shutil.copyfile(made / master, made / file)
+        if not (root / file).exists():
+            shutil.copyfile(root / master, root / file)
 
 
 def _fetched(folder: Path, packages: Sequence[str]) -> list[Path]:

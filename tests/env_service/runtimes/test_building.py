@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from env_service.runtimes.building import build, main
+from env_service.runtimes.building import build, configure, main
 from env_service.runtimes.config import RuntimesConfig
 from env_service.runtimes.images import ImageFault
 from env_service.runtimes.pool import RuntimePool
@@ -107,3 +107,16 @@ def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ):
         assert main(["runtime", "build", *words, *images]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_root_of_packages_has_what_their_scripts_would_have_made(tmp_path: Path) -> None:
+    for name, text in {"usr/bin/dash": "", "usr/share/base-passwd/passwd.master": "p", "etc/group": "mine"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "usr/share/base-passwd/group.master").write_text("g")
+
+    configure(tmp_path)
+
+    assert all((tmp_path / folder).is_dir() for folder in ("opt", "srv", "mnt", "usr/local/bin"))
+    assert (tmp_path / "usr/bin/sh").exists()
+    assert [(tmp_path / file).read_text() for file in ("etc/passwd", "etc/group")] == ["p", "mine"]
