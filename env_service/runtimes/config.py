@@ -7,6 +7,7 @@ from pydantic import Field
 
 from services.config.models import ConfigModel
 
+PODMAN_SECCOMP = Path(__file__).resolve().with_name("podman_seccomp.json")
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -41,6 +42,11 @@ class ContainerEngineConfig(ConfigModel):
         description="user and group ids of commands; 0:0 where tasks change files that the image gives to root",
     )
     cpus: float = Field(1.0, gt=0, le=1024, description="CPUs that each runtime may use")
+    podman_seccomp: Path | None = Field(
+        None,
+        description="filter of system calls for containers of Podman, whose own lets programs make user namespaces: a "
+        "seccomp profile by its absolute path on Podman's machine; that of this package if not given",
+    )
     oci_runtime: str = Field(
         "", description="what the engine runs containers with, such as runsc, gVisor's; its own choice if empty"
     )

@@ -27,6 +27,7 @@ from env_service.runtimes.tree import TooLarge
 ANSWER_S = 60.0
 _MAX_ANSWER = 64 << 20
 _NEWEST = (1, 48)
+_PODMANS_OWN = "Libpod-Api-Version"
 _STAT = "X-Docker-Container-Path-Stat"
 _PART = 1 << 16
 _IN_MEMORY = 8 << 20
@@ -108,10 +109,11 @@ class ListedContainer(_EngineAnswer):
 
 
 class ExecDescription(_EngineAnswer):
-    """Of `/exec/ID/json`."""
+    """Of `/exec/ID/json`. `Pid` is 0 if it never ran, and in Podman of all that have ended."""
 
     Running: bool
     ExitCode: int | None = None
+    Pid: int | None = None
 
 
 class PathDescription(_EngineAnswer):
@@ -160,6 +162,10 @@ class _Id(_EngineAnswer):
     Id: str
 
 
+class _Top(_EngineAnswer):
+    Processes: tuple[tuple[str, ...], ...]
+
+
 class _StatusCode(_EngineAnswer):
     StatusCode: int
 
@@ -167,6 +173,7 @@ class _StatusCode(_EngineAnswer):
 _INFO, _IMAGE = TypeAdapter(EngineInfo), TypeAdapter(ImageDescription)
 _CONTAINER, _EXEC = TypeAdapter(ContainerDescription), TypeAdapter(ExecDescription)
 _ID, _CODE, _PATH = TypeAdapter(_Id), TypeAdapter(_StatusCode), TypeAdapter(PathDescription)
+_TOP = TypeAdapter(_Top)
 _EVENT = TypeAdapter(ContainerEvent)
 _CONTAINERS = TypeAdapter(tuple[ListedContainer, ...])
 _CHANGES = TypeAdapter(tuple[Change, ...] | None)
@@ -177,6 +184,8 @@ class EngineApi:
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
+        self.is_podman = False
+        """True of Podman, once `agree` has found out; False of Docker."""
         self._version = ""
         self._session: aiohttp.ClientSession | None = None
 
@@ -191,9 +200,10 @@ class EngineApi:
             await self._session.close()
 
     async def agree(self) -> None:
-        """Find the newest version of the API that both know."""
+        """Find the newest version of the API that both know, and whose engine it is."""
         async with self._call("GET", "/_ping", within_s=ANSWER_S) as answer:
             told = answer.headers.get("Api-Version", "1.41")
+            self.is_podman = _PODMANS_OWN in answer.headers
         major, _, minor = told.partition(".")
         theirs = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else _NEWEST
         self._version = "/v{}.{}".format(*min(theirs, _NEWEST))
@@ -222,6 +232,11 @@ class EngineApi:
     async def state(self, container: str) -> ContainerState:
         """Describe a container's state."""
         return _parsed(_CONTAINER, await self._read("GET", f"/containers/{container}/json")).State
+
+    async def processes(self, container: str) -> frozenset[int]:
+        """Process ids of all that runs in it, as the engine's machine has them."""
+        told = await self._read("GET", f"/containers/{container}/top", {"ps_args": "-eo pid"})
+        return frozenset(int(line[0]) for line in _parsed(_TOP, told).Processes)
 
     async def wait(self, container: str) -> int:
         """Return when it has ended; its exit code."""

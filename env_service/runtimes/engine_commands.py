@@ -21,16 +21,28 @@ _WRAP = 'echo "$$" >&2; cd -- "$1" || exit 126; shift; exec "$@"'
 _STOP_S = 20.0
 # A process that a command has left may hold its output open.
 _LAST_OUTPUT_S = 0.2
+# Of the engine's answers to a command that it cannot start, that of one that is to blame on what is inside.
+_INSIDE = "OCI runtime"
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 1.0
 _GIVEN_UP_S = 5.0
 
 
 class DoesNotStart(Exception):
-    """Raised of a command that the engine could not start; the text is the engine's."""
+    """Raised of a command that the engine could not start; the text is the engine's. `inside`: what is in the container
+    is to blame, and not the engine.
+    """
+
+    def __init__(self, text: str, *, inside: bool) -> None:
+        super().__init__(text or "it ended without a word")
+        self.inside = inside
 
 
 class DoesNotEnd(Exception):
-    """Raised of a command that goes on although it has been killed."""
+    """Raised of a command that goes on although it has been killed; `pid` is the engine's, 0 if it tells none."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__("a command in it did not end when it was killed")
+        self.pid = pid
 
 
 class OutputStream(Protocol):
@@ -130,7 +142,11 @@ async def run_command(
             if not collecting.done():
                 raise EngineUnreachable(f"a command has not begun after {ANSWER_S:g} s")
             collecting.result()
-            raise DoesNotStart(output.stdout.decode(errors="replace").strip() or "it ended without a word")
+            said = output.stdout.decode(errors="replace").strip()
+            raise DoesNotStart(said, inside=_INSIDE in said or bool((await api.exec_state(running)).Pid))
+        if not output.pid:  # by Podman, or by another shell than the image's
+            await asyncio.wait((collecting,), timeout=_LAST_OUTPUT_S)
+            raise DoesNotStart(output.stderr.decode(errors="replace").strip(), inside=True)
         return await _over(api, running, collecting, output, wall_s=wall_s, kill=kill)
 
 
@@ -175,7 +191,7 @@ async def _over(
         if timed_out:
             kill(output.pid)  # again: of a group, somebody may just have been made
             if left_s < -_STOP_S:
-                raise DoesNotEnd("a command in it did not end when it was killed")
+                raise DoesNotEnd((await api.exec_state(running)).Pid or 0)
         elif left_s <= 0:
             timed_out, look_s = True, _FIRST_LOOK_S
             continue

@@ -21,6 +21,8 @@ _AT_ONCE = 8
 # What an engine puts into every container.
 _OF_THE_ENGINE = frozenset(("dev", "proc", "sys", ".dockerenv", "etc/hosts", "etc/hostname", "etc/resolv.conf"))
 
+_NAMES = frozenset(("etc/passwd", "etc/group"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerFiles:
@@ -61,6 +63,8 @@ class ContainerFiles:
     async def differing(self) -> list[TreeEntry]:
         """Entries that differ from the image, folders before what is in them."""
         changes = {each.Path.strip("/"): each.Kind for each in await self.api.changes(self.container) if _counts(each)}
+        if self.user:  # who is nobody's user cannot have changed these, nor their folder
+            changes = _without_names(changes)
         if len(changes) > MAX_ENTRIES:
             raise TooLarge(self.disk_bytes)
         found = _Differing(self, changes)
@@ -173,6 +177,14 @@ def _unpacked(archive: IO[bytes], most: int) -> list[TreeEntry]:
 def _parents(path: str) -> list[str]:
     parts = path.strip("/").split("/")
     return ["/".join(parts[:at]) for at in range(1, len(parts))]
+
+
+def _without_names(changes: Mapping[str, int]) -> dict[str, int]:
+    """Changes but for those by which an engine names a user whom the image does not know, as Podman does."""
+    left = {path: kind for path, kind in changes.items() if path not in _NAMES}
+    if left.get("etc") == CHANGED and not any(path.startswith("etc/") for path in left):
+        del left["etc"]
+    return left
 
 
 def _counts(change: Change) -> bool:

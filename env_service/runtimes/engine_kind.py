@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 
-from env_service.runtimes.config import RuntimesConfig
+from env_service.runtimes.config import PODMAN_SECCOMP, RuntimesConfig
 from env_service.runtimes.engine_api import EngineApi, EngineError, EngineRefused, ImageDescription, ListedContainer
 from env_service.runtimes.engine_runtime import FIRST, ContainerLaunch, EngineRuntime
 from env_service.runtimes.images import HOME, HOST, ImageFault
@@ -33,6 +33,8 @@ _DISK_LOOK_S = 2.0
 # Times as long as a count of files took.
 _LEFT_ALONE = 3.0
 _AGAIN_S = 1.0
+_SWEEP_S = 60.0
+_ENDED = ("exited", "dead", "stopped")
 # A container that does not run may be about to.
 _YOUNG_S = 600.0
 _SHM_MIB = 64
@@ -52,6 +54,9 @@ if (echo x >/proc/sys/kernel/core_pattern) 2>/dev/null; then echo "settings of t
 for each in /var/run/docker.sock /run/docker.sock /run/podman; do
   if [ -e "$each" ]; then echo "the engine is within reach: $each"; fi
 done
+if [ NESTED = no ] && unshare --user true 2>/dev/null; then
+  echo "programs can make user namespaces, which have capabilities"
+fi
 if ! (echo x >/work/.try && rm /work/.try); then echo "its files cannot be changed"; fi
 """
 
@@ -62,7 +67,9 @@ class EngineKind:
     def __init__(self, config: RuntimesConfig) -> None:
         user, _, group = config.engine.user.partition(":")
         # gVisor has a kernel of its own, in which nothing is filtered.
-        script = _TRY.replace("USER", user).replace("FILTER", "*" if config.engine.oci_runtime else "2")
+        own_kernel = bool(config.engine.oci_runtime)
+        script = _TRY.replace("USER", user).replace("FILTER", "*" if own_kernel else "2")
+        script = script.replace("NESTED", "yes" if own_kernel else "no")
         self.trial = RuntimeCommand(argv=("/bin/sh", "-c", script), cwd="/")
         self.remedy = f"See docs/runtimes.md for what an engine needs; {WITHOUT}"
         self.memory_mib = config.limits.memory_mib
@@ -73,10 +80,12 @@ class EngineKind:
         )
         self._mark = label_of(Owner.this())
         self._settings: dict[str, Mapping[str, object]] = {}
-        self._asking = asyncio.Lock()
+        self._asking, self._removing = asyncio.Lock(), asyncio.Lock()
         self._has_quota: bool | None = None
         self._runtimes: set[EngineRuntime] = set()
         self._left: set[str] = set()
+        self._refused: set[str] = set()
+        self._ended_before: Set[str] = frozenset()
         self._loops: list[asyncio.Task[None]] = []
 
     def check(self, image: str) -> None:
@@ -109,6 +118,8 @@ class EngineKind:
         self._loops.append(asyncio.ensure_future(_again(self._hear_of_kills, pause_s=_AGAIN_S)))
         self._loops.append(asyncio.ensure_future(_again(self._look_at_sizes, pause_s=_DISK_LOOK_S)))
         self._loops.append(asyncio.ensure_future(_again(self._count_files, pause_s=_DISK_LOOK_S)))
+        self._loops.append(asyncio.ensure_future(_again(self._remove_left, pause_s=_AGAIN_S)))
+        self._loops.append(asyncio.ensure_future(_again(self._sweep, pause_s=_SWEEP_S, first_s=_SWEEP_S)))
 
     async def launch(self, image: str, snapshot: RuntimeSnapshot | None, *, name: str, ended: Ended) -> EngineRuntime:
         """Raises RuntimeLost and ImageFault."""
@@ -132,6 +143,8 @@ class EngineKind:
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
+        with suppress(EngineError):  # then it is for the next service
+            await self._remove_left()
         await self._api.__aexit__()
 
     def _name_of(self, image: str) -> str:
@@ -162,7 +175,7 @@ class EngineKind:
                         f"the image {name!r} has volumes ({', '.join(sorted(told.Config.Volumes))}), which no limit "
                         "and no snapshot would see: build one without VOLUME"
                     )
-                settings = _settings(self._config, told, mark=self._mark)
+                settings = _settings(self._config, told, mark=self._mark, for_podman=self._api.is_podman)
                 if self._has_quota is None:
                     self._has_quota = await self._takes_quota(settings)
                 self._settings[image] = _with_quota(settings, self._config) if self._has_quota else settings
@@ -180,26 +193,35 @@ class EngineKind:
 
     async def _sweep(self) -> None:
         """Remove what services that have ended left."""
-        here = Owner.this()
-        orphans = [each.Id for each in await self._api.containers(label=LABEL) if _is_orphan(each, here)]
-        removed = [await self._is_removed(container) for container in orphans].count(True)
+        here, listed = Owner.this(), await self._api.containers(label=LABEL)
+        orphans = [each.Id for each in listed if _is_orphan(each, here, ended_before=self._ended_before)]
+        known = {runtime.container for runtime in self._runtimes}
+        # Its answer was lost, and it was made after this service had asked for its removal.
+        orphans += [each.Id for each in listed if self._is_mine(each) and each.Id not in known and _is_old(each)]
+        self._ended_before = frozenset(each.Id for each in listed if each.State in _ENDED)
+        removed = [await self._is_removed(each) for each in orphans if each not in self._refused].count(True)
         if removed:
-            logger.warning("removed %d containers that a killed service had left", removed)
+            logger.warning("removed %d containers that nobody had removed, as of a killed service", removed)
+
+    def _is_mine(self, listed: ListedContainer) -> bool:
+        return (listed.Labels or {}).get(LABEL) == self._mark
 
     def _leave(self, container: str) -> None:
         """Remember one that could not be removed, as while the engine is down."""
         self._left.add(container)
 
     async def _remove_left(self) -> None:
-        for container in list(self._left):
-            await self._is_removed(container)
-            self._left.discard(container)
+        async with self._removing:
+            for container in list(self._left):
+                await self._is_removed(container)
+                self._left.discard(container)
 
     async def _is_removed(self, container: str) -> bool:
         """Remove one; False if the engine refuses. That is the disk's loss, and keeps nobody from a runtime."""
         try:
             await self._api.remove(container)
         except EngineRefused as error:
+            self._refused.add(container)
             logger.warning("the container %s is left to the next service: it cannot be removed: %s", container, error)
             return False
         return True
@@ -237,8 +259,9 @@ class EngineKind:
             await asyncio.sleep(_LEFT_ALONE * (time.monotonic() - began))
 
 
-async def _again(work: Callable[[], Coroutine[object, object, None]], *, pause_s: float) -> None:
-    """Do work again and again, with a pause between, also after the engine was away."""
+async def _again(work: Callable[[], Coroutine[object, object, None]], *, pause_s: float, first_s: float = 0.0) -> None:
+    """Do work again and again, with a pause between and before the first time, also after the engine was away."""
+    await asyncio.sleep(first_s)
     while True:
         with suppress(EngineError):
             await work()
@@ -255,15 +278,20 @@ def _machine() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-def _is_orphan(listed: ListedContainer, here: Owner) -> bool:
-    """True if the service of a container has ended, or is not known to live and the container has ended."""
+def _is_orphan(listed: ListedContainer, here: Owner, *, ended_before: Set[str]) -> bool:
+    """True if the service of a container has ended, or is not known to live and the container has ended a while ago."""
     mark, _, machine = (listed.Labels or {}).get(LABEL, "").partition("@")
     owner = Owner.of(mark)
     if owner is None:
         return False
     if machine == _machine() and owner.namespace == here.namespace:
         return owner.is_gone
-    return listed.State != "running" and time.time() - listed.Created > _YOUNG_S
+    # Of one that has just ended, a service may still ask how.
+    return listed.Id in ended_before or (listed.State != "running" and _is_old(listed))
+
+
+def _is_old(listed: ListedContainer) -> bool:
+    return time.time() - listed.Created > _YOUNG_S
 
 
 def _with_quota(settings: Mapping[str, object], config: RuntimesConfig) -> Mapping[str, object]:
@@ -272,7 +300,7 @@ def _with_quota(settings: Mapping[str, object], config: RuntimesConfig) -> Mappi
     return {**settings, "HostConfig": {**host, "StorageOpt": {"size": f"{config.limits.disk_mib}M"}}}
 
 
-def _settings(config: RuntimesConfig, image: ImageDescription, *, mark: str) -> Mapping[str, object]:
+def _settings(config: RuntimesConfig, image: ImageDescription, *, mark: str, for_podman: bool) -> Mapping[str, object]:
     set_there = {each.partition("=")[0] for each in (image.Config and image.Config.Env) or ()}
     usual = {"HOME": HOME, "LANG": "C.UTF-8"}
     return {
@@ -292,12 +320,13 @@ def _settings(config: RuntimesConfig, image: ImageDescription, *, mark: str) -> 
         "AttachStderr": False,
         "NetworkDisabled": True,
         "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": _walls(config),
+        "HostConfig": _walls(config, for_podman=for_podman),
     }
 
 
-def _walls(config: RuntimesConfig) -> dict[str, object]:
+def _walls(config: RuntimesConfig, *, for_podman: bool) -> dict[str, object]:
     limits, engine = config.limits, config.engine
+    filtered = [f"seccomp={engine.podman_seccomp or PODMAN_SECCOMP}"] if for_podman else []
     memory, disk = limits.memory_mib << 20, limits.disk_mib << 20
     ulimits = {
         "core": (0, 0),
@@ -309,7 +338,7 @@ def _walls(config: RuntimesConfig) -> dict[str, object]:
     walls: dict[str, object] = {
         "NetworkMode": "none",
         "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges"],
+        "SecurityOpt": ["no-new-privileges", *filtered],
         "Privileged": False,
         "CgroupnsMode": "private",
         "IpcMode": "private",

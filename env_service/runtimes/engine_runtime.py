@@ -58,12 +58,20 @@ _ALL = "all"
 _NOTHING = RuntimeCommand(argv=("/bin/sh", "-c", ":"), cwd="/")
 _REMOVE = 'rm -rf -- "$@" 2>/dev/null; for each; do if [ -e "$each" ] || [ -L "$each" ]; then exit 1; fi; done'
 _PATHS_AT_ONCE = 200
+_MAX_COUNT = 16
 _START_S = 90.0
 # An engine tells of a kill beside the end of what was killed.
 _TOLD_OF_MEMORY_S = 0.3
 _TOLD_OF_KILL_S = 1.0
-# Of the engine's answers to a command that it cannot start, that of one that is to blame on what is inside.
-_INSIDE = "OCI runtime"
+# Podman tells of no kill for want of memory: the kernel counts them, under one of these names.
+_COUNT_KILLS = RuntimeCommand(
+    argv=(
+        "/bin/sh", "-c",
+        "cd /sys/fs/cgroup; for each in memory.events memory/memory.oom_control; do [ ! -r $each ] || "
+        'while read -r name count; do [ $name != oom_kill ] || echo "$count"; done <$each; done',
+    ),
+    cwd="/",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,10 +205,13 @@ class EngineRuntime(StandingRuntime):
                     kill=self._order,
                 )
             except DoesNotEnd as error:
-                self.end(str(error))
+                if await self._has_ended_unheard(error.pid):
+                    self._lose(RuntimeLost(f"a runtime of image {self.image} is given up: its engine lost a command"))
+                else:
+                    self.end(str(error))
             except DoesNotStart as error:
                 await self._check_running()
-                if last and _INSIDE in str(error):
+                if last and error.inside:
                     self.end(f"no command can be started in it any more: {error}")
                 elif last:
                     self._lose(RuntimeLost(f"a runtime of image {self.image} is given up: {error}"))
@@ -210,10 +221,24 @@ class EngineRuntime(StandingRuntime):
             self._raise_lost()
         raise AssertionError
 
+    async def _has_ended_unheard(self, pid: int) -> bool:
+        """True if the engine has no such process although it takes it for one, as after the death of its containerd."""
+        api = self._launch.api
+        if api.is_podman or not pid:  # whose numbers are others
+            return False
+        try:
+            return pid not in await api.processes(self.container)
+        except EngineRefused as error:
+            logger.warning("processes of the runtime %s are not known: %s", self._name, error)
+            return False
+
     async def _check_it_goes_on(self, ended: EndedCommand) -> None:
         """Raises if a command was killed with all of it, of which the engine may not tell yet."""
         if ended.exit_code == KILLED and not ended.timed_out:
-            await self._run(_NOTHING, user=self._user, wall_s=_START_S, output_bytes=1)
+            look = _COUNT_KILLS if self._launch.api.is_podman else _NOTHING
+            looked = await self._run(look, user=self._user, wall_s=_START_S, output_bytes=_MAX_COUNT)
+            if (count := bytes(looked.output.stdout).strip()).isdigit():
+                self._memory_kills = max(self._memory_kills, int(count))
         elif ended.exit_code != 0:
             await self._check_running()
 

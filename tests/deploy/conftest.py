@@ -1,5 +1,6 @@
 """The container engine and the images that the tests of containers share: built once, taken away at the end."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tests.deploy.containers import (
     run,
     script,
 )
+from tests.deploy.daemons import Daemon, DockerDaemon, PodmanDaemon, started
+from tests.deploy.on_engines import TriedEngine, small_image
 
 
 @pytest.fixture(scope="session")
@@ -83,3 +86,49 @@ def helm() -> Path:
     except RENDER.NoHelm as error:
         pytest.skip(f"needs helm, which cannot be had: {error}")
     return path
+
+
+@pytest.fixture(scope="session")
+def docker(engine: ContainerEngine) -> TriedEngine:
+    address = {**os.environ, **engine.environment}.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if not address.startswith("unix://"):
+        pytest.skip(f"the engine is not at a unix socket: {address}")
+    try:
+        image = script("base", FOLDER) if engine.ours else "headway/test-base"
+    except EngineImpossible as error:
+        pytest.skip(f"there is no image: {error}")
+    return TriedEngine(Path(address.removeprefix("unix://")), image, engine)
+
+
+@pytest.fixture(scope="session")
+def podman(docker: TriedEngine, engine: ContainerEngine) -> Iterator[TriedEngine]:
+    try:
+        with started(PodmanDaemon) as daemon:
+            packed = daemon.folder / "image.tar"
+            engine("save", "--output", str(packed), docker.image)
+            loaded = daemon("load", "--input", str(packed))
+            assert loaded.returncode == 0, loaded
+            packed.unlink()
+            yield TriedEngine(daemon.socket, docker.image, daemon)
+    except EngineImpossible as error:
+        pytest.skip(f"no podman here: {error}")
+
+
+@pytest.fixture(scope="session", params=["docker", "podman"])
+def tried(request: pytest.FixtureRequest) -> TriedEngine:
+    """Each kind of engine in turn."""
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, TriedEngine)
+    return found
+
+
+@pytest.fixture(params=[DockerDaemon, PodmanDaemon])
+def mortal(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    """An engine of its own, which may die, with the image `small`."""
+    try:
+        with started(request.param) as daemon:
+            imported = daemon("import", "-", "small", stdin=small_image())
+            assert imported.returncode == 0, imported
+            yield daemon
+    except EngineImpossible as error:
+        pytest.skip(f"no engine that may die: {error}")

@@ -71,7 +71,8 @@ class _Request:
 class StandInEngine:
     """The engine. A test sees and says everything by its attributes; `cannot_start` are messages, `making` is waited
     for before a container is made, `stuck` are containers that it refuses to remove. It never answers for changes of
-    the `uncounted` container: with `counts_all` set to False, the first one that is asked for.
+    the `uncounted` container: with `counts_all` set to False, the first one that is asked for. Podman says by stderr
+    why a command cannot start.
     """
 
     def __init__(self, socket: Path, folder: Path) -> None:
@@ -80,6 +81,12 @@ class StandInEngine:
         self.images: dict[str, dict[str, object]] = {"image": {"Id": "sha256:image", "Config": {"Env": ["LANG=xx"]}}}
         self.security = ["name=seccomp,profile=default"]
         self.refuses_quota = True
+        self.is_podman = False
+        self.started_pid = 0
+        """Process id of all commands, as it is told."""
+        self.hears_no_ends = False
+        """True of an engine that takes all commands for running."""
+        self.processes: list[list[str]] = []
         self.cannot_start: list[str] = []
         self.making = asyncio.Event()
         self.making.set()
@@ -147,7 +154,7 @@ class StandInEngine:
         parts = request.path.removeprefix("/v1.41").strip("/").split("/")
         match request.method, parts:
             case "GET", ["_ping"]:
-                await request.answer(200, "OK")
+                await request.answer(200, "OK", headers="Libpod-Api-Version: 4.3.1\r\n" if self.is_podman else "")
             case "GET", ["info"]:
                 await request.answer(200, {"SecurityOptions": self.security, "OSType": "linux"})
             case "GET", ["images", name, "json"]:
@@ -206,13 +213,13 @@ class StandInEngine:
             case "POST", ["wait"]:
                 await container.over.wait()
                 await request.answer(200, {"StatusCode": container.exit_code})
-            case "GET", ["json"]:
+            case "GET", ["json" | "top"]:
                 state = {
                     "Running": container.state == "running",
                     "ExitCode": container.exit_code,
                     "OOMKilled": container.killed_for_memory,
                 }
-                await request.answer(200, {"State": state})
+                await request.answer(200, {"State": state, "Processes": self.processes})
             case "DELETE", []:
                 await self._remove(request, number, container)
             case "GET", ["changes"]:
@@ -255,11 +262,12 @@ class StandInEngine:
     async def _exec(self, request: _Request, number: str, rest: list[str]) -> bool:
         container, settings, code = self._commands[number]
         if rest == ["json"]:
-            await request.answer(200, {"Running": code[0] is None, "ExitCode": code[0]})
+            running = code[0] is None or self.hears_no_ends
+            await request.answer(200, {"Running": running, "ExitCode": code[0], "Pid": self.started_pid})
             return True
         await request.hijack()
         if self.cannot_start:
-            _frame(request.writer, 1, f"{self.cannot_start.pop(0)}\r\n".encode())
+            _frame(request.writer, 2 if self.is_podman else 1, f"{self.cannot_start.pop(0)}\r\n".encode())
             code[0] = 126
             return False
         words = settings["Cmd"]

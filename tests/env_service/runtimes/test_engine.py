@@ -1,6 +1,8 @@
 """Runtimes by an engine, against a small one that answers like Docker: calls, faults, and whose doing they are."""
 
 import asyncio
+import errno
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from env_service.runtimes import engine_api, engine_kind
-from env_service.runtimes.config import ContainerEngineConfig, RuntimeLimits, RuntimesConfig
+from env_service.runtimes import engine_api, engine_commands, engine_kind
+from env_service.runtimes.config import PODMAN_SECCOMP, ContainerEngineConfig, RuntimeLimits, RuntimesConfig
 from env_service.runtimes.engine_kind import LABEL, EngineKind, label_of
 from env_service.runtimes.engine_runtime import EngineRuntime
 from env_service.runtimes.images import ImageFault
@@ -25,11 +27,13 @@ from env_service.runtimes.interface import (
 )
 from env_service.runtimes.kinds import PooledRuntime
 from env_service.runtimes.pool import RuntimePool
+from services.isolation import owners
 from services.isolation.faults import CannotIsolate
 from services.isolation.owners import Owner
 from tests.env_service.peers import eventually
 from tests.env_service.runtimes.engine_server import StandInContainer, StandInEngine, stand_in
 
+SANDBOX_SECCOMP = Path(__file__).parents[3] / "deploy/sandbox/seccomp.json"
 LIMITS = RuntimeLimits(memory_mib=128, disk_mib=1, files=100, processes=24, command_s=20, lifetime_s=3600)
 
 
@@ -158,6 +162,25 @@ async def test_walls_are_asked_for(launch: Launch) -> None:
     assert (asked["Image"], asked["User"]) == ("sha256:image", f"{os.getuid()}:{os.getgid()}")
     assert (asked["NetworkDisabled"], asked["StdinOnce"], asked["Env"]) == (True, True, ["HOME=/home/agent"])
     assert "StorageOpt" not in host, "this storage cannot"
+
+
+async def test_podman_is_given_a_filter_without_namespaces(engine: StandInEngine) -> None:
+    engine.is_podman = True
+    kind = EngineKind(config_of(engine))
+    await kind.open({"image"})
+    runtime = await kind.launch("image", None, name="test", ended=_ignored)
+    host = engine.containers[runtime.container].settings["HostConfig"]
+    assert isinstance(host, dict)
+    assert host["SecurityOpt"] == ["no-new-privileges", f"seccomp={PODMAN_SECCOMP}"]
+    await runtime.stop()
+    await kind.close()
+    given, sandbox = (json.loads(path.read_text()) for path in (PODMAN_SECCOMP, SANDBOX_SECCOMP))
+    assert given["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert given["syscalls"][2:] == sandbox["syscalls"][1:], "the sandboxes' but for what bubblewrap needs"
+    clone, clone3 = given["syscalls"][:2]
+    no_namespaces = {"index": 0, "value": 0x7E020000, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
+    assert (clone["names"], clone["action"], clone["args"]) == (["clone"], "SCMP_ACT_ALLOW", [no_namespaces])
+    assert (clone3["names"], clone3["action"], clone3["errnoRet"]) == (["clone3"], "SCMP_ACT_ERRNO", errno.ENOSYS)
 
 
 async def test_storage_that_limits_a_disk_is_asked_to(engine: StandInEngine) -> None:
@@ -293,6 +316,39 @@ async def test_room_is_made_for_a_command_that_cannot_start_and_then_it_is_the_r
     engine.cannot_start = ["the disk of the engine is full"] * 2
     with pytest.raises(RuntimeLost, match="is given up: the disk of the engine is full"):
         await sh(other, "true")
+    third, _ = await launch()
+    engine.cannot_start, engine.started_pid = ["the words of another shell than the image's"] * 2, 17
+    with pytest.raises(RuntimeEnded, match="no command can be started in it any more: the words of"):
+        await sh(third, "true")
+
+
+@pytest.mark.parametrize(("there", "expected"), [(["16", "17"], RuntimeEnded), (["16"], RuntimeLost)])
+async def test_a_command_of_which_the_engine_has_lost_track_is_nobodys_fault(
+    launch: Launch,
+    engine: StandInEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    there: list[str],
+    expected: type[Exception],
+) -> None:
+    monkeypatch.setattr(engine_commands, "_STOP_S", 0.2)
+    runtime, _ = await launch()
+    engine.hears_no_ends, engine.started_pid, engine.processes = True, 17, [[each] for each in there]
+    with pytest.raises(expected):
+        await sh(runtime, "true", wall_s=0.1)
+
+
+async def test_podman_says_by_stderr_that_a_command_cannot_start(engine: StandInEngine) -> None:
+    engine.is_podman = True
+    kind = EngineKind(config_of(engine))
+    await kind.open({"image"})
+    runtime = await kind.launch("image", None, name="test", ended=_ignored)
+    engine.cannot_start = ["Error: runc: exec failed: resource temporarily unavailable: OCI runtime error"]
+    assert (await sh(runtime, "echo works")).stdout == b"works\n"
+    engine.cannot_start = ["Error: runc: exec failed: no /bin/sh: OCI runtime error"] * 2
+    with pytest.raises(RuntimeEnded, match=r"no command can be started in it any more: Error: .*no /bin/sh"):
+        await sh(runtime, "true")
+    await runtime.stop()
+    await kind.close()
 
 
 async def test_an_engine_that_dies_is_nobodys_fault_and_what_it_kept_is_removed_when_it_is_back(
@@ -312,6 +368,36 @@ async def test_an_engine_that_dies_is_nobodys_fault_and_what_it_kept_is_removed_
     other, _ = await launch()
     assert list(engine.containers) == [other.container]
     assert (await sh(other, "echo works")).stdout == b"works\n"
+
+
+async def test_what_an_engine_kept_is_removed_when_it_is_back_although_nobody_starts_another(
+    launch: Launch, engine: StandInEngine
+) -> None:
+    runtime, _ = await launch()
+    await engine.die()
+    await runtime.stop()
+    assert list(engine.containers) == [runtime.container]
+    await engine.start()
+    await eventually(lambda: not engine.containers)
+
+
+async def test_what_nobody_removed_is_looked_for_again_and_again(
+    engine: StandInEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_kind, "_SWEEP_S", 0.05)
+    mine = Owner.this()
+    elsewhere = label_of(replace(mine, namespace=mine.namespace + 1, started=1))
+    kind = EngineKind(config_of(engine))
+    await kind.open(set())
+    of_others = dict.fromkeys(("ended", "running", "made"), elsewhere)
+    labels = {**of_others, "lost": label_of(mine), "fresh": label_of(mine)}
+    made = {name: engine.make(name, {"Labels": {LABEL: label}}) for name, label in labels.items()}
+    engine.containers[made["ended"]].state = "exited"
+    engine.containers[made["running"]].state = "running"
+    engine.containers[made["lost"]].created = int(time.time()) - 3600
+    await eventually(lambda: len(engine.containers) == 3)
+    await kind.close()
+    assert set(engine.removed) == {made["ended"], made["lost"]}
 
 
 async def test_a_lifetime_ends_a_runtime(engine: StandInEngine) -> None:
@@ -378,7 +464,8 @@ async def test_an_engine_that_tells_of_nothing_is_not_asked_without_a_pause(engi
 
 
 async def test_leftovers_of_services_that_have_ended_are_removed_and_no_others(engine: StandInEngine) -> None:
-    mine = Owner.this()
+    mine, parent = Owner.this(), os.getppid()
+    living = replace(mine, pid=parent, started=owners._started(parent))
     gone, elsewhere = replace(mine, started=mine.started + 1), replace(mine, namespace=mine.namespace + 1, started=1)
     of_another_machine = f"{gone.mark}@another"
     made = {
@@ -387,7 +474,7 @@ async def test_leftovers_of_services_that_have_ended_are_removed_and_no_others(e
             ("gone", LABEL, label_of(gone)), ("living", LABEL, label_of(mine)),
             ("elsewhere", LABEL, label_of(elsewhere)), ("of another machine", LABEL, of_another_machine),
             ("ended", LABEL, label_of(elsewhere)), ("ended there", LABEL, of_another_machine),
-            ("the living one's ended", LABEL, label_of(mine)), ("somebody's", "other", label_of(gone)),
+            ("the living one's ended", LABEL, label_of(living)), ("somebody's", "other", label_of(gone)),
             ("somebody's of that label", LABEL, "theirs"),
         )
     }  # fmt: skip
