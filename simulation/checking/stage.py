@@ -140,11 +140,11 @@ def _remove(folder: str | Path) -> None:
 
 
 def _collect() -> None:
-    """Frees what former runs left in circles, once nothing holds them any more. What stays is of the process."""
+    """Frees what former runs left in circles, once nothing holds them any more."""
     gc.disable()  # during a run, too: it would look through all that lives, again and again
     if next(_begun) % _COLLECT_EVERY == _COLLECT_EVERY - 1:
-        gc.collect()
-        gc.freeze()
+        while gc.collect():  # coroutines that are closed now hold what they touch until the next time
+            pass
 
 
 @contextlib.contextmanager

@@ -265,7 +265,11 @@ class SimulatedQueue:
             assert thread is not None, "only a thread may block"
             thread.check()
             self._waiting.append(thread)
-            thread.block()
+            try:
+                thread.block()
+            except ProcessKilled:
+                self._waiting.clear()  # a queue that outlives its process would keep a whole world with its threads
+                raise
         return self._items.popleft()
 
 
