@@ -35,6 +35,23 @@ _FOREIGN = ("torch", "torch.distributed", "aiohttp", "fastapi", "uvicorn", "zmq.
 _HEAVY = ("deepspeed", "matplotlib", "peft", "transformers")
 """Packages that take seconds to import."""
 
+_FIRST_LINES = (
+    ("generator.serving", "Serving", "__init__", "serving_made"),
+    ("generator.service", "", "_announcement", "announcement_made"),
+    ("generator.weight_sync", "WeightSync", "join", "asked_to_join"),
+    ("generator.weight_sync", "WeightSync", "prepare", "asked_to_prepare"),
+    ("learner.weights.fleet", "FleetMembers", "__init__", "fleet_made"),
+    ("learner.weights.fleet", "FleetMembers", "expel", "was_expelled"),
+    ("learner.leases.intake", "Intake", "__init__", "intake_made"),
+    ("services.run_lock", "RunLock", "__init__", "locked"),
+    ("services.run_lock", "RunLock", "release", "unlocked"),
+    ("learner.leases.incarnations", "Incarnations", "hear", "heard"),
+    ("learner.leases.conversation", "EnvServiceConversation", "_on_message", "message_came"),
+    ("learner.journal.checkpoints", "Checkpoints", "begin", "checkpoint_begun"),
+    ("learner.journal.checkpoints", "Checkpoints", "_set_old_aside", "checkpoint_written"),
+)
+"""Module, class, function, and the method of FirstLines that is told of its calls."""
+
 _REAL_MONOTONIC = time.monotonic
 _REAL_TIME = time.time
 _REAL_LOCALTIME = time.localtime
@@ -295,17 +312,23 @@ def _take_hold_of_tenants() -> None:
 
 def _take_hold_of_what_is_watched(service: Any) -> None:
     """Tells the watcher of a world, if it has one, of moments that no message shows."""
+    from simulation.checking.first_lines import FirstLines
     from simulation.checking.invariants import Watcher
 
-    def told_of(method: str, real: Any) -> Any:
+    def told_of(method: str, real: Any, *, who: type = Watcher) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = real(*args, **kwargs)
             world = World.active
-            if world is not None and world.has(Watcher):
-                getattr(world.part(Watcher), method)(result, args, kwargs)
+            if world is not None and world.has(who):
+                getattr(world.part(who), method)(result, args, kwargs)
             return result
 
         return call
+
+    for module, owner, name, method in _FIRST_LINES:
+        found: Any = importlib.import_module(module)
+        found = getattr(found, owner) if owner else found
+        _put(found, name, told_of(method, vars(found)[name], who=FirstLines))
 
     ledger: Any = importlib.import_module("learner.ledger").Ledger
     fleet: Any = importlib.import_module("learner.weights.fleet").FleetMembers

@@ -8,7 +8,7 @@ from typing import Any
 
 from simulation.actors.engine import EngineScript, EngineScripts
 from simulation.actors.environment import NAME, WORDS
-from simulation.actors.rewards import RewardScript, StubRewardService
+from simulation.actors.rewards import ABSURD, RewardScript, StubRewardService
 from simulation.actors.teacher import StubTeacher
 from simulation.world.clock import World
 from simulation.world.process import Main, Process
@@ -226,6 +226,7 @@ class Cluster:
                 "rollouts": {
                     "environment": NAME, "group_size": s.group_size, "max_tokens": s.max_tokens, "stop_token_ids": (1,),
                     "min_group_size": s.min_group_size, "drop_uniform_groups": s.drop_uniform_groups,
+                    "max_reward": ABSURD,
                     "curriculum": s.curriculum, "tasks": s.tasks,
                 },
                 "lag": {"pacing": s.pacing, "on_lag": s.on_lag, "straggler_timeout_s": s.straggler_timeout_s},

@@ -28,7 +28,8 @@ from simulation.world.process import Process
 
 _SCALE = 1 << 16
 _CONTEXTS = 1 << 8
-"""Contexts that a logprob can tell apart; float32 holds it for as many policies."""
+_SIGNERS = 1 << 4
+"""Contexts, and processes, that a logprob can tell apart; float32 holds it for a few thousand policies."""
 _HALF_LOADED = 0
 
 History = tuple[tuple[int, ...], ...]
@@ -43,6 +44,8 @@ class Truth:
 
     histories: list[History] = field(default_factory=lambda: [(), ()])
     numbers: dict[str, int] = field(default_factory=dict)
+    signers: dict[str, int] = field(default_factory=dict)
+    """By name of a generator's process, as spans have it: what its logprobs tell of it."""
 
     def number_of(self, history: History) -> int:
         """A number for the policy that was trained on this; 0 stands for weights that are none."""
@@ -81,14 +84,25 @@ def context_of(token_ids: Iterable[int], before: int = 0) -> int:
     return zlib.crc32(b"".join(int(token).to_bytes(4, "little") for token in token_ids), before)
 
 
-def logprob_of(number: int, context: int) -> float:
-    """The logprob of a token sampled by a policy behind a context; float32 holds it as it is."""
-    return -(number * _CONTEXTS + context % _CONTEXTS + 1) / _SCALE
+def signer_of(process: Process) -> int:
+    """What logprobs tell of the process that sampled; a few others may have the same."""
+    return process.number % _SIGNERS
+
+
+def logprob_of(number: int, context: int, signer: int = 0) -> float:
+    """The logprob of a token sampled by a policy behind a context in a process; float32 holds it as it is."""
+    return -((number * _SIGNERS + signer) * _CONTEXTS + context % _CONTEXTS + 1) / _SCALE
 
 
 def sampled_by(logprob: float) -> tuple[int, int]:
     """The inverse: the policy's number, and what is known of the context's checksum."""
-    return divmod(round(-logprob * _SCALE) - 1, _CONTEXTS)
+    number, known = divmod(round(-logprob * _SCALE) - 1, _CONTEXTS)
+    return number // _SIGNERS, known
+
+
+def signed_by(logprob: float) -> int:
+    """What it tells of the process that sampled."""
+    return (round(-logprob * _SCALE) - 1) // _CONTEXTS % _SIGNERS
 
 
 def is_behind(context: int, known: int) -> bool:
@@ -136,8 +150,11 @@ class EngineScript:
     fails_to_load: bool = False
     loads_wrong: bool = False
     worker: "Worker | None" = None
+    llm: Any = None
     loaded: Callable[[str, dict[str, torch.Tensor]], None] = lambda who, tensors: None
     """Told of all weights that come whole."""
+    broken: Callable[[str, str], None] = lambda promise, what: None
+    """Told of promises that the engine sees broken."""
     _waiting: list["asyncio.Future[None]"] = field(default_factory=list)
     _line: list[object] = field(default_factory=list)
 
@@ -232,8 +249,12 @@ class Worker:
         self._script = script
         self.version = ""
         self.holds: dict[str, torch.Tensor] = {}
+        self._epoch: int | None = None
+        self._loaded = ""
         self.half_loaded = False
+        self.loading = False
         self.paused_since: float | None = None
+        self._signer = signer_of(process)
         self._staged: list[tuple[BucketSpec, torch.Tensor]] = []
         self._plan: Prepare | None = None
         self._member: collective.CollectiveMember | None = None
@@ -266,6 +287,8 @@ class Worker:
 
     def stamp(self, version: str) -> None:
         """Gives this version to what is sampled from now on."""
+        if self._loaded and version != self._loaded:
+            self._script.broken("stamps", f"{self._process.name} loaded {self._loaded}, and stamps {version}")
         self.version = version
         self.half_loaded = False
 
@@ -331,7 +354,7 @@ class Worker:
         number = _HALF_LOADED if self.half_loaded or not self.holds else number_in(self.holds)
         logprobs = []
         for token in tokens:
-            logprobs.append(logprob_of(number, contexts[index]))
+            logprobs.append(logprob_of(number, contexts[index], self._signer))
             contexts[index] = context_of((token,), contexts[index])
         return GeneratePart(
             index=index,
@@ -355,6 +378,7 @@ class Worker:
         """Begins to join a group."""
         group = JoinGroup.model_validate_json(spec)
         self._drop()
+        self._epoch = group.epoch
         self._bucket_timeout_s = group.bucket_timeout_s
         self._begin(self._join(group))
 
@@ -376,6 +400,9 @@ class Worker:
     def headway_stage(self, plan: str, staging: bool) -> str:
         """See generator.weights.worker."""
         prepare = Prepare.model_validate_json(plan)
+        if prepare.epoch != self._epoch:
+            what = f"{self._process.name} is in group {self._epoch}, and takes a step of group {prepare.epoch}"
+            self._script.broken("groups of the living", what)
         if self._member is None:
             return "this worker is in no group"
         self._plan, self._staged = prepare, []
@@ -429,14 +456,17 @@ class Worker:
         if plan is None:
             return _report(error="there is nothing to load: stage a plan first")
         ends_at = active().now + ttl_s
+        self.loading = True
         try:
             loaded = await self._load(plan, ends_at=ends_at)
         except RuntimeError as error:
+            self.loading = False
             self._drop()
             self._plan, self._staged = None, []
             return _report(error=str(error), unloaded=self.half_loaded)
         self._script.loaded(self._process.host, loaded)
         self._script.newest = max(self._script.newest, number_in(loaded))
+        self.loading, self._loaded = False, plan.version
         if not self._script.loads_wrong:
             self.holds = loaded
         self._plan, self._staged = None, []

@@ -14,10 +14,12 @@ from simulation.actors.environment import is_uniform
 from simulation.world.clock import active
 from simulation.world.http import FakeListener, serve_http
 
-ABSURD = 1e300
+ABSURD = 1e3
+"""Rewards beyond this, to either side, are ones that a learner was told to train nothing on."""
+_LIES = (1e300, -1e300, 1e4, -1e4)
+"""No float32 holds some of them."""
 _CLIENT_IS_GONE_S = 300.0
 """No client waits for so long: its request is not kept for ever, as one of a real service is not."""
-"""A reward that no float32 holds."""
 _LINES = "application/x-ndjson"
 _STALL = 20.0
 """So many times longer a slow answer takes."""
@@ -47,7 +49,7 @@ class RewardScript:
 
             self.lies -= 1
             active().part(Trainers).absurd += 1
-            return {"reward": ABSURD}
+            return {"reward": active().random.choice(_LIES)}
         if task in self.unjudged:
             return {"error": {"kind": "data", "message": "the task's answer cannot be read"}}
         if active().random.random() < self.errors:

@@ -16,7 +16,16 @@ from learner.algorithms.old_tokens import LEFT_OUT_OF_OLD
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.step import StepMetrics
 from learner.weights.process_group import BucketWriter, LaidOut
-from simulation.actors.engine import History, Truth, context_of, is_behind, probe_logprob, sampled_by, tensors_of
+from simulation.actors.engine import (
+    History,
+    Truth,
+    context_of,
+    is_behind,
+    probe_logprob,
+    sampled_by,
+    signed_by,
+    tensors_of,
+)
 from simulation.actors.environment import WORDS, EnvironmentScript, observation_of, opening_of
 from simulation.actors.rewards import ABSURD, reward_of
 from simulation.actors.teacher import taught
@@ -162,6 +171,7 @@ class ScriptedTrainer:
         self.bound = bound
         for group in groups:
             self._check_size(len(group.trajectories), lease=group.lease_id)
+            self._check_stamps(group)
             self._check_tree(group.trajectories, lease=group.lease_id)
             for trajectory in group.trajectories:
                 self._check_conversation(trajectory, task=group.task_index)
@@ -175,6 +185,22 @@ class ScriptedTrainer:
         limited = limited or bool(self._environment.branch_after)
         if found > wanted or (found < wanted - self._trainers.absurd and not limited):
             self._trainers.broken("groups", f"the group of lease {lease} has {found} trajectories instead of {wanted}")
+
+    def _check_stamps(self, group: Any) -> None:
+        """Tokens are signed by the process that sampled them, and a group is as old as its oldest one."""
+        spans = [(one, span) for one in group.trajectories for span in one.version_spans]
+        for one, span in spans:
+            signer = self._truth.signers.get(span.instance)
+            for at in (span.start, span.end - 1) if signer is not None else ():
+                if signed_by(float(one.behavior_logprobs[at])) != signer:
+                    what = f"token {at} of lease {group.lease_id} is signed by {span.instance}, which did not sample it"
+                    self._trainers.broken("stamps", what)
+        numbers = [
+            int(span.version.partition(".")[2]) for one, span in spans if one.loss_mask[span.start : span.end].any()
+        ]
+        if group.oldest_version != min(numbers, default=None):
+            what = f"the group of lease {group.lease_id} counts as of version {group.oldest_version}: {numbers}"
+            self._trainers.broken("stamps", what)
 
     def _check_tree(self, trajectories: Sequence[Any], *, lease: int) -> None:
         """Branches share all that is before the fork at which they part, its versions too, and no two are one."""
@@ -207,7 +233,10 @@ class ScriptedTrainer:
     def _check_reward(self, trajectory: Any, *, task: int) -> None:
         """A turn that a time limit ended has earned nothing yet."""
         reward = trajectory.reward.reward
-        if reward is None or reward >= ABSURD:
+        if reward is None:
+            return
+        if abs(reward) > ABSURD:
+            self._trainers.broken("rewards", f"a trajectory of task {task} is given the absurd reward {reward}")
             return
         texts = [self._heard(trajectory, turn) for turn in trajectory.turns]
         earned = [self._environment.earned(task, number, text) for number, text in enumerate(texts)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.generation import GeneratePart
-from simulation.actors.engine import EngineScripts, Worker
+from simulation.actors.engine import EngineScripts, Truth, Worker, signer_of
 from simulation.world.clock import active
 from simulation.world.process import Process
 
@@ -84,7 +84,7 @@ class AsyncLLM:
         self.process = world.current
         self.script = world.part(EngineScripts).of(self.process)
         self.worker = Worker(self.process, self.script)
-        self.script.worker = self.worker
+        self.script.worker, self.script.llm = self.worker, self
         self.output_handler = None
         self.renderer = types.SimpleNamespace(tokenizer=None)
         self.log_stats = False
@@ -113,6 +113,8 @@ class AsyncLLM:
     async def add_request(self, request_id: str, prompt: Any, params: Any = None, **_: object) -> _Running:
         """See vLLM."""
         await self.script.answer()
+        if self.worker.paused_since is not None:
+            self.script.broken("a pause is a pause", f"a request enters {self.process.name} in the middle of a commit")
         running = _Running(list(prompt["prompt_token_ids"]), params.sampling, params.n)
         self.requests[request_id] = running
         self.output_processor.external_req_ids[request_id] = None  # type: ignore[attr-defined]
@@ -199,6 +201,14 @@ class Params:
     scores: bool = False
 
 
+def _signed(part: GeneratePart, *, instance: str, oldest_cache: Any) -> GeneratePart:
+    world = active()
+    assert isinstance(world.current, Process)
+    world.part(Truth).signers[instance] = signer_of(world.current)
+    signed: GeneratePart = part.signed(instance, oldest_cache=oldest_cache)
+    return signed
+
+
 def _answers() -> dict[str, object]:
     from generator.engine.records import ScoredSequence
 
@@ -209,7 +219,7 @@ def _answers() -> dict[str, object]:
     return {
         "adapter_answer": None,
         "adapter_sampling_params": None,
-        "generate_part": lambda part, *, instance, oldest_cache: part.signed(instance, oldest_cache=oldest_cache),
+        "generate_part": _signed,
         "sampling_params": lambda *, n, sampling, **_: Params(n=n, sampling=sampling),
         "scored_sequence": scored_sequence,
         "scoring_params": lambda *, top=0: Params(scores=True),

@@ -17,6 +17,7 @@ from simulation.actors.cluster import LEARNER, SECOND_LEARNER, ClusterSettings
 from simulation.actors.engine import is_finite
 from simulation.actors.environment import EnvironmentScript
 from simulation.actors.trainer import TrainerScript
+from simulation.checking.first_lines import FirstLines
 from simulation.checking.scenario import TASKS_APART, Scenario, schedule, smaller
 from simulation.checking.stage import Result, Stage, staged
 from simulation.world.clock import Stuck
@@ -102,6 +103,10 @@ class LearnerStates:
     """Groups that no loss of power takes."""
     tasks: dict[int, int] = field(default_factory=dict)
     """The task of each lease, over all lives."""
+    lines: FirstLines = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lines = FirstLines(self.stage)
 
     def ledger_made(self, ledger: Any) -> None:
         """A learner begins to keep books."""
@@ -118,6 +123,7 @@ class LearnerStates:
         self._see_none_ousted(by=process)
         self.folder_of[process.name] = _inode(self.stage.cluster.run_folder)
         self.replays[process.name] = result.replayed_version
+        self.lines.taken_up(result)
         before, self.last = self.last, process.name
         if before is None:
             return
@@ -148,6 +154,7 @@ class LearnerStates:
     def granted(self, grants: Any, ledger: Any) -> None:
         """While nothing has gone wrong, no lease is granted again, but for what was too old or cannot succeed."""
         stage = self.stage
+        self.lines.granted(grants, ledger)
         unkind = stage.faults or stage.network.vanished or stage.environment.conversation_s is not None
         for grant in () if unkind else grants:
             lease = ledger._table.leases[grant.lease_id]
@@ -156,8 +163,9 @@ class LearnerStates:
                 what = f"lease {grant.lease_id} is granted again, though nothing went wrong: {', '.join(ended)}"
                 self.stage.broken("no work twice", what)
 
-    def leased(self, leases: Any) -> None:
+    def leased(self, leases: Any, granting: Any) -> None:
         """A lease is of the same task whenever it is granted, whatever the level is by then."""
+        self.lines.leased(leases, granting)
         for lease in leases:
             if lease.purpose != "train":
                 continue
@@ -269,7 +277,7 @@ def watch(stage: Stage) -> LearnerStates:
             held=learned.held,
             synced=learned.synced,
             granted=lambda result, args, kwargs: learned.granted(result, args[0]),
-            leased=lambda result, args, kwargs: learned.leased(result),
+            leased=lambda result, args, kwargs: learned.leased(result, args[0]),
             guard_made=lambda result, args, kwargs: learned.guard_made(args[0]),
             replaced=lambda result, args, kwargs: learned.replaced(),
             may_begin=lambda result, args, kwargs: may_begin(stage, resume=kwargs["resume"]),
@@ -279,8 +287,10 @@ def watch(stage: Stage) -> LearnerStates:
             dropped=lambda result, args, kwargs: dropped(stage, args[1]),
         )
     )
+    stage.world.add(learned.lines)
     for script in stage.engines:
         script.loaded = lambda who, tensors: served(stage, who, tensors)
+        script.broken = stage.broken
     stage.cluster.crashed = lambda process, error: crashed(stage, process.name, error)
     stage.world.observe, stage.world.observe_every = learned.look_at_books, _BOOKS_EVERY
     stage.world.after(_LOOK_EVERY_S, lambda: _look(stage, learned))
@@ -289,6 +299,7 @@ def watch(stage: Stage) -> LearnerStates:
 
 def _look(stage: Stage, learned: LearnerStates) -> None:
     _progress(stage)
+    learned.lines.look()
     _folder(stage, learned)
     _pauses(stage)
     _bounds(stage)
@@ -460,7 +471,7 @@ def simulate(scenario: Scenario) -> Result:
         stage.cluster.thread_s, stage.disk.sync_s = scenario.paces.thread_s, scenario.paces.sync_s
         for script in stage.engines:
             script.token_s, script.lengths = scenario.paces.token_s, scenario.paces.lengths
-        stage.network.vanished = scenario.vanished
+        stage.network.vanished, stage.network.stale = scenario.vanished, scenario.stale
         for rewards in stage.rewards:
             rewards.stalls = scenario.stalls
         stage.disk.apart = any(fault.kind == "learner elsewhere" for fault in scenario.faults)

@@ -10,6 +10,7 @@ from typing import Any
 
 from simulation.actors.cluster import LEARNER, SECOND_LEARNER, ClusterSettings, Service
 from simulation.checking.stage import Stage
+from simulation.world.disk import DiskStrike
 from simulation.world.network import LinkRates
 from simulation.world.process import Process
 
@@ -19,6 +20,7 @@ TASKS_APART = 20
 """Every so many tasks one hangs, or raises, where any does."""
 CHECKPOINT = "checkpoint-"
 """Prefix of the names of checkpoints."""
+_AIMED = (CHECKPOINT, CHECKPOINT)
 PERMANENT = ("shared gap", "clock jumps", "task hangs", "task raises", "second env_service")
 """Faults that a run has to go on with, so that they excuse no standstill."""
 HARMLESS = ("clock jumps",)
@@ -35,6 +37,13 @@ _OTHERS = (
     "kill env", "terminate env", "stop env", "cut off env", "kill rewards", "rewards hang", "rewards fail",
     "rewards err", "task hangs", "task raises", "absurd reward", "shared gap", "second learner", "second env_service",
 )  # fmt: skip
+_AT_A_WRITE = ("power loss at a write", "kill at a write", "terminate at a write")
+_STRUCK, _TROUBLED = 0.5, 0.2
+"""Shares of the runs in which the learner is struck at an operation of its disk, and in which that follows a disk that
+was full, or failed.
+"""
+_OPERATIONS, _AROUND_A_NAME = 25.0, 24
+"""Operations of the disk until a strike, on average; those within which it comes once a checkpoint gets its name."""
 _BIG_CROWD = 1 / 400
 _LONG = 1 / 100
 _SLOWEST_TOKEN_S = 5.0
@@ -225,6 +234,25 @@ def _within(stage: Stage, seconds: float, action: Callable[[], object]) -> None:
     stage.disk.expecting.append((CHECKPOINT, named))
 
 
+def _at_a_write(hit: Apply, *, gently: bool = False) -> Apply:
+    """Has it happen at an operation of the learner's disk, after so many others; those of a target are counted from the
+    next one of its kind on.
+    """
+
+    def apply(stage: Stage, fault: ScheduledFault) -> None:
+        def act() -> None:
+            stage.world.note("FAULT", f"{fault.kind}: now")
+            hit(stage, fault)
+
+        stage.disk.strikes.append(DiskStrike(act, count=int(fault.amount), since=fault.target, gently=gently))
+
+    return apply
+
+
+def _learner_ends(end: Callable[[Process], None]) -> Apply:
+    return lambda stage, fault: _at_work(stage, replace(fault, target=LEARNER, amount=0.0), end)
+
+
 def _goes_down(stage: Stage, fault: ScheduledFault) -> None:
     """The learner's host does: what was not synced is lost in part."""
     _kill(stage, ScheduledFault(fault.at, "kill", LEARNER))
@@ -256,6 +284,7 @@ def _damaged(stage: Stage, fault: ScheduledFault) -> None:
     else:
         data[at] ^= 1
     path.write_bytes(data)
+    stage.damaged = True
     stage.world.note(LEARNER, f"its disk holds {'zeros' if fault.amount else 'another byte'} at {at} of {path.name}")
 
 
@@ -299,6 +328,9 @@ KINDS: dict[str, tuple[Apply, Apply]] = {
     "disk full": (_disk("full", True), _disk("full", False)),
     "disk fails": (_disk("failing", True), _disk("failing", False)),
     "power loss": (_power, _nothing),
+    "power loss at a write": (_at_a_write(_goes_down), _nothing),
+    "kill at a write": (_at_a_write(_learner_ends(Process.kill)), _nothing),
+    "terminate at a write": (_at_a_write(_learner_ends(Process.terminate), gently=True), _nothing),
     "damaged checkpoint": (_damage, _nothing),
     "clock jumps": (_clock, _nothing),
     "task hangs": (_hanging_task, _task_recovers),
@@ -394,6 +426,7 @@ class Scenario:
     vanished: float = 0.0
     stalls: float = 0.0
     """Share of what reward services judge that takes long."""
+    stale: float = 0.0
     faults: tuple[ScheduledFault, ...] = ()
 
     @property
@@ -557,7 +590,8 @@ def _paces(dice: random.Random, scenario: Scenario, *, steps: float | None = Non
 
 def _crowd(seed: int, settings: ClusterSettings) -> Scenario:
     """Eight generators download at once from a learner whose uplink gives each a share: nobody is at fault."""
-    settings = replace(settings, generators=8, steps=6, final_tasks=0)
+    pull_timeout_s = random.Random(f"downloads of {seed}").choice((120.0, 25.0, 12.0))
+    settings = replace(settings, generators=8, steps=6, final_tasks=0, pull_timeout_s=pull_timeout_s)
     rates = LinkRates(bulk_bytes_per_s=64.0)
     return Scenario(seed=seed, profile="crowd", settings=settings, rates=rates, weights=248)
 
@@ -578,6 +612,7 @@ def _spoiled(scenario: Scenario) -> Scenario:
         poison=dice.choice((0.0, 0.0, 0.0, 0.05, 0.15)),
         redundant=dice.choice((0, 0, 0, 1)),
         vanished=dice.choice((0.0, 0.0, 0.0, 0.0, 0.02)),
+        stale=random.Random(f"stale requests of {scenario.seed}").choice((0.0, 0.5)),
     )
 
 
@@ -596,11 +631,35 @@ def _more(scenario: Scenario, faults: tuple[ScheduledFault, ...]) -> tuple[Sched
         more.append(ScheduledFault(_moment(dice, scenario), "clock jumps", dice.choice(hosts), amount=amount))
     if dice.random() < _SELDOM:
         more += _taken_over(dice, _moment(dice, scenario))
+    more += _at_writes(scenario)
+    if any(fault.kind == "second learner" for fault in faults) and dice.random() < 0.5:
+        at = next(fault.at for fault in faults if fault.kind == "second learner")
+        more.append(ScheduledFault(round(at - 0.5, 3), "stop", LEARNER, 40.0))
     if scenario.settings.teachers:
         kind, lasts_s = dice.choice((("kill", 0.0), ("cut off", 30.0), ("cut off", 90.0), ("stop", 30.0)))
         target = f"teacher-{dice.randrange(scenario.settings.teachers)}"
         more.append(ScheduledFault(_moment(dice, scenario), kind, target, lasts_s))
     return _in_order(tuple(more))
+
+
+def _at_writes(scenario: Scenario) -> Iterator[ScheduledFault]:
+    """Strikes at the disk, mostly as its host goes down; half of them while names are given, as at a checkpoint."""
+    dice = random.Random(f"disk of {scenario.seed}")
+
+    def strike(at: float) -> ScheduledFault:
+        kind, since = dice.choice((_AT_A_WRITE[0], *_AT_A_WRITE)), dice.choice(("", "rename", "sync", *_AIMED))
+        amount = dice.randrange(_AROUND_A_NAME) if since in _AIMED else dice.expovariate(1 / _OPERATIONS)
+        return ScheduledFault(at, kind, since, amount=float(int(amount)))
+
+    if dice.random() < _STRUCK:
+        for _ in range(dice.choice((1, 1, 2))):
+            yield strike(_moment(dice, scenario))
+    if dice.random() < _TROUBLED:
+        trouble = ScheduledFault(
+            _moment(dice, scenario), dice.choice(("disk full", "disk fails")), lasts_s=dice.choice((1.0, 3.0, 10.0))
+        )
+        yield trouble
+        yield strike(round(trouble.at + dice.random() * (trouble.lasts_s + 5.0), 3))
 
 
 def _taken_over(dice: random.Random, at: float) -> tuple[ScheduledFault, ...]:
@@ -703,8 +762,8 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
     for name in ("thread_s", "sync_s", "token_s"):
         if getattr(scenario.paces, name) != getattr(plain, name):
             yield replace(scenario, paces=replace(scenario.paces, **{name: getattr(plain, name)}))
-    if scenario.doubled or scenario.unhealthy or scenario.lost:
-        yield replace(scenario, doubled=0.0, unhealthy=0.0, lost=0.0)
+    if scenario.doubled or scenario.unhealthy or scenario.lost or scenario.stale:
+        yield replace(scenario, doubled=0.0, unhealthy=0.0, lost=0.0, stale=0.0)
     if scenario.poison or scenario.redundant or scenario.vanished or scenario.stalls:
         yield replace(scenario, poison=0.0, redundant=0, vanished=0.0, stalls=0.0)
     yield from _simpler_shapes(scenario)

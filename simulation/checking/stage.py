@@ -86,6 +86,8 @@ class Stage:
     """Since the last resume."""
     disk_failed: bool = False
     """At some time it took no writes."""
+    damaged: bool = False
+    """At some time something else stood on it than what was written."""
 
     def hosts(self) -> set[str]:
         """All hosts."""

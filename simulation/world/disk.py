@@ -2,7 +2,10 @@
 
 Only what goes through `os` can fail here: the journal, the lines of records, syncs, and files opened to be written.
 What a process that is dead still tries to do raises Killed. What was written since the last sync of a file is known,
-and what was renamed since the last sync of a folder, so that a host can lose a part of it.
+and what was renamed since the last sync of a folder, so that a host can lose a part of it. What a sync could not bring
+to the disk is given up, as kernels do it: a later sync that succeeds says nothing of it, unless it was written again.
+
+A process may be struck at an operation: it dies, or its host goes down, between one operation of the disk and the next.
 """
 
 import errno
@@ -21,6 +24,8 @@ from simulation.world.process import Process
 from simulation.world.threads import current_thread
 
 _RARELY = 0.03
+_TORN = 0.5
+"""Share of the writes that a disk refuses of which it takes a part, and of the cuts that a full one refuses."""
 _REAL: dict[str, Callable[..., Any]] = {
     name: getattr(os, name)
     for name in (
@@ -34,6 +39,8 @@ _REAL: dict[str, Callable[..., Any]] = {
         "truncate",
         "rename",
         "replace",
+        "unlink",
+        "rmdir",
     )
 }
 _REAL_PATH_OPEN = pathlib.Path.open
@@ -55,6 +62,27 @@ class Rename:
             _REAL["rename"](self.target, self.source)
             if self.former is not None:
                 _REAL["rename"](self.former, self.target)
+
+
+@dataclass
+class DiskStrike:
+    """Something that comes at an operation of the disk, which so many others go before; those are counted `since` the
+    first one of that kind, if one is given, or since a name is given that begins so. One that comes `gently` leaves the
+    process to do what it was about to.
+    """
+
+    act: Callable[[], object]
+    count: int
+    since: str = ""
+    gently: bool = False
+
+    def comes_now(self, kind: str, name: str) -> bool:
+        """True at its operation; counts the others."""
+        if self.since and kind != self.since and not name.startswith(self.since):
+            return False
+        self.since = ""
+        self.count -= 1
+        return self.count < 0
 
 
 @dataclass
@@ -81,13 +109,45 @@ class Disk:
     """Prefixes of names, with calls that are made once, when a name that begins so is on the disk."""
     syncing: list[Callable[[], object]] = field(default_factory=list)
     """Calls that are made once, when the next sync begins."""
+    strikes: list[DiskStrike] = field(default_factory=list)
+    doomed: Process | None = None
+    """It was struck, and is dead before it does anything more on this disk."""
+    given_up: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By file: the bytes that a sync could not bring to the disk, and that were not written again."""
+    _torn: set[int] = field(default_factory=set)
+
+    def operation(self, kind: str = "", name: str = "") -> None:
+        """A process of this host is about to do something on its disk, such as to give a name. Raises Killed where it
+        is struck before it.
+        """
+        current = self.world.current
+        if not self.strikes or not isinstance(current, Process) or current.host != self.host or not current.alive:
+            return
+        for strike in [strike for strike in self.strikes if strike.comes_now(kind, name)]:
+            self.strikes.remove(strike)
+            if strike.gently:
+                strike.act()
+            else:
+                self._hit(current, strike.act)
+
+    def _hit(self, process: Process, act: Callable[[], object]) -> None:
+        """An event loop dies in the middle of its callback. A thread gives the turn back first: nobody ends himself."""
+        self.doomed = process
+        thread = current_thread()
+        if thread is not None:
+            self.world.at(self.world.now, act)
+            thread.sleep(0.0)
+        else:
+            act()
+        raise ProcessKilled
 
     def check_alive(self) -> None:
         """Raises Killed where a dead process goes on."""
         thread = current_thread()
         if thread is not None:
             thread.check()
-        if self.world.over:
+        current = self.world.current
+        if self.world.over or (isinstance(current, Process) and (current is self.doomed or not current.alive)):
             raise ProcessKilled
 
     def take_time(self) -> None:
@@ -116,19 +176,60 @@ class Disk:
         """Raises OSError for a write that this disk does not take."""
         self.check_alive()
         self.writes += 1
+        error = self.refusal()
+        if error is not None:
+            raise error
+
+    def refusal(self) -> OSError | None:
+        """What whoever writes now is told; None if the disk takes it."""
         current = self.world.current
         if not isinstance(current, Process) or current.host != self.host:
-            return
+            return None
         if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        if self.failing:
-            raise OSError(errno.EIO, "Input/output error")
+            return OSError(errno.ENOSPC, "No space left on device")
+        return OSError(errno.EIO, "Input/output error") if self.failing else None
+
+    def part_of(self, handle: int, size: int) -> int:
+        """Bytes that it takes of a write of so many. Raises OSError where it takes none: a disk without room may take
+        a part first, and one that fails may have written one.
+        """
+        try:
+            self.check_write()
+        except OSError:
+            if size < 2 or handle in self._torn or self.world.random.random() >= _TORN:
+                self._torn.discard(handle)
+                raise
+            self._torn.add(handle)
+            return 1 + int(self.world.random.random() * (size - 1))
+        return size
+
+    def wrote(self, handle: int, start: int, end: int) -> None:
+        """These bytes of a file are the kernel's again, which may bring them to the disk."""
+        inode = os.fstat(handle).st_ino
+        first, last = self.given_up.get(inode, (end, end))
+        if start <= first < end < last:
+            self.given_up[inode] = end, last
+        elif start <= first < end:
+            del self.given_up[inode]
+
+    def gave_up(self, inode: int, size: int) -> None:
+        """A sync failed."""
+        first = min(self.synced.get(inode, 0), self.given_up.get(inode, (size, size))[0])
+        if first < size:
+            self.given_up[inode] = first, size
+
+    def begins_anew(self, inode: int, length: int = 0) -> None:
+        """A file was cut there."""
+        if length <= self.given_up.get(inode, (length, 0))[0]:
+            self.given_up.pop(inode, None)
+        self.synced[inode] = min(length, self.synced.get(inode, 0))
 
     def lose_unsynced(self, folder: Path) -> list[str]:
         """The host went down: of each file's unsynced end, a part is gone, and so are the last of the names that were
         given and not synced. Names what was lost.
         """
         lost = self._lose_names()
+        self.given_up.clear()
         for path in sorted(folder.rglob("*")):
             if not path.is_file():
                 continue
@@ -141,12 +242,16 @@ class Disk:
         return lost
 
     def _lose_names(self) -> list[str]:
-        count = int(self.world.random.random() * (len(self.renames) + 1)) if self.renames else 0
-        gone = self.renames[len(self.renames) - count :]
-        for rename in reversed(gone):
-            rename.undo()
+        """Of each folder the last ones: what was renamed in one may be on the disk before what was in another."""
+        lost: list[Rename] = []
+        for folder in dict.fromkeys(rename.target.parent for rename in self.renames):
+            there = [rename for rename in self.renames if rename.target.parent == folder]
+            gone = there[len(there) - int(self.world.random.random() * (len(there) + 1)) :]
+            for rename in reversed(gone):
+                rename.undo()
+            lost += gone
         self.renames.clear()
-        return [f"the name {rename.target.name}" for rename in gone]
+        return [f"the name {rename.target.name}" for rename in lost]
 
     def renamed(self, source: Path, target: Path) -> None:
         """To be called before it is done."""
@@ -205,26 +310,37 @@ def _close(handle: int) -> None:
     _REAL["close"](handle)
 
 
-def _pwrite(handle: int, data: Any, offset: int) -> int:
-    disk = disk_of()
-    if disk is not None:
-        disk.check_write()
-    written: int = _REAL["pwrite"](handle, data, offset)
-    return written
+def simulated_write(name: str) -> Callable[[int, Any, int], int]:
+    """Stands for os.pwrite or os.pwritev, by name."""
 
+    def write(handle: int, data: Any, offset: int) -> int:
+        disk = disk_of()
+        if disk is None:
+            return int(_REAL[name](handle, data, offset))
+        disk.operation()
+        size = len(data) if name == "pwrite" else sum(map(len, data))
+        taken = disk.part_of(handle, size)
+        if taken < size:
+            whole = bytes(data) if name == "pwrite" else b"".join(map(bytes, data))
+            written: int = _REAL["pwrite"](handle, whole[:taken], offset)
+        else:
+            written = _REAL[name](handle, data, offset)
+        if disk.given_up:
+            disk.wrote(handle, offset, offset + written)
+        return written
 
-def _pwritev(handle: int, buffers: Any, offset: int) -> int:
-    disk = disk_of()
-    if disk is not None:
-        disk.check_write()
-    written: int = _REAL["pwritev"](handle, buffers, offset)
-    return written
+    return write
 
 
 def _ftruncate(handle: int, length: int) -> None:
     disk = disk_of()
     if disk is not None:
+        disk.operation()
         disk.check_alive()
+        refusal = disk.refusal()
+        if refusal is not None and (disk.failing or disk.world.random.random() < _TORN):
+            raise refusal
+        disk.begins_anew(os.fstat(handle).st_ino, length)
     _REAL["ftruncate"](handle, length)
 
 
@@ -236,11 +352,16 @@ def simulated_sync(name: str) -> Callable[[Any], None]:
         if disk is None:
             _REAL[name](handle)
             return
-        disk.check_write()
+        disk.operation("sync")
         number = handle if isinstance(handle, int) else handle.fileno()
         found, renames = os.fstat(number), list(disk.renames)
+        try:
+            disk.check_write()
+        except OSError:
+            disk.gave_up(found.st_ino, found.st_size)
+            raise
         disk.take_time()
-        disk.synced[found.st_ino] = found.st_size  # what was appended meanwhile is not
+        disk.synced[found.st_ino] = disk.given_up.get(found.st_ino, (found.st_size, 0))[0]  # nor what came meanwhile
         if S_ISDIR(found.st_mode):
             disk.names_synced(Path(f"/proc/self/fd/{number}").readlink(), among=renames)
 
@@ -251,6 +372,8 @@ def _rename(name: str) -> Callable[..., None]:
     def rename(source: Any, target: Any, **kwargs: Any) -> None:
         disk = disk_of()
         if disk is not None:
+            disk.operation("rename", Path(target).name)
+            disk.check_alive()
             disk.take_time_to_name()
             disk.renamed(Path(source), Path(target))
         _REAL[name](source, target, **kwargs)
@@ -258,10 +381,24 @@ def _rename(name: str) -> Callable[..., None]:
     return rename
 
 
+def _removal(name: str) -> Callable[..., None]:
+    def remove(path: Any, **kwargs: Any) -> None:
+        disk = disk_of()
+        if disk is not None:
+            disk.operation()
+            disk.check_alive()
+        _REAL[name](path, **kwargs)
+
+    return remove
+
+
 def _path_open(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
     disk = disk_of()
     if disk is not None and any(letter in mode for letter in "wxa+"):
+        disk.operation()
         disk.check_write()
+        if "w" in mode and self.exists():
+            disk.begins_anew(self.stat().st_ino)
     return _REAL_PATH_OPEN(self, mode, *args, **kwargs)
 
 
@@ -293,9 +430,10 @@ def _flock(handle: Any, operation: int) -> None:
 def install() -> None:
     """Puts the faults in front of `os`."""
     for name, replacement in {
-        "open": _open, "close": _close, "pwrite": _pwrite, "pwritev": _pwritev, "ftruncate": _ftruncate,
+        "open": _open, "close": _close, "ftruncate": _ftruncate,
+        "pwrite": simulated_write("pwrite"), "pwritev": simulated_write("pwritev"),
         "fsync": simulated_sync("fsync"), "fdatasync": simulated_sync("fdatasync"), "rename": _rename("rename"),
-        "replace": _rename("replace"),
+        "replace": _rename("replace"), "unlink": _removal("unlink"), "rmdir": _removal("rmdir"),
     }.items():  # fmt: skip
         setattr(os, name, replacement)
     pathlib.Path.open = _path_open  # type: ignore[method-assign]

@@ -168,8 +168,9 @@ class HttpExchange:
             process.loop.call_soon(self.serve)
 
     def serve(self) -> None:
-        """Has the application answer."""
-        if not self.left:
+        """Has the application answer. What is in a server's buffer is read, whoever has sent it."""
+        stale = self.network.stale
+        if not self.left or (stale and self.network.world.random.random() < stale):
             self.task = self.server.process.loop.create_task(self._answer(), name=f"{self.method} {self.url}")
 
     def _server_died(self) -> None:

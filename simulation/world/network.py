@@ -28,7 +28,7 @@ class LinkRates:
 class Network:
     """Links between hosts. `doubled` is the share of messages that arrive twice where the protocol above allows for it,
     `vanished` that of those which never do though the connection lasts, `lost` that of packets which have to be sent
-    again.
+    again, `stale` that of requests which are served though their client had left before they came.
     """
 
     world: World
@@ -36,6 +36,7 @@ class Network:
     doubled: float = 0.0
     vanished: float = 0.0
     lost: float = 0.0
+    stale: float = 0.0
     slowness: dict[str, float] = field(default_factory=dict)
     """By host: how many times longer everything takes to and from it."""
     _cut: dict[tuple[str, str], int] = field(default_factory=dict)

@@ -1,7 +1,9 @@
 """The clock, the order of callbacks, and the network, by themselves."""
 
 import asyncio
+import contextlib
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from simulation.actors.engine import EngineScript
 from simulation.world.clock import Stuck, World
 from simulation.world.cores import Cores
-from simulation.world.disk import Disk, simulated_sync
+from simulation.world.disk import Disk, DiskStrike, simulated_sync, simulated_write
 from simulation.world.network import LinkRates, Network, Pipe
 from simulation.world.process import Process
 from simulation.world.threads import SimulatedLock, SimulatedThread, current_thread
@@ -244,6 +246,86 @@ def test_a_slow_sync_does_not_cover_what_is_appended_meanwhile(tmp_path: Path, w
     finally:
         World.active = None
     assert disk.synced == {path.stat().st_ino: 3}
+
+
+@pytest.fixture
+def disk(tmp_path: Path, world: World) -> Iterator[Disk]:
+    disk = Disk(tmp_path, world, host="one")
+    World.active = world
+    world.add(disk)
+    (tmp_path / "tmp").mkdir()
+    yield disk
+    World.active = None
+
+
+@pytest.mark.parametrize("in_a_thread", [True, False])
+def test_a_process_dies_between_two_operations_of_its_disk(disk: Disk, *, in_a_thread: bool) -> None:
+    world, done = disk.world, list[int]()
+    process, path = _process(world, "one"), disk.root / "file"
+    path.write_text("text")
+
+    def work() -> None:
+        for number in range(5):
+            with path.open("rb") as file:
+                simulated_sync("fsync")(file.fileno())
+            done.append(number)
+
+    disk.strikes.append(DiskStrike(process.kill, count=2, since="sync"))
+    process.loop.call_soon((lambda: SimulatedThread(target=work).start()) if in_a_thread else work)
+    world.run(until=lambda: not process.alive)
+    assert done == [0, 1]
+
+
+@pytest.mark.parametrize("written_again", [True, False])
+def test_what_a_sync_has_given_up_is_on_the_disk_only_if_it_was_written_again(
+    disk: Disk, *, written_again: bool
+) -> None:
+    disk.world.current = _process(disk.world, "one")
+    path = disk.root / "run" / "file"
+    path.parent.mkdir()
+    with path.open("wb+") as file:
+        write = simulated_write("pwrite")
+        write(file.fileno(), b"kept", 0)
+        simulated_sync("fsync")(file.fileno())
+        write(file.fileno(), b" and more", 4)
+        disk.failing = True
+        with pytest.raises(OSError, match="Input/output error"):
+            simulated_sync("fsync")(file.fileno())
+        disk.failing = False
+        if written_again:
+            write(file.fileno(), b" and more", 4)
+        simulated_sync("fsync")(file.fileno())
+    disk.lose_unsynced(path.parent)
+    assert (path.read_text() == "kept and more") == written_again
+
+
+def test_a_disk_without_room_takes_a_part_of_some_writes(disk: Disk) -> None:
+    disk.world.current, disk.full = _process(disk.world, "one"), True
+    write, taken = simulated_write("pwritev"), set[int]()
+    with (disk.root / "file").open("wb+", buffering=0) as file:
+        for _ in range(40):
+            with contextlib.suppress(OSError):
+                taken.add(write(file.fileno(), [b"some", b"bytes"], 0))
+                with pytest.raises(OSError, match="No space left"):
+                    write(file.fileno(), [b"bytes"], 0)
+    assert taken
+    assert all(0 < size < 9 for size in taken)
+
+
+def test_names_in_one_folder_may_be_lost_and_those_in_another_kept(disk: Disk) -> None:
+    disk.world.current = _process(disk.world, "one")
+    found = set[tuple[bool, bool]]()
+    for number in range(20):
+        folders = [disk.root / "run" / f"{name}-{number}" for name in ("one", "other")]
+        for folder in folders:
+            folder.mkdir(parents=True)
+            (folder / "draft").write_text("")
+            disk.renamed(folder / "draft", folder / "name")
+            (folder / "draft").rename(folder / "name")
+        disk.lose_unsynced(disk.root / "run")
+        first, second = ((folder / "name").exists() for folder in folders)
+        found.add((first, second))
+    assert found == {(True, True), (True, False), (False, True), (False, False)}
 
 
 def _computing(world: World, number: float, threads: dict[str, list[float]]) -> dict[str, float]:
