@@ -89,8 +89,8 @@ def is_ready(url: str) -> bool:
 
 @pytest.fixture
 async def runtimes() -> AsyncIterator[RuntimePool]:
-    """Runtimes with small limits."""
-    pool = use_runtimes(RuntimePool(RuntimesConfig(spare=0, limits=RuntimeLimits(memory_mib=128, disk_mib=8))))
+    """Runtimes with a small disk, and the usual memory, in which a harness has room."""
+    pool = use_runtimes(RuntimePool(RuntimesConfig(spare=0, limits=RuntimeLimits(disk_mib=8))))
     yield pool
     await pool.close()
 
@@ -101,7 +101,9 @@ async def agents(model: Path) -> AsyncIterator[MakeAgentBench]:
         yield make
 
 
-async def trajectory_of(name: HarnessName, generator: str, agents: MakeAgentBench, folder: Path) -> Trajectory:
+async def trajectory_of(
+    name: HarnessName, generator: str, agents: MakeAgentBench, folder: Path, *, inside: bool
+) -> Trajectory:
     (folder / "tasks.jsonl").write_text(json.dumps(COUNT))
     options = HarnessOptions.model_validate(
         {
@@ -109,6 +111,7 @@ async def trajectory_of(name: HarnessName, generator: str, agents: MakeAgentBenc
             "python": python_with(name),
             "tasks": {"computer": {"train_file": folder / "tasks.jsonl"}},
             "timeout_s": 200.0,
+            "inside": inside,
         }
     )
     rules = Rules(max_turns=3)
@@ -123,15 +126,22 @@ async def trajectory_of(name: HarnessName, generator: str, agents: MakeAgentBenc
     return trajectory
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
 @pytest.mark.parametrize("name", list(HARNESSES))
 async def test_the_logprobs_are_those_of_the_model_on_the_trained_tokens(
-    name: HarnessName, generator: str, model: Path, agents: MakeAgentBench, tmp_path: Path, runtimes: RuntimePool
+    name: HarnessName,
+    inside: bool,
+    generator: str,
+    model: Path,
+    agents: MakeAgentBench,
+    tmp_path: Path,
+    runtimes: RuntimePool,
 ) -> None:
     """With a single id that differed, in what was sampled or shown before, the logprobs would not agree."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    trajectory = await trajectory_of(name, generator, agents, tmp_path)
+    trajectory = await trajectory_of(name, generator, agents, tmp_path, inside=inside)
 
     assert len(trajectory.turns) == TURNS.get(name, 1)
     policy = AutoModelForCausalLM.from_pretrained(model)

@@ -1,6 +1,7 @@
 """Runs of harnesses against sessions on real sockets, on computers of their own; the policy says chosen words."""
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from env_service.agents import routes
+from env_service.agents.sessions import AgentRequest
 from env_service.environments.rules import Rules
 from env_service.harnesses.environment import HarnessAgent, HarnessOptions
 from env_service.rollouts.completions import RolloutProgress
@@ -77,6 +80,25 @@ class EndedHarness:
 
 
 HarnessRun = Callable[..., Awaitable[EndedHarness]]
+
+
+@pytest.fixture
+def asked_by(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Number of requests to the policy by each API: chat, responses, and messages."""
+    asked = Counter[str]()
+
+    def counted(api: str) -> Callable[..., AgentRequest]:
+        read: Callable[..., AgentRequest] = getattr(routes, f"asked_of_{api}")
+
+        def count(*given: Any, **named: Any) -> AgentRequest:
+            asked[api] += 1
+            return read(*given, **named)
+
+        return count
+
+    for api in ("chat", "responses", "messages"):
+        monkeypatch.setattr(routes, f"asked_of_{api}", counted(api))
+    return asked
 
 
 @pytest.fixture

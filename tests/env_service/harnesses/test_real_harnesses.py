@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,14 @@ LOOK, SOLVE = "cat app.log", "grep -c ^ERROR app.log > answer.txt; cat answer.tx
 
 @dataclass(frozen=True)
 class ExpectedHarness:
-    """Name of a harness's shell, the words that end its work, and the sequences that three turns become."""
+    """Name of a harness's shell, the words that end its work, the sequences that three turns become, and the API that
+    it asks by.
+    """
 
     shell: str
     last: str
     sequences: int = 1
+    api: str = "chat"
 
 
 EXPECTED: dict[HarnessName, ExpectedHarness] = {
@@ -33,7 +37,7 @@ EXPECTED: dict[HarnessName, ExpectedHarness] = {
     "pydantic-ai": ExpectedHarness("shell", "It is done."),
     # It tells calls and results in words of its own, so that each request begins a sequence.
     "smolagents": ExpectedHarness("run_shell", call("final_answer", answer="done"), sequences=3),
-    "anthropic": ExpectedHarness("shell", "It is done."),
+    "anthropic": ExpectedHarness("shell", "It is done.", api="messages"),
 }
 assert set(EXPECTED) == set(HARNESSES)
 
@@ -56,7 +60,7 @@ def answers(name: HarnessName) -> Sequence[str]:
 
 
 async def test_it_works_on_a_computer_and_its_tokens_are_those_that_were_sampled(
-    rolled_out: HarnessRun, harness: HarnessName
+    rolled_out: HarnessRun, harness: HarnessName, asked_by: Counter[str]
 ) -> None:
     ended = await rolled_out(options(harness), answers(harness))
 
@@ -66,6 +70,7 @@ async def test_it_works_on_a_computer_and_its_tokens_are_those_that_were_sampled
     assert 1 + len(trajectory.sequence_starts) == EXPECTED[harness].sequences
     assert "ERROR a" in ended.policy.prompts[1]
     assert trajectory.loss_mask.sum() == sum(map(len, ended.policy.sampled))
+    assert asked_by == {EXPECTED[harness].api: 3}
 
 
 ADDS = '"""Add two numbers.\n\n    Args:\n        a: one\n        b: another\n    """\n    return a + b\n'
@@ -127,10 +132,13 @@ async def test_settings_of_mini_swe_agent_go_over_its_own(rolled_out: HarnessRun
 
 
 @pytest.mark.parametrize("name", ["openai-agents", "pydantic-ai"])
-async def test_it_asks_by_responses_if_that_is_set(rolled_out: HarnessRun, name: HarnessName) -> None:
+async def test_it_asks_by_responses_if_that_is_set(
+    rolled_out: HarnessRun, name: HarnessName, asked_by: Counter[str]
+) -> None:
     (trajectory,) = (await rolled_out(options(name, settings={"responses": True}), answers(name))).trajectories
 
     assert (trajectory.reward.reward, trajectory.sequence_starts) == (1.0, ())
+    assert asked_by == {"responses": 3}
 
 
 def killer(name: HarnessName, pids: list[int]) -> Callable[[int], object]:

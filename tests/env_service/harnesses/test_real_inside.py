@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -75,7 +76,7 @@ def nothing_is_left(ended: EndedHarness, pids: Sequence[int]) -> bool:
 
 
 async def test_it_works_inside_and_its_tokens_are_those_that_were_sampled(
-    rolled_out: HarnessRun, way: WayToAsk
+    rolled_out: HarnessRun, way: WayToAsk, asked_by: Counter[str]
 ) -> None:
     pids: list[int] = []
     ended = await rolled_out(way.inside, way.answers, before=lambda _: pids.extend(inside()))
@@ -85,6 +86,7 @@ async def test_it_works_inside_and_its_tokens_are_those_that_were_sampled(
     assert list(turns_of(trajectory)) == list(zip(ended.policy.shown, ended.policy.sampled, strict=True))
     assert 1 + len(trajectory.sequence_starts) == EXPECTED[way.name].sequences
     assert "ERROR a" in ended.policy.prompts[1]
+    assert asked_by == {"responses" if way.settings else EXPECTED[way.name].api: 3}
     assert nothing_is_left(ended, pids)
 
 
