@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import yaml
 
 from env_service.builtin.computer import ComputerEnvironment
 from env_service.environments import catalog
@@ -21,11 +22,14 @@ from env_service.environments.task_configs import ClassTasks
 from env_service.runtimes.interface import CommandEnd, RuntimeLost
 from env_service.runtimes.pool import RuntimePool, use_runtimes
 from protocol.generation import Sampling
+from protocol.messages import Fleet, Hello, Welcome
+from services.zmq.sockets import RouterSocket
+from tests.deploy.containers import ROOT, ContainerEngine, Project, installed_packages, run
 from tests.deploy.daemons import Daemon, DockerDaemon
 from tests.deploy.on_engines import SERVICE, TriedEngine, config_of, ids, said, sh
 from tests.env_service.bench import benches
 from tests.env_service.chat_models import model_with
-from tests.env_service.peers import lease
+from tests.env_service.peers import ScriptedCompletions, ScriptedLearner, eventually, lease, served, serving
 from tests.env_service.rollouts.test_on_computers import TrajectoryCalls
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(300)]
@@ -211,3 +215,80 @@ async def test_a_lease_of_a_killed_engine_is_given_back_as_nobodys_fault_and_suc
         await pool.close()
     await nothing_is_left(mortal.socket, marker)
     assert mortal.mounts() == []
+
+
+def settings_of(kind: str, socket: Path, learner: str) -> str:
+    return f"""
+[env-service]
+model = "/headway"
+learner = "{learner}"
+http.port = 0
+
+[env-service.runtimes]
+kind = "{kind}"
+spare = 0
+limits = {{ memory_mib = 128, disk_mib = 8 }}
+
+[env-service.runtimes.engine]
+socket = "{socket}"
+images = {{ host = "headway/test-base" }}
+
+[[env-service.environments]]
+source = "computer"
+name = "computer"
+
+[env-service.environments.options]
+train_file = "/headway/tasks.jsonl"
+tools = ["shell", "submit"]
+"""
+
+
+def service_of(docker: TriedEngine, folder: Path) -> dict[str, object]:
+    """An env_service in a container, by its sources and packages here, walled in as docker-compose.yml has it."""
+    seccomp = ROOT / "deploy/sandbox/seccomp.json"
+    return {
+        "image": docker.image, "network_mode": "host", "user": "10001:10001", "read_only": True, "cap_drop": ["ALL"],
+        "group_add": [str(docker.socket.stat().st_gid)],
+        "security_opt": ["no-new-privileges", f"seccomp={seccomp}", "systempaths=unconfined"],
+        "tmpfs": ["/tmp:exec,mode=1777"], "stop_grace_period": "60s", "working_dir": "/headway",
+        "environment": {"PYTHONPATH": "/sources:/packages", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},
+        "entrypoint": ["python3", "-c", "from env_service.command import main; main()"],
+        "command": ["--config", "/headway/run.toml"],
+        "volumes": [
+            f"{ROOT}:/sources:ro", f"{installed_packages()}:/packages:ro", f"{folder}:/headway:ro",
+            f"{docker.socket}:{docker.socket}",
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["engine", "bubblewrap"])
+async def test_docker_compose_down_leaves_nothing_of_the_runtimes_of_its_env_service(
+    kind: str, docker: TriedEngine, engine: ContainerEngine, marker: str, tasks: Path, tmp_path: Path
+) -> None:
+    model = model_with("chatml", tmp_path)
+    generator = ScriptedCompletions(TrajectoryCalls(model, [("shell", {"command": f"sleep {marker}"})]))
+    (tmp_path / "stack.yml").write_text(yaml.safe_dump({"services": {"env-service": service_of(docker, tmp_path)}}))
+    project = Project(engine, f"hwdown-{uuid.uuid4().hex[:8]}", [tmp_path / "stack.yml"], {})
+    async with (
+        RouterSocket.bind("tcp://127.0.0.1:*") as router,
+        served(generator.handle, "/v1/generate") as generator_url,
+    ):
+        (tmp_path / "run.toml").write_text(settings_of(kind, docker.socket, router.address))
+        await asyncio.to_thread(run, ["chmod", "-R", "a+rX", str(tmp_path)], timeout_s=20)
+        learner = ScriptedLearner(router)
+        try:
+            await asyncio.to_thread(project, "up", "--detach")
+            await learner.expect(Hello, within_s=60)
+            learner.answer = Welcome(run="r", incarnation=1, heartbeat_every_s=0.1)
+            await learner.say(learner.answer, Fleet(generators=(serving("g0", generator_url),)))
+            granted = lease(5, environment="computer", group_size=1)
+            sampling = Sampling(max_tokens=400)
+            await learner.grant(granted.model_copy(update={"timeout_s": 200.0, "sampling": sampling}))
+            await eventually(lambda: sleepers(marker), within_s=120)
+            assert bool(await ids(docker.socket, running=True)) == (kind == "engine")
+        finally:
+            print(await asyncio.to_thread(project, "logs", "--no-color"))
+            await asyncio.to_thread(project, "down")
+    assert await ids(docker.socket) == []
+    assert sleepers(marker) == []
+    assert project.containers() == []
