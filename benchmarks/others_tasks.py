@@ -54,7 +54,7 @@ _FAULTS = {
     r"No such file or directory: '/tests/": "a file of its tests that the set lacks",
     r"stopped after|takes too long": "too slow",
     r"resolve|[Nn]ame resolution|[Nn]etwork is unreachable": "fetches while it runs",
-    r"not found|No module named|ModuleNotFound|no such option|unrecognized arguments": "a program that the image lacks",
+    r"(?<!directory )not found|No module named|no such option|unrecognized arguments": "a program that the image lacks",
     r"\(carry\)": "changes outside of its folder",
     r"after its solution": "0 after its solution",
 }

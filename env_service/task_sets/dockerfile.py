@@ -71,7 +71,7 @@ def read_dockerfile(
             if not built:
                 _run(build, rest, network_steps=network_steps)
         elif word in ("COPY", "ADD"):
-            if not built:
+            if not built and not (network_steps == "skip" and "--from=" in rest):  # of another image, which is fetched
                 _copy(build, word, rest)
         elif word in ("ENV", "ARG", "WORKDIR", "SHELL"):
             _set(build, word, rest)

@@ -54,6 +54,7 @@ def test_a_set_in_the_first_form_is_counted_as_such_and_an_empty_folder_is_refus
         ("its tests give 0 after its solution\ncurl: (6) Could not resolve host: x", "fetches while it runs"),
         ("its tests give 0 after its solution\n/bin/sh: 1: jq: not found", "a program that the image lacks"),
         ("its tests give 0\nNo such file or directory: '/tests/data/1'", "a file of its tests that the set lacks"),
+        ("its tests give 0 after its solution\nERROR: file or directory not found: /app/x", "0 after its solution"),
         ("its tests give 0 after its solution\n2 failed", "0 after its solution"),
         ("Dockerfile:2: RUN false: ends with 1 in image py: no output", "its computer cannot be made"),
     ],

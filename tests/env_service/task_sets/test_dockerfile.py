@@ -131,3 +131,19 @@ def test_the_images_own_path_is_left_to_the_image(tmp_path: Path) -> None:
 
     assert setup.environment == {"PATH": f"/opt/a:{IMAGE_PATH}:/opt/b"}
     assert [step.environment for step in setup.steps if step.said] == [{"PATH": f"/opt/a:{IMAGE_PATH}"}]
+
+
+def test_files_of_other_images_are_taken_to_be_in_the_image_where_fetching_is_skipped(tmp_path: Path) -> None:
+    path = written(tmp_path, "FROM x\nCOPY --from=ghcr.example/uv:1 /uv /uvx /bin/\nCOPY Dockerfile /a\n")
+
+    setup = read_dockerfile(path, images={"*": "host"}, network_steps="skip")
+
+    assert [list(step.files) for step in setup.steps if step.files] == [["/a"]]
+    with pytest.raises(TaskUnfit, match="Dockerfile:2: COPY --from is not done here"):
+        read_dockerfile(path, images={"*": "host"})
+    with pytest.raises(TaskUnfit, match="a build in several stages"):
+        read_dockerfile(
+            written(tmp_path, "FROM x AS a\nRUN true\nFROM y\nCOPY --from=a /b /b\n"),
+            images={"*": "host"},
+            network_steps="skip",
+        )
