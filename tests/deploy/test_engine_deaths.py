@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import pytest
 import yaml
+from pydantic import JsonValue
 
 from env_service.builtin.computer import ComputerEnvironment
 from env_service.environments import catalog
@@ -35,7 +36,8 @@ from tests.env_service.rollouts.test_on_computers import TrajectoryCalls
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(300)]
 
 TASK = {"prompt": "Write 3 into answer.txt.", "checks": [{"run": "cat answer.txt", "prints": "3"}]}
-SOLVES = [("shell", {"command": "echo 3 > answer.txt"}), ("submit", {})]
+Calls = list[tuple[str, dict[str, JsonValue]]]
+SOLVES: Calls = [("shell", {"command": "echo 3 > answer.txt"}), ("submit", {})]
 
 
 @pytest.fixture
@@ -195,8 +197,8 @@ async def test_a_lease_of_a_killed_engine_is_given_back_as_nobodys_fault_and_suc
         update={"sampling": Sampling(max_tokens=400), "timeout_s": 200.0}
     )
     model = model_with("chatml", tmp_path)
-    dies = [("shell", {"command": f"(sleep {marker} &)"}), ("shell", {"command": "last"}), ("submit", {})]
-    waits = [("shell", {"command": f"(sleep {marker} &)"}), ("shell", {"command": "sleep 15"}), ("submit", {})]
+    dies: Calls = [("shell", {"command": f"(sleep {marker} &)"}), ("shell", {"command": "last"}), ("submit", {})]
+    waits: Calls = [("shell", {"command": f"(sleep {marker} &)"}), ("shell", {"command": "sleep 15"}), ("submit", {})]
     pool = use_runtimes(RuntimePool(config_of(mortal.socket, "small")))
     pool.settle()
     try:

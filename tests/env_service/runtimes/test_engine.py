@@ -465,7 +465,7 @@ async def test_an_engine_that_tells_of_nothing_is_not_asked_without_a_pause(engi
 
 async def test_leftovers_of_services_that_have_ended_are_removed_and_no_others(engine: StandInEngine) -> None:
     mine, parent = Owner.this(), os.getppid()
-    living = replace(mine, pid=parent, started=owners._started(parent))
+    living = replace(mine, pid=parent, started=owners._started(parent) or 0)
     gone, elsewhere = replace(mine, started=mine.started + 1), replace(mine, namespace=mine.namespace + 1, started=1)
     of_another_machine = f"{gone.mark}@another"
     made = {
