@@ -14,9 +14,11 @@ from pathlib import Path
 
 from tests.e2e.processes import ROOT
 from tests.mutants.catalog import Mutant, all_mutants, fault_of
-from tests.mutants.table import MutantResult, former_finders, keep, kept_results, table
+from tests.mutants.table import MutantResult, former_finders, former_seeds, keep, kept_results, table
 from tests.mutants.trying import CopyOfTree, MutantFinding, Unusable
 
+# Results of the run whose table is committed.
+_FORMER = ROOT / "benchmarks" / "results" / "mutants.jsonl"
 _TESTS_TIMEOUT_S = 300.0
 _SEED_TIMEOUT_S = 120.0
 _PLAIN_TIMEOUT_S = 3600.0
@@ -95,7 +97,7 @@ class _Trials:
         plain = self._tree.pytest(_together(mutants), timeout_s=_PLAIN_TIMEOUT_S)
         if plain.by is not None:
             raise Unusable(f"{plain.by} fails without any fault: mend it first")
-        finders = {} if self._arguments.kept is None else former_finders(self._arguments.kept)
+        finders = former_finders(_FORMER, self._arguments.kept)
         for number, mutant in enumerate(mutants, start=1):
             with self._tree.planted(mutant):
                 found = self._found(mutant, first=finders.get(mutant.id))
@@ -116,18 +118,39 @@ class _Trials:
             self._by_seeds_of([each for each in mutants if each.tenants == tenants], tenants=tenants)
 
     def _by_seeds_of(self, mutants: Sequence[Mutant], *, tenants: bool) -> None:
-        if not mutants:
-            return
-        _say(f"the seeds{' of tenants' * tenants} without any fault")
-        seeds = range(1, self._arguments.seeds + 1)
-        plain = self._tree.seeds(seeds, timeout_s=_SEED_TIMEOUT_S, tenants=tenants)
-        failing = {seed for seed, wrong in plain if wrong is not None}
-        _say(f"seeds that fail without any fault, and are passed over: {sorted(failing) or 'none'}")
+        finders = former_seeds(_FORMER, self._arguments.kept)
+        plain: dict[int, bool] = {}
         for number, mutant in enumerate(mutants, start=1):
-            with self._tree.planted(mutant):
-                found = self._tree.simulate(seeds, timeout_s=_SEED_TIMEOUT_S, tenants=tenants, passed_over=failing)
+            usual = range(1, self._arguments.seeds + 1)
+            first = finders.get(mutant.id, [])
+            order = [*first, *(seed for seed in usual if seed not in first)]
+            found = self._by_seeds_that_hold(mutant, order, plain, tenants=tenants)
             _note(mutant, found, f"{number} of {len(mutants)}")
             self._keep(replace(self._of(mutant), seeds=found))
+
+    def _by_seeds_that_hold(
+        self, mutant: Mutant, order: Sequence[int], plain: dict[int, bool], *, tenants: bool
+    ) -> MutantFinding:
+        """The finding of the first seed that fails with the fault and holds without it. What is known of seeds without
+        any fault is in `plain`.
+        """
+        left, took_s = list(order), 0.0
+        while True:
+            failing = {seed for seed, holds in plain.items() if not holds}
+            with self._tree.planted(mutant):
+                found = self._tree.simulate(left, timeout_s=_SEED_TIMEOUT_S, tenants=tenants, passed_over=failing)
+            took_s += found.seconds
+            if found.by is None:
+                return replace(found, how=f"{len(set(order) - failing)} seeds held", seconds=took_s)
+            seed = int(found.by.removeprefix("seed "))
+            if seed not in plain:
+                ((_, wrong),) = self._tree.seeds([seed], timeout_s=_SEED_TIMEOUT_S, tenants=tenants)
+                plain[seed] = wrong is None
+                if wrong is not None:
+                    _say(f"seed {seed} fails without any fault, and is passed over: {wrong}")
+            if plain[seed]:
+                return replace(found, seconds=took_s)
+            left = left[left.index(seed) + 1 :]
 
     def _of(self, mutant: Mutant) -> MutantResult:
         return self._results.get(mutant.id) or MutantResult(id=mutant.id)

@@ -1,9 +1,10 @@
 """The table of faults, with who found each."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.mutants.catalog import Mutant
 from tests.mutants.trying import MutantFinding
@@ -32,14 +33,24 @@ def kept_results(file: Path, *, code: str) -> dict[str, MutantResult]:
     }
 
 
-def former_finders(file: Path) -> Mapping[str, str]:
+def former_finders(*files: Path | None) -> Mapping[str, str]:
     """The test that last found each fault, by its id, whatever the code was: to be tried before the others."""
-    if not file.exists():
-        return {}
     found: dict[str, str] = {}
-    for entry in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+    for entry in _entries(files):
         if entry["tests"] is not None and (by := entry["tests"]["by"]) is not None and " " not in by:
             found[entry["id"]] = by.partition("[")[0]  # of a case's name a part may be missing
+    return found
+
+
+def former_seeds(*files: Path | None) -> Mapping[str, list[int]]:
+    """The seeds that found each fault, by its id, whatever the code was: to be tried before the others, the last one
+    first.
+    """
+    found: dict[str, list[int]] = {}
+    for entry in reversed(_entries(files)):
+        if entry["seeds"] is not None and (by := entry["seeds"]["by"]) is not None:
+            seeds, seed = found.setdefault(entry["id"], []), int(by.removeprefix("seed "))
+            seeds.extend([seed] if seed not in seeds else [])
     return found
 
 
@@ -47,6 +58,12 @@ def keep(result: MutantResult, file: Path, *, code: str) -> None:
     """Appends a result."""
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps({**asdict(result), "code": code}) + "\n")
+
+
+def _entries(files: Iterable[Path | None]) -> list[dict[str, Any]]:
+    """The lines of those files that there are, oldest first."""
+    there = [file for file in files if file is not None and file.exists()]
+    return [json.loads(line) for file in there for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def _finding(entry: Mapping[str, object] | None) -> MutantFinding | None:
@@ -80,7 +97,7 @@ Unit tests took {_minutes(by_tests)}, seeds {_minutes(by_seeds)}, on one core.
 |---|---|---|---|---|
 {areas}
 
-| fault | what is wrong | found by the test | first seed |
+| fault | what is wrong | found by the test | by seed |
 |---|---|---|---|
 {rows}
 """

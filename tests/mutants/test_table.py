@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.mutants.table import MutantResult, former_finders, keep, kept_results
+from tests.mutants.table import MutantResult, former_finders, former_seeds, keep, kept_results
 from tests.mutants.trying import MutantFinding
 
 
@@ -21,3 +21,13 @@ def test_results_are_of_one_commit_and_who_found_a_fault_is_known_at_the_next(tm
 
     assert former_finders(file) == {"found": "tests/b.py::test", "cases": "tests/a.py::test_of"}
     assert set(kept_results(file, code="b")) == {"hung", "cases"}
+
+
+def test_seeds_that_found_a_fault_before_are_known_at_the_next_commit(tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    assert not former_seeds(file)
+    for id, by in (("found", "seed 7"), ("found", "seed 12"), ("found", "seed 7"), ("survived", None)):
+        keep(MutantResult(id=id, seeds=MutantFinding(by, "", 1.0)), file, code="a")
+    keep(MutantResult(id="by tests", tests=MutantFinding("tests/a.py::test", "failed", 1.0)), file, code="a")
+
+    assert former_seeds(file) == {"found": [7, 12]}
