@@ -23,7 +23,7 @@ class _PreparedComputers:
         self._paths: dict[str, str] = {}
 
     async def path_of(self, image: str) -> str:
-        """Where the image's own programs are looked for. Raises as `runtimes().start`."""
+        """The PATH of an image, kept from the first time. Raises as `runtimes().start`."""
         if image not in self._paths:
             runtime = await runtimes().start(image)
             try:

@@ -85,7 +85,7 @@ def context_of(token_ids: Iterable[int], before: int = 0) -> int:
 
 
 def signer_of(process: Process) -> int:
-    """What logprobs tell of the process that sampled; a few others may have the same."""
+    """Mark of the process that sampled, as logprobs tell it; a few others may have the same."""
     return process.number % _SIGNERS
 
 
@@ -101,7 +101,7 @@ def sampled_by(logprob: float) -> tuple[int, int]:
 
 
 def signed_by(logprob: float) -> int:
-    """What it tells of the process that sampled."""
+    """Mark of the process that sampled."""
     return (round(-logprob * _SCALE) - 1) // _CONTEXTS % _SIGNERS
 
 

@@ -32,7 +32,7 @@ Named = Mapping[str, Any]
 
 @dataclass
 class FirstLines:
-    """What the processes have told of themselves, and since when they disagree. Each `told` method gets the result of a
+    """Tales of the processes about themselves, and since when they disagree. Each `told` method gets the result of a
     call, and its arguments.
     """
 
@@ -252,7 +252,7 @@ class FirstLines:
             self.stage.broken("who serves", f"{process.name} was expelled at {at:.0f} s, and serves {says}")
 
     def _look_at_fleet(self, learner: Process, fleet: Any) -> None:
-        """Who counts as serving says so itself, and answers where others serve newer weights."""
+        """A process that counts as serving says so itself, and answers where others serve newer weights."""
         members = [member for member in fleet.members() if member.serving is not None]
         newest = max((member.serving.number for member in members), default=0)
         now = self.stage.world.now

@@ -151,7 +151,7 @@ class World:
         self.current = None
 
     def _below(self, count: int) -> int:
-        """What `randrange(count)` draws, without its checks."""
+        """A draw as of `randrange(count)`, without its checks."""
         bits, draw = count.bit_length(), self.random.getrandbits
         drawn = draw(bits)
         while drawn >= count:

@@ -181,7 +181,7 @@ class Disk:
             raise error
 
     def refusal(self) -> OSError | None:
-        """What whoever writes now is told; None if the disk takes it."""
+        """Error that a write is answered with now; None if the disk takes it."""
         current = self.world.current
         if not isinstance(current, Process) or current.host != self.host:
             return None
