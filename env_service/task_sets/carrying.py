@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from env_service.runtimes.interface import RuntimeSnapshot
-from env_service.runtimes.tree import FOLDER, LINK, TreeEntry
+from env_service.runtimes.tree import FILE, FOLDER, LINK, TreeEntry
 
 # A link may lead to programs of the image, which no agent has changed there.
 OF_THE_IMAGE = ("usr", "bin", "sbin", "lib", "lib64", "opt", "etc")
@@ -46,7 +46,9 @@ def carried_work(
     changed = [path for path in old.keys() | new.keys() if old.get(path) != new.get(path)]
     found, kept_out, outside = dict(old), set(), set()
     for path in changed:
-        place = next((each for each in places if path == each or path.startswith(f"{each}/")), None)
+        place = next(
+            (each for each in places if path.startswith(f"{each}/") or _is_file_at(each, path, old, new)), None
+        )
         if place is None:
             outside.add(path)
         elif is_bytecode(path, new) or is_guarded(path.removeprefix(f"{place}/"), guarded, allowed):
@@ -66,6 +68,14 @@ def carried_work(
         kept_out=_without_folders(kept_out, new),
         outside=_without_folders(shown, new),
     )
+
+
+def _is_file_at(place: str, path: str, old: Mapping[str, TreeEntry], new: Mapping[str, TreeEntry]) -> bool:
+    """True of a place that is one file. Of a folder, what is below is carried, and never the folder itself: as a link,
+    removed or made anew, it would hide what is guarded in it.
+    """
+    entry = new.get(path) or old.get(path)
+    return path == place and entry is not None and entry.kind == FILE
 
 
 def is_bytecode(path: str, paths: Container[str]) -> bool:

@@ -114,6 +114,23 @@ def test_the_folder_itself_is_no_link() -> None:
 
 
 @pytest.mark.parametrize(
+    "instead",
+    [link("w", "/usr/lib"), TreeEntry(WHITEOUT, "w", 0, b""), folder("w", b"y")],
+    ids=["link", "gone", "anew"],
+)
+def test_a_carried_folder_itself_hides_nothing_of_the_image(instead: TreeEntry) -> None:
+    work = carried([], [instead])
+
+    assert (work.snapshot.entries, work.outside) == ((), ("/w",) if instead.kind != FOLDER else ())
+
+
+def test_a_place_that_is_one_file_goes_over() -> None:
+    assert carried([], [folder("srv"), file("srv/a")], "/srv/a").snapshot.entries == (folder("srv"), file("srv/a"))
+    assert carried([folder("srv"), file("srv/a")], [folder("srv")], "/srv/a").snapshot.entries == (folder("srv"),)
+    assert carried([], [folder("srv"), link("srv/a", "/tests/b")], "/srv/a").snapshot.entries == ()
+
+
+@pytest.mark.parametrize(
     ("links", "goes"),
     [
         ([link("w/l", "a.py")], True),
