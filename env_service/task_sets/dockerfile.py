@@ -31,6 +31,7 @@ _FETCHES = re.compile(
     r"go\s+(?:get|install)|gem|bundle)\b(?!\s*--version)"
 )
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(:?[-+])([^}]*))?\}|(\w+))")
+_OF_ANOTHER_IMAGE = re.compile(r"(?:--\S+\s+)*--from=")
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
@@ -71,7 +72,8 @@ def read_dockerfile(
             if not built:
                 _run(build, rest, network_steps=network_steps)
         elif word in ("COPY", "ADD"):
-            if not built and not (network_steps == "skip" and "--from=" in rest):  # of another image, which is fetched
+            # Of another image, which would be fetched, it is as what RUN fetches.
+            if not built and not (network_steps == "skip" and _OF_ANOTHER_IMAGE.match(rest)):
                 _copy(build, word, rest)
         elif word in ("ENV", "ARG", "WORKDIR", "SHELL"):
             _set(build, word, rest)
@@ -88,8 +90,8 @@ def _unknown(word: str) -> str:
     if word == "ONBUILD":
         return "ONBUILD is not done here; leave it out, or build an image elsewhere"
     return (
-        f"{word} is no instruction, for Docker neither; where it is of a text that a line above begins by <<, the word "
-        "behind that has to follow without a space"
+        f"{word} is no instruction of Docker's; if it belongs to a text that a line above begins with <<, the word "
+        "behind << has to follow without a space"
     )
 
 

@@ -30,7 +30,11 @@ class _PreparedComputers:
                 end = await runtime.exec(RuntimeCommand(argv=("/bin/sh", "-c", 'printf %s "$PATH"'), cwd="/"))
             finally:
                 await runtime.stop()
-            self._paths[image] = end.stdout.decode("utf-8", "surrogateescape")
+            path = end.stdout.decode("utf-8", "surrogateescape")
+            if end.exit_code != 0 or not path:
+                said = end.stderr.decode(errors="replace").strip()[-_TOLD:]
+                raise TaskUnfit(f"the image {image} does not say its PATH by /bin/sh: {said or 'no output'}")
+            self._paths[image] = path
         return self._paths[image]
 
     async def of(self, setup: ComputerSetup) -> RuntimeSnapshot:
@@ -57,16 +61,15 @@ _SHELVES: WeakKeyDictionary[RuntimePool, _PreparedComputers] = WeakKeyDictionary
 
 
 async def with_image_path(task: JudgedTask) -> JudgedTask:
-    """The task with the image's own PATH where its Dockerfile adds to that. Raises as `runtimes().start`."""
+    """The task with the image's own PATH where its Dockerfile names that. Raises as `_PreparedComputers.path_of`."""
     setup = task.setup
-    if not any(
-        IMAGE_PATH in told.get("PATH", "") for told in (setup.environment, *(s.environment for s in setup.steps))
-    ):
+    told_of = (setup.environment, *(step.environment for step in setup.steps))
+    if not any(IMAGE_PATH in text for told in told_of for text in told.values()):
         return task
     path = await _SHELVES.setdefault(runtimes(), _PreparedComputers()).path_of(setup.image)
 
     def filled(told: Mapping[str, str]) -> dict[str, str]:
-        return {name: text.replace(IMAGE_PATH, path) if name == "PATH" else text for name, text in told.items()}
+        return {name: text.replace(IMAGE_PATH, path) for name, text in told.items()}
 
     steps = tuple(replace(step, environment=filled(step.environment)) for step in setup.steps)
     return replace(task, setup=replace(setup, environment=filled(setup.environment), steps=steps))

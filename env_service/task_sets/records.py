@@ -18,7 +18,7 @@ GUARDED = (
     ".pytest_cache",
 )  # fmt: skip
 IMAGE_PATH = "${PATH}"
-"""Stands in a value of PATH for the image's own, which is known when its computer is made."""
+"""Stands in a variable's value for the image's own PATH, which is known when its computer is made."""
 TEST_FILES = ("test_*.py", "*_test.py", "tests", "test")
 """Guarded as well where the tests are those of a repository."""
 

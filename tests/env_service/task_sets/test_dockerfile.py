@@ -111,7 +111,7 @@ def test_what_is_no_list_of_words_is_a_line_of_the_shell(tmp_path: Path) -> None
 def test_what_docker_does_not_know_either_is_told_apart(tmp_path: Path) -> None:
     path = written(tmp_path, "FROM x\nRUN cat > y << 'END'\nname: z\nEND\n")
 
-    with pytest.raises(TaskUnfit, match="Dockerfile:3: NAME: is no instruction, for Docker neither"):
+    with pytest.raises(TaskUnfit, match="Dockerfile:3: NAME: is no instruction of Docker"):
         read_dockerfile(path, images={"*": "host"})
 
 
@@ -134,11 +134,14 @@ def test_the_images_own_path_is_left_to_the_image(tmp_path: Path) -> None:
 
 
 def test_files_of_other_images_are_taken_to_be_in_the_image_where_fetching_is_skipped(tmp_path: Path) -> None:
-    path = written(tmp_path, "FROM x\nCOPY --from=ghcr.example/uv:1 /uv /uvx /bin/\nCOPY Dockerfile /a\n")
+    path = written(
+        tmp_path, "FROM x\nCOPY --from=ghcr.example/uv:1 /uv /uvx /bin/\nCOPY Dockerfile /a\nCOPY a--from=b /c\n"
+    )
+    (tmp_path / "a--from=b").touch()
 
     setup = read_dockerfile(path, images={"*": "host"}, network_steps="skip")
 
-    assert [list(step.files) for step in setup.steps if step.files] == [["/a"]]
+    assert [list(step.files) for step in setup.steps if step.files] == [["/a"], ["/c"]]
     with pytest.raises(TaskUnfit, match="Dockerfile:2: COPY --from is not done here"):
         read_dockerfile(path, images={"*": "host"})
     with pytest.raises(TaskUnfit, match="a build in several stages"):

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pydantic import JsonValue
@@ -9,9 +10,11 @@ from pydantic import JsonValue
 from env_service.builtin.task_sets import HarborEnvironment, HarborOptions
 from env_service.environments.interface import Action, Step, ToolCall, text_of
 from env_service.environments.task_files import TaskFileError
-from env_service.runtimes.interface import RuntimeFile
+from env_service.runtimes.interface import CommandEnd, RuntimeCommand, RuntimeFile
+from env_service.runtimes.pool import RuntimePool, runtimes, use_runtimes
 from env_service.task_sets.harbor import read_harbor_task
 from env_service.task_sets.judging import reward_of
+from env_service.task_sets.preparing import with_image_path
 from env_service.task_sets.records import NamedTests, ScriptTests, TaskUnfit
 from env_service.task_sets.trying import fault_of
 from tests.env_service.task_sets.conftest import with_pytest, worked
@@ -189,10 +192,37 @@ def test_a_compose_file_of_another_name_is_a_file_of_the_task(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("pool")
 async def test_programs_of_the_image_are_found_where_a_dockerfile_adds_to_their_path(tmp_path: Path) -> None:
-    said = 'FROM x\nENV PATH="/opt/own:${PATH}"\nRUN mkdir -p /opt/own && printf "#!/bin/sh\\nls" > /opt/own/mine\n'
-    made = folder(tmp_path, environment__Dockerfile=said + "RUN chmod 755 /opt/own/mine && mine\nCOPY word.txt /app/\n")
+    said = (
+        'FROM x\nENV USUAL=$PATH\nENV PATH="/opt/own:${PATH}"\n'
+        'RUN test "/opt/own:$USUAL" = "$PATH" && mkdir -p /opt/own && printf "#!/bin/sh\\nls" > /opt/own/mine\n'
+        "RUN chmod 755 /opt/own/mine && mine\nCOPY word.txt /app/\n"
+    )
 
-    assert await fault_of(read_harbor_task(made, images=IMAGES)) == ""
+    assert await fault_of(read_harbor_task(folder(tmp_path, environment__Dockerfile=said), images=IMAGES)) == ""
+
+
+class SilentComputer:
+    """A computer whose shell tells nothing; and the pool that starts it."""
+
+    async def start(self, _image: str) -> "SilentComputer":
+        return self
+
+    async def exec(self, _command: RuntimeCommand) -> CommandEnd:
+        return CommandEnd(exit_code=127, signal=None, stdout=b"", stderr=b"sh: not found")
+
+    async def stop(self) -> None:
+        """Nothing is left."""
+
+
+async def test_a_path_that_the_image_does_not_tell_is_no_empty_one(tmp_path: Path) -> None:
+    made = folder(tmp_path, environment__Dockerfile="FROM x\nENV PATH=/opt/own:$PATH\nCOPY word.txt /app/\n")
+    usual = runtimes()
+    use_runtimes(cast("RuntimePool", SilentComputer()))
+    try:
+        with pytest.raises(TaskUnfit, match="image host does not say its PATH by /bin/sh: sh: not found"):
+            await with_image_path(read_harbor_task(made, images=IMAGES))
+    finally:
+        use_runtimes(usual)
 
 
 INSTALLS = """#!/bin/bash
