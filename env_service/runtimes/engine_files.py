@@ -6,7 +6,7 @@ reads and writes as it likes: whose files may be changed is a matter for command
 
 import asyncio
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import IO
 
@@ -21,18 +21,22 @@ _AT_ONCE = 8
 # What an engine puts into every container.
 _OF_THE_ENGINE = frozenset(("dev", "proc", "sys", ".dockerenv", "etc/hosts", "etc/hostname", "etc/resolv.conf"))
 
-_NAMES = frozenset(("etc/passwd", "etc/group"))
+NAMES = frozenset(("etc/passwd", "etc/group"))
+"""Files into which Podman writes the name of a user whom the image does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerFiles:
-    """The files of one container. Raises EngineError, and TooLarge and ArchiveFault of what is read."""
+    """The files of one container. `of_the_engine`: paths that are left out of what differs. Raises EngineError, and
+    TooLarge and ArchiveFault of what is read.
+    """
 
     api: EngineApi
     container: str
     user: int
     group: int
     disk_bytes: int
+    of_the_engine: Set[str] = frozenset()
 
     async def write(self, entries: Sequence[TreeEntry]) -> None:
         """Write files and links with the folders that they need, all of them the user's. Raises RuntimeRefused."""
@@ -63,8 +67,7 @@ class ContainerFiles:
     async def differing(self) -> list[TreeEntry]:
         """Entries that differ from the image, folders before what is in them."""
         changes = {each.Path.strip("/"): each.Kind for each in await self.api.changes(self.container) if _counts(each)}
-        if self.user:  # who is nobody's user cannot have changed these, nor their folder
-            changes = _without_names(changes)
+        changes = _without(self.of_the_engine, changes)
         if len(changes) > MAX_ENTRIES:
             raise TooLarge(self.disk_bytes)
         found = _Differing(self, changes)
@@ -179,12 +182,12 @@ def _parents(path: str) -> list[str]:
     return ["/".join(parts[:at]) for at in range(1, len(parts))]
 
 
-def _without_names(changes: Mapping[str, int]) -> dict[str, int]:
-    """Changes but for those by which an engine names a user whom the image does not know, as Podman does."""
-    left = {path: kind for path, kind in changes.items() if path not in _NAMES}
-    if left.get("etc") == CHANGED and not any(path.startswith("etc/") for path in left):
-        del left["etc"]
-    return left
+def _without(paths: Set[str], changes: Mapping[str, int]) -> Mapping[str, int]:
+    """Changes but for those of some paths, and of folders in which nothing else has changed."""
+    left = {path: kind for path, kind in changes.items() if path not in paths}
+    emptied = {parent for path in changes.keys() & paths for parent in _parents(path)}
+    emptied -= {parent for path in left.keys() - emptied for parent in _parents(path)}
+    return {path: kind for path, kind in left.items() if kind != CHANGED or path not in emptied}
 
 
 def _counts(change: Change) -> bool:

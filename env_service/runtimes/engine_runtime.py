@@ -29,7 +29,7 @@ from env_service.runtimes.engine_commands import (
     run_command,
     wrapped,
 )
-from env_service.runtimes.engine_files import ContainerFiles, checked_path, removed
+from env_service.runtimes.engine_files import NAMES, ContainerFiles, checked_path, removed
 from env_service.runtimes.interface import (
     CommandEnd,
     RuntimeCommand,
@@ -97,6 +97,8 @@ class EngineRuntime(StandingRuntime):
         self._stack = AsyncExitStack()
         self._stdin: EngineStream | None = None
         self._watching: asyncio.Task[None] | None = None
+        # A user who is not root cannot have changed them; who writes files by way of the service can.
+        self._of_the_engine = NAMES if launch.api.is_podman and launch.user else frozenset()
         self._memory_kills = self._memory_kills_told = 0
         self._told = asyncio.Event()
         self._killed = asyncio.Event()
@@ -167,6 +169,7 @@ class EngineRuntime(StandingRuntime):
     async def _write(self, entries: Sequence[TreeEntry]) -> None:
         for entry in entries:
             checked_path(entry.path)
+        self._of_the_engine -= {entry.path.strip("/") for entry in entries}
         await self._done(lambda: self._files.write(entries), "files cannot be written")
 
     async def _read(self, path: str, *, most: int) -> list[TreeEntry]:
@@ -189,6 +192,7 @@ class EngineRuntime(StandingRuntime):
             user=launch.user,
             group=launch.group,
             disk_bytes=launch.limits.disk_mib << 20,
+            of_the_engine=self._of_the_engine,
         )
 
     async def _run(self, command: RuntimeCommand, *, user: str, wall_s: float, output_bytes: int) -> EndedCommand:
@@ -257,6 +261,7 @@ class EngineRuntime(StandingRuntime):
         return starved
 
     async def _restore(self, entries: Sequence[TreeEntry]) -> None:
+        self._of_the_engine -= {entry.path for entry in entries}
         gone = removed(entries)
         for at in range(0, len(gone), _PATHS_AT_ONCE):
             paths = gone[at : at + _PATHS_AT_ONCE]

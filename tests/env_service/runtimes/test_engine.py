@@ -146,6 +146,32 @@ async def test_files_go_in_and_out_and_what_differs_is_a_snapshot(
         await runtime.snapshot()
 
 
+@pytest.mark.parametrize("is_podman", [True, False])
+async def test_a_user_whom_podman_names_is_in_no_snapshot_but_what_a_task_lays_there_is(
+    engine: StandInEngine, is_podman: bool
+) -> None:
+    engine.is_podman = is_podman
+    usual = config_of(engine)
+    kind = EngineKind(usual.model_copy(update={"engine": usual.engine.model_copy(update={"user": "1000:1000"})}))
+    await kind.open({"image"})
+    runtime = await kind.launch("image", None, name="test", ended=_ignored)
+    container = engine.containers[runtime.container]
+    for name in ("passwd", "group"):
+        (container.root / "etc").mkdir(exist_ok=True)
+        (container.root / "etc" / name).write_bytes(b"the engine's")
+    container.changes = [{"Path": f"/etc{path}", "Kind": 0} for path in ("", "/passwd", "/group")]
+    theirs = [entry[1] for entry in (await runtime.snapshot()).entries]
+    await runtime.copy_in({"/etc/passwd": b"the task's"})
+    begun = await runtime.snapshot()
+    again = await kind.launch("image", begun, name="test", ended=_ignored)
+    engine.containers[again.container].changes = container.changes[:2]
+    assert theirs == ([] if is_podman else ["etc", "etc/group", "etc/passwd"])
+    for snapshot in (begun, await again.snapshot()):
+        assert ("file", "etc/passwd", 0o644, b"the task's") in snapshot.entries
+    await asyncio.gather(runtime.stop(), again.stop())
+    await kind.close()
+
+
 async def test_walls_are_asked_for(launch: Launch) -> None:
     _, container = await launch()
     host = container.settings["HostConfig"]
