@@ -35,6 +35,7 @@ _LEFT_ALONE = 3.0
 _AGAIN_S = 1.0
 _SWEEP_S = 60.0
 _ENDED = ("exited", "dead", "stopped")
+_GOES_ON = ("running", "paused")
 # A container that does not run may be about to.
 _YOUNG_S = 600.0
 _SHM_MIB = 64
@@ -199,7 +200,8 @@ class EngineKind:
         # Its answer was lost, and it was made after this service had asked for its removal.
         orphans += [each.Id for each in listed if self._is_mine(each) and each.Id not in known and _is_old(each)]
         self._ended_before = frozenset(each.Id for each in listed if each.State in _ENDED)
-        removed = [await self._is_removed(each) for each in orphans if each not in self._refused].count(True)
+        self._refused &= {each.Id for each in listed}
+        removed = [await self._is_removed(each) for each in orphans].count(True)
         if removed:
             logger.warning("removed %d containers that nobody had removed, as of a killed service", removed)
 
@@ -217,12 +219,15 @@ class EngineKind:
                 self._left.discard(container)
 
     async def _is_removed(self, container: str) -> bool:
-        """Remove one; False if the engine refuses. That is the disk's loss, and keeps nobody from a runtime."""
+        """Remove one; False if the engine refuses, which is said once. That keeps nobody from a runtime, and the next
+        look may find it again.
+        """
         try:
             await self._api.remove(container)
         except EngineRefused as error:
+            if container not in self._refused:
+                logger.warning("the container %s is left for now: it cannot be removed: %s", container, error)
             self._refused.add(container)
-            logger.warning("the container %s is left to the next service: it cannot be removed: %s", container, error)
             return False
         return True
 
@@ -287,7 +292,7 @@ def _is_orphan(listed: ListedContainer, here: Owner, *, ended_before: Set[str]) 
     if machine == _machine() and owner.namespace == here.namespace:
         return owner.is_gone
     # Of one that has just ended, a service may still ask how.
-    return listed.Id in ended_before or (listed.State != "running" and _is_old(listed))
+    return listed.Id in ended_before or (listed.State not in _GOES_ON and _is_old(listed))
 
 
 def _is_old(listed: ListedContainer) -> bool:

@@ -408,7 +408,7 @@ async def test_what_an_engine_kept_is_removed_when_it_is_back_although_nobody_st
 
 
 async def test_what_nobody_removed_is_looked_for_again_and_again(
-    engine: StandInEngine, monkeypatch: pytest.MonkeyPatch
+    engine: StandInEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(engine_kind, "_SWEEP_S", 0.05)
     mine = Owner.this()
@@ -416,12 +416,17 @@ async def test_what_nobody_removed_is_looked_for_again_and_again(
     kind = EngineKind(config_of(engine))
     await kind.open(set())
     of_others = dict.fromkeys(("ended", "running", "made"), elsewhere)
-    labels = {**of_others, "lost": label_of(mine), "fresh": label_of(mine)}
+    labels = {**of_others, "paused": elsewhere, "lost": label_of(mine), "fresh": label_of(mine)}
     made = {name: engine.make(name, {"Labels": {LABEL: label}}) for name, label in labels.items()}
     engine.containers[made["ended"]].state = "exited"
     engine.containers[made["running"]].state = "running"
-    engine.containers[made["lost"]].created = int(time.time()) - 3600
-    await eventually(lambda: len(engine.containers) == 3)
+    for name, state in (("paused", "paused"), ("lost", "created")):
+        engine.containers[made[name]].state, engine.containers[made[name]].created = state, int(time.time()) - 3600
+    engine.stuck.add(made["lost"])
+    await eventually(lambda: engine.asked.count(f"DELETE /v1.41/containers/{made['lost']}") > 1)
+    assert [made["lost"] in each.message for each in caplog.records].count(True) == 1, "it is said once"
+    engine.stuck.clear()
+    await eventually(lambda: len(engine.containers) == 4)
     await kind.close()
     assert set(engine.removed) == {made["ended"], made["lost"]}
 
@@ -471,7 +476,7 @@ async def test_a_container_that_the_engine_does_not_remove_keeps_nobody_from_a_r
     await runtime.stop()
     other = await kind.launch("image", None, name="test", ended=_ignored)
     assert (await sh(other, "echo works")).stdout == b"works\n"
-    assert sum("left to the next service" in message for message in caplog.messages) == 3
+    assert sum("is left for now" in message for message in caplog.messages) == 3
     await other.stop()
     await kind.close()
 
