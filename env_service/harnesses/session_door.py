@@ -184,6 +184,8 @@ class _SessionDoor:
 
     async def _passed_on(self, asked: "_DoorRequest", body: io.BytesIO, connection: "_DoorConnection") -> None:
         """Have the session answer. Raises _DoorRefusal, if nothing has been answered."""
+        if connection.reader.at_eof():  # it may have left while it waited for room, and is found out meanwhile
+            await asyncio.sleep(_REST_S)
         headers = {name: asked.headers[name] for name in _PASSED_ON if name in asked.headers}
         headers |= {"Authorization": f"Bearer {self._client.key}", "Accept-Encoding": "identity"}
         request = self._http.request(

@@ -18,7 +18,7 @@ from env_service.environments.interface import AgentClient
 from env_service.harnesses import session_door as doors
 from env_service.harnesses.door_bounds import ByteAllowance
 from env_service.harnesses.session_door import session_door
-from tests.env_service.peers import served
+from tests.env_service.peers import eventually, served
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ASKS = b"POST /v1/chat/completions?beta=true HTTP/1.1\r\nAuthorization: Bearer of-others\r\nContent-Length: 2\r\n"
@@ -257,6 +257,31 @@ async def test_bodies_beyond_what_is_held_at_once_wait_until_others_are_answered
             each.set()
         assert {(await each).partition("\r\n")[0] for each in asking} == {"HTTP/1.1 200 OK"}
     assert door.lengths == [doors.MAX_BODY, doors.MAX_BODY, 2]
+
+
+async def test_a_client_that_leaves_while_it_waits_for_room_asks_for_nothing() -> None:
+    over = asyncio.Event()
+
+    async def slow(_request: web.Request) -> web.StreamResponse:
+        await over.wait()
+        return web.json_response({})
+
+    head = b"POST /v1/messages HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
+    async with open_door(slow) as door, asyncio.timeout(20):
+        large = head % doors.MAX_BODY + bytes(doors.MAX_BODY)
+        asked = [asyncio.ensure_future(door.says(large)) for _ in range(doors.MAX_BODIES // doors.MAX_BODY)]
+        await eventually(lambda: len(door.lengths) == len(asked))
+        gone = (await asyncio.open_connection("127.0.0.1", door.port))[1]
+        gone.write(ASKS)
+        await gone.drain()
+        gone.close()
+        await gone.wait_closed()
+        waiting = asyncio.ensure_future(door.answers(ASKS, half_closed=True))
+        assert " 404 " in await door.says(b"GET / HTTP/1.1\r\n\r\n"), "those before it have come in"
+        over.set()
+        assert b"HTTP/1.1 200 OK" in await waiting
+        await asyncio.gather(*asked)
+        assert len(door.passed) == len(asked) + 1
 
 
 async def test_a_flood_waits_at_the_door() -> None:
