@@ -182,7 +182,7 @@ def _parents(path: str) -> list[str]:
     return ["/".join(parts[:at]) for at in range(1, len(parts))]
 
 
-def _without(paths: Set[str], changes: Mapping[str, int]) -> Mapping[str, int]:
+def _without(paths: Set[str], changes: Mapping[str, int]) -> dict[str, int]:
     """Changes but for those of some paths, and of folders in which nothing else has changed."""
     left = {path: kind for path, kind in changes.items() if path not in paths}
     emptied = {parent for path in changes.keys() & paths for parent in _parents(path)}
