@@ -56,7 +56,8 @@ exact=
     shift; place=.venv
     for word in "$@"; do case "$word" in -*|[0-9]*) ;; *) place="$word" ;; esac; done
     mkdir -p "$place/bin" && : >> "$place/bin/activate"; exit ;;
-  "init "*|"add "*|"sync "*|"self "*|"tool install"|"tool upgrade"|"tool update-shell"|"python install"|"python pin")
+  "init "*|"add "*|"sync "*|"self "*|"cache "*|"tool install"|"tool upgrade"|"tool update-shell"|\\
+  "python install"|"python pin")
     {_SAYS}; exit 0 ;;
   *) echo "uv $*: not known where no network is" >&2; exit 2 ;;
 esac

@@ -45,7 +45,7 @@ def sh(tmp_path: Path) -> Shell:
         "pip install pytest==8.4.1",
         "pip3 -q install -r /app/requirements.txt",
         "uv pip install --system -c /c.txt pytest",
-        "uv init && uv add pytest && uv sync",
+        "uv init && uv add pytest && uv sync && uv cache clean",
         "uv -q tool install pytest",
         "uv python install 3.13",
         "uv --version",
