@@ -23,6 +23,8 @@ _SETTLED_S = 5.0
 """Leases may go out for so long by what was served before."""
 _SILENT_S = 60.0
 """Twice the time after which a learner of these runs lets go of an env_service."""
+_SERVED = "served"
+"""What is looked at when a lease is granted."""
 _CAUGHT_UP = "to catch up"
 """In the reason of an expulsion that no proof asks for."""
 
@@ -46,8 +48,8 @@ class FirstLines:
     adopted: dict[tuple[Process, int, int, int], Any] = field(default_factory=dict)
     """Attempts of former lives, by who took them over, and as they stand on the wire."""
     arrived: set[tuple[Process, Any]] = field(default_factory=set)
-    guards: dict[int, Any] = field(default_factory=dict)
-    """States of the guard in the checkpoints, by version."""
+    guards: dict[int, list[Any]] = field(default_factory=dict)
+    """States of the guard in the checkpoints that were begun, by version: which of them got their name is not told."""
     written: int = 0
     """Version of the newest checkpoint."""
     joined: dict[Process, set[int]] = field(default_factory=dict)
@@ -55,7 +57,8 @@ class FirstLines:
     apart_at: float = 0.0
     _levels: dict[int, int] = field(default_factory=dict)
     _changes: dict[Process, int] = field(default_factory=dict)
-    _since: dict[object, float] = field(default_factory=dict)
+    _since: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _looked_at: set[object] = field(default_factory=set)
 
     @property
     def _here(self) -> Process:
@@ -63,8 +66,9 @@ class FirstLines:
         assert isinstance(process, Process)
         return process
 
-    def _lasts_s(self, what: object, *, holds: bool) -> float:
+    def _lasts_s(self, what: tuple[object, ...], *, holds: bool) -> float:
         """Seconds for which it has been seen to hold; 0 if it does not."""
+        self._looked_at.add(what)
         if not holds:
             self._since.pop(what, None)
             return 0.0
@@ -97,7 +101,7 @@ class FirstLines:
             return
         served = [member.serving.number for member in fleet.members() if member.serving is not None]
         newer = bool(served) and ledger.served > min(served)
-        if self._lasts_s(("served", process), holds=newer) > _SETTLED_S:
+        if self._lasts_s((_SERVED, process), holds=newer) > _SETTLED_S:
             what = f"leases go out as if {ledger.served} were served, and a generator serves {min(served)}"
             self.stage.broken("pacing", what)
         per_step, table = ledger.config.groups_per_step, ledger._table
@@ -150,7 +154,7 @@ class FirstLines:
 
     def checkpoint_begun(self, result: object, args: Arguments, kwargs: Named) -> None:
         """A checkpoint is written."""
-        self.guards[kwargs["version"]] = kwargs.get("guard")
+        self.guards.setdefault(kwargs["version"], []).append(kwargs.get("guard"))
 
     def checkpoint_written(self, result: object, args: Arguments, kwargs: Named) -> None:
         """A checkpoint is on the disk, with its name: older ones may go."""
@@ -165,9 +169,9 @@ class FirstLines:
         again = sorted(used & {group.lease_id for group in spare})
         if again:
             self.stage.broken("trained twice", f"groups of the leases {again}, which batches have used, are spare")
-        guard = None if result.checkpoint is None else self.guards.get(result.version)
-        if guard is not None and result.guard != guard:
-            self.stage.broken("the guard's bound", f"the guard goes on as {result.guard}, and was {guard}")
+        guards = [] if result.checkpoint is None else self.guards.get(result.version, [])
+        if guards and result.guard not in guards:
+            self.stage.broken("the guard's bound", f"the guard goes on as {result.guard}, and was {guards[-1]}")
         if self.stage.damaged:
             return
         if result.version < self.written:
@@ -192,9 +196,10 @@ class FirstLines:
     def was_expelled(self, result: object, args: Arguments, kwargs: Named) -> None:
         """Whoever fails to catch up is expelled where another one serves: the fault may be one that all share."""
         fleet, name = args[0], args[1]
-        service = self.stage.cluster.services.get(name)
-        if service is not None and service.process is not None:
-            self.expelled[service.process] = self._here, self.stage.world.now
+        for instance, process in self.instances.items():
+            # Not the process that has the name now: it may be a later one, of which the learner has not heard yet.
+            if fleet.expelled(name, instance) is not None:
+                self.expelled[process] = self._here, self.stage.world.now
         others = [member for member in fleet.members() if member.serving is not None]
         if _CAUGHT_UP in kwargs.get("reason", "") and not others:
             self.stage.broken("nobody is blamed for nothing", f"{name} is expelled, and nobody else serves")
@@ -218,6 +223,7 @@ class FirstLines:
     def look(self) -> None:
         """Compares what everybody says."""
         stage = self.stage
+        self._looked_at.clear()
         if any(getattr(fault, "kind", "") in _APART for fault in stage.active):
             self.apart_at = stage.world.now
         for script in stage.engines:
@@ -226,6 +232,9 @@ class FirstLines:
             if process.alive and not process.stopped:
                 self._look_for_silent_ones(process)
                 self._look_at_fleet(process, fleet)
+        # What nobody looked at meanwhile may have ended and begun again.
+        looked_at, since = self._looked_at, self._since
+        self._since = {what: at for what, at in since.items() if what in looked_at or _SERVED in what}
 
     def _has_heard(self, *processes: Process) -> bool:
         """True if these live and can tell each other since a while."""

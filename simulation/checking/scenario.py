@@ -244,7 +244,8 @@ def _at_a_write(hit: Apply, *, gently: bool = False) -> Apply:
             stage.world.note("FAULT", f"{fault.kind}: now")
             hit(stage, fault)
 
-        stage.disk.strikes.append(DiskStrike(act, count=int(fault.amount), since=fault.target, gently=gently))
+        strike = DiskStrike(act, count=int(fault.amount), since=fault.target, gently=gently, place=LEARNER)
+        stage.disk.strikes.append(strike)
 
     return apply
 
@@ -254,8 +255,10 @@ def _learner_ends(end: Callable[[Process], None]) -> Apply:
 
 
 def _goes_down(stage: Stage, fault: ScheduledFault) -> None:
-    """The learner's host does: what was not synced is lost in part."""
-    _kill(stage, ScheduledFault(fault.at, "kill", LEARNER))
+    """The learner's host does, with all that runs there: what was not synced is lost in part."""
+    for service in list(stage.cluster.services.values()):
+        if service.host == LEARNER:
+            _kill(stage, ScheduledFault(fault.at, "kill", service.name))
     stage.unsynced_lost, stage.quiet_since = True, stage.world.now
     lost = stage.disk.lose_unsynced(stage.cluster.run_folder) if stage.cluster.run_folder.exists() else []
     stage.world.note(LEARNER, f"its host went down; lost were {', '.join(lost) or 'no bytes'}")

@@ -30,6 +30,7 @@ _REAL: dict[str, Callable[..., Any]] = {
     name: getattr(os, name)
     for name in (
         "open",
+        "dup",
         "close",
         "pwrite",
         "pwritev",
@@ -66,18 +67,21 @@ class Rename:
 
 @dataclass
 class DiskStrike:
-    """Something that comes at an operation of the disk, which so many others go before; those are counted `since` the
-    first one of that kind, if one is given, or since a name is given that begins so. One that comes `gently` leaves the
-    process to do what it was about to.
+    """Something that comes at an operation of the disk, which so many others go before: of the processes of a `place`,
+    if one is given. They are counted `since` the first one of that kind, if one is given, or since a name is given that
+    begins so. One that comes `gently` leaves the process to do what it was about to.
     """
 
     act: Callable[[], object]
     count: int
     since: str = ""
     gently: bool = False
+    place: str = ""
 
-    def comes_now(self, kind: str, name: str) -> bool:
+    def comes_now(self, process: Process, kind: str, name: str) -> bool:
         """True at its operation; counts the others."""
+        if self.place and process.name.partition("#")[0] != self.place:
+            return False
         if self.since and kind != self.since and not name.startswith(self.since):
             return False
         self.since = ""
@@ -123,7 +127,7 @@ class Disk:
         current = self.world.current
         if not self.strikes or not isinstance(current, Process) or current.host != self.host or not current.alive:
             return
-        for strike in [strike for strike in self.strikes if strike.comes_now(kind, name)]:
+        for strike in [strike for strike in self.strikes if strike.comes_now(current, kind, name)]:
             self.strikes.remove(strike)
             if strike.gently:
                 strike.act()
@@ -301,11 +305,19 @@ def _open(path: Any, flags: int, mode: int = 0o777, **kwargs: Any) -> int:
     return handle
 
 
+def _dup(handle: int) -> int:
+    disk = disk_of()
+    copy: int = _REAL["dup"](handle)
+    if disk is not None and (owner := _owner(disk)) is not None:
+        disk.owners[copy] = owner
+    return copy
+
+
 def _close(handle: int) -> None:
     disk = disk_of()
     if disk is not None:
-        if handle not in disk.owners and current_thread() is not None:
-            disk.check_alive()
+        if handle not in disk.owners and (current_thread() is not None or disk.world.current is not None):
+            disk.check_alive()  # the end of a process has closed its handles, and somebody else may have the number
         disk.owners.pop(handle, None)
     _REAL["close"](handle)
 
@@ -430,7 +442,7 @@ def _flock(handle: Any, operation: int) -> None:
 def install() -> None:
     """Puts the faults in front of `os`."""
     for name, replacement in {
-        "open": _open, "close": _close, "ftruncate": _ftruncate,
+        "open": _open, "dup": _dup, "close": _close, "ftruncate": _ftruncate,
         "pwrite": simulated_write("pwrite"), "pwritev": simulated_write("pwritev"),
         "fsync": simulated_sync("fsync"), "fdatasync": simulated_sync("fdatasync"), "rename": _rename("rename"),
         "replace": _rename("replace"), "unlink": _removal("unlink"), "rmdir": _removal("rmdir"),

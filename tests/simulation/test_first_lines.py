@@ -5,6 +5,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from services.process import Stop
+from simulation.actors.cluster import Service
+from simulation.checking.first_lines import FirstLines
+from simulation.checking.scenario import KINDS, ScheduledFault
+from simulation.world.clock import ProcessKilled, World
+from simulation.world.disk import Disk
+from simulation.world.process import Process
+
+if TYPE_CHECKING:
+    from simulation.checking.stage import Stage
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -75,3 +90,93 @@ def test_what_only_a_second_line_makes_good_is_seen() -> None:
     found = json.loads(ended.stdout)
     assert found.pop("whole") == "[None, None, None]"
     assert [promise for promise, said in found.items() if not said.startswith(f"{promise}: ")] == [], found
+
+
+def _process(world: World, name: str, *, host: str) -> Process:
+    return Process(world, name=name, host=host, ended=lambda process, code: None)
+
+
+async def _nothing(stop: Stop) -> None:
+    """Is never begun."""
+
+
+class Staged:
+    """A stage with a learner, a second one on its host, and a generator that was started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.world = World(seed=1)
+        self.disk = Disk(folder, self.world)
+        self.learner = _process(self.world, "learner#2", host="learner")
+        self.second = _process(self.world, "second-learner", host="learner")
+        self.former = _process(self.world, "gen-0", host="gen-0")
+        self.later = _process(self.world, "gen-0#2", host="gen-0")
+        here = {"learner": self.learner, "second-learner": self.second, "gen-0": self.later}
+        services = {
+            name: Service(name=name, host=process.host, make=lambda again: _nothing, process=process)
+            for name, process in here.items()
+        }
+        self.cluster = SimpleNamespace(services=services, run_folder=folder / "run")
+        self.engines: tuple[object, ...] = ()
+        self.active = set[object]()
+        self.damaged = False
+        self.found: list[str] = []
+        self.world.current = self.learner
+
+    def broken(self, promise: str, what: str) -> None:
+        self.found.append(f"{promise}: {what}")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Staged:
+    return Staged(tmp_path)
+
+
+@pytest.fixture
+def lines(stage: Staged) -> FirstLines:
+    return FirstLines(cast("Stage", stage))
+
+
+def test_who_was_expelled_is_the_process_that_the_learner_knows(stage: Staged, lines: FirstLines) -> None:
+    lines.instances = {"a": stage.former, "b": stage.later}
+    fleet = SimpleNamespace(expelled=lambda name, instance: "it is wrong" if instance == "a" else None, members=list)
+    lines.was_expelled(None, (fleet, "gen-0"), {"reason": "it is wrong"})
+    assert lines.expelled == {stage.former: (stage.learner, 0.0)}
+
+
+def test_a_guard_goes_on_as_in_any_checkpoint_that_was_begun_of_its_version(stage: Staged, lines: FirstLines) -> None:
+    """The first one may stand there though a second one was begun, whose learner died before it got its name."""
+    for guard in ("first", "second"):
+        lines.checkpoint_begun(None, (), {"version": 4, "guard": guard})
+    found = {}
+    for guard in ("first", "second", "third"):
+        lines.taken_up(SimpleNamespace(version=4, guard=guard, checkpoint="there", batches=(), spare=()))
+        found[guard], stage.found = stage.found, []
+    assert found == {
+        "first": [], "second": [], "third": ["the guard's bound: the guard goes on as third, and was second"]
+    }  # fmt: skip
+
+
+def test_what_nobody_looked_at_for_a_while_begins_anew(stage: Staged, lines: FirstLines) -> None:
+    for what in ("able", "served"):
+        lines._lasts_s((what, stage.learner), holds=True)
+    lines.look()
+    stage.world.now = 100.0
+    lasts_s = {what: lines._lasts_s((what, stage.learner), holds=True) for what in ("able", "served")}
+    assert lasts_s == {"able": 0.0, "served": 100.0}  # grants are not looked at every few seconds
+
+
+def test_only_the_learner_is_struck_at_its_disk(stage: Staged) -> None:
+    KINDS["kill at a write"][0](cast("Stage", stage), ScheduledFault(0.0, "kill at a write"))
+    stage.world.current = stage.second
+    stage.disk.operation()
+    assert stage.learner.alive
+    stage.world.current = stage.learner
+    with pytest.raises(ProcessKilled):
+        stage.disk.operation()
+    assert (stage.learner.alive, stage.second.alive) == (False, True)
+
+
+def test_all_that_runs_on_the_host_of_the_learner_goes_down_with_it(stage: Staged) -> None:
+    KINDS["power loss"][0](cast("Stage", stage), ScheduledFault(0.0, "power loss"))
+    alive = [process.name for process in (stage.learner, stage.second, stage.later) if process.alive]
+    assert alive == ["gen-0#2"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from simulation.actors.engine import EngineScript
-from simulation.world.clock import Stuck, World
+from simulation.world import disk as disk_calls
+from simulation.world.clock import ProcessKilled, Stuck, World
 from simulation.world.cores import Cores
 from simulation.world.disk import Disk, DiskStrike, simulated_sync, simulated_write
 from simulation.world.network import LinkRates, Network, Pipe
@@ -274,6 +276,23 @@ def test_a_process_dies_between_two_operations_of_its_disk(disk: Disk, *, in_a_t
     process.loop.call_soon((lambda: SimulatedThread(target=work).start()) if in_a_thread else work)
     world.run(until=lambda: not process.alive)
     assert done == [0, 1]
+
+
+def test_the_end_of_a_process_closes_its_handles_and_what_it_does_after_that_none_of_others(disk: Disk) -> None:
+    process = disk.world.current = _process(disk.world, "one")
+    path = disk.root / "file"
+    path.write_text("text")
+    handle = disk_calls._open(path, os.O_RDONLY)
+    copy = disk_calls._dup(handle)
+    process.kill()
+    disk.release(process)
+    for each in (handle, copy):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(each)
+    of_another = os.open(path, os.O_RDONLY)
+    with pytest.raises(ProcessKilled):
+        disk_calls._close(of_another)
+    os.close(of_another)
 
 
 @pytest.mark.parametrize("written_again", [True, False])
