@@ -145,8 +145,13 @@ def _collect() -> None:
     """Frees what former runs left in circles, once nothing holds them any more."""
     gc.disable()  # during a run, too: it would look through all that lives, again and again
     if next(_begun) % _COLLECT_EVERY == _COLLECT_EVERY - 1:
-        while gc.collect():  # coroutines that are closed now hold what they touch until the next time
-            pass
+        disabled = logging.root.manager.disable
+        logging.disable()  # what coroutines of former runs say as they are closed is of no run
+        try:
+            while gc.collect():  # coroutines that are closed now hold what they touch until the next time
+                pass
+        finally:
+            logging.disable(disabled)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Each line of defence is looked at by itself: taken away, it is missed though the next one holds."""
 
+import gc
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 
 from services.process import Stop
 from simulation.actors.cluster import Service
+from simulation.checking import stage as stages
 from simulation.checking.first_lines import FirstLines
 from simulation.checking.scenario import KINDS, ScheduledFault
 from simulation.world.clock import ProcessKilled, World
@@ -100,7 +103,7 @@ async def _nothing(stop: Stop) -> None:
     """Is never begun."""
 
 
-class Staged:
+class SmallStage:
     """A stage with a learner, a second one on its host, and a generator that was started again."""
 
     def __init__(self, folder: Path) -> None:
@@ -126,24 +129,48 @@ class Staged:
         self.found.append(f"{promise}: {what}")
 
 
-@pytest.fixture
-def stage(tmp_path: Path) -> Staged:
-    return Staged(tmp_path)
+class Talker:
+    """In a circle, and says something as it is freed."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        logging.getLogger("simulation").warning("freed")
+
+
+def test_what_former_runs_say_as_they_are_freed_is_not_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stages, "_COLLECT_EVERY", 1)
+    Talker()
+    try:
+        stages._collect()
+    finally:
+        gc.enable()
+    assert caplog.messages == []
+    logging.getLogger("simulation").warning("said")
+    assert caplog.messages == ["said"]
 
 
 @pytest.fixture
-def lines(stage: Staged) -> FirstLines:
+def stage(tmp_path: Path) -> SmallStage:
+    return SmallStage(tmp_path)
+
+
+@pytest.fixture
+def lines(stage: SmallStage) -> FirstLines:
     return FirstLines(cast("Stage", stage))
 
 
-def test_who_was_expelled_is_the_process_that_the_learner_knows(stage: Staged, lines: FirstLines) -> None:
+def test_who_was_expelled_is_the_process_that_the_learner_knows(stage: SmallStage, lines: FirstLines) -> None:
     lines.instances = {"a": stage.former, "b": stage.later}
     fleet = SimpleNamespace(expelled=lambda name, instance: "it is wrong" if instance == "a" else None, members=list)
     lines.was_expelled(None, (fleet, "gen-0"), {"reason": "it is wrong"})
     assert lines.expelled == {stage.former: (stage.learner, 0.0)}
 
 
-def test_a_guard_goes_on_as_in_any_checkpoint_that_was_begun_of_its_version(stage: Staged, lines: FirstLines) -> None:
+def test_a_guard_goes_on_as_in_any_checkpoint_that_was_begun_of_its_version(stage: SmallStage, lines: FirstLines) -> None:
     """The first one may stand there though a second one was begun, whose learner died before it got its name."""
     for guard in ("first", "second"):
         lines.checkpoint_begun(None, (), {"version": 4, "guard": guard})
@@ -156,7 +183,7 @@ def test_a_guard_goes_on_as_in_any_checkpoint_that_was_begun_of_its_version(stag
     }  # fmt: skip
 
 
-def test_what_nobody_looked_at_for_a_while_begins_anew(stage: Staged, lines: FirstLines) -> None:
+def test_what_nobody_looked_at_for_a_while_begins_anew(stage: SmallStage, lines: FirstLines) -> None:
     for what in ("able", "served"):
         lines._lasts_s((what, stage.learner), holds=True)
     lines.look()
@@ -165,7 +192,7 @@ def test_what_nobody_looked_at_for_a_while_begins_anew(stage: Staged, lines: Fir
     assert lasts_s == {"able": 0.0, "served": 100.0}  # grants are not looked at every few seconds
 
 
-def test_only_the_learner_is_struck_at_its_disk(stage: Staged) -> None:
+def test_only_the_learner_is_struck_at_its_disk(stage: SmallStage) -> None:
     KINDS["kill at a write"][0](cast("Stage", stage), ScheduledFault(0.0, "kill at a write"))
     stage.world.current = stage.second
     stage.disk.operation()
@@ -176,7 +203,7 @@ def test_only_the_learner_is_struck_at_its_disk(stage: Staged) -> None:
     assert (stage.learner.alive, stage.second.alive) == (False, True)
 
 
-def test_all_that_runs_on_the_host_of_the_learner_goes_down_with_it(stage: Staged) -> None:
+def test_all_that_runs_on_the_host_of_the_learner_goes_down_with_it(stage: SmallStage) -> None:
     KINDS["power loss"][0](cast("Stage", stage), ScheduledFault(0.0, "power loss"))
     alive = [process.name for process in (stage.learner, stage.second, stage.later) if process.alive]
     assert alive == ["gen-0#2"]
