@@ -170,7 +170,7 @@ def test_who_was_expelled_is_the_process_that_the_learner_knows(stage: SmallStag
     assert lines.expelled == {stage.former: (stage.learner, 0.0)}
 
 
-def test_a_guard_goes_on_as_in_any_checkpoint_that_was_begun_of_its_version(stage: SmallStage, lines: FirstLines) -> None:
+def test_a_guard_goes_on_as_in_a_checkpoint_that_was_begun(stage: SmallStage, lines: FirstLines) -> None:
     """The first one may stand there though a second one was begun, whose learner died before it got its name."""
     for guard in ("first", "second"):
         lines.checkpoint_begun(None, (), {"version": 4, "guard": guard})
