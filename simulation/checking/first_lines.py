@@ -24,7 +24,7 @@ _SETTLED_S = 5.0
 _SILENT_S = 60.0
 """Twice the time after which a learner of these runs lets go of an env_service."""
 _SERVED = "served"
-"""What is looked at when a lease is granted."""
+"""Name of what is seen when a lease is granted, and not every few seconds."""
 _CAUGHT_UP = "to catch up"
 """In the reason of an expulsion that no proof asks for."""
 
