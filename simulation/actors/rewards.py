@@ -44,15 +44,16 @@ class RewardScript:
 
     def judge(self, *, task: int, completion: str) -> dict[str, object]:
         """Judges an item: its reward, or its error."""
-        if self.lies > 0:
-            from simulation.actors.trainer import Trainers  # deferred: it checks rewards with this module
+        from simulation.actors.trainer import Trainers  # deferred: it checks rewards with this module
 
+        if self.lies > 0:
             self.lies -= 1
             active().part(Trainers).absurd += 1
             return {"reward": active().random.choice(_LIES)}
         if task in self.unjudged:
             return {"error": {"kind": "data", "message": "the task's answer cannot be read"}}
         if active().random.random() < self.errors:
+            active().part(Trainers).erred[task, completion] += 1
             return {"error": {"kind": "infrastructure", "message": "a worker died"}}
         return {"reward": reward_of(task=task, completion=completion, uniform=self.uniform)}
 

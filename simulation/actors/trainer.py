@@ -16,6 +16,7 @@ from learner.algorithms.old_tokens import LEFT_OUT_OF_OLD
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.step import StepMetrics
 from learner.weights.process_group import BucketWriter, LaidOut
+from services.rewards.settings import ClientSettings
 from simulation.actors.engine import (
     History,
     Truth,
@@ -104,6 +105,8 @@ class Trainers:
     """Bound on the lag of those; None: `max_lag`."""
     absurd: int = 0
     """Rewards that services gave and no learner can train with: each takes a member from its group."""
+    erred: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """How often services gave an error for a task's completion, as if a worker of theirs had died."""
     by_process: dict[str, "ScriptedTrainer"] = field(default_factory=dict)
 
 
@@ -170,20 +173,25 @@ class ScriptedTrainer:
         self.coming = (*self.coming[:before], *(group.lease_id for group in groups))
         self.bound = bound
         for group in groups:
-            self._check_size(len(group.trajectories), lease=group.lease_id)
+            self._check_size(len(group.trajectories), lease=group.lease_id, task=group.task_index)
             self._check_stamps(group)
             self._check_tree(group.trajectories, lease=group.lease_id)
             for trajectory in group.trajectories:
                 self._check_conversation(trajectory, task=group.task_index)
                 self._check_reward(trajectory, task=group.task_index)
 
-    def _check_size(self, found: int, *, lease: int) -> None:
-        """Only a time limit takes members, those that had no turn until then; an end before a fork; and rewards that
-        are none.
+    def _check_size(self, found: int, *, lease: int, task: int) -> None:
+        """Only a time limit takes members, those that had no turn until then; an end before a fork; rewards that are
+        none; and as many errors of services for an item as are borne.
         """
         wanted, limited = self._trainers.group_size, self._environment.conversation_s is not None
         limited = limited or bool(self._environment.branch_after)
-        if found > wanted or (found < wanted - self._trainers.absurd and not limited):
+        erred = sum(
+            self._trainers.erred[each] >= ClientSettings.item_attempts
+            for each in self._trainers.erred
+            if each[0] == task
+        )
+        if found > wanted or (found < wanted - self._trainers.absurd - erred and not limited):
             self._trainers.broken("groups", f"the group of lease {lease} has {found} trajectories instead of {wanted}")
 
     def _check_stamps(self, group: Any) -> None:
