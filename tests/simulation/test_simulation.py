@@ -44,7 +44,8 @@ def test_every_promise_is_kept_under_many_faults() -> None:
 @pytest.mark.parametrize("seed", [754, 1029, 2514, 4596, 9799])
 def test_what_was_the_simulators_own_fault_is_nobodys(seed: int) -> None:
     """Tasks that hang, one after the other; requests that a hung service kept for ever; a second learner that started
-    while the first ended; a second gap in the middle of a publish with the first; errors of all reward services at once.
+    while the first ended; a second gap in the middle of a publish with the first; errors of all reward services at
+    once.
     """
     ended = _python("-m", "simulation", "--seeds", f"{seed}-{seed}", "--processes", "1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
