@@ -106,7 +106,7 @@ class Trainers:
     absurd: int = 0
     """Rewards that services gave and no learner can train with: each takes a member from its group."""
     erred: Counter[tuple[int, str]] = field(default_factory=Counter)
-    """How often services gave an error for a task's completion, as if a worker of theirs had died."""
+    """Number of errors that services gave for a task's completion, as if a worker of theirs had died."""
     by_process: dict[str, "ScriptedTrainer"] = field(default_factory=dict)
 
 
