@@ -22,6 +22,8 @@ _CORRECTIONS: Mapping[str, Mapping[str, object]] = {
     "divergence mask": {"algo.divergence-limit": 0.1},
     "interpolated": {"algo.proximal": "interpolate"},
     "behavior as anchor": {"algo.proximal": "behavior"},
+    "gac stale": {"algo.correction": "none", "training.alignment.mode": "control"},
+    "corrected gac": {"training.alignment.mode": "control"},
 }
 """Settings beside the default correction, or in its place; all of grpo."""
 _OTHER_LOSSES: Mapping[str, Mapping[str, object]] = {
@@ -120,6 +122,19 @@ _ONE_EACH = (
     _preset("ppo", variant="ppo_head", steps=260, extra={**_CRITIC, "training.critic.kind": "head"}),
     _preset("max_rl"),
     _preset("gigpo"),
+    _preset("grpo", variant="grpo again"),  # from the start that the next ones have
+    _preset("hgpo"),
+    _preset("clip_cov"),
+    _preset("kl_cov"),
+    _preset("pass_at_k"),
+    _preset("luspo"),
+    _preset("dro"),
+    _preset("vespo"),
+    _preset("vcpo"),
+    _preset("opo"),
+    _preset("otb"),
+    _preset("remax"),
+    _preset("gvpo"),
     _preset("online_dpo", steps=240, learning_rate=2e-4),
     _preset("best_of_k"),
     _preset("opd"),

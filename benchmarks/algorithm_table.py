@@ -12,6 +12,7 @@ from benchmarks.algorithm_runs import HELD_OUT_TASKS, PRESETS, STALENESS, Algori
 from benchmarks.warm_system import FinishedRun
 
 KEPT_WITHIN = 0.03
+_SAME_START = 0.1
 
 
 class Numbers(BaseModel):
@@ -105,6 +106,20 @@ def read_rows(path: Path) -> list[Row]:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     rows = [Row.model_validate_json(line) for line in text.splitlines()]
     return list({row.name: row for row in rows}.values())
+
+
+def another_start(row: Row, others: Sequence[Row]) -> str | None:
+    """An error if a run began with another accuracy than the others of its table, which it cannot be compared with."""
+    begun = [other.numbers.accuracy_before for other in others if other.table == row.table and other.numbers]
+    if row.numbers is None or not begun:
+        return None
+    before, usual = row.numbers.accuracy_before, statistics.median(begun)
+    if abs(before - usual) <= _SAME_START:
+        return None
+    return (
+        f"{row.name} is not kept: it began at an accuracy of {before:.3f}, and the other runs of its table at "
+        f"{usual:.3f}: take the model that they began with, or another file for --results"
+    )
 
 
 def report(rows: Sequence[Row]) -> str:

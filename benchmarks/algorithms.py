@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.algorithm_runs import PRESETS, STALENESS, AlgorithmRun, teacher_run
-from benchmarks.algorithm_table import Row, read_rows, report
+from benchmarks.algorithm_table import Row, another_start, read_rows, report
 from benchmarks.warm_system import FinishedRun, LearnerFailed, Options, Service, WarmSystem, warm_system
 
 RESULTS = Path(__file__).with_name("results") / "algorithms.jsonl"
@@ -108,7 +108,10 @@ def _model_of(run: AlgorithmRun, system: WarmSystem) -> Path:
 
 
 def _keep(row: Row, *, results: Path) -> None:
+    """Raises SystemExit for a run that began with another model than those which are there."""
     results.parent.mkdir(parents=True, exist_ok=True)
+    if fault := another_start(row, read_rows(results)):
+        raise SystemExit(fault)
     with results.open("a", encoding="utf-8") as file:
         file.write(row.model_dump_json() + "\n")
     results.with_suffix(".md").write_text(report(read_rows(results)), encoding="utf-8")

@@ -22,9 +22,8 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from benchmarks.whole_runs import RunFiles, run_headway
+from benchmarks.whole_runs import RunFiles, run_headway, with_steps
 from learner.evaluation.results import wilson_interval
 from services.process import parent_death_signal
 
@@ -135,11 +134,7 @@ def _ordered(results: Mapping[str, EnvResult]) -> list[EnvResult]:
 
 def _read(store: Path) -> dict[str, EnvResult]:
     known = json.loads(store.read_text(encoding="utf-8")) if store.exists() else []
-    return {item["name"]: EnvResult(**{**item, **_numbered(item)}) for item in known}
-
-
-def _numbered(item: Mapping[str, Any]) -> dict[str, dict[int, float]]:
-    return {key: {int(step): value for step, value in item[key].items()} for key in ("successes", "seconds")}
+    return {item["name"]: EnvResult(**with_steps(item, "successes", "seconds")) for item in known}
 
 
 def _warm_up(example: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -9,6 +10,18 @@ def described_machine() -> str:
     """Cores, the processor's name, the load of the last minute, and the commit; in a sentence without its full stop."""
     load = os.getloadavg()[0]
     return f"{os.cpu_count()} cores ({_processor()}), load {load:.1f} at the end; commit {commit_of_code()}"
+
+
+def machines_of(described: Iterable[str]) -> list[str]:
+    """Lines of Markdown for what `described_machine` said of several runs: one for each machine and commit, with the
+    least and the highest load.
+    """
+    loads: dict[str, list[float]] = {}
+    for each in described:
+        machine, _, rest = each.partition(", load ")
+        load, _, commit = rest.partition(" at the end; ")
+        loads.setdefault(f"- {machine}; {commit}; load at the end ", []).append(float(load))
+    return [f"{words}{min(found):.1f} to {max(found):.1f}" for words, found in sorted(loads.items())]
 
 
 def _processor() -> str:

@@ -68,9 +68,11 @@ NOTES = (
 )
 
 
-def write_model(name: str, folder: Path) -> int:
-    """A random model, its tokenizer and its worked sums; returns the number of parameters."""
-    kind, traits = KINDS[name]
+def write_model(kind: str, traits: Mapping[str, object], folder: Path) -> int:
+    """A random model of a kind of transformers, its tokenizer and its worked sums; returns the number of parameters.
+
+    `traits` of its config come on top of those of all models here.
+    """
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -100,7 +102,7 @@ def row(name: str, *, steps: int) -> str:
     """Trains the model; returns its line of the table."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        parameters = write_model(name, folder / "random")
+        parameters = write_model(*KINDS[name], folder / "random")
         model = warm_up(folder / "random", folder=folder)
         options = {f"{one}.model": model for one in ("learner", "generator", "env-service")}
         schedule = {"learner.steps": steps, "learner.training.optimizer.total-updates": 4 * steps}

@@ -1,5 +1,6 @@
 """Ranks of a script: it starts itself more than once, and all meet in a process group."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -24,9 +25,13 @@ _TO_MEET_S = 300
 
 @contextmanager
 def some_ranks(count: int) -> Iterator[tuple[Ranks, CommandChannel]]:
-    """This process's rank, with one thread, and its commands; at the end the other ranks must have ended well."""
+    """This process's rank, with one thread, and its commands; at the end the other ranks must have ended well.
+
+    As in a learner, what is imported by now is no garbage: DeepSpeed looks for some several times an engine.
+    """
     die_with_parent()
     keep_freed_memory()
+    gc.freeze()
     torch.set_num_threads(1)
     ranks, followers = ranks_from_environment(os.environ), None
     if ranks is None:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.machine import described_machine
-from benchmarks.whole_runs import RunFiles, files_of, run_headway
+from benchmarks.whole_runs import RunFiles, files_of, run_headway, with_steps
 from learner.evaluation.results import wilson_interval
 
 CONFIG = Path("examples/swe/run.toml")
@@ -25,7 +25,6 @@ RESULTS = Path(__file__).with_name("results")
 TIMES = 2.0
 """Factor by which the policy is meant to repair more than the warm start does."""
 WITHIN_S = 1200.0
-_BY_STEP = ("successes", "counts")
 
 
 @dataclass(frozen=True)
@@ -100,10 +99,7 @@ def _write(store: Path, runs: Mapping[int, RepairRun]) -> None:
 def read_runs(store: Path) -> list[RepairRun]:
     """The runs that were measured before."""
     known = json.loads(store.read_text(encoding="utf-8")) if store.exists() else []
-    return [
-        RepairRun(**{**each, **{key: {int(step): of for step, of in each[key].items()} for key in _BY_STEP}})
-        for each in known
-    ]
+    return [RepairRun(**with_steps(each, "successes", "counts")) for each in known]
 
 
 def run_of(seed: int, found: RunFiles, *, note: str = "") -> RepairRun:
@@ -144,8 +140,7 @@ def table(runs: Sequence[RepairRun]) -> str:
             "calls that it never saw. Held-out success is sampled at temperature 1, on tasks that neither the",
             "training nor the warm start has seen, with 95 % intervals; seconds are of training, with its",
             "evaluations; other work ran on the machine meanwhile. `step`: that of the last evaluation. Wanted: twice",
-            "the success",
-            f"within {WITHIN_S:.0f} s.",
+            f"the success within {WITHIN_S:.0f} s.",
             "",
             "| seed | before | after | step | times | steps | conversations | seconds | twice after, s | turns | lag |",
             "|---|---|---|---|---|---|---|---|---|---|---|",

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.machine import described_machine
+from services.process import parent_death_signal
 from tests.chaos.faults import send, tree
 from tests.e2e.processes import Launched, Launcher, kill_marked, script
 from tests.e2e.run_files import free_ports
@@ -138,7 +139,8 @@ def _slow_generator(system: SickSystem) -> Iterator[None]:
 
 
 def _busy_machine(system: SickSystem) -> Iterator[None]:
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    command = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(command, preexec_fn=parent_death_signal) for _ in range(os.cpu_count() or 1)]
     try:
         yield
     finally:

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from services.local_processes import each_process, fields_of
+
 HERE = Path(__file__).parents[1]
 RESULT = HERE / "benchmarks/results/token_cost.md"
 COMPLETIONS = 8
@@ -109,14 +111,7 @@ def cpu_s(pid: int) -> float:
 
 def children(pid: int) -> list[int]:
     """The processes that this one has started."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(path.parent.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
+    return [child for child, stat in each_process("stat") if int(fields_of(stat)[1]) == pid]
 
 
 async def ask(url: str, load: Load) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,18 @@ class RunFiles:
         """The entries of one kind, in order."""
         return [entry for entry in self.entries if entry["kind"] == kind]
 
+    @property
+    def accuracies(self) -> dict[int, float]:
+        """Held-out accuracy by step, of the evaluations that there were: a slow one takes the place of those due
+        meanwhile.
+        """
+        return {entry["version"]: entry["accuracy"] for entry in self.of_kind("evaluation")}
+
+    def sampled_until(self, steps: Iterable[int]) -> dict[int, int]:
+        """Tokens that were sampled to train on up to the end of each of these steps."""
+        sampled = [entry["sampled_tokens"] for entry in self.of_kind("step")]
+        return {step: sum(sampled[:step]) for step in steps}
+
 
 def run_headway(config: Path, *, folder: Path, options: Mapping[str, object]) -> RunFiles:
     """Runs `headway up` to its end, with files in `folder`/run. Its output is shown only if it fails, by SystemExit."""
@@ -34,6 +46,17 @@ def run_headway(config: Path, *, folder: Path, options: Mapping[str, object]) ->
             f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
         )
     return files_of(folder / "run")
+
+
+def tokens_to(target: float, accuracies: Mapping[int, float], sampled: Mapping[int, int]) -> int | None:
+    """Tokens sampled up to the first evaluation of at least `target`; None if there was none. Both are by step."""
+    found = [step for step, share in sorted(accuracies.items()) if share >= target]
+    return sampled[found[0]] if found else None
+
+
+def with_steps(item: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """A result as JSON has it, with the mappings under these keys by numbers of steps again."""
+    return {**item, **{key: {int(step): value for step, value in item[key].items()} for key in keys}}
 
 
 def files_of(run: Path) -> RunFiles:

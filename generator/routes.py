@@ -15,7 +15,7 @@ from generator.serving import Serving
 from generator.weight_sync import WeightSync
 from protocol.adapters import AdapterSampleRequest, OfferedAdapter
 from protocol.feedback import Feedback
-from protocol.fleet import Commit, JoinGroup, Prepare, Pull, Reprobe, SharedMemory
+from protocol.fleet import INSTANCE_HEADER, Commit, JoinGroup, Prepare, Pull, Reprobe, SharedMemory
 from protocol.generation import GenerateRequest, LogprobsRequest
 from services.http.bodies import json_answer, json_body, streamed_answer
 from services.http.client import HttpClient
@@ -72,37 +72,45 @@ def add_feedback_route(app: FastAPI, *, learner: str, client: HttpClient) -> Non
         return json_answer(await relayed(body, learner=learner, client=client))
 
 
-def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:
+def add_weight_routes(app: FastAPI, *, sync: WeightSync, instance: str) -> None:
     """`POST` below `/v1/weights`: a version comes by `/group` and `/prepare`, by `/host` and `/prepare`, or by `/pull`,
-    and is served after `/commit`; `/probe` scores its probe, if the commit had no time for it.
+    and is served after `/commit`; `/probe` scores its probe, if the commit had no time for it. What is meant for
+    another process than this `instance` is refused.
     """
 
-    @app.post("/v1/weights/group")
+    async def meant_for_this_process(request: Request) -> None:
+        if (meant := request.headers.get(INSTANCE_HEADER, instance)) != instance:
+            message = f"a weight sync for the process {meant} came to {instance}, which has taken its place since"
+            raise RequestRefused(409, "another_process", message, field=INSTANCE_HEADER, expected=instance, got=meant)
+
+    own = [Depends(meant_for_this_process)]
+
+    @app.post("/v1/weights/group", dependencies=own)
     async def group(body: Annotated[JoinGroup, Depends(json_body(JoinGroup))]) -> Response:
         """Join the process group of a broadcast."""
         return json_answer(await sync.join(body))
 
-    @app.post("/v1/weights/host")
+    @app.post("/v1/weights/host", dependencies=own)
     async def host(body: Annotated[SharedMemory, Depends(json_body(SharedMemory))]) -> Response:
         """Tell the secret in a file of the learner's memory, if it is to be seen from here."""
         return json_answer(sync.host(body))
 
-    @app.post("/v1/weights/prepare")
+    @app.post("/v1/weights/prepare", dependencies=own)
     async def prepare(body: Annotated[Prepare, Depends(json_body(Prepare))]) -> Response:
         """Receive the broadcast of a version, or map it from the learner's memory, and stage it."""
         return json_answer(await sync.prepare(body))
 
-    @app.post("/v1/weights/pull")
+    @app.post("/v1/weights/pull", dependencies=own)
     async def pull(body: Annotated[Pull, Depends(json_body(Pull))]) -> Response:
         """Download a version from the learner, and stage it."""
         return json_answer(await sync.pull(body))
 
-    @app.post("/v1/weights/commit")
+    @app.post("/v1/weights/commit", dependencies=own)
     async def commit(body: Annotated[Commit, Depends(json_body(Commit))]) -> Response:
         """Load what is staged, and serve it as the new version."""
         return json_answer(await sync.commit(body))
 
-    @app.post("/v1/weights/probe")
+    @app.post("/v1/weights/probe", dependencies=own)
     async def probe(body: Annotated[Reprobe, Depends(json_body(Reprobe))]) -> Response:
         """Score the probe of the version that is served, if its commit had no time for it."""
         return json_answer(await sync.probe(body))

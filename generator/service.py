@@ -205,7 +205,10 @@ async def _serving_with_routes(
     scoring = _scoring(config, engine=engine, serving=serving, metrics=metrics, announcement=announcement)
     sync = await _weight_sync(stack, config, engine=engine, serving=serving, metrics=metrics, client=client)
     line = _served_line(app, stack, config=config, client=client, registry=registry)
-    await _add_routes(app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync, line=line)
+    await _add_routes(
+        app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync, line=line,
+        instance=announcement.instance,
+    )  # fmt: skip
     await _add_adapters(
         app, stack, config=config, engine=engine, serving=serving, metrics=metrics, registry=registry,
         name=announcement.generator_id,
@@ -380,10 +383,11 @@ async def _add_routes(
     scoring: LogprobScoring,
     sync: WeightSync | None,
     line: ServedLine | None = None,
+    instance: str,
 ) -> None:
     add_token_routes(app, serving=serving, scoring=scoring)
     if sync is not None:
-        add_weight_routes(app, sync=sync)
+        add_weight_routes(app, sync=sync, instance=instance)
     if config.openai:
         await mount_openai_routes(
             app,

@@ -29,6 +29,7 @@ from protocol.fleet import (
     PULLED_EPOCH,
     Commit,
     CommitResult,
+    FormerLoad,
     JoinedGroup,
     JoinGroup,
     Prepare,
@@ -126,7 +127,8 @@ def _write(path: str, chunk: bytes, offset: int) -> None:
 
 
 class WeightSync:
-    """Takes one sync at a time. A step of an epoch that is not the current one is refused: its learner has moved on.
+    """Takes one sync at a time. A step of an epoch that is not the current one is refused: its learner has moved on. So
+    is a connection or a download during which another one began, whichever ends first.
 
     While the generator is not able (it leaves, or its engine does not answer) only a commit is taken. The probe has
     `probe_s` seconds.
@@ -153,16 +155,19 @@ class WeightSync:
         self._folder = folder
         self._epoch: int | None = None
         self._staged: str | None = None
+        self._newest = 0
+        self._loaded: FormerLoad | None = None
         self._pulling: asyncio.Task[PrepareResult] | None = None
 
     async def join(self, request: JoinGroup) -> JoinedGroup:
         """Joins the process group of an epoch. Raises RequestRefused."""
         self._check_able()
-        self._epoch, self._staged = None, None
+        number = self._begin()
         try:
             await self._engine.join_group(request)
         except WeightSyncError as error:
             raise self._failed("group", error) from error
+        self._check_newest(number, f"connection {request.epoch}")
         self._epoch = request.epoch
         return JoinedGroup(epoch=request.epoch)
 
@@ -181,39 +186,56 @@ class WeightSync:
         """Receives or maps all buckets while serving goes on. Raises RequestRefused; the old weights serve on."""
         self._check_able()
         if request.files:
-            self._give_up_pull()
+            self._begin()
             self._epoch = request.epoch
         self._check_epoch(request.epoch)
         self._staged = None
-        began = time.monotonic()
+        number, began = self._newest, time.monotonic()
         try:
             if request.files:
                 await self._engine.stage_files(request, paths=request.files)
             else:
                 await self._engine.stage(request)
         except WeightSyncError as error:
-            self._epoch = None
+            self._end(number)
             raise self._failed("prepare", error) from error
+        self._check_newest(number, f"version {request.version}")
         self._staged = request.version
         return PrepareResult(version=request.version, receive_s=time.monotonic() - began)
 
     async def pull(self, request: Pull) -> PrepareResult:
         """Downloads a version while serving goes on. Raises RequestRefused; a later request ends an earlier one."""
         self._check_able()
-        self._give_up_pull()
-        self._epoch, self._staged = None, None
+        self._begin()
         self._pulling = task = asyncio.ensure_future(self._pull(request))
         try:
             return await task
         except asyncio.CancelledError:
             if self._pulling is task:
                 raise
-            message = f"the download of version {request.version} was given up for another one"
-            raise RequestRefused(409, "superseded", message) from None
+            raise _superseded(f"the download of version {request.version}") from None
         finally:
             task.cancel()
             if self._pulling is task:
                 self._pulling = None
+
+    def _begin(self) -> int:
+        """Begins a sync, with which all that was staged is void, and what still goes on for a former one. Returns its
+        number.
+        """
+        self._give_up_pull()
+        self._epoch, self._staged = None, None
+        self._newest += 1
+        return self._newest
+
+    def _end(self, number: int) -> None:
+        """Nothing comes after what has failed, unless another sync has begun since."""
+        if number == self._newest:
+            self._epoch = None
+
+    def _check_newest(self, number: int, what: str) -> None:
+        if number != self._newest:
+            raise _superseded(what)
 
     def _give_up_pull(self) -> None:
         if self._pulling is not None:
@@ -260,6 +282,8 @@ class WeightSync:
             message = f"version {request.version} is not staged here; staged is {self._staged}: prepare it first"
             raise RequestRefused(409, "not_staged", message)
         self._staged = None
+        number = self._newest
+        former, self._loaded = self._loaded, None
         try:
             report = await self._engine.commit(version=request.version)
             self._serving.holds(request.version)
@@ -267,12 +291,18 @@ class WeightSync:
                 self._engine.fingerprint(version=request.version), self._probe(request.version, request.probe)
             )
         except WeightSyncError as error:
-            self._epoch = None
+            self._end(number)
             if error.unloaded:
                 self._serving.holds(None)
             elif self._engine.version == request.version:
                 self._serving.holds(request.version)
+            else:
+                self._loaded = former
             raise self._failed("commit", error) from error
+        if former is not None and former.fingerprint == fingerprint:
+            self._loaded = former  # whatever was sent: a load that did not take place is no later one's measure
+        elif request.digest:
+            self._loaded = FormerLoad(version=request.version, digest=request.digest, fingerprint=fingerprint)
         committed = CommitResult(
             version=request.version,
             fingerprint=fingerprint,
@@ -280,6 +310,7 @@ class WeightSync:
             load_s=report.load_s,
             pause_s=report.pause_s,
             slices=report.slices,
+            former=former,
         )
         self._metrics.committed(committed, number=PolicyVersion.parse(request.version).number)
         return committed
@@ -332,3 +363,7 @@ class WeightSync:
         self._metrics.sync_failed(step)
         logger.warning("weight sync failed at %s: %s", step, error)
         return RequestRefused(409, kind or f"{step}_failed", str(error))
+
+
+def _superseded(what: str) -> RequestRefused:
+    return RequestRefused(409, "superseded", f"{what} was given up: another sync began meanwhile")

@@ -1,5 +1,6 @@
 """The examination of what a run's settings name, before a start: here, or in a child of its own."""
 
+import gc
 import json
 import logging
 import os
@@ -75,6 +76,7 @@ def _ended(code: int) -> str:
 
 def _examine_in_child(configs: Configs, writer: int) -> NoReturn:
     code = 1
+    gc.freeze()  # what the parent has is not the child's to end: of some of it, threads are missing here
     try:
         found = examined(configs, port_wait_s=_PORT_S)
         with os.fdopen(writer, "w") as pipe:

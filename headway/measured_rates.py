@@ -65,7 +65,8 @@ class MeasuredRates:
     An engine's step with n sequences takes `token_s` + n * `sequence_s`, and `begin_s` for each that begins in it.
     `step_s`: of each training step, whatever its tokens: optimizer, weight copy, records; `train_s`: rank-seconds per
     token beside, prompts of `prompt` tokens included, or per sampled one where that is None. `publish_s`, `pause_s`:
-    means per publish. `reward_s`: of a group. `greedy`: each group had a greedy answer, too.
+    means per publish. `reward_s`: of a group. `greedy`: each group had a greedy answer, too. `alignment`:
+    consecutive gradients were compared.
 
     With a `machine`, whose cores all processes shared, those of engines and of training are computed seconds; what is
     `learned` then stands for `train_s`, if the records tell it.
@@ -83,6 +84,7 @@ class MeasuredRates:
     reward_s: float | None = None
     machine: SharedMachine | None = None
     optimizer: str = "adamw"
+    alignment: bool = False
     greedy: bool = False
     learned: LearnedCosts | None = None
 
@@ -126,6 +128,7 @@ def measured_rates(folder: Path, *, on_cores: bool = False) -> MeasuredRates:
         reward_s=None if not scoring.size else _reward_s(scoring, waits_for_cores=machine is not None),
         machine=machine,
         optimizer=str(run.made.get("settings", {}).get("training.optimizer.type", "adamw")),
+        alignment=run.made.get("settings", {}).get("training.alignment.mode", "off") != "off",
         greedy=samples_greedily(run),
         learned=None if machine is None else _learned(run, folder, steps, step_s=step_s, trainer_s=machine.trainer_s),
     )

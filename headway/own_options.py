@@ -59,7 +59,8 @@ _USAGES: Mapping[str, str] = {
                     (--lengths N,N,... | --run FOLDER) [--calibrate FOLDER] [--reference] [--critic]
                     [--greedy] [--prompt N] [--groups N] [--group-size N] [--steps N] [--max-lag N]
                     [--at-once N] [--in-flight N] [--environment-s S] [--reward-s S] [--generator-devices N]
-                    [--sequence-parallel N] [--optimizer adamw|muon] [--price P] [--json]
+                    [--sequence-parallel N] [--optimizer adamw|muon] [--alignment]
+                    [--price P] [--json]
 """,
     "diff": """\
        headway diff RUN RUN

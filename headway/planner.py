@@ -19,12 +19,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from env_service.config import EnvServiceConfig
+from generator.config import EngineConfig
 from headway.measured_rates import MeasuredRates, measured_rates, warm
 from headway.model_shape import Shape, shape_of
 from headway.own_options import own_options
 from headway.recorded_texts import GroupTexts, group_texts
 from headway.report import read_run
 from headway.shared_machine import BEFORE_ENGINE, GROUP_AS_COMPLETIONS, SharedMachine
+from learner.training.config import TrainingConfig
 from services.config.options import nearest
 from services.config.sources import ConfigError
 
@@ -33,6 +38,8 @@ SHARES: Mapping[str, float] = {"bandwidth": 0.6, "sampling": 0.5, "training": 0.
 """Of a device's bandwidth and flops: what is usually reached while sampling, and while training."""
 _STATE_BYTES = 16
 """Of each parameter in a trainer, beside the weights: float32 gradients, master weights and two moments."""
+_FORMER_BYTES = 4
+"""Of each parameter of the policy, where consecutive gradients are compared; each rank has the weights whole then."""
 _MUON_BYTES, _BESIDE_MUON_BYTES = 12, 16
 """Of each parameter, float32 weights and gradients included: with one mean for those that Muon moves, AdamW's two for
 the others. Each rank has all of them, since Muon needs matrices whole.
@@ -66,7 +73,7 @@ _WORDS = (
     "run prompt groups group-size steps max-lag at-once in-flight environment-s reward-s price generator-devices "
     "network calibrate optimizer sequence-parallel"
 )
-_FLAGS = ("reference", "critic", "greedy", "json")
+_FLAGS = ("reference", "critic", "greedy", "alignment", "json")
 _OPTIONS: Mapping[str, bool] = {f"--{word}": True for word in _WORDS.split()} | {f"--{word}": False for word in _FLAGS}
 _COUNTS: Mapping[str, int] = {
     "--devices": 1, "--prompt": 0, "--groups": 1, "--group-size": 1, "--steps": 1, "--max-lag": 0, "--at-once": 1,
@@ -105,7 +112,7 @@ class Plan:
 
     `texts`: those of the run that lengths are of, if it kept them. `reference` and `critic`: there is such a model, of
     the policy's size, beside it on the learner's devices. `greedy`: each group has one more answer, sampled at
-    temperature 0 for its reward alone.
+    temperature 0 for its reward alone. `alignment`: consecutive gradients are compared.
     """
 
     shape: Shape
@@ -127,6 +134,7 @@ class Plan:
     reference: bool = False
     critic: bool = False
     greedy: bool = False
+    alignment: bool = False
     optimizer: str = "adamw"
     sequence_parallel: int = 1
     measured: MeasuredRates | None = None
@@ -263,18 +271,31 @@ def learner_bytes(plan: Plan, devices: int) -> float:
     """Of one rank: its part of weights and optimizer, and a microbatch's activations (checkpointed) and logits, or its
     part of the longest sequence's; those of a critic as of the policy, and of a reference the weights.
     """
-    width = plan.device.number_bytes
+    width = _trained_bytes(plan)
     each = 2 if plan.critic else 1
+    whole = devices if _zero_stage(plan) < 3 else 1
     if plan.optimizer == "muon":
         matrices = plan.shape.matrices
         trained = each * (_MUON_BYTES * matrices + _BESIDE_MUON_BYTES * (plan.shape.parameters - matrices))
     else:
-        trained = each * (width + _STATE_BYTES) * plan.shape.parameters / devices
-    shared = trained + (width * plan.shape.parameters if plan.reference else 0) / devices
+        trained = each * (width * whole + _STATE_BYTES) * plan.shape.parameters / devices
+    if plan.alignment:
+        trained += _FORMER_BYTES * plan.shape.parameters / (1 if plan.optimizer == "muon" else devices)
+    shared = trained + (width * whole * plan.shape.parameters if plan.reference else 0) / devices
     tokens = max(_MICROBATCH_TOKENS, math.ceil(_longest(plan) / plan.sequence_parallel))
     own = tokens * 2 * width * plan.shape.layers * plan.shape.hidden
     own += _MICROBATCH_TOKENS * 4 * plan.shape.vocabulary  # however long it is: they are made in chunks
     return shared + own + _RESERVED_GB * 1e9
+
+
+def _zero_stage(plan: Plan) -> int:
+    """The highest stage that the plan's settings can have."""
+    return 0 if plan.optimizer == "muon" else 2 if plan.alignment else 3
+
+
+def _trained_bytes(plan: Plan) -> int:
+    """Of a number in the passes of training; Muon takes float32 alone."""
+    return 4 if plan.optimizer == "muon" else plan.device.number_bytes
 
 
 def kv_bytes(plan: Plan) -> float:
@@ -409,7 +430,7 @@ def rehearsal_of(plan: Plan, split: DeviceSplit) -> dict[str, Any]:
     dice = random.Random(1)
     lengths = tuple(max(1, int(length / scale + dice.random())) for length in plan.lengths)
     scale = plan.length / (sum(lengths) / len(lengths))
-    in_flight = plan.in_flight or max(1, math.ceil(split.engines * split.at_once / plan.sampled_size))
+    in_flight = groups_in_flight(plan, split)
     beside_s = split.publish_s - split.pause_s
     return {
         "settings": {
@@ -514,6 +535,7 @@ def plan_of(given: Mapping[str, str]) -> Plan:
         shape=_shape(given), device=device, lengths=_lengths(given), reference="--reference" in given,
         critic="--critic" in given, greedy="--greedy" in given or (known is not None and known.greedy),
         optimizer=_optimizer(given, known), measured=known,
+        alignment="--alignment" in given or (known is not None and known.alignment),
         texts=group_texts(Path(given["--run"])) if "--run" in given else None, **wanted,
     )  # fmt: skip
 
@@ -641,6 +663,8 @@ def assumed(plan: Plan, split: DeviceSplit) -> list[str]:
     """Everything that was not given, measured or simulated."""
     machine = plan.measured.machine if plan.measured is not None else None
     own = _MUONS if plan.optimizer == "muon" else f"{_STATE_BYTES} bytes of state for a parameter, sharded"
+    if plan.alignment:
+        own += f", and of the former gradient {_FORMER_BYTES} more; the weights are whole in each rank"
     beside = [name for name, is_there in (("a reference", plan.reference), ("a critic", plan.critic)) if is_there]
     idle = (
         f"of --generator-devices {split.generator_devices} there is nothing to do for {split.idle_devices}, since "
@@ -660,10 +684,37 @@ def assumed(plan: Plan, split: DeviceSplit) -> list[str]:
         f"a trainer keeps {own}, and has microbatches of {_MICROBATCH_TOKENS} tokens{_sharing_of_rows(plan)}",
         f"{_USABLE:.0%} of a device's memory can be used, of which {_RESERVED_GB:g} GB are reserved",
         f"sequences take {plan.context:,.0f} tokens of cache on average, {split.at_once} at once on an engine",
+        *_to_set(plan, split),
         f"a step of the environment takes {plan.environment_s:g} s, a reward {plan.reward_s:.3g} s",
         "no guard lowers max_lag; no evaluations, checkpoints or restarts"
         + ("; sides do not share a machine" if machine is None else ""),
     ]
+
+
+def groups_in_flight(plan: Plan, split: DeviceSplit) -> int:
+    """As planned, or as many groups as fill the generators."""
+    return plan.in_flight or max(1, math.ceil(split.engines * split.at_once / plan.sampled_size))
+
+
+def _to_set(plan: Plan, split: DeviceSplit) -> list[str]:
+    """Names the settings of which the plan has another value than a run whose file does not set them."""
+    dtypes = {2: "bfloat16", 4: "float32"}
+    planned: list[tuple[type[BaseModel], str, str, int | bool | str]] = [
+        (EngineConfig, "generator.engine.", "max_num_seqs", split.at_once),
+        (EnvServiceConfig, "env-service.", "capacity", groups_in_flight(plan, split)),
+        (TrainingConfig, "learner.training.", "dtype", dtypes[_trained_bytes(plan)]),
+        (TrainingConfig, "learner.training.", "zero_stage", _zero_stage(plan) if split.learner_devices > 1 else 0),
+        (TrainingConfig, "learner.training.", "microbatch_tokens", _MICROBATCH_TOKENS),
+        (TrainingConfig, "learner.training.", "gradient_checkpointing", True),
+    ]
+    if plan.measured is None:
+        planned.append((TrainingConfig, "learner.training.", "publish_dtype", dtypes[plan.device.number_bytes]))
+    told = [
+        f"{table}{key} = {json.dumps(value)} ({json.dumps(usual)})"
+        for model, table, key, value in planned
+        if (usual := model.model_fields[key].default) != value
+    ]
+    return [f"the run file sets what was planned, and not the default in brackets: {', '.join(told)}"] if told else []
 
 
 def _sharing_of_rows(plan: Plan) -> str:

@@ -23,11 +23,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
 from headway.child_output import Bar, Sink, Source, turn
+from services.local_processes import each_process, fields_of
 from services.process import NEVER_SERVED, START_AGAIN, WRONG_SETTINGS, parent_death_signal, signal_name
 
 logger = logging.getLogger(__name__)
@@ -109,14 +109,10 @@ def adopt_orphans() -> None:
 
 def children() -> Iterator[Relative]:
     """The children of this process, dead ones that nobody has waited for included."""
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name of the program, in brackets, may hold anything; behind it are state, parent, group, session.
-            fields = entry.read_bytes().rpartition(b")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        if int(fields[1]) == os.getpid():
-            yield Relative(pid=int(entry.parent.name), session=int(fields[3]))
+    for pid, stat in each_process("stat"):
+        _, parent, _, session, *_ = fields_of(stat)
+        if int(parent) == os.getpid():
+            yield Relative(pid=pid, session=int(session))
 
 
 def kill_children(wanted: Callable[[Relative], bool], *, deadline: float) -> bool:

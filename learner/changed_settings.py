@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 CHANGEABLE = (
     "algo", "training.optimizer", "training.updates_per_step", "training.epochs_per_step", "training.reference",
     "training.critic.optimizer", "training.critic.warmup_steps", "training.critic.trunk_gradient", "training.router",
-    "demonstrations",
+    "training.alignment", "demonstrations",
 )  # fmt: skip
 """Keys, and groups of keys, that a what-if can change."""
 

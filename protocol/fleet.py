@@ -50,6 +50,8 @@ TOLD_ALIKE = ", and with the same chat_template and chat_template_kwargs in [run
 """The end of a remedy for chat templates of different fingerprints."""
 CHUNK_HASH_HEADER = "X-Headway-Xxh3"
 """The header of a chunk of a bucket: the xxh3 hash of its bytes, hexadecimal."""
+INSTANCE_HEADER = "X-Headway-Instance"
+"""The header of each step of a weight sync: the generator's process that it is meant for, as that announced itself."""
 FACTOR_PREFIX = "base_model.model."
 FACTOR_ENDS = (".lora_A.weight", ".lora_B.weight")
 """Ends of the names of an adapter's factors: down [rank, in], and up [out, rank]."""
@@ -299,18 +301,31 @@ class PullPlan(WireModel):
 class Commit(WireModel):
     """`POST /v1/weights/commit`: at a token boundary, load what is staged and serve it as `version`.
 
-    `epoch` is that of the broadcast, or `PULLED_EPOCH`. `probe` are texts whose logprobs are wanted.
+    `epoch` is that of the broadcast, or `PULLED_EPOCH`. `probe` are texts whose logprobs are wanted. `digest` is
+    that of all that was sent, for the generator to remember: equal weights have an equal one, in whichever version.
     """
 
     version: VersionText
     epoch: int = Field(ge=0)
     probe: tuple[ProbeText, ...] = Field(default=(), max_length=MAX_PROBE_TEXTS)
+    digest: Digest = Field(default="", max_length=128, exclude_if=lambda digest: not digest)
+
+
+class FormerLoad(WireModel):
+    """The weights that a generator's process loaded by an earlier commit: `digest` is what that commit said of them,
+    `fingerprint` is over the parameters as they were then.
+    """
+
+    version: VersionText
+    digest: Digest = Field(max_length=128)
+    fingerprint: Digest = Field(max_length=128)
 
 
 class CommitResult(WireModel):
     """The generator serves `version`. `fingerprint` is over the loaded parameters; `probe_logprobs` are those of the
     tokens 1… of each text of the probe, one text after another, or none if the engine was too busy to answer. `slices`
-    are what its workers have read of whole tensors, if that was less.
+    are what its workers have read of whole tensors, if that was less. `former` is what it had loaded until then, if
+    that came by a commit: a learner that has lost its memory of it can tell by that whether anything was loaded.
     """
 
     version: VersionText
@@ -319,6 +334,7 @@ class CommitResult(WireModel):
     load_s: float = Field(ge=0)
     pause_s: float = Field(ge=0)
     slices: SliceLayout | None = Field(default=None, exclude_if=lambda slices: slices is None)
+    former: FormerLoad | None = Field(default=None, exclude_if=lambda former: former is None)
 
 
 class Reprobe(WireModel):

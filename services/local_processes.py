@@ -112,6 +112,23 @@ def family_of(pid: int, *, proc: Path = _PROC) -> list[int]:
     return found
 
 
+def each_process(file: str, *, proc: Path = _PROC) -> Iterator[tuple[int, bytes]]:
+    """Each process of this machine, by its number, with a file of its folder in proc(5); without those that end
+    meanwhile, and those whose file may not be read.
+    """
+    for folder in proc.glob("[0-9]*"):  # with the file's name it would look whether that is there, and raise
+        try:
+            told = (folder / file).read_bytes()
+        except OSError:
+            continue
+        yield int(folder.name), told
+
+
+def fields_of(stat: bytes) -> list[bytes]:
+    """The fields of a process's stat after its name, which may have spaces and brackets: state, parent, group, ..."""
+    return stat.rpartition(b")")[2].split()
+
+
 def is_here(host: str) -> bool:
     """True if an address is this machine's for sure."""
     return is_loopback(host) or host in ("0.0.0.0", "::", socket.gethostname())
@@ -131,18 +148,17 @@ def _listening_inodes(port: int) -> Iterator[str]:
 def _listed_children(folder: Path) -> list[int]:
     """The children of a process, which the kernel lists by the thread that began them."""
     children = list[int]()
-    for path in folder.glob("task/*/children"):
+    for thread in (folder / "task").iterdir():
         with suppress(OSError):  # the thread has ended meanwhile
-            children += map(int, path.read_bytes().split())
+            children += map(int, (thread / "children").read_bytes().split())
     return children
 
 
 def _parents(proc: Path) -> Callable[[Path], list[int]]:
     """The children of a process, as all processes of the machine name their parents."""
     children = dict[int, list[int]]()
-    for path in proc.glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
-            children.setdefault(int(_statistics(path.parent)[1]), []).append(int(path.parent.name))
+    for pid, stat in each_process("stat", proc=proc):
+        children.setdefault(int(fields_of(stat)[1]), []).append(pid)
     return lambda folder: children.get(int(folder.name), [])
 
 
@@ -156,8 +172,7 @@ def _proportional_bytes(folder: Path) -> int | None:
 
 
 def _statistics(folder: Path) -> list[bytes]:
-    """The fields of a process's stat after its name, which may have spaces: state, parent, ..."""
-    return (folder / "stat").read_bytes().rpartition(b")")[2].split()
+    return fields_of((folder / "stat").read_bytes())
 
 
 def _described(folder: Path) -> LocalProcess:

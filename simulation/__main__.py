@@ -52,12 +52,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(_rehearse())
     if arguments.seed is not None:
         sys.exit(_one(arguments.seed, tenants=arguments.tenants, shorten=arguments.shorten, verbose=arguments.verbose))
-    first, _, last = arguments.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
     if arguments.worker:
-        for seed in seeds:
+        for seed in json.load(sys.stdin) if arguments.seeds == "-" else _range(arguments.seeds):
             _report(seed, tenants=arguments.tenants)
-        return
+        os._exit(0)  # without taking apart what the last runs left
+    seeds = _range(arguments.seeds)
     totals = _many(
         seeds,
         tenants=arguments.tenants,
@@ -94,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rehearse", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
+
+
+def _range(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
 
 
 def _report(seed: int, *, tenants: bool = False) -> None:
@@ -228,13 +232,9 @@ def _lines(seeds: Sequence[int], *, tenants: bool, processes: int) -> Iterator[d
 
 def _worker(share: Sequence[int], *, tenants: bool, core: int) -> "subprocess.Popen[bytes]":
     """A process for some seeds, held on one core: its threads take turns, which is slower from core to core."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    program = (
-        f"import json, os, sys; os.sched_setaffinity(0, [{core}]); from simulation.__main__ import _report\n"
-        f"for seed in json.loads(sys.argv[1]): _report(seed, tenants={tenants})"
-    )
-    command = [sys.executable, "-c", program, json.dumps(list(share))]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+    from simulation.workers import started_worker  # imports of the product, which nothing that simulates may come after
+
+    return started_worker(share, tenants=tenants, core=core, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def _merged(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterator[dict[str, object]]:

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -31,20 +32,41 @@ LAUNCHERS = pytest.StashKey[list[Launcher]]()
 _INSTALLED: dict[str, int] = {}
 """Modules that no test wrote, by name: thousands, which are looked at once."""
 
+_MANY = 50
+_SETTLED = [0]
+"""So many modules were there when the collector was last told that they stay."""
+
 # Tests in these folders share processes that take half a minute to start.
 _TOGETHER = {"chaos": "system", "e2e": "system", "generator": "engine"}
 _FIRST = {*_TOGETHER, "simulation"}
 
 
-def pytest_configure() -> None:
-    """Collects no garbage while tests are collected: everything that they import stays."""
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Collects no garbage while tests are collected, since everything that they import stays; and, with `--reruns`,
+    has each worker tell its two words about each test at once.
+
+    They are two small messages in a row, of which the kernel holds the second one back until the first is confirmed:
+    some 40 ms for each of all tests.
+    """
     gc.disable()
+    told = getattr(config, "failures_db", None)  # of pytest-rerunfailures
+    if isinstance(to_controller := getattr(told, "sock", None), socket.socket):
+        to_controller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def pytest_collection_finish() -> None:
     """Looks for garbage again, but not among the two million objects of what was imported."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Takes what a test was the first to import out of that search: DeepSpeed makes one several times an engine."""
+    if len(sys.modules) > _SETTLED[0] + _MANY:
+        gc.collect()
+        gc.freeze()
+        _SETTLED[0] = len(sys.modules)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.rows import say
 from learner.training.ranks import Ranks, close_process_group, open_process_group
-from tests.learner.training.test_algorithm_steps import CASES, trainer
+from tests.learner.training.algorithm_cases import ALGORITHM_CASES
+from tests.learner.training.test_algorithm_steps import trainer
 from tests.learner.training.tiny_model import write_tiny_llama
 
 LOSS_TOLERANCE = 1e-3
@@ -43,7 +44,7 @@ def take(models: Path, out: Path) -> None:
     commands = open_process_group(Ranks(), timeout_s=60)
     seen: dict[str, object] = {}
     weights: dict[str, torch.Tensor] = {}
-    for number, (algo, sequences, training) in enumerate(CASES):
+    for number, (algo, sequences, training) in enumerate(ALGORITHM_CASES):
         name = f"{algo['type']}-{number}"
         teachers = [models / "teacher"] if algo["type"] in ("opd", "distill") else []
         try:

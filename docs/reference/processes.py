@@ -154,7 +154,7 @@ def _generator() -> Described:
     ServedLine(learner="", client=_ABSENT, metrics=metrics)
     app = _app("generator", metrics)
     add_token_routes(app, serving=_ABSENT, scoring=_ABSENT)
-    add_sync_routes(app, sync=_ABSENT)
+    add_sync_routes(app, sync=_ABSENT, instance="")
     add_feedback_route(app, learner=_ABSENT, client=_ABSENT)
     return _finished("generator", app, metrics)
 

@@ -77,6 +77,8 @@ class McpConnection:
         holder, self._holder = self._holder, None
         self._leave.set()
         if holder is not None:
+            if self._ready is not None and not self._ready.done():
+                holder.cancel()  # it is not there yet to leave
             await asyncio.wait([holder], timeout=5.0)
             holder.cancel()
 

@@ -68,8 +68,9 @@ class ChatTemplate:
     def __init__(self, text: str, *, special_tokens: dict[str, str], name: str = "the chat template") -> None:
         if not text:
             raise ChatTemplateError(
-                "the model has no chat template: set chat = false in the environment's table, "
-                "[[env-service.environments]], use a model that has one, or give it one (chat_template in [run])"
+                "the model has no chat template: use a model that has one, give it one (chat_template in [run]), or do "
+                "without: set chat = false in the table of an environment of source jsonl or reasoning_gym, "
+                "[[env-service.environments]]; one that is a class says plain text with roles = ()"
             )
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]

@@ -37,7 +37,7 @@ from services.http.tls import TlsContext, TlsFiles, client_tls
 from services.rotating_secrets import secret_of
 
 PATH = "/v1/environment"
-_BETWEEN_S = 0.5
+_BETWEEN_S = 0.1
 _LIFE_EVERY_S = 5.0
 _LIFE_MISSED = 3
 

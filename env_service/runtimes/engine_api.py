@@ -63,10 +63,20 @@ class _EngineAnswer(BaseModel):
 
 
 class EngineInfo(_EngineAnswer):
-    """Of `/info`: what the engine has."""
+    """Of `/info`: what the engine has. Its word for a limit is not enough: see engine_limits.py.
+
+    `KernelVersion` is as in `uname -r`. `Rootless` is Podman's; Docker says so among `SecurityOptions`.
+    """
 
     SecurityOptions: tuple[str, ...] | None = None
-    OSType: str = ""
+    KernelVersion: str = ""
+    DefaultRuntime: str = ""
+    CgroupDriver: str = ""
+    CgroupVersion: str = ""
+    MemoryLimit: bool = False
+    PidsLimit: bool = False
+    CpuCfsQuota: bool = False
+    Rootless: bool = False
 
 
 class ImageSettings(_EngineAnswer):

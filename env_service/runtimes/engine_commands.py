@@ -3,6 +3,9 @@
 A shell of the image tells the command's process id on stderr, goes to its folder, and becomes it: an engine can start
 commands and not kill them. The folder is entered by that shell and not by the engine, which would follow a link there
 with descriptors of its own still open.
+
+A command is killed with its group of processes. Of OCI runtimes, runc makes a session for each command; with crun it is
+in the group of the engine's own keeper, outside of the container. There, setsid of the image makes it one.
 """
 
 import asyncio
@@ -17,7 +20,19 @@ from env_service.runtimes.interface import RuntimeCommand
 from services.isolation.streams import DroppedPace
 
 KILLED = 137
-_WRAP = 'echo "$$" >&2; cd -- "$1" || exit 126; shift; exec "$@"'
+# setsid of one that leads a group already would go on as another process.
+_WRAP = (
+    'echo "$$" >&2; cd -- "$1" || exit 126; shift; read -r _ _ _ _ headway_group _ </proc/$$/stat; '
+    '[ "$headway_group" = "$$" ] || ! command -v setsid >/dev/null || set -- setsid -- "$@"; exec "$@"'
+)
+TRY_GROUP = """
+read -r _ _ _ _ group _ </proc/$$/stat
+if [ "$group" != $$ ]; then
+  echo "a command cannot be killed with all that it starts: it needs a group of processes of its own, which this OCI \
+runtime (crun) does not make; have setsid (util-linux) in the image, or take runc"
+fi
+"""
+"""Lines of shell that print a line if commands have no group of processes of their own."""
 _STOP_S = 20.0
 # A process that a command has left may hold its output open.
 _LAST_OUTPUT_S = 0.2

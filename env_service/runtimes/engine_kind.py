@@ -14,7 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from env_service.runtimes.config import PODMAN_SECCOMP, RuntimesConfig
-from env_service.runtimes.engine_api import EngineApi, EngineError, EngineRefused, ImageDescription, ListedContainer
+from env_service.runtimes.engine_api import (
+    EngineApi,
+    EngineError,
+    EngineInfo,
+    EngineRefused,
+    ImageDescription,
+    ListedContainer,
+)
+from env_service.runtimes.engine_commands import TRY_GROUP
+from env_service.runtimes.engine_limits import limits_fault, limits_trial
 from env_service.runtimes.engine_runtime import FIRST, ContainerLaunch, EngineRuntime
 from env_service.runtimes.images import HOME, HOST, ImageFault
 from env_service.runtimes.interface import RuntimeCommand, RuntimeLost, RuntimeSnapshot
@@ -43,11 +52,13 @@ _SHM_MIB = 64
 _OWN_PROCESSES = 16
 _SHARES = 256  # of the usual 1024: whoever serves, samples or trains on this machine goes first
 _TRY = """
+read -r _ _ version _ </proc/version
+if [ "$version" = "KERNEL" ]; then own_kernel=no; else own_kernel=OWN; fi
 status() { while read -r name value; do [ "$name" = "$1" ] && echo "$value"; done </proc/self/status; }
 case "$(status Uid:)" in USER[!0-9]*) ;; *) echo "it runs as user $(status Uid:)";; esac
 case "$(status CapEff:)$(status CapBnd:)" in *[1-9a-f]*) echo "it has capabilities";; esac
 case "$(status NoNewPrivs:)" in 1) ;; *) echo "programs can give it privileges";; esac
-case "$(status Seccomp:)" in FILTER) ;; *) echo "there is no filter of system calls";; esac
+case "$(status Seccomp:)$own_kernel" in 2*|*yes) ;; *) echo "there is no filter of system calls";; esac
 while read -r name rest; do
   case $name in lo:*|Inter*|face*) ;; *) echo "a network is there: $name";; esac
 done </proc/net/dev
@@ -55,7 +66,7 @@ if (echo x >/proc/sys/kernel/core_pattern) 2>/dev/null; then echo "settings of t
 for each in /var/run/docker.sock /run/docker.sock /run/podman; do
   if [ -e "$each" ]; then echo "the engine is within reach: $each"; fi
 done
-if [ NESTED = no ] && unshare --user true 2>/dev/null; then
+if [ $own_kernel = no ] && unshare --user true 2>/dev/null; then
   echo "programs can make user namespaces, which have capabilities"
 fi
 if ! (echo x >/work/.try && rm /work/.try); then echo "its files cannot be changed"; fi
@@ -67,11 +78,7 @@ class EngineKind:
 
     def __init__(self, config: RuntimesConfig) -> None:
         user, _, group = config.engine.user.partition(":")
-        # gVisor has a kernel of its own, in which nothing is filtered.
-        own_kernel = bool(config.engine.oci_runtime)
-        script = _TRY.replace("USER", user).replace("FILTER", "*" if own_kernel else "2")
-        script = script.replace("NESTED", "yes" if own_kernel else "no")
-        self.trial = RuntimeCommand(argv=("/bin/sh", "-c", script), cwd="/")
+        self.trial = _trial(config, kernel="")
         self.remedy = f"See docs/runtimes.md for what an engine needs; {WITHOUT}"
         self.memory_mib = config.limits.memory_mib
         self._config = config
@@ -110,6 +117,10 @@ class EngineKind:
                 f"the container engine at {self._api.socket} filters no system calls: start it with its default "
                 "seccomp profile"
             )
+        is_podman = self._api.is_podman
+        if fault := limits_fault(info, is_podman=is_podman) or _runtime_fault(self._config, info, is_podman=is_podman):
+            raise CannotIsolate(f"the container engine at {self._api.socket} is not taken: {fault}")
+        self.trial = _trial(self._config, kernel=info.KernelVersion)
         try:
             await self._sweep()
             for image in sorted(images):
@@ -262,6 +273,30 @@ class EngineKind:
                 if await self._api.count_changes(runtime.container, most=most) > most:
                     runtime.end(f"it made more than {most} files (env-service.runtimes.limits.files)")
             await asyncio.sleep(_LEFT_ALONE * (time.monotonic() - began))
+
+
+def _trial(config: RuntimesConfig, *, kernel: str) -> RuntimeCommand:
+    """The walls as they are tried in a container on a machine with a `kernel`, as `uname -r` tells it."""
+    user, _, _ = config.engine.user.partition(":")
+    # Where the setting names gVisor, or a virtual machine, there is another kernel, in which nothing is filtered.
+    may_be_own = "yes" if config.engine.oci_runtime else "no"
+    walls = _TRY.replace("USER", user).replace("KERNEL", kernel).replace("OWN", may_be_own)
+    limits = limits_trial(config.limits, processes=config.limits.processes + _OWN_PROCESSES, cpus=config.engine.cpus)
+    # Another kernel has cgroups of its own.
+    script = f"{walls}{TRY_GROUP}if [ $own_kernel = yes ]; then exit 0; fi\n{limits}"
+    return RuntimeCommand(argv=("/bin/sh", "-c", script), cwd="/")
+
+
+def _runtime_fault(config: RuntimesConfig, info: EngineInfo, *, is_podman: bool) -> str:
+    """Says why containers would not run with the OCI runtime of the settings; empty if they would."""
+    asked, has = config.engine.oci_runtime, info.DefaultRuntime
+    if not is_podman or asked in ("", has):
+        return ""
+    return (
+        f"env-service.runtimes.engine.oci_runtime is {asked!r}, and Podman runs all containers with {has!r}; "
+        f'the two have to be one: say runtime = "{asked}" below [engine] in that machine\'s containers.conf, or leave '
+        "the setting out"
+    )
 
 
 async def _again(work: Callable[[], Coroutine[object, object, None]], *, pause_s: float, first_s: float = 0.0) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Set
 from urllib.parse import urlsplit
 
 from env_service.runtimes.config import RuntimesConfig
+from env_service.runtimes.engine_commands import TRY_GROUP
 from env_service.runtimes.images import HOME, HOST, ImageFault
 from env_service.runtimes.interface import RuntimeCommand, RuntimeLost, RuntimeSnapshot
 from env_service.runtimes.kinds import WITHOUT, Ended
@@ -168,7 +169,7 @@ class KubernetesKind:
         found = urlsplit(kubernetes.api)
         port = found.port or (443 if found.scheme == "https" else 80)
         script = _TRY.replace("USER", user).replace("FILTER", "*" if kubernetes.runtime_class else "2")
-        return script.replace("HOSTNAME", found.hostname or "localhost").replace("PORT", str(port))
+        return TRY_GROUP + script.replace("HOSTNAME", found.hostname or "localhost").replace("PORT", str(port))
 
     async def _delete(self, pod: str) -> None:
         """Deletes a pod. A refusal keeps nobody from a runtime: the pod's deadline ends it. Raises ClusterError, also

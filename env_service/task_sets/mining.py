@@ -117,8 +117,37 @@ async def mined(given: argparse.Namespace, pool: RuntimePool, out: TextIO) -> in
     finally:
         await pool.close()
     given.out.write_text("".join(f"{_line(row)}\n" for row in found), encoding="utf-8")
-    out.write(f"{len(found)} tasks in {given.out}; their repository is `repositories = {str(repository.parent)!r}`\n")
+    out.write(f"{len(found)} tasks in {given.out}")
+    if found:
+        out.write(f", which were tried by these settings:\n\n{_run_file(given, settings)}")
+    else:
+        out.write("\n")
     return 0 if found else 1
+
+
+def _run_file(given: argparse.Namespace, settings: RowSettings) -> str:
+    """The tables of a run file by which the tasks are judged as they were here; what is as usual is left out."""
+    usual, limits = RuntimesConfig(), RuntimeLimits()
+    options = {"train_file": given.out.resolve(), "repositories": settings.repositories, "image": settings.image}
+    tables: dict[str, dict[str, object]] = {
+        "environments.options": {**options, **({"setup": settings.setup} if settings.setup else {})},
+        "environments.options.environment": dict(settings.environment),
+        "runtimes": {"folder": given.images.resolve()} if given.images != usual.folder else {},
+        "runtimes.limits": {
+            name: getattr(given, name)
+            for name in ("memory_mib", "command_s")
+            if getattr(given, name) != getattr(limits, name)
+        },
+    }
+    return "\n".join(
+        f"[env-service.{table}]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in keys.items())
+        for table, keys in tables.items()
+        if keys
+    )
+
+
+def _toml(value: object) -> str:
+    return str(value) if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)
 
 
 def _line(row: RepositoryRow) -> str:

@@ -1,8 +1,8 @@
 """A scripted agent that repairs, and errs often on purpose: its conversations are what the model is warmed up on.
 
 It knows the form: look for the function, change a line, run the test, submit. It takes the wrong line or the wrong text
-in most of its changes, seldom runs the test, and seldom tries again. What the terminal says is computed here, and is
-what a runtime says to these commands.
+in most of its changes, and often submits without a test, or after one that failed: what is left to learn is to go on
+until the test passes. What the terminal says is computed here, and is what a runtime says to these commands.
 """
 
 import json
@@ -13,7 +13,7 @@ from examples.swe.repairs import COUNT, OPERATIONS, ModuleFunction, Repair, line
 
 TEST = "python3 -S test.py"
 SUBMIT = '<tool_call>{"name": "submit", "arguments": {}}</tool_call>'
-TURNS = 6
+TURNS = 10
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Habits:
     looks: float = 0.9
     line: float = 0.75
     text: float = 0.35
-    tests: float = 0.4
-    again: float = 0.4
+    tests: float = 0.6
+    again: float = 0.6
 
 
 @dataclass

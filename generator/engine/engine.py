@@ -138,6 +138,8 @@ class Engine:
         """Of a pause for a commit, which nobody else may end: from before the gate closes until it has opened."""
         self._fingerprint_s = with_size(FINGERPRINT_S, Path(options.model))
         self._unloaded = False
+        self._staged: str | None = None
+        """The version that the workers hold beside the one that serves; of `_sync_lock`, as all that changes it."""
         self._loading = False
         self._bucket_timeout_s = FILE_TIMEOUT_S
         self._base_bytes = 0
@@ -392,6 +394,7 @@ class Engine:
         self._bucket_timeout_s = group.bucket_timeout_s
         request = WeightTransferInitRequest({"spec": group.model_dump_json()})
         async with self._sync_lock, self._abandoned_on_failure():
+            self._staged = None
             await self._calls.answer(self._llm.init_weight_transfer_engine(request))
             await self._calls.settled(deadline_s=group.meet_timeout_s + GRACE_S)
 
@@ -405,9 +408,11 @@ class Engine:
         async with self._sync_lock, self._abandoned_on_failure():
             check_plan(plan.buckets)
             check_slices(plan, workers=self._options.tensor_parallel_size)
+            self._staged = None
             await self._calls.told(self._llm.collective_rpc("headway_stage", args=(plan.model_dump_json(), staging)))
             if staging:
                 await self._calls.settled(deadline_s=self._stage_s(plan))
+            self._staged = plan.version
 
     async def stage_files(self, plan: Prepare, *, paths: Sequence[str]) -> None:
         """Stage buckets that were downloaded: one local file per bucket, its bytes those of the bucket.
@@ -416,10 +421,12 @@ class Engine:
         """
         async with self._sync_lock, self._abandoned_on_failure():
             check_plan(plan.buckets)
+            self._staged = None
             await self._calls.told(
                 self._llm.collective_rpc("headway_stage_files", args=(plan.model_dump_json(), list(paths)))
             )
             await self._calls.settled(deadline_s=self._stage_s(plan))
+            self._staged = plan.version
 
     def _stage_s(self, plan: Prepare) -> float:
         """Longest time for a plan's buckets, and for adding an adapter to base weights that came now or before."""
@@ -454,6 +461,7 @@ class Engine:
 
     async def abandon_group(self) -> None:
         """Leave the group, and forget what was staged. The next sync needs a new group."""
+        self._staged = None
         await self._calls.answer(self._llm.collective_rpc("headway_abandon"))
 
     def counters(self) -> EngineCounters:
@@ -476,6 +484,10 @@ class Engine:
 
     async def _commit(self, *, version: str) -> CommitReport:
         async with self._sync_lock:
+            if self._staged != version:  # another step of a sync came between: it would be stamped with this version
+                message = f"version {version} is not what is staged here, but {self._staged or 'nothing'}"
+                raise WeightSyncError(message, unloaded=self._unloaded)
+            self._staged = None
             start = time.perf_counter()
             async with self._pausing:
                 reports = await self._load_paused(version=version)

@@ -10,9 +10,11 @@ For engines on CPUs alone: a GPU's start is bound by other things, and was not t
 """
 
 import gc
+import importlib
 import logging
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -20,13 +22,16 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from generator.engine.socket_folder import PREFIX
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -91,19 +96,58 @@ def changed_environment() -> dict[str, str]:
 
 @contextmanager
 def engines_by_forks() -> Iterator[None]:
-    """Within it vLLM's engines are made by the fork server, if there is one."""
+    """Within it vLLM's engines are made by the fork server, if there is one, and so is the process that vLLM has look
+    at the class of a model of which it has not noted yet what it can do.
+    """
     if not has_fork_server():
         yield
         return
+    from vllm.model_executor.models import registry
     from vllm.v1.engine import utils
 
     # vLLM allows "fork", by which a child has its parent's sockets and locks, and "spawn"; on a CPU it insists on this.
-    usual = utils.get_mp_context
+    usual, usual_look = utils.get_mp_context, registry._run_in_subprocess
     utils.get_mp_context = lambda: multiprocessing.get_context("forkserver")
+    registry._run_in_subprocess = _looked_at
     try:
         yield
     finally:
-        utils.get_mp_context = usual
+        utils.get_mp_context, registry._run_in_subprocess = usual, usual_look
+
+
+def _looked_at(look: Callable[[], Any]) -> Any:
+    """The result of `look`, which is called in a fork: vLLM's own way is a new interpreter, with all imports.
+
+    Raises RuntimeError if it failed, as vLLM expects it.
+    """
+    cloudpickle: Any = importlib.import_module("cloudpickle")  # which takes closures, too
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_look, args=(cloudpickle.dumps(look), theirs))
+    process.start()
+    theirs.close()
+    try:
+        found, error = ours.recv()
+    except EOFError:
+        found, error = None, "the process ended and said nothing"
+    finally:
+        ours.close()
+        process.join()
+    if error:
+        raise RuntimeError(f"vLLM cannot look at the class of the model: {error}")
+    return found
+
+
+def _look(pickled: bytes, answer: "Connection") -> None:
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    found, error = None, ""
+    try:
+        found = pickle.loads(pickled)()  # noqa: S301 - by whoever made this process
+    except Exception:  # noqa: BLE001 - the process that asks raises it
+        error = traceback.format_exc()
+    answer.send((found, error))
 
 
 def _serve(listener: socket.socket, until_closed: int) -> NoReturn:

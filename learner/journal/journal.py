@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol, Self
 
-from learner.journal.files import anyone, ignore
+from learner.journal.files import anyone, ignore, sync_tree
 from learner.journal.records import JournalDamaged
 from learner.journal.segments import (
     JournalUnknown,
@@ -187,13 +187,16 @@ class Journal:
     ) -> Self:
         """Goes on with the newest segment, its torn tail cut; an empty journal begins at version 0.
 
-        Raises JournalDamaged, and then changes nothing.
+        What a former process has written is synced first, since that may have died before it was: batches are trained
+        again from there, and a later sync is of the newest segment alone. Raises JournalDamaged, and then changes
+        nothing, and OSError.
         """
         folder.mkdir(parents=True, exist_ok=True)
         segments = segments_of(folder)
         if not segments:
             return cls(Segment.named(folder, 0), end=0, may_write=may_write, synced=synced)
         newest = segments[-1]
+        sync_tree(folder)
         return cls(newest, end=end_of_records(newest.path), whole=False, may_write=may_write, synced=synced)
 
     def __enter__(self) -> Self:

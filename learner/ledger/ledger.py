@@ -63,7 +63,7 @@ class Ledger:
         self._served: int | None = None
         self._reasons: Counter[str] = Counter()
         self._blocked_since: float | None = None
-        self._sure: dict[int, None] = {}  # in the order in which they were named
+        self._sure: dict[int, BufferedGroup] = {}  # in the order in which they were named
 
     @property
     def version(self) -> int:
@@ -425,13 +425,18 @@ class Ledger:
         again after that.
         """
         table = self._table
-        self._sure = {lease_id: None for lease_id in self._sure if lease_id in table.buffered}
+        self._sure = self._still_sure()
         others = {each: running.version for each, running in table.running.items()}
         others |= {each: group.version for each, group in table.buffered.items() if each not in self._sure}
         places = self.config.groups_per_step - len(self._sure)
         first = heapq.nsmallest(places, others, key=lambda lease_id: (others[lease_id], lease_id))
-        self._sure |= {lease_id: None for lease_id in first if lease_id in table.buffered}
+        self._sure |= {lease_id: table.buffered[lease_id] for lease_id in first if lease_id in table.buffered}
         return tuple(self._sure)
+
+    def _still_sure(self) -> dict[int, BufferedGroup]:
+        """The named groups that are buffered yet. Another one of the same lease came later, and has no place by it."""
+        buffered = self._table.buffered
+        return {lease_id: group for lease_id, group in self._sure.items() if buffered.get(lease_id) is group}
 
     def take(self, *, now: float) -> Batch | BatchShortfall:
         """The next batch, or why there is none yet. Only between steps: after `trained` has told the last one's end.
@@ -446,8 +451,8 @@ class Ledger:
         if len(buffered) < need:
             self._blocked_since = None
             return BatchShortfall(have=len(buffered), need=need)
-        sure = [lease_id for lease_id in self._sure if lease_id in buffered]
-        others = (lease_id for lease_id in buffered if lease_id not in self._sure)
+        sure = self._still_sure()
+        others = (lease_id for lease_id in buffered if lease_id not in sure)
         ready = [*sure, *sorted(others, key=lambda lease_id: (buffered[lease_id].version, lease_id))]
         blocked = self._blockage(ready[need:], after=self._version)
         if self._must_wait(blocked, now):

@@ -66,6 +66,12 @@ class TinkerConfig(ConfigModel):
         description="a turn holds no more than the learner trains in about so many seconds, so that nobody waits long "
         "for another's flood; an operation is never divided",
     )
+    shared_tokens: int = Field(
+        1024,
+        ge=0,
+        description="operations of different models share passes if each has at most so many tokens; what a larger one "
+        "computes is the same bit by bit whatever else waits, and with 0 that of all",
+    )
     retain_targets_s: float = Field(
         86_400.0,
         gt=0,

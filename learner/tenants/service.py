@@ -86,14 +86,16 @@ class ServedBase:
 
 @dataclass(frozen=True)
 class TenantSettings:
-    """Bounds of the service. `snapshot_every`: operations between two snapshots of a model. `all_weights`: one model at
-    a time, of all weights of the base model, in place of adapters.
+    """Bounds of the service. `snapshot_every`: operations between two snapshots of a model. `shared_tokens`: of an
+    operation that may share passes with those of other models. `all_weights`: one model at a time, of all weights of
+    the base model, in place of adapters.
     """
 
     snapshot_every: int = 64
     max_resident: int = 256
     round_tokens: int = 1 << 16
     round_s: float = 0.1
+    shared_tokens: int = 1024
     retain_targets_s: float = 86_400.0
     all_weights: bool = False
 
@@ -144,7 +146,12 @@ class TenantService:
 
     def _training_loop(self, trainer: TenantTrainer) -> TrainingLoop:
         return TrainingLoop(
-            turns=TrainerTurns(trainer=trainer, checkpoints=self.checkpoints, snapshots=self._snapshots),
+            turns=TrainerTurns(
+                trainer=trainer,
+                checkpoints=self.checkpoints,
+                snapshots=self._snapshots,
+                shared_tokens=self._settings.shared_tokens,
+            ),
             models=self.models,
             futures=self.futures,
             log=self.log,

@@ -30,7 +30,10 @@ class TenantTrainer(Protocol):
         """Raises OperationError for an operation that cannot be done; cheap, from any thread."""
 
     def run_round(self, operations: Sequence[ForwardBackward]) -> list[OperationResult | OperationError]:
-        """Do them in one pass; the failure of one changes nothing for others. An exception leaves all as it was."""
+        """Do them in shared passes; the failure of one changes nothing for others. An exception leaves all as it was.
+
+        One that is alone comes out the same bit by bit each time; company may change how its numbers are rounded.
+        """
 
     def step(self, step: AdamStep) -> dict[str, float]:
         """Spend the model's gradients. Raises OperationError, and then has changed nothing."""

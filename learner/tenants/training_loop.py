@@ -30,8 +30,8 @@ T = TypeVar("T")
 class TrainingLoop:
     """Does the operations in the queues of `models`.
 
-    `serve` takes note of weights that an operation gave to a sampling session, `records` of what was done. `rounds`
-    counts passes shared by the operations of a turn, `passes` the operations that were in them.
+    `serve` takes note of weights that an operation gave to a sampling session, `records` of what was done. `passes`
+    counts the operations that were in `rounds`.
     """
 
     def __init__(
@@ -57,7 +57,12 @@ class TrainingLoop:
         self._thread = TrainerThread()
         self._thread.start()
         self._turn_lock, self._news = asyncio.Lock(), asyncio.Event()
-        self.rounds = self.passes = 0
+        self.passes = 0
+
+    @property
+    def rounds(self) -> int:
+        """Counts what the trainer did at once, for one operation or for several that share passes."""
+        return self._turns.rounds
 
     def wake(self) -> None:
         """Operations have come."""
@@ -146,9 +151,7 @@ class TrainingLoop:
             lambda: self._turns.run(operations, entries), named=kinds, kept="its operations"
         )
         self._budget.learn(sum(operation.tokens for operation in operations), self._clock() - began)
-        passes = sum(operation.is_pass for operation in operations)
-        self.passes += passes
-        self.rounds += passes > 0
+        self.passes += sum(operation.is_pass for operation in operations)
         for model in models.values():
             model.resident = self._turns.holds(model.entry.model_id)
         for operation in operations:

@@ -1,8 +1,16 @@
-"""Turns of the trainer's thread: one pass for all passes of a turn, then its steps, saves and loads."""
+"""Turns of the trainer's thread: the passes of a turn, then its steps, saves and loads.
+
+    passes of a turn   a1 a2 b1 c1 c2 ─▶ round a1 b1 c1 ─▶ round a2 c2 ─▶ steps and the rest
+
+Operations of different models share a round, those of one model never do. The gradient of a sum is rounded in another
+way than the sum of gradients, and what waits together is a matter of chance, at a replay above all: an operation by
+itself comes out the same, bit by bit, whenever it is done.
+"""
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,7 +81,10 @@ class OperationOutcome:
 
 
 class TrainerTurns:
-    """Runs operations. All but making it is for the trainer's thread. `clock` is in seconds since 1970."""
+    """Runs operations. All but making it is for the trainer's thread. `clock` is in seconds since 1970.
+
+    `shared_tokens`: see `rounds_of`. `rounds` counts the trainer's rounds.
+    """
 
     def __init__(
         self,
@@ -81,10 +92,13 @@ class TrainerTurns:
         trainer: TenantTrainer,
         checkpoints: TenantCheckpoints,
         snapshots: ModelSnapshots,
+        shared_tokens: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._trainer, self._checkpoints, self._snapshots, self._clock = trainer, checkpoints, snapshots, clock
+        self._shared_tokens = shared_tokens
         self._versions: dict[str, int] = {}
+        self.rounds = 0
 
     def run(self, operations: Sequence[Operation], entries: Mapping[str, ModelEntry]) -> list[OperationOutcome]:
         """Do the operations, each model's in order; what fails is told in its outcome."""
@@ -95,7 +109,9 @@ class TrainerTurns:
             if operation.model_id in damaged
         ]
         whole = [operation for operation in operations if operation.model_id not in damaged]
-        outcomes += self._passes([operation for operation in whole if operation.is_pass])
+        passes = [operation for operation in whole if operation.is_pass]
+        for together in rounds_of(passes, shared_tokens=self._shared_tokens):
+            outcomes += self._passes(together)
         outcomes += [self._barrier(each, entries[each.model_id]) for each in whole if not each.is_pass]
         return outcomes
 
@@ -142,10 +158,9 @@ class TrainerTurns:
         return ""
 
     def _passes(self, operations: Sequence[Operation]) -> list[OperationOutcome]:
-        if not operations:
-            return []
         works = [operation.work for operation in operations]
         passes = [work for work in works if isinstance(work, ForwardBackward)]
+        self.rounds += 1
         try:
             results = self._trainer.run_round(passes)
         except StartAgain:
@@ -270,6 +285,22 @@ class TrainerTurns:
         written = self._checkpoints.former(facts.path)
         assert written is not None
         return written
+
+
+def rounds_of(passes: Sequence[Operation], *, shared_tokens: int) -> Iterator[list[Operation]]:
+    """The operations that the trainer does together, in order: of each model one, and alone if it has more than
+    `shared_tokens`, which gains little by company.
+    """
+    places: dict[str, int] = defaultdict(int)
+    waves: dict[int, list[Operation]] = defaultdict(list)
+    for operation in passes:
+        waves[places[operation.model_id]].append(operation)
+        places[operation.model_id] += 1
+    for wave in waves.values():
+        shared = [operation for operation in wave if operation.tokens <= shared_tokens]
+        if shared:
+            yield shared
+        yield from ([operation] for operation in wave if operation.tokens > shared_tokens)
 
 
 def target_of(facts: CheckpointFacts, checkpoints: TenantCheckpoints) -> TargetWeights:

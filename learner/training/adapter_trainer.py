@@ -176,7 +176,7 @@ class AdapterTrainer:
         check_operation(operation, self._base)
 
     def run_round(self, operations: Sequence[ForwardBackward]) -> list[OperationResult | OperationError]:
-        """Does the operations together, each as if it were alone, and returns their results in order, or errors.
+        """Does the operations together, each as if it were alone but for rounding. Returns results in order, or errors.
 
         The rows of all of them are packed and run through the base model once. If an operation fails, the others are
         run again; if it is not clear which one, each is run alone.

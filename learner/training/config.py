@@ -166,6 +166,54 @@ class ReferenceConfig(BaseModel):
         return self
 
 
+class AlignmentConfig(BaseModel):
+    """Cosine of consecutive gradients of what is trained, and its control (GAC, arXiv 2603.01501)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["off", "measure", "control"] = Field(
+        "off",
+        description="With measure, each update's gradient is compared with that of the update before, which takes a "
+        "copy of it: 4 bytes for each trained weight. control also acts on the cosine.",
+    )
+    project_above: float = Field(
+        0.2,
+        ge=0,
+        lt=1,
+        description="With control: a gradient whose cosine is above loses as much of its part along the former one as "
+        "brings the cosine down to this. A negative cosine is left as it is.",
+    )
+    skip_above: float = Field(
+        0.9, gt=0, le=1, description="With control: an update whose cosine is above is left out. 1 turns it off."
+    )
+    max_skips_in_row: int = Field(
+        4,
+        ge=1,
+        description="With control: updates in a row that may be left out; the next one is projected. Weights that stay "
+        "would give such gradients for ever.",
+    )
+
+    @model_validator(mode="after")
+    def _refuse_unused_knobs(self) -> AlignmentConfig:
+        knobs = ("project_above", "skip_above", "max_skips_in_row")
+        unused = [name for name in knobs if getattr(self, name) != type(self).model_fields[name].default]
+        if self.mode != "control" and unused:
+            raise ValueError(
+                f"{unused[0]} is set but mode is {self.mode}: only control uses it. Remove it, or set mode to control."
+            )
+        if self.project_above > self.skip_above:
+            raise ValueError(
+                f"project_above is {self.project_above:g} and skip_above {self.skip_above:g}: expected the first to be "
+                "at most the second, since what is skipped is not projected. Lower project_above, or raise skip_above."
+            )
+        return self
+
+    @property
+    def enabled(self) -> bool:
+        """True if gradients are compared."""
+        return self.mode != "off"
+
+
 class CriticConfig(BaseModel):
     """PPO's critic."""
 
@@ -221,6 +269,7 @@ class TrainingConfig(BaseModel):
     router: RouterConfig = Field(default_factory=RouterConfig, description="Routers of a mixture of experts.")
     reference: ReferenceConfig = Field(default_factory=ReferenceConfig, description="The reference policy.")
     critic: CriticConfig = Field(default_factory=CriticConfig, description="The critic, of algorithms that have one.")
+    alignment: AlignmentConfig = Field(default_factory=AlignmentConfig, description="Consecutive gradients.")
     head_seed: int = Field(0, ge=0, description="Seed of a reward model's new head.")
     dtype: Dtype = Field(
         "float32", description="Type of the forward and backward pass. The optimizer works in float32."
@@ -350,6 +399,29 @@ class TrainingConfig(BaseModel):
                 "optimizer.type is muon and lora.rank is above 0: muon makes the update of a weight orthogonal, and an "
                 "adapter is two factors, whose product's update would not be: expected adamw. Set optimizer.type to "
                 "adamw, or lora.rank to 0."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gradients_that_can_be_compared(self) -> TrainingConfig:
+        mode = self.alignment.mode
+        if mode == "off":
+            return self
+        if self.zero_stage == 3:
+            raise ValueError(
+                f"alignment.mode is {mode} and zero_stage is 3, which adds gradients up part by part and keeps none "
+                "whole until its step: expected zero_stage 2 or less. Lower zero_stage, or set alignment.mode to off."
+            )
+        if self.offload != "none":
+            raise ValueError(
+                f"alignment.mode is {mode} and offload is {self.offload}, with which gradients lie in host memory, "
+                "where they are not compared: expected offload none. Set offload to none, or alignment.mode to off."
+            )
+        if mode == "control" and self.optimizer.type == "muon":
+            raise ValueError(
+                "alignment.mode is control and optimizer.type is muon, which gives all directions of a matrix the same "
+                "length, so that a part of a gradient that was made shorter would be as long again: expected adamw. "
+                "Set optimizer.type to adamw, or alignment.mode to measure."
             )
         return self
 

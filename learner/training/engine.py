@@ -19,7 +19,8 @@ from typing import Generic, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from learner.training.config import Offload, OptimizerConfig, TrainingConfig
+from learner.training.alignment import AlignmentJudgement, GradientAlignment
+from learner.training.config import AlignmentConfig, Offload, OptimizerConfig, TrainingConfig
 from learner.training.deepspeed_setup import CHECKPOINT_TAG, deepspeed, quiet_deepspeed
 from learner.training.deferred import DeferredFiles, Writes
 from learner.training.finite import all_finite
@@ -202,8 +203,10 @@ class TrainingEngine(Generic[Output_co]):
         config: TrainingConfig,
         device: torch.device,
         optimizer: OptimizerConfig | None = None,
+        alignment: AlignmentConfig | None = None,
     ) -> None:
-        """`optimizer` is that of this model, where it is another than `config.optimizer`.
+        """`optimizer` is that of this model, where it is another than `config.optimizer`. Consecutive gradients are
+        compared only with an `alignment`, so that those of a critic are not.
 
         Raises ValueError for a model that Muon cannot train, if that is the optimizer.
         """
@@ -232,6 +235,12 @@ class TrainingEngine(Generic[Output_co]):
         if self._alone:
             # It would flatten all gradients, send them to nobody, and copy them back.
             self._engine.enable_backward_allreduce = False
+        self.alignment: GradientAlignment | None = None
+        """Of consecutive gradients; None where they are not compared."""
+        if alignment is not None and alignment.enabled:
+            assert self._stage < 3, "gradients in parts of parts: refused by TrainingConfig"
+            whole = self._stage == 0 or self._keeps_whole_gradients
+            self.alignment = GradientAlignment(alignment, parts=not whole)
         self.skipped = 0
         """Updates that were left out because their gradient was not finite; the same on every rank."""
         self.skipped_in_row = 0
@@ -297,36 +306,70 @@ class TrainingEngine(Generic[Output_co]):
         return torch.autograd.grad(loss, self._trained, allow_unused=True)
 
     def update(self, *, learning_rate: float, divisor: float = 1.0) -> float:
-        """Takes a step of the optimizer; gradients are 0 afterwards. Returns their global L2 norm before clipping.
+        """Takes a step of the optimizer; gradients are 0 afterwards. Returns their global L2 norm before clipping, and
+        before anything was taken off as aligned with the former one.
 
         Gradients are divided by `divisor` first. One whose norm is not finite moves nothing, neither weights nor the
-        optimizer's means; it is counted.
+        optimizer's means; it is counted. Nor does one that `alignment` skips.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = self._clip_and_step(divisor) if self._stage == 0 else self._step_sharded(divisor)
+        remaining = self._divide(divisor)
+        judged = self._examined()
+        if judged.action == "skip":
+            self.discard_gradients()
+        else:
+            norm = self._clip_and_step() if self._stage == 0 else self._step_sharded(remaining)
+        if judged.action != "keep":
+            norm = judged.norm / remaining
         made = math.isfinite(norm)
         self.skipped += not made
         self.skipped_in_row = 0 if made else self.skipped_in_row + 1
         return norm
 
+    def _examined(self) -> AlignmentJudgement:
+        """The decision on the gradient, which may be projected then; to keep it where gradients are not compared."""
+        if self.alignment is None:
+            return AlignmentJudgement(0.0)
+        judged = self.alignment.examine(self._own_gradients())
+        if judged.action == "project" and self._keeps_whole_gradients:
+            # Of a weight without a gradient of its own it would leave what is taken off out of the norm.
+            flags = self._engine.optimizer.fp32_groups_has_gradients
+            flags[:] = [[True] * len(group) for group in flags]
+        return judged
+
+    def _divide(self, divisor: float) -> float:
+        """Divides the gradients; returns what is left to divide them by, which ZeRO does in its step."""
+        if self._stage and not self._keeps_whole_gradients:
+            return divisor
+        if self._alone and self._stage == 0:
+            self._fill_in_gradients()
+        if divisor != 1.0:
+            torch._foreach_div_(self._own_gradients(), divisor)
+        return 1.0
+
+    @property
+    def _keeps_whole_gradients(self) -> bool:
+        """True of DeepSpeed's plain optimizer for bfloat16, which has no scale."""
+        return hasattr(self._engine.optimizer, "fp32_groups_gradients_flat")
+
+    def _own_gradients(self) -> list[Tensor]:
+        """The gradient of an update in this rank's memory, over all ranks: all of it, or with ZeRO this rank's part."""
+        if self._stage == 0:
+            return [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        sharded = self._engine.optimizer
+        if self._keeps_whole_gradients:
+            return list(sharded.fp32_groups_gradients_flat)
+        return [part for group in sharded.averaged_gradients.values() for part in group]
+
     def _step_sharded(self, divisor: float) -> float:
         sharded = self._engine.optimizer
-        if hasattr(sharded, "fp32_groups_gradients_flat"):  # of its plain optimizer for bfloat16, which has no scale
-            for gradients in sharded.fp32_groups_gradients_flat:
-                gradients.div_(divisor)
-        else:
-            sharded.loss_scale = divisor  # as if each loss had been multiplied by it, which is undone here
+        sharded.loss_scale = divisor  # as if each loss had been multiplied by it, which is undone here
         self._engine.step()  # under ZeRO it looks at the norm itself, and then says that it is infinite
         sharded.loss_scale = 1.0
         return float(self._engine.get_global_grad_norm() or 0.0)
 
-    def _clip_and_step(self, divisor: float) -> float:
-        if self._alone:
-            self._fill_in_gradients()
-        if divisor != 1.0:
-            gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
-            torch._foreach_div_(gradients, divisor)
+    def _clip_and_step(self) -> float:
         norm = self._clip_unsharded()
         if math.isfinite(norm):
             self._engine.step()

@@ -503,7 +503,9 @@ def open_models(
     if preset.trains_scores:
         scores = new_score_model(path, config=config, shard=shard, group=group)
         scores.watch = _watch_of(scores.classifier, path, config=config)
-        engine: TrainingEngine[Output] = TrainingEngine(scores, config=config, device=device)
+        engine: TrainingEngine[Output] = TrainingEngine(
+            scores, config=config, device=device, alignment=config.alignment
+        )
         gap = check_scores(scores, path, compute=lambda microbatch: engine.forward(microbatch)[0])
         if config.compile:
             _compile(scores.classifier, path, engine=engine, allowed=gap.allowed)
@@ -514,7 +516,7 @@ def open_models(
     policy.watch = _watch_of(policy.causal_lm, path, config=config)
     if preset.passes.values and config.critic.kind == "head":
         policy.settings = replace(policy.settings, with_states=True)
-    engine = TrainingEngine(policy, config=config, device=device)
+    engine = TrainingEngine(policy, config=config, device=device, alignment=config.alignment)
     gap = check_policy(policy, path, compute=lambda microbatch: engine.forward(microbatch)[0])
     if preset.samples_policy:
         policy.replay = _replay_of(policy, path, engine=engine, config=config, allowed=gap.allowed)

@@ -34,6 +34,7 @@ from learner.algorithms import ratios
 from learner.algorithms.old_tokens import OldTokenBound
 from learner.algorithms.policy_loss import negative_log_likelihood, once_for_each
 from learner.algorithms.preset import CarriedState, Loss, LossTokens, Mean, Passes, Preset
+from learner.training.alignment import AlignmentReading
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
 from learner.training.engine import learning_rate
@@ -96,6 +97,8 @@ class StepMetrics(TokenMeans, RoutingMetrics):
     learned from, of all ranks. `skipped_updates`: of policy and critic, left out since their gradient was not finite;
     `skipped_in_row`: how many of the newest ones, over steps. The times are this rank's, in seconds. `pass_costs`: CPU
     seconds of the passes through what is trained (CostSums), by forward passes and their tokens; backward counts twice.
+    `alignment_cosine`: of the gradients of consecutive updates, the mean over those that have one; the shares are of
+    updates whose gradient was projected, or that were left out, for it; None where it is not looked at.
     `demonstration_loss`: the mean cross-entropy of the step's demonstrations, in nats per token, over its updates, and
     `demonstration_tokens` their trained tokens, which count nowhere else; None of a step without any.
     """
@@ -114,6 +117,9 @@ class StepMetrics(TokenMeans, RoutingMetrics):
     pass_costs: Mapping[str, object] | None = None
     demonstration_loss: float | None = None
     demonstration_tokens: int | None = None
+    alignment_cosine: float | None = None
+    alignment_projected_share: float | None = None
+    alignment_skipped_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -449,6 +455,7 @@ class TrainingStep:
             group=self._group,
         )
         seen = [record.routing for record in records if record.routing is not None]
+        alignment = AlignmentReading() if self._engine.alignment is None else self._engine.alignment.taken()
         return StepMetrics(
             **vars(replace(of_tokens, means={**means, **of_tokens.means})),
             **vars(routing_metrics(seen)),
@@ -464,6 +471,9 @@ class TrainingStep:
             skipped_updates=self._models.skipped - skipped_before,
             skipped_in_row=self._models.skipped_in_row,
             pass_costs=self._engine.costs.taken().model_dump(),
+            alignment_cosine=alignment.cosine,
+            alignment_projected_share=alignment.projected_share,
+            alignment_skipped_share=alignment.skipped_share,
         )
 
     def _new_pull_sums(self, batch: FlatBatch) -> PullSums | None:

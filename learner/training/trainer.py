@@ -630,6 +630,8 @@ class Trainer:
         for follower in (self._models.reference, self._models.average):
             if follower is not None:
                 follower.save(directory, leads=self._ranks.leads, later=later)
+        if self._models.engine.alignment is not None:
+            self._models.engine.alignment.save(directory, rank=self._ranks.rank, later=later)
         if self._ranks.leads:
             progress = {
                 "updates": self._updates,
@@ -655,6 +657,8 @@ class Trainer:
     def _load_progress(self, progress: Path, state: Path) -> None:
         """Loads what no other rank takes part in."""
         load_random_state(state, device=self._ranks.device)
+        if self._models.engine.alignment is not None:
+            self._models.engine.alignment.load(progress.parent, rank=self._ranks.rank, device=self._ranks.device)
         found = json.loads(progress.read_text(encoding="utf-8"))
         self._updates = int(found["updates"])
         in_row = [*found.get("skipped_in_row", ()), 0, 0]  # older checkpoints say nothing of it

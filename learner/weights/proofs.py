@@ -28,7 +28,7 @@ from learner.weights.fleet import FleetMember, FleetMembers
 from learner.weights.probe import HIGH_QUANTILE, ProbeGap
 from learner.weights.provenance import InstanceMemory, Provenance
 from learner.weights.published import PackedWeights
-from protocol.fleet import Commit, CommitResult, Reprobe, ReprobeResult, WeightForm
+from protocol.fleet import INSTANCE_HEADER, Commit, CommitResult, Reprobe, ReprobeResult, WeightForm
 from protocol.model import PolicyVersion
 from services.http.client import HttpClient, R, ServiceError
 
@@ -173,12 +173,15 @@ class Proofs:
         return seen
 
     def _load_fault(self, proof: Proof, packed: PackedWeights) -> str | None:
-        before = self._provenance.last(proof.member.instance)
-        if before and before.fingerprint == proof.answer.fingerprint and before.digest != packed.digest:
-            return (
-                f"the checksum of its loaded weights is {before.fingerprint} at version {packed.version} as it was at "
-                f"{before.version}, but other weights were sent: it did not load them"
-            )
+        """By what the learner remembers of it, and by what it remembers itself: after a loss of power the learner's
+        memory may be of an earlier version than it has, or be gone.
+        """
+        for before in (self._provenance.last(proof.member.instance), proof.answer.former):
+            if before and before.fingerprint == proof.answer.fingerprint and before.digest != packed.digest:
+                return (
+                    f"the checksum of its loaded weights is {before.fingerprint} at version {packed.version} as it was "
+                    f"at {before.version}, but other weights were sent: it did not load them"
+                )
         return None
 
     def _probe_faults(self, proofs: Sequence[Proof], packed: PackedWeights) -> dict[FleetMember, str]:
@@ -306,7 +309,9 @@ class Commits:
     async def ask(self, member: FleetMember, what: str, body: BaseModel, answer: type[R], *, deadline_s: float) -> R:
         """Takes a step of a weight sync. Raises ServiceError, which names the member's address."""
         url = f"{member.url}/v1/weights/{what}"
-        return await self._client.post(url, body, answer, deadline_s=deadline_s, retries=0)
+        # A network may hold a request back until another process listens at the address.
+        meant_for = {INSTANCE_HEADER: instance} if (instance := member.announcement.instance) else None
+        return await self._client.post(url, body, answer, deadline_s=deadline_s, retries=0, headers=meant_for)
 
     async def commit(self, member: FleetMember, packed: PackedWeights, *, epoch: int, receive_s: float = 0.0) -> Proof:
         """The member loads and serves this version; its proof is not judged yet. Raises ServiceError, also where its
@@ -315,7 +320,7 @@ class Commits:
         `receive_s` is what it may take beside, for one that receives within its commit.
         """
         probe = packed.probe.within(member.announcement.max_model_len)
-        body = Commit(version=str(packed.version), epoch=epoch, probe=probe.texts)
+        body = Commit(version=str(packed.version), epoch=epoch, probe=probe.texts, digest=packed.digest)
         self._fleet.asked_to_commit(member, packed.version)
         try:
             answer = await self.ask(member, "commit", body, CommitResult, deadline_s=self._timeout_s + receive_s)

@@ -6,12 +6,14 @@ is used where it is, with that folder in /usr/local, whose own content is hidden
 """
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +104,8 @@ def stage(*, into: Path, python: Python, packages: Iterable[str]) -> None:
     shutil.copyfile(source, into / f"{FIRST_MODULE}.py")
     for name in packages:
         _copy_distribution(name, into)
-    # Inside nothing can be cached: what is not compiled here would be compiled by every program.
+    # Inside nothing can be cached: what is not compiled here would be compiled by every program. What is compiled
+    # already, for that Python and from that very source, is left as it is.
     subprocess.run(
         [python.host_executable, "-I", "-m", "compileall", "-q", str(into)],
         stdout=subprocess.DEVNULL,
@@ -132,12 +135,29 @@ def _copy_distribution(name: str, into: Path) -> None:
         raise UserError(
             f"execution.packages names {name!r}, which is not installed here: pip install it, or take it off the list"
         ) from None
+    folders = set[Path]()
     for file in files or ():
-        # Scripts lie outside of site-packages, and what was compiled was compiled for another place.
+        # Scripts lie outside of site-packages.
         if ".." in file.parts or file.suffix in (".pyc", ".pth") or file.is_absolute():
             continue
-        (into / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(str(file.locate()), into / file)
+        copied = into / file
+        if copied.parent not in folders:
+            (copied.parent / "__pycache__").mkdir(parents=True, exist_ok=True)
+            folders.add(copied.parent)
+        source = str(file.locate())
+        shutil.copyfile(source, copied)
+        if file.suffix == ".py":
+            _copy_compiled(source, str(copied))
+
+
+def _copy_compiled(source: str, copied: str) -> None:
+    """Copies what this Python has compiled of it. It is known as up to date by its source's time, and an import gives
+    it the path of the copy.
+    """
+    at = os.stat(source)
+    os.utime(copied, ns=(at.st_atime_ns, at.st_mtime_ns))
+    with suppress(FileNotFoundError):
+        shutil.copyfile(importlib.util.cache_from_source(source), importlib.util.cache_from_source(copied))
 
 
 def _make_readable(folder: Path) -> None:

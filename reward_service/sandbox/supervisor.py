@@ -36,6 +36,7 @@ from services.isolation.keeping import (
     read_until,
     reap,
     takes_more,
+    used_cpu_s,
 )
 
 # What goes to the service, one datagram each.
@@ -124,6 +125,7 @@ class LaunchedSandbox:
     def end(self) -> SandboxReport:
         """Kill it and all that it started."""
         self.close_pipes()
+        running_cpu_s = self._running_cpu_s()
         for handle in (self.handle, self.first):
             if handle is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -136,7 +138,15 @@ class LaunchedSandbox:
             shutil.rmtree(self.folder, ignore_errors=True)
         began = read_until(self._ready, deadline=time.monotonic(), until=_BEGINS) == _BEGINS
         os.close(self._ready)
-        return SandboxReport(status=status, cpu_s=children_cpu_s() - self._cpu_s, began=began)
+        cpu_s = max(running_cpu_s, children_cpu_s() - self._cpu_s)
+        return SandboxReport(status=status, cpu_s=cpu_s, began=began)
+
+    def _running_cpu_s(self) -> float:
+        """Of what is about to be killed: what ends with its process namespace is waited for by nobody."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle if self.first is None else self.first, 0)
+            return used_cpu_s(family(self.first_pid))
+        return 0.0
 
 
 def main() -> None:

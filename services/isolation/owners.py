@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from services.local_processes import each_process, fields_of
+
 logger = logging.getLogger(__name__)
 
 _MARK = re.compile(r"headway-sandbox:(\d+):(\d+):(\d+)")
@@ -67,12 +69,10 @@ def end_orphans(sign: str) -> int:
 
 
 def _orphans(sign: str) -> Iterator[int]:
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-            owner = _owner(words, sign)
-            if owner is not None and owner.is_gone:
-                yield int(folder.name)
+    for pid, told in each_process("cmdline"):
+        owner = _owner(told.decode(errors="replace").rstrip("\0").split("\0"), sign)
+        if owner is not None and owner.is_gone:
+            yield pid
 
 
 def _owner(words: list[str], sign: str) -> Owner | None:
@@ -86,8 +86,7 @@ def _started(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The name of the program, in brackets, may hold anything. Behind it the first field is the third one.
-    fields = stat.rpartition(b")")[2].split()
+    fields = fields_of(stat)
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 

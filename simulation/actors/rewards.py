@@ -51,6 +51,7 @@ class RewardScript:
             active().part(Trainers).absurd += 1
             return {"reward": active().random.choice(_LIES)}
         if task in self.unjudged:
+            active().part(Trainers).unjudged.add((task, completion))
             return {"error": {"kind": "data", "message": "the task's answer cannot be read"}}
         if active().random.random() < self.errors:
             active().part(Trainers).erred[task, completion] += 1

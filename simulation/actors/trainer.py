@@ -107,6 +107,8 @@ class Trainers:
     """Rewards that services gave and no learner can train with: each takes a member from its group."""
     erred: Counter[tuple[int, str]] = field(default_factory=Counter)
     """Number of errors that services gave for a task's completion, as if a worker of theirs had died."""
+    unjudged: set[tuple[int, str]] = field(default_factory=set)
+    """Completions that no verifier could judge, by task; others of the task may have a reward without one."""
     by_process: dict[str, "ScriptedTrainer"] = field(default_factory=dict)
 
 
@@ -191,6 +193,7 @@ class ScriptedTrainer:
             for each in self._trainers.erred
             if each[0] == task
         )
+        erred += sum(each[0] == task for each in self._trainers.unjudged)
         if found > wanted or (found < wanted - self._trainers.absurd - erred and not limited):
             self._trainers.broken("groups", f"the group of lease {lease} has {found} trajectories instead of {wanted}")
 

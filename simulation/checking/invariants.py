@@ -66,11 +66,13 @@ class Watcher:
     folder, a generator was expelled, or left the fleet, a process took an env_service's name over. Before a learner
     opens its folder `may_begin` is told, and may raise. `bound` is that of a process on the lag of its next step.
     `held` are the accepted groups of who runs now, and `synced` is told those of them that a sync has put on the disk.
+    `has_in_hand` is told the lease that is being given up, or taken in once the journal has it, and None thereafter.
     """
 
     bound: Callable[[Any], float]
     held: Callable[[], "frozenset[Held]"]
     synced: Callable[["frozenset[Held]"], None]
+    has_in_hand: Callable[[int | None], None]
     granted: Told
     may_begin: Told
     guard_made: Told
@@ -101,6 +103,8 @@ class LearnerStates:
     """Number of times that a learner took an env_service for one that was started afresh."""
     durable: set[Held] = field(default_factory=set)
     """Groups that no loss of power takes."""
+    in_hand: dict[str, int | None] = field(default_factory=dict)
+    """By process: the lease that it gives up or takes in, or did when it was killed in the middle of that."""
     tasks: dict[int, int] = field(default_factory=dict)
     """The task of each lease, over all lives."""
     lines: FirstLines = field(init=False)
@@ -133,12 +137,13 @@ class LearnerStates:
                 "nothing is lost",
                 f"version {trained} was trained, and the learner resumes at {result.replayed_version}",
             )
-        held = _held(self.ledgers[before])
+        # Of a group in hand the journal may say already that it is left out.
+        held = frozenset(each for each in _held(self.ledgers[before]) if each[0] != self.in_hand.get(before))
         if self.stage.unsynced_lost:
             self._groups_kept(held & self.durable, result)
         else:
             self._groups_kept(held, result)
-            self._closed_kept(self.ledgers[before], result.ledger)
+            self._closed_kept(self.ledgers[before], result.ledger, in_hand=self.in_hand.get(before))
         self.stage.unsynced_lost = False
 
     def held(self) -> frozenset[Held]:
@@ -159,7 +164,9 @@ class LearnerStates:
         for grant in () if unkind else grants:
             lease = ledger._table.leases[grant.lease_id]
             ended = [str(outcome) for outcome in lease.attempts[: grant.attempt]]
-            if not set(ended) <= _REASONS and not lease.failures.get("data"):
+            # A grant that TCP has to send again is late by seconds, and counts as lost before it is there.
+            reasons = _REASONS | ({"expired"} if stage.network.lost else set())
+            if not set(ended) <= reasons and not lease.failures.get("data"):
                 what = f"lease {grant.lease_id} is granted again, though nothing went wrong: {', '.join(ended)}"
                 self.stage.broken("no work twice", what)
 
@@ -186,10 +193,17 @@ class LearnerStates:
                 "nothing is lost", f"the groups of leases {lost} were accepted and are not in the journal"
             )
 
-    def _closed_kept(self, before: Any, after: Any) -> None:
-        opened = sorted(_closed(before) - _closed(after) - _untrained(after))
+    def _closed_kept(self, before: Any, after: Any, *, in_hand: int | None) -> None:
+        """But for a lease of which nobody was told yet that it was given up: it is granted again."""
+        opened = sorted(_closed(before) - _closed(after) - _untrained(after) - {in_hand})
         if opened and not self.stage.disk_failed:
             self.stage.broken("closed stays closed", f"leases {opened} were closed, and are open again after a resume")
+
+    def has_in_hand(self, lease_id: int | None) -> None:
+        """A learner begins to give a lease up or to take it in, or has done so."""
+        process = self.stage.world.current
+        if isinstance(process, Process):
+            self.in_hand[process.name] = lease_id
 
     def guard_made(self, guard: Any) -> None:
         """A learner's guard begins."""
@@ -276,6 +290,7 @@ def watch(stage: Stage) -> LearnerStates:
             bound=learned.bound,
             held=learned.held,
             synced=learned.synced,
+            has_in_hand=learned.has_in_hand,
             granted=lambda result, args, kwargs: learned.granted(result, args[0]),
             leased=lambda result, args, kwargs: learned.leased(result, args[0]),
             guard_made=lambda result, args, kwargs: learned.guard_made(args[0]),

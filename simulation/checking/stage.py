@@ -245,7 +245,7 @@ def _stage(
 
 def _clear(stage: Stage) -> None:
     """Ends threads and tasks of all lives; nothing that they do counts any more."""
-    stage.world.over = True
+    stage.world.end()
     for process in stage.cluster.processes:
         if process.alive:
             process._die()

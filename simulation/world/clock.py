@@ -111,6 +111,11 @@ class World:
         """Has `action` called in so many seconds."""
         self.at(self.now + delay_s, action)
 
+    def end(self) -> None:
+        """Nothing that is done from now on counts, and what was due is forgotten."""
+        self.over = True
+        self._queue.clear()
+
     def wake(self, somebody: Runnable) -> None:
         """Somebody has a callback to run."""
         self._runnable[somebody] = None

@@ -358,7 +358,11 @@ class StubResponse:
         self._release: Callable[[], object] | None = release
         self.status = status
         self.headers = headers
-        self.content = self
+
+    @property
+    def content(self) -> "StubResponse":
+        """Where aiohttp has the parts of the body."""
+        return self
 
     @property
     def content_type(self) -> str:

@@ -101,21 +101,21 @@ class Pipe:
         self.under_way += 1
         self._sent.append(deliver)
         network = self.network
-
-        def arrive() -> None:
-            self.under_way -= 1
-            if not self.open:
-                return
-            if not network.reaches(self.source, self.target):
-                self.under_way += 1
-                network._held.setdefault((self.source, self.target), []).append(arrive)
-                return
-            self._sent.popleft()()
-
         late_s = after_s + network.held_up_s() + network.delay(self.source, self.target)
         when = max(self._last, network.world.now + late_s)
         self._last = when
-        network.world.at(when, arrive)
+        network.world.at(when, self._arrive)
+
+    def _arrive(self) -> None:
+        self.under_way -= 1
+        if not self.open:
+            return
+        network = self.network
+        if not network.reaches(self.source, self.target):
+            self.under_way += 1
+            network._held.setdefault((self.source, self.target), []).append(self._arrive)
+            return
+        self._sent.popleft()()
 
     def close(self) -> None:
         """Closes; what is under way is lost."""

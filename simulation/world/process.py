@@ -169,22 +169,23 @@ class Process:
         if not self.alive:
             return
         self._ready.append(handle)
-        if not self.stopped and self.world.now >= self._blocked_until:
-            self.world.wake(self)
+        world = self.world
+        if not self.stopped and world.now >= self._blocked_until:
+            world.wake(self)
 
     def run_one(self) -> bool:
         """See Runnable."""
-        ready = self._ready
+        ready, world = self._ready, self.world
         while ready:
             handle = ready.popleft()
             if handle._cancelled:
                 continue
-            if self.world.running_loop is not self.loop:
-                self.world.running_loop = self.loop
+            if world.running_loop is not self.loop:
+                world.running_loop = self.loop
                 asyncio.events._set_running_loop(self.loop)
             handle._run()
             break
-        return bool(ready) and self.alive and not self.stopped and not self.blocked
+        return bool(ready) and self.alive and not self.stopped and world.now >= self._blocked_until
 
     def kill(self) -> None:
         """It is gone between two callbacks: no clean-up of its own runs."""

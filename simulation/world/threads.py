@@ -143,6 +143,7 @@ class SimulatedThread:
         finally:
             self._ended = True
             if self._process.alive:
+                self._process.deaths.remove(self._hand_over)
                 for future in self._joining:
                     self._process.loop.call_soon(settle, future, None)
                 for thread in self._joined_by:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from generator.engine.options import ENGINE_NAME
+from services.local_processes import each_process, fields_of
 
 
 def tree(pid: int) -> list[int]:
@@ -51,7 +52,5 @@ def limit_file_size(pid: int, largest_bytes: int | None) -> None:
 
 
 def _parents() -> Iterable[tuple[int, int]]:
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # The program's name, in brackets, may hold anything; behind it are the state and the parent.
-            yield int(entry.parent.name), int(entry.read_bytes().rpartition(b")")[2].split()[1])
+    for pid, stat in each_process("stat"):
+        yield pid, int(fields_of(stat)[1])

@@ -1,12 +1,15 @@
 """The container engine and the images that the tests of containers share: built once, taken away at the end."""
 
+import asyncio
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from env_service.runtimes.engine_limits import limits_fault
 from tests.deploy.chart import RENDER
 from tests.deploy.containers import (
     FOLDER,
@@ -22,8 +25,8 @@ from tests.deploy.containers import (
     run,
     script,
 )
-from tests.deploy.daemons import Daemon, DockerDaemon, PodmanDaemon, started
-from tests.deploy.on_engines import TriedEngine, small_image
+from tests.deploy.daemons import CrunPodmanDaemon, Daemon, DockerDaemon, PodmanDaemon, RootlessPodmanDaemon, started
+from tests.deploy.on_engines import TriedEngine, info_of, refusal_of, small_image
 
 
 @pytest.fixture(scope="session")
@@ -102,8 +105,32 @@ def docker(engine: ContainerEngine) -> TriedEngine:
 
 @pytest.fixture(scope="session")
 def podman(docker: TriedEngine, engine: ContainerEngine) -> Iterator[TriedEngine]:
+    with _with_image(PodmanDaemon, docker, engine) as tried:
+        yield tried
+
+
+@pytest.fixture(scope="session")
+def podman_crun(docker: TriedEngine, engine: ContainerEngine) -> Iterator[TriedEngine]:
+    with _with_image(CrunPodmanDaemon, docker, engine) as tried:
+        yield tried
+
+
+@pytest.fixture(scope="session")
+def podman_rootless(docker: TriedEngine, engine: ContainerEngine) -> Iterator[TriedEngine]:
+    with _with_image(RootlessPodmanDaemon, docker, engine) as tried:
+        # With cgroups of version 2 it has the controllers that were handed on to the user whom the tests make.
+        if fault := asyncio.run(refusal_of(tried)):
+            pytest.skip(f"not on RootlessPodmanDaemon: {fault}")
+        yield tried
+
+
+@contextmanager
+def _with_image(kind: type[Daemon], docker: TriedEngine, engine: ContainerEngine) -> Iterator[TriedEngine]:
+    """An engine that has docker's image, too; skips where there is none whose limits hold."""
     try:
-        with started(PodmanDaemon) as daemon:
+        with started(kind) as daemon:
+            if fault := limits_fault(info_of(daemon.socket), is_podman=True):
+                pytest.skip(f"not on {kind.__name__}: {fault}")
             packed = daemon.folder / "image.tar"
             engine("save", "--output", str(packed), docker.image)
             loaded = daemon("load", "--input", str(packed))
@@ -111,10 +138,10 @@ def podman(docker: TriedEngine, engine: ContainerEngine) -> Iterator[TriedEngine
             packed.unlink()
             yield TriedEngine(daemon.socket, docker.image, daemon)
     except EngineImpossible as error:
-        pytest.skip(f"no podman here: {error}")
+        pytest.skip(f"no {kind.__name__} here: {error}")
 
 
-@pytest.fixture(scope="session", params=["docker", "podman"])
+@pytest.fixture(scope="session", params=["docker", "podman", "podman_crun", "podman_rootless"])
 def tried(request: pytest.FixtureRequest) -> TriedEngine:
     """Each kind of engine in turn."""
     found = request.getfixturevalue(request.param)
@@ -122,7 +149,7 @@ def tried(request: pytest.FixtureRequest) -> TriedEngine:
     return found
 
 
-@pytest.fixture(params=[DockerDaemon, PodmanDaemon])
+@pytest.fixture(params=[DockerDaemon, PodmanDaemon, CrunPodmanDaemon])
 def mortal(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """An engine of its own, which may die, with the image `small`."""
     try:

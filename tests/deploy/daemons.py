@@ -1,4 +1,6 @@
-"""Engines that a test starts in a folder of its own, may kill, and takes away: Debian's dockerd and its Podman."""
+"""Engines that a test starts in a folder of its own, may kill, and takes away: Debian's dockerd, and its Podman, the
+latter also with crun, and as an ordinary user.
+"""
 
 import os
 import shutil
@@ -7,23 +9,32 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
+from services.local_processes import each_process
 from tests.deploy.containers import ROOT, CommandFailed, EngineImpossible, run
 
 CLIENT = "/usr/bin/docker"
-_UNPACKED = ROOT / "build" / "podman"
-# Beside these it needs what a Debian has anyway, and an OCI runtime, which comes with dockerd.
-_PACKAGES = (
-    "podman",
-    "conmon",
-    "golang-github-containers-common",
-    "golang-github-containers-image",
-    "libgpgme11",
-    "libsubid4",
-)
+_UNPACKED = ROOT / "build"
+# Beside these it needs what a Debian has anyway, and an OCI runtime, of which runc comes with dockerd.
+_PACKAGES = {
+    "podman": (
+        "podman",
+        "conmon",
+        "golang-github-containers-common",
+        "golang-github-containers-image",
+        "libgpgme11",
+        "libsubid4",
+    ),
+    "crun": ("crun", "libyajl2"),
+    "uidmap": ("uidmap",),
+}
+"""By a program of theirs, which is how their folder below build/ is called."""
+
+_UNIFIED = Path("/sys/fs/cgroup/unified")
 
 # Where nobody may raise a limit, one that is higher than this machine's is lowered to that.
 _OCI_RUNTIME = """#!/bin/bash
@@ -41,13 +52,13 @@ _CONFIGURATION = """
 seccomp_profile = "{unpacked}/usr/share/containers/seccomp.json"
 [engine]
 conmon_path = ["{unpacked}/usr/bin/conmon"]
-runtime = "runc"
+runtime = "{runtime}"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 exit_command_delay = 10
 tmp_dir = "{folder}/run/libpod"
 [engine.runtimes]
-runc = ["{folder}/oci-runtime"]
+{runtime} = ["{folder}/oci-runtime"]
 [network]
 network_backend = "cni"
 cni_plugin_dirs = ["{folder}"]
@@ -96,12 +107,7 @@ class Daemon(ABC):
 
     def processes(self) -> list[int]:
         """Processes with its folder among their words: the engine's own, and the keepers of containers."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with suppress(OSError):
-                if f"{self.folder}/".encode() in path.read_bytes():
-                    found.append(int(path.parent.name))
-        return found
+        return [pid for pid, words in each_process("cmdline") if f"{self.folder}/".encode() in words]
 
     def mounts(self) -> list[str]:
         """Root file systems of containers that are mounted."""
@@ -170,28 +176,35 @@ class PodmanDaemon(Daemon):
     """
 
     quick_end = signal.SIGKILL
+    runtime = "runc"
+    """The OCI runtime with which it runs containers."""
+    packages: ClassVar[tuple[str, ...]] = ("podman",)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        runc = shutil.which("runc", path="/usr/sbin:/usr/bin:/sbin")
-        if runc is None:
-            raise EngineImpossible("podman needs runc, which is missing")
-        unpacked, libraries = unpacked_podman(), folder / "libraries"
+        roots = [unpacked(name) for name in self.packages]
+        self.path = os.pathsep.join([*(f"{root}/usr/bin" for root in roots), "/usr/sbin:/usr/bin:/sbin:/bin"])
+        runtime = shutil.which(self.runtime, path=self.path)
+        if runtime is None:
+            raise EngineImpossible(f"podman needs {self.runtime}, which is missing")
         for name, text in (("containers.conf", _CONFIGURATION), ("storage.conf", _STORAGE)):
-            (folder / name).write_text(text.format(unpacked=unpacked, folder=folder))
-        (folder / "oci-runtime").write_text(_OCI_RUNTIME.replace("{runc}", runc))
+            (folder / name).write_text(text.format(unpacked=roots[0], folder=folder, runtime=self.runtime))
+        (folder / "oci-runtime").write_text(_OCI_RUNTIME.replace("{runc}", runtime))
         (folder / "oci-runtime").chmod(0o755)
         policy = folder / "home/.config/containers/policy.json"
-        policy.parent.mkdir(parents=True)
-        shutil.copy(unpacked / "etc/containers/policy.json", policy)
-        libraries.write_text(f"{unpacked}/usr/lib/{os.uname().machine}-linux-gnu\ninclude /etc/ld.so.conf\n")
+        policy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(roots[0] / "etc/containers/policy.json", policy)
+        libraries = folder / "libraries"
+        places = [f"{root}/usr/lib/{os.uname().machine}-linux-gnu" for root in roots]
+        libraries.write_text("\n".join([*places, "include /etc/ld.so.conf", ""]))
         run(["/sbin/ldconfig", "-X", "-f", str(libraries), "-C", f"{libraries}.cache"], timeout_s=60)
-        bound = f"mount --bind {libraries}.cache /etc/ld.so.cache && echo && exec sleep infinity"
-        command = ["unshare", "--mount", "sh", "-c", bound]
+        lines = [f"mount --bind {mine} {theirs}" for theirs, mine in self._mounted().items()]
+        lines += [*self._prepared(), "echo", "exec sleep infinity"]
+        command = ["unshare", "--mount", "sh", "-ec", "\n".join(lines)]
         self._holder = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._holder.stdout is not None
         self._holder.stdout.readline()
-        self._program = unpacked / "usr/bin/podman"
+        self._program = roots[0] / "usr/bin/podman"
 
     def end(self) -> None:
         """End it with all that it has."""
@@ -199,17 +212,87 @@ class PodmanDaemon(Daemon):
         self._holder.kill()
         self._holder.communicate()
 
+    def _mounted(self) -> Mapping[str, Path]:
+        """Files of its folder by the places at which it sees them."""
+        return {"/etc/ld.so.cache": self.folder / "libraries.cache"}
+
+    def _prepared(self) -> Sequence[str]:
+        """Lines of shell that are run in its mount namespace before it is."""
+        return ()
+
     def _seen_by(self) -> int | str:
         return self._holder.pid
 
     def _command(self) -> Sequence[str]:
         words = ["system", "service", "--time", "0", f"unix://{self.socket}"]
-        return ["nsenter", "--mount", "--target", str(self._holder.pid), str(self._program), *words]
+        return ["nsenter", "--mount", "--target", str(self._holder.pid), *self._user(), str(self._program), *words]
+
+    def _user(self) -> Sequence[str]:
+        """Words before its command line by which it becomes another user."""
+        return ()
 
     def _environment(self) -> dict[str, str]:
         folder = self.folder
         settings = {"CONTAINERS_CONF": "containers.conf", "CONTAINERS_STORAGE_CONF": "storage.conf", "HOME": "home"}
-        return {"PATH": os.environ["PATH"], **{name: f"{folder}/{file}" for name, file in settings.items()}}
+        return {"PATH": self.path, **{name: f"{folder}/{file}" for name, file in settings.items()}}
+
+
+class CrunPodmanDaemon(PodmanDaemon):
+    """Podman as root with crun."""
+
+    runtime = "crun"
+    packages: ClassVar[tuple[str, ...]] = ("podman", "crun")
+
+    def _prepared(self) -> Sequence[str]:
+        # Of cgroups of both versions crun has either: where both have controllers, it refuses.
+        controllers = _UNIFIED / "cgroup.controllers"
+        return [f"umount {_UNIFIED}"] if controllers.exists() and controllers.read_text().strip() else []
+
+
+class RootlessPodmanDaemon(CrunPodmanDaemon):
+    """Podman as an ordinary user, with crun; a user who is known to it alone."""
+
+    packages: ClassVar[tuple[str, ...]] = ("podman", "crun", "uidmap")
+    _USER, _UID, _SUBORDINATE = "headway-test", 64010, 200000
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("run", "data", "networks", "home"):
+            (folder / name).mkdir()
+        for name in ("passwd", "group"):
+            (folder / name).write_text(Path("/etc", name).read_text() + self._line_of(name, home=folder / "home"))
+        (folder / "subordinate").write_text(f"{self._USER}:{self._SUBORDINATE}:65536\n")
+        super().__init__(folder)
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, self._UID, self._UID, follow_symlinks=False)
+
+    def end(self) -> None:
+        """End it with all that it has, and the process that keeps its namespaces."""
+        pause = self._pause()
+        super().end()
+        if pause is not None:
+            with suppress(OSError):
+                os.kill(pause, signal.SIGKILL)
+
+    def _line_of(self, name: str, *, home: Path) -> str:
+        who = f"{self._USER}:x:{self._UID}:"
+        return f"{who}{self._UID}::{home}:/bin/sh\n" if name == "passwd" else f"{who}\n"
+
+    def _mounted(self) -> Mapping[str, Path]:
+        names = {"passwd": "passwd", "group": "group", "subuid": "subordinate", "subgid": "subordinate"}
+        return {**super()._mounted(), **{f"/etc/{name}": self.folder / file for name, file in names.items()}}
+
+    def _pause(self) -> int | None:
+        found = self.folder / "run/libpod/pause.pid"
+        return int(found.read_text()) if found.exists() else None
+
+    def _seen_by(self) -> int | str:
+        return self._pause() or super()._seen_by()
+
+    def _user(self) -> Sequence[str]:
+        return ["setpriv", f"--reuid={self._UID}", f"--regid={self._UID}", "--clear-groups"]
+
+    def _environment(self) -> dict[str, str]:
+        return {**super()._environment(), "XDG_RUNTIME_DIR": f"{self.folder}/run"}
 
 
 def _until(look: Callable[[], bool], *, what: str) -> None:
@@ -238,19 +321,19 @@ def started(kind: type[Daemon]) -> Iterator[Daemon]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def unpacked_podman() -> Path:
-    """The folder of Podman's packages, which are downloaded once. Raises EngineImpossible."""
-    if not (_UNPACKED / "usr/bin/podman").exists():
-        shutil.rmtree(_UNPACKED, ignore_errors=True)
-        part = Path(f"{_UNPACKED}.part")
+def unpacked(name: str) -> Path:
+    """The folder of a program's packages, which are downloaded once. Raises EngineImpossible."""
+    folder = _UNPACKED / name
+    if not folder.exists():
+        part = Path(f"{folder}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         try:
-            run(["apt-get", "download", "-qq", *_PACKAGES], timeout_s=240, cwd=part)
+            run(["apt-get", "download", "-qq", *_PACKAGES[name]], timeout_s=240, cwd=part)
             for package in part.glob("*.deb"):
                 run(["dpkg-deb", "-x", str(package), str(part)], timeout_s=60)
                 package.unlink()
         except CommandFailed as error:
-            raise EngineImpossible(f"Debian's podman cannot be had: {error}") from error
-        part.rename(_UNPACKED)
-    return _UNPACKED
+            raise EngineImpossible(f"Debian's {name} cannot be had: {error}") from error
+        part.rename(folder)
+    return folder

@@ -1,5 +1,6 @@
 """Runtimes by the engines that tests have: their settings, what is asked of them, and a service that dies."""
 
+import asyncio
 import io
 import shutil
 import tarfile
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from env_service.runtimes.config import ContainerEngineConfig, RuntimeLimits, RuntimesConfig
-from env_service.runtimes.engine_api import EngineApi
+from env_service.runtimes.engine_api import EngineApi, EngineInfo
 from env_service.runtimes.engine_kind import LABEL
 from env_service.runtimes.interface import CommandEnd, Runtime, RuntimeCommand
+from env_service.runtimes.pool import RuntimePool
+from services.isolation.faults import CannotIsolate
 from tests.env_service.runtimes.programs import libraries_of
 
 LIMITS = RuntimeLimits(memory_mib=128, disk_mib=8, processes=24, command_s=20)
@@ -63,9 +66,33 @@ async def ids(socket: Path, *, running: bool = False) -> list[str]:
         return [each.Id for each in await api.containers(label=LABEL) if not running or each.State == "running"]
 
 
+async def refusal_of(tried: TriedEngine) -> str:
+    """Says why an engine is not taken for runtimes; empty if it is."""
+    pool = RuntimePool(config_of(tried.socket, tried.image))
+    pool.need("host")
+    try:
+        await pool.open()
+    except CannotIsolate as error:
+        return str(error)
+    finally:
+        await pool.close()
+    return ""
+
+
+def info_of(socket: Path) -> EngineInfo:
+    """Ask an engine to describe itself."""
+
+    async def asked() -> EngineInfo:
+        async with EngineApi(socket) as api:
+            await api.agree()
+            return await api.info()
+
+    return asyncio.run(asked())
+
+
 def small_image() -> bytes:
     """A root file system with this machine's shell, and little else."""
-    programs = [Path(found) for name in ("dash", "sleep", "rm", "cat") if (found := shutil.which(name))]
+    programs = [Path(found) for name in ("dash", "sleep", "rm", "cat", "setsid") if (found := shutil.which(name))]
     packed = io.BytesIO()
     with closing(tarfile.open(fileobj=packed, mode="w")) as archive:
         for path in [*programs, *libraries_of(programs)]:

@@ -24,6 +24,7 @@ from env_service.runtimes.interface import CommandEnd, RuntimeLost
 from env_service.runtimes.pool import RuntimePool, use_runtimes
 from protocol.generation import Sampling
 from protocol.messages import Fleet, Hello, Welcome
+from services.local_processes import each_process
 from services.zmq.sockets import RouterSocket
 from tests.deploy.containers import ROOT, ContainerEngine, Project, installed_packages, run
 from tests.deploy.daemons import Daemon, DockerDaemon
@@ -55,15 +56,7 @@ def tasks(tmp_path: Path) -> Path:
 
 def sleepers(marker: str) -> list[str]:
     """Processes of this machine that have it among their words."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if marker.encode() in words:
-            found.append(path.parent.name)
-    return found
+    return [str(pid) for pid, words in each_process("cmdline") if marker.encode() in words.split(b"\0")]
 
 
 async def until_none(look: Callable[[], Awaitable[list[str]]], *, what: str, within_s: float = 30.0) -> None:

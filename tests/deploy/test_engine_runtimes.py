@@ -20,7 +20,10 @@ from env_service.runtimes.interface import (
     RuntimeRefused,
 )
 from env_service.runtimes.pool import RuntimePool, use_runtimes
-from tests.deploy.on_engines import LIMITS, TriedEngine, config_of, ids, said, sh
+from services.isolation.faults import CannotIsolate
+from tests.deploy.containers import EngineImpossible
+from tests.deploy.daemons import RootlessPodmanDaemon, started
+from tests.deploy.on_engines import LIMITS, TriedEngine, config_of, ids, info_of, said, sh, small_image
 from tests.env_service.runtimes.attacks import (
     FIRST_ENDS_AS_IF_KILLED,
     FORKING_SHELLS,
@@ -42,7 +45,11 @@ for path in sys.argv[3:]:
     tries(f"the file {path}", lambda path=path: os.stat(path))
     tries(f"the socket {path}", lambda path=path: reached(socket.AF_UNIX, path))
 for folder in ("/sys/fs/cgroup", "/sys/fs/cgroup/memory"):
-    tries(f"a cgroup in {folder}", lambda folder=folder: os.mkdir(folder + "/mine") or True)
+    # By crun the folder is a file system in memory, in which folders are no cgroups.
+    tries(
+        f"a cgroup in {folder}",
+        lambda folder=folder: os.mkdir(folder + "/mine") or os.path.exists(folder + "/mine/cgroup.procs"),
+    )
 tries("keys of the kernel", lambda: libc.syscall(250, 0, -3, 0) >= 0)
 su = subprocess.Popen(["/bin/su", "root"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 if "\\t0\\t" in next(line for line in open(f"/proc/{su.pid}/status") if line.startswith("Uid:")): print("setuid")
@@ -243,6 +250,34 @@ async def test_a_runtime_that_is_killed_is_lost_and_one_that_ended_itself_has_en
     assert await ids(socket_of) == []
 
 
+async def test_an_ordinary_users_engine_that_ignores_limits_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        with started(RootlessPodmanDaemon) as daemon:
+            if await asyncio.to_thread(lambda: info_of(daemon.socket).CgroupVersion) != "1":
+                pytest.skip("with cgroups of version 2 an ordinary user may have limits")
+            imported = await asyncio.to_thread(daemon, "import", "-", "small", stdin=small_image())
+            assert imported.returncode == 0, imported
+            pool = RuntimePool(config_of(daemon.socket, "small"))
+            pool.need("host")
+            with pytest.raises(CannotIsolate, match=r"it ignores the limits .* ordinary user on cgroups of version 1"):
+                await pool.open()
+            assert await ids(daemon.socket) == []
+            words = [
+                "runtime",
+                "check",
+                f"{ROOT}/examples/computer/repairs.jsonl",
+                "--kind",
+                "engine",
+                "--image",
+                "small",
+            ]
+            words += ["--socket", str(daemon.socket)]
+            assert await asyncio.to_thread(computer_check.main, words) == 2
+            assert "it ignores the limits of containers" in capsys.readouterr().err
+    except EngineImpossible as error:
+        pytest.skip(f"no Podman of an ordinary user: {error}")
+
+
 def test_committed_tasks_are_solved_by_their_solutions_in_containers(
     socket_of: Path, python_image: str, tmp_path: Path
 ) -> None:
@@ -258,8 +293,8 @@ async def test_work_on_a_repository_is_judged_by_tests_in_a_fresh_container(sock
     limits = LIMITS.model_copy(update={"memory_mib": 192, "disk_mib": 32})
     pool = use_runtimes(RuntimePool(config_of(socket_of, python_image, limits=limits)))
     try:
-        solved = await worked(with_pytest(task()), FIX)
+        solved = await worked(with_pytest(task(), copied=True), FIX)
         assert (solved.reward, solved.work.outside) == (1.0, ()), solved
-        assert (await worked(with_pytest(task()), "rm -rf tests; echo > shop/sums.py")).reward == 0.0
+        assert (await worked(with_pytest(task(), copied=True), "rm -rf tests; echo > shop/sums.py")).reward == 0.0
     finally:
         await pool.close()

@@ -1,6 +1,7 @@
 """The two scripts of the chart: what stays when a run is over, and the probe of pods that serve no HTTP."""
 
 import importlib.util
+import os
 import signal
 import socket
 import ssl
@@ -22,6 +23,9 @@ FILES = Path(__file__).resolve().parents[2] / "deploy/k8s/chart/files"
 TRAP = "trap 'exit 0' TERM; echo on; while :; do sleep 0.1; done"
 """A process that ends in order when it is told to."""
 
+ASKING = "import sys, to_its_end; to_its_end.ASK_S = 0.2; sys.exit(to_its_end.main(sys.argv[1:]))"
+"""The script, which asks the learner ten times as often as in a pod."""
+
 
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -30,9 +34,13 @@ def _free_port() -> int:
 
 
 def _start(*words: str) -> "subprocess.Popen[str]":
+    script = ["-c", ASKING] if "--with" in words else [str(FILES / "to_its_end.py")]
     return subprocess.Popen(
-        [sys.executable, str(FILES / "to_its_end.py"), *words], stdout=subprocess.PIPE, text=True
-    )  # fmt: skip
+        [sys.executable, *script, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(FILES)},
+    )
 
 
 def test_a_run_that_is_over_is_not_begun_again_and_says_so() -> None:
@@ -101,7 +109,7 @@ def _started(*words: str) -> "subprocess.Popen[str]":
 def test_a_learner_of_a_job_tells_those_beside_it_and_all_end_with_0() -> None:
     port = _free_port()
     beside = _started("--with", f"http://127.0.0.1:{port}")
-    learner = _start("--answer", str(port), "--for", "20", "true")
+    learner = _start("--answer", str(port), "--for", "6", "true")
     try:
         told = beside.communicate(timeout=60)[0]
         assert (beside.returncode, learner.wait(timeout=60)) == (0, 0)
@@ -151,9 +159,9 @@ def test_a_learner_that_waits_or_errs_is_waited_for_however_long() -> None:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), BusyLearner) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        beside = _started("--with", f"http://127.0.0.1:{server.server_port}", "--patience", "3")
+        beside = _started("--with", f"http://127.0.0.1:{server.server_port}", "--patience", "1")
         try:
-            until(lambda: len(asked) >= 4, what="four questions", timeout_s=120)
+            until(lambda: len(asked) >= 10, what="ten questions, twice as long as its patience", timeout_s=120)
             assert beside.poll() is None
             assert set(asked) == {"/readyz"}
         finally:

@@ -136,6 +136,13 @@ def test_every_command_is_run_here_or_said_to_be_run_elsewhere() -> None:
     assert len(OURS) > 30
 
 
+def test_a_body_that_is_sent_says_that_it_is_json() -> None:
+    """A service without a token refuses any other (`services/http/local_callers.py`)."""
+    sent = [one for one in EVERY if one[1].startswith("curl") and " -d " in one[1]]
+    assert len(sent) > 4
+    assert [one for one in sent if "-H 'Content-Type: application/json'" not in one[1]] == []
+
+
 @pytest.mark.parametrize(("place", "text"), of("make"))
 def test_make_has_the_target(place: str, text: str) -> None:
     """It is not tried with -n: make runs recipes that name $(MAKE) all the same."""

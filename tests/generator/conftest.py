@@ -125,21 +125,24 @@ def plan_of(buckets: Sequence[SentBucket], *, version: str) -> Prepare:
     return Prepare(version=version, epoch=1, buckets=tuple(bucket.spec for bucket in buckets))
 
 
-def group_at(port: int, *, epoch: int) -> JoinGroup:
+def group_at(
+    port: int, *, epoch: int, meet_timeout_s: float = BUCKET_TIMEOUT_S, bucket_timeout_s: float = BUCKET_TIMEOUT_S
+) -> JoinGroup:
     return JoinGroup(
         epoch=epoch, backend="gloo", host="127.0.0.1", port=port, rank_offset=1, world_size=2,
-        meet_timeout_s=BUCKET_TIMEOUT_S, bucket_timeout_s=BUCKET_TIMEOUT_S,
+        meet_timeout_s=meet_timeout_s, bucket_timeout_s=bucket_timeout_s,
     )  # fmt: skip
 
 
 class Sender:
     """Rank 0 of a gloo group of two, with a store of its own on loopback."""
 
-    def __init__(self, *, epoch: int) -> None:
+    def __init__(self, *, epoch: int, bucket_timeout_s: float) -> None:
         import torch.distributed as dist
 
         self._dist: Any = dist
         self.epoch = epoch
+        self._bucket_timeout = datetime.timedelta(seconds=bucket_timeout_s)
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self._timeout = datetime.timedelta(seconds=BUCKET_TIMEOUT_S)
@@ -166,6 +169,7 @@ class Sender:
             options = self._dist.BroadcastOptions()
             options.rootRank = 0
             options.rootTensor = 0
+            options.timeout = self._bucket_timeout
             self._group.broadcast([bucket.payload], options).wait()
 
 
@@ -188,13 +192,14 @@ class Rig:
         self._requests += 1
         return f"request-{self._requests}"
 
-    async def connect(self) -> Sender:
+    async def connect(self, *, bucket_timeout_s: float = BUCKET_TIMEOUT_S) -> Sender:
         """Start a new group, whatever became of the last one."""
         self._epoch += 1
-        sender = Sender(epoch=self._epoch)
+        sender = Sender(epoch=self._epoch, bucket_timeout_s=bucket_timeout_s)
+        group = group_at(sender.port, epoch=self._epoch, bucket_timeout_s=bucket_timeout_s)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(asyncio.to_thread(sender.join))
-            tasks.create_task(self.engine.join_group(group_at(sender.port, epoch=self._epoch)))
+            tasks.create_task(self.engine.join_group(group))
         self.sender = sender
         return sender
 

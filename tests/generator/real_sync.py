@@ -96,7 +96,7 @@ async def served(
         puller = Puller(client=client, learner=learner.url)
         tree = None if held is None else downloads(puller, client, held, relays=relays)
         sync = WeightSync(engine=rig.engine, serving=serving, metrics=metrics, puller=puller, folder=None, tree=tree)
-        add_weight_routes(app, sync=sync)
+        add_weight_routes(app, sync=sync, instance=announcement(name, "http://nowhere").instance)
         with Listener(host="127.0.0.1", port=0) as listener:
             server = asyncio.create_task(serve_http(app, listener, finish_s=0))
             try:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -77,6 +78,11 @@ async def publish(ours: PublishingLearner, policy: AdaptedPolicy, version: int, 
     await ours.until(lambda: bool(ours.reports) and ours.reports[-1].version == version)
 
 
+def begun(rig: Rig, sampling: asyncio.Task[list[CompletionSoFar]]) -> bool:
+    """The engine works on it, or has done so since somebody looked last."""
+    return rig.engine.counters().running > 0 or sampling.done()
+
+
 async def test_completions_run_on_over_adapters_that_are_sent_alone(policy: AdaptedPolicy) -> None:
     rig = policy.rig
     async with learner(replace(OPTIONS, commit_timeout_s=20.0)) as ours, served(rig, ours) as generator:
@@ -84,7 +90,7 @@ async def test_completions_run_on_over_adapters_that_are_sent_alone(policy: Adap
         await publish(ours, policy, 1)
         for version in range(2, 8):  # the first broadcast has a group to open: what was sampled may end before it
             running = asyncio.create_task(sample(rig, n=1, max_tokens=800))
-            await ours.until(lambda: rig.engine.counters().running > 0)
+            await ours.until(partial(begun, rig, running))
             await publish(ours, policy, version)
             (completion,) = await running
             if len(completion.spans) == 2:

@@ -13,11 +13,13 @@ from typing import Any
 import aiohttp
 import pytest
 from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from starlette.types import Message
 
 from generator.config import GeneratorConfig, JoinConfig
 from generator.engine.options import EngineOptions
 from generator.engine.records import EngineCounters
+from protocol.fleet import INSTANCE_HEADER
 from protocol.status import Readiness
 from services.config.models import HttpConfig
 from services.http.app import create_app
@@ -27,7 +29,7 @@ from services.process import Stop
 with warnings.catch_warnings():  # those of vLLM
     warnings.simplefilter("ignore")
     from generator import service
-    from generator.routes import add_token_routes
+    from generator.routes import add_token_routes, add_weight_routes
 
 
 class StillEngine:
@@ -130,6 +132,24 @@ async def test_until_all_routes_are_there_those_that_lack_are_refused_for_half_a
         assert (await asked(client, "/v1/state"))[0] == 200
         assert (await asked(client, "/v1/adapters/sample"))[0] == 404
         assert {"/v1/state", "/v1/generate"} <= set((await asked(client, "/openapi.json"))[2]["paths"])
+
+
+@pytest.mark.parametrize("step", ["group", "host", "prepare", "pull", "commit", "probe"])
+def test_a_step_for_a_former_process_of_the_address_is_refused_before_it_is_looked_at(step: str) -> None:
+    app = create_app(
+        service="generator", version="1", token=None, readiness=lambda: Readiness(ready=True),
+        metrics=Metrics("generator"),
+    )  # fmt: skip
+    add_weight_routes(app, sync=None, instance="now")  # type: ignore[arg-type]
+    client = TestClient(app)
+
+    def asked_of(meant: str | None) -> tuple[int, str]:
+        headers = {} if meant is None else {INSTANCE_HEADER: meant}
+        answer = client.post(f"/v1/weights/{step}", json={}, headers=headers)
+        return answer.status_code, answer.json()["error"]["kind"]
+
+    assert asked_of("before") == (409, "another_process")
+    assert asked_of("now") == asked_of(None) == (422, "invalid_field")
 
 
 class FailsAtItsEnd:

@@ -12,7 +12,18 @@ import pytest
 
 from generator.engine.records import CommitReport, ScoredSequence
 from generator.weights.plan import WeightSyncError
-from protocol.fleet import PULLED_EPOCH, BucketSpec, Commit, JoinGroup, Prepare, Pull, Reprobe, SharedMemory, TensorSpec
+from protocol.fleet import (
+    PULLED_EPOCH,
+    BucketSpec,
+    Commit,
+    FormerLoad,
+    JoinGroup,
+    Prepare,
+    Pull,
+    Reprobe,
+    SharedMemory,
+    TensorSpec,
+)
 from services.http.metrics import Metrics
 from services.http.refusals import RequestRefused
 
@@ -29,17 +40,30 @@ class ScriptedEngine:
     version: str = "1.4"
     fails: WeightSyncError | None = None
     busy: bool = False
+    checksum: str = ""
+    """Of what is loaded; if there is none, one of the version."""
     beside: asyncio.Barrier | None = None
     """Where the hash of the weights and the scores wait for each other."""
     slow: asyncio.Event | None = None
     """Set by the first files that are staged, which takes for ever."""
+    meeting: asyncio.Event | None = None
+    """Set when the others are there whom a connection is to meet."""
+    receiving: asyncio.Event | None = None
+    """Set when a broadcast has come."""
+    stage_fails: WeightSyncError | None = None
     done: list[str] = field(default_factory=list)
     is_alive: bool = True
 
     async def join_group(self, group: JoinGroup) -> None:
+        if self.meeting is not None:
+            await self.meeting.wait()
         self.done.append(f"join {group.epoch}")
 
     async def stage(self, plan: Prepare) -> None:
+        if self.receiving is not None:
+            await self.receiving.wait()
+        if self.stage_fails is not None:
+            raise self.stage_fails
         self.done.append(f"stage {plan.version}")
 
     async def stage_files(self, plan: Prepare, *, paths: Sequence[str]) -> None:
@@ -58,7 +82,7 @@ class ScriptedEngine:
     async def fingerprint(self, *, version: str) -> str:
         if self.beside is not None:
             await self.beside.wait()
-        return f"f{version}"
+        return self.checksum or f"f{version}"
 
     async def score(self, *, request_id: str, token_ids: Sequence[int], before_others: bool) -> ScoredSequence:
         if self.busy:
@@ -144,6 +168,45 @@ async def test_what_was_committed_has_to_be_staged_again(generator: ServingParts
     assert generator.engine.done == ["stage 1.5", "commit 1.5"]
 
 
+async def test_a_commit_tells_what_the_one_before_it_had_loaded(generator: ServingParts) -> None:
+    formers = []
+    for version, digest in (("1.5", "d5"), ("2.5", "d5"), ("2.6", "")):
+        await generator.sync.pull(Pull(version=version, deadline_s=10.0))
+        committed = await generator.sync.commit(Commit(version=version, epoch=PULLED_EPOCH, digest=digest))
+        formers.append(committed.former)
+    assert formers == [
+        None,
+        FormerLoad(version="1.5", digest="d5", fingerprint="f1.5"),
+        FormerLoad(version="2.5", digest="d5", fingerprint="f2.5"),
+    ]
+
+
+async def test_a_load_that_did_not_take_place_is_not_taken_for_one_by_the_next_commit(generator: ServingParts) -> None:
+    formers = []
+    for version, checksum in (("1.5", "f5"), ("1.6", "f5"), ("2.6", "f5"), ("2.7", "f7"), ("2.8", "f8")):
+        generator.engine.checksum = checksum
+        await generator.sync.pull(Pull(version=version, deadline_s=10.0))
+        commit = Commit(version=version, epoch=PULLED_EPOCH, digest=f"d{version[-1]}")
+        formers.append((await generator.sync.commit(commit)).former)
+    stayed = FormerLoad(version="1.5", digest="d5", fingerprint="f5")
+    assert formers == [None, stayed, stayed, stayed, FormerLoad(version="2.7", digest="d7", fingerprint="f7")]
+
+
+@pytest.mark.parametrize("unloaded", [True, False])
+async def test_what_a_failed_load_left_is_what_the_next_commit_tells(generator: ServingParts, unloaded: bool) -> None:
+    told = []
+    for number, failure in (("5", None), ("6", WeightSyncError("no room", unloaded=unloaded)), ("7", None)):
+        generator.engine.fails = failure
+        await generator.sync.pull(Pull(version=f"1.{number}", deadline_s=10.0))
+        commit = generator.sync.commit(Commit(version=f"1.{number}", epoch=PULLED_EPOCH, digest=f"d{number}"))
+        if failure is None:
+            told.append((await commit).former)
+        else:
+            await generator.refused(commit)
+    left = FormerLoad(version="1.5", digest="d5", fingerprint="f1.5")
+    assert told == [None, None if unloaded else left]
+
+
 async def test_weights_are_hashed_beside_the_probe(generator: ServingParts) -> None:
     generator.engine.beside = asyncio.Barrier(2)
     await generator.sync.pull(Pull(version="1.5", deadline_s=10.0))
@@ -174,6 +237,51 @@ async def test_a_step_of_an_earlier_connection_is_refused(generator: ServingPart
     assert await generator.refused(generator.sync.commit(Commit(version="1.5", epoch=1))) == "wrong_epoch"
 
     assert generator.engine.done == ["join 1", "stage 1.5", "join 2"]
+
+
+async def test_a_connection_during_which_a_download_begins_is_given_up(generator: ServingParts) -> None:
+    """As after a cut of the link, when a request to the process that had the name before comes late."""
+    generator.engine.meeting = asyncio.Event()
+    joining = asyncio.ensure_future(generator.sync.join(group(2)))
+    await asyncio.sleep(0)
+    pulling = asyncio.ensure_future(generator.sync.pull(Pull(version="1.12", deadline_s=10.0)))
+    await asyncio.sleep(0)
+    generator.engine.meeting.set()
+
+    assert await generator.refused(joining) == "superseded"
+    assert await generator.refused(generator.sync.prepare(plan("1.10", epoch=2))) == "wrong_epoch"
+    await pulling
+    await generator.sync.commit(Commit(version="1.12", epoch=PULLED_EPOCH))
+    assert generator.serving.version == "1.12"
+
+
+async def test_a_connection_ends_a_download(generator: ServingParts) -> None:
+    generator.engine.slow = asyncio.Event()
+    download = asyncio.ensure_future(generator.sync.pull(Pull(version="1.4", deadline_s=10.0)))
+    await generator.engine.slow.wait()
+
+    await generator.sync.join(group(1))
+
+    assert await generator.refused(download) == "superseded"
+    await generator.sync.prepare(plan("1.5", epoch=1))
+    await generator.sync.commit(Commit(version="1.5", epoch=1))
+
+
+async def test_what_is_received_while_another_sync_begins_is_not_staged_and_ends_nothing_of_it(
+    generator: ServingParts,
+) -> None:
+    for fails in (None, WeightSyncError("the sender is silent")):
+        await generator.sync.join(group(1))
+        generator.engine.receiving, generator.engine.stage_fails = asyncio.Event(), fails
+        preparing = asyncio.ensure_future(generator.sync.prepare(plan("1.5", epoch=1)))
+        await asyncio.sleep(0)
+        await generator.sync.join(group(2))
+        generator.engine.receiving.set()
+
+        assert await generator.refused(preparing) == ("prepare_failed" if fails else "superseded")
+        assert await generator.refused(generator.sync.commit(Commit(version="1.5", epoch=2))) == "not_staged"
+        generator.engine.receiving = generator.engine.stage_fails = None
+        await generator.sync.prepare(plan("1.6", epoch=2))
 
 
 async def test_weights_in_the_learners_memory_need_no_connection_and_end_a_download(generator: ServingParts) -> None:

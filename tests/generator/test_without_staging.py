@@ -42,6 +42,7 @@ async def test_logprobs_agree_with_transformers_after_an_update_of_an_untied_mod
         tasks.create_task(rig.engine.commit(version="1.1"))
     assert await gaps(rig) < TOLERANCE
 
+    await rig.connect(bucket_timeout_s=1.0)
     await rig.engine.stage(plan_of(buckets, version="1.2"))
     with pytest.raises(WeightSyncError) as silent:
         await rig.engine.commit(version="1.2")

@@ -93,7 +93,7 @@ def test_an_output_that_nobody_reads_stops_no_child_and_says_later_what_is_missi
     for _ in range(100):
         child.writer.write((b"x" * 99 + b"\n") * 100)  # a pipe holds 64 KiB: this waits for ever unless it is read
         for _ in range(3):
-            turn([source], [sink], wake=wake.reader.fileno(), timeout_s=0.02)
+            turn([source], [sink], wake=wake.reader.fileno(), timeout_s=0.004)
     wake.close()
     seen = b""
     while b"missing" not in seen:

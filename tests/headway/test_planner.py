@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,14 +87,29 @@ def test_a_greedy_answer_takes_its_part_of_sampling_and_is_not_trained() -> None
     assert not plan_of(GIVEN).greedy
 
 
+def test_comparing_consecutive_gradients_keeps_one_more_and_leaves_the_weights_whole() -> None:
+    aligned = replace(PLAN, alignment=True)
+    assert learner_bytes(aligned, 1) - learner_bytes(PLAN, 1) == pytest.approx(4 * 5e8)
+    # Of two ranks each has the other half of the weights besides, in bfloat16, and half of the copy.
+    assert learner_bytes(aligned, 2) - learner_bytes(PLAN, 2) == pytest.approx((2 / 2 + 4 / 2) * 5e8)
+    muon = replace(PLAN, optimizer="muon")
+    assert learner_bytes(replace(muon, alignment=True), 2) - learner_bytes(muon, 2) == pytest.approx(4 * 5e8)
+    assert "of the former gradient 4 more" in " ".join(assumed(aligned, splits(aligned)[0]))
+    assert plan_of({**GIVEN, "--alignment": ""}).alignment
+    assert not plan_of(GIVEN).alignment
+
+
 def test_muon_keeps_one_mean_of_the_layers_matrices_and_shards_nothing() -> None:
     matrices = 5e8 - 2 * 151_936 * 896 - 896 * 49
     assert SMALL.matrices == pytest.approx(matrices)
     muon = replace(PLAN, optimizer="muon")
+    activations = 8192 * 2 * (4 - 2) * SMALL.layers * SMALL.hidden  # in float32
     assert learner_bytes(muon, 1) - learner_bytes(PLAN, 1) == pytest.approx(
-        12 * matrices + 16 * (5e8 - matrices) - 18 * 5e8
+        12 * matrices + 16 * (5e8 - matrices) - 18 * 5e8 + activations
     )
     assert learner_bytes(muon, 2) == learner_bytes(muon, 1)
+    reference = learner_bytes(replace(muon, reference=True), 2) - learner_bytes(muon, 2)
+    assert reference == pytest.approx(4 * 5e8), "no stage but 3 takes a reference apart"
     assert "12 bytes for a parameter of layers' matrices and 16 for others, all in each rank" in " ".join(
         assumed(muon, splits(muon)[0])
     )
@@ -144,6 +160,40 @@ def test_everything_that_is_neither_given_nor_measured_is_under_assumed() -> Non
     assert "Gb/s" not in less
     assert "rates are those of old" in less
     assert "as fast as one of old, whatever the number of its devices" in less
+
+
+def test_settings_that_a_run_has_otherwise_by_default_are_named() -> None:
+    planned = replace(PLAN, at_once=256, in_flight=48)
+    (told,) = [line for line in assumed(planned, splits(planned)[0]) if "run file" in line]
+    for each in (
+        "generator.engine.max_num_seqs = 256 (64)",
+        "env-service.capacity = 48 (64)",
+        'learner.training.dtype = "bfloat16" ("float32")',
+        'learner.training.publish_dtype = "bfloat16" ("float32")',
+        "learner.training.zero_stage = 3 (0)",
+        "learner.training.microbatch_tokens = 8192 (16384)",
+        "learner.training.gradient_checkpointing = true (false)",
+    ):
+        assert each in told
+    usual = replace(PLAN, at_once=64, in_flight=64)
+    assert not keys_to_set(usual) & {"generator.engine.max_num_seqs", "env-service.capacity"}
+
+
+def test_the_stage_and_dtype_to_set_are_those_that_go_with_the_optimizer_and_the_devices() -> None:
+    def stage(plan: Plan, devices: int) -> str:
+        found = assumed(plan, replace(splits(plan)[0], learner_devices=devices))
+        return "".join(re.findall(r"zero_stage = (\d)", " ".join(found)))
+
+    assert [stage(PLAN, 2), stage(replace(PLAN, alignment=True), 2), stage(PLAN, 1)] == ["3", "2", ""]
+    muon = replace(PLAN, optimizer="muon")
+    assert stage(muon, 2) == ""
+    assert "learner.training.dtype" not in keys_to_set(muon)
+    assert "learner.training.dtype" not in keys_to_set(replace(PLAN, device=replace(PLAN.device, number_bytes=4)))
+
+
+def keys_to_set(plan: Plan) -> set[str]:
+    (told,) = [line for line in assumed(plan, splits(plan)[0]) if "run file" in line]
+    return set(re.findall(r"([\w.-]+) = ", told))
 
 
 def test_a_mixture_takes_the_memory_of_all_its_weights_and_the_time_of_those_that_a_token_meets() -> None:

@@ -1,6 +1,7 @@
 """Real children, real signals: what ends what, what is left behind, and what is seen."""
 
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -17,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from headway.supervisor import ProcessCommand
+from headway.supervisor import ProcessCommand, children
+from services.local_processes import each_process
 from tests.process_ends import all_end
 
 ROOT = Path(__file__).parents[2]
@@ -132,12 +134,7 @@ def cleaned() -> Iterator[list[SupervisorProcess]]:
 
 def descendants(mark: str) -> list[int]:
     """Processes that carry the mark in their environment, but for zombies, which have none any more."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
-    return found
+    return [pid for pid, environment in each_process("environ") if f"{MARK}={mark}".encode() in environment]
 
 
 def described_command(command: ProcessCommand) -> dict[str, Any]:
@@ -403,6 +400,22 @@ def test_a_child_that_does_not_stop_in_time_is_killed(cleaned: list[SupervisorPr
     assert "stubborn does not stop and is killed" in running.end()[1]
 
 
+def test_children_are_found_while_other_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = os.stat
+
+    def gone(path: Path | str, **named: Any) -> os.stat_result:
+        if Path(path).name == "stat":
+            raise ProcessLookupError(errno.ESRCH, "No such process", str(path))
+        return stat(path, **named)
+
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", gone)
+        found = [each.pid for each in children()]
+    child.communicate()
+    assert child.pid in found
+
+
 def test_children_are_stopped_stage_by_stage(cleaned: list[SupervisorProcess]) -> None:
     running = start(cleaned, polite("last", stop_stage=2), polite("first"), polite("middle", stop_stage=1))
     running.read_until("last is up", "first is up", "middle is up")
@@ -417,7 +430,7 @@ def test_children_end_when_the_supervisor_is_killed(cleaned: list[SupervisorProc
     children = [pid for pid in descendants(running.mark) if pid != running.process.pid]
     assert len(children) == 3
     running.process.kill()
-    assert all_end(children, timeout_s=10)
+    assert all_end(children)
 
 
 def test_what_a_killed_child_left_running_is_killed_before_it_is_started_again(

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
-from fastapi import Depends, FastAPI, Response
+from fastapi import Depends, FastAPI, Request, Response
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
 from protocol.fleet import (
     CHUNK_HASH_HEADER,
+    INSTANCE_HEADER,
     PULL_TOOK_TOO_LONG,
     Announcement,
     BucketSpec,
@@ -317,6 +318,7 @@ class ScriptedGenerator:
             readiness=lambda: Readiness(ready=True),
             metrics=Metrics("generator"),
         )
+        app.router.dependencies.append(Depends(self._meant_for_it))
 
         @app.post("/v1/weights/group")
         async def join(body: Annotated[JoinGroup, Depends(json_body(JoinGroup))]) -> Response:
@@ -361,6 +363,10 @@ class ScriptedGenerator:
             return json_answer(ReprobeResult(version=body.version, probe_logprobs=self._probe(body)))
 
         return app
+
+    async def _meant_for_it(self, request: Request) -> None:
+        if (meant := request.headers.get(INSTANCE_HEADER)) != (own := self.announcement().instance):
+            raise RequestRefused(409, "another_process", f"a step for {meant} came to {own}")
 
     async def _scripted(self, step: str) -> None:
         """Waits, or refuses, if it was told to at this step."""

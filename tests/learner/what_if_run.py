@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from learner.changed_settings import WhatIf, differences_of
 from learner.config import LearnerConfig
 from learner.journal.checkpoints import Checkpoints
@@ -26,6 +28,8 @@ from tests.learner.samples import LEDGER
 from tests.learner.training.tiny_model import random_group
 
 STEPS = 4
+
+torch.set_num_threads(1)  # as the processes that train it again: the last bits depend on it
 
 
 def sampled(lease_id: int, *, version: int) -> TrajectoryGroup:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.mutants.trying import answered
 
-SLOW = "import time; time.sleep(3); print('held')"
+SLOW = "import time; time.sleep(1.5); print('held')"
 """As one that gets none of a busy machine's time."""
 ENDLESS = "while True: pass"
 

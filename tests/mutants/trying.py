@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from services.local_processes import usage_of
+from simulation.workers import started_worker
 from tests.e2e.processes import ROOT
 from tests.mutants.catalog import Mutant
 
@@ -139,16 +140,9 @@ class CopyOfTree:
         self, seeds: Sequence[int], *, timeout_s: float, tenants: bool = False
     ) -> Iterator[tuple[int, str | None]]:
         """Each seed in order with what it breaks, a hang and a crash of the simulator included."""
-        program = (
-            "import json, sys; from simulation.__main__ import _report\n"
-            f"for seed in json.loads(sys.argv[1]): _report(seed, tenants={tenants})"
-        )
         left = list(seeds)
         while left:
-            worker = subprocess.Popen(
-                [sys.executable, "-c", program, json.dumps(left)], cwd=self.root, env=self.environment,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            worker = started_worker(left, tenants=tenants, env=self.environment, root=self.root, quiet=True)
             try:
                 while left:
                     seed, violation = left[0], _answer(worker, timeout_s=timeout_s)

@@ -103,10 +103,18 @@ BODIES: list[WireModel] = [
         ),
     ),
     fleet.Commit(version="1.7", epoch=1, probe=((1, 2, 3), (4, 5))),
-    fleet.Commit(version="1.7", epoch=fleet.PULLED_EPOCH),
+    fleet.Commit(version="1.7", epoch=fleet.PULLED_EPOCH, digest="0123"),
     fleet.Reprobe(version="1.7", probe=((1, 2, 3), (4, 5))),
     fleet.ReprobeResult(version="1.7", probe_logprobs=(-1.0, -0.5)),
     fleet.CommitResult(version="1.7", fingerprint="00ff", probe_logprobs=(-1.0, -0.5), load_s=0.1, pause_s=0.03),
+    fleet.CommitResult(
+        version="1.7",
+        fingerprint="00ff",
+        probe_logprobs=(),
+        load_s=0.1,
+        pause_s=0.03,
+        former=fleet.FormerLoad(version="1.6", digest="0123", fingerprint="00fe"),
+    ),
     status.ErrorBody(
         error=status.ErrorDetail(kind="user", message="n is 0", field="n", expected="at least 1", got={"n": 0})
     ),

@@ -1,5 +1,6 @@
 """Processes of this machine, and what one of them takes with all that it began."""
 
+import errno
 import os
 import shutil
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +58,21 @@ def test_the_use_of_a_process_is_that_of_all_its_descendants(tmp_path: Path, lis
     assert usage_of(10, proc=proc) == (127 / _TICKS, 127 * _PAGE)
     assert usage_of(12, proc=proc) == (7 / _TICKS, 7 * _PAGE)
     assert usage_of(99, proc=proc) == (0.0, 0)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_processes_that_end_while_they_are_listed_hide_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    proc, stat = made(tmp_path, listed=listed), os.stat
+
+    def gone(path: Path | str, **named: Any) -> os.stat_result:
+        if "/10/task/10/" in str(path) or "/20/" in str(path):
+            raise ProcessLookupError(errno.ESRCH, "No such process", str(path))
+        return stat(path, **named)
+
+    monkeypatch.setattr(os, "stat", gone)
+    assert usage_of(10, proc=proc) == (127 / _TICKS, 127 * _PAGE)
 
 
 def test_shared_pages_count_once_where_the_kernel_says_who_shares_them(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_child_dies_with_its_parent() -> None:
         print(os.read(read, 20).decode(), file=sys.stderr)
     """)
     assert code == 0
-    assert all_end([int(log.split()[-1])], timeout_s=10)
+    assert all_end([int(log.split()[-1])])
 
 
 def test_a_main_that_returns_exits_with_0_and_a_request_ends_it() -> None:

@@ -1,13 +1,9 @@
 """Scripted conversations, and that a trajectory which is not what was said is seen: each in a process of its own."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.simulation.simulating import Simulator
+
 RUN = """
 from collections import Counter
 from dataclasses import replace
@@ -29,17 +25,17 @@ trainer.ScriptedTrainer._check_conversation = count
 """
 
 
-def _run(program: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", RUN + program], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+def _run(simulator: Simulator, program: str) -> str:
+    ended = simulator.run(RUN + program)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip()
 
 
-def test_conversations_have_several_turns_end_in_several_ways_and_are_judged_by_either_service() -> None:
+def test_conversations_have_several_turns_end_in_several_ways_and_are_judged_by_either_service(
+    simulator: Simulator,
+) -> None:
     said = _run(
+        simulator,
         """
 from services.rewards.settings import Hedges
 from simulation.actors.rewards import StubRewardService
@@ -55,7 +51,7 @@ result = simulate(scenario)
 assert result.violation is None, result.violation
 expected = ("", "done", "token_budget", "turn_limit", "1 turns", "2 turns", "3 turns", "hedged", "streamed")
 print([each for each in expected if not seen[each]])
-"""
+""",
     )
     assert said == "[]"
 
@@ -100,8 +96,8 @@ rollout._hold_first = hold
 
 
 @pytest.mark.parametrize("promise", BROKEN)
-def test_a_trajectory_that_is_not_what_was_said_is_seen(promise: str) -> None:
-    said = _run(f"{BROKEN[promise]}\nprint(simulate(scenario).violation)")
+def test_a_trajectory_that_is_not_what_was_said_is_seen(simulator: Simulator, promise: str) -> None:
+    said = _run(simulator, f"{BROKEN[promise]}\nprint(simulate(scenario).violation)")
     assert said.startswith(f"{promise}: "), said
 
 
@@ -119,31 +115,34 @@ trainer.ScriptedTrainer._check_conversation = count
 """
 
 
-def test_branches_share_their_beginnings_whoever_dies() -> None:
+def test_branches_share_their_beginnings_whoever_dies(simulator: Simulator) -> None:
     said = _run(
+        simulator,
         f"""{BRANCHES}
 result = simulate(scenario)
 assert result.violation is None, result.violation
 print([each for each in (1, 2, "old beginnings") if not seen[each]], seen[0])
-"""
+""",
     )
     assert said == "[] 0"
 
 
-def test_branches_that_are_one_are_seen() -> None:
+def test_branches_that_are_one_are_seen(simulator: Simulator) -> None:
     said = _run(
+        simulator,
         f"""{BRANCHES}
 from env_service.rollouts import conversation
 real = conversation.Fork
 conversation.Fork = lambda at, branch: real(at=at, branch=0)
 print(simulate(scenario).violation)
-"""
+""",
     )
     assert said.startswith("trees: two of lease "), said
 
 
-def test_branches_that_have_other_beginnings_are_seen() -> None:
+def test_branches_that_have_other_beginnings_are_seen(simulator: Simulator) -> None:
     said = _run(
+        simulator,
         f"""{BRANCHES}
 from env_service.rollouts.speech import Transcript
 real = Transcript.copy
@@ -153,13 +152,14 @@ def copied(self):
     return made
 Transcript.copy = copied
 print(simulate(scenario).violation)
-"""
+""",
     )
     assert said.startswith("trees: two branches of lease "), said
 
 
-def test_a_lease_that_is_another_task_after_a_resume_is_seen() -> None:
+def test_a_lease_that_is_another_task_after_a_resume_is_seen(simulator: Simulator) -> None:
     said = _run(
+        simulator,
         """
 from learner.leases.curriculum import LevelLog
 from simulation.checking.scenario import ScheduledFault
@@ -176,14 +176,15 @@ for at in (10.8, 11.5, 12.2, 12.9, 15.0, 16.4):  # one moment or another falls b
     if whole or (broken := simulate(given).violation):
         break
 print(whole, broken)
-"""
+""",
     )
     assert said.startswith("None a lease is one task: "), said
 
 
-def test_a_lease_that_is_of_another_drawn_task_after_a_resume_is_seen() -> None:
+def test_a_lease_that_is_of_another_drawn_task_after_a_resume_is_seen(simulator: Simulator) -> None:
     """Two groups a step: what was accepted since moves the draws, if those of before are not in the folder."""
     said = _run(
+        simulator,
         """
 from learner.leases.run_rows import RunRows
 from simulation.checking.scenario import ScheduledFault
@@ -199,6 +200,6 @@ for at in (10.8, 12.2, 15.0, 16.4):
     if whole or (broken := simulate(given).violation):
         break
 print(whole, broken)
-"""
+""",
     )
     assert said.startswith("None a lease is one task: "), said

@@ -3,9 +3,6 @@
 import gc
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -20,11 +17,11 @@ from simulation.checking.scenario import KINDS, ScheduledFault
 from simulation.world.clock import ProcessKilled, World
 from simulation.world.disk import Disk
 from simulation.world.process import Process
+from tests.simulation.simulating import Simulator
 
 if TYPE_CHECKING:
     from simulation.checking.stage import Stage
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json
 from dataclasses import replace
@@ -84,11 +81,8 @@ print(json.dumps({promise: str(violation) for promise, violation in found.items(
 """
 
 
-def test_what_only_a_second_line_makes_good_is_seen() -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+def test_what_only_a_second_line_makes_good_is_seen(simulator: Simulator) -> None:
+    ended = simulator.run(PROGRAM)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found.pop("whole") == "[None, None, None]"

@@ -191,7 +191,7 @@ async def test_what_a_program_started_ends_with_it(rolled_out: Any, tmp_path: Pa
 
     assert (await rolled_out(program("leaves_a_child", str(file)))).reward.reward == 1.0
 
-    assert all_end([int(file.read_text())], timeout_s=10)
+    assert all_end([int(file.read_text())])
 
 
 async def test_a_program_that_hangs_is_ended(rolled_out: Any) -> None:

@@ -168,7 +168,7 @@ async def test_checks_are_never_where_the_policy_is() -> None:
     (hidden,) = json.loads(json.dumps(task.data["checks"]))
     secret = "slug('A  B')"
     assert secret in hidden["files"]["/judge/calls.py"]
-    command = f'ls /judge; grep -rlF "{secret}" / --exclude-dir=proc --exclude-dir=usr 2>/dev/null'
+    command = f'ls /judge; grep -rlF "{secret}" / --exclude-dir=proc --exclude-dir=usr --exclude-dir=python 2>/dev/null'
     assert "cannot access '/judge'" in (said := await shown(environment, "shell", command=command))
     assert len(said.splitlines()) == 2, f"only {said} and an exit code"
     step = await left(environment, "sleep 1000 &")

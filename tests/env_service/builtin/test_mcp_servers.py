@@ -162,6 +162,8 @@ async def test_a_server_that_says_nothing_more_is_away_and_no_slow_tool(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("env_service.builtin.mcp_servers._SIGN_OF_LIFE_S", 1.0)
+    # One that is stopped ends by neither of the two ways that are tried before it is killed.
+    monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 0.5)
     box = await opened(command=COMMAND, timeout_s=1.0)
     number = int(await box.call(ToolCall("process", {})))
     os.kill(number, signal.SIGSTOP)
@@ -179,7 +181,7 @@ async def test_a_server_that_says_nothing_more_is_away_and_no_slow_tool(
         ({"command": ("/no/such/program",)}, McpFailure),
         ({"command": (sys.executable, "-c", "pass")}, EnvironmentUnavailable),
         (
-            {"command": (sys.executable, "-c", "import time; time.sleep(60)"), "connect_timeout_s": 2},
+            {"command": (sys.executable, "-c", "import time; time.sleep(60)"), "connect_timeout_s": 0.5},
             EnvironmentUnavailable,
         ),
     ],
@@ -227,7 +229,7 @@ async def test_a_tool_that_the_server_lacks_is_named(opened: Opened, address: st
 async def test_who_waited_for_a_connection_that_was_given_up_closes_no_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun: list[str] = []
+    begun, given_up = list[str](), list[str]()
 
     class ReadyAtTheSecondTry:
         def __init__(self, server: object, **_: object) -> None:
@@ -235,7 +237,11 @@ async def test_who_waited_for_a_connection_that_was_given_up_closes_no_later_one
 
         async def __aenter__(self) -> "ReadyAtTheSecondTry":
             if len(begun) == 1:
-                await asyncio.Event().wait()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await asyncio.sleep(1.0)  # as a program that takes its time to end
+                    given_up.append("first")
             return self
 
         async def __aexit__(self, *_: object) -> None:
@@ -253,6 +259,7 @@ async def test_who_waited_for_a_connection_that_was_given_up_closes_no_later_one
         with pytest.raises(EnvironmentUnavailable, match="not ready within 1 s"):
             await waiting
 
+    assert given_up == ["first"], "before it was said, and not after a time in which it might have left"
     assert await connection._client() is healthy
     assert len(begun) == 2
     await connection.close()

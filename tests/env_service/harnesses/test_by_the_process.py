@@ -97,7 +97,7 @@ async def test_a_process_that_is_killed_leaves_no_harness_and_no_runtime(chat_mo
         below = _family(made.process.pid)
         assert [pid for pid in below if str(HARNESSES["anthropic"].driver) in _command(pid)]
         made.process.kill()
-        assert await asyncio.to_thread(lambda: all_end(below, timeout_s=60))
+        assert await asyncio.to_thread(lambda: all_end(below))
 
 
 def _family(pid: int) -> list[int]:

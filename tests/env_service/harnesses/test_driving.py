@@ -110,4 +110,4 @@ def test_a_harness_dies_with_the_service(tmp_path: Path) -> None:
     service.send_signal(signal.SIGKILL)
     service.wait()
 
-    assert all_end([pid], timeout_s=20)
+    assert all_end([pid])

@@ -72,7 +72,7 @@ def inside() -> list[int]:
 
 def nothing_is_left(ended: EndedHarness, pids: Sequence[int]) -> bool:
     assert pids
-    return all_end([*pids, *keepers()], timeout_s=20) and len(ended.bench.sessions) == 0
+    return all_end([*pids, *keepers()]) and len(ended.bench.sessions) == 0
 
 
 async def test_it_works_inside_and_its_tokens_are_those_that_were_sampled(

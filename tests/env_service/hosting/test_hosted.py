@@ -61,7 +61,7 @@ async def rolled_out(
 async def test_each_misdeed_costs_its_own_trajectory_is_counted_and_named(
     host: Host, chat_bench: MakeBench, chat_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, offered = await host(options={"step_timeout_s": 8.0})
+    _, offered = await host(options={"step_timeout_s": 5.0})
     said = ("boom", "quit", "odd", "huge", "hang", "leave", "segfault", "killed", "away", "on loud well")
 
     with caplog.at_level(logging.WARNING):
@@ -187,8 +187,10 @@ async def test_a_process_killed_from_outside_between_two_turns_is_infrastructure
     assert again.reward.reward == 1.0
 
 
-async def test_a_group_that_wants_more_processes_than_there_are_is_told_what_to_do(host: Host) -> None:
-
+async def test_a_group_that_wants_more_processes_than_there_are_is_told_what_to_do(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("env_service.hosting.pool._WAIT_S", 0.5)
     _, offered = await host(processes=1)
     task: Any = offered.tasks.task("train", 0)
     one, two = offered.start(), offered.start()

@@ -106,7 +106,7 @@ async def test_a_full_server_is_infrastructure(ready: int, chat_bench: MakeBench
 
 async def test_a_server_that_is_away_is_infrastructure_and_is_named(chat_bench: MakeBench, chat_model: Path) -> None:
     port = free_port()
-    made = await chat_bench(TrajectoryWords(chat_model, "1"), extra=[offered(port, action_field="")], timeout_s=5.0)
+    made = await chat_bench(TrajectoryWords(chat_model, "1"), extra=[offered(port, action_field="")], timeout_s=1.5)
 
     failed = await made.failed(lease(environment="number", group_size=1))
 

@@ -158,6 +158,7 @@ async def test_a_host_that_shows_no_sign_of_life_is_away(monkeypatch: pytest.Mon
         task: Any = offered(url).tasks.task("train", 0)
         async with asyncio.timeout(240):
             await environment.reset(task, 0)
+            monkeypatch.setattr("services.http.faults._SIGN_OF_LIFE_S", 0.5)
             process.send_signal(signal.SIGSTOP)
             try:
                 with pytest.raises(EnvironmentUnavailable, match="the environment's host") as raised:

@@ -79,7 +79,11 @@ class StandInEngine:
         self.socket = socket
         self.containers: dict[str, StandInContainer] = {}
         self.images: dict[str, dict[str, object]] = {"image": {"Id": "sha256:image", "Config": {"Env": ["LANG=xx"]}}}
-        self.security = ["name=seccomp,profile=default"]
+        self.info: dict[str, object] = {
+            "SecurityOptions": ["name=seccomp,profile=default"], "OSType": "linux", "KernelVersion": os.uname().release,
+            "CgroupDriver": "cgroupfs", "CgroupVersion": "1", "MemoryLimit": True, "PidsLimit": True,
+            "CpuCfsQuota": True, "DefaultRuntime": "runc",
+        }  # fmt: skip
         self.refuses_quota = True
         self.is_podman = False
         self.started_pid = 0
@@ -87,6 +91,8 @@ class StandInEngine:
         self.hears_no_ends = False
         """True of an engine that takes all commands for running."""
         self.processes: list[list[str]] = []
+        self.makes_groups = True
+        """False of one whose commands are in its own group of processes, as with crun."""
         self.cannot_start: list[str] = []
         self.making = asyncio.Event()
         self.making.set()
@@ -156,7 +162,7 @@ class StandInEngine:
             case "GET", ["_ping"]:
                 await request.answer(200, "OK", headers="Libpod-Api-Version: 4.3.1\r\n" if self.is_podman else "")
             case "GET", ["info"]:
-                await request.answer(200, {"SecurityOptions": self.security, "OSType": "linux"})
+                await request.answer(200, self.info)
             case "GET", ["images", name, "json"]:
                 told = self.images.get(name)
                 await request.answer(200 if told else 404, told or {"message": f"No such image: {name}"})
@@ -276,7 +282,7 @@ class StandInEngine:
         assert isinstance(environment, list)
         process = await asyncio.create_subprocess_exec(
             *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            start_new_session=True, cwd=container.root,
+            start_new_session=self.makes_groups, cwd=container.root,
             env={"PATH": os.environ["PATH"], **dict(each.split("=", 1) for each in environment)},
         )  # fmt: skip
         container.running.add(process)

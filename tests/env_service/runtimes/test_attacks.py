@@ -34,11 +34,12 @@ for name in glob.glob("/proc/[0-9]*/environ"):
     except OSError: pass
 looks_for(mine, "/tmp", "/work", "/home", "/var/tmp", "/opt")
 """
-# Looks for a process that is not yet what it is to be.
+# Looks for a process that is not yet what it is to be, until it is told to say what it saw.
 SPY = """
 import glob, os, sys, time
-end, seen = time.time() + 3, set()
-while time.time() < end:
+end, seen = time.time() + 15, set()
+open("spying", "w")
+while time.time() < end and not os.path.exists("seen"):
     for process in glob.glob("/proc/[0-9]*"):
         for what in ("exe", "cwd", "root", "fd/3", "fd/64", "fd/70"):
             try: seen.add(os.readlink(f"{process}/{what}"))
@@ -53,7 +54,7 @@ print("\\n".join(sorted(each for each in seen if "keeper" in each or sys.argv[1]
 @pytest.mark.parametrize("bomb", BOMBS)
 async def test_a_bomb_ends_with_its_command_and_hurts_nobody_else(pool: RuntimePool, bomb: str) -> None:
     attacked, other = await pool.start("host"), await pool.start("host")
-    bombing = asyncio.ensure_future(sh(attacked, BOMBS[bomb], wall_s=3))
+    bombing = asyncio.ensure_future(sh(attacked, BOMBS[bomb], wall_s=2))
     assert await said(other, "sleep 0.5; echo works; df /tmp | tail -1 | tr -s ' ' | cut -d' ' -f3") == "works\n0"
     end = await bombing
     if bomb == "memory":
@@ -84,8 +85,10 @@ async def test_nothing_of_the_machine_or_of_others_is_reached(
 async def test_a_command_on_its_way_in_cannot_be_looked_into(runtime: Runtime) -> None:
     await runtime.copy_in({"work/spy.py": SPY.encode()})
     spy = asyncio.ensure_future(sh(runtime, f"python3 spy.py {Path(__file__).parents[3]}"))
-    for _ in range(15):
+    await sh(runtime, "until [ -e spying ]; do sleep 0.02; done")
+    for _ in range(30):
         await sh(runtime, "true")
+    await sh(runtime, "touch seen")
     end = await spy
     assert (end.exit_code, end.stdout.strip()) == (0, b""), end
 

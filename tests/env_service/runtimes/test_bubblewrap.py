@@ -114,7 +114,7 @@ async def test_a_runtime_that_is_killed_is_lost_and_one_that_ended_itself_has_en
     os.kill(keepers()[0], signal.SIGKILL)
     with pytest.raises(RuntimeLost, match="its keeper has died"):
         await running
-    assert all_end(inside, timeout_s=20)
+    assert all_end(inside)
     await without.stop()
 
     other = await pool.start("host")

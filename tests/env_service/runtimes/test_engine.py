@@ -77,6 +77,14 @@ def _ignored(_runtime: PooledRuntime) -> None:
     """Nobody counts."""
 
 
+def _is_over(pid: int) -> bool:
+    """True of a process that has ended, or is about to be taken in."""
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except FileNotFoundError:
+        return True
+
+
 async def sh(runtime: EngineRuntime, line: str, *, wall_s: float = 20.0) -> CommandEnd:
     return await runtime.exec(RuntimeCommand(argv=("/bin/sh", "-c", line), cwd=".", wall_s=wall_s))
 
@@ -110,6 +118,19 @@ async def test_a_command_that_is_given_up_is_killed_also_before_its_process_is_k
         await asyncio.gather(running, return_exceptions=True)
         await eventually(lambda: container.orders and not container.running)
         assert any(order.isdigit() for order in container.orders)
+
+
+async def test_a_command_for_which_the_engine_makes_no_group_is_killed_with_all_that_it_started(
+    launch: Launch, engine: StandInEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_commands, "_STOP_S", 1.0)
+    engine.makes_groups = False
+    runtime, _ = await launch()
+    slow = await sh(runtime, "sleep 60 & echo $!; exec sleep 61", wall_s=0.5)
+    assert (slow.timed_out, slow.exit_code) == (True, None)
+    await eventually(lambda: _is_over(int(slow.stdout)))
+    assert (await sh(runtime, "cat; exit 3")).exit_code == 3
+    assert (await runtime.exec(RuntimeCommand(argv=("no-such-program",), cwd="."))).exit_code == 127
 
 
 async def test_files_go_in_and_out_and_what_differs_is_a_snapshot(
@@ -494,6 +515,37 @@ async def test_an_engine_that_tells_of_nothing_is_not_asked_without_a_pause(engi
     assert sum(asked.endswith("/events") for asked in engine.asked) <= 1 + took_s
 
 
+async def test_podman_is_not_taken_with_another_oci_runtime_than_it_runs_containers_with(engine: StandInEngine) -> None:
+    usual = config_of(engine)
+    asks = usual.model_copy(update={"engine": usual.engine.model_copy(update={"oci_runtime": "runsc"})})
+    engine.is_podman = True
+    kind, said = EngineKind(asks), r"oci_runtime is 'runsc', and Podman runs all containers with 'runc'; .*conf"
+    with pytest.raises(CannotIsolate, match=said):
+        await kind.open(set())
+    await kind.close()
+    for told, is_podman in (("runsc", True), ("runc", False)):  # Docker is told for each container
+        engine.info["DefaultRuntime"], engine.is_podman = told, is_podman
+        kind = EngineKind(asks)
+        await kind.open(set())
+        await kind.close()
+
+
+@pytest.mark.parametrize(("version", "found"), [(os.uname().release, True), ("another", False)])
+async def test_only_a_kernel_of_its_own_spares_a_container_the_filter_and_the_limits(
+    engine: StandInEngine, version: str, found: bool
+) -> None:
+    usual = config_of(engine)
+    named = usual.model_copy(update={"engine": usual.engine.model_copy(update={"oci_runtime": "crun"})})
+    engine.info["KernelVersion"] = version
+    kind = EngineKind(named)
+    await kind.open({"image"})
+    runtime = await kind.launch("image", None, name="test", ended=_ignored)
+    said = (await runtime.exec(replace(kind.trial, cwd="."))).stdout.decode()
+    await runtime.stop()
+    await kind.close()
+    assert ("there is no filter of system calls" in said) == ("its memory is not limited" in said) == found, said
+
+
 async def test_leftovers_of_services_that_have_ended_are_removed_and_no_others(engine: StandInEngine) -> None:
     mine, parent = Owner.this(), os.getppid()
     living = replace(mine, pid=parent, started=owners._started(parent) or 0)
@@ -538,6 +590,11 @@ async def test_what_is_missing_is_said_at_the_start(engine: StandInEngine, tmp_p
     with pytest.raises(CannotIsolate, match=r"the walls of runtimes do not hold here: it runs as user"):
         await pool.open()
     assert not engine.containers
-    engine.security = ["name=seccomp,profile=unconfined"]
+    engine.info["CgroupDriver"] = "none"
+    with pytest.raises(
+        CannotIsolate, match=r"the container engine at .* is not taken: it limits nothing of a container"
+    ):
+        await RuntimePool(config_of(engine)).open()
+    engine.info["SecurityOptions"] = ["name=seccomp,profile=unconfined"]
     with pytest.raises(CannotIsolate, match="filters no system calls"):
         await RuntimePool(config_of(engine)).open()

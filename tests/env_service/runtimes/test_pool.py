@@ -146,7 +146,7 @@ async def test_a_warm_runtime_that_died_is_not_given_out() -> None:
         await asyncio.sleep(1.5)
         (warm,) = keepers()
         os.kill(warm, signal.SIGKILL)
-        assert all_end([warm], timeout_s=20)
+        assert all_end([warm])
         await asyncio.sleep(0.1)
         assert await said(await pool.start("host"), "echo works") == "works"
         # Nor does it take room any more.
@@ -173,7 +173,7 @@ def test_nothing_is_left_of_a_killed_service(temporary: Path) -> None:
             assert len(left) >= 12, "keepers, bubblewraps, first processes, and what runs"
         finally:
             child.kill()
-    assert all_end(left, timeout_s=20)
+    assert all_end(left)
     (folder,) = temporary.iterdir()
     os.utime(folder, (1e6, 1e6))  # a young one might be somebody's who has just made it
     with subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE, text=True, env=environment) as child:

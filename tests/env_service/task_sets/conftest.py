@@ -1,7 +1,10 @@
 """A small repository with a mistake, the tests that show it, and the verdict on what lines of shell leave of it."""
 
 import importlib.util
-from collections.abc import AsyncIterator, Callable, Mapping
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from env_service.task_sets.preparing import opened
 from env_service.task_sets.records import JudgedTask, SetupStep
 from env_service.task_sets.rows import RepositoryRow, read_row
 
+PYTEST_FOLDER = "/opt/lib"
 LIMITS = RuntimeLimits(memory_mib=192, disk_mib=32, command_s=60)
 SOURCE = "def double(x):\n    return x + x + 1\n\n\ndef half(x):\n    return x // 2\n"
 RIGHT = SOURCE.replace(" + 1", "")
@@ -25,10 +29,40 @@ HIDDEN = f"{TESTS}\n\ndef test_double():\n    assert double(4) == 8\n"
 FIX = "sed -i 's/ + 1$//' shop/sums.py"
 
 
+@pytest.fixture(scope="session")
+def bound(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Folders of runtimes: pytest at a place where nobody looks who is not told to, and nothing at that of packages of
+    this machine's Python, of which each machine has others.
+    """
+    folder, empty = tmp_path_factory.mktemp("pytest"), tmp_path_factory.mktemp("empty")
+    for made in (folder, empty):
+        made.chmod(0o755)  # runtimes are another user
+    for place in _pytest_places():
+        if place.is_dir():
+            shutil.copytree(place, folder / place.name)
+        else:
+            shutil.copy2(place, folder)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", folder], check=True, timeout=300)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = Path(sys.base_prefix, "lib", version, "site-packages")
+    own = {f"/opt/python/lib/{version}/site-packages": empty} if sys.base_prefix != "/usr" and packages.is_dir() else {}
+    return {PYTEST_FOLDER: folder, **own}
+
+
+def _pytest_places() -> Iterator[Path]:
+    """Packages, and modules of one file, that pytest is."""
+    for name in ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            place = Path(spec.origin)
+            yield place.parent if place.name == "__init__.py" else place
+
+
 @pytest.fixture
-async def pool() -> AsyncIterator[RuntimePool]:
+async def pool(bound: Mapping[str, Path]) -> AsyncIterator[RuntimePool]:
     """Runtimes with small limits, none of them warm."""
     made = use_runtimes(RuntimePool(RuntimesConfig(spare=0, limits=LIMITS)))
+    made.bind(bound, purpose="a test")
     yield made
     await made.close()
 
@@ -53,19 +87,20 @@ def task(**changes: object) -> JudgedTask:
     return read_row(row(**changes), RepositoryOptions(train_file=Path("rows.jsonl")).rows)
 
 
-def with_pytest(given: JudgedTask) -> JudgedTask:
-    """The task on a computer that has pytest."""
-    files: dict[str, RuntimeFile] = {}
-    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.origin is not None:
-            folder = Path(spec.origin).parent
-            files |= {
-                f"/opt/lib/{name}/{path}": file for path, file in files_in(folder).items() if path.endswith(".py")
-            }
-    step = SetupStep(files=files)
-    environment = {"PYTHONPATH": "/opt/lib", "PYTHONDONTWRITEBYTECODE": "1"}
-    return replace(given, setup=replace(given.setup, steps=(step, *given.setup.steps), environment=environment))
+def with_pytest(given: JudgedTask, *, copied: bool = False) -> JudgedTask:
+    """The task on a computer that has pytest: where that of `pool` has it, or `copied` there."""
+    steps = given.setup.steps
+    if copied:
+        steps = (SetupStep(files=dict(_pytest_files())), *steps)
+    environment = {"PYTHONPATH": PYTEST_FOLDER, "PYTHONDONTWRITEBYTECODE": "1"}
+    return replace(given, setup=replace(given.setup, steps=steps, environment=environment))
+
+
+def _pytest_files() -> Iterator[tuple[str, RuntimeFile]]:
+    for place in _pytest_places():
+        for path, file in files_in(place).items() if place.is_dir() else [("", RuntimeFile(place.read_bytes()))]:
+            if not path or path.endswith(".py"):
+                yield f"{PYTEST_FOLDER}/{place.name}/{path}".rstrip("/"), file
 
 
 async def worked(given: JudgedTask, *lines: str) -> WorkVerdict:

@@ -10,6 +10,7 @@ import pytest
 from env_service import workbench
 from env_service.builtin.task_sets import HarborEnvironment, HarborOptions, RepositoryEnvironment, RepositoryOptions
 from examples.task_sets import make_tasks
+from tests.env_service.task_sets.conftest import PYTEST_FOLDER
 
 FOLDER = Path(make_tasks.__file__).parent
 
@@ -29,9 +30,10 @@ def test_the_sets_are_what_their_program_makes(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("pool")
-async def test_every_repair_is_solved_by_its_patch_and_only_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("environment", [{}, {"PYTHONPATH": PYTEST_FOLDER}], ids=["plain", "pytest"])
+async def test_every_repair_is_solved_by_its_patch_and_only_so(tmp_path: Path, environment: dict[str, str]) -> None:
     shutil.copy(FOLDER / "repairs.jsonl", tmp_path)
-    options = RepositoryOptions(train_file=tmp_path / "repairs.jsonl")
+    options = RepositoryOptions(train_file=tmp_path / "repairs.jsonl", environment=environment)
 
     ended = await RepositoryEnvironment.tasks(options).try_all(RepositoryEnvironment(options).solution_fault)
 

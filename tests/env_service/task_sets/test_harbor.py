@@ -304,7 +304,7 @@ print('wrong')
 SCRIPT = """cd /tests
 if python3 test_it.py; then good=1; else good=0; fi
 echo $good > /logs/verifier/reward.txt
-sleep 1
+sleep 0.4
 """
 TEST_IT = """import subprocess, sys
 def test_said():

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,18 @@ def test_commits_that_change_code_and_tests_may_be_tasks(history: tuple[Path, st
 async def test_a_file_of_rows_comes_out_that_their_patches_solve(history: tuple[Path, str], tmp_path: Path) -> None:
     folder, parent = history
     said, out = io.StringIO(), tmp_path / "rows.jsonl"
-    words = ["tasks", str(folder), "--out", str(out), "--memory-mib", "192"]
+    words = [
+        "tasks",
+        str(folder),
+        "--out",
+        str(out),
+        "--memory-mib",
+        "192",
+        "--setup",
+        "touch 'a b'",
+        "--path",
+        "/work/src",
+    ]
 
     given = mining.arguments(words)
     assert await mining.mined(given, mining.pool_of(given), said) == 0
@@ -66,8 +78,11 @@ async def test_a_file_of_rows_comes_out_that_their_patches_solve(history: tuple[
     assert row.problem_statement == "double doubles\n\nIt added one."
     assert "double doubles: 1 tests show it, 1 stay\n" in said.getvalue()
     assert "no test shows it: no test shows it\n" in said.getvalue()
-    assert f"1 tasks in {out}; their repository is `repositories = '{tmp_path}'`" in said.getvalue()
-    again = RepositoryOptions(train_file=out, repositories=tmp_path)
+    settings = tomllib.loads(said.getvalue().partition(f"1 tasks in {out}, which were tried by these settings:\n")[2])
+    again = RepositoryOptions.model_validate(settings["env-service"]["environments"]["options"])
+    assert (again.train_file, again.repositories, again.image) == (out, tmp_path, "host")
+    assert (again.setup, again.environment) == ("touch 'a b'", {"PYTHONPATH": "/work/src"})
+    assert settings["env-service"]["runtimes"] == {"limits": {"memory_mib": 192}}
     pool = mining.pool_of(given)
     try:
         assert await fault_of(read_row(row, again.rows)) == ""

@@ -154,9 +154,10 @@ async def test_a_bucket_with_a_wrong_hash_leaves_the_old_weights_serving(rig: Ri
     rig.policy.change(seed=11)
     buckets = pack(rig.policy.tensors())
     buckets[wrong].payload[5] ^= 1
+    await rig.connect(bucket_timeout_s=2.0)  # the sender waits for it with what follows the wrong one
     with pytest.raises(WeightSyncError, match="hash"):
         await rig.stage(buckets, version=rig.next_version())
-    with pytest.raises(WeightSyncError, match="nothing to load") as nothing:
+    with pytest.raises(WeightSyncError, match="not what is staged here, but nothing") as nothing:
         await rig.engine.commit(version="9.9")
     assert not nothing.value.unloaded
     rig.policy.restore(good)
@@ -167,7 +168,7 @@ async def test_a_bucket_with_a_wrong_hash_leaves_the_old_weights_serving(rig: Ri
 
 async def test_a_silent_sender_leaves_the_old_weights_serving_and_a_new_group_works(rig: Rig) -> None:
     version = await rig.publish()
-    await rig.connect()
+    await rig.connect(bucket_timeout_s=1.0)
     buckets = pack(rig.policy.tensors())
     with pytest.raises(WeightSyncError, match="bucket 0 did not arrive"):
         await rig.engine.stage(plan_of(buckets, version=rig.next_version()))
@@ -181,7 +182,7 @@ async def test_a_silent_sender_leaves_the_old_weights_serving_and_a_new_group_wo
 
 async def test_a_group_that_nobody_else_joins_is_refused_after_the_timeout(rig: Rig) -> None:
     with pytest.raises(WeightSyncError, match="could not join"):
-        await rig.engine.join_group(group_at(9, epoch=999))
+        await rig.engine.join_group(group_at(9, epoch=999, meet_timeout_s=1.0))
     rig.sender = None
     await rig.publish()
     assert await gaps(rig) < TOLERANCE
@@ -190,7 +191,7 @@ async def test_a_group_that_nobody_else_joins_is_refused_after_the_timeout(rig: 
 async def test_a_load_that_fails_midway_freezes_the_engine_until_a_good_one(rig: Rig) -> None:
     await rig.publish()
     buckets = pack(with_a_wrong_shape(rig.policy.tensors()))
-    await rig.stage(buckets, version=rig.next_version())
+    await rig.stage(buckets, version="9.9")
     with pytest.raises(WeightSyncError) as failure:
         await rig.engine.commit(version="9.9")
     assert failure.value.unloaded
@@ -209,7 +210,7 @@ async def test_a_plan_without_all_parameters_is_never_served(rig: Rig) -> None:
     await rig.publish()
     tensors = rig.policy.tensors()
     del tensors["model.layers.1.mlp.down_proj.weight"]
-    await rig.stage(pack(tensors), version=rig.next_version())
+    await rig.stage(pack(tensors), version="9.9")
     with pytest.raises(WeightSyncError, match="no value") as failure:
         await rig.engine.commit(version="9.9")
     assert failure.value.unloaded

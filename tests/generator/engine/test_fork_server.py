@@ -6,7 +6,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from generator.engine.fork_server import engines_by_forks
+from tests.generator.conftest import Rig
 from tests.process_ends import all_end
 
 PROGRAM = """
@@ -81,3 +86,24 @@ def test_a_process_of_it_has_the_imports_and_neither_the_logging_nor_the_signals
         assert changed == {"SET_LATER": "1"}
         assert left == []
         assert all_end([parent]), "its pipe was all that kept it"
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_fork_looks_at_the_class_of_a_model_and_says_what_is_wrong_with_it(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rig` has begun a fork server. vLLM would start an interpreter that imports all of it, for seconds of a core."""
+    from vllm.model_executor.models import registry
+
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))  # without what it has noted before
+    usual: Any = registry._run_in_subprocess
+    with monkeypatch.context() as there, engines_by_forks():
+        there.setattr(registry, "_SUBPROCESS_COMMAND", ["false"])
+        models: Any = registry.ModelRegistry.models
+        found = models["MistralForCausalLM"].inspect_model_cls()
+        assert (found.architecture, found.is_text_generation_model) == ("MistralForCausalLM", True)
+        assert os.listdir(tmp_path / "modelinfos"), "it is noted"
+        gone = registry._LazyRegisteredModel("vllm.model_executor.models.llama", "NoSuchModel")
+        with pytest.raises(RuntimeError, match="has no attribute 'NoSuchModel'"):
+            gone.inspect_model_cls()
+    assert registry._run_in_subprocess is usual

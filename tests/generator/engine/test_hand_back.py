@@ -8,6 +8,8 @@ from typing import Any, cast
 import pytest
 
 from generator.engine.options import EngineOptions
+from generator.weights.plan import WeightSyncError
+from protocol.fleet import BucketSpec, Prepare, TensorSpec
 
 with warnings.catch_warnings():  # those of vLLM
     warnings.simplefilter("ignore")
@@ -64,6 +66,8 @@ class OrderedCalls:
         match method:
             case "headway_load":
                 return [json.dumps({"error": "", "unloaded": False, "load_s": 0.0})]
+            case "headway_stage_files":
+                return [""]
             case "headway_progress":
                 return [(True, "")]
         return ["f"]
@@ -80,7 +84,10 @@ async def llm() -> OrderedCalls:
 
 
 def engine_of(llm: OrderedCalls) -> Engine:
-    return Engine(options=EngineOptions(model="m"), llm=cast("Any", llm), last_words=cast("Any", None))
+    """It has staged version 1.1."""
+    engine = Engine(options=EngineOptions(model="m"), llm=cast("Any", llm), last_words=cast("Any", None))
+    engine._staged = "1.1"
+    return engine
 
 
 def before_the_stamp(llm: OrderedCalls) -> list[str]:
@@ -108,3 +115,18 @@ async def test_tokens_are_not_asked_for_within_a_commit(llm: OrderedCalls) -> No
     await committing
     assert "resume" not in before_the_stamp(llm)
     assert not llm.asked.is_set()
+
+
+async def test_what_another_sync_has_staged_is_not_loaded_under_a_version_that_was_staged_before(
+    llm: OrderedCalls,
+) -> None:
+    engine = engine_of(llm)
+    tensor = TensorSpec(name="w", dtype="float32", shape=(1,), offset=0)
+    plan = Prepare(version="1.2", epoch=0, buckets=(BucketSpec(nbytes=4, xxh3="0" * 16, tensors=(tensor,)),))
+    staging = asyncio.create_task(engine.stage_files(plan, paths=["b"]))
+    await asyncio.sleep(0)
+    with pytest.raises(WeightSyncError, match=r"version 1\.1 is not what is staged here, but 1\.2"):
+        await engine.commit(version="1.1")
+    await staging
+    assert "load" not in llm.calls
+    assert (await engine.commit(version="1.2")).version == "1.2"

@@ -208,7 +208,13 @@ MISTAKES = (
         change={'[env-service]\nmodel = "model"': '[env-service]\nmodel = "chat-model"'},
         names=("differ",),
     ),
-    _environment("a model without a chat template", ENVIRONMENT.replace("chat = false, ", ""), "chat = false", "sums"),
+    _environment(
+        "a model without a chat template",
+        ENVIRONMENT.replace("chat = false, ", ""),
+        "chat = false",
+        "of source jsonl",
+        "sums",
+    ),
     # A chat template in a file.
     _template("the chat template is not there", None, "mine.jinja is not a file"),
     _template("the chat template is no Jinja", "{% for m in messages %}\n{{ m.content }\n{% endfor %}", "line 2"),

@@ -30,6 +30,7 @@ from protocol.model import PolicyVersion
 from protocol.routed_experts import RoutedExperts
 from services.append_file import AppendFile
 from services.run_lock import FolderLost
+from tests.learner.journal.power_loss import UnsyncedDisk
 from tests.learner.samples import group, trajectory
 
 
@@ -171,6 +172,22 @@ def test_a_batch_is_synced_before_append_batch_returns(path: Path, monkeypatch: 
         assert synced == [], "a group only has to survive the process"
         journal.append_batch(version=0, lease_ids=(0,))
         assert synced == [path.stat().st_size], "the whole batch was in the file when it was synced"
+
+
+def test_what_a_killed_process_had_not_synced_is_on_the_disk_before_the_next_one_goes_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.open(path.parent) as journal:
+        journal.append_group(group(0))
+        journal.append_batch(version=0, lease_ids=(0,))
+        journal.rotate(version=1, groups=())
+        journal.append_group(group(1))
+    disk = UnsyncedDisk.beneath(monkeypatch)
+    with Journal.open(path.parent) as journal:
+        journal.rotate(version=2, groups=())  # a batch that is trained again is not written again, nor synced for it
+        left = disk.left_of(path.parent, path.parent.parent / "left")
+    disk.close()
+    assert short(list(read_journal(left))) == [("group", 0), LoggedBatch(0, (0,)), ("group", 1)]
 
 
 def test_a_group_is_in_the_file_when_append_group_returns(path: Path) -> None:

@@ -879,3 +879,15 @@ def test_a_group_is_sure_of_its_batch_once_there_are_places_for_all_that_go_befo
     ledger.trained(1)
     ledger.served_changed(1)
     assert ledger.sure() == ()
+
+
+def test_another_group_of_a_lease_that_was_sure_has_no_place_by_the_former_one() -> None:
+    ledger = make_ledger(groups_per_step=2, max_lag=1)
+    ledger.grant(now=0.0, holder="a", room=2)
+    for lease_id in range(2):
+        ledger.accept(lease_id=lease_id, attempt=0, oldest_version=0, size=1)
+        assert ledger.sure() == (0, 1)[: lease_id + 1]
+    ledger.recall([0])
+    ledger.grant(now=0.0, holder="a", room=1)
+    ledger.accept(lease_id=0, attempt=1, oldest_version=0, size=1)
+    assert ledger.sure() == (1, 0)

@@ -16,6 +16,15 @@ import pytest
 CHROMIUM = os.environ.get("HEADWAY_CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
 REQUIRED = os.environ.get("HEADWAY_PAGE_TESTS") == "required"
 WAIT_MS = 60_000
+HURRIED_VIEW = """\
+from headway.command import main
+from learner.page import routes
+routes._NEWS_EVERY_S = routes._STATUS_EVERY_S = 0.1
+main()
+"""
+"""`headway`, of which a page that is open hears ten times as often."""
+HURRIED_PAGE = "{ const wait = setTimeout; window.setTimeout = (done, ms, ...more) => wait(done, ms / 10, ...more); }"
+"""Has a page wait a tenth of the time before it asks again."""
 
 try:
     from playwright.sync_api import Browser, Page, sync_playwright
@@ -52,10 +61,8 @@ class Viewed:
         return f"http://127.0.0.1:{self.port}/"
 
     def start(self) -> None:
-        headway = Path(sys.executable).with_name("headway")
-        self.process = subprocess.Popen(
-            [headway, "view", *self.folders, "--port", str(self.port)], stderr=subprocess.PIPE, text=True
-        )
+        words = [sys.executable, "-c", HURRIED_VIEW, "view", *map(str, self.folders), "--port", str(self.port)]
+        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if "listening" in line:
@@ -81,7 +88,9 @@ def chromium() -> Iterator["Browser"]:
 
 def opened(browser: "Browser", url: str, **options: Any) -> tuple["Page", list[str]]:
     """A page of its own, and what it says on its console, as it comes."""
-    page = browser.new_context(**options).new_page()
+    context = browser.new_context(**options)
+    context.add_init_script(HURRIED_PAGE)
+    page = context.new_page()
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: said.append(str(error)))
@@ -92,3 +101,10 @@ def opened(browser: "Browser", url: str, **options: Any) -> tuple["Page", list[s
 def shows(page: "Page", selector: str, text: str) -> None:
     """Waits for an element with the text."""
     page.locator(selector).filter(has_text=text).first.wait_for(timeout=WAIT_MS)
+
+
+def asked_twice(page: "Page", url: str) -> None:
+    """Waits for two answers from there: before it asks for the second one, a page has shown the first."""
+    for _ in range(2):
+        with page.expect_response(url, timeout=WAIT_MS):
+            pass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from learner.tenants.run_records import shown_name
-from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, chromium, opened, shows
+from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, asked_twice, chromium, opened, shows
 from tests.learner.page.tenants_served import TOKEN, TenantsInAThread
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def test_heads_of_columns_sort_and_keep_the_focus_while_the_page_is_told_anew(
         page.locator("#runs th[aria-sort=descending] button").press("Enter")
         assert cells(page, "runs", 4) == ["1", "2", "5"]
 
-        page.wait_for_timeout(2500)
+        asked_twice(page, "**/page/data/tenants*")
         assert page.evaluate("document.activeElement.textContent") == "steps"
         assert "order_runs=steps" in page.url
         page.reload()

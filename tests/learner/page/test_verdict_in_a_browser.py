@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from learner.page import routes
 from learner.page.routes import shown_machines
 from protocol.status import GpuStatus, UsageStatus
 from services.diagnosis.asked import Condition
-from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, chromium, opened, shows
+from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, asked_twice, chromium, opened, shows
 from tests.learner.page.made_run import make_run, write_lines
 from tests.learner.page.told_page import ToldPage
 from tests.services.diagnosis.statuses import ill, status, well
@@ -24,6 +25,12 @@ STOPPED = {
 }  # fmt: skip
 HOSTILE = "<img src=x onerror='window.broken = 1'>"
 HEALTHY = {"state": "healthy", "cause": "", "who": "", "sentence": "Healthy: the learner trains 64%", "remedy": ""}
+
+
+@pytest.fixture(autouse=True)
+def told_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_NEWS_EVERY_S", "_STATUS_EVERY_S"):
+        monkeypatch.setattr(routes, name, 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +106,7 @@ def test_machines_and_logs_are_shown_while_they_are_unfolded(browser: "Browser",
         assert "dead: does not do well" in rows[1]
         page.locator("#logs details summary").click()
         shows(page, "#logs .log", HOSTILE)
-        page.wait_for_timeout(5000)
+        asked_twice(page, "**/page/data/machines*")
         assert page.locator("#logs .log").is_visible(), "it stays unfolded when it is told anew"
         assert page.evaluate("window.broken") is None
         assert said == []
@@ -158,7 +165,9 @@ def test_of_64_generators_the_odd_ones_are_shown_beside_a_summary_and_the_rest_i
         assert box["height"] < 400
         card.locator("summary").click()
         assert card.locator("ul.all li").count() == 64
-        page.wait_for_timeout(2500)
+        for each in odd:
+            each["tokens_per_s"] = 500.0
+        shows(page, ".generator", "32,000 tokens/s")
         assert card.locator("ul.all li").first.is_visible(), "it stays unfolded when the page is told anew"
         assert said == []
         page.context.close()

@@ -124,7 +124,7 @@ async def until(holds: Callable[[], bool]) -> None:
         while True:
             if holds():
                 return
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.1)
 
 
 async def has_given_way(pid: int) -> None:

@@ -65,4 +65,4 @@ async def ended(client: httpx.AsyncClient, name: str) -> dict[str, Any]:
             (found,) = [each for each in listed if each["name"] == name]
             if found["state"] != "running":
                 return found
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(0.1)

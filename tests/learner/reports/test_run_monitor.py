@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -14,6 +15,7 @@ from protocol.costs import CostSums
 from protocol.messages import StatusNote
 from protocol.model import PolicyVersion
 from protocol.status import AskedPeer, EventStatus, Status, UsageStatus
+from services.diagnosis.asking import ask
 from services.diagnosis.verdict import RunVerdict
 from services.http.tls import TlsFiles
 from tests.env_service.peers import hanging
@@ -132,7 +134,10 @@ async def test_an_env_service_that_cannot_say_hello_yet_tells_of_the_reward_serv
     assert found.remedy.startswith("start it: reward-service --config")
 
 
-async def test_a_generator_that_hangs_is_asked_also_after_the_fleet_has_lost_it() -> None:
+async def test_a_generator_that_hangs_is_asked_also_after_the_fleet_has_lost_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_monitor, "ask", partial(ask, deadline_s=0.5))
     watched, connections = WatchedFleet(), list[asyncio.StreamWriter]()
     watched.say()
     async with hanging(connections) as url:

@@ -416,6 +416,7 @@ HANGING = [
 def test_a_server_that_accepts_and_never_answers_costs_a_run_nothing(
     name: str, run: TrackedRun, hanging_server: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(module, "_FINISH_S", 1.0)
     monkeypatch.setenv("WANDB_BASE_URL", hanging_server)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     made = {"mlflow": {"mlflow_url": hanging_server}, "wandb": {"wandb": "online"}}[name]

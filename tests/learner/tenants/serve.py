@@ -28,6 +28,8 @@ from tests.learner.tenants.scripted import ScriptedSampler, ScriptedTenantTraine
 NAMES = ("a", "b", "probe", "kill")
 MAX_TOKENS = 4096
 TOKEN = SecretStr("sees all of the page")
+_AGAIN_MS = 20
+"""After a planned fault the SDK asks again so soon; it would wait for up to 10 s."""
 
 
 class Faults:
@@ -46,7 +48,8 @@ class Faults:
             """Nobody gets the answer."""
 
         await self._app(scope, receive, swallow)
-        await JSONResponse({"error": "a planned fault"}, self._random.choice((503, 408)))(scope, receive, send)
+        again = {"retry-after-ms": str(_AGAIN_MS)}
+        await JSONResponse({"error": "a planned fault"}, self._random.choice((503, 408)), again)(scope, receive, send)
 
 
 def parse_nothing(body: Any) -> Any:

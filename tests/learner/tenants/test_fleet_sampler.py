@@ -18,6 +18,7 @@ from learner.tenants.turns import BASE_TARGET, TargetWeights
 from protocol.adapters import ADAPTER_FILES
 from protocol.tinker.sampling import SampleRequest
 from protocol.tinker.tensors import TinkerWireError
+from services.http import faults
 from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient, ServiceFailed, ServiceUnreachable
 from tests.learner.tenants.scripted_generator import SAMPLED, ScriptedAdapterGenerator
@@ -174,7 +175,10 @@ async def test_a_refusal_of_the_request_is_the_clients_and_not_sent_elsewhere() 
     assert len(first.asked) + len(second.asked) == 1
 
 
-async def test_samples_of_a_generator_that_hangs_go_to_another_one_and_slow_ones_stay() -> None:
+async def test_samples_of_a_generator_that_hangs_go_to_another_one_and_slow_ones_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(faults, "_SIGN_OF_LIFE_S", 0.5)
     frozen, held, slow = ScriptedAdapterGenerator(script=lambda _: "hang"), asyncio.Event(), ScriptedAdapterGenerator()
     slow.hold = held
     limits = SamplingLimits(silence_s=60, pause_s=0.01, look_every_s=0.05)

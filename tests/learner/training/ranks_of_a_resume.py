@@ -5,6 +5,7 @@ run. In a life every rank takes up what the one before wrote, to FOLDER/life/run
 was, and what came of it. The ranks are forked from one process, which has imported everything and does nothing else.
 """
 
+import gc
 import json
 import multiprocessing
 import socket
@@ -146,6 +147,7 @@ def rank_of_a_life(ranks: Ranks, listener: socket.socket, folder: Path, life: in
 def main() -> None:
     folder, counts = Path(sys.argv[1]), list(map(int, sys.argv[2].split(",")))
     fork = multiprocessing.get_context("fork")
+    gc.freeze()  # DeepSpeed collects garbage several times an engine, among all that was imported
     for life, (count, texts) in enumerate(zip(counts, map(json.loads, sys.argv[3:]), strict=True)):
         listener = socket.create_server(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -1,46 +1,33 @@
 """Algorithms on ranks that share rows: `ranks_of_rows.py OUT COUNT TEACHER [NUMBER...]`.
 
 Runs those of CASES with these numbers, each of which names its model; rank 0 writes what it saw below OUT, `seen_of`
-gives what is expected of one rank. Without RANK in the environment it is rank 0, which starts the others, COUNT in all.
+gives what is expected of one rank. Rank 0 forks the others, COUNT in all.
 """
 
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.rank_processes import some_ranks
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.batch import TrainSequence
 from learner.training.config import TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
+from tests.learner.training.algorithm_cases import ALGORITHM_CASES, OPTIMIZER, scored
+from tests.learner.training.rank_processes import forked_ranks
 from tests.learner.training.tiny_model import branched
 from tests.learner.training.two_ranks_of_algorithms import grouped, half_mismatched, paired
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
-CRITIC = {"critic": {"optimizer": {"learning_rate": 1e-2, "epsilon": 1e-4}}}
-TRAINING: dict[str, object] = {"optimizer": {"learning_rate": 1e-2, "epsilon": 1e-4}, "microbatch_tokens": 40}
-
-
-def scored(count: int) -> list[TrainSequence]:
-    """Pairs of which one token, the last, is marked: the model's score is that of the token before it."""
-    return [
-        replace(
-            sequence,
-            loss_mask=np.arange(len(sequence.token_ids)) == len(sequence.token_ids) - 1,
-            behavior_logprobs=np.zeros(len(sequence.token_ids), dtype=np.float32),
-            lags=np.zeros(len(sequence.token_ids), dtype=np.int32),
-        )
-        for sequence in paired(count)
-    ]
+CRITIC = {"critic": {"optimizer": OPTIMIZER}}
+TRAINING: dict[str, object] = {"optimizer": OPTIMIZER, "microbatch_tokens": 40}
 
 
 @dataclass(frozen=True)
@@ -80,9 +67,14 @@ CASES = (
     SharedRows({"type": "grpo"}, model="deepseek v3"),
     SharedRows({"type": "grpo"}, training={"router": {"aux_loss_coef": 0.01}}, model="qwen3 moe"),
     SharedRows({"type": "opd", "divergence": "jsd", "teacher_tokens": 5}, grouped, {"zero_stage": 3}, teaches=True),
+    *(
+        SharedRows(algo, sequences, training, teaches=ADAPTER.validate_python(algo).uses_teacher)
+        for algo, sequences, training in ALGORITHM_CASES
+    ),
 )
 OF_TWO, OF_FOUR = (0, 1, 2, 3, 7, 9), (11, 13)
-"""Numbers of the cases that are tests; the others are run by hand."""
+"""Numbers of the cases of the suite."""
+EVERY_ALGORITHM = tuple(range(len(CASES) - len(ALGORITHM_CASES), len(CASES)))
 
 
 def seen_of(trainer: Trainer, case: SharedRows) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
@@ -115,7 +107,7 @@ def opened(
 
 def main() -> None:
     model, out, count, teacher, *numbers = sys.argv[1:]
-    with some_ranks(int(count)) as (ranks, commands):
+    with forked_ranks(int(count)) as (ranks, commands):
         for number in map(int, numbers):
             case = CASES[number]
             path = Path(out) / case.model if case.model else Path(model)

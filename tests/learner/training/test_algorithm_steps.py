@@ -11,19 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
 from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from learner.algorithms.presets.registry import AlgorithmConfig
-from learner.training.batch import Candidates, TrainSequence
+from learner.algorithms.presets.registry import ALGORITHMS, AlgorithmConfig
+from learner.training.batch import TrainSequence
 from learner.training.config import TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
-from tests.learner.training.tiny_model import branched, conversing, random_sequences
+from tests.learner.training.algorithm_cases import ALGORITHM_CASES, OPTIMIZER, scored, told
+from tests.learner.training.tiny_model import branched, random_sequences
 from tests.learner.training.two_ranks_of_algorithms import (
     AVERAGE,
     CONFIG,
@@ -32,7 +32,6 @@ from tests.learner.training.two_ranks_of_algorithms import (
     grouped,
     half_mismatched,
     numbers_of,
-    paired,
     said_by_average,
     two_players,
 )
@@ -42,7 +41,6 @@ ROOT = Path(__file__).parents[3]
 RANKS = Path(__file__).parent / "two_ranks_of_algorithms.py"
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
-OPTIMIZER = {"learning_rate": 1e-2, "epsilon": 1e-4}
 
 
 @contextmanager
@@ -82,124 +80,14 @@ def teacher(tied_llama: Path, tmp_path: Path) -> Path:
     return tmp_path / "teacher"
 
 
-def componented(count: int) -> list[TrainSequence]:
-    return [
-        replace(sequence, components=(index % 3 / 2, sequence.reward)) for index, sequence in enumerate(grouped(count))
-    ]
-
-
-def greedily_compared(count: int) -> list[TrainSequence]:
-    return [replace(sequence, greedy_reward=0.25 * (sequence.group % 3)) for sequence in grouped(count)]
-
-
-def half_taught(count: int) -> list[TrainSequence]:
-    """Every other sequence has a teacher's logprobs already."""
-    return [
-        sequence if index % 2 else replace(sequence, teacher_logprobs=np.where(sequence.loss_mask, -3.0, 0.0))
-        for index, sequence in enumerate(grouped(count))
-    ]
-
-
-def told(sequence: TrainSequence) -> TrainSequence:
-    """With a teacher's logprobs and its candidates: tokens 3 to 7, 0.5 of the mass and the next 0.25, …"""
-    trained = sequence.loss_mask[:, None]
-    ids = np.where(trained, np.arange(3, 8), 0).astype(np.int32)
-    logprobs = np.where(trained, np.log(0.5) * np.arange(1, 6), 0).astype(np.float32)
-    taught = np.where(sequence.loss_mask, -3.0, 0.0).astype(np.float32)
-    return replace(sequence, teacher_logprobs=taught, candidates=Candidates(ids, logprobs))
-
-
-def half_shown(count: int) -> list[TrainSequence]:
-    """Every other sequence has a teacher's candidates already."""
-    return [sequence if index % 2 else told(sequence) for index, sequence in enumerate(grouped(count))]
-
-
-def scored(count: int) -> list[TrainSequence]:
-    """Pairs of which one token, the last, is marked: the model's score is that of the token before it."""
-    return [
-        replace(
-            sequence,
-            loss_mask=np.arange(len(sequence.token_ids)) == len(sequence.token_ids) - 1,
-            behavior_logprobs=np.zeros(len(sequence.token_ids), dtype=np.float32),
-            lags=np.zeros(len(sequence.token_ids), dtype=np.int32),
-        )
-        for sequence in paired(count)
-    ]
-
-
-HEAD = {"kind": "head", "trunk_gradient": 0.5, "optimizer": OPTIMIZER}
-CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[str, object]]] = [
-    ({"type": "gspo"}, grouped, {}),
-    ({"type": "grpo", "second_moment_limit": 2.0, "binary_kl_limit": 1.5}, grouped, {"updates_per_step": 2}),
-    ({"type": "clip_cov", "covariance_share": 0.1, "covariance_low": 0.1}, grouped, {"updates_per_step": 2}),
-    ({"type": "kl_cov", "covariance_share": 0.1}, grouped, {"updates_per_step": 2}),
-    ({"type": "luspo"}, grouped, {"updates_per_step": 2}),
-    ({"type": "vespo"}, grouped, {"updates_per_step": 2}),
-    ({"type": "vcpo"}, grouped, {"updates_per_step": 2}),
-    ({"type": "dppo", "divergence": "kl"}, grouped, {"updates_per_step": 2}),
-    ({"type": "opo"}, grouped, {}),
-    ({"type": "gvpo"}, grouped, {}),
-    ({"type": "otb"}, grouped, {}),
-    ({"type": "otb", "kl_coefficient": 0.1, "kl_in": "reward"}, grouped, {"updates_per_step": 2}),
-    ({"type": "rae"}, two_players, {}),
-    ({"type": "remax"}, greedily_compared, {}),
-    ({"type": "dro"}, grouped, {"updates_per_step": 2}),
-    ({"type": "pass_at_k", "right_reward": 0.0}, grouped, {}),
-    ({"type": "gmpo"}, grouped, {"updates_per_step": 2}),
-    ({"type": "sapo", "advantage_scale": "batch"}, grouped, {"updates_per_step": 2}),
-    ({"type": "rloo", "policy_loss": "sequence_clip", "aggregation": "sequence_sum"}, grouped, {"updates_per_step": 2}),
-    (
-        {"type": "grpo", "correction": "geometric", "correction_floor": 0.5, "self_normalise": True, "token_veto": 0.2},
-        grouped,
-        {},
-    ),
-    ({"type": "grpo", "divergence_limit": 0.01, "kl_coefficient": 0.1, "kl_ratio": True}, grouped, {}),
-    ({"type": "grpo", "token_window": [0.2, 5.0], "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
-    ({"type": "grpo", "entropy_coefficient": 0.05}, grouped, {}),
-    ({"type": "grpo", "positive_nll": 0.1, "positive_reward": 0.0}, grouped, {"updates_per_step": 2}),
-    ({"type": "gdpo", "components": {"a": 1.0, "b": 0.5}}, componented, {}),
-    ({"type": "rloo", "kl_coefficient": 0.1}, grouped, {}),
-    ({"type": "reinforce_pp", "kl_coefficient": 0.1}, grouped, {}),
-    ({"type": "gigpo"}, grouped, {}),
-    ({"type": "hgpo"}, grouped, {}),
-    ({"type": "treerl"}, grouped, {}),
-    ({"type": "ppo", "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
-    ({"type": "ppo"}, grouped, {"updates_per_step": 2, "critic": HEAD}),
-    ({"type": "opd"}, grouped, {}),
-    ({"type": "opd"}, half_taught, {}),
-    ({"type": "opd", "divergence": "reverse_kl", "teacher_tokens": 5}, grouped, {}),
-    ({"type": "opd", "divergence": "jsd", "teacher_tokens": 5}, half_shown, {"updates_per_step": 2}),
-    ({"type": "grpo", "teacher_weight": 0.5, "teacher_tokens": 5}, half_shown, {}),
-    (
-        {"type": "grpo", "teacher_weight": 0.5, "teacher_tokens": 5, "observation_weight": 0.3},
-        lambda count: conversing(grouped(count)),
-        {"updates_per_step": 2},
-    ),
-    (
-        {"type": "ppo", "observation_weight": 0.3},
-        lambda count: conversing(grouped(count)),
-        {"updates_per_step": 2, "critic": HEAD},
-    ),
-    ({"type": "online_dpo"}, paired, {"updates_per_step": 2}),
-    ({"type": "dpo", "sft_weight": 0.1}, paired, {}),
-    ({"type": "dpo", "loss": "ipo"}, paired, {}),
-    ({"type": "dpo", "loss": "orpo"}, paired, {}),
-    ({"type": "dpo", "loss": "simpo"}, paired, {}),
-    ({"type": "dpo", "loss": "length_normalised"}, paired, {}),
-    ({"type": "dpo", "loss": "bco"}, paired, {"updates_per_step": 2}),
-    ({"type": "dpo", "loss": "exo", "reference_free": True}, paired, {}),
-    ({"type": "dpo", "loss": "nca"}, paired, {}),
-    ({"type": "dpo", "loss": "kto"}, half_mismatched, {}),
-    ({"type": "distill", "teacher_tokens": 5}, random_sequences, {}),
-    ({"type": "distill", "teacher_tokens": 1000}, random_sequences, {}),  # more than the vocabulary holds
-    ({"type": "distill", "divergence": "skewed_reverse_kl", "teacher_tokens": 5}, random_sequences, {}),
-    ({"type": "distill", "divergence": "adaptive_kl", "teacher_tokens": 5}, random_sequences, {}),
-    ({"type": "rm", "center_coefficient": 0.01}, scored, {}),
-]
+def test_the_cases_are_of_every_algorithm() -> None:
+    assert {algo["type"] for algo, _, _ in ALGORITHM_CASES} == set(ALGORITHMS) - {"custom"}
 
 
 @pytest.mark.parametrize(
-    ("algo", "sequences", "training"), CASES, ids=[f"{case[0]['type']}-{i}" for i, case in enumerate(CASES)]
+    ("algo", "sequences", "training"),
+    ALGORITHM_CASES,
+    ids=[f"{case[0]['type']}-{i}" for i, case in enumerate(ALGORITHM_CASES)],
 )
 def test_the_split_into_microbatches_changes_neither_loss_nor_weights(
     tiny_llama: Path,

@@ -42,7 +42,7 @@ async def test_a_rank_that_is_killed_is_named_and_the_others_end() -> None:
         os.kill(followers.processes[1].pid, signal.SIGKILL)
         with pytest.raises(RankLost, match="rank 2 was killed by SIGKILL"):
             await watch.during(forever())
-        assert all_end([child.pid for child in followers.processes], timeout_s=10)
+        assert all_end([child.pid for child in followers.processes])
 
 
 async def test_the_rank_that_began_it_is_named_and_not_those_that_lost_it() -> None:

@@ -85,7 +85,7 @@ def test_a_follower_does_not_outlive_rank_0() -> None:
     follower = int(next(line for line in lines if line != "1"))
     process.kill()
     process.communicate()
-    assert all_end([follower], timeout_s=10), "the follower still lives"
+    assert all_end([follower]), "the follower still lives"
 
 
 def test_a_place_is_read_from_the_environment_or_there_is_none() -> None:

@@ -18,7 +18,7 @@ from learner.training.policy import load_causal_lm
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.row_parts import check_shareable
 from learner.training.sequence_groups import ALONE, GatheredTargets, SequenceGroup
-from tests.learner.training.ranks_of_rows import CASES, OF_FOUR, OF_TWO, opened, seen_of
+from tests.learner.training.ranks_of_rows import CASES, EVERY_ALGORITHM, OF_FOUR, OF_TWO, opened, seen_of
 from tests.learner.training.tiny_model import write_tiny_llama
 from tests.learner.training.tiny_models import write_tiny_model
 
@@ -26,8 +26,15 @@ SCRIPT = Path(__file__).parent / "ranks_of_rows.py"
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.timeout(700)
-@pytest.mark.parametrize(("count", "numbers"), [(2, OF_TWO), (4, OF_FOUR)], ids=["two", "four"])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("count", "numbers"),
+    [
+        pytest.param(2, OF_TWO, id="two"),
+        pytest.param(4, OF_FOUR, id="four"),
+        pytest.param(2, EVERY_ALGORITHM, id="every algorithm", marks=pytest.mark.whole),
+    ],
+)
 def test_ranks_that_share_rows_train_like_one(
     tied_llama: Path, commands: CommandChannel, tmp_path: Path, count: int, numbers: Sequence[int]
 ) -> None:
@@ -35,7 +42,7 @@ def test_ranks_that_share_rows_train_like_one(
     for name in {CASES[number].model for number in numbers} - {""}:
         write_tiny_model(name, tmp_path / name)
     argv = [sys.executable, str(SCRIPT), str(tied_llama), str(tmp_path), str(count), str(teacher), *map(str, numbers)]
-    subprocess.run(argv, check=True, timeout=600, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    subprocess.run(argv, check=True, timeout=900, env={**os.environ, "PYTHONPATH": str(ROOT)})
     for number in numbers:
         case = CASES[number]
         model = tmp_path / case.model if case.model else tied_llama

@@ -10,7 +10,7 @@ from pathlib import Path
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.training.config import TrainingConfig
 from learner.training.trainer import Trainer
-from tests.learner.training.rank_processes import two_ranks
+from tests.learner.training.rank_processes import two_started_ranks
 from tests.learner.training.tiny_model import random_sequences, with_a_bad_reward
 
 
@@ -37,7 +37,7 @@ def lead(trainer: Trainer, *, out: Path, stage: int) -> None:
 
 def main() -> None:
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
-    with two_ranks() as (ranks, commands):
+    with two_started_ranks() as (ranks, commands):
         for text in sys.argv[3:]:
             config = TrainingConfig.model_validate_json(text)
             trainer = Trainer(model, algorithm=GrpoConfig(), config=config, ranks=ranks, commands=commands)

@@ -1,7 +1,7 @@
 """PPO with a critic on the policy's own layers, on two ranks: `two_ranks_of_a_head.py MODEL OUT CONFIG...`.
 
-Each config is a training config as JSON. Without RANK in the environment it is rank 0, which starts rank 1. Rank 0
-writes the weights after three steps below OUT, by the config's number; `lead` with one rank gives what is expected.
+Each config is a training config as JSON. Rank 0 forks rank 1, and writes the weights after three steps below OUT, by
+the config's number; `lead` with one rank gives what is expected.
 """
 
 import sys

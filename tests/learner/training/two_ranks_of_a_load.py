@@ -1,7 +1,7 @@
 """Loads a model in parts over the ranks, and whole on each: `two_ranks_of_a_load.py OUT MODEL KIND DTYPE LORA...`.
 
-KIND is `policy` or `scores`; LORA the rank of adapters. Without RANK in the environment it is rank 0, which starts rank
-1. Each rank writes OUT/RANK.json: for each model what differs between the two ways, and how many numbers the rank kept.
+KIND is `policy` or `scores`; LORA the rank of adapters. Rank 0 forks rank 1. Each rank writes OUT/RANK.json: for each
+model what differs between the two ways, and how many numbers the rank kept.
 """
 
 import json

@@ -19,7 +19,7 @@ from learner.training.adapter_ranks import RankedAdapters, RanksApart, follow_ad
 from learner.training.adapter_trainer import AdapterTrainer
 from learner.training.client_operations import AdamStep, Array, ForwardBackward, OperationError, OperationResult
 from tests.learner.training.client_work import operation, shape_of, with_models
-from tests.learner.training.rank_processes import two_ranks
+from tests.learner.training.rank_processes import two_started_ranks
 
 ON_BOTH, ON_ONE = 0.25, 0.5
 _GRAPHS = Path(__file__).parents[1] / "algorithms" / "client_graphs"
@@ -112,7 +112,7 @@ def _expect(kind: type[Exception], work: Callable[[], object]) -> None:
 
 def main() -> None:
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
-    with two_ranks() as (ranks, commands):
+    with two_started_ranks() as (ranks, commands):
         own = AdapterTrainer.open(model, name="tiny")
         if ranks.leads:
             ranked = RankedAdapters(own, commands)

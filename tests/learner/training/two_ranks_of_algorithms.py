@@ -1,7 +1,7 @@
 """Algorithms that look at a whole step, on two ranks: `two_ranks_of_algorithms.py MODEL OUT`.
 
-Without RANK in the environment it is rank 0, which starts rank 1. Rank 0 writes losses, gradient norms and metrics of
-each of CASES below OUT; `lead` with one rank gives what is expected.
+Rank 0 forks rank 1, and writes losses, gradient norms and metrics of each of CASES below OUT; `lead` with one rank
+gives what is expected.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Steps in parts on two ranks: `two_ranks_of_partial_steps.py MODEL OUT STAGE`.
 
-Without RANK in the environment it is rank 0, which starts rank 1. Rank 0 writes the numbers of two steps to OUT: the
-first has lost a group that it had begun with, the second begins early and ends as it began.
+Rank 0 forks rank 1, and writes the numbers of two steps to OUT: the first has lost a group that it had begun with, the
+second begins early and ends as it began.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Adapters, references, offload and publish on two ranks: `two_ranks_of_parts.py MODEL OUT CONFIG...`.
 
 Every rank runs `train` with each config, a training config as JSON, on its share of the sequences; rank 0 writes what
-it saw to files below OUT, named by the config's number. Without RANK in the environment it is rank 0, which starts
-rank 1. `train` with one rank and all of the sequences gives what is expected.
+it saw to files below OUT, named by the config's number. Rank 0 forks rank 1. `train` with one rank and all of the
+sequences gives what is expected.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """The load-balancing loss of a mixture of experts on two ranks: `two_ranks_of_routers.py MODEL OUT`.
 
-Without RANK in the environment it is rank 0, which starts rank 1. Rank 0 writes the loss and how it moved each weight,
-of each of CASES, below OUT; `lead` with one rank gives what is expected.
+Rank 0 forks rank 1, and writes the loss and how it moved each weight, of each of CASES, below OUT; `lead` with one rank
+gives what is expected.
 """
 
 import sys

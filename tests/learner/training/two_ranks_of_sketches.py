@@ -1,6 +1,6 @@
 """Sketches gradients on two ranks: `two_ranks_of_sketches.py MODEL OUT`.
 
-Without RANK in the environment it is rank 0, which starts rank 1 and writes what it found below OUT.
+Rank 0 forks rank 1, and writes what it found below OUT.
 """
 
 import json

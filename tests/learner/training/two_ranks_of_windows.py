@@ -1,8 +1,7 @@
 """A model with windows on two ranks: `two_ranks_of_windows.py MODEL OUT STAGE...`.
 
 At each ZeRO stage the model is checked as at load, right and with its windows lost, and every rank computes logprobs of
-a row; rank 0 writes what it saw to files below OUT, named by the stage. Without RANK in the environment it is rank 0,
-which starts rank 1.
+a row; rank 0 writes what it saw to files below OUT, named by the stage. Rank 0 forks rank 1.
 """
 
 import sys

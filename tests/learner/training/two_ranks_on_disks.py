@@ -1,8 +1,8 @@
 """Two ranks and what their disks do: `two_ranks_on_disks.py MODEL OUT`.
 
 Rank 1 sees another folder than rank 0, then the same; then its disk is full at a checkpoint, and at one that is written
-beside training; then there is room again, and a checkpoint is there of which it cannot read its part.
-Rank 0 writes what it saw to OUT/seen.json. Without RANK in the environment it is rank 0, which starts rank 1.
+beside training; then there is room again, and a checkpoint is there of which it cannot read its part. Rank 0 writes
+what it saw to OUT/seen.json. Rank 0 forks rank 1.
 """
 
 import errno

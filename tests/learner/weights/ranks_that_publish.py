@@ -22,7 +22,7 @@ from learner.training.trainer import Trainer
 from learner.weights.probe import Probe
 from learner.weights.senders import own_buckets
 from tests.learner.generators import ScriptedGenerator, probe_logprobs
-from tests.learner.training.rank_processes import two_ranks
+from tests.learner.training.rank_processes import two_started_ranks
 from tests.learner.training.tiny_model import random_sequences
 from tests.learner.weights.publishing import OPTIONS, PROBE, PublishingLearner, learner
 
@@ -108,6 +108,8 @@ async def bereft(trainer: Trainer, ours: PublishingLearner, *generators: Scripte
 
 async def lead(trainer: Trainer, *, dies: bool) -> dict[str, object]:
     options = dataclasses.replace(OPTIONS, bucket_timeout_s=20.0, meet_timeout_s=30.0, commit_timeout_s=30.0)
+    if dies:  # at the end, a meeting to which the dead rank does not come is waited out
+        options = dataclasses.replace(options, bucket_timeout_s=6.0, meet_timeout_s=6.0)
     async with (
         learner(options) as ours,
         ScriptedGenerator("a", workers=2).running() as first,
@@ -118,7 +120,7 @@ async def lead(trainer: Trainer, *, dies: bool) -> dict[str, object]:
 
 def main() -> None:
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
-    with two_ranks() as (ranks, commands):
+    with two_started_ranks() as (ranks, commands):
         for number, text in enumerate(sys.argv[3:]):
             dies = text == DIES
             config = TrainingConfig.model_validate_json('{"zero_stage": 3}' if dies else text)

@@ -14,6 +14,9 @@ from tests.learner.weights.publishing import OPTIONS, learner, snapshot
 LARGE = 3 << 20
 """Elements of a tensor that no socket buffer holds: who does not take it lets the others wait."""
 
+QUICK = replace(OPTIONS, meet_timeout_s=1.5)
+"""For tests in which a meeting is waited out."""
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
@@ -106,7 +109,7 @@ async def test_a_member_whose_commit_never_ends_leaves_after_the_deadline() -> N
 
 @pytest.mark.parametrize("step", ["group", "prepare", "commit"])
 async def test_a_member_that_fails_alone_catches_up_by_a_download(step: str) -> None:
-    async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner() as ours:
+    async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner(QUICK) as ours:
         ours.join(a, b)
         await ours.publish(0, a, b)
         left = [step]
@@ -133,7 +136,7 @@ async def test_one_that_is_alone_is_met_anew_after_it_has_caught_up() -> None:
 
 
 async def test_a_member_that_fails_broadcasts_in_a_row_gets_its_weights_by_download_from_then_on() -> None:
-    async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner() as ours:
+    async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner(QUICK) as ours:
         ours.join(a, b)
         await ours.publish(0, a, b)
         a.refuses = lambda at: at == "group"
@@ -172,7 +175,7 @@ async def test_generators_of_several_workers_all_get_a_broadcast() -> None:
 
 
 async def test_a_member_that_is_gone_before_the_meeting_does_not_hold_up_the_others() -> None:
-    async with ScriptedGenerator("b").running() as b, learner() as ours:
+    async with ScriptedGenerator("b").running() as b, learner(QUICK) as ours:
         async with ScriptedGenerator("a").running() as a:
             ours.join(a, b)
             await ours.publish(0, a, b)

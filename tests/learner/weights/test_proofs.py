@@ -15,10 +15,10 @@ from learner.event_loop import publisher_options
 from learner.weights.fleet import FleetMember, JoinRefused
 from learner.weights.probe import Probe, ProbeGap
 from learner.weights.proofs import SURE, Proof, Proofs, median_of_others
-from learner.weights.provenance import Provenance
+from learner.weights.provenance import LoadedWeights, Provenance
 from learner.weights.published import PackedWeights
 from learner.weights.publisher import NoGeneratorIsRight
-from protocol.fleet import CommitResult
+from protocol.fleet import CommitResult, FormerLoad
 from protocol.model import PolicyVersion
 from tests.learner.generators import ScriptedGenerator, announcement
 from tests.learner.weights.publishing import OPTIONS, PROBE, learner, snapshot
@@ -238,6 +238,33 @@ async def test_equal_weights_have_equal_checksums_and_nobody_is_to_blame() -> No
         again = snapshot(0)
         ours.publisher.offer(replace(again, version=1))
         await ours.until_served(a=1)
+
+
+@pytest.mark.parametrize(
+    ("known", "former", "sent", "wrong"),
+    [
+        (None, FormerLoad(version="1.9", digest="d9", fingerprint="f9"), "d10", True),
+        # A learner whose journal lost its end in a loss of power knows of an earlier version alone.
+        (8, FormerLoad(version="1.9", digest="d9", fingerprint="f9"), "d10", True),
+        (9, None, "d10", True),
+        # The batch was trained again to the same weights, under the version of another life.
+        (None, FormerLoad(version="1.9", digest="d9", fingerprint="f9"), "d9", False),
+        (None, FormerLoad(version="1.8", digest="d8", fingerprint="f8"), "d10", False),
+        (None, None, "d10", False),
+    ],
+)
+def test_a_load_that_did_not_take_place_is_seen_by_a_learner_that_remembers_nothing_of_the_generator(
+    known: int | None, former: FormerLoad | None, sent: str, wrong: bool
+) -> None:
+    member = FleetMember(announcement=announcement("g", "http://127.0.0.1:1"), last_seen=0.0)
+    provenance = Provenance()
+    if known is not None:
+        provenance.prove(member.instance, LoadedWeights(PolicyVersion(1, known), f"d{known}", f"f{known}"))
+    answer = CommitResult(version="2.10", fingerprint="f9", probe_logprobs=(-1.0,), load_s=0, pause_s=0, former=former)
+    packed = PackedWeights(version=PolicyVersion(2, 10), buckets=(), digest=sent, probe=Probe(((1, 2),), (-1.0,)))
+    proof = Proof(member=member, answer=answer, gap=ProbeGap(tokens=1, mean=1e-5, high=1e-5))
+    verdict = Proofs(probe_tolerance=None, dtype="float32", provenance=provenance).judge([proof], packed)
+    assert ["it did not load them" in why for why in verdict.outliers.values()] == [True] * wrong
 
 
 def test_what_each_version_tells_of_old_weights_adds_up_until_it_is_believed() -> None:

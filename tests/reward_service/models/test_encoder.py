@@ -85,7 +85,7 @@ async def test_a_process_that_dies_costs_its_batch(folder: Path) -> None:
 
 
 async def test_a_batch_that_takes_too_long_ends_its_process_and_the_next_one_has_another(folder: Path) -> None:
-    async with encoder(folder, compute_timeout_s=20.0) as opened:
+    async with encoder(folder, compute_timeout_s=8.0) as opened:
         former = stop(opened)
         with pytest.raises(InfrastructureError, match="it took too long for a batch, and was killed"):
             await opened.send(TEXTS, deadline=0.0)

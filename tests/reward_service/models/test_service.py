@@ -44,7 +44,7 @@ def test_rewards_are_the_same_before_and_after_the_model_process_is_killed(tmp_p
         last = children_of(process.pid)[0]
         process.terminate()
         assert process.wait(timeout=30) == 0
-        assert all_end([last], timeout_s=10)
+        assert all_end([last])
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -31,7 +31,7 @@ def call(name, *arguments):
 
 
 USUAL = RunLimits(wall_s=90.0, cpu_s=60.0, memory_mib=256, processes=16, disk_mib=8)
-BRIEF = replace(USUAL, wall_s=3.0)
+BRIEF = replace(USUAL, wall_s=2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ def fill():
     parts = []
     for _ in range(120):
         parts.append(bytearray(os.urandom(1 << 16) * 16))
-    time.sleep(20)
+    time.sleep(10)
     print("kept", flush=True)
 for _ in range(8):
     if os.fork() == 0:

@@ -45,6 +45,18 @@ async def test_a_program_is_killed_at_its_deadline(sandbox: SandboxPool) -> None
     assert (ended.timed_out, ended.signal, ended.exit_code) == (True, 9, None)
 
 
+async def test_what_a_program_computed_before_it_was_killed_counts(sandbox: SandboxPool) -> None:
+    source = (
+        "import os, time\nnobody_waits_for_it = os.fork()\nwhile time.process_time() < 0.4: pass\n"
+        "os.write(1, b'!\\n')\ntime.sleep(600)"
+    )
+    deadline = asyncio.get_running_loop().time() + 60
+    async with sandbox.open(python(source)) as running:
+        for _ in range(2):
+            assert await running.readline(deadline=deadline) == b"!\n"
+        assert 0.75 < (await running.killed()).cpu_s < 10.0
+
+
 async def test_output_is_cut_and_the_program_goes_on(sandbox: SandboxPool) -> None:
     ended = await sandbox.run(python("print('x' * 1000000); import sys; sys.stderr.write('y')"))
     assert (len(ended.stdout), ended.stdout_cut, ended.stderr, ended.stderr_cut) == (1 << 16, True, b"y", False)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from reward_service.sandbox.pool import open_sandboxes
 from reward_service.sandbox.python_inside import FIRST_MODULE
 from reward_service.verifier.program import ExecutionConfig
 from services.isolation.owners import Owner, end_orphans
+from services.local_processes import each_process
 from tests.process_ends import all_end
 
 # As a sandbox's first process that waits for ever: its launcher died before it had asked to die with it.
@@ -53,7 +54,7 @@ async def test_a_killed_services_sandbox_is_killed_by_the_next_service() -> None
         service.send_signal(signal.SIGKILL)
         service.wait()
         async with open_sandboxes(kind="unsafe", config=ExecutionConfig(concurrency=1, spare=0, cgroup="off")):
-            assert all_end([left], timeout_s=60)
+            assert all_end([left])
 
 
 @pytest.mark.parametrize("kind", ["unsafe", "required"])
@@ -70,13 +71,8 @@ async def test_the_processes_of_a_sandbox_have_the_mark(kind: str) -> None:
             assert end_orphans(FIRST_MODULE) == 0
 
 
-def _marked() -> list[Path]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if path.read_bytes().endswith(Owner.this().mark.encode() + b"\0"):
-                found.append(path)
-    return found
+def _marked() -> list[int]:
+    return [pid for pid, words in each_process("cmdline") if words.endswith(Owner.this().mark.encode() + b"\0")]
 
 
 def test_what_belongs_to_the_living_or_to_another_namespace_or_to_nobody_stays() -> None:

@@ -45,7 +45,7 @@ def test_however_the_service_ends_it_leaves_nothing_running(tmp_path: Path, numb
         assert len(running) >= 10
         process.send_signal(number)
         assert process.wait(timeout=60) == code
-        assert all_end(running, timeout_s=60)
+        assert all_end(running)
 
 
 def test_programs_see_nothing_of_the_services_environment(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import time
 
 import pytest
 from fastapi import FastAPI
@@ -29,6 +30,51 @@ async def test_cancelling_ends_the_server_and_frees_the_port() -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", listener.port), timeout=5)
     Listener(host="127.0.0.1", port=listener.port).socket.close()
+
+
+async def test_a_server_that_nobody_waits_for_ends_at_once() -> None:
+    took_s = []
+    for _ in range(5):  # the machine may be busy
+        with Listener(host="127.0.0.1", port=0) as listener:
+            server = asyncio.create_task(serve_http(FastAPI(), listener))
+            reader, writer = await _get(listener.port, "/")
+            await reader.readline()
+            started = time.monotonic()
+            server.cancel()
+            await asyncio.gather(server, return_exceptions=True)
+            took_s.append(time.monotonic() - started)
+            writer.close()
+    assert min(took_s) < 0.08
+
+
+@pytest.mark.parametrize(("finish_s", "answered"), [(30, True), (1, False)])
+async def test_a_request_in_progress_has_its_time_to_end(finish_s: int, answered: bool) -> None:
+    app, begun, goes_on, ends = FastAPI(), asyncio.Event(), asyncio.Event(), list[str]()
+
+    @app.get("/")
+    async def slow() -> dict[str, bool]:
+        begun.set()
+        try:
+            await goes_on.wait()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+        return {"done": True}
+
+    with Listener(host="127.0.0.1", port=0) as listener:
+        server = asyncio.create_task(serve_http(app, listener, finish_s=finish_s))
+        async with asyncio.timeout(60):
+            reader, writer = await _get(listener.port, "/")
+            await begun.wait()
+            server.cancel()
+            await asyncio.sleep(0.1)
+            assert not server.done()
+            if answered:
+                goes_on.set()
+            await asyncio.gather(server, return_exceptions=True)
+            said = await reader.read()
+        writer.close()
+    assert (b'{"done":true}' in said, ends) == (answered, [] if answered else ["cancelled"])
 
 
 CHILD = """

@@ -33,6 +33,10 @@ ZERO: dict[str, object] = {
     ],
 }
 
+# Their time is waited out.
+ENDLESS = {"while True: pass", "return (n for n in iter(int, 1))"}
+ENDLESS_S = 2.5
+
 
 def asserts(*codes: str, **more: object) -> dict[str, object]:
     return {"kind": "assert", "cases": [{"code": code} for code in codes], **more}
@@ -97,13 +101,14 @@ async def test_the_setup_is_run_on_the_side_of_the_tests(judge: Judged) -> None:
 )
 async def test_a_case_that_goes_wrong_costs_that_case_alone(judge: Judged, code: str) -> None:
     tests = asserts("assert f(1) == 1", "assert list(f(0)) == []", "assert f(2) == 2")
-    score = await judge(f"def f(x):\n    if x == 0:\n        {code}\n    return x", tests, timeout_s=5.0)
+    timeout_s = ENDLESS_S if code in ENDLESS else 5.0
+    score = await judge(f"def f(x):\n    if x == 0:\n        {code}\n    return x", tests, timeout_s=timeout_s)
     assert score.components["passed"] == 2.0, score
 
 
 async def test_a_solution_that_does_not_load_fails_all_cases(judge: Judged) -> None:
     for code in ("def similar_elements(a, b:", "while True: pass", "import nothing_like_it"):
-        score = await judge(code, SIMILAR, timeout_s=5.0)
+        score = await judge(code, SIMILAR, timeout_s=ENDLESS_S if code in ENDLESS else 5.0)
         assert (score.reward, score.components["cases"]) == (0.0, 3.0)
 
 

@@ -145,7 +145,8 @@ async def test_skipped_tests_do_not_count_but_those_that_skip_themselves_fail(ju
 async def test_a_test_that_goes_wrong_costs_that_test_alone(judge: Judged, code: str) -> None:
     source = "import pytest\nfrom solution import f\n@pytest.mark.parametrize('x', [1, 0, 2])\n"
     source += "def test_f(x):\n    assert f(x) == x\n"
-    score = await judge(f"def f(x):\n    if x == 0:\n        {code}\n    return x", suite(source), timeout_s=10.0)
+    timeout_s = 3.0 if code.startswith("while True") else 10.0  # that of an endless loop is waited out
+    score = await judge(f"def f(x):\n    if x == 0:\n        {code}\n    return x", suite(source), timeout_s=timeout_s)
     assert (score.components["cases"], score.components["passed"]) == (3.0, 2.0), score
 
 
