@@ -62,7 +62,7 @@ _MAX_COUNT = 16
 _START_S = 90.0
 # An engine tells of a kill beside the end of what was killed.
 _TOLD_OF_MEMORY_S = 0.3
-_TOLD_OF_KILL_S = 1.0
+_TOLD_OF_KILL_S = 3.0
 # Podman tells of no kill for want of memory: the kernel counts them, under one of these names.
 _COUNT_KILLS = RuntimeCommand(
     argv=(
@@ -286,17 +286,25 @@ class EngineRuntime(StandingRuntime):
         if code == KILLED and state.OOMKilled and await self._has_starved():
             self._lose(RuntimeEnded("it had no memory left"))
         elif state.Error or (code == KILLED and await self._was_killed()):
-            why = state.Error or "its container was killed"
+            why = state.Error or "its container was killed or removed"
             self._lose(RuntimeLost(f"a runtime of image {self.image} is gone: {why}"))
         else:
             self._lose(RuntimeEnded("it was ended from inside"))
 
     async def _was_killed(self) -> bool:
-        """True if the engine was asked to kill it."""
+        """True if the engine was asked to kill it, or to remove it: then Podman tells of no kill. Also if the engine
+        cannot say.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(_TOLD_OF_KILL_S):
                 await self._killed.wait()
-        return self._killed.is_set()
+        if self._killed.is_set():
+            return True
+        try:
+            await self._launch.api.state(self.container)
+        except EngineError:
+            return True
+        return False
 
     async def _has_starved(self) -> bool:
         """True if a kill for want of memory was the end of it; the engine says so of any that there ever was."""

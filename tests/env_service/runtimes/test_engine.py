@@ -331,6 +331,21 @@ async def test_why_a_container_ended_is_told_apart(launch: Launch, engine: Stand
         await runtime.snapshot()
 
 
+async def test_one_whose_end_is_seen_before_its_removal_was_not_ended_from_inside(
+    launch: Launch, engine: StandInEngine
+) -> None:
+    await engine.heard()
+    runtime, container = await launch()
+    running = asyncio.ensure_future(sh(runtime, "sleep 60"))
+    await eventually(partial(bool, container.running))
+    container.end(137)  # of which Podman tells no kill
+    state = f"GET /v1.41/containers/{runtime.container}/json"
+    await eventually(lambda: state in engine.asked)
+    del engine.containers[runtime.container]
+    with pytest.raises(RuntimeLost, match="its container was killed or removed"):
+        await running
+
+
 async def test_a_kill_for_want_of_memory_is_told_of_the_command_and_is_not_the_cause_of_a_later_death(
     launch: Launch, engine: StandInEngine
 ) -> None:
