@@ -17,7 +17,12 @@ JSON. Where a token is set, every route but `/healthz`, `/readyz` and `/metrics`
 the body [`ErrorBody`](#errorbody). This page is made from the code by `python -m docs.reference`.
 
 A generator with `openai = true` also has vLLM's OpenAI-compatible `/openai/v1/models`, `/openai/v1/completions` and
-`/openai/v1/chat/completions`."""
+`/openai/v1/chat/completions`.
+
+Left out are the routes of the run's page (`/` and `/page`), those of the Tinker API (`/api/v1`, as its SDK asks them),
+and what other commands serve: `env-service host`
+([its calls](../tinker.md#environments-and-rewards-of-headway)) and `headway relay`, which has the learner's routes of
+the tree of weights."""
 
 Document = Mapping[str, Any]
 

@@ -14,6 +14,8 @@ from pydantic_core import PydanticUndefined
 
 from docs.reference.tables import table
 from env_service.config import EnvServiceConfig
+from env_service.environments.imported import class_at, options_model
+from env_service.environments.task_configs import BUILT_IN, ClassTasks
 from generator.config import GeneratorConfig
 from learner.config import LearnerConfig
 from reward_service.config import RewardServiceConfig
@@ -61,9 +63,25 @@ def settings_page(process: str) -> str:
         "overrides the environment, and that the file. A secret can also be read from a file, which is named by the",
         "same key with `_file` after it. This page is made from the code by `python -m docs.reference settings`.",
     ]
-    for section in _sections(model, at=process):
+    built_in = _built_in_environments() if process == "env-service" else ()
+    for section in (*_sections(model, at=process), *built_in):
         lines += ["", *_section_lines(section)]
     return "\n".join(lines) + "\n"
+
+
+def _built_in_environments() -> Iterator[Section]:
+    """The `options` of each environment that comes with Headway and is a class, those that have none, too."""
+    at = "env-service.environments.options"
+    for name in sorted(BUILT_IN):
+        entry = ClassTasks(source=name, name=name)
+        made = class_at(entry)
+        model = options_model(made, entry)
+        text = (inspect.getdoc(made) or "").partition("\n\n")[0]
+        own, *inner = [*_sections(model, at=at)] if model else [Section("", "", (), ())]
+        if own.header != f"`[{at}]`":  # it has tables alone
+            own, inner = Section("", "", (), ()), [own, *inner] if model else []
+        yield Section(f'`[{at}]`, `source = "{name}"`', text, own.columns, own.rows)
+        yield from inner
 
 
 def _section_lines(section: Section) -> Iterator[str]:
@@ -72,7 +90,8 @@ def _section_lines(section: Section) -> Iterator[str]:
     if section.text:
         yield section.text
         yield ""
-    yield from table(section.columns, section.rows)
+    if section.rows:
+        yield from table(section.columns, section.rows)
 
 
 def _sections(model: type[BaseModel], *, at: str, default: object = _Unset.UNSET) -> Iterator[Section]:

@@ -244,7 +244,7 @@ def class_at(entry: ClassTasks) -> type[Environment | Agent]:
 
 def _options(made: type[Environment | Agent], entry: ClassTasks) -> tuple[BaseModel, ...]:
     """Arguments of the constructor: nothing, or the options as its own model."""
-    model = _model_of(made, entry)
+    model = options_model(made, entry)
     if model is None:
         if entry.options:
             raise EnvironmentFault(f"{_named(entry)}: the class takes no options, got {', '.join(entry.options)}")
@@ -255,7 +255,8 @@ def _options(made: type[Environment | Agent], entry: ClassTasks) -> tuple[BaseMo
         raise EnvironmentFault(f"{_named(entry)}: options: {complaint_of(error, model)}") from error
 
 
-def _model_of(made: type[Environment | Agent], entry: ClassTasks) -> type[BaseModel] | None:
+def options_model(made: type[Environment | Agent], entry: ClassTasks) -> type[BaseModel] | None:
+    """The model of an entry's `options`; None for a class that takes none. Raises EnvironmentFault."""
     constructor: Callable[..., Any] = made.__init__
     parameters = [] if constructor is object.__init__ else list(inspect.signature(constructor).parameters)[1:]
     if not parameters:

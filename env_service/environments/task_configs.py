@@ -48,7 +48,7 @@ VerifierName = Annotated[str, Field(min_length=1, max_length=256, description="n
 
 
 class PlacesConfig(ConfigModel):
-    """Places of an environment beside others, as in a mix: those of episodes that take hours beside short ones."""
+    """Places of an environment beside others, as in a mix: those of rollouts that take hours beside short ones."""
 
     most: int | None = Field(
         None, ge=1, description="its leases, each a group, that run at once in an env-service at most; none: no limit"

@@ -2,7 +2,7 @@
 
     evaluation before training ─▶ environments below their limit ─▶ the least of its share ─▶ the oldest lease
 
-An environment whose episodes take hours holds its places for hours. Without a limit and without weights it comes to
+An environment whose rollouts take hours holds its places for hours. Without a limit and without weights it comes to
 hold all of them, since each place that a short one leaves goes to whoever is next in the line.
 
 How many places in all evaluation has beside training the learner says, by what it grants. Those of one environment that

@@ -125,7 +125,7 @@ class Granting:
         self._last_taken = now
 
     def batch_awaited(self, *, asked_at: float) -> None:
-        """The trainer has waited since `asked_at` for a batch that is not there. Where episodes may outlive the bound,
+        """The trainer has waited since `asked_at` for a batch that is not there. Where rollouts may outlive the bound,
         that may be since nothing but long ones run.
         """
         books = self._ledger.books()

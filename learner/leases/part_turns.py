@@ -1,6 +1,6 @@
 """Parts of a mix by the places that their leases hold, where an env_service says so.
 
-In the plain order the parts come in the shares of their tasks. Of episodes that take hours few end while many are
+In the plain order the parts come in the shares of their tasks. Of rollouts that take hours few end while many are
 begun, so that they come to hold all places of an env_service, and short ones are begun no faster than long ones end.
 With weights, each lease is of the part that holds the fewest places for its weight; with limits, a part that is at its
 own is passed over. What is trained then comes in the shares in which groups are finished.

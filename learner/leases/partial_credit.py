@@ -1,7 +1,7 @@
 """Partial credit for a group that outlived the bound on its lag: what is too old leaves the loss, its rewards stay.
 
-A token is trained by itself: its importance ratio rests on its own logprobs, whatever was sampled before it. So of an
-episode that took longer than `max_lag` versions the later turns can be trained within the bound, with the reward that
+A token is trained by itself: its importance ratio rests on its own logprobs, whatever was sampled before it. So of a
+rollout that took longer than `max_lag` versions the later turns can be trained within the bound, with the reward that
 all of it earned. A trajectory that has no such token left is in no loss, and still one of those that the others of its
 group are compared with: to leave it out would compare the long ones with each other alone.
 """

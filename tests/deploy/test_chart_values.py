@@ -215,7 +215,7 @@ def test_alerts_and_dashboards_are_those_of_compose(helm: Path) -> None:
         ({"workload": {"queue": "Training Queue"}}, "/workload/queue"),
         ({"tinker": {"slots": 0}}, "/tinker/slots"),
         ({"learner": {"pods": 2}, "run": {"demo": False}}, "storage.runs.accessModes must have ReadWriteMany"),
-        ({"tinker": {"enabled": True}, "learner": {"ranksPerPod": 2}}, "one rank trains for all tenants"),
+        ({"tinker": {"enabled": True}, "learner": {"ranksPerPod": 2}}, "gives a server of the Tinker API one rank"),
         ({"tinker": {"enabled": True}, "workload": {"as": "jobs"}}, "set workload.as=sets"),
         ({"tinker": {"enabled": True}, "generator": {"autoscaling": {"enabled": True}}}, "set generator.replicas"),
         ({"workload": {"as": "jobs"}, "envService": {"autoscaling": {"enabled": True}}}, "set envService.replicas"),

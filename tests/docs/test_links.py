@@ -60,3 +60,10 @@ def test_what_is_looked_for_is_found() -> None:
 
     assert list(links(text)) == [("b.md", "c-d"), ("j.png", "")]
     assert anchors(text) == {"c-d-e"}
+
+
+def test_the_page_of_examples_names_each() -> None:
+    page = (ROOT / "docs/examples.md").read_text(encoding="utf-8")
+    folders = {path.name for path in (ROOT / "examples").iterdir() if path.is_dir() and not path.name.startswith("_")}
+
+    assert {name for name in folders if f"`{name}`" not in page} == set()

@@ -6,6 +6,8 @@ import pytest
 
 from docs.reference.__main__ import FOLDER
 from docs.reference.settings_pages import MODELS, settings_page
+from env_service.environments.imported import class_at, options_model
+from env_service.environments.task_configs import BUILT_IN, ClassTasks
 from learner.algorithms.presets.registry import ALGORITHMS
 from services.config.options import schema_of
 
@@ -26,6 +28,20 @@ def test_every_option_of_the_command_is_on_the_page(process: str) -> None:
 
     # Lists of tables have a section for their entries instead of a row.
     assert [key for key in missing if f"`[[{process}.{key}]]`" not in page] == []
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_option_of_a_built_in_environment_is_on_the_page(name: str) -> None:
+    page = (FOLDER / "env-service.md").read_text(encoding="utf-8")
+    entry = ClassTasks(source=name, name=name)
+    model = options_model(class_at(entry), entry)
+
+    _, _, rest = page.partition(f'`[env-service.environments.options]`, `source = "{name}"`')
+    part, _, _ = rest.partition("`[env-service.environments.options]`, `source = ")
+
+    fields = model.model_fields if model else ()
+    assert part
+    assert [field for field in fields if f"| `{field}` |" not in part and f".options.{field}" not in part] == []
 
 
 def _algorithm_rows() -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Places of environments whose episodes take long beside short ones, in a time that only counts."""
+"""Places of environments whose rollouts take long beside short ones, in a time that only counts."""
 
 import asyncio
 import heapq

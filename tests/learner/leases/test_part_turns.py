@@ -19,7 +19,7 @@ from tests.learner.samples import LEDGER, group, trajectory
 
 MIX = (TaskPart(places=100, tasks=100), TaskPart(places=100, tasks=50))
 DURATIONS = (200, 1)
-"""Of episodes of the two parts."""
+"""Of rollouts of the two parts."""
 
 
 def parts(*own: dict[str, float | int]) -> tuple[TaskPart, ...]:

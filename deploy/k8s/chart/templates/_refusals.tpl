@@ -12,7 +12,7 @@
 {{- end }}
 {{- if .Values.tinker.enabled }}
 {{- if or $several (gt (int .Values.learner.ranksPerPod) 1) }}
-{{- fail "tinker.enabled: one rank trains for all tenants: set learner.pods=1 and learner.ranksPerPod=1" }}
+{{- fail "tinker.enabled: the chart gives a server of the Tinker API one rank: set learner.pods=1 and learner.ranksPerPod=1" }}
 {{- end }}
 {{- if ne .Values.workload.as "sets" }}
 {{- fail (printf "tinker.enabled: a server has no end, and workload.as=%s is for what has one: set workload.as=sets" .Values.workload.as) }}
