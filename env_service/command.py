@@ -13,6 +13,14 @@ from services.config.sources import ConfigError
 from services.own_imports import own_imports
 
 _LOOKING = ("list", "show", "play", "bench", "try")
+_DESCRIPTION = """\
+Rolls out the learner's leases: tasks, tokens, rewards. Beside that, each with a --help of its own:
+
+  env-service list, show, play, bench, try    look at environments, without a run
+  env-service host                            serves one environment for env services elsewhere
+  env-service runtime build, list, check      images of runtimes, and tasks that are done in them
+  env-service tasks                           makes tasks of a repository's history
+  env-service harness list, install           harnesses of others"""
 
 
 def main() -> None:
@@ -27,9 +35,7 @@ def main() -> None:
         sys.exit(_harness(sys.argv[1:]))
     if sys.argv[1:2] == ["host"]:
         sys.exit(_host(sys.argv[1:]))
-    config = load_or_exit(
-        EnvServiceConfig, process="env-service", description="Rolls out the learner's leases: tasks, tokens, rewards."
-    )
+    config = load_or_exit(EnvServiceConfig, process="env-service", description=_DESCRIPTION)
     # Deferred: --help and mistakes in the configuration are answered before anything heavy is loaded.
     with own_imports("env-service"):
         from env_service.app import run

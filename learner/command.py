@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 _RESTARTS = "HEADWAY_RANK_RESTARTS"
 _STABLE_S = 60.0
-_DESCRIPTION = "Trains a policy, online or from files, or serves the Tinker API (--tinker.enabled true)."
+_DESCRIPTION = """\
+Trains a policy, online or from files, or serves the Tinker API (--tinker.enabled true). Beside that, with a --help of
+its own: `learner replay RUN` trains a run again from its journal."""
 _STDERR = 2
 _GROUPS_SHOWN = 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h

@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import aiohttp
+import pytest
 
+from env_service.command import main
 from protocol.messages import FinishedLease, Goodbye, OutcomeReceipt
 from services.zmq.sockets import RouterSocket
 from tests.env_service.peers import (
@@ -84,6 +87,18 @@ def test_the_running_process_loads_no_torch() -> None:
     answer = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, timeout=60)
 
     assert answer.returncode == 0, answer.stderr
+
+
+def test_help_names_the_commands_beside_serving(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["env-service", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+
+    named = re.findall(r"^  env-service ([a-z, ]+?)  ", capsys.readouterr().out, flags=re.MULTILINE)
+    words = re.findall(r"[a-z]+", " ".join(named))
+    assert {"list", "show", "play", "bench", "try", "host", "runtime", "tasks", "harness"} <= set(words)
 
 
 async def _ready(url: str) -> tuple[int, str]:

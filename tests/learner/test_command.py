@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from learner.command import resumed_if_there_is_a_run
+from learner.command import main, resumed_if_there_is_a_run
 from learner.config import LearnerConfig
 
 FAULTS = """
@@ -84,3 +84,13 @@ def test_a_run_that_keeps_no_journal_is_not_resumed(tmp_path: Path) -> None:
     for resume in (True, "auto"):
         with pytest.raises(ValidationError, match="a run without a journal cannot be resumed; set"):
             LearnerConfig.model_validate({**settings, "resume": resume})
+
+
+def test_help_names_the_command_beside_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["learner", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+
+    assert "learner replay RUN" in capsys.readouterr().out
