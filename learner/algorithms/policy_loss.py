@@ -132,7 +132,8 @@ def sapo(
     ever being cut. A larger tau falls faster. Source: SAPO (arXiv 2511.20347): 1.0 for A > 0 and 1.05 elsewhere.
     """
     moved = ratio(numerator=policy_logprobs, denominator=proximal_logprobs)
-    tau = torch.where(advantages > 0, temperature_positive, temperature_negative)
+    # Of two numbers alone `where` makes float32, whatever the tokens are.
+    tau = torch.where(advantages > 0, temperature_positive, torch.full_like(advantages, temperature_negative))
     return PolicyLoss(losses=-4.0 / tau * torch.sigmoid(tau * (moved - 1.0)) * advantages, clipped=None)
 
 

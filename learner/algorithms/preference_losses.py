@@ -257,7 +257,8 @@ def kto(
     """
     rewards = reward(logprobs, reference_logprobs, beta=beta)
     gain = rewards - beta * divergence.detach()
-    weights = torch.where(desirable, desirable_weight, undesirable_weight)
+    # Of two numbers alone `where` makes float32, whatever the gains are.
+    weights = torch.where(desirable, desirable_weight, torch.full_like(gain, undesirable_weight))
     # 1 - sigmoid(s) is sigmoid(-s), which keeps its digits where the loss is nearly 0.
     losses = weights * torch.sigmoid(torch.where(desirable, -gain, gain))
     return LabelLoss(losses=losses, rewards=rewards.detach())

@@ -314,6 +314,14 @@ def test_kto_values_a_sequence_by_its_reward_beyond_the_divergence() -> None:
     assert loss.rewards.tolist() == pytest.approx([2, 2])
 
 
+def test_the_weights_of_kto_keep_the_digits_of_its_logprobs() -> None:
+    loss = preference_losses.kto(
+        logprobs=doubles(-8, -8), reference_logprobs=doubles(-8, -8), desirable=torch.tensor([True, False]),
+        divergence=doubles(0)[0], beta=1.0, desirable_weight=1.05, undesirable_weight=0.9,
+    )  # fmt: skip
+    assert loss.losses.tolist() == pytest.approx([0.525, 0.45], rel=1e-12)
+
+
 def test_kto_pushes_the_two_labels_apart_and_leaves_alone_what_is_far_on_either_side() -> None:
     slopes = gradient(lambda x: kto(x, [True, False, True, False]).losses.sum(), doubles(-9.5, -9.5, 90, 90))
     # At s = 0 the sigmoid has slope 1/4.
