@@ -105,6 +105,20 @@ def test_two_updates_of_a_diagonal_matrix_are_those_worked_out_by_hand() -> None
     torch.testing.assert_close(matrix.detach().diagonal(), moved, rtol=0, atol=ROUNDED * 0.02)
 
 
+def test_two_updates_are_those_of_the_code_that_brought_the_factor_of_the_longer_side() -> None:
+    """Numbers of MoonshotAI/Moonlight at c2ad5b20, examples/toy_train.py: Muon, with a rate of 0.01 and a decay of 0.1.
+
+    It sums gradients up where torch's averages them, which the orthogonalisation does not see.
+    """
+    matrix = nn.Parameter(torch.tensor([[0.5, -1.0, 0.25], [1.5, 0.75, -0.5]]))
+    optimizer = optimizer_of(matrix, learning_rate=0.01, weight_decay=0.1)
+    for gradient in ([[1.0, 2.0, -1.0], [0.5, -1.5, 2.0]], [[-0.5, 1.0, 0.25], [2.0, 1.0, -1.0]]):
+        matrix.grad = torch.tensor(gradient)
+        optimizer.step()
+    theirs = torch.tensor([[0.49683094, -1.00360084, 0.24975069], [1.49149597, 0.74858814, -0.50142014]])
+    torch.testing.assert_close(matrix.detach(), theirs, rtol=0, atol=ROUNDED * 0.01 * 0.2 * math.sqrt(3))
+
+
 @pytest.mark.parametrize("shape", [(3, 2), (2, 3), (2, 7)])
 def test_an_update_keeps_the_singular_vectors_of_the_gradient_and_has_the_factor_of_the_longer_side(
     shape: tuple[int, int],
