@@ -78,11 +78,8 @@ class ServedLine:
                 answer = self._waiting[0]
                 try:
                     await self._client.post(self._url, answer, ServedAnswer, deadline_s=_DEADLINE_S)
-                except ServiceRefused as error:
+                except ServiceRefused as error:  # or it can be sent to nobody
                     logger.warning("the learner does not keep answer %s, which cannot be rated: %s", answer.id, error)
-                    self._done(answer, "refused")
-                except ValueError as error:  # nobody could ever read it: those behind it are not to wait for it
-                    logger.warning("answer %s cannot be told of, or be rated: %s", answer.id, error)
                     self._done(answer, "refused")
                 except ServiceError:
                     await asyncio.sleep(_RETRY_S)

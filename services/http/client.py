@@ -208,7 +208,7 @@ class HttpClient:
         Up to `retries` more attempts within the one deadline, with backoff: always if no connection was made; after a
         broken connection or a 5xx only if the call is `idempotent`. Raises a ServiceError.
         """
-        payload = body.model_dump_json().encode()
+        payload = _written(url, body)
         return await self._with_retries(
             url, lambda: self._call("POST", url, payload, response, headers), deadline_s, retries, idempotent
         )
@@ -224,11 +224,9 @@ class HttpClient:
 
     async def notify(self, url: str, body: BaseModel, *, deadline_s: float) -> None:
         """Send `body` to somebody whose answer says nothing but whether it was taken. Raises a ServiceError."""
+        payload = _written(url, body)
         with self._noting(url), self._naming(url):
-            async with (
-                asyncio.timeout(deadline_s),
-                self._request("POST", url, data=body.model_dump_json().encode()) as answer,
-            ):
+            async with asyncio.timeout(deadline_s), self._request("POST", url, data=payload) as answer:
                 raw = await self._read(url, answer)
         if answer.status >= 300:
             raise _error_of(url, answer.status, raw, answer.headers)
@@ -271,10 +269,10 @@ class HttpClient:
         `async with client.stream(...) as parts: async for part in parts: ...`. The whole must end within `deadline_s`,
         each line arrive within `idle_timeout_s`. Nothing is retried. Raises a ServiceError.
         """
-        ends_at = asyncio.get_running_loop().time() + deadline_s
+        ends_at, payload = asyncio.get_running_loop().time() + deadline_s, _written(url, body)
         with self._noting(url), self._naming(url):
             async with asyncio.timeout(min(deadline_s, idle_timeout_s)):
-                answer = await self._request("POST", url, data=body.model_dump_json().encode(), headers=traced(headers))
+                answer = await self._request("POST", url, data=payload, headers=traced(headers))
         async with answer:
             if answer.status >= 400:
                 with self._noting(url), self._naming(url):
@@ -441,6 +439,15 @@ class StreamedLines(Generic[P]):
         line = bytes(self._buffer)
         self._buffer.clear()
         return line
+
+
+def _written(url: str, body: BaseModel) -> bytes:
+    """The body as JSON. Raises ServiceRefused for one that is none, which would be refused wherever it is sent."""
+    try:
+        return body.model_dump_json().encode()
+    except ValueError as error:  # half a surrogate pair, among values of any kind
+        message = f"a {type(body).__name__} cannot be sent as JSON: {error}; expected text of whole characters"
+        raise ServiceRefused(url, status=400, kind="not_json", message=message) from error
 
 
 def _parsed(url: str, status: int, raw: bytes, model: type[R]) -> R:

@@ -383,3 +383,16 @@ async def test_a_service_that_answers_no_more_at_all_is_no_fault_of_the_item() -
     assert len([asked for asked in service.asked if asked.texts == ["hangs"]]) > 3
     assert scored.error is not None
     assert scored.error.kind == "infrastructure"
+
+
+async def test_an_item_that_cannot_be_written_is_refused_and_harms_no_other() -> None:
+    (item,) = items("x")
+    half = item.model_copy(update={"arguments": {"answer": "\ud83d"}})
+
+    async with client_of(scripted(), batch_wait_s=0.05) as client:
+        (refused,), (scored,) = await asyncio.gather(client.score([half]), client.score(items("abc")))
+        assert rewards(await client.score(items("abc"))) == [3.0]
+
+    assert scored.reward == 3.0
+    assert refused.error is not None
+    assert (refused.error.kind, "expected text of whole characters" in refused.error.message) == ("user", True)
