@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field, JsonValue, ValidationError
 
 from env_service.environments.interface import AgentResult, EnvironmentFailed, Verification
-from env_service.rollouts.conversation import Nonsense
+from env_service.rollouts.conversation import Nonsense, check_fields
 from env_service.rollouts.outcomes import in_whole_characters
 from protocol.codec import describe
 from protocol.model import WireModel
@@ -106,4 +106,5 @@ def checked_result(returned: object) -> AgentResult:
             raise Nonsense(f"the agent gives {given!r} as its {name}, expected a finite number")
     if not isinstance(returned.answer, str | None):
         raise Nonsense(f"the agent gives {type(returned.answer).__name__} as its answer, expected text")
+    check_fields(returned, "verification")
     return returned

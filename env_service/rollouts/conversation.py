@@ -25,6 +25,7 @@ from env_service.checkpoints.records import LeaseRecord
 from env_service.checkpoints.rows import AnswerRow, EnvironmentState, RecordedTurn
 from env_service.environments.interface import (
     Action,
+    AgentResult,
     Aggregation,
     Environment,
     EnvironmentFailed,
@@ -677,7 +678,7 @@ def checked_way_out(given: object, speech: Speech) -> OnFull:
     )
 
 
-def check_fields(given: Opening | Step | TurnOf | Round, *names: str) -> None:
+def check_fields(given: Opening | Step | TurnOf | Round | AgentResult, *names: str) -> None:
     """Raises Nonsense, naming it, for a field that would not cross to another process as it is."""
     for name in names:
         value = getattr(given, name)

@@ -12,7 +12,7 @@ from itertools import islice
 from statistics import fmean
 from typing import Protocol
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from env_service.environments.interface import Task, Verification, text_of
 from env_service.rollouts.completions import RolloutProgress
@@ -26,6 +26,7 @@ from env_service.rollouts.outcomes import (
     why_nothing,
 )
 from env_service.rollouts.speech import Transcript
+from protocol.codec import describe
 from protocol.rewards import ScoreItem
 from protocol.trajectories import (
     CUT_OFF,
@@ -198,14 +199,18 @@ class Judging:
         progress: RolloutProgress,
         apart: JudgedConversation | None,
     ) -> Mapping[int, RewardRecord]:
-        """The verdicts of verifiers, by the conversation's index."""
-        asked = [
-            (each, _item(each, each.verification, prompt=prompt))
-            for each in conversations
-            if each.verification is not None
-        ]
+        """The verdicts of verifiers, by the conversation's index. One that no verifier can be asked of has an error."""
+        asked: list[tuple[JudgedConversation, ScoreItem]] = []
+        verdicts: dict[int, RewardRecord] = {}
+        for each in conversations:
+            if each.verification is None:
+                continue
+            try:
+                asked.append((each, _item(each, each.verification, prompt=prompt)))
+            except ValidationError as error:
+                verdicts[each.index] = _error(each.name, f"no verifier can be asked of it: {describe(error)}")
         if not asked:
-            return {}
+            return verdicts
         compared = [(_player(each), each is apart) for each, _ in asked]
         items = _grouped([item for _, item in asked], compared=compared)
         with progress.waiting_for("rewards"), self._metrics.scoring_s.time(), span("scoring"):
@@ -213,7 +218,7 @@ class Judging:
             records = await self._scoring.score(items)
             progress.scored(asked_at)
             note(**_told(records))
-        return {each.index: record for (each, _), record in zip(asked, records, strict=True)}
+        return verdicts | {each.index: record for (each, _), record in zip(asked, records, strict=True)}
 
     def _trajectory(
         self, conversation: JudgedConversation, judged: RewardRecord | None, *, text: str, began: float

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import numpy as np
@@ -15,7 +15,7 @@ from env_service.agents import program
 from env_service.agents.program import AgentOptions, AgentProgram
 from env_service.agents.registry import AgentLimits
 from env_service.agents.results import checked_result
-from env_service.environments.interface import AgentClient, AgentResult, Task
+from env_service.environments.interface import AgentClient, AgentResult, Task, Verification
 from env_service.environments.rules import Rules
 from env_service.rollouts.conversation import Nonsense
 from tests.env_service.agents.raw_calls import said_to
@@ -176,3 +176,36 @@ async def test_a_program_is_ended_after_its_reward_and_judged_all_the_same(
 
     assert (trajectory.reward.verifier, trajectory.stop_reason) == (verifier or "agent", "solved")
     assert trajectory.reward.reward == 0.25 + (1.0 if verifier else 0.0)
+
+
+@pytest.mark.parametrize(
+    "verification",
+    [
+        Verification("exact_match", {"answer": "\ud83d"}),
+        Verification("exact_match", cast("Any", {"answer": {1, 2}})),
+        Verification(cast("Any", 7)),
+        cast("Verification", "exact_match"),
+    ],
+)
+def test_a_verification_that_cannot_be_sent_is_nonsense(verification: Verification) -> None:
+    with pytest.raises(Nonsense, match=r"AgentResult\.verification is .*, expected None, or a Verification"):
+        checked_result(AgentResult(1.0, verification=verification))
+
+
+async def test_an_answer_that_no_verifier_takes_costs_its_own_trajectory(
+    agents: MakeAgentBench, chat_model: Path
+) -> None:
+    answers = ["x" * ((1 << 20) + 1), "one"]
+
+    async def run(task: Task, client: AgentClient) -> AgentResult:
+        answer = answers.pop()
+        await said_to(client, "chat/completions", json.dumps({"messages": [{"role": "user", "content": "go"}]}))
+        return AgentResult(verification=Verification("exact_match", {"answer": "one"}), answer=answer)
+
+    made = await agents(Saying(chat_model, lambda _: "one"), run=run)
+    group = (await made.finished(lease(environment="agent"))).group
+
+    rewards = [trajectory.reward for trajectory in group.trajectories]
+    assert sorted(each.reward or 0.0 for each in rewards) == [0.0, 1.0]
+    (fault,) = [each for each in rewards if each.error is not None]
+    assert (fault.error_kind, "no verifier can be asked of it: completion" in (fault.error or "")) == ("data", True)
