@@ -67,7 +67,7 @@ class AgentAttempt:
         self.last_text = ""
         self.opening_text = ""
         self.single_turn = False
-        self._over = self._found_nobody = False
+        self._over = self._found_nobody = self._starved = False
         self._answer: str | None = None
         self._whom: WaitsFor = "environment"
         self._agent = agent
@@ -103,6 +103,7 @@ class AgentAttempt:
             else:
                 self._cut_off("time_limit")
         finally:
+            self._starved = session.starved
             await self._sessions.close(session)
             self._take_down(session)
 
@@ -187,6 +188,9 @@ class AgentAttempt:
         if session.cut_off is not None:
             self._cut_off(session.cut_off)
             return
+        if (self._starved or session.starved) and not fault.passing:
+            # Its client has given up, after a timeout of its own, what no generator was there for.
+            fault = replace(fault, text=f"no generator sampled a turn of it: {fault.text}", passing=True)
         self._speaker.metrics.faults.labels(environment=self.name, kind=fault.kind).inc()
         self.fault, self._over = fault, True
 

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 OtherSampling = Literal["refuse", "ignore"]
 """Treatment of a request that wants other tokens to be likely than the run samples with."""
 
+STARVED_S = 30.0
+"""A turn without a token for so long is one that generators are to blame for, and not whoever gives it up."""
 _SEEDS = 1 << 63
 _STRIDE = 0xD1B54A32D192ED03 % _SEEDS
 
@@ -88,11 +90,17 @@ class PendingTurn:
     refusal: CallRefused | None = None
     readers: int = 0
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _grown_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     def __post_init__(self) -> None:
         self.completion.on_growth = self._tell
 
+    def stalled(self, for_s: float) -> bool:
+        """True if it is unfinished, and no token of it has come for so many seconds."""
+        return not self.done.is_set() and asyncio.get_running_loop().time() - self._grown_at >= for_s
+
     def _tell(self) -> None:
+        self._grown_at = asyncio.get_running_loop().time()
         self._news.set()
         self._news = asyncio.Event()
 
@@ -264,6 +272,11 @@ class AgentSession:
         finally:
             self.under_way -= 1
             self._touched = asyncio.get_running_loop().time()
+
+    @property
+    def starved(self) -> bool:
+        """True if the agent has waited in vain for one of its turns: no generator samples it."""
+        return any(turn.stalled(STARVED_S) for turns in self._known.values() for turn in turns)
 
     async def silence(self, idle_s: float) -> None:
         """Return when nobody has asked for anything in so many seconds."""

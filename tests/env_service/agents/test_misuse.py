@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from env_service.agents import sessions
 from env_service.agents.program import AgentOptions, AgentProgram
 from env_service.agents.registry import AgentLimits
 from env_service.environments.interface import AgentClient, AgentResult, Task, Verification
@@ -416,3 +417,25 @@ async def test_who_has_left_while_it_waited_takes_no_task(agents: MakeAgentBench
             assert said.status == 200
 
     assert (await rolled).group.trajectories[0].reward.reward == 1.0
+
+
+@pytest.mark.parametrize("ends", ["raises", "returns"])
+async def test_an_agent_that_gave_up_waiting_for_generators_is_not_at_fault(
+    agents: MakeAgentBench, chat_model: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(sessions, "STARVED_S", 0.1)
+
+    async def impatient(task: Task, client: AgentClient) -> float:
+        try:
+            async with policy_of(client, timeout=0.3) as policy:
+                await policy.chat.completions.create(model="m", messages=GO)
+        except openai.APITimeoutError:
+            if ends == "raises":
+                raise
+        return 0.0
+
+    made = await agents(Saying(chat_model, lambda _: "one"), run=impatient)
+    made.fleet.replace([])
+    failed = await made.failed(lease(environment="agent", group_size=1))
+
+    assert (failed.data_fault, "no generator sampled a turn of it" in failed.reason) == (False, True)
