@@ -6,7 +6,7 @@ So two messages are the same here if their roles, their texts and their calls, a
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,11 @@ _ROLES: Mapping[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
+
+
+_MAX_EXACT = 1 << 53
+_MAX_FLOAT = 1 << 1023
+"""Whole numbers up to these are exact in a float, and in its range."""
 
 
 class NotUnderstood(ValueError):
@@ -44,11 +49,31 @@ class MadeCall:
     @property
     def value(self) -> JsonValue:
         """The arguments as a value; the text itself where it is no JSON."""
+        return self._read(whole=int, broken=float)
+
+    @property
+    def value_of_any_client(self) -> JsonValue:
+        """The same with numbers as they are after a client of one kind of number: JavaScript writes 1.0 as 1, and knows
+        no whole number beyond 2^53 exactly.
+        """
+        return self._read(whole=_whole_number, broken=_number)
+
+    def _read(self, *, whole: Callable[[str], int | float], broken: Callable[[str], int | float]) -> JsonValue:
         try:
-            value: JsonValue = json.loads(self.arguments)
+            value: JsonValue = json.loads(self.arguments, parse_int=whole, parse_float=broken)
         except (ValueError, RecursionError):
             return self.arguments
         return value
+
+
+def _whole_number(text: str) -> int | float:
+    number = int(text)
+    return float(number) if _MAX_EXACT < abs(number) < _MAX_FLOAT else number
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) <= _MAX_EXACT else number
 
 
 def call_id_of(text: str) -> str:
@@ -69,7 +94,7 @@ class AgentMessage:
     @property
     def canonical(self) -> bytes:
         """The form of a message that is the same when a client took it in and sent it again."""
-        calls = [[call.name, json.dumps(call.value, sort_keys=True)] for call in self.calls]
+        calls = [[call.name, json.dumps(call.value_of_any_client, sort_keys=True)] for call in self.calls]
         return json.dumps([self.role, self.text.strip(), calls]).encode()
 
 
