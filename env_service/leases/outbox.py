@@ -1,15 +1,18 @@
 """Outcomes of leases, kept and sent again until the learner has them in its books."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from env_service.rollouts.outcomes import Outcome
-from protocol.codec import ProtocolError, decode, encode
+from protocol.codec import MessageTooLarge, ProtocolError, decode, encode
 from protocol.lease_keys import LeaseKey, key_of
 from protocol.messages import FailedLease, FinishedLease, RunningLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
+
+logger = logging.getLogger(__name__)
 
 _SLOWEST = 8
 """An unacknowledged outcome is sent again ever more rarely, at last this many times the first interval apart."""
@@ -47,16 +50,22 @@ class Outbox:
 
     def replace_unreadable(self) -> tuple[FailedLease, ...]:
         """Put failed leases, which are returned, in the place of groups that were sent and that no learner can read:
-        they would be sent for ever. A refusal does not name its message, so each is read here as the learner does.
+        they would be sent for ever. A refusal does not name its message, so each is read here as the learner does. A
+        group that is only too large is sent without its texts, if that helps.
         """
         failed = []
         for entry in list(self._entries.values()):
             if not entry.sent or not isinstance(entry.outcome, FinishedLease):
                 continue
-            try:
-                decode(encode(entry.outcome))
-            except ProtocolError as error:
-                failed.append(_as_failed(entry.outcome.group, error))
+            group = entry.outcome.group
+            if (error := _fault_of(group)) is None:
+                continue
+            textless = _without_texts(group)
+            if isinstance(error, MessageTooLarge) and group.purpose == "train" and _fault_of(textless) is None:
+                logger.warning("the group of lease %d is sent without its texts: %s", group.lease_id, error)
+                self.add(FinishedLease(group=textless))
+            else:
+                failed.append(_as_failed(group, error))
                 self.add(failed[-1])
         return tuple(failed)
 
@@ -85,6 +94,24 @@ class Outbox:
             entry.due = now + entry.interval_s
             entry.interval_s = min(2 * entry.interval_s, _SLOWEST * self._resend_s)
         return taken
+
+
+def _fault_of(group: TrajectoryGroup) -> ProtocolError | None:
+    """Reason for which no learner can read a group; None if one can."""
+    try:
+        decode(encode(FinishedLease(group=group)))
+    except ProtocolError as error:
+        return error
+    return None
+
+
+def _without_texts(group: TrajectoryGroup) -> TrajectoryGroup:
+    """The group without what its trajectories hold for people alone: they are trained by their tokens."""
+    trajectories = tuple(
+        each.model_copy(update={"completion_text": "", "reward": each.reward.model_copy(update={"explanation": ""})})
+        for each in group.trajectories
+    )
+    return group.model_copy(update={"trajectories": trajectories})
 
 
 def _as_failed(group: TrajectoryGroup, error: ProtocolError) -> FailedLease:

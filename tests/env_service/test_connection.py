@@ -34,7 +34,7 @@ from protocol.messages import (
     StatusNote,
     Welcome,
 )
-from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
+from protocol.trajectories import Purpose, RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from services.http.metrics import Metrics
 from services.zmq.sockets import DealerSocket, RouterSocket
 from tests.env_service.peers import ScriptedLearner, lease, serving
@@ -120,11 +120,11 @@ async def conversing(
 
 
 @asynccontextmanager
-async def working() -> AsyncIterator[LearnerConversation]:
+async def working(*, purpose: Purpose = "train") -> AsyncIterator[LearnerConversation]:
     """A conversation in which lease 5 has been granted and is being rolled out."""
     async with conversing() as talk:
         await talk.learner.welcome()
-        await talk.learner.grant(lease(5))
+        await talk.learner.grant(lease(5, purpose=purpose))
         await talk.rollouts.next_started()
         yield talk
 
@@ -331,17 +331,35 @@ async def test_a_group_that_was_damaged_on_the_way_is_sent_again() -> None:
         assert len(talk.outbox) == 1
 
 
-async def test_a_group_that_no_learner_reads_becomes_a_failed_lease() -> None:
+def too_large(granted: Lease) -> FinishedLease:
+    group = finished(granted).group
+    long = group.trajectories[0].model_copy(update={"completion_text": "x" * (1 << 20)})
+    return FinishedLease(group=group.model_copy(update={"trajectories": (long,) * 5}))
+
+
+async def test_a_group_that_is_too_large_is_trained_without_its_texts() -> None:
     async with working() as talk:
-        group = finished(lease(5)).group
-        long = group.trajectories[0].model_copy(update={"completion_text": "x" * (1 << 20)})
-        await talk.rollouts.finish(FinishedLease(group=group.model_copy(update={"trajectories": (long,) * 5})))
+        sent = too_large(lease(5)).group
+        await talk.rollouts.finish(FinishedLease(group=sent))
+
+        group = (await talk.learner.expect(FinishedLease)).group
+
+        assert (group.lease_id, len(group.trajectories)) == (5, 5)
+        assert {one.completion_text for one in group.trajectories} == {""}
+        kept, held = group.trajectories[0], sent.trajectories[0]
+        assert (kept.token_ids.tolist(), kept.reward.reward) == (held.token_ids.tolist(), held.reward.reward)
+
+
+async def test_a_group_that_no_learner_reads_becomes_a_failed_lease() -> None:
+    # Of an evaluation, which reads answers in the texts.
+    async with working(purpose="evaluate") as talk:
+        await talk.rollouts.finish(too_large(lease(5, purpose="evaluate")))
 
         failed = await talk.learner.expect(FailedLease)
 
         assert (failed.lease_id, failed.data_fault) == (5, True)
         assert "its group cannot be sent (too_large): a header of 52" in failed.reason
-        await talk.learner.say(acknowledged(lease(5)))
+        await talk.learner.say(acknowledged(lease(5, purpose="evaluate")))
         await talk.link.wait_for(lambda: len(talk.outbox) == 0)
 
 
