@@ -63,8 +63,8 @@ class Settling:
         tried: list[str] = []
         failures = 0
         while pending:
-            part = CallPart(pending)
-            await route.ask(part, verifier=verifier, merge=merge, avoid=tried)
+            part = CallPart(pending, avoid=tried)
+            await route.ask(part, verifier=verifier, merge=merge)
             pending = [entry for entry in pending if entry.scored is None]
             failure = part.failure
             if failure is None:

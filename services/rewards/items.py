@@ -111,13 +111,14 @@ class Entry:
 class CallPart:
     """The entries of one call in one round. `over` ends when no answer is to be expected any more.
 
-    `asked` are the addresses of the requests that held them, `failure` is the last error of such a request,
-    `was_sent` tells whether that request was sent, or only its service asked for a sign of life. `is_shared` tells
-    whether these held entries of other calls, too, and `hung` whether one for a single entry ran out of time while its
-    service answered others.
+    The addresses in `avoid` are asked only if there is no other. `asked` are those of the requests that held them,
+    `failure` is the last error of such a request, `was_sent` tells whether that request was sent, or only its service
+    asked for a sign of life. `is_shared` tells whether these held entries of other calls, too, and `hung` whether one
+    for a single entry ran out of time while its service answered others.
     """
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[Entry], *, avoid: Collection[str] = ()) -> None:
+        self.avoid = frozenset(avoid)
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.asked: list[str] = []
         self.failure: ServiceError | None = None

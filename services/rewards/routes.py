@@ -135,11 +135,11 @@ class ScoreRounds:
         self._answered_at: dict[str, float] = {}
         self._answered: dict[str, ScoreItem] = {}
 
-    async def run(self, parts: Sequence[CallPart], *, avoid: Collection[str] = ()) -> None:
-        """Returns when all parts are over; those in `avoid` are asked only if there is no other."""
+    async def run(self, parts: Sequence[CallPart]) -> None:
+        """Returns when all parts, which avoid the same addresses, are over."""
         round = _Round(parts, is_hedged=self._hedges is not None)
         async with asyncio.TaskGroup() as tasks:
-            requests = [tasks.create_task(self._first(round, avoid))]
+            requests = [tasks.create_task(self._first(round, parts[0].avoid))]
             if self._hedges is not None and len(self._endpoints) > 1:
                 requests.append(tasks.create_task(self._second(round, self._hedges)))
             await asyncio.wait([part.over for part in parts])
@@ -325,16 +325,16 @@ class Route:
             name="shared request to a reward service",
         )
 
-    async def ask(self, part: CallPart, *, verifier: str, merge: bool, avoid: Collection[str]) -> None:
+    async def ask(self, part: CallPart, *, verifier: str, merge: bool) -> None:
         """Asks one round for a part, whose items are all for `verifier`; with `merge` together with those of other
         calls.
 
         Cancelling one who waits takes nothing from the others.
         """
         if not merge:
-            await self._rounds.run([part], avoid=avoid)
+            await self._rounds.run([part])
             return
-        self._batches.add(part, key=(verifier, frozenset(avoid)), size=len(part.awaited))
+        self._batches.add(part, key=(verifier, part.avoid), size=len(part.awaited))
         try:
             await part.over
         finally:

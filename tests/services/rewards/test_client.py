@@ -385,6 +385,21 @@ async def test_a_service_that_answers_no_more_at_all_is_no_fault_of_the_item() -
     assert scored.error.kind == "infrastructure"
 
 
+async def test_an_item_that_failed_is_asked_elsewhere_though_another_service_is_busier() -> None:
+    answer = asyncio.Event()
+    busy, broken = scripted(held(answer)), scripted(always=fails("x"))
+
+    async with client_of(busy, broken) as client:
+        first = asyncio.create_task(client.score(items("first")))
+        await eventually(lambda: busy.under_way + broken.under_way == 1)
+        (scored,) = await client.score(items("x"))
+        answer.set()
+        await first
+
+    assert (scored.reward, scored.endpoint) == (1.0, busy.url)
+    assert [asked.texts for asked in broken.asked] == [["x"]]
+
+
 async def test_an_item_that_cannot_be_written_is_refused_and_harms_no_other() -> None:
     (item,) = items("x")
     half = item.model_copy(update={"arguments": {"answer": "\ud83d"}})
