@@ -1,8 +1,10 @@
 """The JSON bodies of the Tinker API that a server reads. Fields that later SDKs add are ignored."""
 
-from typing import Annotated, Literal
+import json
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._:=+@-]+$")]
 """A name of a checkpoint: one part of a path."""
@@ -13,6 +15,35 @@ _MAX_SEQ = 2**62
 SeqId = Annotated[int, Field(ge=0, le=_MAX_SEQ)]
 _MAX_SAMPLES = 4096
 _MAX_TOP = 1024
+_MAX_NOTE_BYTES, _MAX_GRAPH_BYTES = 1 << 14, 1 << 20
+_MAX_DEPTH = 64
+"""Of what a client may put in as it likes. It is kept within other JSON, whose readers have a bound of depth, too."""
+T = TypeVar("T")
+
+
+def _at_most(most: int) -> Callable[[T], T]:
+    """A check of JSON of any form, which is kept: its bytes, and how deep it is."""
+
+    def check(value: T) -> T:
+        if _depth(value) > _MAX_DEPTH:
+            raise ValueError(f"too deep: expected at most {_MAX_DEPTH} objects or arrays in one another")
+        if (size := len(json.dumps(value))) > most:
+            raise ValueError(f"{size} bytes of JSON: expected at most {most}")
+        return value
+
+    return check
+
+
+def _depth(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return 1 + max(map(_depth, inner), default=0) if isinstance(value, dict | list | tuple) else 0
+
+
+Note = Annotated[JsonValue, AfterValidator(_at_most(_MAX_NOTE_BYTES))]
+"""Something that a client wants to be remembered."""
+Notes = Annotated[dict[str, JsonValue], AfterValidator(_at_most(_MAX_NOTE_BYTES))]
+TextNotes = Annotated[dict[str, str], AfterValidator(_at_most(_MAX_NOTE_BYTES))]
+Title = Annotated[str, Field(max_length=1024)]
 
 
 class TinkerBody(BaseModel):
@@ -23,10 +54,10 @@ class TinkerBody(BaseModel):
 
 class CreateSession(TinkerBody):
     tags: tuple[str, ...] = ()
-    user_metadata: dict[str, JsonValue] | None = None
+    user_metadata: Notes | None = None
     sdk_version: str = ""
     project_id: str | None = None
-    display_name: str | None = None
+    display_name: Title | None = None
 
 
 class SessionBody(TinkerBody):
@@ -36,8 +67,8 @@ class SessionBody(TinkerBody):
 
 
 class FinishSession(TinkerBody):
-    status: JsonValue = None
-    detail: str | None = None
+    status: Note = None
+    detail: Annotated[str, Field(max_length=_MAX_NOTE_BYTES)] | None = None
 
 
 class TinkerLora(TinkerBody):
@@ -56,7 +87,7 @@ class CreateModel(TinkerBody):
     session_id: str
     model_seq_id: SeqId
     base_model: str
-    user_metadata: dict[str, JsonValue] | None = None
+    user_metadata: Notes | None = None
     lora_config: TinkerLora | None = None
     optimizer_config: TinkerOptimizer = TinkerOptimizer()
 
@@ -93,7 +124,7 @@ class SaveWeights(OrderedBody):
     path: Name
     ttl_seconds: Ttl = None
     overwrite: bool = False
-    user_metadata: dict[str, str] | None = None
+    user_metadata: TextNotes | None = None
 
 
 class SaveWeightsExternal(OrderedBody):
@@ -109,7 +140,7 @@ class SaveWeightsForSampler(OrderedBody):
     sampling_session_seq_id: SeqId | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     ttl_seconds: Ttl = None
-    user_metadata: dict[str, str] | None = None
+    user_metadata: TextNotes | None = None
 
 
 class LoadWeights(TinkerBody):
@@ -120,7 +151,7 @@ class LoadWeights(TinkerBody):
     session_id: str | None = None
     model_seq_id: SeqId | None = None
     base_model: str | None = None
-    user_metadata: dict[str, JsonValue] | None = None
+    user_metadata: Notes | None = None
     path: str
     optimizer: bool
     optimizer_config: TinkerOptimizer | None = None
@@ -135,16 +166,16 @@ class CopyWeights(TinkerBody):
 
 
 class CustomLossInput(TinkerBody):
-    name: str
+    name: Title
     rank: int = Field(ge=0, le=8)
 
 
 class CreateCustomLoss(TinkerBody):
     session_id: str
     custom_loss_seq_id: SeqId
-    name: str = ""
-    inputs: tuple[CustomLossInput, ...]
-    graph: dict[str, JsonValue]
+    name: Title = ""
+    inputs: Annotated[tuple[CustomLossInput, ...], Field(max_length=64)]
+    graph: Annotated[dict[str, JsonValue], AfterValidator(_at_most(_MAX_GRAPH_BYTES))]
 
 
 class CreateSamplingSession(TinkerBody):

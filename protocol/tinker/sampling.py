@@ -11,8 +11,11 @@ from protocol.tinker.bodies import JsonTensor, SampleBody
 from protocol.tinker.messages import MESSAGES
 from protocol.tinker.tensors import TinkerWireError, dense_of_csr, write_csr, write_tensor
 
+_MAX_INTEGER = 1 << 63
 NO_TARGET = -1
 _DEFAULT_MAX_TOKENS = 128
+_MAX_TARGETS = 256
+"""Of a place."""
 
 
 @dataclass(frozen=True)
@@ -142,23 +145,33 @@ def _targets(tensor: JsonTensor | None, places: int) -> NDArray[np.int64] | None
             f"{field}: {tensor.dtype} of shape {shape}; expected int64 [{places}, K], "
             "a row for each token after the first"
         )
-    values = np.asarray(tensor.data, np.int64)
+    if shape[1] > _MAX_TARGETS:
+        raise TinkerWireError(f"{field}: {shape[1]} tokens a place; expected at most {_MAX_TARGETS}")
+    values = _integers(tensor.data, field)
     if tensor.sparse_crow_indices is not None:
-        rows, columns = _csr(tensor)
+        rows, columns = _csr(tensor, field)
         return dense_of_csr(values, rows, columns, shape, field, pad=NO_TARGET)
     if values.size != shape[0] * shape[1]:
         raise TinkerWireError(f"{field}: {values.size} values came for the shape {shape}")
     return values.reshape(shape)
 
 
-def _csr(tensor: JsonTensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return np.asarray(tensor.sparse_crow_indices, np.int64), np.asarray(tensor.sparse_col_indices or [], np.int64)
+def _csr(tensor: JsonTensor, field: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    rows = _integers(tensor.sparse_crow_indices or [], f"{field}.sparse_crow_indices")
+    return rows, _integers(tensor.sparse_col_indices or [], f"{field}.sparse_col_indices")
+
+
+def _integers(values: Sequence[float], field: str) -> NDArray[np.int64]:
+    for number, value in enumerate(values):
+        if not (isinstance(value, int) and -_MAX_INTEGER <= value < _MAX_INTEGER):
+            raise TinkerWireError(f"{field}[{number}]: {value}; expected a whole number of 64 bits")
+    return np.asarray(values, np.int64)
 
 
 def _like(asked: JsonTensor, scores: NDArray[np.float32]) -> Any:
     if asked.sparse_crow_indices is None:
         return write_tensor(scores)
-    rows, columns = _csr(asked)
+    rows, columns = _csr(asked, "target_prompt_logprobs")
     return write_csr(scores[np.repeat(np.arange(len(scores)), np.diff(rows)), columns], rows, columns, scores.shape)
 
 

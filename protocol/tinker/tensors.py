@@ -17,6 +17,9 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 }  # fmt: skip
 _NAMES = {"float32": FLOAT32, "int64": INT64}
 _MAX_CELLS = 1 << 25
+MAX_SPARSE_CELLS = 1 << 25
+"""Of all sparse tensors of a request together: a few bytes of theirs may stand for any number of cells."""
+_MAX_DIMENSIONS = 8
 
 
 class TinkerWireError(ValueError):
@@ -29,6 +32,8 @@ def read_tensor(message: Any, field: str) -> Array:
     if dtype is None:
         raise TinkerWireError(f"{field}: dtype {message.dtype} is not known; expected float32 (1) or int64 (2)")
     shape = list(message.shape)
+    if len(shape) > _MAX_DIMENSIONS:
+        raise TinkerWireError(f"{field}: a shape of {len(shape)} sizes; expected at most {_MAX_DIMENSIONS}")
     if message.HasField("sparse_csr"):
         csr = message.sparse_csr
         values = _items(csr.values, dtype, field)
@@ -36,16 +41,22 @@ def read_tensor(message: Any, field: str) -> Array:
         return dense_of_csr(values, rows, _items(csr.col_indices, _DTYPES[INT64], f"{field}.col_indices"), shape, field)
     values = _items(message.dense, dtype, field)
     shape = shape or [len(values)]
-    if any(size < 0 for size in shape) or math.prod(shape) != len(values):
+    fits = min(shape) >= 0 and max(shape) <= max(len(values), _MAX_CELLS) and math.prod(shape) == len(values)
+    if not fits:
         raise TinkerWireError(f"{field}: {len(values)} values came for the shape {shape}; send as many as it has cells")
     return values.reshape(shape)
+
+
+def sparse_cells(message: Any) -> int:
+    """The cells that a protobuf Tensor has once it is dense; 0 for one that came dense."""
+    return max(0, math.prod(message.shape)) if message.HasField("sparse_csr") else 0
 
 
 def dense_of_csr(
     values: Array, rows: NDArray[np.int64], columns: NDArray[np.int64], shape: Sequence[int], field: str, pad: int = 0
 ) -> Array:
     """The dense [R, C] array of CSR parts; cells that are left out hold `pad`. Raises TinkerWireError."""
-    if len(shape) != 2 or min(shape) < 0 or math.prod(shape) > _MAX_CELLS:
+    if len(shape) != 2 or min(shape) < 0 or max(math.prod(shape), *shape) > _MAX_CELLS:
         raise TinkerWireError(f"{field}: the shape {list(shape)}; expected two sizes of at most {_MAX_CELLS} cells")
     fits = len(rows) == shape[0] + 1 and rows[0] == 0 and rows[-1] == len(values) and bool((np.diff(rows) >= 0).all())
     if not fits:

@@ -10,7 +10,16 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protocol.tinker.messages import MESSAGES
-from protocol.tinker.tensors import Array, TinkerWireError, array_bytes, dtype_code, read_tensor, write_tensor
+from protocol.tinker.tensors import (
+    MAX_SPARSE_CELLS,
+    Array,
+    TinkerWireError,
+    array_bytes,
+    dtype_code,
+    read_tensor,
+    sparse_cells,
+    write_tensor,
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ def identify_forward_backward(body: bytes) -> IdentifiedRequest:
 def read_forward_backward(body: bytes) -> ForwardBackwardBody:
     """The request. Raises TinkerWireError."""
     request = _parsed(body)
+    _check_cells(request)
     return ForwardBackwardBody(
         model_id=request.model_id,
         seq_id=request.seq_id,
@@ -103,6 +113,16 @@ def _parsed(body: bytes) -> Any:
         raise TinkerWireError(
             f"body: not a protobuf ForwardBackwardRequest: {error}; use an SDK of the release that this server serves"
         ) from error
+
+
+def _check_cells(request: Any) -> None:
+    """Before any tensor is unpacked: all of them are held together."""
+    cells = sum(sparse_cells(tensor) for datum in request.data for tensor in datum.loss_fn_inputs.values())
+    if cells > MAX_SPARSE_CELLS:
+        raise TinkerWireError(
+            f"data: sparse tensors of {cells} cells in all; expected at most {MAX_SPARSE_CELLS}. Send fewer data in a "
+            "call, or tensors of fewer columns"
+        )
 
 
 def _config(request: Any) -> dict[str, float | str]:

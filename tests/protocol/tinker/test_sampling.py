@@ -67,6 +67,11 @@ def test_targets_are_read_dense_and_sparse() -> None:
         {"prompt_logprobs_last_n": 3, "prompt_logprobs": True},
         {"target_prompt_logprobs": {"data": [1], "dtype": "int64", "shape": [1, 1]}},
         {"target_prompt_logprobs": {"data": [1.0, 2.0], "dtype": "float32", "shape": [2, 1]}},
+        {"target_prompt_logprobs": {"data": [1, 1 << 70], "dtype": "int64", "shape": [2, 1]}},
+        {"target_prompt_logprobs": {"data": [1.5, 1e300], "dtype": "int64", "shape": [2, 1]}},
+        {"target_prompt_logprobs": {"data": [1.5, float("nan")], "dtype": "int64", "shape": [2, 1]}},
+        {"target_prompt_logprobs": {**CSR, "sparse_col_indices": [2, 1 << 70]}},
+        {"target_prompt_logprobs": {**CSR, "shape": [2, 1 << 24]}},
     ],
 )
 def test_a_request_that_does_not_fit_is_refused(fields: dict[str, Any]) -> None:

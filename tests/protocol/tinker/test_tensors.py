@@ -42,6 +42,8 @@ def test_a_sparse_tensor_comes_back_dense() -> None:
         (message(dense=b"\0" * 8, dtype=FLOAT32, shape=[3]), r"2 values came for the shape \[3\]"),
         (message(dense=b"\0" * 8, dtype=FLOAT32, shape=[-1, -2]), "2 values came for the shape"),
         (message(dense=b"", dtype=INT64, shape=[1 << 40]), "0 values came"),
+        (message(dense=b"", dtype=INT64, shape=[0, 1 << 62, 1 << 62]), "0 values came"),
+        (message(dense=b"\0" * 4, dtype=FLOAT32, shape=[1] * 70), "a shape of 70 sizes"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_refused_by_its_field(tensor: Any, complaint: str) -> None:
@@ -60,6 +62,7 @@ def test_a_tensor_that_does_not_fit_is_refused_by_its_field(tensor: Any, complai
         ([1.0], [0, 1], [-1], (1, 2)),
         ([1.0], [0, 1], [], (1, 2)),
         ([1.0], [], [0], (0, 2)),
+        ([], [0], [], (0, 1 << 62)),
     ],
 )
 def test_csr_parts_that_do_not_fit_are_refused(values: Any, rows: Any, columns: Any, shape: Any) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protocol.tinker.messages import MESSAGES
-from protocol.tinker.tensors import TinkerWireError
+from protocol.tinker.tensors import TinkerWireError, write_csr
 from protocol.tinker.training import identify_forward_backward, read_forward_backward, write_forward_backward
 from tests.protocol.tinker.sdk import sdk_python
 
@@ -87,6 +87,20 @@ def test_the_order_of_a_map_does_not_make_another_request() -> None:
             datum.loss_fn_inputs[name].dtype = 1
         bodies.append(request.SerializeToString())
     assert identify_forward_backward(bodies[0]) == identify_forward_backward(bodies[1])
+
+
+def test_sparse_tensors_of_more_cells_than_a_call_may_have_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes stand for 128 MiB in each of them, and a body has room for thousands."""
+    request = MESSAGES["ForwardBackwardRequest"](model_id="m", seq_id=1)
+    datum = request.data.add()
+    datum.model_input.add().encoded_text.tokens = bytes(4)
+    empty = write_csr(np.zeros(0), np.zeros(2, np.int64), np.zeros(0, np.int64), (1, 1 << 24))
+    for name in ("one", "two"):
+        datum.loss_fn_inputs[name].CopyFrom(empty)
+    datum.loss_fn_inputs["three"].CopyFrom(empty)
+    monkeypatch.setattr("protocol.tinker.training.read_tensor", lambda *_: pytest.fail("it was unpacked"))
+    with pytest.raises(TinkerWireError, match=f"data: sparse tensors of {3 << 24} cells in all"):
+        read_forward_backward(request.SerializeToString())
 
 
 def test_what_is_no_request_is_refused() -> None:
