@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from learner.algorithms.client_graphs import LossGraph
 from learner.config import LearnerConfig
-from learner.journal.files import write_atomically
+from learner.journal.files import make_folder, write_atomically
 from learner.page.files import PAGE_PATHS
 from learner.page.tenants_page import ServedProcesses, TenantsPage
 from learner.rank_group import RankGroup
@@ -192,7 +192,7 @@ def _check_base(folder: Path, *, model: Path) -> None:
     own = _sampled_digest(model)
     note = folder / _BASE_FILE
     if not note.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_atomically(note, json.dumps({"folder": str(model.absolute()), "weights": own}))
     former = json.loads(note.read_bytes())
     if former["weights"] != own:

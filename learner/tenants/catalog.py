@@ -22,12 +22,13 @@ class CatalogEntry(BaseModel):
 
 
 class SessionEntry(CatalogEntry):
-    """A session. `finished`: what its client said at its end."""
+    """A session. `finished`: what its client said at its end. A `dropped` one is taken out of the catalog."""
 
     type: Literal["session"] = "session"
     user_metadata: dict[str, JsonValue] | None = None
     display_name: str | None = None
     finished: JsonValue = None
+    dropped: bool = False
 
     @property
     def key(self) -> str:
@@ -105,6 +106,8 @@ class Catalog:
     def put(self, entry: SessionEntry | ModelEntry | SamplingEntry | LossEntry) -> None:
         """Add the entry, or replace the one of its name."""
         match entry:
+            case SessionEntry(dropped=True):
+                self.sessions.pop(entry.key, None)
             case SessionEntry():
                 self.sessions[entry.key] = entry
             case ModelEntry():
@@ -120,13 +123,19 @@ class Catalog:
             case LossEntry():
                 self.losses[entry.key] = entry
 
+    def sessions_in_use(self) -> set[str]:
+        """Sessions with a model, a sampling session or a custom loss."""
+        return {entry.session_id for kind in (self.models, self.samplings, self.losses) for entry in kind.values()}
+
     def dump(self) -> bytes:
         """All entries as they stand at the head of a file of the journal."""
         entries = (self.sessions, self.models, self.samplings, self.losses)
         return _ENTRIES.dump_json(tuple(entry for kind in entries for entry in kind.values()))
 
     def load(self, dumped: bytes) -> None:
-        """Put all entries of a `dump`."""
+        """Be what a `dump` has: what it lacks was dropped before it, and a former file may have it still."""
+        for kind in (self.sessions, self.models, self.samplings, self.losses):
+            kind.clear()
         for entry in _ENTRIES.validate_json(dumped):
             self.put(entry)
 

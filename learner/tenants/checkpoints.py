@@ -8,6 +8,7 @@ checkpoints without a path that a client could name.
 import hashlib
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from learner.journal.files import make_folder
 from learner.tenants.tensor_files import (
     Tensors,
     TensorsDamaged,
@@ -45,6 +47,7 @@ class CheckpointFacts(BaseModel):
     """Facts of a checkpoint. `version` counts the model's steps; `seq_id` is the operation that saved it.
 
     A `deleted` one has no files any more, but is remembered: the operation that saved it may be done again.
+    `copied_from`: the path of the one that it is a copy of.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,6 +67,7 @@ class CheckpointFacts(BaseModel):
     user_metadata: dict[str, str] | None = None
     size_bytes: int = 0
     deleted: bool = False
+    copied_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,15 @@ class TenantCheckpoints:
     """All checkpoints on the disk. `clock` is in seconds since 1970."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         remove_drafts(folder)
         self._folder, self._clock = folder, clock
         self._facts = {facts.path: facts for facts in _all_facts(folder)}
+        self._lock = threading.RLock()
+        """Held while one is written, changed or deleted: the trainer's thread saves, and others do the rest."""
+        for facts in self._facts.values():
+            if facts.deleted:
+                self._remove_files(facts)  # a life may have ended before it had done so
 
     def find(self, path: str, *, reader: str) -> CheckpointFacts | None:
         """The checkpoint, if the reader owns it or it is public, and it has not expired."""
@@ -128,8 +137,11 @@ class TenantCheckpoints:
         size = sum(array.nbytes for each in tensors.values() for array in each.values())
         whole = facts.model_copy(update={"size_bytes": size})
         files = {_ADAPTER_CONFIG if facts.shape.rank else _WHOLE_CONFIG: json.dumps(config, indent=1).encode()}
-        write_tensor_folder(self.folder(facts.path), tensors=tensors, facts=whole.model_dump(mode="json"), files=files)
-        self._facts[facts.path] = whole
+        with self._lock:
+            write_tensor_folder(
+                self.folder(facts.path), tensors=tensors, facts=whole.model_dump(mode="json"), files=files
+            )
+            self._facts[facts.path] = whole
 
     def state(self, path: str) -> dict[str, NDArray[np.generic]]:
         """The whole state of a training checkpoint. Raises TensorsDamaged."""
@@ -140,10 +152,14 @@ class TenantCheckpoints:
         return [each for each in folder_files(self.folder(path)) if each.stem != STATE]
 
     def change(self, facts: CheckpointFacts, **fields: object) -> None:
-        """Change facts of a checkpoint. Raises OSError."""
-        changed = facts.model_copy(update=fields)
-        replace_facts(self.folder(facts.path), changed.model_dump(mode="json"))
-        self._facts[facts.path] = changed
+        """Change facts of a checkpoint; nothing if it was deleted meanwhile. Raises OSError."""
+        with self._lock:
+            there = self._facts.get(facts.path)
+            if there is None or there.deleted:
+                return
+            changed = there.model_copy(update=fields)
+            replace_facts(self.folder(facts.path), changed.model_dump(mode="json"))
+            self._facts[facts.path] = changed
 
     def expire_in(self, facts: CheckpointFacts, seconds: float | None) -> None:
         """Let a checkpoint go after so many seconds, or never. Raises OSError."""
@@ -151,13 +167,16 @@ class TenantCheckpoints:
 
     def delete(self, facts: CheckpointFacts) -> None:
         """Remove the files, and remember that there was one; a target is forgotten. Raises OSError."""
-        folder = self.folder(facts.path)
-        if facts.kind == "target":
-            remove_folder(folder)
+        if facts.kind == "target":  # nobody else names it, and the event loop waits for no thread that saves
+            remove_folder(self.folder(facts.path))
             del self._facts[facts.path]
             return
-        self.change(facts, deleted=True, size_bytes=0)
-        for path in folder_files(folder):
+        with self._lock:
+            self.change(facts, deleted=True, size_bytes=0)
+            self._remove_files(facts)
+
+    def _remove_files(self, facts: CheckpointFacts) -> None:
+        for path in folder_files(self.folder(facts.path)):
             path.unlink()
 
     def copy(self, source: CheckpointFacts, copy: CheckpointFacts) -> None:
@@ -180,9 +199,15 @@ class TenantCheckpoints:
             for facts in list(self._facts.values())
             if not facts.deleted and facts.expires_at is not None and facts.expires_at <= now
         ]
-        for facts in old:
+        return sum(map(self._expired, old))
+
+    def _expired(self, facts: CheckpointFacts) -> bool:
+        """Delete it, if it is still there as it was found: another may have been saved in its place."""
+        with self._lock:
+            if self._facts.get(facts.path) != facts:
+                return False
             self.delete(facts)
-        return len(old)
+            return True
 
     def folder(self, path: str) -> Path:
         """The folder of a path, which needs not exist: paths hold characters that folders should not."""

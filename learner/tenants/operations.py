@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from learner.journal.files import write_atomically
+from learner.journal.files import make_folder, write_atomically
 from learner.journal.records import framed, record, scan
 from learner.tenants.catalog import Catalog, LossEntry, ModelEntry, SamplingEntry, SessionEntry, entry_of
 from services.append_file import AppendFile, sync_folder
@@ -75,7 +75,7 @@ class OperationLog:
 
     def __init__(self, folder: Path, *, segment_bytes: int = _SEGMENT_BYTES) -> None:
         """Raises JournalDamaged and OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._folder, self._segment_bytes = folder, segment_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="operation-log")
         self._waiting: list[_WaitingRecord] = []
@@ -254,7 +254,7 @@ def _recover_record(recovered: RecoveredLog, segment: _LogSegment, kind: int, pa
             head, _, body = payload.partition(b"\n")
             model_id, seq_id, name, digest = json.loads(head)
             operation = LoggedOperation(model_id, seq_id, name, digest, body)
-            recovered.operations.setdefault((model_id, seq_id), operation)
+            recovered.operations[model_id, seq_id] = operation  # a later one is in the place of one that was given up
             segment.note(model_id, seq_id)
         case 3:
             session, request_id = json.loads(payload)

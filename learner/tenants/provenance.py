@@ -2,7 +2,7 @@
 
     <folder>/sequences-<hour>.log    records of learner.journal.records, one a sequence; a file goes after a day
 
-They outlive the process, but are not synced: a machine that loses power may lose the last of them. Those that were
+They outlive the process, but are not synced: of a machine that loses power some may be gone. Those that were
 sampled without record_stability_info are remembered in memory alone, the last ones: clients name them, too, and only a
 loss that rests on them may refuse a name that is not known.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.journal.records import record, scan
+from learner.journal.records import JournalDamaged, record, scan
 from protocol.tinker.sampling import SampledTokens, SampleRequest
 from protocol.tinker.tensors import TinkerWireError
 from protocol.tinker.training import ProvenanceSpan, WireDatum
@@ -114,11 +114,17 @@ class SequenceRecords:
             raise TinkerWireError(
                 f"{field}: spans of one part alone; expected model_input_spans and loss_fn_input_spans, or neither"
             )
+        logprobs = datum.inputs.get("logprobs")
+        if logprobs is not None and logprobs.shape != targets.shape:
+            raise TinkerWireError(
+                f"{field}: logprobs of the shape {list(logprobs.shape)}; expected {list(targets.shape)}, one for each "
+                "of the target_tokens that the spans name"
+            )
         rows = (
             ("model_input_spans", datum.input_spans, datum.token_ids, None, True),
-            ("loss_fn_input_spans", datum.target_spans, targets, datum.inputs.get("logprobs"), False),
+            ("loss_fn_input_spans", datum.target_spans, targets, logprobs, False),
         )
-        for name, spans, row, logprobs, with_prompt in rows:
+        for name, spans, row, given, with_prompt in rows:
             _check_tiles(f"{field}.{name}", spans, row)
             bounds = pairwise(accumulate((span.length for span in spans), initial=0))
             for place, (span, (start, end)) in enumerate(zip(spans, bounds, strict=True)):
@@ -127,9 +133,9 @@ class SequenceRecords:
                     continue
                 had = (found.tokens if span.sampled else found.prompt)[span.offset : span.offset + span.length]
                 _compare(f"{field}.{name}[{place}]", start, row[start:end], had)
-                if span.sampled and logprobs is not None:
+                if span.sampled and given is not None:
                     _compare_logprobs(
-                        f"{field}.{name}[{place}]", start, logprobs[start:end], found.logprobs[span.offset :]
+                        f"{field}.{name}[{place}]", start, given[start:end], found.logprobs[span.offset :]
                     )
 
     def versions(self, owner: str, model_id: str, datum: WireDatum) -> NDArray[np.int64] | None:
@@ -186,10 +192,13 @@ class SequenceRecords:
     def _read(self, path: Path) -> None:
         end = 0
         hour = int(path.stem.partition("-")[2])
-        for kind, payload, _, following in scan(path):
-            name, found = _as_read(payload, hour, stamped=kind == _STAMPED_SEQUENCE)
-            self._records[name] = found
-            end = following
+        try:
+            for kind, payload, _, following in scan(path):
+                name, found = _as_read(payload, hour, stamped=kind == _STAMPED_SEQUENCE)
+                self._records[name] = found
+                end = following
+        except JournalDamaged as error:  # nobody waited for its sync, so that it is no reason not to start
+            logger.warning("sequences from there on are not known any more: %s", error)
         AppendFile(path, end=end).close()
 
 

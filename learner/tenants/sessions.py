@@ -1,14 +1,19 @@
 """Sessions of clients: made, kept alive by heartbeats, finished. A dead one's models are parked, never removed."""
 
+import asyncio
+import hashlib
 import secrets
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from learner.tenants.catalog import SessionEntry
 from learner.tenants.operations import OperationLog
-from learner.tenants.refusals import unknown
+from learner.tenants.refusals import QueueFull, unknown
 from protocol.tinker.bodies import CreateSession, FinishSession
 
+MAX_LIVING, MAX_EMPTY = 16_384, 1024
+"""Sessions of a tenant that live, at the last sweep, and that are dead and never held anything."""
 DEAD_S = 600.0
 """Without a heartbeat a session counts as dead after it."""
 _ID_BYTES = 16
@@ -24,9 +29,12 @@ class TenantSessions:
         self._log, self._clock = log, clock
         now = clock()
         self._beats = dict.fromkeys(log.catalog.sessions, now)
+        self._living: Counter[str] = Counter()
 
     async def create(self, owner: str, body: CreateSession) -> str:
-        """The name of a new session. Raises OSError."""
+        """The name of a new session. Raises RequestRefused where too many live, OSError."""
+        if self._living[owner] > MAX_LIVING:
+            raise QueueFull(f"{self._living[owner]} sessions of yours are open, more than may be at once; finish some")
         session_id = f"session-{secrets.token_hex(_ID_BYTES)}"
         entry = SessionEntry(
             owner=owner,
@@ -38,6 +46,14 @@ class TenantSessions:
         await self._log.entry(entry)
         self._beats[session_id] = self._clock()
         return session_id
+
+    async def of_request(self, owner: str, key: str) -> SessionEntry:
+        """The session of its own that a request has, by the `key` that all of its tries have. Raises OSError."""
+        digest = hashlib.sha256(f"{owner}\n{key}".encode()).hexdigest()
+        session_id = f"session-{digest[: 2 * _ID_BYTES]}"
+        if session_id not in self._log.catalog.sessions:
+            await self._log.entry(SessionEntry(owner=owner, session_id=session_id, created_at=time.time()))
+        return self._log.catalog.sessions[session_id]
 
     def get(self, session_id: str, *, owner: str) -> SessionEntry:
         """The owner's session. Raises RequestRefused."""
@@ -71,6 +87,20 @@ class TenantSessions:
         """The name that its client has given it; empty without one."""
         entry = self._log.catalog.sessions.get(session_id)
         return "" if entry is None else entry.display_name or ""
+
+    async def tidy(self) -> None:
+        """Count those that live, and drop the first of too many dead ones that hold nothing. Raises OSError."""
+        self._living = Counter(entry.owner for entry in self.living())
+        used, empty = self._log.catalog.sessions_in_use(), defaultdict[str, list[SessionEntry]](list)
+        for session_id in self.dead():
+            if session_id not in used:
+                entry = self._log.catalog.sessions[session_id]
+                empty[entry.owner].append(entry)
+        await asyncio.gather(*(self._drop(entry) for entries in empty.values() for entry in entries[:-MAX_EMPTY]))
+
+    async def _drop(self, entry: SessionEntry) -> None:
+        await self._log.entry(entry.model_copy(update={"dropped": True}))
+        del self._beats[entry.session_id]
 
     def silent_s(self, session_id: str) -> float:
         """Seconds since its last heartbeat."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.journal.files import make_folder
 from learner.journal.records import framed, scan
 from learner.tenants.futures import Payload, ResultFuture
 from learner.tenants.tensor_files import (
@@ -61,7 +62,7 @@ class ModelSnapshots:
     """The newest snapshot of each model."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         remove_drafts(folder)
         self._folder = folder
         self.covered: dict[str, SnapshotFacts] = {}

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +95,44 @@ def test_a_deleted_one_is_remembered_so_that_a_replay_does_not_bring_it_back(tmp
     assert former is not None
     assert former.deleted
     assert checkpoints.find(one.path, reader="a") is None
+
+
+def test_one_that_takes_the_place_of_an_old_one_meanwhile_does_not_go_in_its_stead(tmp_path: Path) -> None:
+    """The trainer's thread saves while a sweep goes through what is old: here, when it has been listed."""
+    one = facts(expires_at=99.0)
+    checkpoints = saved(tmp_path, one)
+
+    class SavedMeanwhile(dict[str, CheckpointFacts]):
+        def values(self) -> Any:
+            yield from list(super().values())
+            checkpoints.save(facts(seq_id=4), adapter=ADAPTER, config={}, state=None)
+
+    checkpoints._facts = SavedMeanwhile(checkpoints._facts)
+    assert checkpoints.expire() == 0
+    there = checkpoints.find(one.path, reader="a")
+    assert there is not None
+    assert (there.seq_id, there.expires_at) == (4, None)
+    assert checkpoints.adapter_files(one.path)
+
+
+def test_publishing_what_was_deleted_meanwhile_does_not_bring_it_back(tmp_path: Path) -> None:
+    one = facts()
+    checkpoints = saved(tmp_path, one)
+    checkpoints.delete(one)
+    checkpoints.change(one, public=True)
+    for each in (checkpoints, TenantCheckpoints(tmp_path)):
+        assert each.find(one.path, reader="a") is None
+
+
+def test_files_that_a_death_left_of_a_deleted_one_go_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = facts()
+    checkpoints = saved(tmp_path, one)
+    monkeypatch.setattr(checkpoints, "_remove_files", lambda _: None)
+    checkpoints.delete(one)
+    assert checkpoints.adapter_files(one.path)
+    assert TenantCheckpoints(tmp_path).adapter_files(one.path) == []
 
 
 def test_a_crash_while_one_is_replaced_leaves_one_whole(tmp_path: Path) -> None:

@@ -148,6 +148,28 @@ async def test_a_dropped_sampling_session_is_gone_from_the_catalog(tmp_path: Pat
     assert (await recovered(tmp_path)).catalog.samplings == {}
 
 
+async def test_what_was_dropped_stays_so_though_a_file_before_its_drop_outlives_that_of_it(tmp_path: Path) -> None:
+    log = OperationLog(tmp_path, segment_bytes=1)
+    entry = SamplingEntry(owner="a", session_id="s", created_at=1.0, sampling_session_id="s:sample:0", base_model="b")
+    await asyncio.gather(log.entry(entry), log.operation(operation(1)))
+    await log.entry(entry.model_copy(update={"dropped": True}))
+    await log.entry(session())
+    log.trim({})
+    assert log.holding() == {"m"}
+    await log.close()
+    catalog = (await recovered(tmp_path)).catalog
+    assert (catalog.samplings, catalog.sessions) == ({}, {"s": session()})
+
+
+async def test_of_two_operations_under_a_number_the_one_that_was_accepted_last_is_done(tmp_path: Path) -> None:
+    """The former one was given up, behind a hole, and forgotten."""
+    log = OperationLog(tmp_path)
+    for body in (b"given up", b"done"):
+        await log.operation(operation(2, body=body))
+    await log.close()
+    assert (await recovered(tmp_path)).recovered.operations == {("m", 2): operation(2, body=b"done")}
+
+
 async def test_the_last_records_of_a_file_are_accounted_to_it(tmp_path: Path) -> None:
     """Each write ends its file here: what waits for it resumes when the next file has been begun."""
     log = OperationLog(tmp_path, segment_bytes=1)

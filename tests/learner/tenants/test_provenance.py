@@ -42,6 +42,25 @@ def test_it_still_does_after_a_start_with_a_record_cut_in_two(tmp_path: Path) ->
     SequenceRecords(tmp_path).check("a", 0, datum(), all_known=True)
 
 
+def test_a_file_that_a_loss_of_power_left_damaged_is_no_reason_not_to_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for its sync: pages may have reached the disk in any order."""
+    records = remembered(tmp_path)
+    sampled = [SampledTokens(TOKENS, LOGPROBS, (0, 0), stopped=True)]
+    path = tmp_path / "sequences-00001000.log"
+    whole = path.stat().st_size
+    for number in (2, 3):
+        records.remember("a", [f"s:{number}:0"], SampleRequest(prompt=PROMPT), sampled)
+    content = path.read_bytes()
+    path.write_bytes(content[:whole] + bytes(whole) + content[2 * whole :])
+    again = SequenceRecords(tmp_path, clock=lambda: 3600.0 * 1000)
+    again.check("a", 0, datum(), all_known=True)
+    assert "sequences from there on are not known any more" in caplog.text
+    again.remember("a", ["s:4:0"], SampleRequest(prompt=PROMPT), sampled)
+    assert set(SequenceRecords(tmp_path)._records) == {"s:1:0", "s:4:0"}
+
+
 def test_a_datum_without_spans_is_not_looked_at(tmp_path: Path) -> None:
     SequenceRecords(tmp_path).check("a", 0, replace(datum(), input_spans=(), target_spans=()), all_known=True)
 
@@ -57,6 +76,7 @@ def spoiled(**inputs: object) -> WireDatum:
         (spoiled(target_tokens=np.array([2, 3, 4, 6])), r"loss_fn_input_spans\[1\]: position 3 holds token 6"),
         (spoiled(logprobs=np.array([0, 0, -0.5, -0.3])), r"position 3 has the logprob -0\.3000; it was .* -0\.2500"),
         (spoiled(logprobs=np.array([0, 0, -0.5, np.nan])), "position 3 has the logprob nan"),
+        (spoiled(logprobs=np.zeros((4, 2))), r"logprobs of the shape \[4, 2\]; expected \[4\]"),
         (replace(datum(), target_spans=()), "spans of one part alone"),
         (replace(datum(), target_spans=datum().target_spans[:1]), "spans of 2 tokens; expected to tile 4"),
         (
