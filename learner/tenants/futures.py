@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 
@@ -11,6 +12,8 @@ Payload = bytes | dict[str, JsonValue]
 """Protobuf, or a JSON object."""
 _KEEP_S = 600.0
 """After it was retrieved: the answer may have been lost on its way."""
+_FUTURE_BYTES = 1 << 10
+"""Of a result beside its protobuf."""
 INLINE_BYTES = 1 << 20
 """A larger result is announced first, if its client allows that, so that it can make room."""
 
@@ -48,6 +51,7 @@ class ResultFutures:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._futures: dict[str, ResultFuture] = {}
+        self._unfetched: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._futures)
@@ -79,10 +83,10 @@ class ResultFutures:
         """Drop a future, with its result."""
         self._futures.pop(request_id, None)
 
-    def forget_results(self, sessions: Set[str]) -> None:
-        """Drop all results of requests of these sessions, whose names begin with theirs."""
+    def forget_results(self, sessions: Set[str], *, owner: str | None = None) -> None:
+        """Drop all results of requests of these sessions, whose names begin with theirs; of one owner, if given."""
         for name, future in list(self._futures.items()):
-            if future.payload is not None and name.partition(":")[0] in sessions:
+            if owner in (None, future.owner) and future.payload is not None and name.partition(":")[0] in sessions:
                 del self._futures[name]
 
     def results(self, prefix: str) -> Iterator[ResultFuture]:
@@ -91,9 +95,17 @@ class ResultFutures:
             future for name, future in self._futures.items() if name.startswith(prefix) and future.payload is not None
         )
 
+    def unfetched_bytes(self, owner: str) -> int:
+        """The size of the owner's results that nobody had retrieved at the last sweep."""
+        return self._unfetched[owner]
+
     def sweep(self) -> None:
-        """Drop what was retrieved long ago."""
+        """Drop what was retrieved long ago, and count what never was."""
         old = self._clock() - _KEEP_S
+        self._unfetched.clear()
         for name, future in list(self._futures.items()):
             if future.retrieved_at is not None and future.retrieved_at < old:
                 del self._futures[name]
+            elif future.retrieved_at is None and future.payload is not None:
+                self._unfetched[future.owner] += _FUTURE_BYTES
+                self._unfetched[future.owner] += len(future.payload) if isinstance(future.payload, bytes) else 0

@@ -31,7 +31,8 @@ _FIRST = "first"
 class Tenant(BaseModel):
     """The owner of a key, with the bounds of what it may have at once.
 
-    `weight`: its share of the trainer beside those of others that also wait.
+    `weight`: its share of the trainer beside those of others that also wait. `max_result_bytes`: of results that it has
+    not retrieved.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,6 +44,7 @@ class Tenant(BaseModel):
     max_queued_operations: int = Field(default=4096, ge=1)
     max_queued_bytes: int = Field(default=1 << 30, ge=1)
     max_samples: int = Field(default=2048, ge=1)
+    max_result_bytes: int = Field(default=1 << 32, ge=1)
 
 
 class _KeysFile(BaseModel):

@@ -142,7 +142,7 @@ class TenantListings:
 
     def signed_file(self, path: str, name: str, *, expires: int, signature: str) -> Path:
         """The file behind a signed address."""
-        fits = hmac.compare_digest(signature, self._signature(path, name, expires))
+        fits = hmac.compare_digest(signature.encode(), self._signature(path, name, expires).encode())
         facts = self._service.checkpoints.former(path)
         if not fits or expires < time.time() or facts is None or facts.deleted:
             raise unknown("file", name)

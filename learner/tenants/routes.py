@@ -1,6 +1,7 @@
 """The routes of the Tinker API, below `/api/v1`, for the unmodified SDK."""
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
@@ -191,10 +192,13 @@ def _add_training(
 
     @app.post(f"{PREFIX_PATH}/copy_weights")
     async def copy_weights(
-        tenant: Annotated[Tenant, Depends(tenant_of)], body: Annotated[CopyWeights, Depends(json_body(CopyWeights))]
+        request: Request,
+        tenant: Annotated[Tenant, Depends(tenant_of)],
+        body: Annotated[CopyWeights, Depends(json_body(CopyWeights))],
     ) -> Json:
         """Copy a checkpoint."""
-        return {"tinker_path": await service.copy_weights(tenant, body)}
+        key = request.headers.get("x-idempotency-key") or secrets.token_hex()
+        return {"tinker_path": await service.copy_weights(tenant, body, key=key)}
 
     for kind in KINDS:
         handler = _operation(kind, service, tenant_of, max_body_bytes=max_body_bytes)

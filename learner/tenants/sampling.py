@@ -146,10 +146,17 @@ class SamplingQueue:
         """Completions of a tenant under way."""
         return self._counts.get(owner, 0)
 
+    def count_in(self, sample: AcceptedSample) -> None:
+        """Count a sample, which is accepted now, as under way."""
+        self._counts[sample.future.owner] += sample.request.samples
+
+    def count_out(self, sample: AcceptedSample) -> None:
+        """Count a sample as under way no more: it has ended, or could not be accepted."""
+        self._counts[sample.future.owner] -= sample.request.samples
+
     def start(self, sample: AcceptedSample) -> None:
-        """Sample, finish the future, and tell the client."""
+        """Sample, finish the future, and tell the client; the sample was counted in."""
         future, count = sample.future, sample.request.samples
-        self._counts[future.owner] += count
         self.waiting[future.request_id] = CompletionsUnderWay(
             future.owner, sample.weights.model_id, count, self._clock()
         )
@@ -231,7 +238,7 @@ class SamplingQueue:
         future = sample.future
         task = self._running.pop(future.request_id)
         self.waiting.pop(future.request_id, None)
-        self._counts[future.owner] -= sample.request.samples
+        self.count_out(sample)
         problem = None if task.cancelled() else task.exception()
         if problem is not None:
             logger.error("a sample of %s failed", future.owner, exc_info=problem)

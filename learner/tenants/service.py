@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import JsonValue
 
 from learner.tenants.catalog import LossEntry, ModelEntry, SamplingEntry, SessionEntry
-from learner.tenants.checkpoints import CheckpointPath, TenantCheckpoints, checkpoint_path
+from learner.tenants.checkpoints import CheckpointFacts, CheckpointPath, TenantCheckpoints, checkpoint_path
 from learner.tenants.custom_losses import CustomLosses
 from learner.tenants.fairness import RoundBudget
 from learner.tenants.futures import Payload, RequestReused, ResultFuture, ResultFutures
@@ -37,6 +37,7 @@ from learner.tenants.sampling import AcceptedSample, Sampler, SamplingQueue
 from learner.tenants.sessions import TenantSessions
 from learner.tenants.snapshots import ModelSnapshots
 from learner.tenants.targets import SamplingTargets, sampling_entry
+from learner.tenants.tensor_files import TensorsDamaged
 from learner.tenants.trainer import TenantTrainer
 from learner.tenants.training_loop import TrainingLoop
 from learner.tenants.turns import TrainerTurns
@@ -49,6 +50,7 @@ from learner.tenants.work import (
     digest_of_json,
     identify,
     shape_of,
+    size_of,
 )
 from learner.training.client_operations import AdapterShape, OperationError
 from protocol.tinker.bodies import (
@@ -141,6 +143,8 @@ class TenantService:
         self._targets = SamplingTargets(checkpoints=self.checkpoints, log=self.log, sampler=sampler)
         self.training = self._training_loop(trainer)
         self._accepting: dict[str, asyncio.Task[None]] = {}
+        self._making: dict[str, ModelEntry] = {}
+        """Models on their way to the trainer and the disk: they count as there."""
         self.log.samples_awaited = self.samples.awaited
         self._resume()
 
@@ -175,12 +179,11 @@ class TenantService:
         self._refuse_kind("lora_config", body.lora_config.rank if body.lora_config else None)
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
         if model_id not in self.models.by_id:
-            self._refuse_more_models(tenant)
             shape = ALL_WEIGHTS
             if body.lora_config is not None and body.lora_config.rank:
                 shape = shape_of(body.lora_config, seed=secrets.randbits(62))
             entry = self._model_entry(session, model_id, shape, user_metadata=body.user_metadata)
-            await self._once(model_id, lambda: self._add_model(entry))
+            await self._make_model(tenant, entry)
         return f"{model_id}:create"
 
     async def load_into_new(self, tenant: Tenant, body: LoadWeights) -> str:
@@ -196,9 +199,8 @@ class TenantService:
         self._refuse_kind("path", facts.shape.rank)
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
         if model_id not in self.models.by_id:
-            self._refuse_more_models(tenant)
             entry = self._model_entry(session, model_id, facts.shape, user_metadata=body.user_metadata, loads=body.path)
-            await self._once(model_id, lambda: self._add_model(entry))
+            await self._make_model(tenant, entry)
         whole = body.model_copy(update={"model_id": model_id, "seq_id": 0, "user_metadata": None})
         return await self.submit(tenant, LOAD_WEIGHTS, whole.model_dump_json().encode())
 
@@ -216,6 +218,8 @@ class TenantService:
         awaited = model.idle and logged.seq_id == model.next_seq  # those that wait may wait for it
         if (known is None or again) and not awaited:
             self._refuse_flood(tenant, len(logged.body))
+        if known is None or again:
+            self._refuse_hoard(tenant)
         if again:
             self.futures.forget(request_id)  # its client came back: what it sends again is done in its turn
         future, new = self._open(request_id, tenant.name, logged.digest, kind)
@@ -230,8 +234,11 @@ class TenantService:
             logged, work = await self._off_loop(
                 len(logged.body), lambda: self._reader.accept(logged, owner=tenant.name)
             )
-            await self._durably(self.log.operation(logged), undo=future.request_id)
+            await self._durably(self.log.operation(logged))
             self._enqueue(logged, work, future)
+        except BaseException:  # of a request that was not accepted nobody must be told that it was
+            self.futures.forget(future.request_id)
+            raise
         finally:
             model.accepting -= 1
 
@@ -308,17 +315,24 @@ class TenantService:
         if self.futures.get(request_id, owner=tenant.name) is None and self.samples.full(tenant):
             what = f"{tenant.max_samples} samples of yours are under way, as many as you may have at once"
             raise self._full(tenant, what)
+        if self.futures.get(request_id, owner=tenant.name) is None:
+            self._refuse_hoard(tenant)
         weights = self._targets.weights_of(entry)
         future, new = self._open(request_id, tenant.name, digest, "asample")
+        sample = AcceptedSample(future, entry, weights, body, request)
+        if new:
+            self.samples.count_in(sample)  # at once: others that come meanwhile must not find room that is taken
         if new or request_id in self._accepting:
-            await self._once(
-                request_id, lambda: self._accept_sample(AcceptedSample(future, entry, weights, body, request))
-            )
+            await self._once(request_id, lambda: self._accept_sample(sample))
         return request_id
 
     async def _accept_sample(self, sample: AcceptedSample) -> None:
-        written = self.log.sample(sample.entry.sampling_session_id, sample.future.request_id)
-        await self._durably(written, undo=sample.future.request_id)
+        try:
+            await self._durably(self.log.sample(sample.entry.sampling_session_id, sample.future.request_id))
+        except BaseException:
+            self.futures.forget(sample.future.request_id)
+            self.samples.count_out(sample)
+            raise
         self.samples.start(sample)
 
     def sampling(self, tenant: Tenant, name: str) -> SamplingEntry:
@@ -328,29 +342,58 @@ class TenantService:
             raise unknown("sampling session", name)
         return entry
 
-    async def copy_weights(self, tenant: Tenant, body: CopyWeights) -> str:
-        """The path of a copy of a checkpoint, which is a run of its own."""
+    async def copy_weights(self, tenant: Tenant, body: CopyWeights, *, key: str) -> str:
+        """The path of a copy of a checkpoint, which is a run of its own, and where the client names no session in a
+        session of its own, by the `key` of the request.
+        """
         facts = self.checkpoints.find(body.source_path, reader=tenant.name)
         source = CheckpointPath.parse(body.source_path)
         if facts is None or source is None:
             raise unknown("checkpoint", body.source_path)
-        if body.session_id is None or body.model_seq_id is None:
-            raise unfit("copy_weights: projects are not served; name a session_id and a model_seq_id")
-        session = self.sessions.get(body.session_id, owner=tenant.name)
-        run_id = f"{session.session_id}:train:{body.model_seq_id}"
+        if body.destination_project_id is not None:
+            raise unfit("destination_project_id: projects are not served; leave it out")
+        if (body.session_id is None) != (body.model_seq_id is None):
+            raise unfit("copy_weights: a session_id goes with a model_seq_id; name both, or neither")
+        number = body.model_seq_id or 0
+        if body.session_id is None:
+            session = await self._session_of_request(tenant, key)
+        else:
+            session = self.sessions.get(body.session_id, owner=tenant.name)
+        run_id = f"{session.session_id}:train:{number}"
         path = checkpoint_path(run_id, source.folder, source.name)
+        run = self.models.by_id.get(run_id)
+        former = self.checkpoints.former(path)
+        is_other = former is not None and not former.deleted and former.copied_from != facts.path
+        if is_other or run_id in self._making or (run is not None and not run.entry.unloaded):
+            raise unfit(f"model_seq_id: {number} is taken by {run_id}; a copy is a run of its own: count up")
         now = time.time()
         copy = facts.model_copy(
             update={
                 "path": path, "run_id": run_id, "owner": tenant.name, "created_at": now, "public": False, "seq_id": 0,
-                "expires_at": None if body.ttl_seconds is None else now + body.ttl_seconds,
+                "expires_at": None if body.ttl_seconds is None else now + body.ttl_seconds, "copied_from": facts.path,
             }
         )  # fmt: skip
-        if self.checkpoints.former(path) is None:
-            await asyncio.to_thread(self.checkpoints.copy, facts, copy)
-            entry = self._model_entry(session, run_id, facts.shape, unloaded=True)
-            await self._durably(self.log.entry(entry))
+        entry = self._model_entry(session, run_id, facts.shape, unloaded=True)
+        await self._once(path, lambda: self._copy(facts, copy, entry))
         return path
+
+    async def _session_of_request(self, tenant: Tenant, key: str) -> SessionEntry:
+        try:
+            return await self.sessions.of_request(tenant.name, key)
+        except OSError as error:
+            raise not_durable(error) from error
+
+    async def _copy(self, source: CheckpointFacts, copy: CheckpointFacts, entry: ModelEntry) -> None:
+        """The run first, without which nobody would find the copy that a death or a full disk has left."""
+        if entry.model_id not in self.models.by_id:
+            await self._durably(self.log.entry(entry))
+            self.models.add_model(entry, covered=None)
+        former = self.checkpoints.former(copy.path)
+        try:
+            if former is None or former.deleted:
+                await self._durably(asyncio.to_thread(self.checkpoints.copy, source, copy))
+        except TensorsDamaged as error:
+            raise unfit(f"source_path: {error}") from error
 
     def derived(self, tenant: Tenant, request_id: str) -> Payload | None:
         """The answer to a request whose result is what the catalog says; None if it says nothing."""
@@ -394,7 +437,9 @@ class TenantService:
     async def sweep(self) -> None:
         """Park what the dead have left, and drop what is old. What the disk refuses is left to the next sweep."""
         await _swept(self._end_removed())
+        await _swept(self.sessions.tidy())
         self.futures.sweep()
+        self._drop_hoards()
         await _swept(asyncio.to_thread(self.checkpoints.expire))
         dead = set(self.sessions.dead())
         left = [model for model in self.models.by_id.values() if model.entry.session_id in dead]
@@ -413,6 +458,14 @@ class TenantService:
         await _swept(self._losses.drop(old))
         await _swept(self._curves.write())
         await _swept(self.training.tidy())
+
+    def _drop_hoards(self) -> None:
+        """Drop results that the clients of dead sessions have not fetched, of tenants with too many of them."""
+        dead = set(self.sessions.dead())
+        for owner, tenant in self.keys.by_name.items():
+            if self.futures.unfetched_bytes(owner) > tenant.max_result_bytes:
+                self.futures.forget_results(dead, owner=owner)
+                self.futures.sweep()  # counts them again
 
     async def _end_removed(self) -> None:
         """End the sessions of tenants that the keys file no longer has. Operations that were accepted are still done;
@@ -479,7 +532,19 @@ class TenantService:
             unloaded=unloaded,
         )
 
+    async def _make_model(self, tenant: Tenant, entry: ModelEntry) -> None:
+        if entry.model_id not in self._accepting:
+            self._refuse_more_models(tenant)
+            self._making[entry.model_id] = entry
+        await self._once(entry.model_id, lambda: self._add_model(entry))
+
     async def _add_model(self, entry: ModelEntry) -> None:
+        try:
+            await self._add_made_model(entry)
+        finally:
+            self._making.pop(entry.model_id, None)
+
+    async def _add_made_model(self, entry: ModelEntry) -> None:
         """Make it on the trainer first, so that a shape which the base cannot have is refused and not accepted."""
         if entry.loads is None:
             try:
@@ -495,7 +560,8 @@ class TenantService:
             self.models.add_model(entry, covered=None).resident = entry.loads is None
 
     def _enqueue(self, logged: LoggedOperation, work: Work, future: ResultFuture) -> None:
-        operation = Operation(logged.model_id, logged.seq_id, logged.kind, work, future, len(logged.body))
+        size = size_of(logged.body, work)
+        operation = Operation(logged.model_id, logged.seq_id, logged.kind, work, future, size)
         self.models.enqueue(operation)
         self.training.wake()
 
@@ -505,12 +571,11 @@ class TenantService:
         except RequestReused as error:
             raise unfit(str(error)) from error
 
-    async def _durably(self, written: Awaitable[None], *, undo: str = "") -> None:
-        """Wait for a write; if it fails, forget the request, so that its client can send it again."""
+    async def _durably(self, written: Awaitable[None]) -> None:
+        """Wait for a write. Raises RequestRefused if it fails, by which the client sends it again."""
         try:
             await written
         except OSError as error:
-            self.futures.forget(undo)
             raise not_durable(error) from error
 
     async def _once(self, name: str, accept: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -544,24 +609,28 @@ class TenantService:
             )
 
     def _refuse_more_models(self, tenant: Tenant) -> None:
-        models = self.models.by_id.values()
-        if self._settings.all_weights:
-            there = [each.entry for each in models if not each.entry.unloaded]
-            mine = [entry.model_id for entry in there if entry.owner == tenant.name]
-            if there:
-                whose = f"your model {mine[0]}" if mine else "another tenant's model"
-                raise unfit(
-                    f"all weights are trained by {whose}, and there is room for one such model alone: unload that one "
-                    "first; what it has saved stays"
-                )
-        count = sum(each.entry.owner == tenant.name and not each.entry.unloaded for each in models)
-        if count >= tenant.max_models:
-            raise unfit(f"{count} training models are yours, as many as you may have; unload one first")
+        there = [each.entry for each in self.models.by_id.values() if not each.entry.unloaded]
+        there += [entry for model_id, entry in self._making.items() if model_id not in self.models.by_id]
+        mine = [entry.model_id for entry in there if entry.owner == tenant.name]
+        if self._settings.all_weights and there:
+            whose = f"your model {mine[0]}" if mine else "another tenant's model"
+            raise unfit(
+                f"all weights are trained by {whose}, and there is room for one such model alone: unload that one "
+                "first; what it has saved stays"
+            )
+        if len(mine) >= tenant.max_models:
+            raise unfit(f"{len(mine)} training models are yours, as many as you may have; unload one first")
 
     def _refuse_flood(self, tenant: Tenant, size: int) -> None:
         queued = self.models.queue_length(tenant.name)
         if queued.operations >= tenant.max_queued_operations or queued.size + size > tenant.max_queued_bytes:
             what = f"{queued.operations} operations of yours with {queued.size} bytes wait, as many as may at once"
+            raise self._full(tenant, what)
+
+    def _refuse_hoard(self, tenant: Tenant) -> None:
+        kept = self.futures.unfetched_bytes(tenant.name)
+        if kept > tenant.max_result_bytes:
+            what = f"{kept} bytes of results of yours wait to be retrieved, more than you may leave here; retrieve them"
             raise self._full(tenant, what)
 
     def _full(self, tenant: Tenant, message: str) -> QueueFull:

@@ -11,14 +11,14 @@ from typing import TypeVar
 
 from learner.tenants.catalog import ModelEntry
 from learner.tenants.fairness import DeficitRoundRobin, RoundBudget
-from learner.tenants.futures import ResultFutures
+from learner.tenants.futures import Payload, ResultFutures
 from learner.tenants.keys import Tenant
 from learner.tenants.models import TrainingModel, TrainingModels
 from learner.tenants.operations import OperationLog
 from learner.tenants.run_records import RunRecords
 from learner.tenants.snapshots import result_of
 from learner.tenants.turns import OperationOutcome, TrainerTurns
-from learner.tenants.work import Operation
+from learner.tenants.work import Operation, failed
 from learner.training.client_operations import AdamStep
 from learner.training.trainer_thread import TrainerThread
 
@@ -168,10 +168,12 @@ class TrainingLoop:
                     await self._serve(model.entry, outcome)
                 if outcome.needs_snapshot:
                     await self._put_on_disk(model, outcome)
+                if outcome.is_fault:
+                    await self._log.operation(failed(outcome.operation, _error_in(payload)))
             except OSError as error:
                 payload = {"error": f"the learner's disk: {error}", "category": "server"}
             outcome.operation.future.finish(payload)
-            failure = str(payload["error"]) if isinstance(payload, dict) and "error" in payload else ""
+            failure = _error_in(payload)
             self._records.done(model.entry.owner, outcome.operation, outcome.metrics, failure)
 
     async def _snapshot_due(self, models: Iterable[TrainingModel]) -> None:
@@ -226,6 +228,10 @@ class TrainingLoop:
 
     async def _on_trainer(self, work: Callable[[], T], *, named: str, kept: str = "") -> T:
         return await self._thread.run(work, named=named, kept=kept)
+
+
+def _error_in(payload: Payload) -> str:
+    return str(payload.get("error", "")) if isinstance(payload, dict) else ""
 
 
 def _parts_of(operations: Sequence[Operation]) -> list[list[Operation]]:

@@ -21,7 +21,7 @@ from learner.tenants.checkpoints import CheckpointFacts, CheckpointKind, TenantC
 from learner.tenants.futures import Payload
 from learner.tenants.snapshots import ModelSnapshots, SnapshotFacts, StoredResult
 from learner.tenants.trainer import TenantTrainer
-from learner.tenants.work import Operation, UnfitOperation
+from learner.tenants.work import FailedOperation, Operation, UnfitOperation
 from learner.training.client_operations import (
     AdamStep,
     ForwardBackward,
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 BASE_TARGET = "base"
 _INFLIGHT = "inflight://"
-_JUDGED_BY_THEMSELVES = (AdamStep, UnfitOperation)
+_JUDGED_BY_THEMSELVES = (AdamStep, UnfitOperation, FailedOperation)
 """Fail alike at each start. Others are refused by what stands on the disk, which may be something else by then."""
 
 
@@ -70,6 +70,7 @@ class OperationOutcome:
     `metrics`: the numbers in its answer, by name.
 
     `needs_snapshot`: its model must be on the disk before it is answered, since what it did cannot be done again.
+    `is_fault`: the learner could not do it. Next time it might, and must not: its client has gone on without it.
     """
 
     operation: Operation
@@ -77,6 +78,7 @@ class OperationOutcome:
     target: TargetWeights | None = None
     sampling_session_id: str = ""
     needs_snapshot: bool = False
+    is_fault: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -104,7 +106,7 @@ class TrainerTurns:
         """Do the operations, each model's in order; what fails is told in its outcome."""
         damaged = {model_id: problem for model_id in entries if (problem := self._bring(entries[model_id]))}
         outcomes = [
-            OperationOutcome(operation, _failure(damaged[operation.model_id], server=True))
+            _of_fault(operation, damaged[operation.model_id])
             for operation in operations
             if operation.model_id in damaged
         ]
@@ -174,10 +176,11 @@ class TrainerTurns:
     def _barrier(self, operation: Operation, entry: ModelEntry) -> OperationOutcome:
         try:
             return self._done(operation, entry)
+        except OperationFault as error:
+            return _of_fault(operation, str(error))
         except OperationError as error:
-            failure = _failure(str(error), server=isinstance(error, OperationFault))
             return OperationOutcome(
-                operation, failure, needs_snapshot=not isinstance(operation.work, _JUDGED_BY_THEMSELVES)
+                operation, _failure(str(error)), needs_snapshot=not isinstance(operation.work, _JUDGED_BY_THEMSELVES)
             )
         except StartAgain:
             raise
@@ -204,6 +207,8 @@ class TrainerTurns:
                 return self._load(operation, entry, operation.work)
             case UnfitOperation(message=message):
                 raise OperationError(message)
+            case FailedOperation(message=message):
+                raise OperationFault(message)
             case _:
                 raise AssertionError(operation.kind)
         return OperationOutcome(operation, {"path": facts.path, "size_bytes": facts.size_bytes, "type": operation.kind})
@@ -326,15 +331,22 @@ def _named(attention: bool, mlp: bool, unembed: bool) -> str:
 
 def _fault(operation: Operation, error: Exception) -> OperationOutcome:
     logger.error("operation %d of %s failed", operation.seq_id, operation.model_id, exc_info=error)
-    return OperationOutcome(operation, _failure(f"the learner failed: {type(error).__name__}: {error}", server=True))
+    return _of_fault(operation, f"the learner failed: {type(error).__name__}: {error}")
+
+
+def _of_fault(operation: Operation, message: str) -> OperationOutcome:
+    known = isinstance(operation.work, FailedOperation)
+    return OperationOutcome(operation, {"error": message, "category": "server"}, is_fault=not known)
 
 
 def _passed(operation: Operation, result: OperationResult | OperationError) -> OperationOutcome:
+    if isinstance(result, OperationFault):
+        return _of_fault(operation, str(result))
     if isinstance(result, OperationError):
-        return OperationOutcome(operation, _failure(str(result), server=isinstance(result, OperationFault)))
+        return OperationOutcome(operation, _failure(str(result)))
     payload = write_forward_backward([output.arrays for output in result.outputs], result.metrics)
     return OperationOutcome(operation, payload, metrics=result.metrics)
 
 
-def _failure(message: str, *, server: bool) -> Payload:
-    return {"error": message, "category": "server" if server else "user"}
+def _failure(message: str) -> Payload:
+    return {"error": message, "category": "user"}

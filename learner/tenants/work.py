@@ -46,7 +46,7 @@ ALL_WEIGHTS = AdapterShape(rank=0, seed=0)
 """The shape of a model that is no adapter."""
 FORWARD_BACKWARD = "forward_backward"
 LOAD_WEIGHTS = "load_weights"
-_UNFIT = "unfit"
+_UNFIT, _FAILED = "unfit", "failed"
 _RESTS_ON_SAMPLES = "stable_reinforce"
 """A loss for which each sequence that a datum names has to be known."""
 _COUNTED_UP = "sampling_session_seq_id"
@@ -68,6 +68,13 @@ class UnfitOperation:
     message: str
 
 
+@dataclass(frozen=True)
+class FailedOperation:
+    """An operation that the learner could not do, and why. Its client was told, so that it is not done later."""
+
+    message: str
+
+
 Work = (
     ForwardBackward
     | AdamStep
@@ -76,12 +83,13 @@ Work = (
     | SaveWeightsExternal
     | LoadWeights
     | UnfitOperation
+    | FailedOperation
 )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """An accepted operation in its model's queue. `size`: bytes of its body."""
+    """An accepted operation in its model's queue. `size`: bytes of its body, or of its tensors if that is more."""
 
     model_id: str
     seq_id: int
@@ -99,6 +107,20 @@ class Operation:
     def is_pass(self) -> bool:
         """It may share a pass with others."""
         return isinstance(self.work, ForwardBackward)
+
+
+def size_of(body: bytes, work: Work) -> int:
+    """The size of an operation: a few bytes of a body may stand for large tensors, which are held until its turn."""
+    data = work.data if isinstance(work, ForwardBackward) else ()
+    held = sum(array.nbytes for datum in data for array in (datum.token_ids, *datum.inputs.values()))
+    return max(len(body), held)
+
+
+def failed(operation: Operation, message: str) -> LoggedOperation:
+    """The operation as it stands in the journal once it has failed: a start must not do what its client was told of."""
+    return LoggedOperation(
+        operation.model_id, operation.seq_id, _FAILED, operation.future.digest, message.encode(errors="replace")
+    )
 
 
 def identify(kind: str, body: bytes) -> LoggedOperation:
@@ -186,8 +208,8 @@ class WorkReader:
 
     def read(self, kind: str, body: bytes, *, owner: str, new: bool = False) -> Work:
         """The operation, UnfitOperation for one that cannot be done. What a `new` one claims was sampled is checked."""
-        if kind == _UNFIT:
-            return UnfitOperation(body.decode())
+        if kind in (_UNFIT, _FAILED):
+            return (UnfitOperation if kind == _UNFIT else FailedOperation)(body.decode())
         try:
             if kind == FORWARD_BACKWARD:
                 parts = read_forward_backward(body)

@@ -60,8 +60,10 @@ class Client:
     async def train(
         self, model_id: str, seq_id: int, tokens: Sequence[int] = (1, 2, 3), *, status: int = 200, **claim: Any
     ) -> Any:
+        return await self.send(forward_backward(model_id, seq_id, tokens, **claim), status)
+
+    async def send(self, body: bytes, status: int = 200) -> Any:
         headers = {"Content-Type": "application/x-protobuf"}
-        body = forward_backward(model_id, seq_id, tokens, **claim)
         answer = await self.http.post("/forward_backward", content=body, headers=headers)
         assert answer.status_code == status, answer.text
         return answer.json()

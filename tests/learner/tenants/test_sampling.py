@@ -14,6 +14,10 @@ from services.secret_files import write_secret
 from tests.learner.tenants.service_client import BASE, Client, served
 
 
+def refusing(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 async def base_session(client: Client) -> str:
     body: dict[str, Any] = {"session_id": client.session_id or await client.session(), "sampling_session_seq_id": 0}
     return str((await client.post("create_sampling_session", base_model=BASE, **body))["sampling_session_id"])
@@ -249,6 +253,29 @@ async def test_more_samples_than_a_tenant_may_have_are_told_to_come_again(tmp_pa
         refused = await sample(client, session, seq_id=2, status=429)
         assert "2 samples of yours" in refused["queue_state_reason"]
         await sample(client, session, num_samples=2)  # a retry is none
+
+
+async def test_samples_that_come_together_find_no_room_twice(tmp_path: Path) -> None:
+    async with served(tmp_path, max_samples=2) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        parts.sampler.gate = asyncio.Event().wait
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
+        body = {"sampling_session_id": session, "prompt": prompt, "sampling_params": {"max_tokens": 4}}
+        answers = await asyncio.gather(*(client.http.post("/asample", json={**body, "seq_id": n}) for n in range(5)))
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429]
+        assert parts.service.samples.count("a") == 2
+
+
+async def test_a_sample_that_the_disk_refused_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        with monkeypatch.context() as broken:
+            broken.setattr(parts.service.log, "_append_synced", refusing)
+            await sample(client, session, status=503)
+        assert parts.service.samples.count("a") == 0
+        await answer_of(client, await sample(client, session))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import os
 import shutil
 import threading
@@ -14,8 +15,9 @@ from learner.tenants.operations import LoggedOperation
 from learner.tenants.routes import MAX_BODY_BYTES
 from learner.training import trainer_thread
 from protocol.tinker.messages import MESSAGES
+from protocol.tinker.tensors import write_csr
 from tests.learner.tenants.scripted import POISON
-from tests.learner.tenants.service_client import BASE, Client, served
+from tests.learner.tenants.service_client import BASE, Client, forward_backward, served
 
 
 def refusing(*_: object, **__: object) -> None:
@@ -97,6 +99,80 @@ async def test_what_does_not_fit_fails_in_its_turn_and_leaves_no_hole(tmp_path: 
         dimuon = await client.post("optim_step", model_id=model_id, seq_id=2, optimizer_params={"type": "dimuon"})
         assert "AdamW alone" in (await client.result(dimuon))["error"]
         assert await client.loss(model_id, 3) > 0
+
+
+async def test_tensors_of_no_shape_fail_in_their_turn_too(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        request = MESSAGES["ForwardBackwardRequest"].FromString(forward_backward(model_id, 1))
+        request.data[0].loss_fn_inputs["weights"].CopyFrom(MESSAGES["Tensor"](dtype=1, dense=bytes(4), shape=[1] * 70))
+        accepted = await client.send(request.SerializeToString())
+        answer = await client.result(accepted)
+        assert answer["category"] == "user"
+        assert "weights: a shape of 70 sizes" in answer["error"]
+        assert await client.loss(model_id, 2) > 0
+
+
+async def test_a_request_whose_reading_broke_was_not_accepted_and_may_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its retry must not be told that it was: its client would wait for ever."""
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        with monkeypatch.context() as broken:
+            broken.setattr(parts.service._reader, "_check", lambda _: (_ for _ in ()).throw(MemoryError("no memory")))
+            for _ in range(2):
+                with pytest.raises(MemoryError):
+                    await client.train(model_id, 1)
+        assert await client.loss(model_id, 1) > 0
+
+
+async def test_tensors_that_a_few_bytes_stand_for_count_with_their_size_while_they_wait(tmp_path: Path) -> None:
+    async with served(tmp_path, max_queued_bytes=1 << 20) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        request = MESSAGES["ForwardBackwardRequest"].FromString(forward_backward(model_id, 2))
+        request.data[0].loss_fn_inputs["weights"].CopyFrom(
+            write_csr(np.zeros(0), np.zeros(2, np.int64), np.zeros(0, np.int64), (1, 1 << 19))
+        )
+        await client.send(request.SerializeToString())
+        assert parts.service.models.queue_length("a").size > 1 << 20
+        await client.train(model_id, 3, status=429)
+
+
+async def test_what_a_client_puts_in_as_it_likes_is_bounded_so_that_the_next_life_can_read_it(tmp_path: Path) -> None:
+    """A parser of JSON has a bound of depth: notes next to it lie deeper in the catalog, which no start could read."""
+    deep = json.loads('{"a":' * 199 + "1" + "}" * 199)
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        for notes in (deep, {"a": "x" * (1 << 20)}):
+            answer = await client.post("create_session", 422, user_metadata=notes)
+            assert "user_metadata" in answer["error"]["message"]
+        session = await client.session()
+        finished = await client.http.post(f"/sessions/{session}/finish", json={"status": deep})
+        assert finished.status_code == 422
+        graph = {"nodes": [], "more": deep["a"]}
+        body: dict[str, Any] = {"session_id": session, "custom_loss_seq_id": 0, "inputs": []}
+        answer = await client.post("create_custom_loss", 422, **body, graph=graph)
+        assert "graph: Value error, too deep: expected at most 64" in answer["error"]["message"]
+    async with served(tmp_path) as parts:
+        assert await parts.client().get(f"sessions/{session}")
+
+
+async def test_models_that_are_made_together_find_no_room_twice(tmp_path: Path) -> None:
+    async with served(tmp_path, max_models=1) as parts:
+        client = parts.client()
+        body = {"session_id": await client.session(), "base_model": BASE, "lora_config": {"rank": 2}}
+        numbers = (0, 1, 1, 0)
+        answers = await asyncio.gather(
+            *(client.http.post("/create_model", json={**body, "model_seq_id": number}) for number in numbers)
+        )
+        assert [answer.status_code for answer in answers] == [200, 422, 422, 200]
+        assert len(parts.trainer.adapters) == 1
+        await client.post("unload_model", model_id=f"{client.session_id}:train:0")
+        await client.model(2)
 
 
 @pytest.mark.parametrize("lora", [{}, {"lora_config": None}, {"lora_config": {"rank": 0}}], ids=str)
@@ -217,6 +293,36 @@ async def test_the_operation_that_all_others_wait_for_is_no_flood(tmp_path: Path
         await asyncio.to_thread(parts.trainer.entered.wait, 30)
         parts.trainer.released.set()
         assert all([(await client.result(each))["loss:sum"] > 0 for each in waiting])
+
+
+async def test_results_that_a_tenant_never_fetches_have_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path, max_result_bytes=2000) as parts:
+        client, other = parts.client("a"), parts.client("b")
+        model_id, theirs = await client.model(), await other.model()
+
+        async def done(seq_id: int) -> Any:
+            accepted = await client.train(model_id, seq_id)
+            future = parts.service.futures.get(accepted["request_id"], owner="a")
+            assert future is not None
+            await future.done.wait()
+            return accepted
+
+        left = [await done(seq_id) for seq_id in (1, 2, 3)]
+        await parts.service.sweep()
+        refused = await client.train(model_id, 4, status=429)
+        assert "bytes of results of yours wait to be retrieved" in refused["queue_state_reason"]
+        assert await client.train(model_id, 3) == left[2], "a retry leaves no more of them"
+        assert await other.loss(theirs, 1) > 0
+        for each in left:
+            await client.result(each)
+        await parts.service.sweep()
+        left = [await done(seq_id) for seq_id in (4, 5)]
+        with monkeypatch.context() as silent:
+            silent.setattr("learner.tenants.sessions.DEAD_S", -1.0)
+            await parts.service.sweep()
+        assert await client.loss(model_id, 6) > 0, "nobody will come for those of a dead session"
 
 
 async def test_a_step_is_answered_before_the_passes_of_others_that_wait_with_it(
@@ -687,7 +793,8 @@ async def test_runs_checkpoints_and_sessions_are_listed(tmp_path: Path) -> None:
         url = urls["adapter_config.json"]
         client.http.headers.pop("X-API-Key")
         assert (await client.http.get(url)).json()["r"] == 2
-        assert (await client.http.get(url.replace("signature=", "signature=0"))).status_code == 404
+        for wrong in ("0", "%C3%A4"):
+            assert (await client.http.get(url.replace("signature=", f"signature={wrong}"))).status_code == 404
         client.http.headers["X-API-Key"] = "tml-a"
         assert (await client.http.delete(f"/{one}")).status_code == 204
         await client.post("weights_info", 404, tinker_path=f"tinker://{model_id}/weights/one")
@@ -703,6 +810,63 @@ async def test_weights_are_copied_into_a_run_of_their_own(tmp_path: Path) -> Non
         assert copied == f"tinker://{client.session_id}:train:7/weights/one"
         assert await client.post("copy_weights", **body) == {"tinker_path": copied}
         assert (await client.post("weights_info", tinker_path=copied))["lora_rank"] == 2
+
+
+async def saved_checkpoint(client: Client, model_id: str, name: str = "one", seq_id: int = 1) -> str:
+    saved = await client.post("save_weights", model_id=model_id, seq_id=seq_id, path=name)
+    return str((await client.result(saved))["path"])
+
+
+async def test_a_copy_takes_the_place_of_no_model_and_of_no_other_copy(tmp_path: Path) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client = parts.client()
+        models = [await client.model(number) for number in range(2)]
+        paths = [await saved_checkpoint(client, model_id) for model_id in models]
+        body: dict[str, Any] = {"session_id": client.session_id, "source_path": paths[0]}
+        for number in (0, 1):
+            refused = await client.post("copy_weights", 422, **body, model_seq_id=number)
+            assert f"model_seq_id: {number} is taken by {models[number]}" in refused["error"]["message"]
+        await client.post("copy_weights", **body, model_seq_id=7)
+        await client.post("copy_weights", 422, **{**body, "source_path": paths[1]}, model_seq_id=7)
+        await client.post("copy_weights", **{**body, "source_path": paths[1]}, model_seq_id=8)
+    async with served(tmp_path, snapshot_every=1) as parts:
+        assert await parts.client().loss(models[1], 2) > 0
+
+
+async def test_a_copy_without_a_session_has_one_of_its_own_and_is_made_once(tmp_path: Path) -> None:
+    """As the SDK asks for it: by a key that it sends again at each try."""
+    async with served(tmp_path) as parts:
+        client, other = parts.client(), parts.client("b")
+        model_id = await client.model()
+        body: dict[str, Any] = {"source_path": await saved_checkpoint(client, model_id)}
+        await client.post(f"training_runs/{model_id}/checkpoints/weights/one/publish", 204)
+        copies = []
+        for tenant, key in ((client, "k"), (client, "k"), (client, "l"), (other, "k"), (other, "")):
+            headers = {"X-Idempotency-Key": key} if key else {}
+            copies.append((await tenant.http.post("/copy_weights", json=body, headers=headers)).json()["tinker_path"])
+        assert copies[0] == copies[1]
+        assert len(set(copies)) == 4
+        run = copies[0].removeprefix("tinker://").partition("/")[0]
+        assert (await client.get(f"training_runs/{run}"))["lora_rank"] == 2
+        await other.get(f"training_runs/{run}", 404)
+        await client.post("copy_weights", 422, **body, model_seq_id=1)
+        await client.post("copy_weights", 422, **body, destination_project_id="p")
+
+
+async def test_a_copy_that_the_disk_refused_is_found_by_its_run_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        path = await saved_checkpoint(client, await client.model())
+        body: dict[str, Any] = {"session_id": client.session_id, "source_path": path, "model_seq_id": 7}
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fdatasync", refusing)
+            await client.post("copy_weights", 503, **body)
+        copies = await asyncio.gather(*(client.post("copy_weights", **body) for _ in range(3)))
+        assert len({each["tinker_path"] for each in copies}) == 1
+        listed = await client.get(f"training_runs/{client.session_id}:train:7/checkpoints")
+        assert [each["checkpoint_id"] for each in listed["checkpoints"]] == ["weights/one"]
 
 
 async def test_an_unloaded_model_is_gone_and_its_checkpoints_stay(tmp_path: Path) -> None:
@@ -870,6 +1034,30 @@ async def test_an_operation_that_the_trainer_cannot_bear_ends_nobody_else(tmp_pa
     async with served(tmp_path) as parts:  # it is in the journal
         assert (await parts.client("a").result(bad))["category"] == "server"
         assert await parts.client("b").loss(healthy, 3) == losses[0]
+
+
+@pytest.mark.parametrize("at_work", ["run_round", "step"])
+async def test_what_the_learner_failed_at_is_not_done_by_its_next_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: str
+) -> None:
+    """It may have the memory by then, but the client has gone on without it."""
+    async with served(tmp_path, snapshot_every=100) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        with monkeypatch.context() as broken:
+            broken.setattr(parts.trainer, at_work, lambda _: (_ for _ in ()).throw(MemoryError("no memory")))
+            failed = await (client.train if at_work == "run_round" else client.step)(model_id, 1)
+            told = await client.result(failed)
+        assert told["category"] == "server"
+        later = await history(client, model_id, 2, 2)
+        norms = [(await client.result({"request_id": f"{model_id}:{seq}"}))["metrics"] for seq in (3, 5)]
+    for _ in range(2):
+        async with served(tmp_path, snapshot_every=100) as parts:
+            again = parts.client()
+            assert await again.result(failed) == told
+            losses = [(await again.result({"request_id": f"{model_id}:{seq}"}))["loss:sum"] for seq in (2, 4)]
+            assert losses == later
+            assert norms == [(await again.result({"request_id": f"{model_id}:{seq}"}))["metrics"] for seq in (3, 5)]
 
 
 async def test_a_pass_that_never_ends_holds_up_no_end_and_is_named(
