@@ -67,3 +67,10 @@ def test_the_page_of_examples_names_each() -> None:
     folders = {path.name for path in (ROOT / "examples").iterdir() if path.is_dir() and not path.name.startswith("_")}
 
     assert {name for name in folders if f"`{name}`" not in page} == set()
+
+
+def test_the_first_page_leads_to_every_other() -> None:
+    text = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+    assert pages - {path for path, _ in links(text)} == set()
