@@ -1,4 +1,4 @@
-"""Advantages against the numbers of their authors' code, or of the best known implementation.
+"""Advantages and their shaping against the numbers of their authors' code, or of the best known implementation.
 
     group, leave_one_out, length_weighted,     verl-project/verl at 1dda039b, verl/trainer/ppo/core_algos.py:
     batch, gae, optimal_token                  compute_{grpo,rloo,opo,reinforce_plus_plus,
@@ -15,6 +15,13 @@
                                                5a2a85b1, mode mean_norm
     step_group                                 langfengQ/verl-agent, gigpo/core_gigpo.py, as in ymguan/verl-agent at
                                                0a100835, means over trajectories
+    by_branch                                  THUDM/TreeRL at f0edbea6, openrlhf/trainer/ppo_utils/tree_node.py:
+                                               leaf_normalize, and parallel_mcts.py: path_from_root_to_node; without the
+                                               weights of leaves, times (n - 1) / n, since rewards there are less the
+                                               mean of the other leaves'
+    adapted_beta                               verl-project/verl, as above: AdaptiveKLController
+    entropy_weight                             SkyworkAI/Skywork-OR1 at 64e96afa, verl/trainer/ppo/core_algos.py:
+                                               EntController
 
 Where verl standardises it takes the unbiased deviation, here it is the population's: its numbers are given times
 sqrt(n / (n - 1)), n the tokens. So are GDPO's, n its trajectories. Epsilons differ, and explain what is left.
@@ -23,7 +30,8 @@ sqrt(n / (n - 1)), n the tokens. So are GDPO's, n its trajectories. Epsilons dif
 import pytest
 import torch
 
-from learner.algorithms import advantages
+from learner.algorithms import advantages, shaping
+from learner.algorithms.branches import by_branch
 from learner.algorithms.histories import by_history
 from learner.algorithms.ratios import effective_share
 from learner.algorithms.role_baselines import by_role
@@ -193,3 +201,27 @@ def test_turns_by_their_states() -> None:
         *(2.2427503745, 2.7474217198, 2.4026565454, -2.1490217623, -1.8632277876, -1.114114278, 0.2156629041),
         *(-0.6588959819, -0.5373825845, -0.7979438052, -0.6296462855),
     )
+
+
+def test_parts_of_a_tree() -> None:
+    made = by_branch(
+        rewards=doubles(1, 0, 1, 1), groups=torch.zeros(4, dtype=torch.int64), turns=torch.arange(8),
+        sequences=torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), turn_branches=torch.tensor([0, 1, 0, 2, 3, 4, 3, 5]),
+        scale="none", whole_tree=1.0, leaf_power=0.0,
+    )  # fmt: skip
+    theirs = doubles(-0.66666667, 1.0, -0.66666667, -1.66666667, 0.66666667, 0.33333333, 0.66666667, 0.33333333)
+    assert made.tolist() == near(*(theirs * 3 / 4).tolist())
+
+
+def test_a_weight_of_the_divergence_that_follows_a_target() -> None:
+    beta = 0.1
+    for measured, expected in ((3.0, 0.096), (6.6, 0.09792), (20.0, 0.1018368)):
+        beta = shaping.adapted_beta(beta=beta, measured_kl=measured, target=6.0, horizon=100, trajectories=20)
+        assert beta == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_weight_of_the_entropy_that_follows_a_target() -> None:
+    weight = 1e-3
+    for measured, expected in ((0.1, 15e-4), (0.15, 2e-3), (0.3, 15e-4), (0.25, 1e-3), (0.1, 15e-4), (0.05, 2e-3)):
+        weight = shaping.entropy_weight(weight=weight, measured=measured, target=0.2, step=5e-4, limit=5e-3).following
+        assert weight == pytest.approx(expected)

@@ -3,11 +3,13 @@
     the family of dpo                  huggingface/trl at f2cd5771, trl/trainer/dpo_trainer.py: _compute_loss; bco_pair
                                        there has no shift
     simpo, orpo                        the same, trl/experimental/cpo/cpo_trainer.py, orpo/orpo_trainer.py
+    kto                                the same, trl/trainer/kto_trainer.py: _compute_loss
     jensen_shannon, and its ends       the same, trl/experimental/gkd/gkd_trainer.py: generalized_jsd_loss
     skewed_forward_kl, _reverse_kl     jongwooko/distillm at d47e77ff, distillm/losses.py, less the teacher's entropy
     adaptive_kl                        wutaiqiang/LLM_KD_AKL at ff278be6, AKL.py
     truncate, sequence                 verl-project/verl at 1dda039b, verl/trainer/ppo/rollout_corr_helper.py:
                                        compute_rollout_correction_weights
+    mask_token, weighing as IcePop     THUDM/slime at 624b824a, slime/backends/megatron_utils/loss.py: icepop_function
     mask_divergence                    huggingface/trl at f2cd5771, trl/trainer/grpo_trainer.py: get_off_policy_mask
     within_second_moment               inclusionAI/AReaL at 4aef98d8, areal/trainer/ppo/actor.py: _apply_m2po_masking
     interpolated_proximal              the same: compute_prox_logp_approximations, loglinear
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from learner.algorithms import preference_losses, ratios
 from learner.algorithms.preference_losses import PairLoss, reward
-from learner.algorithms.ratios import Gap, RatioRules
+from learner.algorithms.ratios import Gap, RatioRules, RatioWindow
 from tests.learner.algorithms.differences import doubles, gradient
 from tests.learner.algorithms.golden import BEFORE, COUNT, SEQUENCES
 
@@ -88,6 +90,19 @@ def test_a_loss_of_pairs_is_that_of_the_public_code(made: PairLoss, losses: tupl
     assert made.losses.tolist() == pytest.approx(list(losses), abs=2e-8)
 
 
+def test_a_loss_of_single_examples_is_that_of_the_public_code() -> None:
+    made = preference_losses.kto(
+        logprobs=torch.cat([CHOSEN[:2], REJECTED[:2]]),
+        reference_logprobs=torch.cat([CHOSEN_REFERENCE[:2], REJECTED_REFERENCE[:2]]),
+        desirable=torch.tensor([True, True, False, False]),
+        divergence=doubles(0.3)[0],
+        beta=0.5,
+        desirable_weight=1.05,
+        undesirable_weight=0.9,
+    )
+    assert made.losses.tolist() == pytest.approx([0.5118777337, 0.6286220431, 0.372044179, 0.4612476568], abs=1e-9)
+
+
 def mean_over_places(divergence: Callable[..., Tensor], logits: Tensor) -> Tensor:
     student = logits.reshape(2, 5).log_softmax(dim=-1)
     return divergence(student_logprobs=student, teacher_logprobs=TEACHER, tail=False).mean()
@@ -127,6 +142,13 @@ def test_weights_of_tokens_and_of_sequences_under_a_cap_and_over_their_mean() ->
     assert whole.weights.tolist() == pytest.approx(
         [*[1.07250818] * 3, 1.3, *[0.42741493] * 2, *[0.57120906] * 4], abs=1e-8
     )
+
+
+def test_tokens_outside_a_window_weigh_nothing_and_the_others_their_ratio() -> None:
+    rules = RatioRules(weight="none", token_window=RatioWindow(0.5, 1.5))
+    made = ratios.correct(GAP, rules, advantages=SIGNS).weights
+    theirs = (1.02020134, 0.74081822, 1.41906755, 0, 0.77880078, 0.54881164, 1.04081077, 0, 1.16183424, 0.95122942)
+    assert made.tolist() == pytest.approx(list(theirs), abs=1e-8)
 
 
 def test_tokens_that_are_left_out_by_a_divergence_and_by_a_second_moment() -> None:
