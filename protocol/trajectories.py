@@ -19,7 +19,9 @@ ErrorKind = Literal["user", "data", "infrastructure"]
 Purpose = Literal["train", "evaluate"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-MAX_COMPONENTS = 256
+MAX_TURNS = 1024
+MAX_COMPONENTS = MAX_TURNS + 256
+"""Of a reward: one for each turn, and others."""
 MAX_VERSION_CHARS = 1024
 """Of a verifier's version: that of a composite holds those of its parts."""
 MAX_STATE_CHARS = 256
@@ -191,7 +193,7 @@ class Trajectory(WireModel):
     loss_mask: ByteRow
     behavior_logprobs: Float32Row
     version_spans: tuple[VersionSpan, ...] = Field(max_length=4096)
-    turns: tuple[Turn, ...] = Field(min_length=1, max_length=1024)
+    turns: tuple[Turn, ...] = Field(min_length=1, max_length=MAX_TURNS)
     reward: RewardRecord
     completion_text: str = Field(default="", max_length=1 << 20)
     sequence_starts: tuple[int, ...] = Field(default=(), max_length=1024, exclude_if=lambda starts: not starts)

@@ -198,7 +198,10 @@ async def test_a_batch_that_is_refused_is_a_fault_of_the_data(stack: AsyncExitSt
         await (await scoring_of(stack, [url])).score(items("a"))
 
 
-async def test_a_verifier_that_says_more_than_a_record_holds_keeps_its_reward(stack: AsyncExitStack) -> None:
+@pytest.mark.parametrize(("name", "given", "kept"), [("part ", 2000, 1280), ("turn_", 1024, 1024)])
+async def test_a_verifier_that_says_more_than_a_record_holds_keeps_its_reward(
+    stack: AsyncExitStack, name: str, given: int, kept: int
+) -> None:
     async def verbose(request: web.Request) -> web.StreamResponse:
         asked = ScoreRequest.model_validate_json(await request.read())
         results = tuple(
@@ -206,7 +209,7 @@ async def test_a_verifier_that_says_more_than_a_record_holds_keeps_its_reward(st
                 id=item.id,
                 verifier=item.verifier,
                 reward=1.0,
-                components={f"part {number}": 1.0 for number in range(1000)},
+                components={f"{name}{number}": 1.0 for number in range(given)},
                 verifier_version="1" * 5000,
                 latency_s=0.0,
             )
@@ -218,7 +221,7 @@ async def test_a_verifier_that_says_more_than_a_record_holds_keeps_its_reward(st
 
     (record,) = await (await scoring_of(stack, [url])).score(items("a"))
 
-    assert (record.reward, len(record.components), len(record.verifier_version)) == (1.0, 256, 1024)
+    assert (record.reward, len(record.components), len(record.verifier_version)) == (1.0, kept, 1024)
 
 
 @pytest.mark.parametrize(
