@@ -186,9 +186,14 @@ def _tag(model: type[BaseModel]) -> str:
 
 
 def _value(info: FieldInfo, default: object) -> str:
-    bounds = [f"{sign} {getattr(mark, field):g}" for mark in info.metadata for kind, field, sign in _BOUNDS
+    bounds = [f"{sign} {_number(getattr(mark, field))}" for mark in info.metadata for kind, field, sign in _BOUNDS
               if isinstance(mark, kind)]  # fmt: skip
     return ", ".join([" ".join([_kind(info.annotation), *bounds[:1]]), *bounds[1:], _shown(default)])
+
+
+def _number(bound: float) -> str:
+    """Whole numbers with all of their digits."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _default(info: FieldInfo) -> object:

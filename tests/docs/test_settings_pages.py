@@ -44,6 +44,11 @@ def test_every_option_of_a_built_in_environment_is_on_the_page(name: str) -> Non
     assert [field for field in fields if f"| `{field}` |" not in part and f".options.{field}" not in part] == []
 
 
+@pytest.mark.parametrize("process", MODELS)
+def test_the_bounds_of_whole_numbers_are_not_rounded(process: str) -> None:
+    assert re.findall(r"integer[^|]*? [≥≤<>] [\d.]+e\+\d+", settings_page(process)) == []
+
+
 def _algorithm_rows() -> list[list[str]]:
     """The cells of each row of the table of algorithms, as a reader sees them."""
     page = (FOLDER / "learner.md").read_text(encoding="utf-8")
