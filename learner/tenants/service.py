@@ -280,7 +280,7 @@ class TenantService:
         target_id = None
         if body.model_path is not None:
             facts = self.checkpoints.find(body.model_path, reader=tenant.name)
-            if facts is None:
+            if facts is None or facts.kind == "target":
                 raise unknown("checkpoint", body.model_path)
             target_id = facts.path
         elif body.base_model != self.base.name:

@@ -20,6 +20,7 @@ class SamplingTargets:
         for saved in sorted(checkpoints.targets(), key=lambda each: each.seq_id):
             target = target_of(saved, checkpoints)
             self._weights[target.target_id] = target
+        self._remove_left_over()
 
     def weights_of(self, entry: SamplingEntry) -> TargetWeights:
         """The weights that a sampling session has now. Raises RequestRefused if its checkpoint has gone."""
@@ -58,6 +59,17 @@ class SamplingTargets:
         if target is not None:
             await self._sampler.forget(target.target_id)
             self._remove_files(target)
+
+    def _remove_left_over(self) -> None:
+        """Weights that a death has left: of sessions that are no more, replaced ones, and those that were not served
+        yet, which the operation that saves them writes again.
+        """
+        used = {entry.target_id for entry in self._log.catalog.samplings.values()}
+        for saved in self._checkpoints.targets():
+            target = target_of(saved, self._checkpoints)
+            if target.target_id not in used or self._weights[target.target_id] != target:
+                self._checkpoints.delete(saved)
+        self._weights = {name: each for name, each in self._weights.items() if name in used or name == BASE_TARGET}
 
     def _remove_files(self, target: TargetWeights) -> None:
         for facts in self._checkpoints.targets():

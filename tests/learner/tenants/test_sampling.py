@@ -221,6 +221,31 @@ async def test_saves_that_are_done_again_do_not_bring_an_inflight_target_back(tm
         assert len(parts.service.checkpoints.targets()) == 1
 
 
+async def test_weights_that_a_death_left_of_targets_that_are_no_more_go_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client, targets = parts.client(), parts.service._targets
+        model_id = await client.model()
+        monkeypatch.setattr(targets, "_remove_files", lambda _: None)
+        names = []
+        for seq_id, kind in ((1, "inflight"), (2, "inflight"), (3, "snapshot")):
+            saved = await client.post(
+                "save_weights_for_sampler", model_id=model_id, seq_id=seq_id, sampling_session_seq_id=seq_id, kind=kind
+            )
+            names.append((await client.result(saved))["sampling_session_id"])
+        await targets.drop(parts.service.log.catalog.samplings[names[2]])
+        paths = [each.path for each in parts.service.checkpoints.targets()]
+        assert len(paths) == 3
+        body = {"session_id": client.session_id, "sampling_session_seq_id": 9}
+        await client.post("create_sampling_session", 404, **body, model_path=paths[0])
+    async with served(tmp_path) as parts:
+        (left,) = parts.service.checkpoints.targets()
+        assert left.seq_id == 2
+        again = parts.client()
+        await answer_of(again, await sample(again, names[0]))
+
+
 async def test_a_sample_that_fails_says_whose_fault_it_was(tmp_path: Path) -> None:
     async with served(tmp_path) as parts:
         client = parts.client()
