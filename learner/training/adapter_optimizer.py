@@ -12,6 +12,7 @@ from learner.training.client_operations import AdamStep, OperationError
 
 # As torch.nn.utils.clip_grad_norm_ has it.
 _CLIP_EPSILON = 1e-6
+_LARGEST = float(torch.finfo(torch.float32).max)
 
 
 @dataclass
@@ -48,13 +49,11 @@ class AdamState:
         if step.grad_clip_norm > 0:
             factor = (step.grad_clip_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
             gradient = gradient * factor.to(gradient.dtype)
+        if step.learning_rate / (1 - step.beta1 ** (self.steps + 1)) > _LARGEST:
+            raise _beyond(step)
         values, mean, square = self._moved(gradient, step)
         if not all(bool(each.isfinite().all()) for each in (values, mean, square)):
-            raise OperationError(
-                "the step would make weights or moments that are not finite, with learning_rate "
-                f"{step.learning_rate:g} and eps {step.eps:g}. Nothing was changed: step again with a smaller "
-                "learning_rate or a larger eps."
-            )
+            raise _beyond(step)
         self.values.copy_(values)
         self.gradient, self.mean, self.square, self.steps = None, mean, square, self.steps + 1
         return float(norm)
@@ -82,3 +81,10 @@ class AdamState:
             maximize=False,
         )
         return values, mean, square
+
+
+def _beyond(step: AdamStep) -> OperationError:
+    return OperationError(
+        f"the step would make weights or moments that are not finite, with learning_rate {step.learning_rate:g} and "
+        f"eps {step.eps:g}. Nothing was changed: step again with a smaller learning_rate or a larger eps."
+    )
