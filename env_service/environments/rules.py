@@ -27,10 +27,8 @@ ToolFormat = Literal[
 
 
 TeacherHint = Annotated[
-    str,
+    Annotated[str, Field(min_length=1, max_length=1 << 16)] | None,
     Field(
-        min_length=1,
-        max_length=1 << 16,
         description="text that a teacher with `privileged` of the learner is shown beside a training task's prompt, "
         "and the policy is not; {privileged} in it is the task's own text, or else the `answer` that its verifier is "
         "given; {sibling} is what the trajectory of the group with the best reward said, of at least hint_reward, to "
@@ -108,7 +106,7 @@ class Rules(ConfigModel):
     max_invalid: int | None = Field(
         None, ge=1, description="the conversation is cut off after so many invalid actions; none sets no limit"
     )
-    teacher_hint: TeacherHint | None = None
+    teacher_hint: TeacherHint = None
     hint_reward: HintReward = HINT_REWARD
     step_timeout_s: float | None = Field(
         None, gt=0, description="longest time of one step; retry.environment_timeout_s if not given"

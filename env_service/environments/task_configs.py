@@ -66,7 +66,7 @@ class PlacesConfig(ConfigModel):
 class HintedTasks(ConfigModel):
     """Tasks of one turn, of which a teacher may be shown more than the policy."""
 
-    teacher_hint: TeacherHint | None = None
+    teacher_hint: TeacherHint = None
     hint_reward: HintReward = HINT_REWARD
 
     @model_validator(mode="after")

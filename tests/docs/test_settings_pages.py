@@ -30,6 +30,13 @@ def test_every_option_of_the_command_is_on_the_page(process: str) -> None:
     assert [key for key in missing if f"`[[{process}.{key}]]`" not in page] == []
 
 
+@pytest.mark.parametrize("process", MODELS)
+def test_every_key_but_that_which_picks_a_table_has_a_meaning(process: str) -> None:
+    rows = re.findall(r"^\| `(\w+)` \|.*\|  \|$", settings_page(process), flags=re.MULTILINE)
+
+    assert set(rows) <= {"source", "kind"}
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_option_of_a_built_in_environment_is_on_the_page(name: str) -> None:
     page = (FOLDER / "env-service.md").read_text(encoding="utf-8")
