@@ -5,7 +5,8 @@ import hmac
 import io
 import tarfile
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -64,11 +65,12 @@ class TenantListings:
         """A page of training runs, the newest first."""
         runs = sorted(self._runs(tenant), key=lambda run: run.created_at, reverse=True)
         page, cursor = _page(runs, limit, offset)
-        return {"training_runs": [self._run(run) for run in page], "cursor": cursor}
+        saved = _grouped(self._service.checkpoints.of(tenant.name), by=lambda facts: facts.run_id)
+        return {"training_runs": [self._run(run, saved[run.model_id]) for run in page], "cursor": cursor}
 
     def training_run(self, tenant: Tenant, run_id: str) -> Json:
         """A training run."""
-        return self._run(self._run_entry(tenant, run_id))
+        return self._run(self._run_entry(tenant, run_id), self._service.checkpoints.of(tenant.name, run_id))
 
     def checkpoints(self, tenant: Tenant, run_id: str) -> Json:
         """The checkpoints of a run."""
@@ -123,7 +125,11 @@ class TenantListings:
         following: Json | None = None
         if len(found) > len(page):
             following = {"last_created_at": _time(page[-1].created_at), "last_session_id": page[-1].session_id}
-        return {"sessions": [self._summary(entry) for entry in page], "next_cursor": following}
+        saved = _grouped(self._service.checkpoints.of(tenant.name), by=lambda facts: facts.run_id.partition(":")[0])
+        return {
+            "sessions": [self._summary(entry, saved[entry.session_id]) for entry in page],
+            "next_cursor": following,
+        }
 
     def sampler(self, tenant: Tenant, name: str) -> Json:
         """A sampling session."""
@@ -171,8 +177,7 @@ class TenantListings:
             raise unknown("training run", run_id)
         return entry
 
-    def _run(self, entry: ModelEntry) -> Json:
-        mine = self._service.checkpoints.of(entry.owner, entry.model_id)
+    def _run(self, entry: ModelEntry, mine: Iterable[CheckpointFacts]) -> Json:
         last = {facts.kind: _checkpoint(facts) for facts in mine}
         model = self._service.models.by_id.get(entry.model_id)
         used = entry.created_at if model is None else self._service.models.used_at(model)
@@ -197,12 +202,7 @@ class TenantListings:
         mine = [entry for entry in self._service.log.catalog.sessions.values() if entry.owner == tenant.name]
         return sorted(mine, key=lambda entry: entry.created_at, reverse=True)
 
-    def _summary(self, entry: SessionEntry) -> Json:
-        mine = [
-            facts
-            for facts in self._service.checkpoints.of(entry.owner)
-            if facts.run_id.partition(":")[0] == entry.session_id
-        ]
+    def _summary(self, entry: SessionEntry, mine: Sequence[CheckpointFacts]) -> Json:
         return {
             "session_id": entry.session_id,
             "created_at": _time(entry.created_at),
@@ -214,6 +214,16 @@ class TenantListings:
             "user_metadata": _texts(entry.user_metadata),
             "checkpoint_storage_bytes": sum(facts.size_bytes for facts in mine),
         }
+
+
+def _grouped(
+    found: Iterable[CheckpointFacts], *, by: Callable[[CheckpointFacts], str]
+) -> Mapping[str, list[CheckpointFacts]]:
+    """By run, or by session: all are gone through once, and not for each entry of a page."""
+    groups: dict[str, list[CheckpointFacts]] = defaultdict(list)
+    for facts in found:
+        groups[by(facts)].append(facts)
+    return groups
 
 
 def _lora(shape: AdapterShape) -> Json:

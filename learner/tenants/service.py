@@ -61,6 +61,7 @@ from protocol.tinker.bodies import (
     FinishSession,
     LoadWeights,
     SampleBody,
+    TinkerOptimizer,
 )
 from protocol.tinker.sampling import read_sample
 from protocol.tinker.tensors import TinkerWireError
@@ -174,8 +175,7 @@ class TenantService:
         session = self.sessions.get(body.session_id, owner=tenant.name)
         if body.base_model != self.base.name:
             raise unfit(f"base_model: {body.base_model!r}; this server trains {self.base.name!r}")
-        if body.optimizer_config.type != "adamw":
-            raise unfit(f"optimizer_config.type: {body.optimizer_config.type!r}; this server has adamw alone")
+        _refuse_optimizer(body.optimizer_config)
         self._refuse_kind("lora_config", body.lora_config.rank if body.lora_config else None)
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
         if model_id not in self.models.by_id:
@@ -196,6 +196,9 @@ class TenantService:
             raise unknown("training checkpoint", body.path)
         if facts.base_model != self.base.name:
             raise unfit(f"path: {body.path} is of {facts.base_model!r}; this server trains {self.base.name!r}")
+        if body.base_model not in (None, self.base.name):
+            raise unfit(f"base_model: {body.base_model!r}; this server trains {self.base.name!r}")
+        _refuse_optimizer(body.optimizer_config)
         self._refuse_kind("path", facts.shape.rank)
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
         if model_id not in self.models.by_id:
@@ -636,6 +639,11 @@ class TenantService:
     def _full(self, tenant: Tenant, message: str) -> QueueFull:
         self.records.refused(tenant.name)
         return QueueFull(message)
+
+
+def _refuse_optimizer(config: TinkerOptimizer | None) -> None:
+    if config is not None and config.type != "adamw":
+        raise unfit(f"optimizer_config.type: {config.type!r}; this server has adamw alone")
 
 
 async def _swept(part: Awaitable[object]) -> None:

@@ -6,7 +6,7 @@ Turns, snapshots and parking exclude each other: a snapshot is of a model betwee
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from learner.tenants.catalog import ModelEntry
@@ -136,16 +136,17 @@ class TrainingLoop:
         self._models.take(operations)
         self._records.begin(operations)
         try:
-            for part in _parts_of(operations):
-                await self._taken_part(part)
+            for together in _with_room(operations, most=self._max_resident):
+                for part in _parts_of(together):
+                    await self._taken_part(part)
         finally:
             self._records.end()
 
     async def _taken_part(self, operations: Sequence[Operation]) -> None:
         models = {operation.model_id: self._models.by_id[operation.model_id] for operation in operations}
+        began = self._clock()  # others wait for the parking of models, too
         await self._make_room(models)
         entries = {model_id: model.entry for model_id, model in models.items()}
-        began = self._clock()
         kinds = ", ".join(sorted({f"{operation.kind} of {operation.model_id}" for operation in operations}))
         outcomes = await self._on_trainer(
             lambda: self._turns.run(operations, entries), named=kinds, kept="its operations"
@@ -228,6 +229,14 @@ class TrainingLoop:
 
     async def _on_trainer(self, work: Callable[[], T], *, named: str, kept: str = "") -> T:
         return await self._thread.run(work, named=named, kept=kept)
+
+
+def _with_room(operations: Sequence[Operation], *, most: int) -> Iterator[list[Operation]]:
+    """The operations of so many models at a time, as have room on the trainer."""
+    models = list(dict.fromkeys(operation.model_id for operation in operations))
+    for start in range(0, len(models), most):
+        some = set(models[start : start + most])
+        yield [operation for operation in operations if operation.model_id in some]
 
 
 def _error_in(payload: Payload) -> str:

@@ -261,6 +261,8 @@ class TrainerTurns:
                 f"path: {body.path} has rank {facts.shape.rank} and {modules_of(facts)}, the model rank "
                 f"{entry.shape.rank} and {_modules(entry)}; make a new training client from the checkpoint"
             )
+        if body.optimizer_config is not None and body.optimizer_config.type != "adamw":
+            raise OperationError(f"optimizer_config.type: {body.optimizer_config.type!r}; this model has adamw")
         state = self._checkpoints.state(body.path)
         self._trainer.restore(entry.model_id, entry.shape, state, optimizer=body.optimizer)
         self._versions[entry.model_id] = facts.version if body.optimizer else 0

@@ -812,6 +812,93 @@ async def test_weights_are_copied_into_a_run_of_their_own(tmp_path: Path) -> Non
         assert (await client.post("weights_info", tinker_path=copied))["lora_rank"] == 2
 
 
+async def test_a_page_of_a_listing_goes_through_the_checkpoints_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page has a thousand runs, and a tenant tens of thousands of checkpoints: all others wait for it."""
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        for number in range(3):
+            await saved_checkpoint(client, await client.model(number), name=f"of-{number}")
+        calls, find = [], parts.service.checkpoints.find
+
+        def counted(path: str, *, reader: str) -> Any:
+            calls.append(path)
+            return find(path, reader=reader)
+
+        monkeypatch.setattr(parts.service.checkpoints, "find", counted)
+        runs = (await client.get("training_runs"))["training_runs"]
+        assert [run["last_checkpoint"]["checkpoint_id"] for run in runs] == [f"weights/of-{n}" for n in (2, 1, 0)]
+        await client.session()
+        sessions = (await client.post("sessions/search"))["sessions"]
+        assert [each["checkpoints_count"] for each in sessions] == [0, 3]
+        assert len(calls) == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ({"optimizer_config": {"type": "dimuon"}}, "optimizer_config.type: 'dimuon'"),
+        ({"base_model": "x"}, "base_model"),
+    ],
+)
+async def test_what_a_new_model_of_a_checkpoint_cannot_have_is_refused_by_name(
+    tmp_path: Path, more: dict[str, Any], complaint: str
+) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        body: dict[str, Any] = {"path": await saved_checkpoint(client, model_id), "optimizer": False, **more}
+        refused = await client.post("load_weights", 422, session_id=client.session_id, model_seq_id=1, **body)
+        assert complaint in refused["error"]["message"]
+        loaded = await client.result(await client.post("load_weights", model_id=model_id, seq_id=2, **body))
+        assert ("error" in loaded) == ("optimizer_config" in more)
+
+
+async def test_a_turn_of_more_models_than_there_is_room_for_brings_no_more_to_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path, max_resident=2) as parts:
+        client, trainer = parts.client(), parts.trainer
+        models = [await client.model(number) for number in range(5)]
+        there, run_round = list[int](), trainer.run_round
+
+        def counted(operations: Any) -> Any:
+            there.append(len(trainer.adapters))
+            return run_round(operations)
+
+        monkeypatch.setattr(trainer, "run_round", counted)
+        trainer.released.clear()
+        accepted = [await client.train(models[0], 1)]
+        await asyncio.to_thread(trainer.entered.wait, 30)
+        accepted += [await client.train(model_id, seq_id) for model_id in models[1:] for seq_id in (1, 2)]
+        trainer.released.set()
+        losses = {(await client.result(each))["loss:sum"] for each in accepted}
+        assert len(losses) == 1
+        assert max(there) == 2
+
+
+async def test_a_turn_is_shorter_where_models_have_to_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant with more models than there is room for would else fill turns of many seconds."""
+    async with served(tmp_path, max_resident=1, round_s=1.0) as parts:
+        client, training = parts.client(), parts.service.training
+        models = [await client.model(number) for number in range(2)]
+        now, park = 0.0, training._park
+
+        async def slow(model: Any) -> None:
+            nonlocal now
+            now += 1.0
+            await park(model)
+
+        monkeypatch.setattr(training, "_clock", lambda: now)
+        monkeypatch.setattr(training, "_park", slow)
+        for seq_id in range(1, 12):
+            await asyncio.gather(*(client.loss(model_id, seq_id) for model_id in models))
+        assert training._budget.tokens() == 512
+
+
 async def saved_checkpoint(client: Client, model_id: str, name: str = "one", seq_id: int = 1) -> str:
     saved = await client.post("save_weights", model_id=model_id, seq_id=seq_id, path=name)
     return str((await client.result(saved))["path"])
