@@ -259,13 +259,34 @@ async def whole(
     with session.serving():
         answering = session.answer(asked)
         with answering.reading():
-            await answering.done.wait()
+            await _done(answering, request)
         if answering.refusal is not None:
             raise answering.refusal
         answer = JSONResponse(form(answering))
         if not await request.is_disconnected():
             answering.branch.deliver()
         return answer
+
+
+async def _done(answering: PendingTurn, request: Request) -> None:
+    """Returns when a turn is. Raises CallRefused as soon as its client has left, so that one which asks again is told
+    from those that wait.
+    """
+    done, left = asyncio.ensure_future(answering.done.wait()), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({done, left}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        done.cancel()
+        left.cancel()
+        await asyncio.gather(done, left, return_exceptions=True)
+    if not answering.done.is_set():
+        raise CallRefused(499, "client_left", "the client left before it was answered")
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has left; its body has been read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
 
 
 def streamed(

@@ -113,6 +113,30 @@ async def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(
     assert (matched(made, "again") or 0) >= 1
 
 
+async def test_alike_requests_that_are_sent_again_get_an_answer_each(agents: MakeAgentBench, chat_model: Path) -> None:
+    hold, words, said = asyncio.Event(), ["one", "two", "three"], []
+
+    async def impatient(task: Task, client: AgentClient) -> float:
+        async with policy_of(client, max_retries=60, timeout=1.0) as policy:
+            asked = [policy.chat.completions.create(model="m", messages=GO) for _ in range(3)]
+            releasing = asyncio.create_task(released_when_all_are_asked_again())
+            said.extend([answer.choices[0].message.content for answer in await asyncio.gather(*asked)])
+        await releasing
+        return 1.0
+
+    async def released_when_all_are_asked_again() -> None:
+        (session,) = made.sessions._sessions.values()
+        await eventually(lambda: session.attached >= 3)
+        hold.set()
+
+    made = await agents(Saying(chat_model, lambda _: words.pop()), run=impatient)
+    made.generators[0].hold = hold
+    trajectory = await only(made)
+
+    assert sorted(said) == ["one", "three", "two"]
+    assert len(trajectory.turns) == 3
+
+
 async def test_an_answer_that_nobody_took_is_not_trained(agents: MakeAgentBench, chat_model: Path) -> None:
     hold = asyncio.Event()
 
