@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -293,29 +293,27 @@ def streamed(
     session: AgentSession, asked: AgentRequest, events: Callable[[PendingTurn], AsyncIterator[bytes]]
 ) -> Response:
     """The answer as it grows. Raises CallRefused for what is known before anything is sampled."""
-    serving = session.serving()
-    serving.__enter__()
-    try:
+    with ExitStack() as entered:
+        entered.enter_context(session.serving())
         answering = session.answer(asked)
-    except BaseException:
-        serving.__exit__(None, None, None)
-        raise
+        # From now on, and not from its first byte on: another request may look for one that nobody reads before that.
+        entered.enter_context(answering.reading())
+        until_the_end = entered.pop_all()
 
     async def sent() -> AsyncGenerator[bytes, None]:
-        with answering.reading():
-            async for event in events(answering):
-                yield event
+        async for event in events(answering):
+            yield event
         answering.branch.deliver()
 
-    return _Events(sent(), serving)
+    return _Events(sent(), until_the_end)
 
 
 class _Events(StreamingResponse):
     """Ends what it was made from when the client goes away, even one that never read a byte."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], serving: AbstractContextManager[None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], entered: ExitStack) -> None:
         self._events = events
-        self._serving = serving
+        self._entered = entered
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -323,7 +321,7 @@ class _Events(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._events.aclose()
-            self._serving.__exit__(None, None, None)
+            self._entered.close()
 
 
 async def _chat_events(session: AgentSession, answering: PendingTurn, *, usage: bool) -> AsyncIterator[bytes]:

@@ -114,7 +114,8 @@ async def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(
 
 
 async def test_alike_requests_that_are_sent_again_get_an_answer_each(agents: MakeAgentBench, chat_model: Path) -> None:
-    hold, words, said = asyncio.Event(), ["one", "two", "three"], []
+    hold, words = asyncio.Event(), ["one", "two", "three"]
+    said: list[Any] = []
 
     async def impatient(task: Task, client: AgentClient) -> float:
         async with policy_of(client, max_retries=60, timeout=1.0) as policy:
@@ -135,6 +136,36 @@ async def test_alike_requests_that_are_sent_again_get_an_answer_each(agents: Mak
 
     assert sorted(said) == ["one", "three", "two"]
     assert len(trajectory.turns) == 3
+
+
+async def test_alike_streams_that_are_asked_for_again_at_once_are_two(agents: MakeAgentBench, chat_model: Path) -> None:
+    hold, words = asyncio.Event(), ["one", "two"]
+    said: list[str] = []
+
+    async def streams(task: Task, client: AgentClient) -> float:
+        body = {"model": "m", "messages": GO, "stream": True}
+
+        async def text(http: aiohttp.ClientSession, again: int) -> str:
+            headers = {"Authorization": f"Bearer {client.key}", "x-stainless-retry-count": str(again)}
+            async with http.post(f"{client.base_url}/chat/completions", json=body, headers=headers) as answer:
+                return (await answer.text()) if again else ""
+
+        async with aiohttp.ClientSession() as http:
+            for _ in range(2):
+                await text(http, 0)
+            (session,) = made.sessions._sessions.values()
+            await eventually(lambda: session.under_way == 0)
+            repeated = [asyncio.create_task(text(http, 1)) for _ in range(2)]
+            await eventually(lambda: session.attached == 2)
+            hold.set()
+            said.extend(await asyncio.gather(*repeated))
+        return 1.0
+
+    made = await agents(Saying(chat_model, lambda _: words.pop()), run=streams)
+    made.generators[0].hold = hold
+
+    assert len((await only(made)).turns) == 2
+    assert sorted("one" in each for each in said) == [False, True]
 
 
 async def test_an_answer_that_nobody_took_is_not_trained(agents: MakeAgentBench, chat_model: Path) -> None:
