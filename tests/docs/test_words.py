@@ -1,4 +1,4 @@
-"""One word for one thing: the pages do not use others for what the table of words in docs/architecture.md names."""
+"""The words of the pages: they use no others for what the table of words in docs/architecture.md names."""
 
 import re
 from pathlib import Path
