@@ -4,6 +4,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+SYSTEM := $(shell uname -s)
+ifneq ($(SYSTEM),Linux)
+$(error this machine runs $(SYSTEM), and Headway needs Linux on x86-64: take a virtual machine that has it (docs/install.md))
+endif
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,6 +54,7 @@ $(INSTALLED): $(LOCK) requirements/install.py pyproject.toml
 		$(PYTHON) -c '$(SUPPORTED)' || { echo "error: $(PYTHON) is not Python 3.11 or 3.12" >&2; exit 1; }
 		$(PYTHON) -m venv --clear $(VENV)
 	fi
+	[[ "$$(uname -m)" == x86_64 ]] || echo "setup: Headway is tried on x86_64 alone; for $$(uname -m) packages may be missing"
 	echo "setup: installing $$(grep -c == $<) packages from $< (minutes at the first time)"
 	HEADWAY_TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python requirements/install.py $<
 	echo "setup: installing headway"

@@ -1,4 +1,4 @@
-"""Setting up on a machine whose pip knows no index of PyTorch's CPU builds; a local folder stands for that index."""
+"""The set-up where pip knows no index of PyTorch's CPU builds (a local folder stands for it), and on other machines."""
 
 import os
 import subprocess
@@ -135,3 +135,36 @@ def test_both_locks_hold_the_same_versions_but_for_what_computes() -> None:
 def _pins(lock: Path) -> dict[str, str]:
     lines = lock.read_text(encoding="utf-8").splitlines()
     return dict(line.split(" ;")[0].strip().split("==") for line in lines if "==" in line)
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "status", "said"),
+    [
+        ("Darwin", "arm64", 2, "this machine runs Darwin, and Headway needs Linux on x86-64"),
+        ("Linux", "aarch64", 0, "Headway is tried on x86_64 alone; for aarch64 packages may be missing"),
+        ("Linux", "x86_64", 0, ""),
+    ],
+)
+def test_a_machine_of_another_kind_is_named_before_anything_is_installed(
+    tmp_path: Path, system: str, machine: str, status: int, said: str
+) -> None:
+    """The set-up itself, in a folder with an interpreter that installs nothing."""
+    uname = tmp_path / "bin" / "uname"
+    uname.parent.mkdir()
+    uname.write_text(f'#!/bin/sh\n[ "$1" = -m ] && echo {machine} || echo {system}\n', encoding="utf-8")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
+    uname.chmod(0o755)
+    python.chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "requirements"):
+        (tmp_path / name).symlink_to(_LOCKS.parent / name)
+
+    environment = {"PATH": f"{uname.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["make", "setup"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == status, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+    assert ("may be missing" in done.stdout) == (machine == "aarch64")
