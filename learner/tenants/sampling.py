@@ -6,6 +6,7 @@ end, so that the names stay in the journal until it is known to have heard of th
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import defaultdict, deque
@@ -72,9 +73,12 @@ class _SampleEnd:
 
 @dataclass
 class _Feed:
-    """Ends of samples of one client, in order; `first` is the number of the first one that is still here."""
+    """Ends of samples of one client, in order; `first` is the number of the first one that is still here. `polls`: how
+    many wait for its news.
+    """
 
     first: int = 0
+    polls: int = 0
     told: deque[_SampleEnd] = field(default_factory=deque)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -192,15 +196,19 @@ class SamplingQueue:
         """Ends of samples after the cursor, waited for if there are none, and the next cursor."""
         life, number = divmod(cursor, 1 << _CURSOR_BITS)
         feed = self._feeds[session, clone]
-        found = feed.after(number if life == self._life else 0)
-        if not found and timeout_s > 0:
-            feed.news.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await feed.news.wait()
-            except TimeoutError:
-                pass
-            found = feed.after(0)
+        feed.polls += 1
+        try:
+            found = feed.after(number if life == self._life else 0)
+            if not found and timeout_s > 0:
+                feed.news.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_s):
+                        await feed.news.wait()
+                found = feed.after(0)
+        finally:
+            feed.polls -= 1
+            if not (feed.polls or feed.first or feed.told):  # a client may ask by any number
+                self._feeds.pop((session, clone), None)
         return found, (self._life << _CURSOR_BITS) + feed.first + len(feed.told)
 
     def forget(self, session: str) -> None:

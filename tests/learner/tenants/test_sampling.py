@@ -75,6 +75,19 @@ async def test_ends_of_samples_are_told_once_to_the_client_they_are_of(tmp_path:
         assert nothing == {"completions": [], "cursor": told["cursor"]}
 
 
+async def test_polls_by_numbers_that_no_client_has_leave_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        session = await base_session(client)
+        waiting = asyncio.create_task(completions(client, session, clone=7))
+        for clone in range(10):
+            assert (await completions(client, session, clone=clone, timeout=0))["completions"] == []
+        accepted = await sample(client, session, seq_id=7_000_000_000)
+        told = (await waiting)["completions"]
+        assert [each["request_id"] for each in told] == [accepted["request_id"]]
+        assert len(parts.service.samples._feeds) == 1
+
+
 async def test_an_acknowledged_sample_may_go(tmp_path: Path) -> None:
     async with served(tmp_path) as parts:
         client = parts.client()
