@@ -95,11 +95,13 @@ def remove_folder(folder: Path) -> None:
 
 def remove_drafts(parent: Path) -> None:
     """Remove what a crash left of folders that were being written, and finish those that were being replaced."""
+    sync_folder(parent)  # a former life may have ended before it had: a name that is gone after a power loss takes all
     for path in list(parent.glob("*.removed*")):
         whole = path.with_name(path.name.partition(".removed")[0])
         if whole.exists() or not parent.joinpath(f"{whole.name}.draft").exists():
             shutil.rmtree(path)
         else:
             path.rename(whole)  # between the two renames: the former one is the whole one
+            sync_folder(parent)
     for path in list(parent.glob("*.draft*")):
         shutil.rmtree(path)

@@ -1,7 +1,10 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from learner.tenants import tensor_files
+from learner.tenants.tensor_files import folder_facts, remove_drafts, write_tensor_folder
 from protocol.tinker.messages import MESSAGES
 from tests.learner.journal.power_loss import UnsyncedDisk
 from tests.learner.tenants.service_client import served
@@ -37,3 +40,24 @@ async def test_all_that_clients_were_told_is_true_after_a_power_loss_in_the_firs
         sampled = await again.post("asample", **body)
         answer = await again.http.post("/retrieve_future", json={"request_id": sampled["request_id"]})
         assert len(MESSAGES["SampleResponse"].FromString(answer.content).sequences) == 1
+
+
+def test_a_folder_that_a_former_life_renamed_and_did_not_sync_outlives_a_power_loss(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "models" / "one"
+    folder.parent.mkdir()
+    tensors = {"state": {"weight": np.zeros(2, dtype=np.float32)}}
+    disk = UnsyncedDisk.beneath(monkeypatch)
+    tensor_files.sync_folder(tmp_path)
+    write_tensor_folder(folder, tensors=tensors, facts=1)
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(tensor_files, "sync_folder", dies)
+        write_tensor_folder(folder, tensors=tensors, facts=2)
+    remove_drafts(folder.parent)  # the next life, which takes away the former folder
+    left = disk.left_of(tmp_path, tmp_path_factory.mktemp("after") / "left")
+    disk.close()
+    assert folder_facts(left / "models" / "one") == folder_facts(folder) == 2
