@@ -6,6 +6,7 @@ import pytest
 from learner.tenants import tensor_files
 from learner.tenants.tensor_files import folder_facts, remove_drafts, write_tensor_folder
 from protocol.tinker.messages import MESSAGES
+from services.append_file import sync_folder
 from tests.learner.journal.power_loss import UnsyncedDisk
 from tests.learner.tenants.service_client import served
 
@@ -52,7 +53,7 @@ def test_a_folder_that_a_former_life_renamed_and_did_not_sync_outlives_a_power_l
     folder.parent.mkdir()
     tensors = {"state": {"weight": np.zeros(2, dtype=np.float32)}}
     disk = UnsyncedDisk.beneath(monkeypatch)
-    tensor_files.sync_folder(tmp_path)
+    sync_folder(tmp_path)
     write_tensor_folder(folder, tensors=tensors, facts=1)
     with monkeypatch.context() as dying:
         dying.setattr(tensor_files, "sync_folder", dies)
