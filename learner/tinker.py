@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from learner.algorithms.client_graphs import LossGraph
 from learner.config import LearnerConfig
-from learner.journal.files import make_folder, write_atomically
+from learner.journal.files import write_atomically
 from learner.page.files import PAGE_PATHS
 from learner.page.tenants_page import ServedProcesses, TenantsPage
 from learner.rank_group import RankGroup
@@ -42,6 +42,7 @@ from learner.training.adapter_ranks import RankedAdapters
 from learner.training.adapter_trainer import AdapterTrainer
 from protocol.status import ProgressStatus, QueueStatus, Readiness, Report, Status
 from protocol.tinker.bodies import CreateCustomLoss
+from services.append_file import make_folder
 from services.diagnosis.asked import Target
 from services.http.app import create_app
 from services.http.client import HttpClient

@@ -27,6 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from services.append_file import make_folder
+
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "run.lock"
@@ -253,7 +255,7 @@ class _Claim:
     def open(cls, folder: Path) -> "_Claim":
         """Raises FolderTaken if the kernel says that another process has it."""
         while True:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             path = folder / LOCK_FILE
             try:
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

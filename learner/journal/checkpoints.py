@@ -26,7 +26,7 @@ from learner.journal.manifest import Signer, manifest_fault, write_manifest
 from learner.journal.segments import Segment
 from learner.ledger import LedgerSnapshot
 from learner.training.guard import NEW_GUARD, GuardState
-from services.append_file import sync_folder
+from services.append_file import make_folder, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class Checkpoints:
         self._check_room()
         draft = unused(self._folder / f"{_DRAFT}{version}")
         with self._removing_failed(draft):
-            draft.mkdir(parents=True)
+            make_folder(draft)
             write_rest = begin_save(draft / "trainer")
             if ledger is not None:
                 (draft / "ledger.json").write_text(json.dumps(asdict(ledger)), encoding="utf-8")

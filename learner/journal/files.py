@@ -24,14 +24,6 @@ def write_atomically(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
-def make_folder(folder: Path) -> None:
-    """The folder is there, and its name and those of the ones above it that were made for it are on the disk."""
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in made:
-        sync_folder(each.parent)
-
-
 def sync_tree(folder: Path) -> None:
     """Returns when everything below the folder is on the disk."""
     for path in folder.rglob("*"):

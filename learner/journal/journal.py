@@ -36,7 +36,7 @@ from learner.journal.teaching import LoggedTeaching
 from learner.weights.provenance import LoggedDistrust, LoggedProof
 from protocol.codec import Frame
 from protocol.trajectories import TrajectoryGroup
-from services.append_file import AppendFile, sync_folder
+from services.append_file import AppendFile, make_folder, sync_folder
 from services.http.waiting import Waiting
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class Journal:
         again from there, and a later sync is of the newest segment alone. Raises JournalDamaged, and then changes
         nothing, and OSError.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         segments = segments_of(folder)
         if not segments:
             return cls(Segment.named(folder, 0), end=0, may_write=may_write, synced=synced)

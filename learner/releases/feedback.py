@@ -22,7 +22,7 @@ from typing import Any
 
 from learner.journal.files import anyone, end_of_lines
 from protocol.feedback import Feedback, FeedbackAnswer, ServedCompletion
-from services.append_file import AppendFile, sync_folder
+from services.append_file import AppendFile, make_folder, sync_folder
 from services.http.refusals import RequestRefused
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class FeedbackStore:
         self._rated: dict[tuple[str, int], float] = {}
         self._rewards: dict[str, list[tuple[float, float]]] = {}
         """By version: times of its answers, and users' rewards, in the order they came."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for segment in self._segments():
             self._index(segment)
         self._open = self._opened(max(self._segments(), default=1))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from learner.journal.files import anyone
-from services.append_file import AppendFile, sync_folder
+from services.append_file import AppendFile, make_folder, sync_folder
 
 FILE = "history.jsonl"
 ReleaseEvent = Literal["refused", "trial", "released", "rolled_back", "resumed", "served"]
@@ -112,7 +112,7 @@ class ReleaseHistory:
     def _add(self, event: ReleaseEvent, version: str, **more: object) -> None:
         self._may_write()
         row = {"event": event, "version": version, "time": time.time(), **more}
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         with closing(AppendFile(self._folder / FILE)) as file:
             former = file.end
             # After a torn row of a power loss this one stands on a line of its own.

@@ -28,7 +28,7 @@ from learner.weights.published import PackedWeights
 from learner.weights.senders import own_buckets
 from protocol.fleet import BucketSpec, LowRank
 from protocol.model import PolicyVersion
-from services.append_file import sync_folder
+from services.append_file import make_folder, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class KeptWeights:
         """Keeps a version, all of which rank 0 has. Raises OSError, and then there is no such release."""
         assert not packed.links, "brought here by the caller"
         self._may_write()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         self._remove_drafts()
         draft = unused(self.folder / f"{_DRAFT}{packed.version}")
         record = ReleaseRecord(

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from learner.journal.files import make_folder
 from learner.tenants.tensor_files import (
     Tensors,
     TensorsDamaged,
@@ -32,6 +31,7 @@ from learner.tenants.tensor_files import (
     write_tensor_folder,
 )
 from learner.training.client_operations import AdapterShape
+from services.append_file import make_folder
 
 CheckpointKind = Literal["training", "sampler", "external", "target"]
 _FOLDERS: dict[str, CheckpointKind] = {

@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from learner.journal.files import make_folder, write_atomically
+from learner.journal.files import write_atomically
 from learner.journal.records import framed, record, scan
 from learner.tenants.catalog import Catalog, LossEntry, ModelEntry, SamplingEntry, SessionEntry, entry_of
-from services.append_file import AppendFile, sync_folder
+from services.append_file import AppendFile, make_folder, sync_folder
 
 logger = logging.getLogger(__name__)
 

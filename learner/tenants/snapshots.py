@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.journal.files import make_folder
 from learner.journal.records import framed, scan
 from learner.tenants.futures import Payload, ResultFuture
 from learner.tenants.tensor_files import (
@@ -25,6 +24,7 @@ from learner.tenants.tensor_files import (
     remove_folder,
     write_tensor_folder,
 )
+from services.append_file import make_folder
 
 _JSON, _BYTES = 1, 2
 _STATE, _RESULTS = "state", "results.log"

@@ -55,6 +55,17 @@ def test_a_batch_in_a_new_segment_is_there_after_a_power_loss_and_so_is_the_segm
     ]
 
 
+def test_a_first_life_has_the_folders_that_it_made_on_the_disk(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, disk: UnsyncedDisk
+) -> None:
+    run = tmp_path / "runs" / "one"
+    with Journal.open(run / FOLDER) as journal:
+        journal.append_group(group(1))
+        journal.append_batch(version=0, lease_ids=(1,))
+        left = disk.left_of(tmp_path, tmp_path_factory.mktemp("after") / "left")
+    assert short(read_journal(left / "runs" / "one" / FOLDER)) == [("group", 1), LoggedBatch(version=0, lease_ids=(1,))]
+
+
 def test_a_checkpoint_that_a_power_loss_leaves_is_whole_and_has_the_segment_that_follows_it(
     run: Path, disk: UnsyncedDisk, tmp_path: Path
 ) -> None:
