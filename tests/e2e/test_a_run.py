@@ -133,10 +133,9 @@ TOLD = re.compile(r"token (\d+) \(id (\d+)\) .*: (?:version (\d+), logprob (\S+)
 @NEEDS_CHROMIUM
 def test_the_page_shows_the_tokens_versions_masks_and_rewards_of_the_journal(ended: EndedRun) -> None:
     """Of a group as Chromium shows it, token by token under the cursor of the keyboard."""
-    step, groups = ended.folder.batches()[-1]
-    by_lease = {group.lease_id: group for group in groups}
+    by_lease = {group.lease_id: group for _, groups in ended.folder.batches() for group in groups}
     with Viewed(ended.folder.path) as shown, chromium() as browser:
-        page, said = opened(browser, f"{shown.url}#/trajectories?step={step + 1}")
+        page, said = opened(browser, f"{shown.url}#/trajectories?why=trained")
         page.locator("table.list tbody tr td:nth-child(2) a").first.click(timeout=60_000)
         lease = (
             page.locator("h2", has_text=" · lease ").inner_text(timeout=60_000).split(" · lease ")[1].split(" · ")[0]

@@ -163,7 +163,7 @@ async def hanging(connections: list[asyncio.StreamWriter]) -> AsyncIterator[str]
             connection.close()
 
 
-async def eventually(condition: Callable[[], object], *, within_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], object], *, within_s: float = 60.0) -> None:
     """Return when the condition holds."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110  what is waited for has no event of its own
@@ -179,7 +179,7 @@ class ScriptedLearner:
         self.peer: str | None = None
         self.answer: Welcome | None = None
 
-    async def expect(self, kind: type[M], *, within_s: float = 10.0) -> M:
+    async def expect(self, kind: type[M], *, within_s: float = 60.0) -> M:
         """The next message of a kind; others before it are only kept in `seen`, but that a hello is answered."""
         async with asyncio.timeout(within_s):
             while True:

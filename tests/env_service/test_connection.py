@@ -119,6 +119,16 @@ async def conversing(
             learner.router.close()
 
 
+async def forgotten(talk: LearnerConversation) -> Hello:
+    """The first hello to a learner that does not know the peer any more, whose lease runs. One that the peer said before
+    the first welcome can still be on its way, and names no lease.
+    """
+    await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
+    while not (hello := await talk.learner.expect(Hello)).running:
+        pass
+    return hello
+
+
 @asynccontextmanager
 async def working(*, purpose: Purpose = "train") -> AsyncIterator[LearnerConversation]:
     """A conversation in which lease 5 has been granted and is being rolled out."""
@@ -380,8 +390,7 @@ async def test_the_hello_to_a_restarted_learner_names_what_runs_and_what_has_fin
         await talk.rollouts.next_started()
         await talk.rollouts.finish(finished(lease(5)))
         await talk.learner.expect(FinishedLease)
-        await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
-        hello = await talk.learner.expect(Hello)
+        hello = await forgotten(talk)
         assert (hello.instance, hello.run) == ("i0", "r")
         assert hello.running == (
             RunningLease(
@@ -400,8 +409,7 @@ async def test_a_failure_that_is_not_acknowledged_is_named_at_a_hello_and_afterw
         failed = FailedLease(incarnation=1, lease_id=5, attempt=0, purpose="train", data_fault=True, reason="odd")
         await talk.rollouts.finish(failed)
         await talk.learner.expect(FailedLease)
-        await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
-        hello = await talk.learner.expect(Hello)
+        hello = await forgotten(talk)
         assert hello.running == (
             RunningLease(incarnation=1, lease_id=5, attempt=0, purpose="train", waits_for="learner"),
         )
@@ -430,9 +438,8 @@ async def test_nothing_but_hellos_is_said_to_a_learner_that_may_be_another() -> 
         await talk.learner.welcome()
         await talk.learner.grant(lease(5))
         await talk.rollouts.next_started()
-        await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
+        await forgotten(talk)
         talk.learner.answer = None
-        await talk.learner.expect(Hello)
         talk.learner.seen.clear()
         await talk.rollouts.finish(finished(lease(5)))
         for _ in range(3):
