@@ -89,8 +89,11 @@ class LearnerConversation:
 
 @asynccontextmanager
 async def conversing(
-    *, resend_s: float = 0.2, capacity: int = 2, records: LeaseRecords | None = None
+    *, resend_s: float = 0.2, hello_every_s: float = 60, capacity: int = 2, records: LeaseRecords | None = None
 ) -> AsyncIterator[LearnerConversation]:
+    """A conversation with a learner that has not answered yet. Of hellos that are repeated, some can still be on their
+    way when a test that speaks slowly looks for what comes after them: only those tests that are about them repeat them.
+    """
     metrics = RolloutMetrics(Metrics("env-service"))
     fleet, outbox, rollouts = GeneratorFleet(), Outbox(resend_s=resend_s), ManualRollouts()
     router = RouterSocket.bind("tcp://127.0.0.1:*")
@@ -102,7 +105,7 @@ async def conversing(
             fleet=fleet,
             outbox=outbox,
             metrics=metrics,
-            hello_every_s=0.1,
+            hello_every_s=hello_every_s,
             records=records,
         )
         try:
@@ -167,7 +170,7 @@ def acknowledged(granted: Lease) -> OutcomeReceipt:
 
 
 async def test_it_says_hello_until_it_is_welcomed_and_learns_who_serves() -> None:
-    async with conversing() as talk:
+    async with conversing(hello_every_s=0.1) as talk:
         assert await talk.learner.expect(Hello) == HELLO
         await talk.learner.expect(Hello)
         await talk.learner.welcome(serving("g0", "http://127.0.0.1:1"))
@@ -374,7 +377,7 @@ async def test_a_group_that_no_learner_reads_becomes_a_failed_lease() -> None:
 
 
 async def test_a_refused_hello_is_repeated_and_nothing_else_is_said() -> None:
-    async with conversing() as talk:
+    async with conversing(hello_every_s=0.1) as talk:
         for _ in range(3):
             await talk.learner.expect(Hello)
             await talk.learner.say(PeerRefusal(reason="hello", message="another tokenizer"))
@@ -402,7 +405,7 @@ async def test_the_hello_to_a_restarted_learner_names_what_runs_and_what_has_fin
 
 async def test_a_failure_that_is_not_acknowledged_is_named_at_a_hello_and_afterwards_no_more() -> None:
     """Else the learner takes the lease for one whose grant was lost, and the failure comes too late to be charged."""
-    async with conversing(resend_s=60) as talk:
+    async with conversing(resend_s=60, hello_every_s=0.1) as talk:
         await talk.learner.welcome()
         await talk.learner.grant(lease(5))
         await talk.rollouts.next_started()
@@ -434,7 +437,7 @@ async def test_a_learner_that_refuses_whatever_a_stranger_says_hears_a_hello() -
 
 
 async def test_nothing_but_hellos_is_said_to_a_learner_that_may_be_another() -> None:
-    async with conversing(resend_s=0.05) as talk:
+    async with conversing(resend_s=0.05, hello_every_s=0.1) as talk:
         await talk.learner.welcome()
         await talk.learner.grant(lease(5))
         await talk.rollouts.next_started()
