@@ -325,7 +325,8 @@ class RolloutProgress:
         self._waiting: Counter[WaitsFor] = Counter()
         self.waits_for: WaitsFor = "environment"
         """For whom the rollout waits: of several, the generators are named first."""
-        self.began = self.waits_since = time.monotonic()
+        self.began = self.waits_since = self._named_at = time.monotonic()
+        self._waited_s: dict[WaitsFor, float] = {}
         self.scoring_s: tuple[float, float] | None = None
         """Beginning and end of its scoring, in seconds since it began."""
         self.task: Task | None = None
@@ -337,7 +338,8 @@ class RolloutProgress:
 
     def begin(self) -> float:
         """Counts its times from now on, or from when it had begun; that is returned."""
-        self.began = time.monotonic() - self.elapsed_s
+        self._named_at = time.monotonic()
+        self.began = self._named_at - self.elapsed_s
         return self.began
 
     def scored(self, asked_at: float) -> None:
@@ -373,8 +375,8 @@ class RolloutProgress:
 
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
-        """End what is done in it after so many seconds of the rollout, by TimeoutError; whom it waited for then stays
-        named.
+        """End what is done in it after so many seconds of the rollout, by TimeoutError; whom it waited for until then
+        stays as it was.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + max(0.0, seconds - self.elapsed_s)
@@ -388,9 +390,22 @@ class RolloutProgress:
     def found(self) -> None:
         """The host of its environment is there, which works now."""
         if self.waits_for == "host" and not self._waiting["host"]:
-            self.waits_for, self.waits_since = "environment", time.monotonic()
+            self._name("environment")
+            self.waits_since = self._named_at
+
+    def longest_wait(self) -> tuple[WaitsFor, float]:
+        """For whom it waited the longest in this process, and for how many seconds; of one that was cut short, until
+        then.
+        """
+        return max(self._waited_s.items(), key=lambda each: each[1], default=(self.waits_for, 0.0))
+
+    def _name(self, whom: WaitsFor) -> None:
+        now = time.monotonic()
+        self._waited_s[self.waits_for] = self._waited_s.get(self.waits_for, 0.0) + now - self._named_at
+        self.waits_for, self._named_at = whom, now
 
     def _cut_short(self) -> None:
+        self._name(self.waits_for)
         self.cut_short = True
 
     def count(self, whom: WaitsFor, by: int) -> None:
@@ -399,10 +414,9 @@ class RolloutProgress:
             return
         self._waiting[whom] += by
         before = self.waits_for
-        for each in _FIRST_TO_NAME:
-            if self._waiting[each]:
-                self.waits_for = each
-                break
+        named = next((each for each in _FIRST_TO_NAME if self._waiting[each]), before)
+        if named != before:
+            self._name(named)
         goes_on = whom == "host" and before == "host"  # between two tries it is waited for, too
         if self.waits_for != before or (self._waiting[self.waits_for] <= 1 and not goes_on):
             self.waits_since = time.monotonic()

@@ -196,10 +196,12 @@ class Rollout:
             return self._failed(lease, progress, data_fault=True, reason=reason)
         except Exception as error:  # the rollout boundary: whatever an environment raises becomes a record
             if isinstance(error, TimeoutError) and progress.cut_short:
-                said = f": {progress.said}" if progress.waits_for == "host" else ""
-                whom = f"{_WHOM[progress.waits_for]}{said}"
-                reason = f"not finished within {self._timeout_s:g} s: it was waiting for {whom}"
-                return self._failed(lease, progress, data_fault=progress.waits_for == "environment", reason=reason)
+                # Not for whom it waits at the end: an outage that took most of the time is no fault of the task.
+                whom, waited_s = progress.longest_wait()
+                said = f": {progress.said}" if whom == "host" else ""
+                share = f"{waited_s:.3g} s of them it was waiting for {_WHOM[whom]}{said}"
+                reason = f"not finished within {self._timeout_s:g} s: {share}"
+                return self._failed(lease, progress, data_fault=whom == "environment", reason=reason)
             logger.warning("task %s of %s raised", lease.task_index, lease.environment, exc_info=error)
             return self._failed(lease, progress, data_fault=True, reason=f"{type(error).__name__}: {error}")
 

@@ -92,7 +92,7 @@ async def conversing(
     *, resend_s: float = 0.2, hello_every_s: float = 60, capacity: int = 2, records: LeaseRecords | None = None
 ) -> AsyncIterator[LearnerConversation]:
     """A conversation with a learner that has not answered yet. Of hellos that are repeated, some can still be on their
-    way when a test that speaks slowly looks for what comes after them: only those tests that are about them repeat them.
+    way when a slow test looks for what comes after them: only those tests that are about them repeat them.
     """
     metrics = RolloutMetrics(Metrics("env-service"))
     fleet, outbox, rollouts = GeneratorFleet(), Outbox(resend_s=resend_s), ManualRollouts()
@@ -123,8 +123,8 @@ async def conversing(
 
 
 async def forgotten(talk: LearnerConversation) -> Hello:
-    """The first hello to a learner that does not know the peer any more, whose lease runs. One that the peer said before
-    the first welcome can still be on its way, and names no lease.
+    """The first hello to a learner that does not know the peer any more, whose lease runs. One from before the first
+    welcome can still be on its way, and names no lease.
     """
     await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
     while not (hello := await talk.learner.expect(Hello)).running:

@@ -1,11 +1,13 @@
 """The choice of a generator."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from math import inf
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
 from env_service.app import watch_rollouts
@@ -324,3 +326,19 @@ async def test_whom_a_rollout_waited_for_when_its_time_was_over_stays_named() ->
             with progress.waiting_for("environment"), progress.waiting_for("generators"):
                 await asyncio.Event().wait()
     assert (progress.cut_short, progress.waits_for) == (True, "generators")
+
+
+def test_the_longest_wait_of_a_rollout_is_named_though_it_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    progress = RolloutProgress()
+    progress.begin()
+    now += 2  # the environment makes its task
+    with progress.waiting_for("generators"):
+        now += 50
+        with progress.waiting_for("environment"):
+            now += 10
+    with progress.waiting_for("environment"):
+        now += 7
+        progress._cut_short()
+    assert (progress.waits_for, progress.longest_wait()) == ("environment", ("generators", 60.0))

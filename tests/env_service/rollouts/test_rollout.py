@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -240,13 +241,13 @@ async def test_a_prompt_that_the_generator_refuses_is_a_fault_of_the_data(bench:
 
 
 async def test_a_rollout_that_takes_too_long_fails_as_infrastructure(bench: MakeBench) -> None:
-    made = await bench(timeout_s=0.1)
+    made = await bench(timeout_s=0.4)
     made.fleet.replace([])
 
     failed = await made.failed(lease())
 
     assert not failed.data_fault
-    assert "not finished within 0.1 s: it was waiting for the generators" in failed.reason
+    assert re.fullmatch(r"not finished within 0.4 s: \S+ s of them it was waiting for the generators", failed.reason)
 
 
 async def test_a_scoring_error_is_a_record_and_no_reward_of_zero(bench: MakeBench) -> None:
@@ -450,12 +451,10 @@ async def test_the_thread_of_a_cancelled_rollout_that_is_stuck_is_left_to_itself
 
 
 async def test_a_rollout_that_ends_in_its_environment_is_a_fault_of_the_data(bench: MakeBench) -> None:
-    made = await bench(extra=[_offered("odd", _OneTask(), _Dreaming)], timeout_s=0.2)
+    made = await bench(extra=[_offered("odd", _OneTask(), _Dreaming)], timeout_s=0.5)
     failed = await made.failed(lease(environment="odd"))
-    assert (failed.data_fault, failed.reason) == (
-        True,
-        "not finished within 0.2 s: it was waiting for its environment",
-    )
+    assert failed.data_fault
+    assert re.fullmatch(r"not finished within 0.5 s: \S+ s of them it was waiting for its environment", failed.reason)
 
 
 async def test_what_one_verifier_judges_of_a_task_is_asked_as_a_group(bench: MakeBench) -> None:
