@@ -102,9 +102,10 @@ docs: $(INSTALLED) ## build the documentation as a site in site/; a dead link is
 reference: $(INSTALLED) ## make the reference pages of settings, routes and metrics anew from the code
 	$(BIN)/python -m docs.reference
 
+# Of two cores, two workers leave a fifth unused: tests wait for processes, timeouts and disks.
 .PHONY: test
 test: check $(FOR_TESTS) ## setup, check, and all tests
-	$(BIN)/python -m pytest -n 2 --durations=50 --durations-min=5 $(addprefix --ignore=,$(CHECKS)) $(PYTEST)
+	$(BIN)/python -m pytest -n 3 --durations=50 --durations-min=5 $(addprefix --ignore=,$(CHECKS)) $(PYTEST)
 
 $(FOR_TESTS): requirements/tests.lock | $(INSTALLED)
 	@echo "setup: installing $$(grep -c == $<) packages that tests alone use"

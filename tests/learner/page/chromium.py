@@ -27,7 +27,7 @@ HURRIED_PAGE = "{ const wait = setTimeout; window.setTimeout = (done, ms, ...mor
 """Has a page wait a tenth of the time before it asks again."""
 
 try:
-    from playwright.sync_api import Browser, Page, sync_playwright
+    from playwright.sync_api import Browser, FloatRect, Locator, Page, sync_playwright
 except ImportError:
     sync_playwright = None
 
@@ -101,6 +101,16 @@ def opened(browser: "Browser", url: str, **options: Any) -> tuple["Page", list[s
 def shows(page: "Page", selector: str, text: str) -> None:
     """Waits for an element with the text."""
     page.locator(selector).filter(has_text=text).first.wait_for(timeout=WAIT_MS)
+
+
+def box_of(locator: "Locator") -> "FloatRect":
+    """Place and size of an element, in pixels. One that the page draws anew while it is asked for has none: then it is
+    asked for again.
+    """
+    for _ in range(20):
+        if (box := locator.bounding_box(timeout=WAIT_MS)) is not None:
+            return box
+    raise AssertionError(f"{locator} is not shown")
 
 
 def asked_twice(page: "Page", url: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from headway.report import page as page_of_report
 from headway.report import read_run
 from learner.page.store import TrajectoryStore
-from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, chromium, opened, shows
+from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, box_of, chromium, opened, shows
 from tests.learner.page.made_run import group as made_group
 from tests.learner.page.made_run import huge_run, make_run, step_line, taken, timed_run, write_lines
 
@@ -220,8 +220,7 @@ def test_the_life_of_a_lease_is_drawn_in_lanes(browser: "Browser", tmp_path: Pat
         assert float(lane.locator("line").get_attribute("x1") or 0) == 250
         assert "version 4 after 3.00 s." in page.locator(".life p").inner_text()
         assert "turn 2 2.50 s to 6.00 s" in (page.locator(".lanes").get_attribute("aria-label") or "")
-        box = lane.locator("rect").first.bounding_box()
-        assert box is not None
+        box = box_of(lane.locator("rect").first)
         assert box["width"] > 10
         assert page.evaluate("document.documentElement.scrollWidth") <= options["viewport"]["width"]
         assert said == []
@@ -623,8 +622,7 @@ def _click_at(page: "Page", figure: str, share: float) -> None:
     """Clicks on a figure, so far along its x axis."""
     over = page.locator(f"figure[aria-labelledby=h-{figure}] .u-over")
     over.scroll_into_view_if_needed()
-    box = over.bounding_box()
-    assert box is not None
+    box = box_of(over)
     over.click(position={"x": box["width"] * share, "y": box["height"] / 2})
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, chromium, opened, shows
+from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, box_of, chromium, opened, shows
 from tests.learner.page.made_run import make_run, step_line, write_lines
 
 if TYPE_CHECKING:
@@ -174,14 +174,12 @@ def test_what_is_told_stays_within_a_narrow_screen_and_the_histogram_of_lag_has_
         shows(page, "#tiles dd", "40")
         canvas = page.locator("figure[aria-labelledby=h-lags] canvas")
         canvas.scroll_into_view_if_needed()
-        box = canvas.bounding_box()
-        assert box is not None
+        box = box_of(canvas)
         page.mouse.move(box["x"] + 52 + (box["width"] - 60) * 39 / 40, box["y"] + 30)
         told = page.locator("figure[aria-labelledby=h-lags] .told-mark")
         told.wait_for(timeout=WAIT_MS)
-        place = told.bounding_box()
+        place = box_of(told)
 
-        assert place is not None
         assert place["x"] >= 0
         assert place["x"] + place["width"] <= 390
         assert told.inner_text() == f"× step 39: generator {'g' * 100} has gone"

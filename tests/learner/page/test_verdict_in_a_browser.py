@@ -10,7 +10,7 @@ from learner.page import routes
 from learner.page.routes import shown_machines
 from protocol.status import GpuStatus, UsageStatus
 from services.diagnosis.asked import Condition
-from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, asked_twice, chromium, opened, shows
+from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, asked_twice, box_of, chromium, opened, shows
 from tests.learner.page.made_run import make_run, write_lines
 from tests.learner.page.told_page import ToldPage
 from tests.services.diagnosis.statuses import ill, status, well
@@ -160,8 +160,7 @@ def test_of_64_generators_the_odd_ones_are_shown_beside_a_summary_and_the_rest_i
         assert lines[0].startswith("64: 63 serving, 1 behind, 63,050 tokens/s, idle 25 %")
         assert [line.split(":")[0] for line in lines[1:-1]] == ["g7", "g40", "g63"]
         assert lines[-1] == "all 64"
-        box = card.bounding_box()
-        assert box is not None
+        box = box_of(card)
         assert box["height"] < 400
         card.locator("summary").click()
         assert card.locator("ul.all li").count() == 64
