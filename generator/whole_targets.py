@@ -9,6 +9,7 @@ keep nobody waiting for ever, and a completion has the weights of one version fr
 """
 
 import asyncio
+import json
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 _BASE = ""
 """The name of the model's own weights."""
 _BUCKET_BYTES = 256 << 20
+_INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
 
 
 class WholeTargets:
@@ -90,18 +92,26 @@ class WholeTargets:
         """Raises RequestRefused; the engine then has the model's own weights, if it had to let go of those before."""
         with self._metrics.load.time():
             files = () if offered is None else await self._fetch(name)
+            former, served = (self._held, self._target, self.version), self._engine.version
             try:
                 await self._commit(files)
             except (WeightSyncError, SafetensorError, OSError) as error:
                 if isinstance(error, WeightSyncError) and error.unloaded:
                     await self._recover()
+                elif self._engine.version == served:
+                    self._now_holds(*former)
                 what = "the model's own weights" if offered is None else f"the weights of {offered.target_id}"
                 raise RequestRefused(503, "adapter_not_loaded", f"{what}: {error}") from error
-        self._held = name
-        self._target, self.version = ("", 0) if offered is None else (offered.target_id, offered.version)
+        self._now_holds(name, *(("", 0) if offered is None else (offered.target_id, offered.version)))
+
+    def _now_holds(self, name: str | None, target: str = "", version: int = 0) -> None:
+        self._held, self._target, self.version = name, target, version
 
     async def _commit(self, files: Sequence[bytes]) -> None:
-        """Has the engine take the weights of the files, or the model's own if there are none."""
+        """Has the engine take the weights of the files, or the model's own if there are none. Nobody knows which ones
+        it has until this has ended: where the client goes away, the engine's commit goes on.
+        """
+        self._now_holds(None)
         self._loads += 1
         version = f"1.{self._loads}"
         with tempfile.TemporaryDirectory(prefix="headway-whole-") as folder:
@@ -112,13 +122,13 @@ class WholeTargets:
 
     async def _recover(self) -> None:
         """Has the engine, which holds nothing whole, take the model's own weights; without them it cannot serve."""
-        self._held, self._target, self.version = _BASE, "", 0
         try:
             await self._commit(())
         except (WeightSyncError, OSError) as error:
             logger.error("the model's own weights could not be loaded again: %s; restart this generator", error)
-            self._held = None
             self._serving.holds(None)
+        else:
+            self._now_holds(_BASE)
 
     def _plan(self, files: Sequence[bytes], folder: Path, version: str) -> tuple[Prepare, list[str]]:
         """The weights in buckets, as a weight sync has them, in files of the folder."""
@@ -132,9 +142,14 @@ class WholeTargets:
 
 
 def _own_weights(model: Path) -> dict[str, Tensor]:
-    """Of a model's folder; several files have each a part of them."""
+    """Of a model's folder; several files have each a part of them. Others may hold the same in another format."""
+    index, one = model / _INDEX, model / _ONE_FILE
+    if index.exists():
+        paths = {model / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    else:
+        paths = {one} if one.exists() else set(model.glob("*.safetensors"))
     found: dict[str, Tensor] = {}
-    for path in sorted(model.glob("*.safetensors")):
+    for path in sorted(paths):
         found |= load_file(path)
     return found
 
