@@ -161,6 +161,7 @@ class AdapterSlots:
             turns.waiting -= 1
             if not turns.waiting:
                 del self._turns[target_id]
+                self._changed.set()  # it is idle now, and somebody may wait for its slot
 
     def _check(self, offered: OfferedAdapter) -> None:
         if not offered.rank:
