@@ -10,9 +10,11 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from fastapi import Depends, FastAPI, Request
 from pydantic import JsonValue
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -21,11 +23,13 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.api_router import router as models_router
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from generator.engine.engine import Engine
-from generator.engine.gated_llm import GatedLLM
+from generator.engine.gated_llm import GatedLLM, TurnedAway
 
 PREFIX = "/openai"
 _OCCUPIED = "headway.occupied"
@@ -59,6 +63,7 @@ async def mount_openai_routes(
     for router in (models_router, completion_router, chat_router):
         openai.include_router(router)
     init_exception_handler(openai)
+    answer_engine_errors(openai)
     await asyncio.to_thread(renderer.warmup)
     app.mount(prefix, around(openai))
 
@@ -76,6 +81,25 @@ def counted_app(*, check_ready: Callable[[], None], occupied: Callable[[], Abstr
     app = FastAPI(openapi_url=None, dependencies=[Depends(ready)])
     app.add_middleware(_Occupying)
     return app
+
+
+def answer_engine_errors(app: FastAPI) -> None:
+    """Says what was wrong with a request that the engine did not take: vLLM's own handler of that looks for a server of
+    vLLM's, which is not there.
+    """
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        cause = error.__cause__
+        if isinstance(error, EngineDeadError) or isinstance(cause, TurnedAway):
+            what = cause if isinstance(cause, TurnedAway) else "the engine of this generator has died"
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            response = create_error_response(f"{what}: try another generator", "ServiceUnavailableError", status)
+        else:
+            response = create_error_response(cause if isinstance(cause, Exception) else error)
+        return JSONResponse(response.model_dump(), status_code=response.error.code)
+
+    app.exception_handler(EngineGenerateError)(answer)
+    app.exception_handler(EngineDeadError)(answer)
 
 
 class _Occupying:

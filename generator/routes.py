@@ -32,7 +32,8 @@ def add_token_routes(app: FastAPI, *, serving: Serving, scoring: LogprobScoring)
     async def generate(body: Annotated[GenerateRequest, Depends(json_body(GenerateRequest))]) -> Response:
         """Sample completions; the answer is a GeneratePart a line, as tokens are sampled."""
         serving.check(body)
-        return streamed_answer(serving.generate(body))
+        # From here on: a stream begins some turns of the loop later, and others are checked in between.
+        return streamed_answer(serving.generate(body), within=serving.occupied())
 
     @app.post("/v1/logprobs")
     async def logprobs(

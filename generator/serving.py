@@ -248,25 +248,26 @@ class Serving:
             )  # fmt: skip
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[tuple[GeneratePart, ...]]:
-        """Parts of all completions, as they come together. The engine gets its own ids: clients may repeat theirs."""
-        with self.occupied():
-            try:
-                parts = self._engine.generate(
-                    request_id=f"{request.request_id}-{uuid.uuid4().hex[:8]}",
-                    prompt_token_ids=request.prompt_token_ids,
-                    n=request.n,
-                    sampling=request.sampling,
-                    routed_experts=request.routed_experts,
-                    routed_experts_from=request.routed_experts_from,
-                )
-                async with aclosing(parts):
-                    async for some in parts:
-                        self._metrics.parts(some)
-                        yield some
-            except RequestUnfit as error:
-                raise RequestRefused(422, "engine_refused", f"request {request.request_id}: {error}") from error
-            except (EngineGone, RequestUntimely, ValueError) as error:
-                raise RequestRefused(503, "engine", f"request {request.request_id}: {error}") from error
+        """Parts of all completions, as they come together; to be used within `occupied`. The engine gets its own ids:
+        clients may repeat theirs.
+        """
+        try:
+            parts = self._engine.generate(
+                request_id=f"{request.request_id}-{uuid.uuid4().hex[:8]}",
+                prompt_token_ids=request.prompt_token_ids,
+                n=request.n,
+                sampling=request.sampling,
+                routed_experts=request.routed_experts,
+                routed_experts_from=request.routed_experts_from,
+            )
+            async with aclosing(parts):
+                async for some in parts:
+                    self._metrics.parts(some)
+                    yield some
+        except RequestUnfit as error:
+            raise RequestRefused(422, "engine_refused", f"request {request.request_id}: {error}") from error
+        except (EngineGone, RequestUntimely, ValueError) as error:
+            raise RequestRefused(503, "engine", f"request {request.request_id}: {error}") from error
 
     @contextmanager
     def occupied(self) -> Iterator[None]:

@@ -44,7 +44,7 @@ def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineA
         load_format=options.load_format,
         skip_tokenizer_init=not options.tokenizer,
         logprobs_mode="processed_logprobs",
-        max_logprobs=MAX_TOP_LOGPROBS,
+        max_logprobs=_most_logprobs(options.model),
         generation_config="vllm",
         enable_prefix_caching=_caches_prefixes(options),
         # A seeded request whose prompt is cut in two kills the CPU engine: its random generator cannot be rewound.
@@ -92,6 +92,14 @@ def _as_in_transformers(model: str) -> dict[str, object]:
     config = _config_in(model)
     window = getattr(config, "sliding_window", None)
     return {"sliding_window": window - 1} if config and config.model_type in _WIDER_BY_ONE and window else {}
+
+
+def _most_logprobs(model: str) -> int:
+    """Number of likeliest tokens that a request may ask for: one that asked for more than there are would end the
+    engine.
+    """
+    config = _config_in(model, of_text=True)
+    return min(MAX_TOP_LOGPROBS, getattr(config, "vocab_size", None) or MAX_TOP_LOGPROBS)
 
 
 def _caches_prefixes(options: EngineOptions) -> bool:

@@ -35,7 +35,7 @@ from generator.engine.answers import (
 )
 from generator.engine.arguments import capture_of_experts, dtype_name, engine_args, engine_kind
 from generator.engine.fork_server import engines_by_forks
-from generator.engine.gated_llm import GatedLLM, HandedBack, TurnedAway, entered_under
+from generator.engine.gated_llm import BEFORE_OTHERS, GatedLLM, HandedBack, TurnedAway, entered_under
 from generator.engine.last_words import LastWords, root_sentence
 from generator.engine.options import EngineOptions
 from generator.engine.records import CommitReport, EngineCounters, ScoredSequence
@@ -59,10 +59,12 @@ FILE_TIMEOUT_S = 10.0
 FINGERPRINT_S = 60.0
 SHUTDOWN_S = 1.0
 HELD_S = 1.0
+MAX_LAYOUT_CHARS = 24 << 20
+"""Of the slices of all workers. Their plan comes in a request, with twice as many, and a request has 64 MiB: a mixture
+of 256 experts in 60 layers has more in the hands of 8 workers.
+"""
 _ADAPTER_S = 60.0
 """Longest load of an adapter."""
-FIRST = -1
-"""vLLM's priority of what does not wait behind the requests of others, which have 0."""
 
 
 class EngineGone(Exception):
@@ -288,12 +290,13 @@ class Engine:
         `before_others` that wait for their turn; those that run go on. Never reads the prefix cache. Closing it aborts
         the request. Raises RequestUnfit, RequestUntimely, HandedBack and EngineGone.
         """
-        prompt = {"type": "token", "prompt_token_ids": list(token_ids), "cache_salt": "score"}
+        prompt: dict[str, object] = {
+            "type": "token", "prompt_token_ids": list(token_ids), "cache_salt": "score", BEFORE_OTHERS: before_others,
+        }  # fmt: skip
         scored = None
         try:
-            priority = FIRST if before_others else 0
             with engine_refusals():
-                async for output in self._llm.generate(prompt, scoring_params(top=top), request_id, priority=priority):
+                async for output in self._llm.generate(prompt, scoring_params(top=top), request_id):
                     entered = entered_under(prompt)
                     scored = scored_sequence(output, length=len(token_ids), top=top, entered_under=entered)
         except EngineGenerateError as error:
@@ -493,7 +496,7 @@ class Engine:
                 reports = await self._load_paused(version=version)
             pause_s = time.perf_counter() - start
         load_s, wait_s = max(report.load_s for report in reports), max(report.wait_s for report in reports)
-        slices = _layout_of([report.slices for report in reports])
+        slices = layout_of([report.slices for report in reports])
         return CommitReport(version=version, load_s=load_s, pause_s=pause_s, wait_s=wait_s, slices=slices)
 
     async def _load_paused(self, *, version: str) -> list[LoadReport]:
@@ -580,9 +583,16 @@ async def _started(options: EngineOptions, last_words: LastWords) -> GatedLLM:
         raise
 
 
-def _layout_of(slices: Sequence[str]) -> SliceLayout | None:
-    """The slices of all workers; None unless each has told its own."""
+def layout_of(slices: Sequence[str], *, most_chars: int = MAX_LAYOUT_CHARS) -> SliceLayout | None:
+    """The slices of all workers; None unless each has told its own, or if there are too many to be told of."""
     if len(slices) < 2 or not all(slices):
+        return None
+    chars = sum(map(len, slices))
+    if chars > most_chars:
+        logger.warning(
+            "this generator is sent whole tensors: the parts that its %d workers read are too many to be told of "
+            "(%d MiB, and %d are the most)", len(slices), chars >> 20, most_chars >> 20,
+        )  # fmt: skip
         return None
     return SliceLayout(workers=tuple(map(WorkerSlices.model_validate_json, slices)))
 

@@ -25,6 +25,10 @@ from generator.weights.routing_capture import asks_for_experts
 from protocol.adapters import AdapterSpan
 from protocol.costs import CostSums
 
+BEFORE_OTHERS = "headway_before_others"
+"""In a prompt: it does not wait behind others. No client can say so."""
+_FIRST = -1
+"""vLLM's priority of such a one; all others have 0."""
 ARRIVE_S = 0.02
 """From the engine's answer until those that wait for tokens have those that came before it."""
 
@@ -192,12 +196,24 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
         try:
             if self.policy_adapter is not None:
                 kwargs["lora_request"] = self.policy_adapter
+            # vLLM's own routes take a client's word for it, and its scheduler would put off all others' requests.
+            kwargs["priority"] = _FIRST if prompt.pop(BEFORE_OTHERS, False) else 0
             prompt["cache_salt"] = f"{self.cache_version}/{prompt.get('cache_salt') or ''}"
             return await super().add_request(request_id, prompt, *args, **kwargs)
         finally:
             self._entering -= 1
             if not self._entering:
                 self._none_entering.set()
+
+    async def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        """Forgets one that cannot be sent, such as for a text that UTF-8 does not have: vLLM would keep it for ever,
+        where it is of one completion.
+        """
+        try:
+            await super()._add_request(request, *args, **kwargs)
+        except BaseException:
+            await self.abort(request.request_id, internal=True)
+            raise
 
     async def close_gate(self) -> None:
         """New requests wait from now on; returns when those that came before are in the engine."""

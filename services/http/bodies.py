@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Generic, TypeVar
 
 from fastapi import Request, Response
@@ -55,30 +56,38 @@ def json_answer(body: BaseModel, *, status: int = 200) -> Response:
     return Response(body.model_dump_json(), status_code=status, media_type="application/json")
 
 
-def streamed_answer(parts: AsyncIterator[BaseModel | tuple[BaseModel, ...]]) -> Response:
-    """Models as a streamed answer, one JSON object a line; those of a tuple are written in one piece.
+def streamed_answer(
+    parts: AsyncIterator[BaseModel | tuple[BaseModel, ...]], *, within: AbstractContextManager[None] | None = None
+) -> Response:
+    """Models as a streamed answer, one JSON object a line; those of a tuple are written in one piece. `within` is
+    entered at once and left when the answer has ended.
 
     The status is sent before the first part, so a RequestRefused that `parts` raises later becomes a last line with an
     ErrorBody. Any other error breaks the connection. A generator is closed when the client goes away.
     """
-    return _StreamedAnswer(parts)
+    return _StreamedAnswer(parts, within=within or nullcontext())
 
 
 class _StreamedAnswer(StreamingResponse):
     """Closes its generators itself: one that was cut off between two parts would wait for the garbage collector."""
 
-    def __init__(self, parts: AsyncIterator[BaseModel | tuple[BaseModel, ...]]) -> None:
+    def __init__(
+        self, parts: AsyncIterator[BaseModel | tuple[BaseModel, ...]], *, within: AbstractContextManager[None]
+    ) -> None:
+        self._within = ExitStack()
+        self._within.enter_context(within)
         self._parts = parts
         self._lines = _lines(parts)
         super().__init__(self._lines, media_type="application/x-ndjson")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._lines.aclose()
-            if isinstance(self._parts, AsyncGenerator):
-                await self._parts.aclose()
+        with self._within:
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                await self._lines.aclose()
+                if isinstance(self._parts, AsyncGenerator):
+                    await self._parts.aclose()
 
 
 async def _lines(parts: AsyncIterator[BaseModel | tuple[BaseModel, ...]]) -> AsyncGenerator[bytes, None]:

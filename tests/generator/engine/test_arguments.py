@@ -48,6 +48,15 @@ def test_a_users_changes_of_the_config_leave_the_window_right(given: Given, tmp_
     assert given(EngineOptions(model="none"))["hf_overrides"] == {}
 
 
+def test_nobody_can_ask_for_more_of_the_likeliest_tokens_than_there_are(given: Given, tmp_path: Path) -> None:
+    """Asked for more, an engine ends, with all that it samples for others."""
+    sizes = {15: 15, 128: 128, 151936: 128}
+    for size, most in sizes.items():
+        model = folder_of(tmp_path, model_type="llama", vocab_size=size)
+        assert given(EngineOptions(model=model))["max_logprobs"] == most
+    assert given(EngineOptions(model="none"))["max_logprobs"] == 128
+
+
 def test_unrounded_logits_are_a_change_of_the_config(given: Given, tmp_path: Path) -> None:
     model = folder_of(tmp_path, model_type="llama")
     extra = {"hf_overrides": {"rope_theta": 5.0}}
