@@ -156,11 +156,21 @@ class Requests:
 
 
 def vectors_of(answer: EmbeddingAnswer, *, count: int) -> Sequence[Vector]:
-    """Raises InfrastructureError for an answer that has no embedding for each text, or one without a direction."""
+    """Raises InfrastructureError for an answer that has no embedding for each text, and what `units` raises."""
     found = {one.index: one.embedding for one in answer.data}
     if sorted(found) != list(range(count)) or len(answer.data) != count:
         raise InfrastructureError(f"the endpoint gave {len(answer.data)} embeddings for {count} texts, or in no order")
-    return [unit(found[index]) for index in range(count)]
+    return units([found[index] for index in range(count)])
+
+
+def units(vectors: Sequence[Sequence[float]]) -> Sequence[Vector]:
+    """Each at length 1. Raises InputRefused if only some have a direction, whose texts are then asked for one by one:
+    the text at fault takes no others along. Raises InfrastructureError if none has.
+    """
+    directed = sum(0 < math.hypot(*values) < math.inf for values in vectors)
+    if 0 < directed < len(vectors):
+        raise InputRefused(f"{len(vectors) - directed} of {len(vectors)} embeddings have no direction")
+    return [unit(values) for values in vectors]
 
 
 def unit(values: Sequence[float]) -> Vector:
@@ -316,6 +326,6 @@ def encoder_verifier(config: EncoderConfig) -> Verifier:
 
 def _vectors_by(encoder: Encoder) -> Send[str, Vector]:
     async def send(texts: Sequence[str], deadline: float) -> Sequence[Vector]:
-        return [unit(vector) for vector in await encoder.send(texts, deadline)]
+        return units(await encoder.send(texts, deadline))
 
     return send

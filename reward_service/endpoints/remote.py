@@ -28,6 +28,7 @@ from reward_service.endpoints.endpoint import Endpoint, api_key, open_endpoint
 from reward_service.verifier.lanes import Lane, Opener, Surroundings, Verifier
 from reward_service.verifier.submission import (
     MAX_MESSAGE_CHARS,
+    DataError,
     InfrastructureError,
     Outcome,
     Score,
@@ -121,8 +122,8 @@ def open_headway(config: RemoteConfig) -> Opener:
     return opened
 
 
-Number = float | tuple[float]
-"""Some servers give each reward in a list of its own."""
+Number = float | tuple[float] | None
+"""Some servers give each reward in a list of its own, and null for what they cannot judge."""
 
 
 class LabelArguments(BaseModel):
@@ -211,8 +212,8 @@ class GetReward:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
-    async def send(self, questions: Sequence[Question], deadline: float) -> Sequence[Score]:
-        """A score for each question, by the deadline. Raises VerifierError, TimeoutError."""
+    async def send(self, questions: Sequence[Question], deadline: float) -> Sequence[Score | None]:
+        """A score for each question that got one, by the deadline. Raises VerifierError, TimeoutError."""
         request = GetRewardRequest(
             query=tuple(question.prompt + question.completion for question in questions),
             prompts=tuple(question.prompt for question in questions),
@@ -223,23 +224,25 @@ class GetReward:
         return scores_of(answer, count=len(questions))
 
 
-def scores_of(answer: GetRewardAnswer, *, count: int) -> Sequence[Score]:
-    """The answer item by item. Raises InfrastructureError if it is not for so many items."""
+def scores_of(answer: GetRewardAnswer, *, count: int) -> Sequence[Score | None]:
+    """The answer item by item, None for a null. Raises InfrastructureError if it is not for so many items."""
     rewards = _numbers(answer.rewards)
     if len(rewards) != count:
         raise InfrastructureError(f"the reward server gave {len(rewards)} rewards for {count} queries")
     lists = {**answer.extra_logs, "score": answer.scores}
     further = {name: numbers for name, values in lists.items() if (numbers := _logged(values, count))}
     return [
-        Score(reward=reward, components={name: numbers[index] for name, numbers in further.items()})
+        None
+        if reward is None
+        else Score(reward=reward, components={name: numbers[index] for name, numbers in further.items()})
         for index, reward in enumerate(rewards)
     ]
 
 
-def _numbers(given: tuple[Number, ...] | float) -> tuple[float, ...]:
+def _numbers(given: tuple[Number, ...] | float) -> tuple[float | None, ...]:
     if isinstance(given, float):
         return (given,)
-    return tuple(number if isinstance(number, float) else number[0] for number in given)
+    return tuple(number[0] if isinstance(number, tuple) else number for number in given)
 
 
 def _logged(given: JsonValue, count: int) -> tuple[float, ...]:
@@ -270,10 +273,13 @@ def open_openrlhf(config: RemoteConfig) -> Opener:
 
 
 async def _judge(
-    batcher: Batcher[Question, Score], item: ScoreItem, arguments: LabelArguments, deadline: float
+    batcher: Batcher[Question, Score | None], item: ScoreItem, arguments: LabelArguments, deadline: float
 ) -> Outcome:
     question = Question(prompt=item.prompt, completion=item.completion, label=arguments.label)
-    return Outcome(result=await batcher.ask(question, deadline=deadline))
+    score = await batcher.ask(question, deadline=deadline)
+    if score is None:
+        raise DataError("the reward server gave null for this item, expected a number")
+    return Outcome(result=score)
 
 
 def remote_verifier(config: RemoteConfig) -> Verifier:

@@ -28,6 +28,7 @@ from reward_service.judges.verdict import (
     schema_of,
     system_text,
     verdict_of,
+    without_thought,
 )
 from reward_service.verifier.lanes import Lane, Surroundings, Verifier
 from reward_service.verifier.submission import InfrastructureError, Outcome, Score, UserError
@@ -98,7 +99,7 @@ class Asking:
             reply = await self._reply(material, mark=mark, again=attempt > 0, deadline=deadline)
             verdict = verdict_of(reply, kind=self._config.kind, mark=mark, material=texts)
             if verdict is not None:
-                return verdict, strip_thinking(reply).strip()[-_KEPT_CHARS:]
+                return verdict, without_thought(reply).strip()[-_KEPT_CHARS:]
             logger.debug("judge %s gave no verdict: %r", self._config.name, reply[-_SHOWN_CHARS:])
         raise InfrastructureError(
             f"the judge gave no verdict in {self._config.reply_attempts} replies; the last one ends with "

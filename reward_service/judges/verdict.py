@@ -99,6 +99,7 @@ _LINES: Mapping[Kind, re.Pattern[str]] = {
 # A reply that was made to be long or deep must not take quadratic time.
 _MAX_CHARS = 1 << 14
 _MAX_OBJECTS = 512
+_MAX_THOUGHTS = 8
 PATH = "/chat/completions"
 
 
@@ -162,13 +163,36 @@ def verdict_of(reply: str, *, kind: Kind, mark: str, material: Collection[str]) 
 
     The reply's own thought before `</think>` does not count; of several verdicts with the mark the last does.
     """
-    text = strip_thinking(reply)[-_MAX_CHARS:]
+    text = without_thought(reply)[-_MAX_CHARS:]
     found = [*_objects(text, kind=kind), *_lines(text, kind=kind)]
     marked = [each.value for each in found if each.mark == mark]
     if marked:
         return marked[-1]
     own = {each.value for each in found if each.mark is None and not any(each.text in shown for shown in material)}
     return own.pop() if len(own) == 1 else None
+
+
+def without_thought(reply: str) -> str:
+    """The reply after its thought. What is one JSON object is none, whatever tags its strings speak of."""
+    rest = reply
+    for _ in range(_MAX_THOUGHTS):
+        if _is_object(rest):
+            return rest
+        _, closed, rest = rest.partition("</think>")
+        if not closed:
+            break
+    return strip_thinking(reply)
+
+
+def _is_object(text: str) -> bool:
+    """True if it is a JSON object, fenced or not, and nothing else."""
+    bare = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
+    if not bare.startswith("{") or len(bare) > _MAX_CHARS:
+        return False
+    try:
+        return isinstance(json.loads(bare), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def schema_of(kind: Kind) -> dict[str, JsonValue]:

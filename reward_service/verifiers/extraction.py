@@ -27,6 +27,10 @@ _STATEMENT = re.compile(
 # Not the point of `St. Louis` or `U.S. Grant`.
 _ABBREVIATED = "".join(rf"(?<!\b{word})" for word in ("St", "Mt", "Dr", "Mr", "Ms", "Mrs", "Jr")) + r"(?<!\.[A-Z])"
 _SENTENCE_END = re.compile(rf"(?:{_ABBREVIATED}\.|[!?])(?=\s|\*|$)(?!\s*[=+/<>-])|[。！？\n]")
+# What follows a statement that is taken back: `The answer is 12? No, it is 13.`
+_WITHDRAWN = re.compile(
+    r"[.?!][\s*_)\"'$]*(?:wait[,.]? )?(?:no|nope|wrong|incorrect|correction)\s?[,.;:!–—]", re.IGNORECASE
+)
 TAIL_CHARS = 20_000
 _MAX_STATEMENTS = 20
 _MAX_STATEMENT_CHARS = 1000
@@ -107,12 +111,16 @@ def statements(text: str) -> Iterator[tuple[int, str]]:
     """Text of each "the answer is .." or "answer: .." says, to the end of its sentence or line, and where; the last
     first.
 
-    At most `_MAX_STATEMENTS` of them, in the last `TAIL_CHARS` characters. One of what the answer is not says nothing.
+    At most `_MAX_STATEMENTS` of them, in the last `TAIL_CHARS` characters. One of what the answer is not says nothing,
+    and one that is taken back at once ends the search: what follows it is the answer.
     """
     start = max(0, len(text) - TAIL_CHARS)
     for match in reversed(deque(_STATEMENT.finditer(text, start), maxlen=_MAX_STATEMENTS)):
         rest = text[match.end() : match.end() + _MAX_STATEMENT_CHARS].lstrip(_OPENING_MARKS)
-        said = _said(rest).strip().strip("*_").strip()
+        sentence = _said(rest)
+        if _WITHDRAWN.match(rest, len(sentence)):
+            return
+        said = sentence.strip().strip("*_").strip()
         if said and not said.lower().startswith("not "):
             yield match.end(), said
 

@@ -19,10 +19,12 @@ from reward_service.verifiers.extraction import (
 )
 
 _DEFAULT_CHOICES = 10  # A to J
-_LATEX = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:rm|bf|sf|it)|mbox|operatorname|boxed)\s?|\\[,;:! ]|[{}$*`_]")
+_LATEX = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf)?|math(?:rm|bf|sf|it)|mbox|operatorname|boxed)\s?|\\[()\[\],;:! ]|[{}$*`_]"
+)
 _LEAD = re.compile(
-    r"(?:(?:the|option|choice|answer|letter|correct|is|are|be|both|either|for sure|definitely|clearly|probably"
-    r"|certainly|thus|hence|therefore|so)\b[\s:,]*)*",
+    r"(?:(?:the|option|choice|answer|letter|correct|final|it|is|are|be|must|both|either|for sure|definitely|clearly"
+    r"|probably|certainly|thus|hence|therefore|so)\b[\s:,–—-]*)*",
     re.IGNORECASE,
 )
 _LETTER = re.compile(r"\(\s?([A-Za-z])\s?\)|\[([A-Za-z])\]|([A-Za-z])(?![\w'’])")
@@ -32,6 +34,11 @@ _AFTER = re.compile(
 )
 _ANOTHER = re.compile(r"[\s,/&]*(?:(?:or|and)\b\s*)?(?:(?:option|choice)\s*)?\(?([A-Z])\)?(?![\w'’])")
 _JOINER = re.compile(r"\s*(?:,|/|&|or\b|and\b)")
+# Letters and nothing else: `B; A`, `(B) (A)`, `B, or perhaps C`.
+_LETTERS = re.compile(
+    r"[(\[]?[A-Z][)\]]?(?:(?:(?<=[)\]])|[\s.,;:/|&+–—-]+)(?:(?:or|and|perhaps|maybe|possibly|also)\s+){0,3}"
+    r"[(\[]?[A-Z][)\]]?)+[\s.]*"
+)
 _CORRECT = re.compile(
     r"(?<!\w)[(*$]{0,4}([A-Z])[)*$.]{0,4}\s(?:is|must be|would be|seems)\s(?:the\s)?(?:only\s|most\s)?"
     r"(?:correct|right|best|true|appropriate|answer)\b"
@@ -190,6 +197,8 @@ def _named(content: str, options: _Options) -> _ChosenOption | None:
         return _ChosenOption(by_text)
     lead = _LEAD.match(plain)
     rest = plain[lead.end() :] if lead is not None else plain
+    if _LETTERS.fullmatch(rest[:_MAX_CHOSEN_CHARS]) and len(set(options.letters).intersection(rest)) > 1:
+        return _ChosenOption(None)
     match = _LETTER.match(rest)
     if match is None:
         by_text = options.with_text(rest)

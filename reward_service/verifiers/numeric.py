@@ -1,5 +1,5 @@
 """`numeric`: the completion's number is the right one, within tolerances; numbers are read as people write them:
-`1,234.5`, `1.234,5`, `-3/4`, `2 1/2`, `6.02 x 10^23`, `$5`, `12 %`.
+`1,234.5`, `1.234,5`, `-3/4`, `2 1/2`, `6.02 x 10^23`, `$5`, `12 %`, `3 million`.
 """
 
 import re
@@ -30,16 +30,43 @@ _ALTERNATIVES = re.compile(r"\b(?:or|and)\b|[,;]")
 _NEGATED = re.compile(r"\b(?:not|isn't|never)\s+[*_$(]*$", re.IGNORECASE)
 _RANGE = re.compile(r"\b(?:between|from)\s*[$(\[]*$")
 _OR = re.compile(r"\W*(?:\w+\W+)?or\W+")
+# Not the one of `x >= 12`.
+_EQUALS = re.compile(r"(?<![<>!])=")
+_BOUND = re.compile(r"(?:[<>≤≥≠]|[<>!]=|\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z]))\s*[$({]*\s*$")
+# A number before which this stands is only the argument of a function, or the lower part of a fraction.
+_APPLIED = re.compile(
+    r"(?:√|\\?(?:sqrt|log|ln|lg|exp|sin|cos|tan)\s?(?:\[\d\]|_\{?\w{1,3}\}?)?|(?<![A-Za-z])[A-Za-z](?=\())"
+    r"\s*[({]?\s*$|\}\s*\{\s*$"
+)
+# `5π` and `5√2` are not 5.
+_TIMES = re.compile(r"\s*(?:x\s|\*)?\s*(?:\\pi(?![A-Za-z])|π|\\?sqrt\b|√|e\^)")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_CALCULATED = re.compile(r"\s*(?:to|through|till|until|plus|minus|times|divided by|over)\s*", re.IGNORECASE)
+_SCALES = {
+    "thousand": 10**3,
+    "k": 10**3,
+    "million": 10**6,
+    "m": 10**6,
+    "billion": 10**9,
+    "bn": 10**9,
+    "b": 10**9,
+    "trillion": 10**12,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class FoundNumber:
-    """A number, whether it is a percentage (`12 %` is 12 here), and where in the tidied text it stands."""
+    """A number, whether it is a percentage (`12 %` is 12 here), and where in the tidied text it stands.
+
+    Of `3 million` the value is 3, and the scale a million.
+    """
 
     value: Fraction
     percent: bool
     start: int
     end: int
+    scale: int = 1
 
 
 def tidied(text: str, *, mark: DecimalMark) -> str:
@@ -55,7 +82,8 @@ def numbers(text: str, *, mark: DecimalMark) -> Iterator[FoundNumber]:
     for match in _pattern(mark).finditer(text):
         value = _value(match, mark)
         if value is not None:
-            yield FoundNumber(value, match["percent"] is not None, match.start(), match.end())
+            scale = _SCALES.get((match["scale"] or match["letter"] or "").lower(), 1)
+            yield FoundNumber(value, match["percent"] is not None, match.start(), match.end(), scale)
 
 
 @cache
@@ -64,12 +92,14 @@ def _pattern(mark: DecimalMark) -> re.Pattern[str]:
     plain = rf"(?:\d{{1,3}}(?:{group}\d{{3}})+(?!\d)|\d+)(?:{point}\d+)?|(?<!\d){point}\d+"
     exponent = r"[eE](?P<e>[+-]?\d+)(?![\w.])|\s*[xX*]\s*10\s?\^\s?\{?\s?(?P<ten>[+-]?\d+)\s?\}?"
     return re.compile(
-        rf"(?<![A-Za-z0-9_.^])(?P<sign>(?<![\d)\]}}])[-+])?\s?(?:[$€£¥]\s?)?(?P<minus>-)?(?:"
+        # Not an exponent or an index, as in `m^{2}`.
+        rf"(?<![A-Za-z0-9_.^])(?<![_^]\{{)(?<![_^]-)(?<![_^]\{{-)(?P<sign>(?<![\d)\]}}])[-+])?\s?(?:[$€£¥]\s?)?(?P<minus>-)?(?:"
         rf"\\[dt]?frac\s?\{{\s?(?P<above>-?\d+)\s?\}}\s?\{{\s?(?P<below>\d+)\s?\}}"
         rf"|(?P<number>{plain})(?:{exponent})?"
         rf"(?:\s?\\[dt]?frac\s?\{{(?P<over>\d+)\}}\s?\{{(?P<under>\d+)\}}|\s(?P<part>\d+)/(?P<whole>\d+)(?!\d)"
         rf"|\s?/\s?(?P<divisor>{plain})(?!/)|\s?\^\s?\{{?\s?(?P<power>-?\d{{1,3}})(?!\d)\s?\}}?)?"
-        r")(?P<percent>\s?(?:%|percent\b|per\scent\b))?"
+        r")(?:(?P<percent>\s?(?:%|percent\b|per\scent\b))|(?P<letter>[kKMB]|bn)(?![\w^])"
+        r"|\s?(?:\\text\s?\{\s?)?(?P<scale>thousand|million|billion|trillion)s?\b)?"
     )
 
 
@@ -162,8 +192,9 @@ class NumericArguments(BaseModel):
 def numeric(submission: Submission, arguments: NumericArguments) -> Score:
     """1 when the completion's final number is the right one within the larger of the two tolerances, else 0.
 
-    Units and currency signs do not count. Several different numbers (`5 or 6`) are no answer. The
-    last `TAIL_CHARS` characters are read.
+    Units and currency signs do not count; `3 million` may be 3 where the right answer is that of a question for
+    millions. Several different numbers (`5 or 6`, `5 6`), a bound (`> 5`), a range and what is still to be calculated
+    (`5 - 1`, `5π`) are no answer. The last `TAIL_CHARS` characters are read.
     """
     given = _given(strip_thinking(submission.completion)[-TAIL_CHARS:], arguments)
     if given is None:
@@ -197,7 +228,8 @@ def _given(text: str, arguments: NumericArguments) -> FoundNumber | None:
             return _last(_end_of(text), arguments.decimal_mark)
         content = _PLACES[place](text)
         if content is not None:
-            return _said(content[:_MAX_CONTENT_CHARS], arguments.decimal_mark, final=place != "stated")
+            final = place != "stated" or "####" in text
+            return _said(content[:_MAX_CONTENT_CHARS], arguments.decimal_mark, final=final)
     return None
 
 
@@ -205,7 +237,13 @@ def _last(text: str, mark: DecimalMark) -> FoundNumber | None:
     """The last number that is not denied: `it is not 5`."""
     text = tidied(text, mark=mark)
     found = [one for one in numbers(text, mark=mark) if not _NEGATED.search(text[max(0, one.start - 20) : one.start])]
-    return found[-1] if found else None
+    return found[-1] if found and not _is_factor(text, found[-1]) else None
+
+
+def _is_factor(text: str, number: FoundNumber) -> bool:
+    """True of the 5 in `5π`, `\\sqrt{5}` or `\\frac{x}{5}`."""
+    before = text[max(0, number.start - 20) : number.start]
+    return _APPLIED.search(before) is not None or _TIMES.match(text, number.end) is not None
 
 
 def _stated(text: str) -> str | None:
@@ -222,27 +260,38 @@ _PLACES: dict[Place, Callable[[str], str | None]] = {"tag": last_tagged, "boxed"
 
 def _said(content: str, mark: DecimalMark, *, final: bool) -> FoundNumber | None:
     """The first number after the last equals sign. `final`: nothing but the answer should stand there."""
-    text = tidied(content, mark=mark).rpartition("=")[2]
+    text = _EQUALS.split(tidied(content, mark=mark))[-1]
     found = list(numbers(text, mark=mark))
     if not found:
         return None
     first, *others = found
-    if others and _RANGE.search(text[: first.start]):
+    before = text[: first.start]
+    if _BOUND.search(before) or _is_factor(text, first) or (others and _RANGE.search(before)):
         return None
     if any(other.value != first.value for other in others):
         between = text[first.end : others[0].start]
-        if _ALTERNATIVES.search(between) if final else _OR.fullmatch(between):
+        if _CALCULATED.fullmatch(between) or (_several(between) if final else _OR.fullmatch(between)):
             return None
     return first
+
+
+def _several(between: str) -> bool:
+    """True if what stands between two numbers lets the first not be the answer alone: `5 or 6`, `5 6`, `5 - 1`."""
+    return _ALTERNATIVES.search(between) is not None or _WORD.search(_COMMAND.sub("", between)) is None
 
 
 def _is_right(gold: int | float | str, given: FoundNumber, arguments: NumericArguments) -> bool:
     if isinstance(gold, str):
         right = next(_in(gold, arguments.decimal_mark))
-        value, percent = right.value, right.percent
     else:
         # The shortest text of a float is what its writer meant by it: 0.1 and not 3602879701896397 / 2^55.
-        value, percent = Fraction(repr(gold)), False
+        right = FoundNumber(Fraction(repr(gold)), percent=False, start=0, end=0)
+    if given.scale != right.scale:
+        if _near(given.value * given.scale, right.value * right.scale, arguments):
+            return True
+        if 1 not in (given.scale, right.scale):
+            return False
+    value, percent = right.value, right.percent
     if given.percent == percent:
         return _near(given.value, value, arguments)
     share = given.value / 100 if given.percent else given.value

@@ -26,6 +26,12 @@ _ARTICLES = frozenset(("a", "an", "the"))
 # Characters of scripts that are written without spaces: each is a word.
 UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
 _WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
+# Marks without which it would be another word: `1.5`, `-5`, `9/11`, `x<1`, `C++`, `A-`; not the comma of `1,000`.
+_OF_THE_WORD = re.compile(
+    r"(?<=\d)[./:-](?=\d)|(?<=\d),(?=\d)(?!\d{3}(?!\d))|(?<![^\s(\[])-(?=[.$£€]?\d)|(?<![\w.])\.(?=\d)"
+    r"|(?<=[\w\s])[<>=^](?=[\w\s-])|(?<=\b[a-z])(?:\+{1,2}|[#-])(?!\w)"
+)
+_DASHES = re.compile(r"−|(?<=\d)[‐‑–](?=\d)")
 _ROMAN = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:rm|bf|it|sf)|mbox)(?![a-z])\s?")
 
 
@@ -40,7 +46,8 @@ class QaArguments(BaseModel):
     mode: Mode = Field(
         "strict",
         description="strict: the answer is the right one; loose: it contains the right one, word for word; soft: F1 of "
-        "their words; all after normalisation: case, punctuation and the articles a, an, the do not count",
+        "their words; all after normalisation: case, punctuation (but for that of 1.5, -5 or C++) and the articles a, "
+        "an, the do not count",
     )
     extract: tuple[Place, ...] = Field(
         default=("tag", "whole"),
@@ -68,7 +75,8 @@ class QaArguments(BaseModel):
 def qa(submission: Submission, arguments: QaArguments) -> Score:
     """By the mode: 1 or 0 for strict and loose, F1 for soft; components hold all three. No answer is 0.
 
-    Normalisation and F1 are those of SQuAD (Rajpurkar et al., 2016). The last `TAIL_CHARS` characters are read.
+    Normalisation (but for marks within words) and F1 are those of SQuAD (Rajpurkar et al., 2016). The last
+    `TAIL_CHARS` characters are read.
     """
     text = strip_thinking(submission.completion)[-TAIL_CHARS:]
     found = (_PLACES[place](text) for place in arguments.extract)
@@ -101,9 +109,13 @@ _PLACES: dict[Place, Callable[[str], str | None]] = {
 
 
 def normal_words(text: str) -> tuple[str, ...]:
-    """The words in lower case, without punctuation and articles; an answer that is only an article keeps it."""
-    lowered = unicodedata.normalize("NFKC", text).lower()
-    bare = "".join(character for character in lowered if not _is_punctuation(character))
+    """The words in lower case, without punctuation and articles; an answer that is only an article keeps it.
+
+    Marks that make a word what it is stay: `-5` is not `5`, and `C++` is not `C`.
+    """
+    lowered = _DASHES.sub("-", unicodedata.normalize("NFKC", text).lower())
+    kept = {at for match in _OF_THE_WORD.finditer(lowered) for at in range(*match.span())}
+    bare = "".join(mark for at, mark in enumerate(lowered) if at in kept or not _is_punctuation(mark))
     words = tuple(_WORD.findall(bare))
     return tuple(word for word in words if word not in _ARTICLES) or words
 

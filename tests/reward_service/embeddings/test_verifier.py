@@ -137,3 +137,17 @@ async def test_a_similarity_needs_references() -> None:
             item_of("close", "north", reference="north"),
         ):
             assert (await service.error(wrong))[0] == "user"
+
+
+async def test_a_text_without_a_direction_takes_no_others_along() -> None:
+    def script(number: int, body: JsonObject) -> Answer:
+        found = [[0.0, 0.0] if text == "east" else vector(text) for text in texts(body)]
+        return {"data": [{"index": at, "embedding": embedding} for at, embedding in enumerate(found)]}
+
+    async with comparing(ScriptedApi(script), wait_s=1.0, batch_texts=3) as service:
+        items = [item_of("close", text, references=["north"]) for text in ("north", "east", "south")]
+        good, bad, other = await service.results(items)
+    assert good.reward == pytest.approx(1.0)
+    assert other.reward == pytest.approx(-1.0)
+    assert bad.error is not None
+    assert "no direction" in bad.error.message

@@ -31,6 +31,8 @@ def marked(score: object) -> str:
         (f"<think>{marked(1)}</think>{marked(7)}", 0.7),
         (f"a thought without its beginning {marked(1)}</think>{marked(7)}", 0.7),
         (f"{marked(3)} no, on reflection: {marked(7)}", 0.7),
+        (json.dumps({"mark": MARK, "reasoning": "it has <think>, and no </think>", "score": 7}), 0.7),
+        (f"<think>hm</think>{json.dumps({'mark': MARK, 'reasoning': 'it has no <think>', 'score': 7})}", 0.7),
         ('{"score": 7}', 0.7),
         ('{"reasoning": "a {brace}", "score": 7}', 0.7),
         ("Score: 7", 0.7),

@@ -73,7 +73,7 @@ async def test_a_reward_that_is_not_finite_is_an_error_of_the_data(reward: str) 
 
 
 @pytest.mark.parametrize(
-    "answer", [{"rewards": ["high"]}, {"rewards": [None]}, {"score": [1]}, "<html>", {"rewards": {}}]
+    "answer", [{"rewards": ["high"]}, {"rewards": None}, {"score": [1]}, "<html>", {"rewards": {}}]
 )
 async def test_nonsense_is_asked_for_again_and_never_a_reward(answer: Answer) -> None:
     api = ScriptedApi(lambda number, body: answer)
@@ -88,6 +88,18 @@ async def test_what_may_pass_is_sent_again(trouble: Answer) -> None:
     api = ScriptedApi(lambda number, body: trouble if number == 0 else old(number, body))
     async with asking(api) as service:
         assert await service.reward(item_of("rm", "b")) == 1.0
+
+
+async def test_an_item_that_gets_null_takes_no_others_along() -> None:
+    def script(number: int, body: JsonObject) -> Answer:
+        return {"rewards": [None if found == 3 else found for found in lengths(body)]}
+
+    async with asking(ScriptedApi(script), wait_s=1.0, batch_items=3) as service:
+        good, bad, other = await service.results([item_of("rm", text) for text in ("a", "bbb", "cc")])
+    assert (good.reward, bad.reward, other.reward) == (1.0, None, 2.0)
+    assert bad.error is not None
+    assert bad.error.kind == "data"
+    assert "gave null" in bad.error.message
 
 
 async def test_a_refused_item_takes_no_others_along() -> None:

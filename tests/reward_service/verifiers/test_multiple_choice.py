@@ -58,6 +58,10 @@ def judged(completion: str, *, answer: str = "B", **arguments: object) -> Score:
         "A triangle has three sides, so the answer is B.",
         "Let me check each.\nA) 3 is too small.\nB) 4 fits.\nC) 5 is too large.\n\nThe answer is B",
         r"First \boxed{A}, but corrected: \boxed{B}",
+        r"The answer is \(B\).",
+        r"The answer is \[B\]",
+        "Final answer - B",
+        "A is wrong, C is wrong, D is wrong.\n\nSo it must be B.",
     ],
 )
 def test_the_right_letter_earns_one_in_whatever_form(completion: str) -> None:
@@ -77,6 +81,7 @@ def test_the_right_letter_earns_one_in_whatever_form(completion: str) -> None:
         r"\boxed{B} is wrong, so \boxed{C}",
         "<answer>A</answer> B",
         "The answer is not B.",
+        "The answer is B? No, C.",
     ],
 )
 def test_another_letter_earns_nothing(completion: str) -> None:
@@ -92,6 +97,13 @@ def test_another_letter_earns_nothing(completion: str) -> None:
         "Answer: B/C",
         r"\boxed{A \text{ or } B}",
         "<answer>(B) or (D)</answer>",
+        "<answer>B; A</answer>",
+        "<answer>B. A.</answer>",
+        "<answer>B) A) C)</answer>",
+        "<answer>(B)(A)</answer>",
+        "<answer>(B) (A) (C)</answer>",
+        "<answer>B - or A</answer>",
+        "<answer>B, or perhaps C</answer>",
     ],
 )
 def test_several_letters_are_no_answer(completion: str) -> None:

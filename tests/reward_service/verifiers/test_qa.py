@@ -26,6 +26,12 @@ def reward(completion: str, answer: object, **arguments: object) -> float:
         ("１９９８", "1998"),
         ("北京", "北京。"),
         ("The The", "the the"),
+        ("1,000", "1000"),
+        ("-5", "−5"),
+        ("2-1", "2–1"),
+        ("e-mail", "email"),
+        ("C++", "c++."),
+        ("9/11", "9/11."),
     ],
 )
 def test_strict_is_equal_after_normalisation(answer: object, completion: str) -> None:
@@ -41,6 +47,17 @@ def test_strict_is_equal_after_normalisation(answer: object, completion: str) ->
         ("Denver Broncos", "<think>Denver Broncos</think>"),
         ("Denver Broncos", ""),
         ("Denver Broncos", "<answer>Panthers</answer> Denver Broncos"),
+        ("-5", "5"),
+        ("5", "-5"),
+        ("1.5", "15"),
+        (".5", "5"),
+        ("1,5", "15"),
+        ("1/2", "12"),
+        ("2:30", "230"),
+        ("1-2", "12"),
+        ("C++", "C"),
+        ("C", "C#"),
+        ("x<1", "x>1"),
     ],
 )
 def test_strict_is_nothing_else(answer: object, completion: str) -> None:
