@@ -11,6 +11,7 @@ from env_service.config import EnvServiceConfig
 from services.config.models import load_or_exit
 from services.config.sources import ConfigError
 from services.own_imports import own_imports
+from services.standard_output import standard_output
 
 _LOOKING = ("list", "show", "play", "bench", "try")
 _DESCRIPTION = """\
@@ -23,6 +24,7 @@ Rolls out the learner's leases: tasks, tokens, rewards. Beside that, each with a
   env-service harness list, install           harnesses of others"""
 
 
+@standard_output()
 def main() -> None:
     """Read the configuration, then load the rest and serve until SIGTERM or SIGINT; or look at environments."""
     if sys.argv[1:2] and sys.argv[1] in _LOOKING:

@@ -17,10 +17,12 @@ from services.nccl import keep_to_interface_of
 from services.network import LOOPBACK, address_to
 from services.own_imports import own_imports
 from services.process import WRONG_SETTINGS, leave, run_process
+from services.standard_output import standard_output
 
 logger = logging.getLogger(__name__)
 
 
+@standard_output()
 def main() -> None:
     """Reads the config, sets what vllm reads from the environment, then imports vllm and serves."""
     config = load_or_exit(GeneratorConfig, process="generator", description="Serves the policy with vLLM.")

@@ -46,11 +46,13 @@ from services.config.made_with import handed_over
 from services.config.models import ProcessConfig, help_text
 from services.config.options import nearest
 from services.config.sources import PROCESSES, ConfigError, read_tables
+from services.standard_output import standard_output
 
 if TYPE_CHECKING:
     from headway.doctor_options import DoctorOptions
 
 
+@standard_output()
 def main() -> None:
     """Parses the command line and exits with the command's code."""
     try:

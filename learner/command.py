@@ -24,6 +24,7 @@ from services.logs import configure_logging
 from services.nccl import keep_to_interface_of
 from services.own_imports import own_imports
 from services.process import START_AGAIN, WRONG_SETTINGS, WrongSettings, leave, run_process
+from services.standard_output import show, standard_output
 
 if TYPE_CHECKING:
     from learner.training.ranks import Ranks
@@ -38,6 +39,7 @@ _GROUPS_SHOWN = 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 
 
+@standard_output()
 def main() -> None:
     """Reads the config, then trains, evaluates or serves. torch is imported after the config is known to be good."""
     yield_to_page()
@@ -198,7 +200,7 @@ def start_again(config: LearnerConfig, *, lived_s: float) -> None:
     goes_on = config.resume or config.evaluation.only or config.tinker.enabled
     resumed = [] if goes_on else ["--resume", "true"]
     logging.shutdown()
-    sys.stdout.flush()
+    show()
     for descriptor in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError):  # the folder's own
             os.set_inheritable(int(descriptor), int(descriptor) <= _STDERR)

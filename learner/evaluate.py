@@ -33,6 +33,7 @@ from learner.weights.published import Snapshot
 from services.http.status import recent_failures
 from services.http.tls import TlsContext, client_tls
 from services.process import Stop
+from services.standard_output import show
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ async def evaluate_alone(config: LearnerConfig, stop: Stop) -> None:
     if settings.against is not None and opponent is not None:
         report = await _compared(report, evaluation, opponent, settings=settings, against=settings.against, tls=trust)
         write_report(report, path)
-    sys.stdout.write(f"\n{table(report, path=path)}\n")
+    show(f"\n{table(report, path=path)}\n")
 
 
 async def _compared(

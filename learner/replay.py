@@ -39,6 +39,7 @@ from learner.training.trainer_thread import TrainerThread
 from services.config import made_with
 from services.process import Stop, WrongSettings
 from services.run_lock import holder_of
+from services.standard_output import show
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ async def replay(config: LearnerConfig, stop: Stop, *, version: int | None) -> N
             return await thread.run(lambda: _trained_again(trainer, config, demonstrations, base=base, steps=steps))
 
         replayed = await ranks.watch.during(all_of_it())
-    sys.stdout.write(f"{replayed}\n")
+    show(f"{replayed}\n")
 
 
 def beginning_of(config: LearnerConfig, version: int | None) -> tuple[Checkpoint | None, Sequence[LoggedStep]]:

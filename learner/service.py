@@ -53,6 +53,7 @@ from services.http.tls import client_tls
 from services.http.waiting import QUIET_S, Waiting
 from services.process import FINISH_S, Stop
 from services.run_lock import RunLock
+from services.standard_output import show
 from services.tracing import exporting_traces
 from services.zmq.keys import ServerKeys
 from services.zmq.sockets import RouterSocket
@@ -121,7 +122,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         await beside_loops(
             loops, thread, ranks, work=lambda trainer: _train(parts, trainer, thread, stop, demonstrations)
         )
-    sys.stdout.write(parts.closing_words)
+    show(parts.closing_words)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ from learner.what_if_text import ShownWhatIf
 from services.config import made_with
 from services.process import Stop, WrongSettings
 from services.run_lock import life_in
+from services.standard_output import show
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ async def show_what_if(what_if: WhatIf, stop: Stop, *, version: int | None) -> N
         shown = await ranks.watch.during(
             thread.run(lambda: compared(what_if, base=base, steps=steps, open_trainer=opened))
         )
-    sys.stdout.write(f"{shown}\n")
+    show(f"{shown}\n")
 
 
 def _beginning(

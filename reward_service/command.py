@@ -5,8 +5,10 @@ import sys
 from reward_service.config import RewardServiceConfig
 from services.config.models import load_or_exit
 from services.own_imports import own_imports
+from services.standard_output import standard_output
 
 
+@standard_output()
 def main() -> None:
     """Read the configuration, then load the service and run it until it is told to stop."""
     config = load_or_exit(

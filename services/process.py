@@ -33,6 +33,7 @@ from typing import NoReturn
 
 import uvloop
 
+from services.standard_output import show
 from services.user_code import in_lines
 
 logger = logging.getLogger(__name__)
@@ -106,13 +107,13 @@ Main = Callable[[Stop], Awaitable[None]]
 
 
 def run_process(name: str, main: Main, *, finish_s: float = 0.0, clean_up_s: float = 8.0) -> int:
-    """Run `main` until it ends, raises, or SIGTERM or SIGINT arrives; returns the exit code.
+    """Run `main` until it ends, raises, or SIGTERM, SIGINT or SIGHUP arrives; returns the exit code.
 
     0: it returned, or a stop was requested and it ended. 1: it raised, or 70 for NeverServed, 75 for StartAgain and 78
     for WrongSettings; the reason is logged in one line, with the traceback at debug. After a request, `main` has
     `finish_s` seconds, or what it has set in its Stop, to return by itself, is then cancelled, and has `clean_up_s`
     seconds; if it still runs then, its tasks and threads are logged and the process exits at once with 1. A second
-    SIGINT ends it at once, with 130.
+    SIGINT ends it at once, with 130. Under nohup, SIGHUP is ignored and stays so.
     """
     _allow_many_files()
     gc.freeze()  # what is imported by now stays: without this, each full collection looks at all of it
@@ -142,7 +143,7 @@ def leave(code: int) -> NoReturn:
     """
     atexit._run_exitfuncs()
     logging.shutdown()
-    sys.stdout.flush()
+    show()
     os._exit(code)
 
 
@@ -262,7 +263,10 @@ class _Watchdog:
 async def _supervise(name: str, main: Main, *, finish_s: float, watchdog: _Watchdog) -> int:
     stop = Stop()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    asking = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # it comes when the terminal is closed
+        asking.append(signal.SIGHUP)
+    for number in asking:
         loop.add_signal_handler(number, _asked_to_stop, stop, number)
     try:
         async with asyncio.TaskGroup() as group:
@@ -271,7 +275,7 @@ async def _supervise(name: str, main: Main, *, finish_s: float, watchdog: _Watch
             work.add_done_callback(lambda _: ending.cancel())
     finally:
         watchdog.start(loop)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in asking:
             loop.remove_signal_handler(number)
     if work.cancelled():
         return 0 if stop.requested else 1

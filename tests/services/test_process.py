@@ -34,6 +34,7 @@ def run_child(code: str, **environ: str) -> tuple[int, str]:
 
 
 SIGNALLED = """
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 async def main(stop):
     try:
         os.kill(os.getpid(), signal.{name})
@@ -45,13 +46,27 @@ sys.exit(run_process("learner", main))
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_ends_the_process_cleanly_with_0(name: str) -> None:
     code, log = run_child(SIGNALLED.format(name=name))
     assert code == 0, log
     assert f"stopping: {name}" in log
     assert "cleaned up" in log
     assert "Traceback" not in log
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
+    code, log = run_child("""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        async def main(stop):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        sys.exit(run_process("learner", main))
+    """)
+    assert code == 0, log
+    assert "stopping: SIGTERM" in log
 
 
 def test_work_that_can_finish_has_its_time_and_a_second_ctrl_c_ends_it_at_once() -> None:
