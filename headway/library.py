@@ -24,6 +24,7 @@ from services.process import parent_death_signal
 _TABLES = {"run": "run", "learner": "learner", "generator": "generator"}
 _TABLES |= {"reward_service": "reward-service", "env_service": "env-service"}
 _LAST_LINES = 30
+_MAX_LINE = 1 << 16
 
 Settings = Mapping[str, Any]
 
@@ -159,19 +160,40 @@ def _started(words: Sequence[str], *, quiet: bool) -> None:
         try:
             _show(process, last, quiet=quiet)
         except BaseException:
-            process.send_signal(signal.SIGINT)
-            _show(process, last, quiet=quiet)
+            _stop(process, last, quiet=quiet)
             raise
     if process.returncode != 0:
         raise RunFailed(f"headway {words[0]} ended with code {process.returncode}:\n{''.join(last)}")
 
 
+def _stop(process: "subprocess.Popen[str]", last: "deque[str]", *, quiet: bool) -> None:
+    """Stops it in good order, and waits for its end; each further Ctrl-C hurries it, as in a terminal."""
+    process.send_signal(signal.SIGINT)
+    while process.poll() is None:
+        try:
+            _show(process, last, quiet=quiet)
+            process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+        except OSError:  # nobody reads what is printed
+            quiet = True
+
+
 def _show(process: "subprocess.Popen[str]", last: "deque[str]", *, quiet: bool) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
+    while line := process.stdout.readline(_MAX_LINE):
         last.append(line)
         if not quiet:
-            sys.stdout.write(line)
+            _print(line)
+
+
+def _print(line: str) -> None:
+    """A letter that the output has no bytes for ends no training."""
+    try:
+        sys.stdout.write(line)
+    except UnicodeEncodeError:
+        encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+        sys.stdout.write(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _objects_in(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """`headway.train` and `headway.evaluate`: they start what the command line starts, and return what it leaves."""
 
 import asyncio
+import io
 import json
 import shlex
 import sys
@@ -128,3 +129,42 @@ async def test_an_event_loop_that_runs_already_as_in_a_notebook_is_not_in_the_wa
     assert asyncio.get_running_loop().is_running()
     assert headway.train(stand.run, quiet=True).folder == stand.folder / "runs" / "sums"
     assert stand.words()[0] == "up"
+
+
+class ImpatientScreen(io.StringIO):
+    """Ctrl-C comes when `begin` is shown, and again when the first one is answered."""
+
+    def write(self, text: str) -> int:
+        super().write(text)
+        if text in ("begin\n", "interrupt 1\n"):
+            raise KeyboardInterrupt
+        return len(text)
+
+
+def test_a_second_interrupt_is_passed_on_too_and_nothing_is_left_running(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.then("""
+n=0
+trap 'n=$((n+1)); echo "interrupt $n"; [ $n = 2 ] && exit 130' INT
+echo begin
+while :; do sleep 0.05; done
+""")
+    screen = ImpatientScreen()
+    monkeypatch.setattr(sys, "stdout", screen)
+
+    with pytest.raises(KeyboardInterrupt):
+        headway.train(stand.run)
+
+    assert screen.getvalue().endswith("begin\ninterrupt 1\ninterrupt 2\n")
+
+
+def test_a_letter_that_the_output_lacks_ends_no_training(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand.then("printf 'f\\303\\274r\\n'")
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+
+    headway.train(stand.run)
+    sys.stdout.flush()
+
+    assert shown.getvalue().endswith(b"f\\xfcr\n")
