@@ -10,7 +10,7 @@ from env_service.runtimes.config import RuntimesConfig
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import WrittenPath
-from services.network import check_key_settings
+from services.network import HttpAddress, check_key_settings
 from services.zmq.keys import AuthorizedBy, KeyFile, PublicKeyOf
 
 
@@ -52,7 +52,7 @@ class RetryConfig(ConfigModel):
 class RoutedRewardService(ConfigModel):
     """A reward service for certain verifiers: an entry of [[env-service.rewards]]."""
 
-    url: str = Field(description="its address")
+    url: HttpAddress = Field(description="its address")
     verifiers: tuple[VerifierName, ...] = Field(
         min_length=1,
         max_length=256,
@@ -85,7 +85,7 @@ class RewardCallsConfig(ConfigModel):
 class AgentsConfig(ConfigModel):
     """The sessions of agents, which ask the policy over HTTP; each has its own key."""
 
-    url: str | None = Field(
+    url: HttpAddress | None = Field(
         None, description="address at which agents reach this process, if it is another than that of `http`"
     )
     body_bytes: int = Field(4 << 20, ge=1024, description="largest request of an agent, in bytes")
@@ -163,7 +163,7 @@ class EnvServiceConfig(ProcessConfig):
         Field(None, description="file of the learner's public CURVE key")
     )
     insecure: bool = Field(False, description="allow a learner on another machine without keys")
-    reward_urls: Annotated[tuple[str, ...], Reaches("reward-service")] = Field(
+    reward_urls: Annotated[tuple[HttpAddress, ...], Reaches("reward-service")] = Field(
         ("http://127.0.0.1:7320",),
         description="addresses of the reward services, asked in turn; some may be absent",
     )

@@ -10,6 +10,7 @@ from protocol.fleet import Backend, Channel, WeightWay, positions, quantization
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import WrittenPath
+from services.network import HttpAddress
 
 _USUAL_TOKENS = 2048
 _QUANTIZING = ("quantization", "quantization_config")
@@ -49,7 +50,7 @@ class EngineConfig(ConfigModel):
         description="niceness of the engine's processes, as of the command nice. Above 0, other work on the same "
         "cores goes first, and the engine may not answer for long (stall_timeout_s)",
     )
-    seed: int = Field(0, ge=0, description="seed of sampling")
+    seed: int = Field(0, ge=0, lt=1 << 32, description="seed of sampling")
     enforce_eager: bool = Field(
         True, description="no compilation and no CUDA graphs: quick start, slower steps on a GPU"
     )
@@ -100,7 +101,7 @@ class EngineConfig(ConfigModel):
 class JoinConfig(ConfigModel):
     """The learner whose policy is served."""
 
-    learner: Annotated[str | None, Reaches("learner")] = Field(
+    learner: Annotated[HttpAddress | None, Reaches("learner")] = Field(
         "http://127.0.0.1:7300",
         description="the learner's HTTP address; none serves the model as it is, alone, such as a teacher",
     )
@@ -117,7 +118,7 @@ class JoinConfig(ConfigModel):
         description="tell the learner what is answered on the OpenAI routes, prompt and text, so that users can rate "
         "it by POST /v1/feedback; not with channel latest",
     )
-    url: str | None = Field(None, description="address under which others reach this generator, if not its own")
+    url: HttpAddress | None = Field(None, description="address under which others reach this generator, if not its own")
     backend: Annotated[Backend, EqualTo("learner", "weights.backend")] = Field(
         "gloo", description="collective of weight broadcasts: gloo on CPUs, nccl on GPUs"
     )
@@ -129,7 +130,7 @@ class JoinConfig(ConfigModel):
         description="way in which new weights come: broadcast to all generators at once, or pull, a download of what "
         "each version has changed, for generators on a slow link or in another data centre",
     )
-    relays: tuple[str, ...] = Field(
+    relays: tuple[HttpAddress, ...] = Field(
         (),
         description="addresses of copies of the learner's tree of weights, for weights = pull: of `headway relay`, or "
         "of any web server that has one; the learner is asked for what none of them has",
@@ -170,7 +171,7 @@ class AdapterConfig(ConfigModel):
         description="all weights are fetched in place of adapters, for a server with tinker.all_weights; those of one "
         "target at a time are held, and requests for another one wait until its own have ended",
     )
-    source: str | None = Field(None, description="HTTP address of the server whose adapters are fetched")
+    source: HttpAddress | None = Field(None, description="HTTP address of the server whose adapters are fetched")
     token: SecretStr | None = Field(None, description="bearer token of that server")
 
     @model_validator(mode="after")

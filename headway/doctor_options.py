@@ -13,6 +13,7 @@ from services.config.models import ProcessConfig
 from services.config.sources import ConfigError
 from services.diagnosis.asked import AskedProcess, Target
 from services.http.tls import TlsFiles
+from services.network import is_http_address
 
 Progress = dict[str, ProgressStatus]
 
@@ -58,7 +59,7 @@ def _target(text: str) -> Target:
     """`generator=http://host:7310`."""
     name, _, url = text.partition("=")
     kind = next((kind for kind in get_args(Kind) if kind == name), None)
-    if kind is None or not url.startswith(("http://", "https://")):
+    if kind is None or not is_http_address(url):
         expected = f"PROCESS=http://HOST:PORT, PROCESS one of {', '.join(get_args(Kind))}"
         raise ConfigError([f"command line: --url: got {text!r}: expected {expected}"])
     return Target(kind=kind, url=url.rstrip("/"))

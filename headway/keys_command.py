@@ -11,7 +11,6 @@ With --force nothing of before is of use any more, as after a leak: keys of env_
 with --host the CA is a new one. Without --host what is in FOLDER/tls stays, and that is said.
 """
 
-import json
 import re
 import secrets
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.config.sources import PROCESSES, ConfigError
+from services.config.sources import PROCESSES, ConfigError, in_toml
 from services.secret_files import SecretFileError, write_public, write_secret
 from services.zmq.keys import CurveKeys
 
@@ -258,5 +257,4 @@ def _settings(folder: Path, name: str, *, tls: bool) -> Iterator[str]:
 
 
 def _quoted(path: Path) -> str:
-    """As a string of TOML, whose escapes are those of JSON."""
-    return json.dumps(str(path), ensure_ascii=False)
+    return in_toml(str(path))

@@ -17,7 +17,7 @@ from typing import Any
 
 from headway.own_options import own_options
 from services.config.run_paths import in_hub_cache, is_hub_name, run_name
-from services.config.sources import ConfigError
+from services.config.sources import ConfigError, in_toml
 
 _LARGEST = 9
 _HELD_OUT = 20
@@ -58,7 +58,7 @@ name = "{name}"
 directory = "runs"            # each run has a folder of its own in it
 
 [learner]
-model = "{model}"
+model = {model}
 algo = "grpo"
 steps = {steps}
 groups_per_step = 16          # tasks in a step
@@ -77,7 +77,7 @@ every_steps = 20
 final_tasks = {held_out}
 
 [generator]
-model = "{model}"
+model = {model}
 
 [generator.engine]
 {engine}
@@ -90,7 +90,7 @@ name = "close"
 function = "reward:close"
 
 [env-service]
-model = "{model}"
+model = {model}
 
 [[env-service.environments]]
 name = "sums"
@@ -123,7 +123,7 @@ Change, one at a time:
 
 
 def make_project(arguments: Sequence[str]) -> int:
-    """The command. Raises ConfigError if there is such a folder already, or the model is none."""
+    """The command. Raises ConfigError if there is such a folder already, none can be written, or the model is none."""
     own, others = own_options(arguments, {"--model": True})
     if len(others) != 1 or others[0].startswith("-"):
         raise ConfigError(["headway init needs the name of a folder: headway init NAME [--model FOLDER]"])
@@ -134,10 +134,15 @@ def make_project(arguments: Sequence[str]) -> int:
         raise ConfigError([f"{folder} gives the run no name; expected one with letters or digits"])
     given = own.get("--model", [None])[-1]
     model = None if given is None else _checked(given)
-    folder.mkdir(parents=True, exist_ok=True)
-    if model is None:
-        make_tiny_model(folder / "model")
-    _write(folder, settings=_tiny() if model is None else _of_a_model(model, given or "", folder))
+    settings = _tiny() if model is None else _of_a_model(model, given or "", folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if model is None:
+            make_tiny_model(folder / "model")
+        _write(folder, settings=settings)
+    except OSError as error:
+        remedy = "make room there, or give a folder in which you may write"
+        raise ConfigError([f"cannot write to {folder}: {error.strerror or error}: {remedy}"]) from error
     sys.stdout.write(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}\n")
     sys.stdout.write(f"next: headway up {folder / 'run.toml'}\n")
     return 0
@@ -157,7 +162,7 @@ def _checked(model: str) -> Path:
 def _tiny() -> dict[str, object]:
     engine = 'dtype = "float32"\nmax_model_len = 32\nkv_cache_gb = 0.25'
     return {
-        "model": "model", "steps": 60, "group_size": 16, "max_tokens": 3, "learning_rate": "1e-3", "engine": engine,
+        "model": '"model"', "steps": 60, "group_size": 16, "max_tokens": 3, "learning_rate": "1e-3", "engine": engine,
         "chat": "false", "system": "", "which": "0",
     }  # fmt: skip
 
@@ -168,8 +173,8 @@ def _of_a_model(folder: Path, given: str, project: Path) -> dict[str, object]:
     system = '\nsystem_prompt = "Work the sum out. End with the number alone."' if chat else ""
     written = os.path.relpath(folder, project) if Path(given).is_dir() and not Path(given).is_absolute() else given
     return {
-        "model": written, "steps": 60, "group_size": 8, "max_tokens": 64 if chat else 8, "learning_rate": "1e-6",
-        "engine": "max_model_len = 512", "chat": str(chat).lower(), "system": system,
+        "model": in_toml(written), "steps": 60, "group_size": 8, "max_tokens": 64 if chat else 8,
+        "learning_rate": "1e-6", "engine": "max_model_len = 512", "chat": str(chat).lower(), "system": system,
         "which": "-1" if chat else "0",
     }  # fmt: skip
 

@@ -5,6 +5,7 @@ headway relay --from-relay http://relay-a:7330 --folder FOLDER ...
 """
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -14,10 +15,12 @@ from pydantic import SecretStr, ValidationError
 from headway.relay import relay
 from protocol.weight_tree import TREE_ROUTE
 from services.config.models import HttpConfig
+from services.config.options import option_faults
 from services.config.sources import ConfigError
 from services.http.client import HttpClient
 from services.http.tls import client_tls
 from services.logs import configure_logging
+from services.network import is_http_address
 from services.process import run_process
 from services.rotating_secrets import RotatingSecret
 from services.secret_files import SecretFileError
@@ -44,7 +47,7 @@ def run_relay(words: Sequence[str]) -> int:
     except SecretFileError as error:
         raise ConfigError([f"relay: {error}"]) from error
     except ValidationError as error:
-        raise ConfigError([f"relay: {one['msg'].removeprefix('Value error, ')}" for one in error.errors()]) from error
+        raise ConfigError([f"headway relay: {one}" for one in option_faults(error)]) from error
     configure_logging("relay", level="info", format="text")
     return run_process(
         "relay",
@@ -74,10 +77,10 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.error = _refuse  # type: ignore[method-assign]
     given = parser.parse_args(list(words))
     for url in (given.learner, given.relay):
-        if url is not None and not url.startswith(("http://", "https://")):
+        if url is not None and not is_http_address(url):
             raise ConfigError([f"headway relay: {url!r} is no address: expected http://host:port or https://host:port"])
-    if given.gb <= 0:
-        raise ConfigError([f"headway relay: --gb {given.gb:g} leaves no room: expected more than 0"])
+    if not 0 < given.gb < math.inf:
+        raise ConfigError([f"headway relay: --gb {given.gb:g} leaves no room: expected a number above 0"])
     return given
 
 

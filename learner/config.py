@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
@@ -28,7 +27,7 @@ from services.config.made_with import settings_of
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import WrittenPath
 from services.cores import cores
-from services.network import check_key_settings, is_loopback, is_wildcard
+from services.network import check_key_settings, is_http_address, is_loopback, is_wildcard
 from services.process import WrongSettings
 from services.rotating_secrets import SHORTEST_TOKEN, accepted
 from services.zmq.keys import KeyFile
@@ -148,7 +147,7 @@ class RolloutConfig(ConfigModel):
     group_size: int = Field(8, ge=1, description="trajectories per task")
     max_tokens: int = Field(64, ge=1, description="most tokens in one completion")
     stop_token_ids: tuple[int, ...] = Field((), description="token ids that end a completion, besides the model's own")
-    seed: int = Field(0, ge=0, description="seed from which every lease's own seed is derived")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="seed from which every lease's own seed is derived")
     min_group_size: int = Field(
         2, ge=1, description="fewest trajectories with a reward that make a group worth keeping"
     )
@@ -512,7 +511,7 @@ class VerdictConfig(ConfigModel):
     @field_validator("webhook")
     @classmethod
     def _an_address(cls, webhook: SecretStr | None) -> SecretStr | None:
-        if webhook is not None and not _is_address(webhook.get_secret_value()):
+        if webhook is not None and not is_http_address(webhook.get_secret_value()):
             raise ValueError("webhook is no address: expected http://HOST/PATH or https://HOST/PATH")
         return webhook
 
@@ -535,7 +534,7 @@ class DataConfig(ConfigModel):
     measure_every_steps: int | None = Field(
         None, ge=1, description="steps between two measurements of what is held out; none: before and after all of them"
     )
-    seed: int = Field(0, ge=0, description="seed of the order of examples")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="seed of the order of examples")
 
     @model_validator(mode="after")
     def _something_to_measure(self) -> Self:
@@ -610,7 +609,7 @@ class LearnerConfig(ProcessConfig):
         description="CPU threads of each rank; auto: the machine's cores, shared out to the ranks, for a model of "
         "width 256 or more, with a GPU too, otherwise 1",
     )
-    seed: int = Field(0, ge=0, description="seed of the learner's random numbers")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="seed of the learner's random numbers")
     resume: bool | Literal["auto"] = Field(
         False, description="continue the run of this name from its newest checkpoint; auto: if there is one"
     )
@@ -1017,14 +1016,6 @@ class LearnerConfig(ProcessConfig):
                 "and nothing could be compared; lower algo.k or raise rollouts.group_size, to several times as many"
             )
         return self
-
-
-def _is_address(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that are left open, a port that is no number
-        return False
 
 
 def _of_a_run() -> Iterator[str]:

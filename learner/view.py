@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from learner.page.files import PAGE_PATHS
 from learner.page.routes import RunPage, ShownRun
@@ -15,6 +14,7 @@ from learner.page.what_if_routes import WhatIfSettings
 from learner.what_if_form import checked, form_of
 from protocol.status import Readiness
 from services.config.models import HttpConfig
+from services.config.options import option_faults
 from services.config.sources import ConfigError
 from services.http.app import create_app
 from services.http.metrics import Metrics
@@ -33,13 +33,6 @@ def _named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
     return [(f"{each.parent.name}/{each.name}" if each.name in twice else each.name, each) for each in whole]
 
 
-def _wrong_option(fault: ErrorDetails) -> str:
-    """The option that is wrong and why; a fault of several together shows no value, as one of them is the token."""
-    if not fault["loc"]:
-        return fault["msg"].removeprefix("Value error, ")
-    return f"--{fault['loc'][0]} {fault['input']}: {fault['msg']}"
-
-
 def serve_runs(folders: Sequence[Path], *, host: str, port: str, token_file: str | None) -> int:
     """Serves until a signal; returns the exit code. Raises ConfigError for an address that cannot be served at."""
     try:
@@ -50,7 +43,9 @@ def serve_runs(folders: Sequence[Path], *, host: str, port: str, token_file: str
         http = HttpConfig.model_validate({"host": host, "port": port, "token": token or None})
         listener = Listener(host=http.host, port=http.port)
     except ValidationError as error:
-        raise ConfigError([f"view: {_wrong_option(each)}" for each in error.errors()]) from error
+        raise ConfigError([f"view: {each}" for each in option_faults(error)]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"view: --token-file {token_file}: expected a line of text, got other bytes"]) from error
     except OSError as error:
         raise ConfigError([f"view: {error}"]) from error
     configure_logging("headway", level="info", format="text")

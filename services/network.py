@@ -5,7 +5,10 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
@@ -23,6 +26,33 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def is_http_address(url: str) -> bool:
+    """True for http://host:port and https://host:port, perhaps with a path, of a host that can be looked up."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and parts.port != 0 and is_host(parts.hostname or "")
+    except ValueError:  # brackets that are left open, a port that is no number
+        return False
+
+
+def is_host(name: str) -> bool:
+    """True for a name or an address that can be looked up, whether there is such a machine or not."""
+    try:
+        return bool(name.encode("idna")) and not any(each.isspace() or each in "/?#@" for each in name)
+    except UnicodeError:  # a part between two dots is empty, or too long
+        return False
+
+
+def _http_address(url: str) -> str:
+    if not is_http_address(url):
+        raise ValueError(f"{url!r} is no address: expected http://host:port or https://host:port")
+    return url
+
+
+HttpAddress = Annotated[str, AfterValidator(_http_address)]
+"""The type of a setting that is an address of HTTP."""
 
 
 def leaves_this_machine(address: str) -> bool:

@@ -24,7 +24,7 @@ _DIVERGENCES_OF: dict[str, tuple[Divergence, ...]] = {
 class Knobs(BaseModel):
     """A group of knobs. Those without effect, as the others stand, are refused if given."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     wants_spread: ClassVar[bool] = False
     """Groups of equal rewards are of no use to the algorithm."""
 

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, model_validator
 from protocol.generation import LOWEST_TEMPERATURE
 from services.config.models import ConfigModel
 from services.config.run_paths import WrittenPath
+from services.network import HttpAddress
 
 _DEFAULT_URL = "http://127.0.0.1:7320"
 
@@ -18,7 +19,7 @@ class JudgingConfig(ConfigModel):
     verifier: str | None = Field(
         None, min_length=1, max_length=256, description="pairwise verifier of the reward service; none: no such judging"
     )
-    urls: tuple[str, ...] = Field(
+    urls: tuple[HttpAddress, ...] = Field(
         (), description=f"addresses of reward services that have it; {_DEFAULT_URL} if left out"
     )
     token: SecretStr | None = Field(None, description="bearer token of the reward services")

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from protocol.generation import MAX_SCORED_TOKENS, MAX_TOP_LOGPROBS
 from services.config.models import ConfigModel
+from services.network import is_http_address
 from services.rotating_secrets import RotatingSecret
 
 _OF_URLS = ("token", "wait_s", "request_timeout_s", "requests_at_once", "request_tokens", "max_model_len")
@@ -83,8 +83,7 @@ class TeacherConfig(ConfigModel):
     @classmethod
     def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            if not is_http_address(url):
                 raise ValueError(f"{url!r} is no address: expected http://host:port of a generator")
         if len(set(urls)) < len(urls):
             raise ValueError("an address is there twice: leave one out")

@@ -8,6 +8,7 @@ from pydantic import Field
 from services.config.agreements import Reaches
 from services.config.models import ConfigModel
 from services.config.run_paths import WrittenPath
+from services.network import HttpAddress
 
 
 class TinkerConfig(ConfigModel):
@@ -36,7 +37,7 @@ class TinkerConfig(ConfigModel):
         description="file of the tenants: the hash of each one's key, its share and its bounds; tinker-keys.json in "
         "the run's folder if none. One that is not there is made with one key, which is written beside it",
     )
-    generators: Annotated[tuple[str, ...], Reaches("generator")] = Field(
+    generators: Annotated[tuple[HttpAddress, ...], Reaches("generator")] = Field(
         (),
         max_length=1024,
         description="HTTP addresses of the generators that sample, which have adapters.slots; weights.generator_token "

@@ -20,7 +20,7 @@ ALL_LINEAR = "all-linear"
 class OptimizerConfig(BaseModel):
     """AdamW (arXiv 1711.05101), or Muon (arXiv 2502.16982) beside it, and the schedule of the learning rate."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     type: OptimizerType = Field(
         "adamw",
@@ -93,7 +93,7 @@ class OptimizerConfig(BaseModel):
 class LoraConfig(BaseModel):
     """Low-rank adapters (LoRA, arXiv 2106.09685): only scale * up @ down is trained, on top of frozen weights."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     rank: int = Field(0, ge=0, description="Rank of the adapters. 0 turns LoRA off, and every weight is trained.")
     alpha: float = Field(32.0, gt=0, description="The adapters are scaled by alpha / rank.")
@@ -126,7 +126,7 @@ class LoraConfig(BaseModel):
 class RouterConfig(BaseModel):
     """Training of the routers of a mixture of experts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     aux_loss_coef: float = Field(
         0.0,
@@ -146,7 +146,7 @@ class RouterConfig(BaseModel):
 class ReferenceConfig(BaseModel):
     """The frozen policy that a KL penalty or a preference loss compares with."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     mode: Literal["initial", "ema", "refresh"] = Field(
         "initial",
@@ -169,7 +169,7 @@ class ReferenceConfig(BaseModel):
 class AlignmentConfig(BaseModel):
     """Cosine of consecutive gradients of what is trained, and its control (GAC, arXiv 2603.01501)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     mode: Literal["off", "measure", "control"] = Field(
         "off",
@@ -217,7 +217,7 @@ class AlignmentConfig(BaseModel):
 class CriticConfig(BaseModel):
     """PPO's critic."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["model", "head"] = Field(
         "model", description="A model of its own, or a linear head on the policy's last hidden states."
@@ -254,7 +254,7 @@ class CriticConfig(BaseModel):
 class TrainingConfig(BaseModel):
     """Computation of the training step."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="Optimizer and learning rate.")
     zero_stage: Literal[0, 1, 2, 3] = Field(
@@ -270,7 +270,7 @@ class TrainingConfig(BaseModel):
     reference: ReferenceConfig = Field(default_factory=ReferenceConfig, description="The reference policy.")
     critic: CriticConfig = Field(default_factory=CriticConfig, description="The critic, of algorithms that have one.")
     alignment: AlignmentConfig = Field(default_factory=AlignmentConfig, description="Consecutive gradients.")
-    head_seed: int = Field(0, ge=0, description="Seed of a reward model's new head.")
+    head_seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of a reward model's new head.")
     dtype: Dtype = Field(
         "float32", description="Type of the forward and backward pass. The optimizer works in float32."
     )

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 from protocol.rewards import MAX_DEADLINE_S
 from services.config.models import ConfigModel
 from services.config.run_paths import WrittenPath
+from services.network import is_http_address
 
 _OF_OPENRLHF = ("requests_per_s", "most_requests", "most_tokens")
 
@@ -55,7 +56,7 @@ class EndpointConfig(ConfigModel):
     @classmethod
     def _address(cls, url: str) -> str:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        if not is_http_address(url) or parts.query or parts.fragment:
             raise ValueError(f"{url!r} is no address: expected http://host:port or https://host, perhaps with a path")
         if parts.username or parts.password:
             raise ValueError("url holds a password, which logs would show: use api_key_env or api_key_file")

@@ -27,6 +27,7 @@ from pydantic import (
     JsonValue,
     SecretStr,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -50,7 +51,7 @@ from services.config.sources import (
     with_secrets_read,
 )
 from services.http.tls import TlsFiles
-from services.network import is_loopback
+from services.network import is_host, is_loopback
 from services.rotating_secrets import SHORTEST_TOKEN, accepted
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ logger = logging.getLogger(__name__)
 class ConfigModel(BaseModel):
     """The base of every config model and group: frozen, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 
 class TraceSettings(TypedDict):
@@ -84,7 +85,10 @@ class RunConfig(ConfigModel):
         "folder of that file",
     )
     seed: int | None = Field(
-        None, ge=0, description="seed of all processes whose own seed is not set; none: each has its own default"
+        None,
+        ge=0,
+        lt=1 << 32,
+        description="seed of all processes whose own seed is not set; none: each has its own default",
     )
     trace_url: str | None = Field(
         None,
@@ -169,6 +173,13 @@ class HttpConfig(ConfigModel):
         return TlsFiles(
             cert=self.tls_cert_file, key=self.tls_key_file, ca=self.tls_ca_file, client_ca=self.tls_client_ca_file
         )
+
+    @field_validator("host")
+    @classmethod
+    def _can_be_looked_up(cls, host: str) -> str:
+        if not is_host(host):
+            raise ValueError(f"{host!r} is no host: expected a name or an address, such as 127.0.0.1 or 0.0.0.0")
+        return host
 
     @model_validator(mode="after")
     def _certificate_with_its_key(self) -> Self:
@@ -295,7 +306,7 @@ def _follow_seed(settings: dict[str, SourcedSetting], schema: OptionSchema) -> N
         return
     for key in schema.options:
         if re.fullmatch(r"(?:.*[._])?seed", key) and (key not in settings or settings[key].origin == "default"):
-            settings[key] = SourcedSetting(key, run.value, "default")
+            settings[key] = SourcedSetting(key, run.value, run.origin)
 
 
 def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, Tag, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import ErrorDetails, PydanticUndefined
 
 from services.config.run_paths import is_written
 
@@ -282,6 +282,21 @@ def complaint_of(error: ValidationError, model: type[BaseModel]) -> str:
     reason = plain_reason(item["type"], item["msg"])
     got = "" if item["type"] == "value_error" else f": got {repr(item['input'])[:80]}"
     return f"{where}{got}: {reason}" if where else reason
+
+
+def option_faults(error: ValidationError) -> list[str]:
+    """The options of a command line that are wrong, and why; a fault of several together shows no value, as one of them
+    may be a token.
+    """
+    return [_option_fault(item) for item in error.errors(include_url=False, include_context=False)]
+
+
+def _option_fault(item: ErrorDetails) -> str:
+    reason = plain_reason(item["type"], item["msg"])
+    if not item["loc"]:
+        return reason
+    name = flag_of(str(item["loc"][0]))
+    return f"{name}: {reason}" if item["type"] == "value_error" else f"{name}: got {item['input']!r}: {reason}"
 
 
 def plain_reason(kind: str, message: str) -> str:

@@ -176,7 +176,7 @@ def parse_text(text: str, option: Option) -> object:
     if text[:1] in ("[", "{") and not option.is_text:
         try:
             parsed: object = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
         return parsed
     return [text] if option.is_list else text
@@ -193,10 +193,17 @@ def read_tables(path: Path) -> dict[str, dict[str, object]]:
         tables = _parsed(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"{path} is not TOML: {error}{_line_of(text, error)}"]) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets within brackets
+        raise ConfigError([f"{path} cannot be read: {error}; expected the settings of a run"]) from error
     stray = [name for name, table in tables.items() if not isinstance(table, dict)]
     if stray:
         raise ConfigError([f"{path.name}: {name} is outside of a table; tables are {_tables()}" for name in stray])
     return tables
+
+
+def in_toml(text: str) -> str:
+    """A text as a string of TOML, whose escapes are those of JSON."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _line_of(text: str, error: tomllib.TOMLDecodeError) -> str:
@@ -208,8 +215,11 @@ def _line_of(text: str, error: tomllib.TOMLDecodeError) -> str:
 
 def _instead_of(path: Path) -> str:
     """The files that may be meant by a path that is none: those in a folder, or beside what is not there."""
-    folder = path if path.is_dir() else path.parent
-    names = sorted(file.name for file in folder.glob("*.toml")) if folder.is_dir() else []
+    try:
+        folder = path if path.is_dir() else path.parent
+        names = sorted(file.name for file in folder.glob("*.toml")) if folder.is_dir() else []
+    except OSError:  # a name that is too long, a folder that may not be looked into
+        return ""
     guess = "run.toml" if "run.toml" in names else nearest(path.name, names) or (names[0] if len(names) == 1 else None)
     return f"; did you mean {folder / guess}?" if guess else ""
 
@@ -325,11 +335,12 @@ def explained(
     follow = ("missing", "union_tag_not_found", "extra_forbidden") if known else ()
     items = error.errors(include_url=False, include_context=False)
     broken = {item["loc"]: item["type"] for item in items}
-    return [
+    found = (
         _explained_one(item, settings, schema, process)
         for item in items
         if item["type"] not in follow and not _follows(item, broken)
-    ]
+    )
+    return list(dict.fromkeys(found))  # a seed of the run is one of several keys
 
 
 def _follows(item: ErrorDetails, broken: Mapping[tuple[str | int, ...], str]) -> bool:

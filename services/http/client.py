@@ -353,6 +353,8 @@ def _naming(url: str, *, tls: TlsContext | None) -> Iterator[None]:
         yield
     except aiohttp.ClientError as error:
         raise _unreachable(url, error, tls=tls) from error
+    except UnicodeError as error:  # a host that cannot be looked up
+        raise ServiceUnreachable(url, f"no connection: {error}", sent=False) from error
     except TimeoutError as error:
         raise ServiceTimeout(url, "no answer within the deadline") from error
 

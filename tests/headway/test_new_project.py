@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,16 @@ def test_a_model_that_is_not_there_is_said_with_how_to_fetch_it(
     with pytest.raises(ConfigError, match="headway fetch Some/Model downloads it"):
         make_project([str(tmp_path / "new"), "--model", "Some/Model"])
     assert not (tmp_path / "new").exists()
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, talking_model: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot write to .*file/sums: Not a directory"):
+        make_project([str(tmp_path / "file" / "sums"), "--model", str(talking_model)])
+
+
+def test_a_model_whose_folder_has_quotes_in_its_name_is_written_as_toml(tmp_path: Path, talking_model: Path) -> None:
+    odd = talking_model.rename(tmp_path / 'we"ird\\\\folder')
+    make_project([str(tmp_path / "sums"), "--model", str(odd)])
+
+    assert tomllib.loads((tmp_path / "sums" / "run.toml").read_text())["learner"]["model"] == str(odd)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.doctor_options import DoctorOptions
+from headway.doctor_options import DoctorOptions, options_of
 from headway.status_command import Rates, status, status_json, status_text
 from protocol.status import EventStatus, Kind, ProgressStatus, QueueStatus
 from services.config.models import HttpConfig, ProcessConfig
+from services.config.sources import ConfigError
 from services.diagnosis.asked import AskedProcess, Condition
 from tests.services.diagnosis import statuses
 
@@ -110,3 +111,9 @@ def test_where_nobody_answers_it_says_so_once_and_ends_with_1(
 
     assert status(configs, DoctorOptions()) == 1
     assert "accepts no connection" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("url", ["http://x:abc", "http://x:99999", "http://[::1", "http://a..b:7310", "x:7310"])
+def test_an_address_that_is_none_is_refused_before_anybody_is_asked(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"--url: got .*expected PROCESS=http://HOST:PORT"):
+        options_of(["--url", f"generator={url}"])

@@ -26,5 +26,11 @@ def test_a_token_that_is_too_short_is_said_without_showing_it(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"view: host 0\.0\.0\.0 .* the token has 4 characters") as caught:
         serve_runs([tmp_path], host="0.0.0.0", port="0", token_file=str(tmp_path / "token"))
     assert "s3cr" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"view: --port 70000: Input should be less than"):
+    with pytest.raises(ConfigError, match=r"view: --port: got '70000': expected less than"):
         serve_runs([tmp_path], host="127.0.0.1", port="70000", token_file=None)
+
+
+def test_a_token_file_of_other_bytes_is_said(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="token: expected a line of text, got other bytes"):
+        serve_runs([tmp_path], host="127.0.0.1", port="0", token_file=str(tmp_path / "token"))

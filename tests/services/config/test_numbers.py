@@ -46,3 +46,29 @@ def test_true_is_true_where_that_is_wanted(tmp_path: Path) -> None:
 
     argv = ["--config", str(tmp_path / "run.toml")]
     assert load_config(LearnerConfig, process="learner", argv=argv, environ={}).resume
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("leases = { timeout_s = inf }", "leases.timeout_s: got inf: expected a finite number"),
+        ("rollouts = { min_mean_reward = nan }", "rollouts.min_mean_reward: got nan: expected a finite number"),
+        ("training.optimizer.learning_rate = inf", "learning_rate: got inf: expected a finite number"),
+        ('algo = { type = "grpo", clip_high = inf }', "algo.clip_high: got inf: expected a finite number"),
+        ("seed = 99999999999999999999", "seed: got 99999999999999999999: expected less than"),
+    ],
+)
+def test_a_number_that_nothing_can_be_counted_with_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(f'[learner]\nmodel = "m"\n{text}\n')
+
+    with pytest.raises(ConfigError) as raised:
+        load_config(LearnerConfig, process="learner", argv=["--config", str(tmp_path / "run.toml")], environ={})
+
+    assert said in "\n".join(raised.value.problems)
+
+
+def test_a_seed_of_the_run_that_is_too_large_is_said_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(LearnerConfig, process="learner", argv=["--model", "m", "--run.seed", "20260101123456"], environ={})
+
+    assert raised.value.problems == ("command line --run.seed: got '20260101123456': expected less than 4294967296",)

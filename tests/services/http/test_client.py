@@ -318,3 +318,10 @@ async def test_three_hundred_calls_that_wait_for_each_other_all_get_a_connection
 ) -> None:
     met = await asyncio.gather(*(ask(client, server, "meet", deadline_s=15) for _ in range(300)))
     assert len(met) == 300
+
+
+async def test_a_host_that_cannot_be_looked_up_is_not_there() -> None:
+    async with HttpClient() as client:
+        with pytest.raises(ServiceUnreachable, match="no connection") as caught:
+            await client.get("http://a..b:7310/v1/status", Readiness, deadline_s=5.0)
+    assert not caught.value.sent
