@@ -28,7 +28,7 @@ from services.durations import clock_text
 _MAX_LINE = 64 << 10
 _MAX_HOLD = 256 << 10
 _MAX_QUEUE = 256 << 10
-_LAST_LINES = 10
+_LAST_LINES, _MAX_LAST_LINE = 10, 2000
 PATIENCE_S = 0.5
 """A reader that takes nothing for so long has stopped."""
 _NEVER_BLOCKS = 4096  # bytes that a descriptor that is ready takes at once: POSIX's PIPE_BUF on Linux
@@ -258,8 +258,8 @@ class Source:
 
     @property
     def last_lines(self) -> list[str]:
-        """The newest lines, the oldest of them first."""
-        return [line.decode(errors="replace") for line in self._last]
+        """The newest lines, the oldest of them first, to be shown anywhere: without controls, and of bounded length."""
+        return [line.translate(_HARMLESS).decode(errors="replace") for line in self._last]
 
     def read(self) -> bool:
         """Takes what is there; whether there may be more."""
@@ -297,7 +297,7 @@ class Source:
         self._pipe.close()
 
     def _pass_on(self, lines: bytes) -> None:
-        self._last.extend(lines.splitlines()[-_LAST_LINES:])
+        self._last.extend(line[:_MAX_LAST_LINE] for line in lines.splitlines()[-_LAST_LINES:])
         if self._held is None:
             self.sink.add(lines)
             return

@@ -82,8 +82,13 @@ def _tell_origin(config: Any, name: str, rows: Sequence[Mapping[str, Any]], outp
     lines += _origin_lines(origin)
     if output is not None:
         path = Path(output)
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in origin.trajectories())
+        try:
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in origin.trajectories())
+        except OSError as error:
+            raise ConfigError(
+                [f"cannot write {path}: {error.strerror}; name another file by --trajectories"]
+            ) from error
         lines.append(f"  its trajectories in the journal are in {path}")
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
@@ -267,6 +272,9 @@ def _in_folder(config: Any, change: Callable[[Any], Awaitable[ReleaseStatus]]) -
         raise ConfigError([f"the learner does not answer, and has the folder of its run: {error}"]) from error
     except RequestRefused as error:
         raise ConfigError([error.problem.message]) from error
+    except OSError as error:
+        remedy = "make room, or let this user write there, and say it again"
+        raise ConfigError([f"cannot write to {config.run.folder}: {error.strerror or error}; {remedy}"]) from error
     held = f"promotions are held until `headway promote`: {status.held}\n" if status.held else ""
     sys.stdout.write(
         f"version {status.released} is released, its files agree with their hashes, digest {status.digest}\n"

@@ -110,3 +110,12 @@ def test_an_output_whose_reader_has_left_swallows_all(screen: PipeEnds) -> None:
     sink.add(b"x\n" * 100_000)
     sink.flush(deadline=time.monotonic() + 5)
     assert not sink.has_queue
+
+
+def test_the_last_lines_of_a_child_bring_no_controls_to_a_terminal_and_are_no_flood(child: PipeEnds) -> None:
+    source = Source(child.reader, Sink(child.writer.fileno()))
+    os.write(child.writer.fileno(), b"\x1b[2Jit failed\n" + b"x" * 9000 + b"\n")
+    source.read()
+
+    assert source.last_lines[0] == "?[2Jit failed"
+    assert len(source.last_lines[1]) < 3000
