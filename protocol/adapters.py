@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from protocol.generation import MAX_TOP_LOGPROBS, TokenId
 from protocol.model import WireModel
@@ -20,6 +20,10 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 WHOLE_FILES = ("config.json", "model.safetensors")
 """Of all weights, in transformers' format, which take the place of the model's own."""
 MAX_ADAPTER_BYTES = 1 << 32
+MAX_LIKELIEST = 1 << 23
+"""Likeliest tokens in all completions of a request: more are an answer beyond the 256 MiB that a learner takes, after
+gigabytes in the generator.
+"""
 
 TargetId = Annotated[str, Field(min_length=1, max_length=512)]
 
@@ -71,6 +75,17 @@ class AdapterSampleRequest(WireModel):
     prompt_logprobs: bool = False
     top_of_prompt: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
     top_of_samples: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @field_validator("top_of_samples")
+    @classmethod
+    def _answer_is_bounded(cls, top: int, info: ValidationInfo) -> int:
+        n, most = info.data.get("n", 1), info.data.get("max_tokens", 1)
+        if n * most * top > MAX_LIKELIEST:
+            raise ValueError(
+                f"{top} likeliest tokens for each of {most} (max_tokens) in {n} completions exceed {MAX_LIKELIEST}: "
+                "ask for fewer of them, or in several requests"
+            )
+        return top
 
 
 class AdapterSpan(WireModel):

@@ -63,6 +63,14 @@ def test_what_no_generator_takes_is_named_as_the_client_named_it(more: Any, fiel
         asked_of_generator(ask(**more), None, namespace="s")
 
 
+def test_the_likeliest_tokens_that_are_asked_for_are_bounded_by_the_answer_that_a_learner_takes() -> None:
+    most = {"samples": 64, "max_tokens": 1 << 12, "topk_sample": 32}
+    assert asked_of_generator(ask(**most), None, namespace="s").top_of_samples == 32
+    for more in ({"samples": 65}, {"max_tokens": (1 << 12) + 1}, {"topk_sample": 33}):
+        with pytest.raises(TinkerWireError, match=r"^topk_sample_logprobs: .* in several requests"):
+            asked_of_generator(ask(**{**most, **more}), None, namespace="s")
+
+
 @pytest.mark.parametrize(("last_n", "unknown"), [(None, 1), (2, 2), (1, 3)])
 def test_nothing_is_said_of_the_first_token_and_of_those_before_the_last_n(last_n: int | None, unknown: int) -> None:
     given = answer(prompt_logprobs=(-1.0, -2.0, -3.0))
