@@ -248,7 +248,7 @@ class _FileTensor:
             if not read:
                 raise OSError(errno.EIO, f"{self.file.name} ends within a weight")
             left = left[read:]
-        return room.view(_STORED[self.dtype]).view(*self.shape)
+        return room.view(_STORED[self.dtype]).view(list(self.shape))
 
 
 def _stored(file: FileIO) -> Iterator[tuple[str, _FileTensor]]:

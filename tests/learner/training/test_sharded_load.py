@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import ApertusConfig, ApertusForCausalLM, AutoModelForCausalLM
 
 from learner.training.policy import TextFiles, load_causal_lm
 from learner.training.score_model import load_score_model, save_score_model
 from tests.learner.training.test_score_model import snapshot
-from tests.learner.training.tiny_model import write_tiny_llama
+from tests.learner.training.tiny_model import VOCABULARY, write_tiny_llama
 from tests.learner.training.tiny_models import write_tiny_model
 
 SCRIPT = Path(__file__).parent / "two_ranks_of_a_load.py"
@@ -52,6 +52,22 @@ def in_pickled_files(path: Path, source: Path) -> Path:
     return path
 
 
+def with_single_numbers(path: Path) -> Path:
+    """A model whose file has tensors without dimensions: numbers of its activation functions."""
+    config = ApertusConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+        pad_token_id=None,
+    )
+    ApertusForCausalLM(config).save_pretrained(path)
+    assert any(not value.dim() for value in load_file(path / WEIGHTS).values())
+    return path
+
+
 def reward_model(path: Path, source: Path) -> Path:
     model = load_score_model(source, dtype=torch.float32, head_seed=3)
     save_score_model(snapshot(model), model=model, source=TextFiles(source), destination=path)
@@ -71,6 +87,7 @@ def test_a_model_in_parts_has_the_numbers_of_the_whole_one_bit_by_bit(tmp_path: 
         (write_tiny_model("qwen3 moe", tmp_path / "experts"), "policy", "float32", "0"),
         (write_tiny_model("deepseek v3", tmp_path / "buffers"), "policy", "bfloat16", "0"),
         (write_tiny_model("gpt2", tmp_path / "unpacked"), "policy", "float32", "0"),
+        (with_single_numbers(tmp_path / "single numbers"), "policy", "float32", "0"),
         (tied, "scores", "float32", "0"),
         (reward_model(tmp_path / "scores", untied), "scores", "bfloat16", "4"),
     )
