@@ -233,6 +233,12 @@ def is_router(name: str) -> bool:
 def _targets(causal_lm: nn.Module, wanted: Sequence[str], *, obstacle: str) -> Targets:
     linear, experts = adaptable(causal_lm)
     linear = {name: layer for name, layer in linear.items() if not is_router(name)}
+    if not linear and not experts:
+        raise ValueError(
+            f"training.lora.rank is above 0, and the decoder of {type(causal_lm).__name__} has no linear layers, onto "
+            "which adapters are put: expected a decoder such as Llama's or Qwen's. Set training.lora.rank to 0, or "
+            "name another model."
+        )
     if tuple(wanted) == (ALL_LINEAR,):
         if experts and obstacle:
             share = sum(map(whole_size, experts.values())) / sum(map(whole_size, causal_lm.parameters()))

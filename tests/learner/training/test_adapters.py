@@ -30,6 +30,7 @@ from tests.learner.training.engine_parts import (
     weights_of,
 )
 from tests.learner.training.tiny_model import random_sequences
+from tests.learner.training.tiny_models import tiny_causal_lm
 
 TRAINED = [random_sequences(6, seed=1), random_sequences(5, seed=2), random_sequences(4, seed=3)]
 STAGES = (0, 1, 2, 3)
@@ -53,6 +54,12 @@ def test_merging_is_the_weight_and_the_scaled_product() -> None:
     merged = adapter.merged(base)
     assert merged.tolist() == [[6.0, 12.0], [13.0, 24.0]]
     assert base.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_a_decoder_without_linear_layers_is_refused_by_name() -> None:
+    """Those of GPT-2 are convolutions of one token each."""
+    with pytest.raises(ValueError, match=r"rank is above 0, and the decoder of GPT2LMHeadModel has no linear layers"):
+        add_adapters(tiny_causal_lm("gpt2"), LoraConfig(rank=2))
 
 
 def test_all_linear_layers_of_the_decoder_are_adapted_and_nothing_else(tiny_llama: Path) -> None:
