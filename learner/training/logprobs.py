@@ -157,9 +157,9 @@ def token_logprobs(
     """log softmax(rules(hidden weight^T + bias) / temperature) at `target`, and at each of `candidates`.
 
     hidden [T, H], weight [V, H], bias [V] or none, target int64 [T], candidates int64 [T, C] or none; a token may occur
-    several times in a row. Gradients reach hidden, weight, bias and the two factors of `low_rank`, which is added to
-    the products, from the entropy only with `entropy_gradient`, which costs the backward pass another pass over the
-    logits.
+    several times in a row, and one beyond the vocabulary is impossible: -inf, without gradient. Gradients reach hidden,
+    weight, bias and the two factors of `low_rank`, which is added to the products, from the entropy only with
+    `entropy_gradient`, which costs the backward pass another pass over the logits.
     """
     tokens = target[:, None] if candidates is None else torch.cat([target[:, None], candidates], dim=1)
     logprobs, entropy = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -202,6 +202,7 @@ def _forward_rows(
         columns, inside = span_columns(tokens, span)
         chosen += torch.where(inside, logits.gather(1, columns), 0)
         softmax.add(logits)
+    chosen.masked_fill_(tokens >= weight.shape[0], -torch.inf)
     return softmax.logprobs(chosen), softmax.normalizer(), softmax.entropy()
 
 
@@ -254,13 +255,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
         chunking: Chunking = ctx.chunking  # type: ignore[attr-defined]
         rules: LogitRules = ctx.rules  # type: ignore[attr-defined]
+        to_logprobs = torch.zeros_like(tokens, dtype=normalizer.dtype)
+        if grads[0] is not None:
+            to_logprobs = torch.where(tokens < weight.shape[0], grads[0] / temperature, to_logprobs)
         slopes = _Slopes(
             tokens,
             normalizer=normalizer,
             entropy=entropy,
-            to_logprobs=torch.zeros_like(tokens, dtype=normalizer.dtype)
-            if grads[0] is None
-            else grads[0] / temperature,
+            to_logprobs=to_logprobs,
             to_entropy=None if grads[1] is None else grads[1] / temperature,
             to_products=lambda logits: rules.slope(logits, temperature=temperature),
         )

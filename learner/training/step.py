@@ -803,8 +803,16 @@ class TrainingStep:
 
     def _with_candidates(self, data: StepData, microbatch: Microbatch) -> tuple[Microbatch, Tensor | None]:
         """The microbatch with a teacher's candidates, and their logprobs [N, C]: from the data, from a teacher of the
-        ranks, or of some sequences from either.
+        ranks, or of some sequences from either. Those beyond the policy's vocabulary are impossible to both, so that
+        their mass is the tail's: a teacher's output matrix may have more rows, for the same tokenizer.
         """
+        microbatch, found = self._all_candidates(data, microbatch)
+        policy = self._models.trained
+        if found is None or microbatch.candidates is None or not isinstance(policy, PolicyModel):
+            return microbatch, found
+        return microbatch, found.masked_fill(microbatch.candidates >= policy.vocabulary, -torch.inf)
+
+    def _all_candidates(self, data: StepData, microbatch: Microbatch) -> tuple[Microbatch, Tensor | None]:
         teachers, told = self._models.teachers, microbatch.candidates
         if told is None and not self._preset.candidates:
             return microbatch, None

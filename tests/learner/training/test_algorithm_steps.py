@@ -18,12 +18,13 @@ from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from learner.algorithms.presets.registry import ALGORITHMS, AlgorithmConfig
+from learner.algorithms.ratios import forward_kl
 from learner.training.batch import TrainSequence
 from learner.training.config import TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
 from tests.learner.training.algorithm_cases import ALGORITHM_CASES, OPTIMIZER, scored, told
-from tests.learner.training.tiny_model import branched, random_sequences
+from tests.learner.training.tiny_model import VOCABULARY, branched, random_sequences
 from tests.learner.training.two_ranks_of_algorithms import (
     AVERAGE,
     CONFIG,
@@ -284,6 +285,34 @@ def test_a_divergence_over_a_teachers_whole_vocabulary_is_that_of_plain_torch(
     assert step.loss == pytest.approx(float(torch.cat(gaps).mean()), abs=1e-5)
     assert step.means["teacher_divergence"] == pytest.approx(step.loss, abs=1e-6)
     assert step.loss > 0.01
+
+
+def with_more_rows(teacher: Path, folder: Path) -> Path:
+    """The same teacher with eight more tokens that it finds likely, which are none of the tokenizer's."""
+    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    model.resize_token_embeddings(VOCABULARY + 8)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[VOCABULARY:] = model.get_output_embeddings().weight[:8]
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("candidates", [5, 1000])
+def test_what_a_teacher_finds_likely_beyond_the_policys_vocabulary_is_of_the_tail(
+    tied_llama: Path, teacher: Path, commands: CommandChannel, tmp_path: Path, candidates: int
+) -> None:
+    batch, wide = grouped(4), with_more_rows(teacher, tmp_path / "wide")
+    gaps = []
+    for each in batch:
+        student = torch.nn.functional.pad(in_plain_torch(tied_llama, each), (0, 8), value=-torch.inf)
+        likely, top = in_plain_torch(wide, each).topk(min(candidates, VOCABULARY + 8))
+        likely = likely.masked_fill(top >= VOCABULARY, -torch.inf)
+        gaps.append(forward_kl(student_logprobs=student.gather(1, top), teacher_logprobs=likely, tail=True))
+    algo: dict[str, object] = {"type": "opd", "divergence": "forward_kl", "teacher_tokens": candidates}
+    with trainer(tied_llama, commands, algo, teachers=[wide]) as made:
+        step = made.train_step(batch, version=0)
+    assert step.loss == pytest.approx(float(torch.cat(gaps).mean()), abs=1e-5)
+    assert step.skipped_updates == 0
 
 
 def test_the_weight_of_a_teacher_adds_its_divergence_to_the_algorithms_own_loss(

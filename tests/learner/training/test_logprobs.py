@@ -300,6 +300,25 @@ def test_logprobs_of_candidates_are_those_worked_by_hand() -> None:
     assert known(weight.grad)[:, 0].tolist() == pytest.approx([5 / 8, -6 / 8, 1 / 8])
 
 
+@pytest.mark.parametrize("chunking", CHUNKINGS)
+def test_a_candidate_beyond_the_vocabulary_is_impossible_and_has_no_gradient(chunking: Chunking) -> None:
+    """As of a teacher's output matrix that has more rows."""
+    found = []
+    for beyond in ([], [VOCABULARY, VOCABULARY + 7]):
+        inputs = hidden, weight, bias, target = problem()
+        more = torch.tensor(beyond, dtype=torch.int64).expand(TOKENS, -1)
+        candidates = known(
+            heads(*inputs, candidates=torch.cat([candidates_of(target), more], 1), chunking=chunking).candidates
+        )
+        own, others = candidates[:, :CANDIDATES], candidates[:, CANDIDATES:]
+        assert (others == -torch.inf).all()
+        (CANDIDATE_SLOPES * own).sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        others.clamp(min=-1e8).sum().backward() if beyond else None  # type: ignore[no-untyped-call]
+        found.append([hidden.grad, weight.grad, bias.grad])
+    for with_others, alone in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(with_others, alone)
+
+
 def test_an_entropy_without_gradient_adds_none() -> None:
     hidden, weight, bias, target = problem()
     plain = heads(hidden, weight, bias, target, entropy_gradient=False)
