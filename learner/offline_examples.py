@@ -18,6 +18,7 @@ from learner.data.examples import DataTokenizer, TokenizedExample, check_lengths
 from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
 from learner.data.sources import RecordError
 from learner.training.batch import Candidates, TrainSequence
+from protocol.fleet import positions
 from protocol.rewards import RewardFormat
 
 Unit = tuple[TrainSequence, ...]
@@ -54,11 +55,11 @@ def read_units(config: LearnerConfig, tokenizer: DataTokenizer) -> Examples:
         units = [_scored_pair(pair, tokenizer.eos_token_id or 0) for pair in pairs]
     else:
         units = [_PromptedUnit(_prompt(unit[0]), unit) for unit in _units(algo, path, tokenizer)]
-        if isinstance(algo, DpoConfig) and algo.loss == "kto":
-            units = _with_mismatched(units, path, seed=config.data.seed)
     if isinstance(algo, DistillConfig):
         _check_taught(units[0].unit, config)
     check_lengths([sequence for one in units for sequence in one.unit], path=path, model=config.model)
+    if isinstance(algo, DpoConfig) and algo.loss == "kto":
+        units = _with_mismatched(units, path, seed=config.data.seed, most=positions(config.model))
     parts = split(units, prompt=lambda one: one.prompt, share=config.data.held_out_share, seed=config.data.seed)
     training, held_out = ([one.unit for one in part] for part in (parts.training, parts.held_out))
     return Examples(training=training, held_out=held_out, form=form)
@@ -144,9 +145,9 @@ def _labelled(example: LabelledCompletion) -> Unit:
     return (_sequence(example.completion, label=example.label),)
 
 
-def _with_mismatched(units: Sequence[_PromptedUnit], path: Path, *, seed: int) -> list[_PromptedUnit]:
+def _with_mismatched(units: Sequence[_PromptedUnit], path: Path, *, seed: int, most: int | None) -> list[_PromptedUnit]:
     """Each unit with its prompt and the completion of a unit of another prompt, drawn at random, for kto's reference
-    point. Raises RecordError if all prompts are alike.
+    point. `most`: tokens that the model takes, None if that is not known. Raises RecordError if all prompts are alike.
     """
     order = sorted(range(len(units)), key=lambda index: units[index].prompt)
     prompts = [units[index].prompt for index in order]
@@ -163,17 +164,20 @@ def _with_mismatched(units: Sequence[_PromptedUnit], path: Path, *, seed: int) -
         place = int(draw.integers(others))
         partners[index] = order[place if place < first else place + end - first]
     return [
-        replace(unit, unit=(*unit.unit, _mismatched(unit.unit[0], units[partners[index]].unit[0])))
+        replace(unit, unit=(*unit.unit, _mismatched(unit.unit[0], units[partners[index]].unit[0], most=most)))
         for index, unit in enumerate(units)
     ]
 
 
-def _mismatched(prompted: TrainSequence, completed: TrainSequence) -> TrainSequence:
-    """The prompt of one with all that follows the prompt of the other."""
+def _mismatched(prompted: TrainSequence, completed: TrainSequence, *, most: int | None) -> TrainSequence:
+    """The prompt of one with all that follows the prompt of the other, as far as the model takes it: each of the two
+    may be short enough, and what is made of them too long.
+    """
     prompt, begin = int(prompted.loss_mask.argmax()), int(completed.loss_mask.argmax())
+    kept = slice(None if most is None else most + 1)  # the last token is only predicted
     made = TrainSequence.supervised(
-        token_ids=np.concatenate([prompted.token_ids[:prompt], completed.token_ids[begin:]]),
-        loss_mask=np.concatenate([prompted.loss_mask[:prompt], completed.loss_mask[begin:]]),
+        token_ids=np.concatenate([prompted.token_ids[:prompt], completed.token_ids[begin:]])[kept],
+        loss_mask=np.concatenate([prompted.loss_mask[:prompt], completed.loss_mask[begin:]])[kept],
     )
     return replace(made, mismatched=True)
 

@@ -92,6 +92,17 @@ def test_kto_puts_each_prompt_before_the_completion_of_another_prompt(tmp_path: 
     assert [sequence.pair for sequence in in_step(units)] == [-1] * 12
 
 
+def test_kto_cuts_what_it_only_measures_to_the_length_that_the_model_takes(tmp_path: Path) -> None:
+    """A long prompt with the long completion of another one would be longer than any example is."""
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 12}')
+    records = [{"prompt": "a" * 9 + "=", "completion": "1"}, {"prompt": "b=", "completion": "2" * 9}]
+    labelled = [{**record, "label": True} for record in records]
+    (first, cut), (_, other) = read(tmp_path, {"type": "dpo", "loss": "kto"}, *labelled, model=tmp_path).training
+    assert shown(first) == ("aaaaaaaaa=1|", "..........^^")
+    assert shown(cut) == ("aaaaaaaaa=222", "..........^^^")
+    assert shown(other) == ("b=1|", "..^^")
+
+
 def test_kto_needs_a_second_prompt(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"has one prompt only: kto compares .* give it examples of two prompts"):
         read(tmp_path, {"type": "dpo", "loss": "kto"}, {**EXAMPLE, "label": True}, {**EXAMPLE, "label": False})
