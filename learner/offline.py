@@ -44,6 +44,7 @@ from learner.recovery import changes_of_this_start, expected_signer
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
 from learner.run_ranks import LearnerRanks
 from learner.training.batch import TrainSequence
+from learner.training.config import TrainingConfig
 from learner.training.trainer import Trainer, stop_after_skips
 from learner.training.trainer_thread import TrainerThread
 from protocol.rewards import RewardInput, write_reward_input
@@ -409,7 +410,7 @@ def _reference_logprobs(
         model=fingerprint_model(config.model),
         data=fingerprint_sequences(tokenized),
         temperature=config.training.temperature,
-        precision=config.training.dtype,
+        precision=_precision(config.training),
     )
 
     def compute(_: Sequence[TokenizedExample]) -> list[NDArray[np.float32]]:
@@ -420,6 +421,12 @@ def _reference_logprobs(
         return [_spread(values, sequence) for values, sequence in zip(trained, sequences, strict=True)]
 
     return cached_reference_logprobs(tokenized, folder=_folder_of(config.data.path), key=key, compute=compute)
+
+
+def _precision(training: TrainingConfig) -> str:
+    """Of a forward pass: float32 has the same head either way."""
+    head = training.dtype == "bfloat16" and training.head_dtype == "float32"
+    return f"{training.dtype}, head in float32" if head else training.dtype
 
 
 def _folder_of(data: Path) -> Path:

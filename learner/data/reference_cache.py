@@ -53,8 +53,11 @@ class CacheUnusable(Exception):
 
 
 def fingerprint_model(folder: Path) -> str:
-    """Over the configuration and the weights of a Hugging Face directory, byte by byte."""
-    return fingerprint_files([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
+    """Over the configuration and the weights of a Hugging Face directory, byte by byte: those that transformers takes,
+    which are pickled ones only where there are no others.
+    """
+    weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    return fingerprint_files([folder / "config.json", *weights])
 
 
 def fingerprint_sequences(sequences: Iterable[TokenizedExample]) -> str:

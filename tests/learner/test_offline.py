@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from learner import offline
 from learner.config import LearnerConfig
@@ -122,6 +123,31 @@ def test_a_run_that_was_ended_comes_to_the_same_weights_and_metrics(
     began = [each["unix_s"] - each["time_s"] for each in steps if each["kind"] == "step"]
     assert began == pytest.approx([began[0]] * len(began), abs=0.01), "the time goes on over resumes"
     assert [entry["step"] for entry in left_behind(whole)[0]] == [0, *range(1, STEPS + 1), STEPS]
+
+
+class AskedReference:
+    """Counts how often the reference is asked, and says -1 of each token."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def reference_logprobs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
+        self.asked += 1
+        return [np.full(int(each.loss_mask.sum()), -1, np.float32) for each in sequences]
+
+
+def test_a_reference_with_another_precision_of_its_head_is_asked_again(untrained_model: Path, tmp_path: Path) -> None:
+    """In float32 its head is the same either way."""
+    given = config_of(tmp_path, untrained_model, "dpo", "run")
+    sequence = TrainSequence.supervised(token_ids=np.arange(3, dtype=np.int32), loss_mask=np.arange(3) > 0)
+    reference, asked = AskedReference(), []
+    for dtype in ("bfloat16", "float32"):
+        for head in ("model", "float32", "model"):
+            training = given.training.model_copy(update={"dtype": dtype, "head_dtype": head})
+            config = given.model_copy(update={"training": training})
+            offline._reference_logprobs(config, cast(Trainer, reference), [sequence])
+            asked.append(reference.asked)
+    assert asked == [1, 2, 2, 3, 3, 3]
 
 
 def test_a_run_is_not_taken_up_with_other_examples_or_without_a_whole_checkpoint(

@@ -130,3 +130,11 @@ def test_a_model_is_told_apart_by_its_configuration_and_each_byte_of_its_weights
     second = fingerprint_model(tmp_path)
     (tmp_path / "config.json").write_text("{ }")
     assert len({first, second, fingerprint_model(tmp_path)}) == 3
+
+
+def test_a_model_of_pickled_files_is_told_apart_by_their_bytes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"weights")
+    first = fingerprint_model(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"weighty")
+    assert fingerprint_model(tmp_path) != first
