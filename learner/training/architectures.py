@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import logging
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +85,19 @@ def why_modules_are_not_packed(model: torch.nn.Module) -> str | None:
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Conv1d):
             return f"a convolution over tokens, {name}"
+        if isinstance(module, GradientCheckpointingLayer) and not _hands_on(type(module)):
+            return f"layers that hand on nothing that attention is told, as {name}"
     return None
+
+
+def _hands_on(kind: type[torch.nn.Module]) -> bool:
+    """False if a layer's code drops the arguments that it does not name, in which attention finds its row."""
+    code = inspect.unwrap(kind.forward).__code__
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return False
+    others = code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
+    named = (each.argval for each in dis.get_instructions(code))
+    return any(others in name if isinstance(name, tuple) else name == others for name in named)
 
 
 def say_unpacked(path: Path, model: torch.nn.Module, reason: str) -> None:

@@ -58,6 +58,7 @@ PADDED = {
     "bamba",
     "mamba2",
     "bloom",
+    "nemotron",
 }
 WITHOUT_CLASSIFIER = {
     "gemma4",

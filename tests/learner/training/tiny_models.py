@@ -129,6 +129,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, object]]] = {
     "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}),
     "gpt-neox": ("GPTNeoX", {}),
     "phi": ("Phi", {}),
+    "nemotron": ("Nemotron", {}),
 }
 
 _SERVED: dict[str, object] = {
