@@ -57,7 +57,7 @@ def test_merging_is_the_weight_and_the_scaled_product() -> None:
 
 
 def test_a_decoder_without_linear_layers_is_refused_by_name() -> None:
-    """Those of GPT-2 are convolutions of one token each."""
+    """GPT-2 has convolutions of one token each in their place."""
     with pytest.raises(ValueError, match=r"rank is above 0, and the decoder of GPT2LMHeadModel has no linear layers"):
         add_adapters(tiny_causal_lm("gpt2"), LoraConfig(rank=2))
 
