@@ -329,6 +329,7 @@ class EventLoopParts:
             may_write=records.may_write,
         )
         self.intake = self._make_intake(incarnation, socket)
+        metrics.begins(recovered.version, last_step=0 if config.evaluation.only else config.steps)
         metrics.books(self.intake.books)
         metrics.lag_bound(lambda: recovered.ledger.max_lag, configured=config.max_lag)
         metrics.level(lambda: self.intake.level)

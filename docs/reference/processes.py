@@ -38,7 +38,7 @@ from reward_service.service import build_app
 from reward_service.verifier.lanes import make_metrics
 from services.http.app import create_app
 from services.http.gpu_metrics import GpuMetrics
-from services.http.metrics import Distribution, Known, Metrics, Rises
+from services.http.metrics import Distribution, Known, LateGauge, Metrics, Rises
 from services.http.status import RecentFailures, add_status_route
 from services.http.waiting import Waiting
 from services.rewards.items import RewardMetrics
@@ -101,6 +101,10 @@ class _Noted(Metrics):
     def gauge(self, name: str, documentation: str, *, labels: Sequence[str] = ()) -> Gauge:
         self._note(name, "gauge", labels, documentation)
         return super().gauge(name, documentation, labels=labels)
+
+    def late_gauge(self, name: str, documentation: str) -> LateGauge:
+        self._note(name, "gauge", (), documentation)
+        return super().late_gauge(name, documentation)
 
     def histogram(
         self, name: str, documentation: str, *, buckets: Sequence[float], labels: Sequence[str] = ()

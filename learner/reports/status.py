@@ -62,7 +62,7 @@ class LearnerMetrics:
     two scrapes; gauges of the newest batch do not.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._step_times: deque[float] = deque(maxlen=_USUAL_STEPS)
         self.groups_waited_s = 0.0
         """Time for which the trainer has waited for groups, without a wait in progress."""
@@ -70,6 +70,9 @@ class LearnerMetrics:
         """Number of the newest version that was published; -1 before the first publish."""
         self.last_at: dict[str, float] = {}
         """Ends of the newest step and publish, on the monotonic clock."""
+        self._clock = clock
+        self._stepped_at = clock()
+        self._newest_step, self._last_step = 0, math.inf
         self._make_training(metrics)
         self._make_newest(metrics)
         self._make_leases(metrics)
@@ -80,6 +83,12 @@ class LearnerMetrics:
 
     def _make_training(self, metrics: Metrics) -> None:
         self._version = metrics.gauge("policy_version", "Version of the learner's policy.")
+        metrics.gauge(
+            "no_step_seconds",
+            "Time since the end of the newest step, also one that was trained again; since the start of this process "
+            "before the first; 0 once the last one is done.",
+        ).set_function(self._no_step_s)
+        self._usual = metrics.late_gauge("usual_step_seconds", "Median time of the last steps.")
         self._steps = metrics.counter("steps", "Training steps, those without the replayed ones.")
         self._replayed = metrics.counter("replayed_steps", "Steps that were trained again from the journal.")
         self._step_s = metrics.histogram("step_seconds", "Time of a step: wait, training and copy.", buckets=_SECONDS)
@@ -117,7 +126,7 @@ class LearnerMetrics:
 
     def _make_newest(self, metrics: Metrics) -> None:
         self._newest = {
-            curve.name: metrics.gauge(curve.gauge, f"{figure_of(curve).heading}: {curve.title}, newest step.")
+            curve.name: metrics.late_gauge(curve.gauge, f"{figure_of(curve).heading}: {curve.title}, newest step.")
             for curve in CURVES
             if curve.gauge
         }
@@ -190,16 +199,16 @@ class LearnerMetrics:
         self._pause = metrics.histogram(
             "publish_pause_seconds", "Longest pause of a generator in a publish.", buckets=_SECONDS
         )
-        self._sent = metrics.gauge(
+        self._sent = metrics.late_gauge(
             "publish_bytes", "Bytes that each generator received in the newest publish; 0 if all map them."
         )
-        self._changes = metrics.gauge(
+        self._changes = metrics.late_gauge(
             "changes_bytes", "Bytes of what the newest version has changed, as generators that pull download it."
         )
-        self._changed = metrics.gauge(
+        self._changed = metrics.late_gauge(
             "changed_weights_ratio", "Share of the weights that the newest version has changed, if a generator pulls."
         )
-        self._gap = metrics.gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
+        self._gap = metrics.late_gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
         self._joins = metrics.counter("joins", "Generators that caught up by a download.")
         self._generators = metrics.gauge(
             "generators",
@@ -252,7 +261,7 @@ class LearnerMetrics:
     def step(self, record: StepRecord, step: StepMetrics) -> None:
         """Notes a training step."""
         self.last_at["step"] = time.monotonic()
-        self._version.set(record.step)
+        self._reached(record.step)
         self._steps.inc()
         self._skipped.inc(step.skipped_updates)
         self._wait.inc(record.wait_s)
@@ -260,6 +269,7 @@ class LearnerMetrics:
         self._copy.inc(record.copy_s)
         self._step_s.observe(record.wait_s + record.train_s + record.copy_s)
         self._step_times.append(record.wait_s + record.train_s + record.copy_s)
+        self._usual.set(statistics.median(self._step_times))
         self._tokens.inc(sum(record.token_lag_counts.values()))
         self._trajectories.inc(record.trajectories)
         self._reused.inc(len(record.reused_lease_ids))
@@ -291,8 +301,20 @@ class LearnerMetrics:
 
     def replayed(self, version: int) -> None:
         """Notes a step that was trained again, and led to this version."""
-        self._version.set(version)
+        self._reached(version)
         self._replayed.inc()
+
+    def begins(self, version: int, *, last_step: int) -> None:
+        """Shows the version that this process begins with; the run ends with `last_step`."""
+        self._last_step = last_step
+        self._reached(version)
+
+    def _reached(self, version: int) -> None:
+        self._version.set(version)
+        self._newest_step, self._stepped_at = version, self._clock()
+
+    def _no_step_s(self) -> float:
+        return 0.0 if self._newest_step >= self._last_step else self._clock() - self._stepped_at
 
     def lag_bound(self, max_lag: Callable[[], int], *, configured: int) -> None:
         """Shows the bound in use as it is when somebody looks; to be called once."""
@@ -467,8 +489,7 @@ class LearnerStatus:
 
     def report(self) -> Report:
         """The learner's part of its status."""
-        disk = self._disk()
-        problems = (_disk_full(disk),) if disk.free_bytes < _LEAST_FREE_BYTES else ()
+        disks, problems = self._disks()
         return Report(
             id=self._name,
             policy_version=str(PolicyVersion(self._incarnation, self._ledger.version)),
@@ -487,7 +508,7 @@ class LearnerStatus:
                 EventStatus(name=name, age_s=max(0.0, self._clock() - when))
                 for name, when in self._metrics.last_at.items()
             ),
-            disks=(disk,),
+            disks=disks,
             problems=problems,
             notes=(*self._distrusted(), *self._guarded(), *self._by_lag(), *self._released()),
         )
@@ -578,9 +599,14 @@ class LearnerStatus:
     def _lags(self, serving: PolicyVersion) -> bool:
         return serving.number < self._ledger.version
 
-    def _disk(self) -> DiskStatus:
-        usage = shutil.disk_usage(self._folder)
-        return DiskStatus(path=str(self._folder), free_bytes=usage.free, total_bytes=usage.total)
+    def _disks(self) -> tuple[tuple[DiskStatus, ...], tuple[str, ...]]:
+        """The disk of the run's folder, and what is wrong with it."""
+        try:
+            usage = shutil.disk_usage(self._folder)
+        except OSError as error:  # who looks for the reason of what goes wrong gets all the rest
+            return (), (f"the run's folder {self._folder} cannot be reached: {error.strerror}: bring its disk back",)
+        disk = DiskStatus(path=str(self._folder), free_bytes=usage.free, total_bytes=usage.total)
+        return (disk,), (_disk_full(disk),) if disk.free_bytes < _LEAST_FREE_BYTES else ()
 
 
 def _disk_full(disk: DiskStatus) -> str:

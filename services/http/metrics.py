@@ -89,6 +89,27 @@ class Distribution(Collector):  # type: ignore[misc]
         yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=total)
 
 
+class LateGauge(Collector):  # type: ignore[misc]
+    """A gauge without a series until it is set: to show 0 of a number that nobody knows yet would be wrong."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._value: float | None = None
+
+    def set(self, value: float) -> None:
+        """Shows this from now on; from any thread."""
+        self._value = float(value)
+
+    def describe(self) -> Iterator[Metric]:
+        """Its name, without its value."""
+        yield GaugeMetricFamily(self._name, self._documentation)
+
+    def collect(self) -> Iterator[Metric]:
+        """As it stands."""
+        yield GaugeMetricFamily(self._name, self._documentation, value=self._value)
+
+
 class _Count(Collector):  # type: ignore[misc]
     """A counter that somebody else keeps."""
 
@@ -213,6 +234,12 @@ class Metrics:
     def gauge(self, name: str, documentation: str, *, labels: Sequence[str] = ()) -> Gauge:
         """A number that rises and falls."""
         return Gauge(self._prefix + name, documentation, labels, registry=self.registry)
+
+    def late_gauge(self, name: str, documentation: str) -> LateGauge:
+        """A number that rises and falls, and that nobody knows at first: until it is set there is no series."""
+        made = LateGauge(self._prefix + name, documentation)
+        self.registry.register(made)
+        return made
 
     def histogram(
         self, name: str, documentation: str, *, buckets: Sequence[float], labels: Sequence[str] = ()

@@ -19,7 +19,8 @@ def test_every_duration_of_the_rules_is_a_60th() -> None:
 
     assert slow.keys() == fast.keys()
     assert (fast["ProcessDown"]["for"], fast["NoProgress"]["for"]) == ("2s", "5s")
-    assert "[15s]" in fast["NoProgress"]["expr"]
+    assert "> 15" in fast["NoProgress"]["expr"]
+    assert "[15s]" in fast["LagAtItsBound"]["expr"]
     assert "[60s], 4 * 60)" in fast["DiskWillBeFull"]["expr"]
     assert "< 15" in fast["StepsReplayed"]["expr"]
     assert [name for name, rule in fast.items() if re.search(r"\[\d+[mh]|\d{3,}", rule["expr"])] == []

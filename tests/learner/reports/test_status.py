@@ -155,6 +155,42 @@ def test_what_is_scraped_agrees_with_what_metrics_jsonl_holds(tmp_path: Path) ->
         assert value(scraped, f"{name}_seconds_count") == len(publishes)
 
 
+def test_a_number_of_the_newest_step_has_no_series_before_the_first_step_of_this_process() -> None:
+    """After a restart 0 would look as if the policy had lost its rewards, and its version."""
+    scraped = Metrics("learner")
+    metrics = LearnerMetrics(scraped)
+    metrics.begins(7, last_step=20)
+    first = generate_latest(scraped.registry).decode()
+    timing = Timing(time_s=1.0, wait_s=0.25, train_s=0.5, copy_s=0.25)
+    metrics.step(step_record([group(0)], version=7, timing=timing, success_reward=1.0), step_metrics(8))
+
+    assert "headway_learner_policy_version 7.0" in first
+    newest = [
+        f"headway_learner_{name} " for name in (*SCRAPED_OF_THE_NEWEST_STEP, "probe_gap_nats") if name[:6] != "policy"
+    ]
+    assert [name for name in newest if f"\n{name}" in first] == []
+    assert value(scraped, "policy_version") == 8
+    assert value(scraped, "usual_step_seconds") == 1.0
+
+
+def test_the_time_without_a_step_is_that_since_the_newest_one_and_none_once_all_are_done() -> None:
+    scraped, now = Metrics("learner"), [100.0]
+    metrics = LearnerMetrics(scraped, clock=lambda: now[0])
+    now[0] = 130.0
+    assert value(scraped, "no_step_seconds") == 30.0, "since the start of this process"
+    metrics.begins(5, last_step=7)
+    now[0] = 140.0
+    assert value(scraped, "no_step_seconds") == 10.0
+    metrics.replayed(6)
+    assert value(scraped, "no_step_seconds") == 0.0
+    now[0] = 5000.0
+    assert value(scraped, "no_step_seconds") == 4860.0
+    timing = Timing(time_s=1.0, wait_s=0.25, train_s=0.5, copy_s=0.25)
+    metrics.step(step_record([group(0)], version=6, timing=timing, success_reward=1.0), step_metrics(7))
+    now[0] = 9000.0
+    assert value(scraped, "no_step_seconds") == 0.0, "what is left is to evaluate and to save"
+
+
 def test_the_disk_and_the_journal_are_shown_and_each_sync_is_timed(tmp_path: Path) -> None:
     scraped = Metrics("learner")
     metrics = LearnerMetrics(scraped)
@@ -207,6 +243,20 @@ def test_generators_that_are_not_believed_are_in_the_notes_of_the_status(tmp_pat
     )  # fmt: skip
 
     assert shown.report().notes == ("generator g lies",)
+
+
+def test_a_folder_that_is_gone_is_told_with_all_the_rest(tmp_path: Path) -> None:
+    fleet = FleetMembers(
+        fingerprints=FINGERPRINTS, incarnation=1, announce_every_s=2.0, silence_s=15.0, changed=lambda: None
+    )
+    shown = LearnerStatus(
+        name="run", folder=tmp_path / "gone", total_steps=9, incarnation=1, ledger=Ledger(LEDGER), fleet=fleet,
+        env_services=tuple, metrics=LearnerMetrics(Metrics("learner")), waits=Waiting(),
+    ).report()  # fmt: skip
+
+    (problem,) = shown.problems
+    assert f"{tmp_path / 'gone'} cannot be reached: No such file or directory" in problem
+    assert (shown.id, shown.disks) == ("run", ())
 
 
 def by_lag(cosine: float, *, own: float = 0.5) -> LagReading:
