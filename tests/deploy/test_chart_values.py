@@ -1,6 +1,7 @@
 """The chart's values: each arrives where it should, and what makes no sense is refused with the reason."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,8 @@ POD = {
     "gracePeriodSeconds": 321,
 }
 """Values that each of the four takes."""
+OF_THE_OPERATOR = {"namespace", "service", "pod", "container", "endpoint", "job", "instance"}
+"""Labels that the Prometheus Operator gives the targets of a ServiceMonitor."""
 
 
 def _rendered(folder: Path, values: object, *files: str) -> Manifests:
@@ -191,9 +194,23 @@ def test_alerts_and_dashboards_are_those_of_compose(helm: Path) -> None:
         assert json.loads(text) == json.loads((folder / name).read_text(encoding="utf-8"))
 
 
+def test_no_label_of_a_target_takes_the_name_of_a_metrics_own(helm: Path) -> None:
+    """Prometheus would call the metric's own exported_NAME, and what asks by it would get the port's name."""
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    own = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| `headway_\w+` \| \w+ \| (.*?) \|", page, re.MULTILINE))))
+    manifests = Manifests(list(yaml.safe_load_all(RENDER.template("monitoring.yaml"))))
+    monitors = manifests.of("ServiceMonitor")
+    assert len(monitors) == 4
+    for monitor in monitors:
+        (port,) = monitor["spec"]["endpoints"]
+        dropped = {one["regex"] for one in port.get("relabelings", ()) if one["action"] == "labeldrop"}
+        assert own & OF_THE_OPERATOR <= dropped
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
+        ({"monitoring": {"serviceMonitors": True}}, "set network.monitoringNamespace"),
         ({"generator": {"replica": 2}}, "additional properties 'replica' not allowed"),
         ({"image": {"tag": "latest"}}, "/image/tag"),
         ({"image": {"digests": {"learner": "0123"}}}, "/image/digests/learner"),

@@ -21,6 +21,9 @@
 {{- fail "tinker.enabled: the server knows its generators by name: set generator.replicas, and generator.autoscaling.enabled=false" }}
 {{- end }}
 {{- end }}
+{{- if and .Values.monitoring.serviceMonitors .Values.network.policies (not .Values.network.monitoringNamespace) }}
+{{- fail "monitoring.serviceMonitors: the chart's NetworkPolicies keep Prometheus out, so every process would seem to be down: set network.monitoringNamespace to its namespace" }}
+{{- end }}
 {{- if ne .Values.workload.as "sets" }}
 {{- range $key := list "generator" "rewardService" "envService" }}
 {{- if (get $.Values $key).autoscaling.enabled }}
