@@ -32,17 +32,34 @@ def page_itself(name: str) -> Response:
 
 def page_file(path: str) -> Response:
     """A file that a page loads. Raises RequestRefused."""
-    found = (_STATIC / path).resolve()
-    if not found.is_relative_to(_STATIC) or not found.is_file() or found.suffix not in _TYPES:
+    found = _found(path)
+    if found is None:
         raise RequestRefused(404, "unknown_route", f"the page has no file {path!r}")
     return Response(found.read_bytes(), media_type=_TYPES[found.suffix], headers=HEADERS)
+
+
+def _found(path: str) -> Path | None:
+    try:
+        found = (_STATIC / path).resolve()
+        is_ours = found.is_relative_to(_STATIC) and found.is_file() and found.suffix in _TYPES
+    except (OSError, ValueError):  # a name that no file can have: too long, or with a zero in it
+        return None
+    return found if is_ours else None
+
+
+def page_cookie(request: Request) -> str:
+    """The cookie of the page at this address: a browser sends those of a host to all of its ports, and several learners
+    are at 127.0.0.1 by tunnels.
+    """
+    _, _, port = request.headers.get("host", "").rpartition(":")
+    return f"{PAGE_COOKIE}_{port}" if port.isascii() and port.isdecimal() else PAGE_COOKIE
 
 
 def let_in(request: Request, shown: str) -> Response:
     """The answer to a login: a cookie for the page's own routes alone, which no script can read."""
     answer = Response(status_code=204)
     answer.set_cookie(
-        PAGE_COOKIE, shown, max_age=_MONTH_S, path="/page", httponly=True, samesite="strict",
+        page_cookie(request), shown, max_age=_MONTH_S, path="/page", httponly=True, samesite="strict",
         secure=request.url.scheme == "https",
     )  # fmt: skip
     return answer

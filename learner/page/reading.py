@@ -35,6 +35,7 @@ _MAX_OF_TOKEN = 256
 _MAX_OF_PROMPT = 1 << 12
 
 _EXCERPT = 240
+_END_OF_PARTS = 1 << 63
 _HELD_BACK = 8
 Direction = Literal["older", "newer"]
 Decode = Callable[[Sequence[int]], str]
@@ -67,8 +68,10 @@ class Key:
     @classmethod
     def parse(cls, text: str) -> "Key":
         """The value that `str` made. Raises ValueError."""
-        part, row = text.split("-")
-        return cls(int(part), int(row))
+        part, row = (int(number) for number in text.split("-"))
+        if not 0 <= part < _END_OF_PARTS:
+            raise ValueError(f"part {part}: expected the number of a step")
+        return cls(part, row)
 
 
 @dataclass(frozen=True, kw_only=True)

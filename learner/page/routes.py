@@ -33,7 +33,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from learner.page.curves import RunCurves, figures
-from learner.page.files import HEADERS, PAGE_COOKIE, is_pass, let_in, page_file, page_itself, pass_of
+from learner.page.files import HEADERS, is_pass, let_in, page_cookie, page_file, page_itself, pass_of
 from learner.page.grouped import groups_page, ordered_groups
 from learner.page.life import kept_life
 from learner.page.reading import (
@@ -204,7 +204,7 @@ class RunPage:
         if self._token is None:
             return True
         shown = request.headers.get("authorization", "")
-        cookie = request.cookies.get(PAGE_COOKIE, "")
+        cookie = request.cookies.get(page_cookie(request), "")
         return is_shown(shown, self._token, prefix="Bearer ") or is_pass(cookie, self._token, page=_PAGE)
 
     def _login(self, request: Request, body: Annotated[Login, Depends(json_body(Login))]) -> Response:

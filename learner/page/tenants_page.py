@@ -19,7 +19,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import SecretStr
 
-from learner.page.files import PAGE_COOKIE, is_pass, let_in, page_file, page_itself, pass_of
+from learner.page.files import is_pass, let_in, page_cookie, page_file, page_itself, pass_of
 from learner.page.routes import Login
 from learner.tenants.run_records import RunRecord
 from learner.tenants.service import TenantService
@@ -89,7 +89,7 @@ class TenantsPage:
         tenant = self._service.keys.tenant(request.headers.get("x-api-key", ""))
         if tenant is not None:
             return tenant.name
-        name, _, proof = request.cookies.get(PAGE_COOKIE, "").partition(":")
+        name, _, proof = request.cookies.get(page_cookie(request), "").partition(":")
         if not name and is_pass(proof, self._token, page=_PAGE):
             return None
         known = next((each for each in self._service.keys.tenants if each.name == name), None)

@@ -573,7 +573,7 @@ export class Charts {
 
   drawLag() {
     const c = this.run.columns, canvas = this.lag.querySelector("canvas"), context = sized(canvas, 120);
-    const top = Math.max(1, ...[...c.lag_max, ...c.reused_lag_max].map((v) => v ?? 0)),
+    const top = [c.lag_max, c.reused_lag_max].flat().reduce((most, v) => Math.max(most, v ?? 0), 1),
       [from, to] = this.shown(),
       width = canvas.clientWidth - LEFT - 8;
     if (!context || !c.step.length) return;

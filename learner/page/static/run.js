@@ -5,6 +5,7 @@ import { $, ask, el, NeedsToken, number, seconds, share, table } from "./dom.js"
 import { Machines } from "./machines.js";
 
 const NEW_AFTER_MS = 2000;
+const MAX_STEPS = 40000; // twice what the learner sends at once
 const OTHERS_EVERY_MS = 15000; // runs beside this one have no stream of events: of those a browser takes six
 
 export class RunView {
@@ -142,7 +143,8 @@ export class RunView {
     });
     source.onmessage = (event) => {
       this.take(JSON.parse(event.data));
-      this.later();
+      if (this.columns.step.length > MAX_STEPS) this.begin(); // after days: the learner joins neighbours
+      else this.later();
     };
   }
 

@@ -2,14 +2,18 @@
 // them.
 import { ask, el, NeedsToken, table } from "./dom.js";
 
+let turn = 0;
+
 export async function showSettings(target, { run, name }, others, needsToken) {
+  const mine = ++turn;
   let made, beside;
   try {
     [made, ...beside] = await Promise.all([{ run }, ...others].map((each) => ask("made_with", { run: each.run })));
   } catch (error) {
     if (error instanceof NeedsToken) return needsToken();
-    return target.replaceChildren(el("p", {}, String(error.message)));
+    return mine === turn ? target.replaceChildren(el("p", {}, String(error.message))) : undefined;
   }
+  if (mine !== turn) return undefined; // another run is wanted meanwhile
   const all = [made, ...beside].map((one) => one.settings ?? {}),
     text = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
   const settings = [...new Set(all.flatMap((one) => Object.keys(one)))].map(
@@ -66,5 +70,5 @@ export async function showSettings(target, { run, name }, others, needsToken) {
     el("h2", {}, "Made with"),
     el("div", { class: "wide" }, about),
   );
-  fill();
+  return fill();
 }

@@ -228,7 +228,7 @@ function byKeyboard(box, runs, pieces, tell) { // a cursor that goes from token 
 function curve(t, coloring, step) { // the same numbers against the position
   if (coloring.kinds || t.pieces.length < 24) return null;
   const values = t.mask.map((trained, i) => (trained ? coloring.of(t, i, step, 0) : null)),
-    most = Math.max(...values.map((v) => Math.abs(v ?? 0))) || 1,
+    most = values.reduce((largest, v) => Math.max(largest, Math.abs(v ?? 0)), 0) || 1,
     low = coloring.signed ? -most : 0;
   const canvas = el("canvas", { class: "spark", role: "img", "aria-label": `${coloring.title} over the tokens` });
   requestAnimationFrame(() => {

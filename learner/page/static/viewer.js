@@ -90,8 +90,10 @@ export class Viewer {
     this.name = name;
     this.others = others;
     try {
-      if (this.run !== run || !this.known) {
-        this.known = await ask("overview", { run });
+      if (this.run !== run || !this.known || !(given.same || given.group)) { // what is kept grows while a run goes on
+        const known = await ask("overview", { run });
+        if (turn !== this.turn) return;
+        this.known = known;
         this.run = run;
       }
       const made = given.same

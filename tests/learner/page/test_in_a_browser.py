@@ -22,7 +22,7 @@ from tests.learner.page.made_run import group as made_group
 from tests.learner.page.made_run import huge_run, make_run, step_line, taken, timed_run, write_lines
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 EXPECTED = {
     "#/run": ("#tiles dd", "60"),
@@ -30,6 +30,11 @@ EXPECTED = {
     "#/trajectories?rows=groups": ("table.list td", "sums"),
     "#/settings": ("#view-settings td", "steps"),
 }
+OF_LONG_RUNS = {
+    "lags", "lag_max", "lag_bound", "reused_lag_max", "reused_lag_bound", "unix_s", "time_s", "wait_s", "train_s",
+    "copy_s", "reward_mean",
+}  # fmt: skip
+"""Columns without which the page draws nothing."""
 NASTY = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\x00\x1b[31m\u202egnp.exe\u2066 end"
 
 pytestmark = NEEDS_CHROMIUM
@@ -800,4 +805,63 @@ def test_every_view_is_accessible(browser: "Browser", viewed: Viewed, both: View
     page.add_script_tag(content=axe.read_text(encoding="utf-8"))
     found = page.evaluate("async () => (await axe.run()).violations.map(v => [v.id, v.nodes[0].html])")
     assert found == []
+    page.context.close()
+
+
+def test_a_page_that_is_open_for_days_asks_anew_before_it_has_more_steps_than_it_can_draw(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    folder, asked = make_run(tmp_path / "run", steps=2), []
+
+    def long_run(route: "Route") -> None:
+        answer = route.fetch()
+        told = answer.json()
+        if not asked:  # as it is after days in which each step came alone
+            kept = {name: column[-1:] * 39_999 for name, column in told["columns"].items() if name in OF_LONG_RUNS}
+            told["columns"] = {**kept, "step": list(range(-39_996, 3))}
+        asked.append(len(told["columns"]["step"]))
+        route.fulfill(response=answer, json=told)
+
+    with Viewed(folder) as shown:
+        page = browser.new_page()
+        page.route("**/page/data/steps?*", long_run)
+        page.goto(shown.url)
+        shows(page, "#tiles dd", "2")
+        with page.expect_response("**/page/data/steps?*", timeout=WAIT_MS):
+            write_lines(folder, [step_line(3), step_line(4)])
+        shows(page, "#tiles dd", "4")
+        assert asked == [39_999, 4]
+        page.context.close()
+
+
+def test_the_list_of_trajectories_says_what_is_kept_by_now(browser: "Browser", tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=2)
+    with Viewed(folder) as shown:
+        page, said = opened(browser, f"{shown.url}#/trajectories")
+        shows(page, "#view-trajectories p", "Steps 1 to 2:")
+        with TrajectoryStore(folder, budget_bytes=64 << 20, share=1.0) as store:
+            store.put(taken(3, made_group(7, step=3)))
+        page.get_by_role("button", name="Show").press("Enter")
+        page.locator("#to-settings").click()
+        page.locator("#to-trajectories").click()
+        shows(page, "#view-trajectories p", "Steps 1 to 3:")
+        assert said == []
+        page.context.close()
+
+
+def test_settings_that_come_late_are_not_shown_as_those_of_another_run(browser: "Browser", both: Viewed) -> None:
+    page, said = opened(browser, f"{both.url}#/run")
+    shows(page, "#tiles dd", "60")
+    late: list[Route] = []
+    page.route("**/page/data/made_with?run=0", lambda route: late.append(route))
+    page.locator("#to-settings").click()
+    page.evaluate("location.hash = '#/settings?run=1'")
+    page.locator("#settings-differs").uncheck(timeout=WAIT_MS)
+    shows(page, "#view-settings td", "8")
+    with page.expect_response("**/page/data/made_with?run=0", timeout=WAIT_MS):
+        late[0].continue_()
+    page.evaluate("new Promise((done) => requestAnimationFrame(done))")
+
+    assert page.locator("#view-settings tr", has_text="max_lag").locator("td").all_inner_texts() == ["max_lag", "8"]
+    assert said == []
     page.context.close()

@@ -239,6 +239,8 @@ async def test_with_a_token_data_are_for_who_logged_in(tmp_path: Path) -> None:
         ("group?key=7777-1", 404), ("steps?run=9", 404), ("events?at=nowhere", 422), ("text?key=1-1&place=9", 404),
         ("text?key=7777-1", 404), ("text?key=x", 422), (f"group?key=1-{1 << 80}", 422),
         (f"text?key=1-1&place={1 << 80}", 422),
+        *((f"{route}?key={'9' * 300}-1", 422) for route in ("group", "life", "text")),
+        (f"rows?start={'9' * 300}-1", 422),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_answered_is_refused(tmp_path: Path, path: str, status: int) -> None:
@@ -248,6 +250,26 @@ async def test_what_cannot_be_answered_is_refused(tmp_path: Path, path: str, sta
         answer = await client.get(f"/page/data/{path}")
 
     assert answer.status_code == status
+
+
+async def test_a_login_at_one_port_of_a_host_ends_none_at_another(tmp_path: Path) -> None:
+    """A browser sends a host's cookies to all of its ports, and `kubectl port-forward` has several runs at loopback."""
+    cookies = {}
+    for port, token in ((7300, "s" * 16), (7400, "t" * 16)):
+        async with _client(tmp_path, token=token) as client:
+            answer = await client.post(f"http://127.0.0.1:{port}/page/login", json={"token": token})
+            name, _, value = answer.headers["set-cookie"].partition(";")[0].partition("=")
+            cookies[name] = value
+    both = {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
+    for port, token in ((7300, "s" * 16), (7400, "t" * 16)):
+        async with _client(tmp_path, token=token) as client:
+            assert (await client.get(f"http://127.0.0.1:{port}/page/data/runs", headers=both)).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["%00", "a" * 300, f"{'a' * 300}/main.js"])
+async def test_a_name_that_no_file_can_have_is_that_of_no_file(tmp_path: Path, name: str) -> None:
+    async with _client(tmp_path) as client:
+        assert (await client.get(f"/page/static/{name}")).status_code == 404
 
 
 def test_what_stands_here_of_others_is_what_they_published() -> None:
