@@ -46,7 +46,7 @@ from reward_service.verifiers.mathematics.equality import check, same_answer
 from reward_service.verifiers.mathematics.final_answer import final_answers, words_of
 from reward_service.verifiers.mathematics.quantities import QuantityRules
 from reward_service.verifiers.mathematics.reading import read
-from reward_service.verifiers.mathematics.tokens import tokenise
+from reward_service.verifiers.mathematics.tokens import commands, tokenise, trimmed
 
 # Units are our own matter: it would strip the s of 5s, be that a variable or not.
 _NORMALISATION = replace(LatexExtractionConfig().normalization_config, units=False)
@@ -58,6 +58,8 @@ _MAX_VERIFIED_CHARS = 500  # its regular expressions, in C too, may take time th
 _MAX_CALLS = 2_000_000  # of Python functions; an integral of a polynomial takes up to 600,000
 # What would keep sympy in C code for longer than any deadline: huge powers, towers of powers, large factorials.
 _EXCESSIVE = re.compile(r"\^\s*\{?\s*\(?\s*-?\d{5}|(?:\^[^+=,&]{1,20}){3}|\d{5}\s*\}?\)?\s*!|!\s*!\s*!|\d{300}")
+# What begins so is a bound, or is denied: math-verify passes over it, and would take `\neq 3` for 3.
+_DENYING = frozenset(("<", ">", "<=", ">=", "!=")) | commands("not neg lnot notin ll gg lesssim gtrsim")
 _SHOWN_CHARS = 200
 
 
@@ -198,7 +200,17 @@ def _alike(one: str, other: str) -> bool:
     return left == right and bool(left)
 
 
+def _is_denied(gold: _Gold, given: str) -> bool:
+    r"""True of `< 3` or `\neq 3`, unless the right answer is of that kind."""
+    start = trimmed(tokenise(given[:MAX_CHARS]))[:1]
+    return any(token.text in _DENYING for token in start) and not any(
+        token.text in _DENYING for token in tokenise(gold.text)
+    )
+
+
 def _equals(gold: _Gold, given: str, rules: QuantityRules) -> bool:
+    if _is_denied(gold, given):
+        return False
     try:
         readings = read(given, lenient=True)
     except Unreadable:

@@ -55,6 +55,11 @@ def test_a_right_answer_earns_one_in_whatever_form(answer: str, completion: str)
         ("5", r"Either \boxed{5} or \boxed{7}"),
         (r"\frac{1}{3}", r"\boxed{0.33}"),
         ("5", r"\boxed{\text{four}}"),
+        ("3", r"\boxed{\neq 3}"),
+        ("3", r"\boxed{< 3}"),
+        ("3", r"\boxed{\leq 3}"),
+        ("3", r"\boxed{\not= 3}"),
+        ("3", r"\boxed{\not 3}"),
     ],
 )
 def test_a_wrong_or_missing_answer_earns_nothing(answer: str, completion: str) -> None:
