@@ -197,8 +197,6 @@ def _named(content: str, options: _Options) -> _ChosenOption | None:
         return _ChosenOption(by_text)
     lead = _LEAD.match(plain)
     rest = plain[lead.end() :] if lead is not None else plain
-    if _LETTERS.fullmatch(rest[:_MAX_CHOSEN_CHARS]) and len(set(options.letters).intersection(rest)) > 1:
-        return _ChosenOption(None)
     match = _LETTER.match(rest)
     if match is None:
         by_text = options.with_text(rest)
@@ -206,6 +204,9 @@ def _named(content: str, options: _Options) -> _ChosenOption | None:
     bare = match[3] is not None
     letter = (match[1] or match[2] or match[3]).upper()
     after = rest[match.end() :]
+    several = _LETTERS.fullmatch(rest[:_MAX_CHOSEN_CHARS]) and len(set(options.letters).intersection(rest)) > 1
+    if several and not options.text_starts(letter, after):  # `(B) A` where that is the option's text
+        return _ChosenOption(None)
     if letter not in options.letters or (bare and not _is_choice(match[3], after, letter, options)):
         by_text = options.with_text(rest)
         return None if by_text is None else _ChosenOption(by_text)

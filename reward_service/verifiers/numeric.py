@@ -29,7 +29,7 @@ _MAX_CONTENT_CHARS = 1000
 _ALTERNATIVES = re.compile(r"\b(?:or|and)\b|[,;]")
 _NEGATED = re.compile(r"\b(?:not|isn't|never)\s+[*_$(]*$", re.IGNORECASE)
 _RANGE = re.compile(r"\b(?:between|from)\s*[$(\[]*$")
-_OR = re.compile(r"\W*(?:\w+\W+)?or\W+")
+_OR = re.compile(r"\W*(?:\w+\W+)?or\W+|[\s,;|&]+(?:and\s+)?")
 # Not the one of `x >= 12`.
 _EQUALS = re.compile(r"(?<![<>!])=")
 _BOUND = re.compile(r"(?:[<>≤≥≠]|[<>!]=|\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z]))\s*[$({]*\s*$")

@@ -162,6 +162,10 @@ def test_a_letter_with_the_text_of_another_option_is_no_answer(completion: str) 
     assert judged(completion, options=list(CITIES)) == Score(reward=0.0, components={"parsed": 0.0})
 
 
+def test_the_text_of_an_option_may_be_a_letter() -> None:
+    assert judged("<answer>(B) A</answer>", options=["O", "A", "AB"]).reward == 1.0
+
+
 def test_a_text_that_two_options_have_names_neither() -> None:
     assert judged("one", options=["one", "one", "two"]).components["parsed"] == 0.0
 

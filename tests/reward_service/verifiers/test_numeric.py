@@ -124,6 +124,8 @@ def test_another_number_earns_nothing(answer: object, completion: str) -> None:
         r"\boxed{5:6}",
         r"\boxed{5–7}",
         "The answer is 5 to 7.",
+        "The answer is 5 6 7.",
+        "The answer is 5, 6 and 7.",
         r"\boxed{\sqrt{5}}",
         r"\boxed{5\sqrt{2}}",
         r"\boxed{5\pi}",
