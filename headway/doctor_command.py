@@ -17,6 +17,7 @@ from services.diagnosis.culprits import Diagnosis, diagnose
 from services.diagnosis.verdict import verdict_on
 from services.local_processes import command_of
 from services.run_lock import holder_of
+from services.standard_output import harmless
 
 _SECOND_LOOK_S = 2.0
 
@@ -39,7 +40,7 @@ async def _doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) 
         sentence = verdict_on(procs, diagnosis).text
         tenants = "".join(f"{line}\n" for line in _tenants_of(procs))
         told = f"{table(procs)}\n{tenants}{whose(configs, procs)}{verdict(diagnosis)}"
-        sys.stdout.write(f"verdict: {sentence}\n\n{told}")
+        sys.stdout.write(harmless(f"verdict: {sentence}\n\n{told}"))
     return 1 if diagnosis.culprits else 0
 
 

@@ -23,6 +23,7 @@ from services.diagnosis.culprits import diagnose
 from services.diagnosis.pace import standing_s
 from services.diagnosis.verdict import RunVerdict, verdict_on
 from services.durations import clock_text
+from services.standard_output import harmless
 
 _MAX_WAIT = 60
 
@@ -129,7 +130,7 @@ def status_text(procs: Sequence[AskedProcess], rates: Mapping[str, float], *, co
             ]
     sentence = _verdict(procs, rates).text
     told = [sentence] if columns is None else textwrap.wrap(sentence, columns)
-    return "".join(f"{line}\n" for line in (*told, "", *lines))
+    return harmless("".join(f"{line}\n" for line in (*told, "", *lines)))
 
 
 def _below(row: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
+from services.standard_output import harmless
 from services.user_code import in_lines
 
 _NAME_WIDTH = len("reward-service")
@@ -136,6 +137,7 @@ class UnhurriedHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._descriptor = _descriptor_of(stream)
+        self._is_terminal = self._descriptor is not None and os.isatty(self._descriptor)
         self._pending = bytearray()
         self._left_out = 0
         self._took_at = time.monotonic()
@@ -147,7 +149,8 @@ class UnhurriedHandler(logging.StreamHandler[TextIO]):
             super().emit(record)
             return
         try:
-            line = f"{self.format(record)}\n".encode(errors="replace")
+            text = harmless(self.format(record)) if self._is_terminal else self.format(record)
+            line = f"{text}\n".encode(errors="replace")
         except Exception:  # noqa: BLE001 - as the base class has it: a record that cannot be formatted ends nothing
             self.handleError(record)
             return

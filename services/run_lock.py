@@ -210,15 +210,25 @@ class RunLock:
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Holder of the folder, as far as this machine's kernel knows; changes nothing."""
+    """Holder of the folder, as far as this machine's kernel knows; changes nothing. It may be another user's."""
     try:
-        handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        handle = _opened(folder / LOCK_FILE)
     except OSError:
         return None
     try:
         return None if _flock(handle) is not False else _holder_named(folder)
     finally:
         os.close(handle)
+
+
+def _opened(path: Path) -> int:
+    """To be locked for writers alone, as NFS wants it; where this user may not write there, to be read."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def life_in(folder: Path, *, pace: Pace = DEFAULT_PACE) -> Literal["goes on", "died", "ended"]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
+_CONTROLS = {code: "?" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 READER_LEFT = 128 + signal.SIGPIPE
 """Exit code of a command whose output nobody reads any more, as shells have it of commands that a SIGPIPE ends."""
 
@@ -39,6 +40,11 @@ def standard_output() -> Iterator[None]:
         _leave_unread(code)
     else:
         _write_out(code)
+
+
+def harmless(text: str) -> str:
+    """A text without the controls that a terminal obeys: a sampled text in a failure may hold any of them."""
+    return text.translate(_CONTROLS)
 
 
 def show(text: str = "") -> None:

@@ -117,3 +117,9 @@ def test_where_nobody_answers_it_says_so_once_and_ends_with_1(
 def test_an_address_that_is_none_is_refused_before_anybody_is_asked(url: str) -> None:
     with pytest.raises(ConfigError, match=r"--url: got .*expected PROCESS=http://HOST:PORT"):
         options_of(["--url", f"generator={url}"])
+
+
+def test_a_terminal_gets_no_controls_from_what_a_process_says() -> None:
+    said = statuses.status("learner", version="1.7", failures=("a sampled text: \x1b[2J",))
+
+    assert "a sampled text: ?[2J" in status_text([statuses.well(said)], {})

@@ -131,3 +131,14 @@ def test_a_name_makes_records_equal() -> None:
     first, second = record("verifier x: at item 1"), record("verifier x: at item 2")
     first.same = second.same = ("x", "line 3")
     assert said([first, second], seconds=[0.0, 1.0]) == ["verifier x: at item 1"]
+
+
+def test_a_terminal_gets_no_controls_from_a_logged_text() -> None:
+    ours, terminal = os.openpty()
+    with open(terminal, "w", encoding="utf-8") as stream:
+        configure_logging("learner", stream=stream)
+        logging.getLogger("here").info("a sampled text: \x1b[2J\x9b2J")
+        shown = os.read(ours, 1000)
+    os.close(ours)
+
+    assert b"a sampled text: ?[2J?2J" in shown

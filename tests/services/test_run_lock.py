@@ -1,6 +1,7 @@
 """The lock of a run's folder: between processes of one machine, and between machines by the lease alone."""
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -259,3 +260,21 @@ def test_a_lease_of_another_machine_is_of_a_process_that_goes_on_while_it_is_ren
     os.utime(path, (0, 0))
 
     assert (renewed, life_in(folder, pace=RARE)) == ("goes on", "died")
+
+
+async def test_the_holder_of_a_folder_in_which_this_user_may_not_write_is_seen_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = os.open
+
+    def reads_alone(path: Path, flags: int) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return really(path, flags)
+
+    with await RunLock.held(folder, pace=RARE):
+        monkeypatch.setattr(os, "open", reads_alone)
+        holder = holder_of(folder)
+        monkeypatch.undo()
+    assert holder is not None
+    assert holder.pid == os.getpid()
