@@ -42,11 +42,17 @@ class HeldBase:
 
 
 def check_factors(plan: Prepare, base: Sequence[BucketSpec]) -> None:
-    """Raises WeightSyncError for factors of a plan that belong to none of the base weights: they would be left out."""
-    places = {name for bucket in base for tensor in bucket.tensors for name in factor_names(tensor.name)}
-    unknown = [t.name for bucket in plan.buckets for t in bucket.tensors if is_factor(t.name) and t.name not in places]
+    """Raises WeightSyncError for factors of a plan that belong to none of the base weights: they would be left out. And
+    for one without the other.
+    """
+    pairs = [factor_names(tensor.name) for bucket in base for tensor in bucket.tensors]
+    sent = {tensor.name for bucket in plan.buckets for tensor in bucket.tensors if is_factor(tensor.name)}
+    unknown = sorted(sent - {name for pair in pairs for name in pair})
     if unknown:
         raise WeightSyncError(f"the base weights have none that {len(unknown)} factors belong to: {unknown[0]}")
+    lone = [name for pair in pairs for name in pair if len(sent.intersection(pair)) == 1 and name not in sent]
+    if lone:
+        raise WeightSyncError(f"the adapter has one factor of {len(lone)} weights, and lacks the other: {lone[0]}")
 
 
 def factor_names(weight: str) -> tuple[str, str]:

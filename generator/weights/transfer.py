@@ -375,10 +375,10 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         def target() -> None:
             try:
                 work(operation)
-            except (WeightSyncError, RuntimeError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - or whoever waits for the operation would wait for its deadline
                 if self._operation is operation:
                     self._group = None
-                operation.set_exception(error)
+                operation.set_exception(_as_sync_error(error))
             else:
                 operation.set_result(None)
 
@@ -529,8 +529,8 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         def target() -> None:
             try:
                 future.set_result(self._receive(group=group, bucket=bucket, index=index))
-            except (WeightSyncError, RuntimeError, OSError) as error:
-                future.set_exception(error)
+            except Exception as error:  # noqa: BLE001 - or the load, and with it the engine, would wait for ever
+                future.set_exception(_as_sync_error(error))
 
         self._threads.start(target)
         return future
@@ -543,6 +543,13 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
             raise BucketMissing(error.reason) from error
         finally:
             self.wait_s += time.perf_counter() - start
+
+
+def _as_sync_error(error: Exception) -> Exception:
+    """Keeps an error that is expected; of any other the kind says more than its text."""
+    if isinstance(error, WeightSyncError | RuntimeError | OSError):
+        return error
+    return WeightSyncError(f"{type(error).__name__}: {error}")
 
 
 def _has_factors(bucket: BucketSpec) -> bool:

@@ -1,4 +1,4 @@
-"""A plan that another one overtakes while it is merged leaves nothing behind that would be loaded for the other one."""
+"""Plans that come to nothing: overtaken by another one while they are merged, or given up, or not whole."""
 
 import threading
 import warnings
@@ -16,6 +16,7 @@ from protocol.fleet import LowRank, Prepare
 with warnings.catch_warnings():  # those of vLLM
     warnings.simplefilter("ignore")
     from generator.weights.held_base import HeldBase
+    from generator.weights.plan import WeightSyncError
     from generator.weights.transfer import HeadwayTransferEngine
 
 RANK = 2
@@ -95,3 +96,24 @@ def test_what_was_given_up_is_not_staged(engine: HeadwayTransferEngine, tmp_path
     engine.abandon()
     engine._all_are_here(plan, [], from_files=True)
     assert engine._staged is None
+
+
+def test_an_adapter_of_which_a_factor_is_missing_is_refused_before_any_of_it_comes(
+    engine: HeadwayTransferEngine, tmp_path: Path
+) -> None:
+    halves = [*pack_buckets(weights(1.0), bucket_bytes=1 << 20), *pack_buckets(factors(1.0)[:1], bucket_bytes=1 << 20)]
+    with pytest.raises(WeightSyncError, match=r"one factor of 1 weights, and lacks the other: .*lora_B.weight"):
+        engine.stage_files(*sent("1.1", halves, tmp_path))
+
+
+def test_whatever_ends_an_operation_is_told_at_once(
+    engine: HeadwayTransferEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: HeldBase, *given: Any, **more: Any) -> Any:
+        raise KeyError("layer.weight")
+
+    monkeypatch.setattr(HeldBase, "merged", fails)
+    buckets = [*pack_buckets(weights(1.0), bucket_bytes=1 << 20), *pack_buckets(factors(1.0), bucket_bytes=1 << 20)]
+    engine.stage_files(*sent("1.1", buckets, tmp_path))
+    with pytest.raises(WeightSyncError, match=r"KeyError: 'layer\.weight'"):
+        until_done(engine)
