@@ -367,7 +367,10 @@ class TrainingEngine(Generic[Output_co]):
         sharded.loss_scale = divisor  # as if each loss had been multiplied by it, which is undone here
         self._engine.step()  # under ZeRO it looks at the norm itself, and then says that it is infinite
         sharded.loss_scale = 1.0
-        return float(self._engine.get_global_grad_norm() or 0.0)
+        norm = float(self._engine.get_global_grad_norm() or 0.0)
+        if not math.isfinite(norm):
+            self.discard_gradients()  # of bfloat16 in host memory it would add the next ones to what it has left out
+        return norm
 
     def _clip_and_step(self) -> float:
         norm = self._clip_unsharded()
