@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -856,6 +857,9 @@ def test_settings_that_come_late_are_not_shown_as_those_of_another_run(browser: 
     late: list[Route] = []
     page.route("**/page/data/made_with?run=0", lambda route: late.append(route))
     page.locator("#to-settings").click()
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while not late and time.monotonic() < deadline:
+        page.wait_for_timeout(10)
     page.evaluate("location.hash = '#/settings?run=1'")
     page.locator("#settings-differs").uncheck(timeout=WAIT_MS)
     shows(page, "#view-settings td", "8")
