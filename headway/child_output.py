@@ -24,6 +24,7 @@ from typing import IO, Any, Self
 
 from learner.reports.growing import FileRestarted, Mark, lines_after
 from services.durations import clock_text
+from services.standard_output import harmless
 
 _MAX_LINE = 64 << 10
 _MAX_HOLD = 256 << 10
@@ -259,7 +260,7 @@ class Source:
     @property
     def last_lines(self) -> list[str]:
         """The newest lines, the oldest of them first, to be shown anywhere: without controls, and of bounded length."""
-        return [line.translate(_HARMLESS).decode(errors="replace") for line in self._last]
+        return [harmless(line.decode(errors="replace")) for line in self._last]
 
     def read(self) -> bool:
         """Takes what is there; whether there may be more."""
