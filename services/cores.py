@@ -1,41 +1,43 @@
-"""Cores that a process may keep busy: those of its affinity, within the quota of its container."""
+"""Cores that a process may keep busy: those of its affinity, within the quotas of its control groups."""
 
 import os
 import sys
 from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
+from services.own_cgroups import enclosing_groups
+
+_PROCESS = Path("/proc/self")
 
 
-def cores(*, cgroups: Path = _CGROUPS) -> int:
+def cores(*, process: Path = _PROCESS) -> int:
     """Whole number of `usable_cores`, at least one."""
-    return max(1, round(usable_cores(cgroups=cgroups)))
+    return max(1, round(usable_cores(process=process)))
 
 
-def usable_cores(*, cgroups: Path = _CGROUPS) -> float:
+def usable_cores(*, process: Path = _PROCESS) -> float:
     """Cores that this process may keep busy: of its affinity, and by the quota of its container, which may be a part
-    of a core. `cgroups` is the mount of cgroups(7) of version 2, or the folder of those of version 1.
+    of a core.
     """
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else _all_cores()
-    quota = _quota(cgroups)
-    return count if quota is None or quota >= count else quota
+    quotas = (quota for group in enclosing_groups("cpu", process) if (quota := _quota(group)) is not None)
+    return min([count, *quotas])
 
 
-def has_whole_machine(*, cgroups: Path = _CGROUPS) -> bool:
+def has_whole_machine(*, process: Path = _PROCESS) -> bool:
     """True if this process may keep all cores of its machine busy."""
-    return usable_cores(cgroups=cgroups) >= _all_cores()
+    return usable_cores(process=process) >= _all_cores()
 
 
 def _all_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _quota(cgroups: Path) -> float | None:
+def _quota(group: Path) -> float | None:
     try:
-        limit, period = (cgroups / "cpu.max").read_text(encoding="ascii").split()
+        limit, period = (group / "cpu.max").read_text(encoding="ascii").split()
     except (OSError, ValueError):
         try:
-            limit, period = ((cgroups / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            limit, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period"))
         except OSError:
             return None
     try:

@@ -250,7 +250,7 @@ def _take_hold_of_services() -> None:
     _put(load, "proportional_memory_of", lambda pid: 0)
     _put(load, "GpuWatch", lambda: types.SimpleNamespace(look=lambda pid: ()))
     cores: Any = importlib.import_module("services.cores")
-    _put(cores, "_quota", lambda cgroups: None)
+    _put(cores, "enclosing_groups", lambda controller, process: [])
     client: Any = importlib.import_module("services.http.client")
     _put(client, "aiohttp", _Aiohttp("aiohttp"))
 

@@ -8,7 +8,6 @@ POST /v1/environment ─▶ the conversation of this key ─▶ a child process 
 
 import argparse
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from env_service.hosting.hosted import HostedTasks, Hosting
 from env_service.hosting.messages import HostCall, HostReply, HostUnavailable, description_of, fault_of, resolved
 from env_service.hosting.remote import PATH
 from services.config.models import HttpConfig
+from services.cores import cores
 from services.http.app import create_app
 from services.http.bodies import json_answer, json_body
 from services.http.metrics import Metrics
@@ -175,7 +175,7 @@ def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     for name in ("cert", "key", "client-ca"):
         parser.add_argument(f"--tls-{name}-file", type=Path)
     parser.add_argument("--isolation", choices=("workers", "process"), help="as of the entry; else workers")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--workers", type=int, default=cores())
     parser.add_argument("--step-timeout-s", type=float, default=240.0)
     parser.add_argument("--conversations", type=int, default=4096)
     parser.add_argument("--idle-s", type=float, default=3600.0)

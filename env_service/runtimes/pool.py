@@ -8,7 +8,6 @@ Runtimes die with this process, however it ends; a remainder is cleared away by 
 
 import asyncio
 import logging
-import os
 import socket
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping
@@ -31,9 +30,10 @@ from env_service.runtimes.interface import (
     RuntimeSnapshot,
 )
 from env_service.runtimes.kinds import PooledRuntime, RuntimeKind
+from services.cores import cores
 from services.http.metrics import Metrics
-from services.isolation.cgroups import memory_here
 from services.isolation.faults import CannotIsolate
+from services.memory import memory_here
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class RuntimePool:
     def settle(self) -> None:
         """Live in the running event loop. Its thread has to live as long: runtimes die with it."""
         self._loop, self._opening, self._queue = asyncio.get_running_loop(), asyncio.Lock(), asyncio.Lock()
-        self._starting, self._left = asyncio.Semaphore(2 * (os.cpu_count() or 1)), asyncio.Event()
+        self._starting, self._left = asyncio.Semaphore(2 * cores()), asyncio.Event()
 
     async def open(self) -> None:
         """Clear what a killed service left, and try the walls. Raises CannotIsolate and ImageFault."""

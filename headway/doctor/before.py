@@ -29,9 +29,9 @@ from services.config.devices import visible
 from services.config.models import ProcessConfig
 from services.cores import usable_cores
 from services.local_processes import is_here, listener_of
+from services.memory import available_memory
 from services.secret_files import SecretFileError, check_only_ours
 
-_MEMINFO = Path("/proc/meminfo")
 GIB = 1 << 30
 _MIB = 1 << 20
 _LEAST_SHARED_BYTES = 64 * _MIB
@@ -145,11 +145,11 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     return good(what, found)
 
 
-def check_memory(needs: Mapping[str, int], meminfo: Path | None = None) -> Finding:
+def check_memory(needs: Mapping[str, int]) -> Finding:
     """Checks that the rough needs of all processes, in bytes, fit into what is available."""
     what, need = "memory", sum(needs.values())
     shares = ", ".join(f"{name} {_size(size)}" for name, size in needs.items())
-    available = _available(meminfo or _MEMINFO)
+    available = available_memory()
     if available is None:
         return doubtful(what, f"unknown; need about {_size(need)}: {shares}", "see for yourself that it is there")
     found = f"{_size(available)} available, need about {_size(need)}: {shares}"
@@ -203,15 +203,6 @@ def _locked(lock: Path) -> dict[str, str]:
         return {}
     pairs = (line.split(" ")[0].partition("==") for line in lock.read_text(encoding="utf-8").splitlines())
     return {name: version for name, equals, version in pairs if equals}
-
-
-def _available(meminfo: Path) -> int | None:
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return None
-    sizes = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return next(sizes, None)
 
 
 def _size(count: int) -> str:
@@ -364,7 +355,7 @@ def resources_text(configs: Configs, *, elsewhere: bool = False) -> str:
     places = places_of(configs)
     needs = _memory_needs(configs, places)
     disk = _disk_need(configs, places) if "learner" in configs else 0
-    available = _available(_MEMINFO)
+    available = available_memory()
     rows = [(name, _size(need), _size(disk) if name == "learner" else "") for name, need in needs.items()]
     rows.append(("in all", _size(sum(needs.values())), _size(disk) if disk else ""))
     if not elsewhere:

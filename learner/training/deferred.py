@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import DistError, DistStoreError
 
 from learner.training.ranks import STORE_POLL, Ranks
+from services.memory import available_memory
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class DeferredFiles:
     def put(self, write: Callable[..., object], contents: object, path: Path | str, **named: object) -> None:
         """Has `write` write `contents` to `path` later; at once if there is no room for a copy."""
         size = _size(contents)
-        if available_memory() < _SPARE * size * self._copying:
+        if (available_memory() or 0) < _SPARE * size * self._copying:
             logger.info("%s is written while training waits: no room in memory for a copy of %d bytes", path, size)
             write(contents, path, **named)
             return
@@ -159,16 +160,3 @@ def _size(contents: object) -> int:
     if isinstance(contents, Mapping):
         return sum(map(_size, contents.values()))
     return sum(map(_size, contents)) if isinstance(contents, list | tuple) else 0
-
-
-def available_memory() -> int:
-    """Bytes of host memory that this process may still take, by the kernel and by the limit of its container."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    free = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        taken = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-        cached = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text("ascii").splitlines())
-    except (OSError, ValueError):  # no such limit
-        return free
-    return min(free, limit - taken + int(cached.get("inactive_file", 0)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.isolation.faults import CannotIsolate
+from services.own_cgroups import own_groups
 
 logger = logging.getLogger(__name__)
 
@@ -117,57 +118,6 @@ def _named(folder: Path) -> Parents | None:
         folders = {controller: Path(str(folder).replace("*", controller)) for controller in _NEEDED}
         return Parents(folders=folders, unified=False)
     return Parents(folders=dict.fromkeys(_NEEDED, folder), unified=True)
-
-
-def memory_here(process: Path = Path("/proc/self")) -> int:
-    """Bytes of memory that this machine has, or that the group of this process may have, as in a container."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    groups = own_groups(process)
-    for controller, name in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
-        with contextlib.suppress(OSError, KeyError, ValueError):  # "max" is no number
-            found.append(int((groups[controller] / name).read_text()))
-    return min(found)
-
-
-def own_groups(process: Path = Path("/proc/self")) -> dict[str, Path]:
-    """The folder of the group that a process is in, by controller; of version 2 under ''."""
-    mounts = _mounts(process)
-    groups = {}
-    for line in (process / "cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            if controller in mounts:
-                root, place = mounts[controller]
-                below = _below(path, root)
-                if below is not None:
-                    groups[controller] = place / below
-    return groups
-
-
-def _below(path: str, root: str) -> Path | None:
-    """The group `path` as seen from a mount of the tree from `root` on; None if it is not in that part.
-
-    In a container the process's own group may be the mounted root itself, or, of another namespace, beyond it.
-    """
-    within = Path("/", root)
-    return (
-        Path(path).relative_to(within) if Path(path).is_relative_to(within) and ".." not in Path(path).parts else None
-    )
-
-
-def _mounts(process: Path) -> dict[str, tuple[str, Path]]:
-    """Mount of each controller's tree, and the part of the tree that is mounted."""
-    mounts = {}
-    for line in (process / "mountinfo").read_text().splitlines():
-        front, _, back = line.partition(" - ")
-        kind, _, options = back.split(" ", 2)
-        root, place = front.split(" ")[3:5]
-        if kind == "cgroup2":
-            mounts[""] = ("" if root == "/" else root, Path(place))
-        elif kind == "cgroup":
-            for option in options.split(" ")[-1].split(","):
-                mounts[option] = ("" if root == "/" else root, Path(place))
-    return mounts
 
 
 def _prepare(parents: Parents, name: str) -> str | None:

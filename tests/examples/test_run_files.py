@@ -51,8 +51,7 @@ def test_the_run_of_each_example_passes_its_check(
             (tmp_path / "models" / "swe-init" / f"{name}.jsonl").write_text(f"{line}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(run.parent))
-    monkeypatch.setattr(before, "_MEMINFO", tmp_path / "meminfo")
-    (tmp_path / "meminfo").write_text(f"MemAvailable: {64 << 20} kB\n")
+    monkeypatch.setattr(before, "available_memory", lambda: 64 << 30)
     monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.good(what, host))
     monkeypatch.setattr(sys, "argv", ["headway", "check", str(run), "--run.directory", str(tmp_path / "runs")])
 

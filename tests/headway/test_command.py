@@ -477,8 +477,7 @@ def for_gpus(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """A run that this machine is fit for in no way: without GPUs, memory, free ports and bubblewrap."""
     path = tmp_path / "run.toml"
     path.write_text(FOR_GPUS.replace("MODEL", str(model)))
-    (tmp_path / "meminfo").write_text("MemAvailable: 1 kB\n")
-    monkeypatch.setattr(before, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(before, "available_memory", lambda: 1024)
     monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.bad(what, "is taken", "end it"))
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("services.isolation.bubblewrap.packaged_bubblewrap", lambda: None)

@@ -55,7 +55,8 @@ def model(tmp_path: Path) -> Path:
 def test_cores_are_those_that_the_container_gives(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     """Two ranks have room on 2.5 cores, three have not, however many the machine has."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("services.cores._quota", lambda cgroups: 2.5)
+    monkeypatch.setattr("services.cores.enclosing_groups", lambda controller, process: [Path()])
+    monkeypatch.setattr("services.cores._quota", lambda group: 2.5)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     for ranks, problems in ((2, 0), (3, 1)):
         config = LearnerConfig.model_validate(
@@ -105,11 +106,10 @@ def test_shared_memory_that_is_not_there_is_doubtful(tmp_path: Path) -> None:
     assert check_shared_memory(tmp_path).level is Level.OK
 
 
-def test_memory_is_the_sum_of_what_all_need(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4194304 kB\n")
-    assert check_memory({"learner": 2 << 30, "generator": 1 << 30}, meminfo).level is Level.OK
-    tight = check_memory({"learner": 3 << 30, "generator": 2 << 30}, meminfo)
+def test_memory_is_the_sum_of_what_all_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(before, "available_memory", lambda: 4 << 30)
+    assert check_memory({"learner": 2 << 30, "generator": 1 << 30}).level is Level.OK
+    tight = check_memory({"learner": 3 << 30, "generator": 2 << 30})
     assert tight.level is Level.WARNING
     assert tight.found == "4.0 GiB available, need about 5.0 GiB: learner 3.0 GiB, generator 2.0 GiB"
 

@@ -43,8 +43,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(before, "_MEMINFO", tmp_path / "meminfo")
-    (tmp_path / "meminfo").write_text(f"MemAvailable: {20 << 20} kB\n")
+    monkeypatch.setattr(before, "available_memory", lambda: 20 << 30)
     monkeypatch.setattr(before, "usable_cores", lambda: 2)
     # Whatever runs on this machine meanwhile.
     monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.good(what, host))
