@@ -21,7 +21,8 @@ class TrainingModel:
     `ready` are operations in turn, `done_seq` is the last one that was done, `snapshot_seq` the last one in the
     snapshot on the disk; -1 is none. `resident`: the trainer holds its adapter. `accepting` counts operations that are
     read or may be in the journal, and are not in its queue yet. `waits_since`: the time from which on what it has in
-    its queue has waited, None if that is nothing; it begins anew with each turn of it.
+    its queue has waited, None if that is nothing; it begins anew with each turn of it. `damage`: the problem with a
+    snapshot of which not even the last operation can be read: the model does none then.
     """
 
     entry: ModelEntry
@@ -34,6 +35,7 @@ class TrainingModel:
     ready: deque[Operation] = field(default_factory=deque)
     last_used: float = 0.0
     waits_since: float | None = None
+    damage: str = ""
 
     def add(self, operation: Operation) -> None:
         """Hold the operation until its turn; those whose turn has come with it become ready."""
@@ -60,8 +62,10 @@ class TrainingModel:
         """The last operation that no start has to do again.
 
         That is all of an unloaded model, and of one whose snapshot is of all that it did while nothing more of it is
-        under way: what else the journal has of it was given up.
+        under way: what else the journal has of it was given up. With a copy of a damaged snapshot it is all wanted.
         """
+        if self.damage and not self.entry.unloaded:
+            return -1
         untouched = self.next_seq == (0 if self.entry.loads else 1)
         settled = untouched or self.snapshot_seq == self.done_seq == self.next_seq - 1
         waiting = self.accepting or self.early or self.ready

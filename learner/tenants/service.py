@@ -117,7 +117,7 @@ class TenantService:
         parse_graph: Callable[[CreateCustomLoss], "LossGraph"],
         settings: TenantSettings | None = None,
     ) -> None:
-        """Reads what former lives left in the folder. Raises JournalDamaged, TensorsDamaged, OSError."""
+        """Reads what former lives left in the folder. Raises JournalDamaged, OSError."""
         self.keys, self.base, self._parse_graph = keys, base, parse_graph
         self._settings = settings or TenantSettings()
         self.log = OperationLog(folder / "journal")
@@ -213,6 +213,8 @@ class TenantService:
         model = self.models.find(logged.model_id, owner=tenant.name)
         if model is None:
             raise unknown("model", logged.model_id)
+        if model.damage:
+            raise unfit(model.damage)
         request_id = f"{logged.model_id}:{logged.seq_id}"
         known = self.futures.get(request_id, owner=tenant.name)
         again = known is not None and known.given_up and known.digest == logged.digest
@@ -489,7 +491,8 @@ class TenantService:
             if entry.unloaded:
                 self._snapshots.remove(entry.model_id)
             facts = self._snapshots.covered.get(entry.model_id)
-            self.models.add_model(entry, covered=None if facts is None else facts.seq_id)
+            model = self.models.add_model(entry, covered=None if facts is None else facts.seq_id)
+            model.damage = self._snapshots.damage(entry.model_id)
             if facts is not None:
                 self._resume_results(entry)
         for (model_id, seq_id), logged in sorted(recovered.operations.items()):
@@ -499,6 +502,10 @@ class TenantService:
             future, _ = self.futures.open(
                 f"{model_id}:{seq_id}", owner=model.entry.owner, digest=logged.digest, kind=logged.kind
             )
+            if model.damage:
+                future.given_up = True
+                future.finish({"error": model.damage, "category": "server"})
+                continue
             work = self._reader.read(logged.kind, logged.body, owner=model.entry.owner)
             self._enqueue(logged, work, future)
         recovered.operations.clear()

@@ -6,6 +6,7 @@ knows what was done.
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.journal.records import framed, scan
+from learner.journal.records import JournalDamaged, framed, scan
 from learner.tenants.futures import Payload, ResultFuture
 from learner.tenants.tensor_files import (
     Tensors,
+    TensorsDamaged,
     folder_facts,
     folder_files,
     read_tensor_file,
@@ -25,6 +27,8 @@ from learner.tenants.tensor_files import (
     write_tensor_folder,
 )
 from services.append_file import make_folder
+
+logger = logging.getLogger(__name__)
 
 _JSON, _BYTES = 1, 2
 _STATE, _RESULTS = "state", "results.log"
@@ -59,18 +63,34 @@ def result_of(future: ResultFuture, payload: Payload | None = None) -> StoredRes
 
 
 class ModelSnapshots:
-    """The newest snapshot of each model."""
+    """The newest snapshot of each model. A folder that cannot be read is left as it is, for its model's owner alone to
+    be told of.
+    """
 
     def __init__(self, folder: Path) -> None:
         make_folder(folder)
         remove_drafts(folder)
         self._folder = folder
         self.covered: dict[str, SnapshotFacts] = {}
+        self._damaged: dict[str, str] = {}
         for each in folder.iterdir():
-            facts = folder_facts(each)
-            assert isinstance(facts, dict), each
-            found = SnapshotFacts(str(facts["model_id"]), int(str(facts["seq_id"])), int(str(facts["version"])))
-            self.covered[found.model_id] = found
+            try:
+                found = _facts_in(each)
+            except TensorsDamaged as error:
+                logger.error("a model's snapshot is left out, and the model with it: %s", error)
+                self._damaged[each.name] = str(error)
+            else:
+                self.covered[found.model_id] = found
+
+    def damage(self, model_id: str) -> str:
+        """Tells the model's owner that the facts of its snapshot cannot be read; empty if they can, or it has none."""
+        damaged = self._damaged.get(self._path(model_id).name)
+        if damaged is None:
+            return ""
+        return (
+            f"the model cannot be loaded: {damaged}; make a new training client from a checkpoint, or have the server "
+            "started again with a copy of that folder"
+        )
 
     def write(self, facts: SnapshotFacts, state: Tensors, results: Sequence[StoredResult]) -> None:
         """Replace the model's snapshot; it is on the disk afterwards. Raises OSError."""
@@ -92,23 +112,38 @@ class ModelSnapshots:
         return read_tensor_file(self._path(model_id), _STATE)
 
     def results(self, model_id: str) -> list[StoredResult]:
-        """Results that were not retrieved, or not long before the snapshot was written."""
+        """Results that were not retrieved, or not long before the snapshot was written; those before any damage."""
         folder = self._path(model_id)
         (path,) = (each for each in folder_files(folder) if each.name == _RESULTS)
         facts = folder_facts(folder)
         assert isinstance(facts, dict), folder
         named = facts.get(_RETRIEVED)  # those of former releases have none
         retrieved = {str(each) for each in named} if isinstance(named, list) else set()
-        found = [_read(kind, payload) for kind, payload, *_ in scan(path)]
+        found = []
+        try:
+            for kind, payload, *_ in scan(path):
+                found.append(_read(kind, payload))
+        except (JournalDamaged, OSError) as error:
+            logger.error("results of %s are lost, and nobody can retrieve them: %s", model_id, error)
         return [replace(each, retrieved=each.request_id in retrieved) for each in found]
 
     def remove(self, model_id: str) -> None:
         """Forget a model."""
         self.covered.pop(model_id, None)
+        self._damaged.pop(self._path(model_id).name, None)
         remove_folder(self._path(model_id))
 
     def _path(self, model_id: str) -> Path:
         return self._folder / hashlib.sha256(model_id.encode()).hexdigest()[:32]
+
+
+def _facts_in(folder: Path) -> SnapshotFacts:
+    facts = folder_facts(folder)
+    try:
+        named = dict(facts) if isinstance(facts, dict) else {}
+        return SnapshotFacts(str(named["model_id"]), int(str(named["seq_id"])), int(str(named["version"])))
+    except (KeyError, ValueError) as error:
+        raise TensorsDamaged(f"{folder}: its facts are not those of a model's snapshot: {error!r}") from error
 
 
 def _stored(result: StoredResult) -> bytes:

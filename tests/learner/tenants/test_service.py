@@ -1098,6 +1098,59 @@ async def test_a_damaged_snapshot_fails_its_model_alone(tmp_path: Path) -> None:
         assert await again.loss(models[1], 2) > 0
 
 
+async def test_a_snapshot_without_readable_facts_fails_its_model_alone_until_a_copy_is_there(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        damaged, whole = [await client.model(number) for number in range(2)]
+        await history(client, damaged, 1, 2)
+        loss = await client.train(damaged, 5)  # behind the snapshot, in the journal alone
+        expected = await client.result(loss)
+        folder = parts.service._snapshots._path(damaged)
+    facts = (folder / "facts.json").read_bytes()
+    for seq_id, content in enumerate((b"", b'{"checksums": {}, "facts": {"model_id": 1}}', facts[:-40]), start=1):
+        (folder / "facts.json").write_bytes(content)
+        async with served(tmp_path) as parts:
+            again = parts.client()
+            answer = await again.result(loss)
+            assert answer["category"] == "server"
+            assert f"the model cannot be loaded: {folder}: " in answer["error"]
+            refused = await again.train(damaged, 6, status=422)
+            assert "make a new training client from a checkpoint" in str(refused)
+            assert await again.loss(whole, seq_id) > 0
+            parts.service.training._trim()
+    (folder / "facts.json").write_bytes(facts)
+    async with served(tmp_path) as parts:
+        again = parts.client()
+        assert await again.result(loss) == expected
+        assert await again.loss(damaged, 6) > 0
+
+
+async def test_a_model_with_a_damaged_snapshot_can_be_unloaded(tmp_path: Path) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        await client.loss(model_id, 1)
+        folder = parts.service._snapshots._path(model_id)
+    (folder / "facts.json").unlink()
+    async with served(tmp_path) as parts:
+        await parts.client().post("unload_model", model_id=model_id)
+        assert not folder.exists()
+
+
+async def test_results_that_are_damaged_are_lost_alone(tmp_path: Path) -> None:
+    async with served(tmp_path, snapshot_every=1) as parts:
+        client = parts.client()
+        model_id = await client.model()
+        await client.train(model_id, 1)
+        await client.loss(model_id, 2)
+        folder = parts.service._snapshots._path(model_id)
+    content = bytearray((folder / "results.log").read_bytes())
+    content[9] ^= 1
+    (folder / "results.log").write_bytes(content)
+    async with served(tmp_path) as parts:
+        assert await parts.client().loss(model_id, 3) > 0
+
+
 async def test_files_of_the_journal_do_not_pile_up(tmp_path: Path) -> None:
     async with served(tmp_path) as parts:
         parts.service.log._segment_bytes = 3000
