@@ -93,7 +93,7 @@ INCLUDED = (
     ),
     Verifier(
         name="math",
-        version="4",
+        version="5",
         arguments=MathArguments,
         open=in_workers(f"{_OURS}.mathematics.math_answer:math_answer"),
         packages=("math-verify",),

@@ -134,7 +134,7 @@ def _unmarked(text: str) -> Iterable[str]:
         stated = _main_clause(stated)
         if choice := _CHOSEN.match(stated) or _OPTION.match(stated):
             yield choice[1]
-        if not _is_prose(stated) or number_of(stated.lower().replace("-", " ").split()) is not None:
+        if not _is_prose(stated) or _is_number(stated):
             yield stated
         yield from _within(stated)
     if choice := _CORRECT.search(text, _last_sentence(text)):
@@ -142,10 +142,15 @@ def _unmarked(text: str) -> Iterable[str]:
     line = last_line(text)
     if line is not None:
         line = _main_clause(line.strip("*").strip())
-        if len(line) <= _MAX_LINE_CHARS and (not _is_prose(line) or _names_a_choice(line)):
+        if len(line) <= _MAX_LINE_CHARS and (not _is_prose(line) or _names_a_choice(line) or _is_number(line)):
             yield line
     if last := _last(text):
         yield last
+
+
+def _is_number(text: str) -> bool:
+    """True of `twenty-one` and the like, and `Twelve.`."""
+    return number_of(text.rstrip(".").lower().replace("-", " ").split()) is not None
 
 
 def _names_a_choice(line: str) -> bool:
@@ -241,7 +246,7 @@ def _before(text: str, span: "_Span") -> str:
 def _in_words(sentence: str) -> str | None:
     """The number in `there are seven such integers`."""
     for match in _SAID_IN_WORDS.finditer(sentence.lower()):
-        if number_of(match["words"].replace("-", " ").split()) is not None:
+        if _is_number(match["words"]):
             return match["words"]
     return None
 

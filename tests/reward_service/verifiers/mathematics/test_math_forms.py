@@ -52,6 +52,11 @@ def test_what_only_looks_like_the_right_answer_earns_nothing(answer: str, comple
     [
         ("70,000", "70000"),
         ("32349", r"32,\! 349"),
+        ("7", r"\boxed{\color{red}{7}}"),
+        ("7", r"\boxed{{\color{blue}7}}"),
+        ("1200", r"\boxed{\textcolor{red}{1,200}}"),
+        ("12", "Twelve"),
+        ("-21", "minus twenty-one."),
         ("12000", "12 000"),
         ("(1,200)", "(1, 200)"),
         ("(1200, 3)", "(1,200, 3)"),
