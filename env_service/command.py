@@ -143,7 +143,6 @@ def _host(words: list[str]) -> int:
             stop,
             workers=given.workers,
             step_s=given.step_timeout_s,
-            most=given.conversations,
-            idle_s=given.idle_s,
+            limits=host_service.limits_of(given),
         ),
     )

@@ -8,6 +8,7 @@ POST /v1/environment ─▶ the conversation of this key ─▶ a child process 
 
 import argparse
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +22,21 @@ from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import (
     Environment,
     EnvironmentFailed,
+    EnvironmentFull,
     EnvironmentUnavailable,
     OfferedEnvironment,
 )
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.hosted import HostedTasks, Hosting
-from env_service.hosting.messages import HostCall, HostReply, HostUnavailable, description_of, fault_of, resolved
+from env_service.hosting.messages import (
+    HostCall,
+    HostReply,
+    HostUnavailable,
+    Reset,
+    description_of,
+    fault_of,
+    resolved,
+)
 from env_service.hosting.remote import PATH
 from services.config.models import HttpConfig
 from services.cores import cores
@@ -38,6 +48,8 @@ from services.http.waiting import Waiting
 from services.process import Stop, WrongSettings
 from services.rotating_secrets import RotatingSecret
 
+logger = logging.getLogger(__name__)
+
 _DEFAULT_PORT = 7340
 
 
@@ -48,13 +60,24 @@ class _KeptReply:
     under_way: int = 0
 
 
-class Conversations:
-    """The conversations with one environment, by the keys that callers chose; idle ones are forgotten."""
+@dataclass(frozen=True, kw_only=True)
+class ConversationLimits:
+    """Limits of a host. `most`: conversations at a time. One that was silent for `idle_s` seconds is forgotten, and
+    where there is no place for a new one, the one that was silent for longest, if for `silent_s`: a caller that was
+    killed closes none.
+    """
 
-    def __init__(self, offered: OfferedEnvironment, *, most: int, idle_s: float) -> None:
+    most: int = 4096
+    idle_s: float = 3600.0
+    silent_s: float = 300.0
+
+
+class Conversations:
+    """The conversations with one environment, by the keys that callers chose."""
+
+    def __init__(self, offered: OfferedEnvironment, limits: ConversationLimits) -> None:
         self._offered = offered
-        self._most = most
-        self._idle_s = idle_s
+        self._limits = limits
         self._kept: dict[str, _KeptReply] = {}
 
     async def reply(self, call: HostCall) -> HostReply:
@@ -67,10 +90,26 @@ class Conversations:
     async def forget_idle(self) -> None:
         """Close conversations that nobody asks any more, until cancelled."""
         while True:
-            await asyncio.sleep(self._idle_s / 4)
-            before = time.monotonic() - self._idle_s
-            for about in [key for key, kept in self._kept.items() if kept.used_at < before and not kept.under_way]:
+            await asyncio.sleep(self._limits.idle_s / 4)
+            for about in self._silent_for(self._limits.idle_s):
                 await self.reply(HostCall(kind="close", about=about))
+
+    def _silent_for(self, seconds: float) -> list[str]:
+        """Conversations that nobody has asked anything for so long, the most silent first."""
+        before = time.monotonic() - seconds
+        silent = (key for key, kept in self._kept.items() if kept.used_at < before and not kept.under_way)
+        return sorted(silent, key=lambda key: self._kept[key].used_at)
+
+    async def _makes_room(self) -> bool:
+        for about in self._silent_for(self._limits.silent_s)[:1]:
+            logger.warning(
+                "no place for a new conversation: one that was silent for %.0f s is closed, as its caller is gone or "
+                "slow (--silent-s); more places are --conversations, and `processes` of the entry",
+                time.monotonic() - self._kept[about].used_at,
+            )
+            await self.reply(HostCall(kind="close", about=about))
+            return True
+        return False
 
     async def _reply(self, call: HostCall) -> HostReply:
         match call.kind:
@@ -91,14 +130,23 @@ class Conversations:
     async def _reset(self, call: HostCall) -> HostReply:
         if call.reset is None or call.about in self._kept:
             raise EnvironmentFailed("nonsense", "a conversation is begun once, with its task")
-        if len(self._kept) >= self._most:
-            raise HostUnavailable(f"the host has its {self._most} conversations already (--conversations)")
-        kept = self._kept[call.about] = _KeptReply(self._offered.start(), time.monotonic(), under_way=1)
+        if len(self._kept) >= self._limits.most and not await self._makes_room():
+            raise HostUnavailable(f"the host has its {self._limits.most} conversations already (--conversations)")
+        try:
+            return await self._begun(call.about, call.reset)
+        except EnvironmentFull as error:
+            # Of the pool, before anything was begun; a child process that is busy, or was killed, is another matter.
+            if isinstance(error, HostUnavailable) or not await self._makes_room():
+                raise
+            return await self._begun(call.about, call.reset)
+
+    async def _begun(self, about: str, reset: Reset) -> HostReply:
+        kept = self._kept[about] = _KeptReply(self._offered.start(), time.monotonic(), under_way=1)
         environment: Any = kept.environment
         try:
-            return HostReply(opening=await environment.reset(call.reset.task, call.reset.seed))
+            return HostReply(opening=await environment.reset(reset.task, reset.seed))
         except BaseException:
-            self._kept.pop(call.about, None)
+            self._kept.pop(about, None)
             raise
         finally:
             kept.under_way -= 1
@@ -131,12 +179,12 @@ def add_environment_route(app: FastAPI, conversations: Conversations) -> None:
 
 
 async def serve(
-    entry: ClassTasks, http: HttpConfig, stop: Stop, *, workers: int, step_s: float, most: int, idle_s: float
+    entry: ClassTasks, http: HttpConfig, stop: Stop, *, workers: int, step_s: float, limits: ConversationLimits
 ) -> None:
     """Serve the environment of an entry until `stop`. Raises WrongSettings."""
     hosting = Hosting(workers=workers, environment_timeout_s=step_s)
     try:
-        conversations = Conversations(hosting.offered(entry), most=most, idle_s=idle_s)
+        conversations = Conversations(hosting.offered(entry), limits)
     except EnvironmentFault as error:
         raise WrongSettings(str(error)) from error
     waits = Waiting()
@@ -177,8 +225,12 @@ def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--isolation", choices=("workers", "process"), help="as of the entry; else workers")
     parser.add_argument("--workers", type=int, default=cores())
     parser.add_argument("--step-timeout-s", type=float, default=240.0)
-    parser.add_argument("--conversations", type=int, default=4096)
-    parser.add_argument("--idle-s", type=float, default=3600.0)
+    limits = ConversationLimits()
+    parser.add_argument("--conversations", type=int, default=limits.most, help="at a time")
+    parser.add_argument("--idle-s", type=float, default=limits.idle_s, help="one that was so silent is forgotten")
+    parser.add_argument(
+        "--silent-s", type=float, default=limits.silent_s, help="and one so silent, where a new one has no place"
+    )
     return parser.parse_known_args(words)
 
 
@@ -193,6 +245,11 @@ def http_of(given: argparse.Namespace) -> HttpConfig:
         tls_key_file=given.tls_key_file,
         tls_client_ca_file=given.tls_client_ca_file,
     )
+
+
+def limits_of(given: argparse.Namespace) -> ConversationLimits:
+    """The limits of a command."""
+    return ConversationLimits(most=given.conversations, idle_s=given.idle_s, silent_s=given.silent_s)
 
 
 def isolated(entry: ClassTasks, given: argparse.Namespace) -> ClassTasks:
