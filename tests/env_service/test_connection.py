@@ -40,6 +40,7 @@ from services.zmq.sockets import DealerSocket, RouterSocket
 from tests.env_service.peers import ScriptedLearner, lease, serving
 from tests.services.diagnosis.statuses import status
 
+_MOST_HELLOS = 50
 HELLO = Hello(
     env_id="env-0",
     instance="i0",
@@ -127,9 +128,10 @@ async def forgotten(talk: LearnerConversation) -> Hello:
     welcome can still be on its way, and names no lease.
     """
     await talk.learner.say(PeerRefusal(reason="unknown_peer", message="say hello first"))
-    while not (hello := await talk.learner.expect(Hello)).running:
-        pass
-    return hello
+    for _ in range(_MOST_HELLOS):
+        if (hello := await talk.learner.expect(Hello)).running:
+            return hello
+    raise AssertionError(f"{_MOST_HELLOS} hellos name no lease")
 
 
 @asynccontextmanager
