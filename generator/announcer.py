@@ -7,6 +7,7 @@ from generator.serving import Serving
 from protocol.fleet import Announcement, AnnouncementAnswer
 from services.http.client import HttpClient, ServiceError, ServiceMistrusted, ServiceRefused, ServiceUnreachable
 from services.http.waiting import QUIET_S, Wait, Waiting
+from services.process import NeverServed
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,10 @@ _LEAVE_S = 2.0
 
 class JoinRefusedByLearner(RuntimeError):
     """The learner does not take this generator, and would not at another try."""
+
+
+class NeverTaken(JoinRefusedByLearner, NeverServed):
+    """It did not take it from the first."""
 
 
 class _ProcessRefusal(Exception):
@@ -101,7 +106,8 @@ async def _announce_once(
         if error.kind == "expelled":
             raise _ProcessRefusal(error.message) from error
         if error.status in _FINAL:
-            raise JoinRefusedByLearner(error.message) from error
+            refused = NeverTaken if serving.version is None else JoinRefusedByLearner
+            raise refused(error.message) from error
         logger.info("the learner did not take this generator's announcement, retrying: %s", error)
         return None
     except ServiceError as error:

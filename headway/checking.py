@@ -93,6 +93,7 @@ def examine(configs: Configs, *, port_wait_s: float = 0.0, elsewhere: bool = Fal
     _each(found, shape_problems, configs)
     _each(found, partial(unserved, elsewhere=elsewhere), configs)
     _each(found, token_problems, configs)
+    _each(found, _channel_problems, configs)
     looked = _if_installed(found, partial(_look, generator=generator), configs.get("env-service"))
     verifiers = _if_installed(found, partial(_verifiers, elsewhere=elsewhere), configs.get("reward-service"))
     if looked is not None and verifiers is not None:
@@ -171,6 +172,24 @@ def _refused_resume(config: ProcessConfig) -> Iterator[str]:
         and (said := refused_resume(config.run.folder, config.made_with(), usual=at_defaults(config)))
     ):
         yield f"[learner] resume: {said}"
+
+
+def _channel_problems(configs: Configs) -> Iterator[str]:
+    """A generator of users' requests, whose learner would refuse it."""
+    learner, generator = configs.get("learner"), configs.get("generator")
+    if learner is None or generator is None:
+        return
+    from generator.config import GeneratorConfig
+    from learner.config import LearnerConfig
+
+    assert isinstance(learner, LearnerConfig)
+    assert isinstance(generator, GeneratorConfig)
+    channel = generator.join.channel
+    if channel != "latest" and not learner.release.enabled:
+        yield (
+            f'[generator] join.channel is "{channel}", and [learner] release.enabled is false, so that nothing is '
+            'released: set release.enabled to true, or join.channel to "latest"'
+        )
 
 
 def _model_problems(configs: Configs) -> Iterator[str]:

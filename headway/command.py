@@ -126,7 +126,8 @@ def up(
     unfinished = supervisor.was_stopped or (code not in (0, 2) and not supervisor.is_hopeless)
     if unfinished and LEADER in configs and (configs[LEADER].run.folder / "incarnation").exists():
         again = shlex.join(["headway", "up", str(path), *written, "--resume"])
-        sys.stderr.write(f"headway: the run can go on: {again}\n")
+        before = "" if supervisor.was_stopped else "once what ended it is mended, "
+        sys.stderr.write(f"headway: {before}the run can go on: {again}\n")
     return code
 
 

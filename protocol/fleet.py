@@ -479,6 +479,15 @@ def hidden_size(model: Path) -> int | None:
     return _size_in_config(model, "hidden_size")
 
 
+def has_experts(model: Path) -> bool | None:
+    """True of a mixture of experts, by its config.json; None if that cannot be read."""
+    try:
+        config = language_config(model)
+    except (OSError, ValueError):
+        return None
+    return any(value for key, value in config.items() if "expert" in key or key.startswith("moe_"))
+
+
 def quantization(model: Path) -> str | None:
     """The method by which a model's files say that its weights are quantized, such as fp8; None if they do not."""
     try:

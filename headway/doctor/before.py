@@ -307,12 +307,17 @@ def shape_problems(configs: Configs) -> Iterator[str]:
 
 def _shape_problems_of_learner(configs: Configs) -> Iterator[str]:
     from learner.config import LearnerConfig
-    from protocol.fleet import attention_heads
+    from protocol.fleet import attention_heads, has_experts
 
     learner = configs.get("learner")
     if learner is None:
         return
     assert isinstance(learner, LearnerConfig)
+    if learner.training.router.replay == "on" and has_experts(learner.model) is False:
+        yield (
+            f'[learner] training.router.replay is "on", and the model in {learner.model} has no experts: set it to '
+            '"auto" or "off", or name a mixture of experts'
+        )
     heads, ranks = attention_heads(learner.model), learner.training.sequence_parallel
     if heads is not None and heads % ranks:
         yield (

@@ -52,6 +52,7 @@ from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
 from learner.training.ranks import rank, rank_count
 from learner.training.round_sums import share_logprobs, share_tallies, summed_gradients
 from learner.training.self_check import check_policy
+from learner.training.unfit_model import UnfitModel
 from learner.training.whole_weights import WholeWeights
 
 logger = logging.getLogger(__name__)
@@ -109,12 +110,12 @@ class AdapterTrainer:
         """A trainer on the model in the folder `path`, which clients call `name`; a row has at most
         `microbatch_tokens`, by default what suits the device.
 
-        Raises ValueError for a model that the learner does not train, or not in packed rows with adapters.
+        Raises UnfitModel for a model that the learner does not train, or not in packed rows with adapters.
         """
         causal_lm = load_causal_lm(path, dtype=torch_dtype(dtype)).to(device or torch.device("cpu"))
         causal_lm.requires_grad_(False)
         if not takes_packed_rows(causal_lm):
-            raise ValueError(
+            raise UnfitModel(
                 f"{path}: {type(causal_lm).__name__} takes no packed rows, and adapters of several clients are trained "
                 "in packed rows alone: expected a model of attention layers. Name another model."
             )
@@ -126,7 +127,7 @@ class AdapterTrainer:
         parts = {layer.part for layer in model.layers.values()}
         if not parts >= {"attention", "mlp"} and not (model.has_experts and "attention" in parts):
             missing = "attention" if "mlp" in parts else "MLPs"
-            raise ValueError(
+            raise UnfitModel(
                 f"{path}: {type(causal_lm).__name__} has no linear layers of {missing} that could have adapters. Name "
                 "another model."
             )
@@ -433,14 +434,14 @@ class AdapterTrainer:
             gathered[model_id] = made if model_id not in gathered else gathered[model_id].add_(made)
 
     def _try_adapters(self, path: Path) -> None:
-        """Runs an adapter on every layer once. Raises ValueError, with the name `path`, if a layer does not take it."""
+        """Runs an adapter on every layer once. Raises UnfitModel, with the name `path`, if a layer does not take it."""
         name = "trial"
         self.create(name, AdapterShape(rank=1, seed=0, mlp=not self._model.has_experts))
         tokens = np.zeros(3, dtype=np.int64)
         operation = ForwardBackward(name, (ClientDatum(tokens, {"target_tokens": tokens}),) * 2, "cross_entropy")
         (result,) = self.run_round([operation])
         if isinstance(result, OperationError):
-            raise ValueError(f"{path}: adapters do not work on this model: {result}")
+            raise UnfitModel(f"{path}: adapters do not work on this model: {result}")
         self.remove(name)
         self.passes = 0
 

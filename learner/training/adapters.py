@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from learner.training.config import ALL_LINEAR, LoraConfig
 from learner.training.shards import whole_shape, whole_size
+from learner.training.unfit_model import UnfitModel
 
 if TYPE_CHECKING:  # a second of each start that runs without adapters would do without
     import peft
@@ -101,7 +102,7 @@ def add_adapters(causal_lm: nn.Module, config: LoraConfig, *, sharded: bool = Fa
     The adapted model computes what the model did: `up` starts at 0, `down` is drawn from torch's global generator. What
     is not in the decoder is frozen, too; a value head that is trained is unfrozen by its owner. Experts can have no
     adapters if the parameters will be `sharded` (ZeRO-3), or with dropout: with all-linear they go without, and a
-    warning says so. Raises ValueError for targets that the decoder lacks, or that can have no adapters.
+    warning says so. Raises UnfitModel for targets that the decoder lacks, or that can have no adapters.
     """
     import peft
 
@@ -192,7 +193,7 @@ def _check_kernels(causal_lm: nn.Module, layers: Sequence[str]) -> None:
     taken = [name for name in layers if name.rpartition(".")[2] == _TAKEN_BY_KERNELS]
     if kind in _WITH_KERNELS and taken:
         others = ", ".join(sorted({name.rpartition(".")[2] for name in layers} - {_TAKEN_BY_KERNELS}))
-        raise ValueError(
+        raise UnfitModel(
             f"training.lora.targets has {taken[0]}, whose weight the kernels of {kind} take without calling the layer, "
             f"so that an adapter would add nothing: expected other layers. Set training.lora.targets to some of "
             f"{others or 'the linear layers of the decoder'}"
@@ -234,7 +235,7 @@ def _targets(causal_lm: nn.Module, wanted: Sequence[str], *, obstacle: str) -> T
     linear, experts = adaptable(causal_lm)
     linear = {name: layer for name, layer in linear.items() if not is_router(name)}
     if not linear and not experts:
-        raise ValueError(
+        raise UnfitModel(
             f"training.lora.rank is above 0, and the decoder of {type(causal_lm).__name__} has no linear layers, onto "
             "which adapters are put: expected a decoder such as Llama's or Qwen's. Set training.lora.rank to 0, or "
             "name another model."
@@ -247,7 +248,7 @@ def _targets(causal_lm: nn.Module, wanted: Sequence[str], *, obstacle: str) -> T
     for target in wanted:
         if not any(_is_named(name, target) for name in (*linear, *experts)):
             known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in (*linear, *experts)}))
-            raise ValueError(
+            raise UnfitModel(
                 f"training.lora.targets has {target!r}, which is no linear layer of the decoder of "
                 f"{type(causal_lm).__name__}: expected {ALL_LINEAR} or some of {known}"
             )
@@ -255,7 +256,7 @@ def _targets(causal_lm: nn.Module, wanted: Sequence[str], *, obstacle: str) -> T
         *([name for name in names if any(_is_named(name, one) for one in wanted)] for names in (linear, experts))
     )
     if chosen.parameters and obstacle:
-        raise ValueError(f"training.lora.targets has {chosen.parameters[0]}, which is of experts, and {obstacle}")
+        raise UnfitModel(f"training.lora.targets has {chosen.parameters[0]}, which is of experts, and {obstacle}")
     return chosen
 
 

@@ -11,6 +11,8 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from learner.training.unfit_model import UnfitModel
+
 logger = logging.getLogger(__name__)
 
 OWN_ATTENTION = "attention that transformers does not let replace"
@@ -24,24 +26,24 @@ _CHANGING_ROPES = frozenset({"longrope", "dynamic"})
 
 
 def check_trainable(path: Path) -> None:
-    """Raises ValueError for a model whose config says that it cannot be trained as it is sampled."""
+    """Raises UnfitModel for a model whose config says that it cannot be trained as it is sampled."""
     config = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config(decoder=True)
     for name, neutral in _OF_LOGITS.items():
         value = getattr(config, name, None)
         if value is not None and value != neutral:
-            raise ValueError(
+            raise UnfitModel(
                 f"{path}: its config has {name} = {value}, and logits that this changes are not supported: expected a "
                 f"model without {name}. Name another model."
             )
     if config.model_type == "phimoe" or getattr(config, "router_jitter_noise", None):
         noise = getattr(config, "router_jitter_noise", None)
-        raise ValueError(
+        raise UnfitModel(
             f"{path}: its config has model_type {config.model_type} and router_jitter_noise = {noise}: its router "
             "draws at random while it is trained, so tokens would be trained with other experts than sampled them: "
             "expected a router without noise. Name another model."
         )
     if getattr(config, "use_bidirectional_attention", None):
-        raise ValueError(
+        raise UnfitModel(
             f"{path}: its config has use_bidirectional_attention: expected causal attention. Name another model."
         )
     _check_rope(path, config)
@@ -58,7 +60,7 @@ def _check_rope(path: Path, config: PreTrainedConfig) -> None:
             config, "original_max_position_embeddings", None
         )
         if kind in _CHANGING_ROPES and (original is None or longest > original):
-            raise ValueError(
+            raise UnfitModel(
                 f"{path}: its config has rope_type {kind}, whose angles change for all tokens of a call as one "
                 f"sequence is longer than {original or longest} tokens, in the learner otherwise than in vLLM: "
                 "expected max_position_embeddings of at most original_max_position_embeddings. Shorten "

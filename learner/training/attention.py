@@ -27,6 +27,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from learner.training import varlen
 from learner.training.sequence_groups import HeadExchange
+from learner.training.unfit_model import UnfitModel
 
 Kernel = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Causal attention of query [S, H, L, D] over key and value [S, K, L, D], H a multiple of K, scores multiplied by the
@@ -439,7 +440,7 @@ def _kernel_of_rows(
 def _refuse_others(module: torch.nn.Module, others: Mapping[str, object]) -> None:
     unknown = sorted(name for name, value in others.items() if value is not None and name not in _HARMLESS)
     if unknown:
-        raise ValueError(
+        raise UnfitModel(
             f"{type(module).__name__} gives attention the argument {unknown[0]}, which attention of packed rows does "
             "not know: expected causal attention, with a sliding window, softcap or sinks at most. Name another model."
         )

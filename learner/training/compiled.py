@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from learner.training.ranks import last_rank
 from learner.training.self_check import Compute, gap_between, slope_gap_between
+from learner.training.unfit_model import UnfitModel
 
 # With and without gradient, adapters and their absence, kinds of layers, and rows of one token make a variant each;
 # beyond torch's own eight a layer would run as it is written, and only torch's log would say so.
@@ -27,7 +28,7 @@ _TURNED_OFF_BY = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 
 
 def check_compilable(model: nn.Module, path: Path, *, packed: bool, experts: bool, device: torch.device) -> None:
-    """Raises ValueError for a model whose layers cannot be compiled, and on all ranks if one's machine cannot compile.
+    """Raises UnfitModel for a model whose layers cannot be compiled, and on all ranks if one's machine cannot compile.
     All ranks must call it.
     """
     compiler = _compiler_for(device)
@@ -47,7 +48,7 @@ def check_compilable(model: nn.Module, path: Path, *, packed: bool, experts: boo
         names = " or ".join(_TURNED_OFF_BY)
         what = f"rank {turned_off} has {names} set to 1, by which torch compiles nothing: expected neither. Unset it"
     if what is not None:
-        raise ValueError(f"{path}: learner.training.compile is true, and {what}. Or leave training.compile out.")
+        raise UnfitModel(f"{path}: learner.training.compile is true, and {what}. Or leave training.compile out.")
 
 
 def _compiler_for(device: torch.device) -> str:
@@ -66,7 +67,7 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def check_compiled(model: nn.Module, path: Path, *, compute: Compute, allowed: float) -> None:
-    """Raises ValueError if compiled layers give other numbers than the same layers as they are written, or other
+    """Raises UnfitModel if compiled layers give other numbers than the same layers as they are written, or other
     gradients. `compute` runs the model; `allowed` bounds the numbers' gap; all ranks must call it.
     """
     # The gradient that reaches the first layer has gone through all others.
@@ -76,7 +77,7 @@ def check_compiled(model: nn.Module, path: Path, *, compute: Compute, allowed: f
         gaps["gradients"] = slope_gap_between(model, compute, _as_written, parameters=first)
     for what, gap in gaps.items():
         if not gap.passes:
-            raise ValueError(
+            raise UnfitModel(
                 f"{path}: {type(model).__name__} computes other {what} when it is compiled: a check found "
                 f"{gap.found:.2g} between them, expected at most {gap.allowed:.2g}. Leave learner.training.compile out."
             )

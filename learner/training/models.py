@@ -48,6 +48,7 @@ from learner.training.score_model import (
 from learner.training.self_check import check_policy, check_scores, gap_between
 from learner.training.sequence_groups import ALONE, SequenceGroup
 from learner.training.sharded_load import Shard
+from learner.training.unfit_model import UnfitModel
 
 logger = logging.getLogger(__name__)
 
@@ -634,7 +635,7 @@ def new_policy(
 
 
 def _watch_of(model: nn.Module, path: Path, *, config: TrainingConfig) -> ExpertWatch | None:
-    """None for a model without experts. Raises ValueError for one that lacks the loss that `config` asks for."""
+    """None for a model without experts. Raises UnfitModel for one that lacks the loss that `config` asks for."""
     watch = ExpertWatch(model)
     if config.router.aux_loss_coef:
         watch.check_loss(path)
@@ -645,7 +646,7 @@ def _replay_of(
     policy: PolicyModel, path: Path, *, engine: TrainingEngine[Output], config: TrainingConfig, allowed: float
 ) -> RouterReplay | None:
     """None for a model whose routers cannot be given experts, with a word, or without one if it has none. Raises
-    ValueError for such a model where `config` insists. All ranks must call it.
+    UnfitModel for such a model where `config` insists. All ranks must call it.
     """
     wanted = config.router.replay
     if wanted == "off":
@@ -663,7 +664,7 @@ def _replay_of(
         return replay
     name = type(policy.causal_lm).__name__
     if wanted == "on":
-        raise ValueError(
+        raise UnfitModel(
             f"{path}: training.router.replay is on, and the routers of {name} cannot take the experts that generators "
             f"chose: {reason}. Set it to auto or off, or name another model."
         )

@@ -18,25 +18,26 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from learner.training.config import OptimizerConfig
+from learner.training.unfit_model import UnfitModel
 
 
 def muon_of(model: nn.Module, config: OptimizerConfig, *, fused: bool) -> MuonWithAdamW:
     """The optimizer of what is trained of a model of transformers, or of one around it; `fused` is of AdamW.
 
-    Raises ValueError for a model whose layers have no linear layers, or that holds several matrices in one parameter.
+    Raises UnfitModel for a model whose layers have no linear layers, or that holds several matrices in one parameter.
     """
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     matrices = hidden_matrices(model)
     kind = type(model).__name__
     stacked = next((name for name, each in trained.items() if each.ndim > 2), None)
     if stacked is not None:
-        raise ValueError(
+        raise UnfitModel(
             f"optimizer.type is muon, and {stacked} of {kind} has {trained[stacked].ndim} dimensions, as the stacked "
             "experts of a mixture: expected a model whose parameters have two at most. Set optimizer.type to adamw, or "
             "train another model."
         )
     if not matrices:
-        raise ValueError(
+        raise UnfitModel(
             f"optimizer.type is muon, and {kind} has no linear layers within layers of a decoder: expected a decoder "
             "such as Llama's or Qwen's. Set optimizer.type to adamw."
         )

@@ -240,7 +240,7 @@ def _call(model: nn.Module, method: str, *arguments: object) -> object:
 
 
 def load_causal_lm(path: Path, *, dtype: torch.dtype, shard: Shard | None = None) -> nn.Module:
-    """The model in `path`, in training mode without dropout; no download. ValueError: it cannot be trained rightly."""
+    """The model in `path`, in training mode without dropout; no download. UnfitModel: it cannot be trained rightly."""
     return load_decoder(path, AutoModelForCausalLM, dtype=dtype, shard=shard)[0]
 
 
@@ -250,7 +250,7 @@ def load_decoder(
     """The model in `path` as `kind`, a class of transformers, makes it, and the names of weights that the folder lacks.
 
     It takes packed rows if all of its layers can. With `shard` no rank holds it whole: all ranks must call it. Raises
-    ValueError for what cannot be trained as it is sampled.
+    UnfitModel for what cannot be trained as it is sampled.
     """
     check_trainable(path)
     register_packed_attention()

@@ -25,6 +25,7 @@ from learner.training.adapters import expert_parameters
 from learner.training.ranks import summed_over_ranks
 from learner.training.router_replay import ReplayTally
 from learner.training.shards import whole_shape
+from learner.training.unfit_model import UnfitModel
 
 _REFERENCE = "load_balancing_loss_func"
 
@@ -116,14 +117,14 @@ class ExpertWatch:
         return self._layers > 0
 
     def check_loss(self, path: Path) -> None:
-        """Raises ValueError for a model in `path` that has no load-balancing loss."""
+        """Raises UnfitModel for a model in `path` that has no load-balancing loss."""
         if not self:
-            raise ValueError(
+            raise UnfitModel(
                 f"{path}: training.router.aux_loss_coef is set, and {self._name} has no experts: expected a mixture of "
                 "experts. Leave it out."
             )
         if not self.has_softmax:
-            raise ValueError(
+            raise UnfitModel(
                 f"{path}: training.router.aux_loss_coef is set, and transformers defines no load-balancing loss for "
                 f"{self._name}, whose routers are no softmax, or are kept even otherwise: expected a model with one, "
                 "such as Qwen3-MoE, Mixtral or gpt-oss. Leave it out."

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from learner.training.layouts import takes_packed_rows
 from learner.training.packing import Microbatch, PackedRow
 from learner.training.sequence_groups import GatheredTargets, HeadExchange, SequenceGroup
+from learner.training.unfit_model import UnfitModel
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class RowPart:
 
 
 def check_shareable(model: nn.Module, path: Path, group: SequenceGroup) -> None:
-    """Raises ValueError for a model, of transformers, whose rows the ranks of `group` cannot share."""
+    """Raises UnfitModel for a model, of transformers, whose rows the ranks of `group` cannot share."""
     if group.size == 1:
         return
     what = None
@@ -49,7 +50,7 @@ def check_shareable(model: nn.Module, path: Path, group: SequenceGroup) -> None:
         what = f"{type(model).__name__} has {heads} attention heads, which so many ranks cannot share evenly: expected "
         what += f"a divisor of {heads}"
     if what is not None:
-        raise ValueError(f"{path}: learner.training.sequence_parallel is {group.size}, and {what}. Or leave it out.")
+        raise UnfitModel(f"{path}: learner.training.sequence_parallel is {group.size}, and {what}. Or leave it out.")
 
 
 def part_of(model: nn.Module, microbatch: Microbatch, group: SequenceGroup) -> RowPart:

@@ -49,6 +49,7 @@ from learner.training.routing import ExpertWatch, RoutingSums
 from learner.training.row_parts import check_shareable, part_of
 from learner.training.sequence_groups import ALONE, SequenceGroup
 from learner.training.sharded_load import Shard
+from learner.training.unfit_model import UnfitModel
 
 Outputs = TypeVar("Outputs")
 HEAD = "score"
@@ -129,7 +130,7 @@ def load_score_model(
     A directory of a sequence classifier with one label brings its head. That of a causal language model gets a new one:
     zeros, as a critic wants it, which then starts from the value 0; or with `head_seed`, as a reward model wants it,
     normal with variance 1/(H + 1) (arXiv 2009.01325). With `shard` no rank holds it whole, and all must call it. Raises
-    ValueError for a model that cannot be either.
+    UnfitModel for a model that cannot be either.
     """
     _check_labels(path)
     # transformers draws a head of its own, and says so; no one else should notice.
@@ -182,14 +183,14 @@ def _is_no_load_report(record: logging.LogRecord) -> bool:
 def _check_labels(path: Path) -> None:
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     if type(config) not in AutoModelForSequenceClassification._model_mapping:
-        raise ValueError(
+        raise UnfitModel(
             f"{path}: transformers has no sequence classifier of model_type {config.model_type}, which a reward model "
             "and a critic are made of: expected a decoder such as Llama's or Qwen's. Name another model, or give a "
             'policy\'s critic a head on the policy with critic.kind = "head".'
         )
     classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     if classifies and config.num_labels != 1:
-        raise ValueError(
+        raise UnfitModel(
             f"{path} is a classifier with {config.num_labels} labels: expected one with 1, whose output is the score, "
             "or a causal language model, which is given a new head. Name another directory."
         )
@@ -197,13 +198,13 @@ def _check_labels(path: Path) -> None:
 
 def _check_complete(path: Path, classifier: nn.Module, missing: Iterable[str]) -> None:
     if not isinstance(getattr(classifier, HEAD, None), nn.Linear):
-        raise ValueError(
+        raise UnfitModel(
             f"{path}: {type(classifier).__name__} has no linear head named {HEAD!r}: expected a decoder such as "
             "Llama's or Qwen's. Name another model."
         )
     absent = sorted(name for name in missing if not name.startswith(f"{HEAD}."))
     if absent:
-        raise ValueError(
+        raise UnfitModel(
             f"{path} lacks {len(absent)} weights of {type(classifier).__name__}, the first is {absent[0]}: expected a "
             "whole model. Name another directory."
         )

@@ -23,6 +23,7 @@ from learner.training.policy import PolicyModel
 from learner.training.ranks import rank_count, summed_over_ranks
 from learner.training.score_model import ScoreModel
 from learner.training.shards import whole_size
+from learner.training.unfit_model import UnfitModel
 
 # In nats, or in a score's unit: the mean over the tokens of a piece. Random models that are computed wrongly are off by
 # 0.1 to 4.
@@ -60,7 +61,7 @@ class PackingGap:
 
 
 def check_policy(policy: PolicyModel, path: Path, *, compute: Compute) -> PackingGap:
-    """Raises ValueError, with the name `path`, for a policy whose logprobs come out wrong. `compute` runs it: itself,
+    """Raises UnfitModel, with the name `path`, for a policy whose logprobs come out wrong. `compute` runs it: itself,
     or the engine that it is under. All ranks must call it.
     """
     settings = policy.settings
@@ -80,7 +81,7 @@ def check_policy(policy: PolicyModel, path: Path, *, compute: Compute) -> Packin
 
 
 def check_scores(scores: ScoreModel, path: Path, *, compute: Compute) -> PackingGap:
-    """Raises ValueError for a reward model or critic whose states come out wrong. All ranks must call it."""
+    """Raises UnfitModel for a reward model or critic whose states come out wrong. All ranks must call it."""
     scores.probed = True
     try:
         return _check(scores, scores.classifier, path, together=compute, alone=compute)
@@ -162,7 +163,7 @@ def _check(model: nn.Module, inner: nn.Module, path: Path, *, together: Compute,
         if not gap.passes and parameter.dtype == torch.bfloat16:
             gap = replace(gap, allowed=max(gap.allowed, _rounding(inner, lambda: row.singly(alone), expected)))
     if not gap.passes:
-        raise ValueError(
+        raise UnfitModel(
             f"{path}: {type(inner).__name__} computes several sequences together otherwise than transformers computes "
             f"each alone: a self-check found {gap.found:.2g} between them, expected at most {gap.allowed:.2g}. It "
             "would be trained otherwise than it is sampled. Name another model."

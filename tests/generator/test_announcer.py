@@ -18,6 +18,7 @@ from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.tls import TlsFiles, client_tls
 from services.http.waiting import Waiting
+from services.process import FAILED, NEVER_SERVED, exit_code_of
 from tests.env_service.peers import eventually, served
 
 with warnings.catch_warnings():  # those of vLLM
@@ -81,19 +82,24 @@ async def test_a_refusal_that_may_pass_is_tried_again(status: int, monkeypatch: 
 
 
 @pytest.mark.parametrize("status", [401, 403, 409])
-async def test_a_refusal_that_would_come_again_ends_it(status: int) -> None:
-    learner = RefusingLearner(status)
+@pytest.mark.parametrize(("serves", "code"), [(False, NEVER_SERVED), (True, FAILED)])
+async def test_a_refusal_that_would_come_again_ends_it(status: int, serves: bool, code: int) -> None:
+    """If it never served, by the code with which a second such end is the last."""
+    learner, serving = RefusingLearner(status), _serving()
+    if serves:
+        serving.holds("1.0")
 
     async with served(learner.handle, "/v1/generators") as url, HttpClient() as client:
-        with pytest.raises(JoinRefusedByLearner):
+        with pytest.raises(JoinRefusedByLearner) as refused:
             await announce(
                 learner=url,
                 client=client,
                 announcement=ANNOUNCEMENT,
-                serving=_serving(),
+                serving=serving,
                 waits=Waiting(),
             )
     assert learner.asked == 1
+    assert exit_code_of(refused.value) == code
 
 
 async def test_one_that_was_expelled_serves_nothing_and_asks_until_it_is_taken_back(

@@ -388,6 +388,20 @@ def test_the_gpus_are_shared_out_among_the_processes_that_name_none(
     assert (learner.name, learner.again is None) == ("learner", command == "eval")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--generator.join.channel", "canary"), '[generator] join.channel is "canary", and [learner] release.enabled'),
+        (("--learner.training.router.replay", "on"), "[learner] training.router.replay is "),
+    ],
+)
+def test_what_the_learner_would_refuse_later_is_refused_by_the_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path, words: tuple[str, ...], said: str
+) -> None:
+    (problem,) = problems(monkeypatch, capsys, "check", str(good), *words)
+    assert problem.startswith(said)
+
+
 def test_a_run_that_can_go_on_is_said_with_the_options_that_it_was_started_with(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path, tmp_path: Path
 ) -> None:
@@ -400,8 +414,8 @@ def test_a_run_that_can_go_on_is_said_with_the_options_that_it_was_started_with(
 
     assert call(monkeypatch, "up", str(good), "--restarts", "0", "--learner.max-lag", "0") == 1
 
-    again = f"headway: the run can go on: headway up {good} --restarts 0 --learner.max-lag 0 --resume"
-    assert capsys.readouterr().err.splitlines()[-1] == again
+    again = f"the run can go on: headway up {good} --restarts 0 --learner.max-lag 0 --resume"
+    assert capsys.readouterr().err.splitlines()[-1] == f"headway: once what ended it is mended, {again}"
 
 
 def test_code_of_ones_own_that_ends_the_process_is_named_by_a_check(
