@@ -249,8 +249,8 @@ def _take_hold_of_services() -> None:
     _put(load, "usage_of", lambda pid: (0.0, 0))
     _put(load, "proportional_memory_of", lambda pid: 0)
     _put(load, "GpuWatch", lambda: types.SimpleNamespace(look=lambda pid: ()))
-    cores: Any = importlib.import_module("services.cores")
-    _put(cores, "enclosing_groups", lambda controller, process: [])
+    for bounded in ("services.cores", "services.memory"):
+        _put(importlib.import_module(bounded), "enclosing_groups", lambda controller, process: [])
     client: Any = importlib.import_module("services.http.client")
     _put(client, "aiohttp", _Aiohttp("aiohttp"))
 
