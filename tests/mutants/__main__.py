@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.e2e.processes import ROOT
 from tests.mutants.catalog import Mutant, all_mutants, fault_of
-from tests.mutants.table import MutantResult, former_finders, former_seeds, keep, kept_results, table
+from tests.mutants.table import MutantResult, former_finders, former_seeds, keep, kept_results, survivors, table
 from tests.mutants.trying import CopyOfTree, MutantFinding, Unusable
 
 # Results of the run whose table is committed.
@@ -54,8 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text)
     if arguments.output is not None:
         arguments.output.write_text(text, encoding="utf-8")
-    survived = [each.id for each in mutants if (tests := results[each.id].tests) is not None and tests.by is None]
-    return 1 if survived else 0
+    return 1 if survivors(mutants, results) else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -33,6 +33,12 @@ def kept_results(file: Path, *, code: str) -> dict[str, MutantResult]:
     }
 
 
+def survivors(mutants: Iterable[Mutant], results: Mapping[str, MutantResult]) -> list[str]:
+    """The faults that were shown to the unit tests, and that none of these found."""
+    tried = [result for each in mutants if (result := results.get(each.id)) is not None]
+    return [each.id for each in tried if each.tests is not None and each.tests.by is None]
+
+
 def former_finders(*files: Path | None) -> Mapping[str, str]:
     """The test that last found each fault, by its id, whatever the code was: to be tried before the others."""
     found: dict[str, str] = {}

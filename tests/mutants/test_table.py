@@ -1,8 +1,10 @@
 """Results of an earlier run that the table keeps."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from tests.mutants.table import MutantResult, former_finders, former_seeds, keep, kept_results
+from tests.mutants.catalog import all_mutants
+from tests.mutants.table import MutantResult, former_finders, former_seeds, keep, kept_results, survivors
 from tests.mutants.trying import MutantFinding
 
 
@@ -31,3 +33,12 @@ def test_seeds_that_found_a_fault_before_are_known_at_the_next_commit(tmp_path: 
     keep(MutantResult(id="by tests", tests=MutantFinding("tests/a.py::test", "failed", 1.0)), file, code="a")
 
     assert former_seeds(file) == {"found": [7, 12]}
+
+
+def test_a_fault_that_the_unit_tests_were_not_shown_has_not_survived_them() -> None:
+    findings = {"found": MutantFinding("tests/a.py::test", "failed", 1.0), "survived": MutantFinding(None, "", 1.0)}
+    results = {id: MutantResult(id=id, tests=finding) for id, finding in findings.items()}
+    results["by seeds alone"] = MutantResult(id="by seeds alone")
+    mutants = [replace(all_mutants()[0], id=id) for id in (*results, "not tried")]
+
+    assert survivors(mutants, results) == ["survived"]
